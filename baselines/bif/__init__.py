@@ -1,0 +1,1 @@
+"""Local Bayesian influence function: sampler, covariance, chain diagnostics, and the method itself."""

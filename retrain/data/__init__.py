@@ -1,0 +1,1 @@
+"""Where examples come from: a local folder, the official download, or a package mirror; and their fingerprints."""
