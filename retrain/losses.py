@@ -1,0 +1,76 @@
+"""The two losses of this suite, each with what an attribution method may ask of it beyond its value.
+
+EK-FAC samples targets from the model's own predictive distribution; TRAK needs a scalar model output and the slope of
+the loss in it. Both follow from the loss, so they live beside it and an adapter never has to know the task.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Loss(Protocol):
+    """What a task's loss offers. `outputs` come from the model; shapes are given for a batch."""
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-likelihood up to a constant: (batch,), or (batch, tokens) for sequences."""
+        ...
+
+    def sample_targets(self, outputs: Tensor) -> Tensor:
+        """Targets drawn from the model's predictive distribution, from torch's global (seeded) generator."""
+        ...
+
+    def model_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """TRAK's scalar f for one example: outputs and targets have no batch dimension; returns ()."""
+        ...
+
+    def output_slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """d loss / d f of TRAK's scalar, (batch,)."""
+        ...
+
+
+class CrossEntropy:
+    """Classification, (batch, classes) with labels (batch,), or next-token prediction, (batch, tokens, vocabulary)."""
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs.float().flatten(0, -2), targets.flatten(), reduction="none")
+        return losses.reshape(targets.shape)
+
+    def sample_targets(self, outputs: Tensor) -> Tensor:
+        probabilities = outputs.detach().float().softmax(-1)
+        drawn = torch.multinomial(probabilities.flatten(0, -2), num_samples=1)
+        return drawn.reshape(outputs.shape[:-1])
+
+    def _margins(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """log p / (1 - p) of the correct class."""
+        correct = outputs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        others = outputs.scatter(-1, targets.unsqueeze(-1), -torch.inf)
+        return correct - others.logsumexp(-1)
+
+    def model_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        # A sequence's output is the mean of its tokens' margins, as its loss is the mean of its tokens' losses.
+        return self._margins(outputs, targets).mean()
+
+    def output_slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        # loss = log(1 + exp(-f)), so d loss / d f = -(1 - p); a sequence takes the mean over its tokens.
+        slope = -torch.sigmoid(-self._margins(outputs, targets))
+        return slope if slope.dim() == 1 else slope.flatten(1).mean(1)
+
+
+class SquaredError:
+    """Half the squared error of one real output, (batch, 1) or (batch,): a Gaussian likelihood of unit variance."""
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * (outputs.reshape(targets.shape) - targets).square()
+
+    def sample_targets(self, outputs: Tensor) -> Tensor:
+        means = outputs.detach().reshape(len(outputs))
+        return means + torch.randn_like(means)
+
+    def model_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.reshape(())
+
+    def output_slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.reshape(targets.shape) - targets

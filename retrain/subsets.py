@@ -1,0 +1,52 @@
+"""Which training examples are kept: pure functions of named seeds, so that any worker can make any subset again."""
+
+from typing import Literal
+
+import numpy as np
+
+Scheme = Literal["fixed", "bernoulli"]
+SCHEMES: tuple[Scheme, ...] = ("fixed", "bernoulli")
+
+# Separate streams for separate purposes: a seed shared by name must not give correlated draws.
+_SUBSET_STREAM = 1
+_ATTRIBUTION_STREAM = 2
+
+
+def subset_size(n: int, alpha: float) -> int:
+    return max(1, round(alpha * n))
+
+
+def mask(seed: int, subset: int, alpha: float, n: int, scheme: Scheme = "fixed") -> np.ndarray:
+    """Which of n attributed examples subset number `subset` keeps: (n,) bool.
+
+    `fixed` keeps exactly round(alpha * n) examples; `bernoulli` keeps each with probability alpha, independently, as
+    the paper does (sec:lds-def). Subsets of one (seed, subset) are nested in alpha.
+    """
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha is {alpha}; expected a fraction between 0 and 1 of the attributed examples")
+    generator = np.random.default_rng([_SUBSET_STREAM, seed, subset])
+    kept = np.zeros(n, dtype=bool)
+    if scheme == "fixed":
+        kept[generator.permutation(n)[: subset_size(n, alpha)]] = True
+    elif scheme == "bernoulli":
+        kept[:] = generator.random(n) < alpha
+        if not kept.any():  # a training run needs at least one example
+            kept[generator.integers(n)] = True
+    else:
+        raise ValueError(f'unknown subset scheme "{scheme}"; available: {", ".join(SCHEMES)}')
+    return kept
+
+
+def masks(seed: int, num_subsets: int, alpha: float, n: int, scheme: Scheme = "fixed") -> np.ndarray:
+    """(num_subsets, n) bool."""
+    return np.stack([mask(seed, subset, alpha, n, scheme) for subset in range(num_subsets)])
+
+
+def attributed_indices(seed: int, alpha_attribution: float, n: int) -> np.ndarray:
+    """Which training examples are attributed, sorted; nested in alpha_attribution for one seed."""
+    if not 0 < alpha_attribution <= 1:
+        raise ValueError(f"alpha_attribution is {alpha_attribution}; expected a fraction in (0, 1] of the training set")
+    if alpha_attribution == 1:
+        return np.arange(n)
+    generator = np.random.default_rng([_ATTRIBUTION_STREAM, seed])
+    return np.sort(generator.permutation(n)[: subset_size(n, alpha_attribution)])

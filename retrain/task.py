@@ -1,0 +1,138 @@
+"""Task: the one interface of every experiment: its data, its model, and how that model is trained.
+
+A task is one file in `retrain/tasks/`; the file's name is its name on the command line, and it is imported only when
+asked for. Its dataclass fields are its configuration and part of every cache key, except those marked `not_in_key`
+(folders, and whatever else does not change a result).
+
+Seeds. `init_seed` decides the initial weights, `order_seed` everything random during training (order, augmentation).
+The experiment's seed is every model's init_seed, so the retrained models start where the base model started;
+replicates of a subset differ in order_seed alone.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrain.examples import Batch, Examples, Indices
+from retrain.losses import CrossEntropy, Loss
+from retrain.plugins import plugin_name
+
+Split = Literal["tune", "report", "all"]
+
+
+def not_in_key(default: Any = MISSING) -> Any:
+    """A field that cannot change a result (a folder, say) and so stays out of every cache key."""
+    return field(default=default, metadata={"key": False})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    version: ClassVar[int] = 1  # raised when its ground truth would change
+    loss_function: ClassVar[Loss] = CrossEntropy()
+    protocols: ClassVar[tuple[str, ...]] = ("scratch",)  # ways of retraining; the first is the default
+    default_alpha_attribution: ClassVar[float] = 1.0
+    default_replicates: ClassVar[int] = 1
+    eval_batch_size: ClassVar[int] = 500
+    # What works on this task, per method; chosen on `tune` queries. `--set method.option=value` overrides it.
+    method_settings: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    protocol: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.protocol:
+            object.__setattr__(self, "protocol", self.protocols[0])
+        if self.protocol not in self.protocols:
+            raise ValueError(
+                f'unknown protocol "{self.protocol}" for task {self.name}; available: {", ".join(self.protocols)}'
+            )
+
+    # ---- what a task provides ----
+
+    @abstractmethod
+    def load_train_data(self) -> Examples:
+        """The whole training set, always in the same order."""
+
+    @abstractmethod
+    def load_query_data(self) -> Examples:
+        """Every query, always in the same order; `query_indices` splits them."""
+
+    @abstractmethod
+    def build_model(self, seed: int) -> nn.Module:
+        """The freshly initialised model, on the CPU; the same seed gives the same weights. model(inputs) -> outputs."""
+
+    @abstractmethod
+    def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        """The model retrained on these training examples under `self.protocol`; in eval mode, on `device`."""
+
+    def train_base(self, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        """The checkpoint the methods look at: by default the same training on the whole training set."""
+        return self.train(np.arange(len(self.train_data)), init_seed=init_seed, order_seed=order_seed, device=device)
+
+    def tune_queries(self) -> np.ndarray:
+        """The queries that settings may be chosen on, never reported: by default every fifth."""
+        return np.arange(0, len(self.query_data), 5)
+
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """(channels, height, width) if inputs are images that can be shown; None otherwise."""
+        return None
+
+    # ---- what follows from it ----
+
+    @property
+    def name(self) -> str:
+        return plugin_name(type(self))
+
+    @property
+    def description(self) -> str:
+        """A few words for tables and captions; says so if a stand-in model or data is in use."""
+        return self.name
+
+    @cached_property
+    def train_data(self) -> Examples:
+        return self.load_train_data()
+
+    @cached_property
+    def query_data(self) -> Examples:
+        return self.load_query_data()
+
+    def query_indices(self, split: Split) -> np.ndarray:
+        everything = np.arange(len(self.query_data))
+        if split == "all":
+            return everything
+        return self.tune_queries() if split == "tune" else np.setdiff1d(everything, self.tune_queries())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The measured loss (no smoothing, no augmentation): (batch,), or (batch, tokens) for sequences."""
+        inputs, targets = batch
+        return self.loss_function.per_example(model(inputs), targets)
+
+    def example_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(batch,): a sequence's loss is the mean over its tokens."""
+        return mean_over_tokens(self.loss(model, batch))
+
+    @torch.no_grad()
+    def losses(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
+        """Every example's loss in eval mode: (len(examples),) float32 on the CPU."""
+        model.eval()
+        parts = [
+            self.example_loss(model, (inputs.to(device), targets.to(device))).float()
+            for inputs, targets in examples.batches(self.eval_batch_size)
+        ]
+        return torch.cat(parts).cpu()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What identifies this task in a cache key: its name, version, key fields, and the bytes of its data."""
+        in_key = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("key", True)}
+        data = {"train": self.train_data.fingerprint, "queries": self.query_data.fingerprint}
+        return {"name": self.name, "version": self.version, **in_key, "data": data}
+
+
+def mean_over_tokens(losses: Tensor) -> Tensor:
+    """(batch,) from (batch,) or (batch, tokens)."""
+    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
