@@ -1,0 +1,273 @@
+"""Damaged and hostile files: every one is refused with one line, none is executed."""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from retrain.safe_files import (
+    SafeFileError,
+    one_line,
+    read_arrays,
+    read_json,
+    read_npy,
+    read_npz,
+    read_safetensors,
+    read_text,
+    write_safetensors,
+)
+
+ARRAYS = {
+    "loss": np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4),
+    "mask": np.array([[True, False], [False, True]]),
+    "index": np.arange(5),
+    "scalar": np.array(2.5),
+    "empty": np.zeros((0, 3), np.float16),
+    "bytes": np.arange(3, dtype=np.uint8),
+}
+
+
+def tensors(header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(dtype="F32", shape=(2,), offsets=(0, 8)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def npy(descr="'<f4'", shape="(2,)", data=b"\0" * 8, version=b"\x01\x00", length=None, magic=b"\x93NUMPY"):
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    size = struct.pack("<H" if version[0] == 1 else "<I", len(text) if length is None else length)
+    return magic + version + size + text + data
+
+
+def npz(members, compression=zipfile.ZIP_STORED):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.system, ("touch executed",))
+
+
+def pickled_npy():
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([Bomb()], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+def lying_npz():
+    """A member that declares 8 bytes of array and inflates to far more: the central directory lies."""
+    honest = npz([("a.npy", npy())], zipfile.ZIP_DEFLATED)
+    bomb = npz([("a.npy", npy() + b"\0" * 10_000_000)], zipfile.ZIP_DEFLATED)
+    size = struct.pack("<I", len(npy()))
+    return bomb.replace(struct.pack("<I", len(npy()) + 10_000_000), size), honest
+
+
+def encrypted_npz():
+    data = bytearray(npz([("a.npy", npy())]))
+    data[6] |= 1
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(data)
+
+
+GOOD_TENSORS = tensors({"a": tensor()}, b"\0" * 8)
+GOOD_NPZ = npz([("a.npy", npy())])
+
+HOSTILE = {
+    # name of the file: its bytes, a part of the line that refuses it
+    "empty.safetensors": (b"", "at least 8"),
+    "short.safetensors": (b"\0\0\0", "at least 8"),
+    "header_10GB.safetensors": (tensors({}, length=10 * 2**30), "header of 10,737,418,240"),
+    "header_max.safetensors": (b"\xff" * 64, "declares a header"),
+    "header_beyond.safetensors": (tensors({}, length=100), "has only"),
+    "truncated.safetensors": (GOOD_TENSORS[:-3], "outside"),
+    "trailing.safetensors": (GOOD_TENSORS + b"x", "take 8"),
+    "not_json.safetensors": (tensors(b"{not json"), "not valid JSON"),
+    "not_utf8.safetensors": (tensors(b"\xff\xfe\xfd"), "not UTF-8"),
+    "list_header.safetensors": (tensors([]), "not a JSON object"),
+    "duplicate.safetensors": (tensors(b'{"a": 1, "a": 2}'), "twice"),
+    "nested.safetensors": (tensors(b"[" * 100_000), "nested"),
+    "overlap.safetensors": (tensors({"a": tensor(), "b": tensor()}, b"\0" * 8), "overlaps"),
+    "gap.safetensors": (tensors({"a": tensor(), "b": tensor(offsets=(12, 20))}, b"\0" * 20), "gap"),
+    "negative.safetensors": (tensors({"a": tensor(shape=(-2, -1))}, b"\0" * 8), "at least 0"),
+    "overflow.safetensors": (tensors({"a": tensor(shape=(2**32, 2**32, 2**32))}, b"\0" * 8), "needs"),
+    "boolean_size.safetensors": (tensors({"a": tensor(shape=(True, 2))}, b"\0" * 8), "integers"),
+    "float_size.safetensors": (tensors({"a": tensor(shape=(2.0,))}, b"\0" * 8), "integers"),
+    "dimensions.safetensors": (tensors({"a": tensor(shape=[1] * 65 + [2])}, b"\0" * 8), "no valid shape"),
+    "wrong_size.safetensors": (tensors({"a": tensor(shape=(3,))}, b"\0" * 8), "needs 12"),
+    "backward.safetensors": (tensors({"a": tensor(offsets=(8, 0))}, b"\0" * 8), "outside"),
+    "offset_text.safetensors": (tensors({"a": tensor(offsets=("0", "8"))}, b"\0" * 8), "two integers"),
+    "object_dtype.safetensors": (tensors({"a": tensor(dtype="O")}, b"\0" * 8), "supported"),
+    "dtype_list.safetensors": (tensors({"a": tensor(dtype=["F32"])}, b"\0" * 8), "supported"),
+    "booleans.safetensors": (tensors({"a": tensor("BOOL", (8,))}, b"\7" * 8), "neither 0 nor 1"),
+    "metadata.safetensors": (tensors({"__metadata__": {"a": [1]}}), "__metadata__"),
+    "fields.safetensors": (tensors({"a": {"dtype": "F32"}}), "exactly the fields"),
+    "newline_name.safetensors": (tensors({"a\nroot logged in": tensor(dtype="X")}, b"\0" * 8), r"a\nroot"),
+    "pickle.npy": (pickled_npy(), "never loaded"),
+    "raw_pickle.npy": (pickle.dumps(Bomb()), "does not begin"),
+    "magic.npy": (npy(magic=b"\x94NUMPY"), "does not begin"),
+    "empty.npy": (b"", "does not begin"),
+    "version.npy": (npy(version=b"\x09\x00"), "version 9"),
+    "header_4GB.npy": (npy(version=b"\x02\x00", length=2**32 - 1), "declares a header"),
+    "header_beyond.npy": (npy(length=9000), "ends after"),
+    "truncated.npy": (npy(data=b"\0" * 5), "needs 8"),
+    "trailing.npy": (npy(data=b"\0" * 9), "needs 8"),
+    "huge_shape.npy": (npy(shape="(9223372036854775807, 4)"), "needs"),
+    "overflow.npy": (npy(shape="(99999999999999999999,)"), "at least 0"),
+    "negative.npy": (npy(shape="(-2,)"), "does not write"),
+    "code.npy": (npy(shape="(__import__('os').system('touch executed'),)"), "does not write"),
+    "structured.npy": (npy(descr="[('a', '<f4')]"), "does not write"),
+    "unicode.npy": (npy(descr="'<U2'"), "booleans, integers and floats"),
+    "bomb.npz": (npz([("a.npy", npy(shape="(25000000,)", data=b"\0" * 10**8))], zipfile.ZIP_DEFLATED), "zip bomb"),
+    "lying.npz": (lying_npz()[0], "damaged"),
+    "many.npz": (npz([(f"{i}.npy", npy(data=b"\0" * (2**22 - 62))) for i in range(8)], zipfile.ZIP_DEFLATED), "bomb"),
+    "climbs.npz": (npz([("../../evil.npy", npy())]), "leads out"),
+    "absolute.npz": (npz([("/etc/evil.npy", npy())]), "leads out"),
+    "backslash.npz": (npz([("..\\evil.npy", npy())]), "leads out"),
+    "drive.npz": (npz([("C:evil.npy", npy())]), "leads out"),
+    "stranger.npz": (npz([("a.py", b"import os")]), "not a .npy"),
+    "pickle.npz": (npz([("a.npy", pickled_npy())]), "never loaded"),
+    "lzma.npz": (npz([("a.npy", npy())], zipfile.ZIP_LZMA), "stored or deflated"),
+    "encrypted.npz": (encrypted_npz(), "encrypted"),
+    "truncated.npz": (GOOD_NPZ[:-10], "damaged"),
+    "edited.npz": (GOOD_NPZ.replace(b"\0" * 8 + b"PK\x01", b"\1" + b"\0" * 7 + b"PK\x01"), "damaged"),
+    "not_zip.npz": (b"hello" * 100, "does not begin"),
+    "unknown.pkl": (pickle.dumps(Bomb()), "unknown ending"),
+    "nan.json": (b'{"a": NaN}', "NaN"),
+    "infinity.json": (b'{"a": -Infinity}', "Infinity"),
+    "huge_float.json": (b'{"a": 1e999}', "not finite"),
+    "huge_integer.json": (b'{"a": ' + b"9" * 100_000 + b"}", "not valid JSON"),
+    "duplicate.json": (b'{"a": 1, "a": 2}', "twice"),
+    "deep.json": (b"[" * 200_000 + b"]" * 200_000, "nested"),
+    "deep_enough.json": (b'{"a":' * 100 + b"1" + b"}" * 100, "nested"),
+    "truncated.json": (b'{"a": [1, 2', "not valid JSON"),
+    "binary.json": (b"\x80\x04\x95", "UTF-8"),
+    "empty.json": (b"", "not valid JSON"),
+    "large.json": (b" " * (16 * 2**20 + 1), "at most"),
+}
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_or_damaged_file_is_refused_in_one_line(name):
+    data, reason = HOSTILE[name]
+    Path(name).write_bytes(data)
+    with pytest.raises(SafeFileError) as caught:
+        read_json(name) if name.endswith(".json") else read_arrays(name)
+    message = str(caught.value)
+    assert reason in message
+    assert message.startswith(name)
+    assert message.isprintable()
+
+
+def test_enough_hostile_files():
+    assert len(HOSTILE) >= 30
+
+
+def test_sparse_giants_are_refused_unread():
+    for name in ("giant.json", "giant.npy", "giant.npz", "giant.safetensors"):
+        with open(name, "wb") as file:
+            file.truncate(2**40)
+        with pytest.raises(SafeFileError, match="bytes"):
+            read_json(name) if name.endswith(".json") else read_arrays(name)
+
+
+def test_what_is_not_a_plain_file_is_refused():
+    os.mkfifo("pipe.npy")
+    Path("folder.npy").mkdir()
+    Path("real.npy").write_bytes(npy())
+    Path("link.npy").symlink_to("real.npy")
+    Path("device.npy").symlink_to("/dev/zero")
+    for name, reason in {
+        "pipe.npy": "pipe",
+        "folder.npy": "folder",
+        "link.npy": "symbolic link",
+        "device.npy": "symbolic link",
+        "absent.npy": "does not exist",
+        "nul\0.npy": "not a valid file name",
+    }.items():
+        with pytest.raises(SafeFileError, match=reason):
+            read_npy(name)
+    with pytest.raises(SafeFileError, match="device"):
+        read_npy("device.npy", follow_links=True)
+    assert read_npy("link.npy", follow_links=True).shape == (2,)
+
+
+def test_every_truncation_and_bit_flip_of_sound_files_is_refused_or_sound():
+    """No damage ends in anything but a SafeFileError or arrays: flips in the data itself are for checksums to find."""
+    rng = np.random.default_rng(0)
+    np.savez_compressed("a.npz", **ARRAYS)
+    np.save("a.npy", ARRAYS["loss"])
+    with open("a.safetensors", "wb") as file:
+        write_safetensors(file, ARRAYS)
+    for name in ("a.npz", "a.npy", "a.safetensors"):
+        data = Path(name).read_bytes()
+        for cut in range(0, len(data), 7):
+            Path(f"cut_{name}").write_bytes(data[:cut])
+            with pytest.raises(SafeFileError):
+                read_arrays(f"cut_{name}")
+        for _ in range(300):
+            flipped = bytearray(data)
+            flipped[rng.integers(len(data))] ^= 1 << rng.integers(8)
+            Path(f"flip_{name}").write_bytes(flipped)
+            with contextlib.suppress(SafeFileError):
+                read_arrays(f"flip_{name}")
+
+
+def test_sound_files_come_back_exactly():
+    np.savez("plain.npz", **ARRAYS)
+    np.savez_compressed("packed.npz", **ARRAYS)
+    safetensors.numpy.save_file(ARRAYS, "library.safetensors")
+    with open("own.safetensors", "wb") as file:
+        write_safetensors(file, ARRAYS)
+    library = safetensors.numpy.load_file("own.safetensors")
+    for loaded in [library, *map(read_arrays, ("plain.npz", "packed.npz", "library.safetensors", "own.safetensors"))]:
+        assert loaded.keys() == ARRAYS.keys()
+        for name, array in ARRAYS.items():
+            assert loaded[name].dtype == array.dtype
+            np.testing.assert_array_equal(loaded[name], array)
+            assert loaded[name].shape == array.shape
+    for array in (np.asfortranarray(ARRAYS["loss"]), ARRAYS["loss"].astype(">f8"), np.array(True), np.zeros((0, 2))):
+        np.save("one.npy", array)
+        np.testing.assert_array_equal(read_npy("one.npy"), array)
+    with open("big_endian.safetensors", "wb") as file:
+        write_safetensors(file, {"a": np.arange(3, dtype=">i4"), "t": ARRAYS["loss"].T})
+    loaded = read_safetensors("big_endian.safetensors")
+    np.testing.assert_array_equal(loaded["a"], [0, 1, 2])
+    np.testing.assert_array_equal(loaded["t"], ARRAYS["loss"].T)
+    # A legitimate, highly compressible array of moderate size is read.
+    np.savez_compressed("zeros.npz", a=np.zeros(10**6, np.float32))
+    assert read_npz("zeros.npz")["a"].sum() == 0
+
+
+def test_written_dtypes_are_checked():
+    for array in (np.array([object()]), np.array(["a"]), np.array([1j]), [1.0]):
+        with pytest.raises(TypeError, match="array 'a'"):
+            write_safetensors(io.BytesIO(), {"a": array})
+
+
+def test_text_and_lines():
+    Path("a.txt").write_text("größe\n", encoding="utf-8")
+    assert read_text("a.txt") == "größe\n"
+    assert one_line("a\nb\x1b[2J") == r"a\nb\x1b[2J"
+    assert len(one_line("x" * 10_000)) == 400

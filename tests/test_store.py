@@ -1,0 +1,423 @@
+"""The store: whole or not at all, verified on reading, quarantined when damaged."""
+
+import errno
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain import store as store_module
+from retrain.store import DamagedEntryError, Store, StoreError, canonical_json, host_name, normalised
+
+CONFIG = {"task": "digits", "alpha": 0.1, "subset": 3, "sizes": (1, 2)}
+ARRAYS = {"loss": np.arange(6, dtype=np.float32).reshape(2, 3), "kept": np.array([True, False])}
+RECORD = {"seconds": 1.5, "note": "größe"}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+def test_round_trip(store):
+    assert not store.has("losses", CONFIG)
+    assert store.read("losses", CONFIG) is None
+    written = store.write("losses", CONFIG, ARRAYS, RECORD)
+    entry = store.read("losses", CONFIG)
+    assert store.has("losses", CONFIG)
+    assert entry.key == written.key == store.key("losses", CONFIG) == entry.path.name
+    assert entry.path == store.root / "losses" / entry.key[:2] / entry.key
+    assert entry.config == json.loads(json.dumps(CONFIG))
+    assert entry.record == RECORD
+    assert entry.arrays.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(entry.arrays[name], array)
+        assert entry.arrays[name].dtype == array.dtype
+    assert os.listdir(store.root / ".tmp") == []
+    assert [info.key for info in store.entries()] == [entry.key]
+
+
+def test_key_is_a_function_of_what_matters(store):
+    key = store.key("losses", CONFIG)
+    assert len(key) == 20
+    assert key == store.key("losses", dict(reversed(CONFIG.items())))
+    assert key == store.key("losses", {**CONFIG, "sizes": [1, 2], "subset": np.int64(3), "alpha": np.float64(0.1)})
+    assert key != store.key("losses", {**CONFIG, "alpha": 0.2})
+    assert key != store.key("scores", CONFIG)
+    # Pinned: another value would orphan every cache.
+    assert Store(store.root).key("losses", {"a": 1}) == "e3da40ecedfed6f9e7b3"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (Path("x"), "portable"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        ({1: 2}, "keys must be strings"),
+        ({"a": {"b": {1, 2}}}, r"config\.a\.b is a set"),
+        (b"x", "bytes"),
+        (np.arange(2), "ndarray"),
+        (1j, "complex"),
+    ],
+)
+def test_configurations_that_json_cannot_hold_are_refused_by_name(store, value, reason):
+    with pytest.raises(StoreError, match=reason):
+        store.key("losses", value if isinstance(value, dict) else {"a": value})
+
+
+def test_bad_kinds_are_refused(store):
+    for kind in ("", "../x", "A", "a/b", "quarantine", ".tmp", "a\n"):
+        with pytest.raises(StoreError, match="kind"):
+            store.key(kind, {})
+
+
+def test_recursion_and_canonical_text():
+    assert canonical_json({"b": (1, 2.0), "a": None}) == '{"a":null,"b":[1,2.0]}'
+    assert normalised(np.bool_(True)) is True
+    deep: dict = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(StoreError, match="nested"):
+        canonical_json(deep)
+
+
+def test_what_cannot_be_kept_leaves_nothing(store):
+    for arrays, record, reason in [
+        ({"a": np.array([object()])}, {}, "dtype object"),
+        ({"a": [1, 2]}, {}, "numpy array"),
+        (ARRAYS, {"loss": float("nan")}, r"record\.loss is nan"),
+        (ARRAYS, {"x": "y" * (17 * 2**20)}, "bytes of JSON"),
+    ]:
+        with pytest.raises(StoreError, match=reason):
+            store.write("losses", CONFIG, arrays, record)
+    assert not store.has("losses", CONFIG)
+    assert os.listdir(store.root / ".tmp") == []
+
+
+@pytest.mark.parametrize("root", ["", "file", "file/below", "/proc/cache", "/dev/null/x", "nul\0"])
+def test_unusable_roots_are_one_line(tmp_path, monkeypatch, root):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    with pytest.raises(StoreError, match="cache folder") as caught:
+        Store(root)
+    assert str(caught.value).isprintable()
+    with pytest.raises(StoreError):
+        Store("absent", create=False)
+    assert not Path("absent").exists()
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+def edit_json(path, change):
+    content = json.loads((path / "entry.json").read_text())
+    change(content)
+    (path / "entry.json").write_text(json.dumps(content))
+
+
+def resealed(change):
+    """An edit whose author also mends the checksum of entry.json."""
+
+    def both(content):
+        change(content)
+        content.pop("sha256")
+        content["sha256"] = store_module._sha256(content)
+
+    return both
+
+
+def replace_file(path, name, data):
+    (path / name).unlink()
+    (path / name).write_bytes(data)
+
+
+def flip(path, name, position):
+    data = bytearray((path / name).read_bytes())
+    data[position] ^= 1
+    (path / name).write_bytes(data)
+
+
+def to_link(path, name, target):
+    (path / name).unlink()
+    (path / name).symlink_to(target)
+
+
+def to_fifo(path, name):
+    (path / name).unlink()
+    os.mkfifo(path / name)
+
+
+def move_out(path):
+    outside = path.parent.parent.parent.parent / "outside"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+DAMAGE = {
+    "arrays truncated": lambda p: os.truncate(p / "arrays.safetensors", 100),
+    "arrays emptied": lambda p: os.truncate(p / "arrays.safetensors", 0),
+    "arrays extended": lambda p: replace_file(
+        p, "arrays.safetensors", (p / "arrays.safetensors").read_bytes() + b"more"
+    ),
+    "one bit of the data": lambda p: flip(p, "arrays.safetensors", -1),
+    "one bit of the header": lambda p: flip(p, "arrays.safetensors", 20),
+    "arrays gone": lambda p: (p / "arrays.safetensors").unlink(),
+    "arrays are a pickle": lambda p: replace_file(p, "arrays.safetensors", b"\x80\x04\x95cos\nsystem\n"),
+    "arrays are a 10 GB header": lambda p: replace_file(p, "arrays.safetensors", b"\0\0\0\x80\x02\0\0\0" * 20),
+    "arrays are a link": lambda p: to_link(p, "arrays.safetensors", "/etc/passwd"),
+    "arrays are a pipe": lambda p: to_fifo(p, "arrays.safetensors"),
+    "arrays are a folder": lambda p: ((p / "arrays.safetensors").unlink(), (p / "arrays.safetensors").mkdir()),
+    "json truncated": lambda p: os.truncate(p / "entry.json", 50),
+    "json emptied": lambda p: os.truncate(p / "entry.json", 0),
+    "json gone": lambda p: (p / "entry.json").unlink(),
+    "json is a link": lambda p: to_link(p, "entry.json", "/etc/passwd"),
+    "json is a pipe": lambda p: to_fifo(p, "entry.json"),
+    "json is huge": lambda p: os.truncate(p / "entry.json", 2**40),
+    "json is deep": lambda p: (p / "entry.json").write_text("[" * 100_000),
+    "json has NaN": lambda p: (p / "entry.json").write_text('{"a": NaN}'),
+    "json is a list": lambda p: (p / "entry.json").write_text("[]"),
+    "json of another version": lambda p: edit_json(p, lambda c: c.update(format_version=99)),
+    "record edited": lambda p: edit_json(p, lambda c: c["record"].update(seconds=0.1)),
+    "config edited": lambda p: edit_json(p, lambda c: c["config"].update(alpha=0.9)),
+    "config edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c["config"].update(alpha=0.9))),
+    "config not an object": lambda p: edit_json(p, resealed(lambda c: c.update(config=[]))),
+    "kind edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c.update(kind="scores"))),
+    "key edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c.update(key="0" * 20))),
+    "shape edited, checksum mended": lambda p: edit_json(
+        p, resealed(lambda c: c["arrays"]["loss"].update(shape=[3, 2]))
+    ),
+    "array hidden, checksum mended": lambda p: edit_json(p, resealed(lambda c: c["arrays"].pop("kept"))),
+    "checksum removed": lambda p: edit_json(p, lambda c: c.pop("sha256")),
+    "field added": lambda p: edit_json(p, lambda c: c.update(extra=1)),
+    "checksum of another type": lambda p: edit_json(p, lambda c: c.update(sha256=["x"])),
+    "folder became a file": lambda p: (shutil.rmtree(p), p.write_text("x")),
+    "folder leads outside": move_out,
+    "folder emptied": lambda p: [file.unlink() for file in p.iterdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_quarantined_and_recomputed(store, damage, caplog):
+    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
+    DAMAGE[damage](entry.path)
+    with caplog.at_level(logging.WARNING):
+        assert store.read("losses", CONFIG) is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert str(entry.path) in line
+    assert line.isprintable()
+    assert not store.has("losses", CONFIG)
+    assert len(os.listdir(store.root / "quarantine")) == 1
+    store.write("losses", CONFIG, ARRAYS, RECORD)
+    np.testing.assert_array_equal(store.read("losses", CONFIG).arrays["loss"], ARRAYS["loss"])
+    assert [info.kind for info in store.entries()] == ["losses"]
+
+
+def test_enough_damage():
+    assert len(DAMAGE) >= 30
+
+
+def test_writing_over_damage_replaces_it(store):
+    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
+    os.truncate(entry.path / "arrays.safetensors", 10)
+    store.write("losses", CONFIG, ARRAYS, RECORD)
+    assert store.read("losses", CONFIG) is not None
+
+
+def test_an_entry_copied_to_a_wrong_place_is_not_believed(store):
+    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
+    other = store.path("losses", {"alpha": 0.5})
+    shutil.copytree(entry.path, other)
+    assert store.read("losses", {"alpha": 0.5}) is None
+    with pytest.raises(DamagedEntryError):
+        store.verified("losses", "0" * 20)
+
+
+def test_a_quarantine_that_cannot_be_made_still_says_no(store, caplog):
+    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
+    os.truncate(entry.path / "arrays.safetensors", 10)
+    (store.root / "quarantine").write_text("in the way")
+    assert store.read("losses", CONFIG) is None
+    assert "could not be moved" in caplog.text
+    with pytest.raises(StoreError, match="in the way"):
+        store.write("losses", CONFIG, ARRAYS, RECORD)
+
+
+# -- writers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_writer_wins(store):
+    first = store.write("losses", CONFIG, ARRAYS, RECORD)
+    second = store.write("losses", CONFIG, {"loss": np.zeros(1)}, {"seconds": 9.0})
+    assert second.record == first.record
+    np.testing.assert_array_equal(second.arrays["loss"], ARRAYS["loss"])
+
+
+def test_a_writer_that_loses_the_race_gets_the_winner(store, monkeypatch):
+    rival = Store(store.root)
+    fill = store_module._fill
+
+    def slow_fill(*arguments):
+        fill(*arguments)
+        monkeypatch.setattr(store_module, "_fill", fill)
+        rival.write("losses", CONFIG, ARRAYS, {"writer": "rival"})
+
+    monkeypatch.setattr(store_module, "_fill", slow_fill)
+    assert store.write("losses", CONFIG, ARRAYS, {"writer": "us"}).record == {"writer": "rival"}
+    assert os.listdir(store.root / ".tmp") == []
+
+
+def race(root, seed):
+    store = Store(root)
+    order = list(range(40))
+    random.Random(seed).shuffle(order)
+    for index in order:
+        store.write("losses", {"index": index}, {"loss": np.full(100, index)}, {"writer": seed})
+        assert store.read("losses", {"index": index}) is not None
+
+
+def test_racing_processes_leave_whole_entries(store):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=race, args=(store.root, seed)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    for index in range(40):
+        assert (store.read("losses", {"index": index}).arrays["loss"] == index).all()
+    assert len(list(store.entries())) == 40
+    assert not (store.root / "quarantine").exists()
+
+
+def test_no_space_is_one_clear_line_and_no_damage(store, monkeypatch):
+    store.write("losses", {"index": 0}, ARRAYS, RECORD)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "write_safetensors", full)
+        with pytest.raises(StoreError, match="no space left") as caught:
+            store.write("losses", CONFIG, ARRAYS, RECORD)
+        assert str(caught.value).isprintable()
+    assert os.listdir(store.root / ".tmp") == []
+    assert store.read("losses", {"index": 0}) is not None
+    assert not store.has("losses", CONFIG)
+    store.write("losses", CONFIG, ARRAYS, RECORD)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
+def test_a_really_full_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True).returncode:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        store = Store(folder / "cache")
+        store.write("losses", {"index": 0}, ARRAYS, RECORD)
+        (folder / "ballast").write_bytes(b"x" * 700_000)
+        with pytest.raises(StoreError, match="no space left"):
+            store.write("losses", {"index": 1}, {"loss": np.ones(100_000, np.float32)}, {})
+        assert os.listdir(store.root / ".tmp") == []
+        assert store.read("losses", {"index": 0}) is not None
+        (folder / "ballast").unlink()
+        store.write("losses", {"index": 1}, {"loss": np.ones(100_000, np.float32)}, {})
+        assert store.read("losses", {"index": 1}).arrays["loss"].sum() == 100_000
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def write_for_ever(root, ready):
+    store = Store(root)
+    ready.set()
+    for index in itertools.count():
+        store.write("losses", {"index": index % 200}, {"loss": np.full(20_000, index % 200)}, {})
+        if index % 50 == 49:
+            for info in list(store.entries())[::2]:
+                store.remove(info)
+
+
+def test_killed_writers_leave_nothing_half_done(store):
+    rng = np.random.default_rng(7)
+    context = multiprocessing.get_context("fork")
+    for _ in range(20):
+        ready = context.Event()
+        process = context.Process(target=write_for_ever, args=(store.root, ready))
+        process.start()
+        assert ready.wait(30)
+        time.sleep(rng.uniform(0, 0.1))
+        process.kill()
+        process.join()
+        for info in store.entries():
+            entry = store.verified(info.kind, info.key)
+            assert (entry.arrays["loss"] == entry.config["index"]).all()
+    Store(store.root)
+    assert os.listdir(store.root / ".tmp") == []
+    assert not (store.root / "quarantine").exists()
+
+
+def test_stale_temporary_folders_go_and_live_ones_stay(store):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = {
+        f"{host_name()}.{dead.pid}.aa": False,
+        f"{host_name()}.{os.getpid()}.bb": True,
+        "otherhost.1.cc": True,
+        "otherhost.1.dd": False,
+        "junk": True,
+    }
+    for name in names:
+        (store.root / ".tmp" / name).mkdir()
+    os.utime(store.root / ".tmp" / "otherhost.1.dd", (1, 1))
+    Store(store.root)
+    assert {name: (store.root / ".tmp" / name).exists() for name in names} == names
+
+
+def test_caches_are_merged_by_copying(tmp_path):
+    one, two = Store(tmp_path / "one"), Store(tmp_path / "two")
+    for index in range(6):
+        (one if index % 2 else two).write("losses", {"index": index}, {"loss": np.full(3, index)}, {})
+    shutil.copytree(one.root, two.root, dirs_exist_ok=True)
+    assert [int(two.read("losses", {"index": index}).arrays["loss"][0]) for index in range(6)] == list(range(6))
+
+
+def test_listing_passes_over_junk_and_removal_is_whole(store):
+    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
+    store.write("scores", CONFIG, ARRAYS, RECORD)
+    (store.root / "README").write_text("x")
+    (store.root / "losses" / "zz").mkdir()
+    (store.root / "losses" / "00").mkdir(exist_ok=True)
+    (store.root / "losses" / "00" / "not-a-key").mkdir()
+    (store.root / "Strange Folder").mkdir()
+    infos = list(store.entries())
+    assert [info.kind for info in infos] == ["losses", "scores"]
+    assert list(store.entries("losses")) == infos[:1]
+    assert list(store.entries("absent")) == []
+    assert infos[0].num_bytes() > 100
+    assert infos[0].modified() > 1e9
+    store.remove(infos[0])
+    assert not entry.path.exists()
+    assert infos[0].num_bytes() == 0
+    store.remove(infos[0])
+
+
+def test_six_thousand_lookups_take_less_than_a_second(store):
+    configs = [{**CONFIG, "subset": index} for index in range(6000)]
+    for config in configs[::2]:
+        path = store.path("losses", config)
+        path.mkdir(parents=True)
+        (path / "entry.json").touch()
+    start = time.perf_counter()
+    assert sum(store.has("losses", config) for config in configs) == 3000
+    assert time.perf_counter() - start < 1
