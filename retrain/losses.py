@@ -11,6 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def mean_over_tokens(values: Tensor) -> Tensor:
+    """(batch,) from (batch,) or (batch, tokens)."""
+    return values if values.dim() == 1 else values.flatten(1).mean(1)
+
+
 class Loss(Protocol):
     """What a task's loss offers. `outputs` come from the model; shapes are given for a batch."""
 
@@ -23,7 +28,7 @@ class Loss(Protocol):
         ...
 
     def model_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """TRAK's scalar f for one example: outputs and targets have no batch dimension; returns ()."""
+        """TRAK's scalar model output f, (batch,)."""
         ...
 
     def output_slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -51,12 +56,11 @@ class CrossEntropy:
 
     def model_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
         # A sequence's output is the mean of its tokens' margins, as its loss is the mean of its tokens' losses.
-        return self._margins(outputs, targets).mean()
+        return mean_over_tokens(self._margins(outputs, targets))
 
     def output_slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
         # loss = log(1 + exp(-f)), so d loss / d f = -(1 - p); a sequence takes the mean over its tokens.
-        slope = -torch.sigmoid(-self._margins(outputs, targets))
-        return slope if slope.dim() == 1 else slope.flatten(1).mean(1)
+        return mean_over_tokens(-torch.sigmoid(-self._margins(outputs, targets)))
 
 
 class SquaredError:
@@ -70,7 +74,7 @@ class SquaredError:
         return means + torch.randn_like(means)
 
     def model_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs.reshape(())
+        return outputs.reshape(targets.shape)
 
     def output_slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs.reshape(targets.shape) - targets

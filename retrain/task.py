@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from retrain.examples import Batch, Examples, Indices
-from retrain.losses import CrossEntropy, Loss
+from retrain.losses import CrossEntropy, Loss, mean_over_tokens
 from retrain.plugins import plugin_name
 
 Split = Literal["tune", "report", "all"]
@@ -131,8 +131,3 @@ class Task(ABC):
         in_key = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("key", True)}
         data = {"train": self.train_data.fingerprint, "queries": self.query_data.fingerprint}
         return {"name": self.name, "version": self.version, **in_key, "data": data}
-
-
-def mean_over_tokens(losses: Tensor) -> Tensor:
-    """(batch,) from (batch,) or (batch, tokens)."""
-    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)

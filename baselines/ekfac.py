@@ -1,0 +1,128 @@
+"""ekfac: eigenvalue-corrected Kronecker-factored influence functions, computed by kronfluence.
+
+kronfluence's documented settings: true Fisher with sampled labels, factors fitted on the whole training set, summed
+losses, damping 1e-8 (the paper's). It scores +g_query^T H^-1 g_train, so the sign is flipped here. It wraps linear and
+convolution layers only; a frozen layer and a language model's output head are left out.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from baselines.method import Attribution, Method, Problem, batch_size_option
+from baselines.support.copies import detached_copy
+from retrain.task import Task, mean_over_tokens
+
+OUTPUT_HEADS = ("lm_head", "embed_out")  # transformers 5, and before
+
+
+def tracked_modules(model: nn.Module) -> list[str]:
+    """Trainable linear and convolution layers, without a language model's output head."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if type(module) in (nn.Linear, nn.Conv2d)
+        and module.weight.requires_grad
+        and name.rpartition(".")[2] not in OUTPUT_HEADS
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EKFAC(Method):
+    version: ClassVar[int] = 1
+    libraries: ClassVar[tuple[str, ...]] = ("kronfluence",)
+
+    strategy: str = "ekfac"  # any of kronfluence's: ekfac, kfac, diagonal, identity
+    damping: float = 1e-8
+    self_influence: bool = True  # also compute each training example's own influence, for normalised scores
+    fit_batch_size: int = batch_size_option(500)
+    query_batch_size: int = batch_size_option(500)
+    train_batch_size: int = batch_size_option(500)
+
+    def skip(self, task: Task) -> str | None:
+        if not tracked_modules(task.build_model(0)):
+            return "the model has no trainable linear or convolution layer"
+        return None
+
+    def fit(self, problem: Problem) -> Any:
+        from kronfluence.analyzer import Analyzer, prepare_model
+        from kronfluence.arguments import FactorArguments
+
+        logging.getLogger("kronfluence").setLevel(logging.ERROR)
+        names = tracked_modules(problem.model)
+        task = _translate(problem.task, names)
+        model = prepare_model(detached_copy(problem.model), task)
+        analyzer = Analyzer(
+            analysis_name="ekfac",
+            model=model,
+            task=task,
+            cpu=problem.device.type == "cpu",
+            output_dir=str(problem.scratch),
+            disable_tqdm=True,
+        )
+        arguments = FactorArguments(strategy=self.strategy, covariance_max_examples=None, lambda_max_examples=None)
+        if self.strategy != "identity":
+            analyzer.fit_all_factors(
+                factors_name="factors",
+                dataset=problem.train,
+                per_device_batch_size=min(self.fit_batch_size, len(problem.train)),
+                factor_args=arguments,
+                overwrite_output_dir=True,
+            )
+        else:
+            analyzer.fit_all_factors(factors_name="factors", dataset=problem.train, factor_args=arguments)
+        return analyzer
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        from kronfluence.arguments import ScoreArguments
+
+        arguments = ScoreArguments(damping_factor=self.damping)
+        state.compute_pairwise_scores(
+            scores_name="scores",
+            factors_name="factors",
+            query_dataset=problem.queries,
+            train_dataset=problem.attributed,
+            per_device_query_batch_size=min(self.query_batch_size, len(problem.queries)),
+            per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
+            score_args=arguments,
+            overwrite_output_dir=True,
+        )
+        scores = -state.load_pairwise_scores("scores")["all_modules"].float()
+        if not self.self_influence:
+            return Attribution(scores=scores)
+        state.compute_self_scores(
+            scores_name="self",
+            factors_name="factors",
+            train_dataset=problem.attributed,
+            per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
+            score_args=arguments,
+            overwrite_output_dir=True,
+        )
+        own = state.load_self_scores("self")["all_modules"].float()
+        return Attribution(scores=scores, train_scale=own.clamp(min=0).sqrt())
+
+
+def _translate(task: Task, names: list[str]) -> Any:
+    """kronfluence's view of a task."""
+    from kronfluence.task import Task as KronfluenceTask
+
+    class Translation(KronfluenceTask):
+        def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
+            inputs, targets = batch
+            outputs = model(inputs)
+            if sample:
+                with torch.no_grad():
+                    targets = task.loss_function.sample_targets(outputs)
+            # Summed over the batch: a mean would shrink every gradient by the batch size.
+            return mean_over_tokens(task.loss_function.per_example(outputs, targets)).sum()
+
+        def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
+            return self.compute_train_loss(batch=batch, model=model)
+
+        def get_influence_tracked_modules(self) -> list[str]:
+            return names
+
+    return Translation()

@@ -1,0 +1,79 @@
+"""gradsim: minus the inner product of the query's and the training example's loss gradients, exactly.
+
+One step of gradient descent on a training example changes a query's loss by minus their gradients' inner product
+(times the learning rate). Normalised, it is the cosine up to the query's own scale. kronfluence's `identity` strategy
+gives the same numbers for the layers it tracks; a test holds that.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from baselines.method import Attribution, Method, Problem, batch_size_option
+from baselines.support.gradients import PerExampleGradients, trainable_parameters
+from baselines.support.memory import free_bytes
+from retrain.examples import Examples
+from retrain.plugins import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradSim(Method):
+    version: ClassVar[int] = 1
+
+    parameters: str = ""  # only parameters whose name contains this text; empty: every trainable one
+    tf32: bool = True  # on a GPU, multiply in TensorFloat-32: relative error about 3e-4, six times as fast
+    batch_size: int = batch_size_option(250)
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        model, device = problem.model, problem.device
+        names = [name for name in trainable_parameters(model) if self.parameters in name]
+        if not names:
+            raise UsageError(f'gradsim.parameters is "{self.parameters}", which no trainable parameter\'s name contains')
+        gradients = PerExampleGradients(model, problem.task.loss_function.per_example, names)
+        queries, attributed = problem.queries, problem.attributed
+
+        # As many query gradients as fit are held at once; the training gradients stream past them.
+        bytes_each = 4 * gradients.dimension
+        held = max(1, min(len(queries), int(0.5 * free_bytes(device)) // bytes_each - 2 * self.batch_size))
+        num_passes = -(-len(queries) // held)
+        held = -(-len(queries) // num_passes)
+        batch_size = max(1, min(self.batch_size, int(0.1 * free_bytes(device)) // bytes_each))
+
+        scores = torch.empty(len(queries), len(attributed))
+        scale = torch.empty(len(attributed))
+        starts = [(first, start) for first in range(0, len(queries), held) for start in range(0, len(attributed), batch_size)]
+        block = torch.empty(0)
+        for first, start in problem.progress(starts, description="gradsim"):
+            if start == 0:
+                del block
+                block = self._hold(gradients, queries.select(range(first, min(first + held, len(queries)))), problem)
+            chosen = slice(start, start + batch_size)
+            rows = gradients((attributed.inputs[chosen].to(device), attributed.targets[chosen].to(device)))
+            with _matmul_precision(self.tf32):
+                scores[first : first + held, chosen] = -(block @ rows.T).cpu()
+            scale[chosen] = rows.norm(dim=1).cpu()
+        return Attribution(scores=scores, train_scale=scale)
+
+    def _hold(self, gradients: PerExampleGradients, examples: Examples, problem: Problem) -> Tensor:
+        block = torch.empty(len(examples), gradients.dimension, device=problem.device)
+        start = 0
+        for inputs, targets in examples.batches(self.batch_size):
+            block[start : start + len(inputs)] = gradients((inputs.to(problem.device), targets.to(problem.device)))
+            start += len(inputs)
+        return block
+
+
+class _matmul_precision:
+    """TensorFloat-32 for these products only."""
+
+    def __init__(self, tf32: bool):
+        self.wanted = "high" if tf32 else "highest"
+
+    def __enter__(self) -> None:
+        self.before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.wanted)
+
+    def __exit__(self, *exception: object) -> None:
+        torch.set_float32_matmul_precision(self.before)

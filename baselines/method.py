@@ -1,0 +1,118 @@
+"""Method: the one interface of every attribution method.
+
+A method is one file in `baselines/` (or a folder with a `method.py`); the file's name is its name on the command
+line. It only translates: the harness (`bench/runner.py`) seeds it, times it, meters its memory and stores its scores.
+
+**Sign.** `scores[j, i]` is the predicted change of query j's loss when training example i is *included*, the paper's
+d phi / d beta_i: helpful examples are negative. Hence `masks @ scores.T` predicts the retrained losses, and LDS is
+positive for a method that works.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrain import plugins
+from retrain.examples import Examples
+from retrain.task import Task
+
+T = TypeVar("T")
+
+
+def no_progress(items: Iterable[T], total: int | None = None, description: str = "") -> Iterable[T]:
+    return items
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """What a method is asked: which of these training examples matter to these queries, at this checkpoint?"""
+
+    task: Task
+    model: nn.Module  # the base checkpoint, in eval mode on `device`; it comes back untouched
+    train: Examples  # everything the model was trained on: to fit curvature, to draw minibatches
+    attributed_indices: np.ndarray  # (n,) which of `train` are scored, in the order of the scores
+    queries: Examples  # the q queries
+    seed: int
+    device: torch.device
+    scratch: Path  # an empty folder for what a library insists on writing; removed afterwards
+    # Further checkpoints, trained like the base model from other seeds; trained and kept when first asked for.
+    checkpoint: Callable[[int], nn.Module] | None = None
+    progress: Callable[..., Iterable] = no_progress  # progress(iterable, total=..., description=...)
+
+    @cached_property
+    def attributed(self) -> Examples:
+        """The n training examples to score."""
+        return self.train.select(self.attributed_indices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """What a method answers."""
+
+    scores: Tensor  # (q, n) float32
+    # Each training example's own scale, (n,): dividing by it is the train-side half of the paper's normalised BIF.
+    train_scale: Tensor | None = None
+    # Numbers worth printing and keeping beside the scores (R-hat, dropped chains), JSON-able.
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    # Arrays worth keeping (loss traces): small ones.
+    arrays: dict[str, Tensor] = field(default_factory=dict)
+
+    def normalised(self) -> Tensor | None:
+        """(q, n): scores over the training examples' scale; None where the method has no such scale."""
+        if self.train_scale is None:
+            return None
+        # An example of scale zero has zero scores; dividing by one keeps them zero.
+        scale = self.train_scale.to(self.scores.device)
+        return self.scores / torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """Its fields are its options (`--set method.option=value`) and part of the cache key.
+
+    A field whose metadata says {"key": False} (a batch size) cannot change the scores and stays out of the key.
+    """
+
+    version: ClassVar[int] = 1  # raised when its scores would change
+    libraries: ClassVar[tuple[str, ...]] = ()  # distributions whose version is part of the key
+
+    def skip(self, task: Task) -> str | None:
+        """Why it cannot run on this task, or None."""
+        return None
+
+    def fit(self, problem: Problem) -> Any:
+        """Whatever depends on the training set but not on the queries; BIF and GradSim have nothing to fit."""
+        return None
+
+    @abstractmethod
+    def score(self, problem: Problem, state: Any) -> Attribution: ...
+
+    @property
+    def name(self) -> str:
+        return plugins.plugin_name(type(self))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        in_key = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("key", True)}
+        return {"name": self.name, "version": self.version, **in_key}
+
+
+def batch_size_option(default: int) -> Any:
+    """A batch size that changes speed and memory, never the scores: tested for every method."""
+    return field(default=default, metadata={"key": False})
+
+
+def available_methods() -> list[str]:
+    return list(plugins.available("baselines", "method"))
+
+
+def load_method(name: str, **options: Any) -> Method:
+    """The method of that name (or `package.module:Class`), with these options; text values are parsed."""
+    return plugins.build(plugins.find("baselines", "method", Method, name), options)

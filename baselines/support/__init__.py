@@ -1,0 +1,1 @@
+"""What several methods share. Not methods: a method's folder has a `method.py`."""
