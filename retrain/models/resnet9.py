@@ -117,9 +117,12 @@ class ResNet9(nn.Module):
             )
         self.whiten.weight.copy_(weight)
 
+    def features(self, inputs: Tensor) -> Tensor:
+        """What the head reads: (batch, widths[-1])."""
+        return self.flatten(self.pool(self.groups(self.activation(self.whiten(inputs)))))
+
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = self.groups(self.activation(self.whiten(inputs)))
-        return self.head(self.flatten(self.pool(hidden))) * self.scale
+        return self.head(self.features(inputs)) * self.scale
 
 
 def whitening_weight(images: Tensor, eps: float = 5e-4, size: int = 2, num_filters: int | None = None) -> Tensor:

@@ -1,0 +1,321 @@
+"""Trains many small ResNet-9s one after another on data that never leaves the device.
+
+    engine = Engine(model, images, labels, recipe, device)      # once
+    engine.load(start)                                          # for every training: weights, statistics, momenta
+    engine.run(indices, epochs, schedule, rng)
+    trained = engine.model_copy()
+
+The recipe is that of "94% on CIFAR-10 in 3.29 seconds" (Jordan, 2024), the one the paper adopts: SGD with Nesterov
+momentum and decoupled hyperparameters, a loss summed over the batch, larger steps for the biases of BatchNorm,
+alternating flips and small translations, and lookahead on long trainings.
+
+Launching kernels costs more than running them when batches are small, so on CUDA the whole step (augmentation, forward,
+backward, update) is captured in one CUDA graph per batch size and replayed; the same Python function runs as it is on
+the CPU, for batch sizes that are rare, and wherever capturing fails. All randomness is drawn on the CPU from a numpy
+generator, so that it is the same on every device.
+"""
+
+import copy
+import itertools
+import math
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# A batch size is captured once it has run this many times as it is: those runs also warm the libraries up.
+CAPTURE_AFTER = 12
+MAX_GRAPHS = 16
+LOOKAHEAD_EVERY = 5
+LOOKAHEAD_DECAY = 0.95**LOOKAHEAD_EVERY
+
+Schedule = Callable[[int], np.ndarray]  # number of steps -> the learning rate's share of its maximum at each of them
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The paper's table of training hyperparameters (tab:training_hyperparameters), in Jordan's decoupled units.
+
+    `learning_rate` is per 1,024 examples and `weight_decay` per step of them, both divided by the momentum's
+    amplification: changing one of batch size, momentum or weight decay leaves the others well chosen.
+    """
+
+    batch_size: int = 1024
+    learning_rate: float = 10.0
+    momentum: float = 0.85
+    weight_decay: float = 0.0153
+    bias_scaler: float = 64.0
+    label_smoothing: float = 0.2
+    max_shift: int = 2  # pixels of translation, with reflected borders
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.learning_rate <= 0 or not 0 <= self.momentum < 1 or self.max_shift < 0:
+            raise ValueError(f"batch_size and learning_rate must be positive, momentum in [0, 1), no shift < 0: {self}")
+
+    @property
+    def kilostep_scale(self) -> float:
+        return 1024 * (1 + 1 / (1 - self.momentum))
+
+    @property
+    def step_size(self) -> float:
+        """The rate of torch's SGD for a loss summed over the batch."""
+        return self.learning_rate / self.kilostep_scale
+
+    @property
+    def step_decay(self) -> float:
+        """The share of a weight that is taken off in one step at the full learning rate."""
+        return self.weight_decay * self.batch_size / self.kilostep_scale
+
+
+def constant(num_steps: int) -> np.ndarray:
+    return np.ones(num_steps)
+
+
+def linear_rise(num_steps: int) -> np.ndarray:
+    """From almost nothing to 1 at the last step."""
+    return np.arange(1, num_steps + 1) / num_steps
+
+
+def triangle(num_steps: int, start: float = 0.2, end: float = 0.07, peak: float = 0.23) -> np.ndarray:
+    """From `start` up to 1 at `peak` of the training, then down towards `end`."""
+    peak_step = int(peak * num_steps)
+    rise = start + (1 - start) * np.arange(peak_step) / max(peak_step, 1)
+    fall = 1 + (end - 1) * np.arange(num_steps - peak_step) / max(num_steps - peak_step, 1)
+    return np.concatenate([rise, fall])
+
+
+def batch_bounds(num_examples: int, batch_size: int) -> list[tuple[int, int]]:
+    """The fewest batches of at most `batch_size`, as equal as can be: every example is used, and no batch is tiny.
+
+    Only two sizes appear, so that two captured graphs serve every training on as many examples.
+    """
+    num_batches = math.ceil(num_examples / batch_size)
+    edges = [i * num_examples // num_batches for i in range(num_batches + 1)]
+    return list(itertools.pairwise(edges))
+
+
+@dataclass(frozen=True)
+class State:
+    """A model's parameters and statistics, and the optimizer's momenta, in the engine's order; on the device."""
+
+    tensors: list[Tensor]
+    momenta: list[Tensor]
+
+
+class Engine:
+    """One model's worth of memory on a device, in which any number of trainings happen one after another.
+
+    `images` is (n, channels, size, size) float32, normalised; `labels` is (n,). Both are kept on the device; a training
+    names its examples by their position. `precision` "bfloat16" means bf16 convolutions on float32 weights, on CUDA
+    only; the CPU always computes in float32.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        recipe: Recipe,
+        device: torch.device,
+        *,
+        precision: str = "bfloat16",
+        capture: bool = True,
+    ):
+        self.recipe, self.device = recipe, device
+        self.low_precision = device.type == "cuda" and precision == "bfloat16"
+        self.model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        # Jordan's two groups: the biases of BatchNorm take larger steps and, per unit of them, less decay.
+        biases = [p for name, p in named if "norm" in name]
+        others = [p for name, p in named if "norm" not in name]
+        self.parameters: list[Tensor] = [*biases, *others]
+        self.num_biases = len(biases)
+        self.momenta = [torch.zeros_like(p) for p in self.parameters]
+        # Frozen weights never change during training, but two starts may differ in them, so they travel too.
+        frozen = [p for p in model.parameters() if not p.requires_grad]
+        self.statistics = [b for b in model.buffers() if b.is_floating_point()]
+        counters = [b for b in model.buffers() if not b.is_floating_point()]
+        self.tensors: list[Tensor] = [*self.parameters, *frozen, *self.statistics, *counters]
+
+        # Channels innermost: gathering pixels then yields batches that are channels-last at no cost.
+        dtype = torch.bfloat16 if self.low_precision else torch.float32
+        self.images = images.to(device, dtype).permute(0, 2, 3, 1).contiguous()
+        self.labels = labels.to(device)
+        self.pixel_table = torch.from_numpy(pixel_table(images.shape[-1], recipe.max_shift)).to(device)
+
+        self.capturing = capture and device.type == "cuda"
+        self.graphs: OrderedDict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = OrderedDict()
+        self.times_seen: Counter[int] = Counter()
+        self.graph_pool = torch.cuda.graph_pool_handle() if self.capturing else None
+
+    # ---- states ----
+
+    @torch.no_grad()
+    def state(self) -> State:
+        """A copy of where the training stands."""
+        return State([t.detach().clone() for t in self.tensors], [m.clone() for m in self.momenta])
+
+    @torch.no_grad()
+    def fresh_state(self, model: nn.Module) -> State:
+        """The state of a training that starts from another model of the same architecture, with no momentum."""
+        names = {id(t): name for name, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
+        given = dict(model.named_parameters()) | dict(model.named_buffers())
+        tensors = [torch.empty_like(t).copy_(given[names[id(t)]]) for t in self.tensors]
+        return State(tensors, [torch.zeros_like(m) for m in self.momenta])
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Go to a state, in place: captured graphs keep pointing at the same memory."""
+        torch._foreach_copy_([*self.tensors, *self.momenta], [*state.tensors, *state.momenta])
+
+    def model_copy(self) -> nn.Module:
+        """The trained model in eval mode, independent of the engine."""
+        return copy.deepcopy(self.model).eval()
+
+    # ---- training ----
+
+    def num_steps(self, num_examples: int, num_epochs: int) -> int:
+        return num_epochs * len(batch_bounds(num_examples, self.recipe.batch_size))
+
+    def run(
+        self,
+        indices: np.ndarray,
+        num_epochs: int,
+        schedule: Schedule,
+        rng: np.random.Generator,
+        *,
+        num_steps: int | None = None,
+        lookahead: bool = False,
+    ) -> None:
+        """Train on `images[indices]` for `num_epochs`, or for `num_steps` (through the epochs that takes)."""
+        bounds = batch_bounds(len(indices), self.recipe.batch_size)
+        num_steps = num_epochs * len(bounds) if num_steps is None else num_steps
+        num_epochs = math.ceil(num_steps / len(bounds))
+        plan = torch.from_numpy(self._plan(indices, num_epochs, rng)).to(self.device)  # (epochs, 3, n)
+        factors = torch.from_numpy(schedule(num_steps)).to(self.device, torch.float32)
+        slow = [t.detach().clone() for t in self._averaged()] if lookahead else []
+        with deterministic_convolutions():
+            for step in range(num_steps):
+                epoch, batch = divmod(step, len(bounds))
+                start, stop = bounds[batch]
+                self._advance(plan[epoch, :, start:stop], factors[step])
+                if lookahead and (step + 1) % LOOKAHEAD_EVERY == 0:
+                    self._look_ahead(slow, LOOKAHEAD_DECAY * ((step + 1) / num_steps) ** 3)
+            if lookahead:
+                self._look_ahead(slow, 1.0)
+
+    def _plan(self, indices: np.ndarray, num_epochs: int, rng: np.random.Generator) -> np.ndarray:
+        """For every epoch and example: its position, and which rows and columns of it are read; (epochs, 3, n)."""
+        num_shifts, n = 2 * self.recipe.max_shift + 1, len(indices)
+        plan = np.empty((num_epochs, 3, n), dtype=np.int64)
+        flipped = rng.integers(0, 2, n) if self.recipe.flip else np.zeros(n, dtype=np.int64)
+        for epoch in range(num_epochs):
+            order = rng.permutation(n)
+            plan[epoch, 0] = np.asarray(indices)[order]
+            plan[epoch, 1] = rng.integers(0, num_shifts, n)
+            # Alternating flip: an image is seen from either side equally often.
+            flips = flipped ^ (epoch % 2) if self.recipe.flip else flipped
+            plan[epoch, 2] = rng.integers(0, num_shifts, n) + num_shifts * flips[order]
+        return plan
+
+    def _advance(self, plan: Tensor, factor: Tensor) -> None:
+        """One step of training, by replaying a graph where there is one for this batch size."""
+        size = plan.shape[1]
+        if self.capturing and size not in self.graphs:
+            if self.times_seen[size] >= CAPTURE_AFTER:
+                self._capture(plan, factor)
+            self.times_seen[size] += 1
+        if self.capturing and size in self.graphs:
+            graph, static_plan, static_factor = self.graphs[size]
+            self.graphs.move_to_end(size)
+            static_plan.copy_(plan)
+            static_factor.copy_(factor)
+            graph.replay()
+        else:
+            self._step(plan, factor)
+
+    def _capture(self, plan: Tensor, factor: Tensor) -> None:
+        """Record `_step` for this batch size. Recording runs nothing, so the weights stay as they are."""
+        while len(self.graphs) >= MAX_GRAPHS:
+            self.graphs.popitem(last=False)
+        static_plan, static_factor = plan.clone(), factor.clone()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # One pool for all graphs: nothing in it outlives a replay, so their memory can overlap.
+            with torch.cuda.graph(graph, pool=self.graph_pool):
+                self._step(static_plan, static_factor)
+        except RuntimeError as error:
+            self.capturing = False
+            self.graphs.clear()
+            print(f"CUDA graphs are off, training goes on without: {str(error).splitlines()[0]}", file=sys.stderr)
+            return
+        self.graphs[plan.shape[1]] = (graph, static_plan, static_factor)
+
+    def _step(self, plan: Tensor, factor: Tensor) -> None:
+        """Augment, forward, backward, update; `plan` is (3, batch), `factor` () scales the learning rate.
+
+        Nothing here waits for the device or depends on values, so that it can be captured.
+        """
+        chosen, rows, columns = plan[0], self.pixel_table[plan[1]], self.pixel_table[plan[2]]
+        batch = self.images[chosen[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        # The cast of a weight is never reused within a step, and a cache must not outlive a capture.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.low_precision, cache_enabled=False):
+            outputs = self.model(batch)
+        loss = F.cross_entropy(
+            outputs.float(), self.labels[chosen], label_smoothing=self.recipe.label_smoothing, reduction="sum"
+        )
+        gradients = list(torch.autograd.grad(loss, self.parameters))
+        self._update(gradients, factor)
+
+    @torch.no_grad()
+    def _update(self, gradients: list[Tensor], factor: Tensor) -> None:
+        """SGD with Nesterov momentum, all parameters of a group in a handful of kernels. Uses `gradients` up."""
+        recipe, split = self.recipe, self.num_biases
+        for group, scaler in ((slice(0, split), recipe.bias_scaler), (slice(split, None), 1.0)):
+            step_size = recipe.step_size * scaler
+            parameters, momenta, updates = self.parameters[group], self.momenta[group], gradients[group]
+            # Decay acts on the weights at step_decay a step whatever the group's rate, hence the division.
+            torch._foreach_add_(updates, parameters, alpha=recipe.step_decay / step_size)
+            torch._foreach_mul_(momenta, recipe.momentum)
+            torch._foreach_add_(momenta, updates)
+            torch._foreach_add_(updates, momenta, alpha=recipe.momentum)
+            torch._foreach_mul_(updates, factor * step_size)
+            torch._foreach_sub_(parameters, updates)
+
+    def _averaged(self) -> list[Tensor]:
+        return [*self.parameters, *self.statistics]
+
+    @torch.no_grad()
+    def _look_ahead(self, slow: list[Tensor], decay: float) -> None:
+        """Move the slow weights towards the fast ones, and put the fast ones there."""
+        fast = self._averaged()
+        torch._foreach_lerp_(slow, fast, 1 - decay)
+        torch._foreach_copy_(fast, slow)
+
+
+def pixel_table(size: int, max_shift: int) -> np.ndarray:
+    """Row k: which pixels are read under shift k - max_shift; rows from 2 * max_shift + 1 on: the same, flipped.
+
+    Borders are reflected. (2 * (2 * max_shift + 1), size) int64.
+    """
+    shifted = np.arange(size) + np.arange(-max_shift, max_shift + 1)[:, None]
+    reflected = size - 1 - np.abs(size - 1 - np.abs(shifted))
+    return np.concatenate([reflected, size - 1 - reflected]).astype(np.int64)
+
+
+@contextmanager
+def deterministic_convolutions() -> Iterator[None]:
+    """cuDNN sums in a fixed order: the same seeds give the same model again on the same kind of device."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
