@@ -1,0 +1,433 @@
+"""Known answers for the linear datamodelling score, its intervals, and the noise ceiling.
+
+The coverage tests simulate linear queries: query j's loss on subset k is `masks[k] @ coefficients[j]` plus noise, and a
+method scores with a noisy copy of the coefficients. Truth and prediction are then jointly normal across subsets, as a
+subset has many examples, so the score that infinitely many subsets would give is (6 / pi) asin(r / 2) with r known.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bench import metrics
+from bench.metrics import (
+    average_ranks,
+    lds_across_queries,
+    lds_over_ceiling,
+    linear_datamodelling_score,
+    mean_and_standard_error,
+    noise_ceiling,
+    paired_difference,
+    spearman_per_column,
+)
+
+NUM_EXAMPLES = 100
+
+
+def planted(num_subsets=40, num_queries=12, noise=1.0, seed=0):
+    """truth and prediction that agree up to noise, both (num_subsets, num_queries)."""
+    rng = np.random.default_rng([seed, 1])
+    truth = rng.normal(size=(num_subsets, num_queries))
+    return truth, truth + noise * rng.normal(size=truth.shape)
+
+
+# ------------------------------------------------------------------------------------------------------- known answers
+
+
+@pytest.mark.parametrize("rounded", [False, True], ids=["distinct", "tied"])
+@pytest.mark.parametrize("num_subsets", [3, 10, 100, 300])
+def test_spearman_agrees_with_scipy(num_subsets, rounded):
+    truth, prediction = planted(num_subsets, 8)
+    if rounded:
+        truth, prediction = np.round(truth), np.round(prediction)
+    ours = spearman_per_column(truth, prediction)
+    for j in range(truth.shape[1]):
+        a, b = truth[:, j], prediction[:, j]
+        if np.ptp(a) == 0 or np.ptp(b) == 0:
+            assert np.isnan(ours[j])
+        else:
+            assert ours[j] == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
+
+
+def test_average_ranks_agree_with_scipy():
+    values = np.round(planted(50, 7)[0], 1)
+    np.testing.assert_array_equal(average_ranks(values), stats.rankdata(values, axis=0))
+    np.testing.assert_array_equal(average_ranks([[2.0], [1.0], [2.0]]), [[2.5], [1.0], [2.5]])
+
+
+@pytest.mark.parametrize("rounded", [False, True], ids=["distinct", "tied"])
+@pytest.mark.parametrize("num_subsets", [4, 11, 300])
+def test_leaving_a_subset_out_is_exact(num_subsets, rounded):
+    truth, prediction = (table.T for table in planted(num_subsets, 5, seed=3))
+    if rounded:
+        truth, prediction = np.round(2 * truth), np.round(2 * prediction)
+    whole, without = metrics._leave_one_out(truth, prediction)
+    for j in range(len(truth)):
+        assert whole[j] == pytest.approx(stats.spearmanr(truth[j], prediction[j]).statistic, abs=1e-12)
+        for k in range(0, num_subsets, max(1, num_subsets // 20)):
+            a, b = np.delete(truth[j], k), np.delete(prediction[j], k)
+            expected = stats.spearmanr(a, b).statistic if np.ptp(a) > 0 and np.ptp(b) > 0 else 0.0
+            assert without[j, k] == pytest.approx(expected, abs=1e-9)
+
+
+def test_bias_is_the_textbook_one():
+    """Without ties the unbiased estimate is ((K + 1) r - 3 tau) / (K - 2), and the jackknife is that up to 1 / K^2."""
+    truth, prediction = planted(30, 6)
+    result = linear_datamodelling_score(truth, prediction)
+    tau = np.mean([stats.kendalltau(truth[:, j], prediction[:, j]).statistic for j in range(6)])
+    unbiased = (31 * result.lds - 3 * tau) / 28
+    assert result.lds - result.bias == pytest.approx(unbiased, abs=3 / 30**2)
+
+
+def test_perfect_and_reversed_predictions():
+    truth, _ = planted()
+    perfect = linear_datamodelling_score(truth, truth)
+    assert (perfect.lds, perfect.ci_low, perfect.ci_high) == pytest.approx((1.0, 1.0, 1.0))
+    assert linear_datamodelling_score(truth, -truth).lds == pytest.approx(-1.0)
+
+
+def test_undefined_queries_are_counted_and_left_out():
+    truth, prediction = planted()
+    clean = linear_datamodelling_score(truth[:, 4:], prediction[:, 4:])
+    truth[:, 0] = 2.0
+    prediction[:, 1] = 0.0
+    truth[5, 2] = np.nan
+    prediction[6, 3] = np.inf
+    result = linear_datamodelling_score(truth, prediction)
+    assert np.isnan(result.per_query[:4]).all()
+    assert not np.isnan(result.per_query[4:]).any()
+    assert (result.num_undefined, result.num_queries) == (4, 12)
+    assert (result.lds, result.ci_low, result.ci_high) == (clean.lds, clean.ci_low, clean.ci_high)
+    assert math.isfinite(result.across_queries)
+
+
+def test_all_undefined_is_nan_not_zero():
+    truth, _ = planted()
+    result = linear_datamodelling_score(truth, np.zeros_like(truth))
+    assert math.isnan(result.lds)
+    assert math.isnan(result.ci_low)
+    assert result.num_undefined == 12
+    difference = paired_difference(truth, truth, np.zeros_like(truth))
+    assert math.isnan(difference.difference)
+    assert math.isnan(difference.p_value)
+
+
+def test_one_query_has_a_score_but_no_interval():
+    result = linear_datamodelling_score(*planted(num_queries=1))
+    assert math.isfinite(result.lds)
+    assert math.isnan(result.ci_low)
+    assert math.isnan(result.across_queries)
+
+
+# --------------------------------------------------------------------------------------------- orientation, invariance
+
+
+def test_orientation_is_across_subsets():
+    """Queries that differ in level, with a prediction that knows only the levels: nothing is known about subsets."""
+    rng = np.random.default_rng(0)
+    level = 100.0 * np.arange(50)
+    truth, prediction = (level + rng.normal(size=(200, 50)) for _ in range(2))
+    result = linear_datamodelling_score(truth, prediction)
+    assert abs(result.lds) < 0.05
+    assert result.across_queries == pytest.approx(1.0)
+    assert (result.num_subsets, result.num_queries) == (200, 50)
+    by_hand = np.mean([stats.spearmanr(truth[k], prediction[k]).statistic for k in range(200)])
+    assert lds_across_queries(truth, prediction) == pytest.approx(by_hand)
+
+
+def test_monotone_transforms_of_a_query_change_nothing():
+    truth, prediction = planted()
+    before = linear_datamodelling_score(truth, prediction)
+    after = linear_datamodelling_score(np.exp(truth) + np.arange(12), 3.0 * prediction - 5.0)
+    np.testing.assert_allclose(after.per_query, before.per_query)
+    assert after.ci_low == pytest.approx(before.ci_low)
+
+
+def test_order_of_queries_and_subsets_does_not_matter():
+    truth, prediction = planted()
+    rng = np.random.default_rng(0)
+    before = linear_datamodelling_score(truth, prediction)
+    queries, subsets = rng.permutation(12), rng.permutation(40)
+    after = linear_datamodelling_score(truth[subsets][:, queries], prediction[subsets][:, queries])
+    np.testing.assert_allclose(after.per_query, before.per_query[queries])
+    assert after.lds == pytest.approx(before.lds)
+    assert after.bias == pytest.approx(before.bias)
+    assert after.standard_error == pytest.approx(before.standard_error)
+    assert after.across_queries == pytest.approx(before.across_queries)
+
+
+def test_seed_decides_the_interval():
+    truth, prediction = planted()
+    first, again, other = (linear_datamodelling_score(truth, prediction, seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert (first.ci_low, first.ci_high) != (other.ci_low, other.ci_high)
+    assert first.lds == other.lds
+
+
+def test_blocks_of_queries_do_not_show(monkeypatch):
+    truth, prediction = planted()
+    whole = linear_datamodelling_score(truth, prediction)
+    monkeypatch.setattr(metrics, "_QUERIES_PER_BLOCK", 5)
+    assert linear_datamodelling_score(truth, prediction) == whole
+
+
+# ------------------------------------------------------------------------------------------------------------ coverage
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A population of linear queries: what they share, how the method errs, how noisy the truth is."""
+
+    shared: float = 0.5  # of the coefficients, in units of each query's own part
+    shared_error: float = 0.6  # of the method, the same for every query
+    own_error: float = 1.2
+    signal: float = 1.0  # of the true coefficients in the method's scores
+    spread: float = 0.0  # how unlike queries are, in signal and in noise
+    noise: float = 0.5
+
+    def directions(self):
+        return np.random.default_rng(7).normal(size=(2, NUM_EXAMPLES))
+
+    def draw_queries(self, num_queries, rng):
+        """Coefficients and the scores of a better and a worse method, (num_queries, n), and noise, (num_queries,)."""
+        shared, shared_error = self.directions()
+        own, *errors = rng.normal(size=(3, num_queries, NUM_EXAMPLES))
+        unlike = np.exp(self.spread * rng.normal(size=(2, num_queries)))
+        coefficients = self.shared * shared + own
+        scores = [
+            self.signal * unlike[0][:, None] * coefficients + self.shared_error * shared_error + self.own_error * error
+            for error in (errors[0], errors[1] + errors[0])
+        ]
+        return coefficients, scores[0], scores[1], self.noise * math.sqrt(NUM_EXAMPLES) * unlike[1]
+
+    def limits(self):
+        """What infinitely many subsets and queries would score, for both methods."""
+        coefficients, better, worse, noise = self.draw_queries(40_000, np.random.default_rng(8))
+        # A random half of the examples: centred indicators with this variance, and examples drawn without replacement.
+        variance = 0.25 * NUM_EXAMPLES / (NUM_EXAMPLES - 1)
+        truth = coefficients - coefficients.mean(axis=1, keepdims=True)
+        truth_variance = variance * (truth**2).sum(axis=1) + 1.25 * noise**2
+        limits = []
+        for scores in (better, worse):
+            scores = scores - scores.mean(axis=1, keepdims=True)
+            covariance = variance * (truth * scores).sum(axis=1)
+            pearson = covariance / np.sqrt(truth_variance * variance * (scores**2).sum(axis=1))
+            limits.append(float((6 / np.pi * np.arcsin(pearson / 2)).mean()))
+        return limits
+
+    def draw(self, num_subsets, num_queries, rng):
+        coefficients, better, worse, noise = self.draw_queries(num_queries, rng)
+        masks = draw_masks(num_subsets, rng)
+        # A retrained model is shared by all queries, and so is a part of its noise.
+        error = rng.normal(size=(num_subsets, num_queries)) + 0.5 * rng.normal(size=(num_subsets, 1))
+        return masks @ coefficients.T + noise * error, masks @ better.T, masks @ worse.T
+
+
+def draw_masks(num_subsets, rng):
+    return (np.argsort(rng.random((num_subsets, NUM_EXAMPLES)), axis=1) < NUM_EXAMPLES // 2).astype(float)
+
+
+REGIMES = {
+    "alike queries": Regime(),
+    "heterogeneous queries": Regime(shared=0.7, shared_error=0.3, own_error=1.0, spread=0.8),
+    "near zero": Regime(shared_error=0.0, own_error=1.0, signal=0.02),
+}
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_intervals_cover_the_truth(name):
+    """92 to 98 % of 400 draws; see the module's opening for more regimes and sizes."""
+    regime, num_draws = REGIMES[name], 400
+    limit, worse_limit = regime.limits()
+    covered = covered_difference = 0
+    for draw in range(num_draws):
+        truth, better, worse = regime.draw(100, 60, np.random.default_rng([draw, 9]))
+        result = linear_datamodelling_score(truth, better, seed=draw, num_bootstrap=500)
+        covered += result.ci_low <= limit <= result.ci_high
+        difference = paired_difference(truth, better, worse, seed=draw, num_bootstrap=500)
+        covered_difference += difference.ci_low <= limit - worse_limit <= difference.ci_high
+    assert 0.92 <= covered / num_draws <= 0.98, f"{name}: LDS interval covers {covered / num_draws:.3f}"
+    assert 0.92 <= covered_difference / num_draws <= 0.98, f"{name}: difference {covered_difference / num_draws:.3f}"
+
+
+# --------------------------------------------------------------------------------------------------- paired difference
+
+
+def test_a_method_does_not_differ_from_itself():
+    truth, prediction = planted()
+    result = paired_difference(truth, prediction, prediction)
+    assert (result.difference, result.ci_low, result.ci_high, result.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_a_true_difference_is_found():
+    truth, better, worse = REGIMES["alike queries"].draw(100, 200, np.random.default_rng(0))
+    result = paired_difference(truth, better, worse)
+    a, b = (linear_datamodelling_score(truth, prediction) for prediction in (better, worse))
+    assert result.difference == pytest.approx(a.lds - b.lds)
+    assert result.ci_low > 0
+    assert result.p_value < 1e-4
+    assert result.standard_error < math.hypot(a.standard_error, b.standard_error)
+    swapped = paired_difference(truth, worse, better)
+    assert swapped.difference == pytest.approx(-result.difference)
+    assert swapped.p_value == pytest.approx(result.p_value)
+
+
+# ------------------------------------------------------------------------------------------------------- noise ceiling
+
+
+def draw_replicates(num_replicates, num_subsets=100, num_queries=60, noise=1.0, seed=0):
+    """Replicates (R, K, q) with unit signal and noise variance `noise**2`, and the noiseless losses (K, q)."""
+    rng = np.random.default_rng([seed, 3])
+    signal = rng.normal(size=(num_subsets, num_queries))
+    return signal + noise * rng.normal(size=(num_replicates, num_subsets, num_queries)), signal
+
+
+@pytest.mark.parametrize("num_replicates", [2, 3, 4, 5, 8])
+def test_ceiling_recovers_known_reliability(num_replicates):
+    replicates, signal = draw_replicates(num_replicates, num_queries=200)
+    result = noise_ceiling(replicates)
+    known = 1.0 / (1.0 + 1.0 / num_replicates)
+    assert result.reliability == pytest.approx(known, abs=0.03)
+    assert result.ceiling == pytest.approx(math.sqrt(result.reliability))
+    # The interval is for infinitely many subsets; the estimate carries the small bias of having a hundred.
+    assert result.ci_low - 0.005 < result.ceiling < result.ci_high
+    assert result.num_replicates == pytest.approx(num_replicates)
+    # The noiseless losses are the best prediction there is.
+    best = linear_datamodelling_score(replicates.mean(axis=0), signal)
+    assert best.lds == pytest.approx(result.ceiling, abs=0.03)
+    ratio = lds_over_ceiling(replicates.mean(axis=0), signal, result)
+    assert ratio.ratio == pytest.approx(best.lds / result.ceiling)
+    assert ratio.ci_low - 0.005 < ratio.ratio < ratio.ci_high + 0.005
+    assert ratio.ratio == pytest.approx(1.0, abs=0.03)
+
+
+def test_own_coefficients_approach_the_ceiling():
+    rng = np.random.default_rng(4)
+    coefficients, masks = rng.normal(size=(60, NUM_EXAMPLES)), draw_masks(100, rng)
+    prediction = masks @ coefficients.T
+    replicates = prediction + 5.0 * rng.normal(size=(4, 100, 60))
+    ratio = lds_over_ceiling(replicates.mean(axis=0), prediction, noise_ceiling(replicates))
+    assert ratio.ratio == pytest.approx(1.0, abs=0.03)
+
+
+def test_step_up_is_spearman_brown_for_even_halves():
+    step_up = metrics._StepUp(half_a=0.5, half_b=0.5, whole=0.25)
+    assert step_up.reliability(0.6) == pytest.approx(2 * 0.6 / 1.6)
+    # Odd: two replicates against one, noise as large as the signal, so (2/3)(1/2) under the root and 3/4 in all.
+    assert metrics._StepUp(0.5, 1.0, 1 / 3).reliability(math.sqrt(1 / 3)) == pytest.approx(0.75)
+
+
+def test_ragged_replicates():
+    """Two replicates on a quarter of the subsets, one on the others."""
+    replicates, signal = draw_replicates(2, num_subsets=200, num_queries=200)
+    present = np.ones((2, 200), dtype=bool)
+    present[1, 50:] = False
+    replicates[1, 50:] = np.nan
+    result = noise_ceiling(replicates, present=present)
+    # Noise variance 1/2 on a quarter and 1 on the rest.
+    assert result.reliability == pytest.approx(1 / (1 + 0.875), abs=0.03)
+    assert (result.num_subsets, result.num_subsets_replicated, result.num_undefined) == (200, 50, 0)
+    as_list = [replicates[present[:, k], k] for k in range(200)]
+    assert noise_ceiling(as_list) == result
+    truth = np.array([losses.mean(axis=0) for losses in as_list])
+    ratio = lds_over_ceiling(truth, signal, result)
+    assert ratio.ci_low < 1.0 < ratio.ci_high
+    assert ratio.ratio == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_diverged_replicate_is_not_taken_for_a_missing_one():
+    replicates, _ = draw_replicates(2)
+    replicates[1, 3, :10] = np.nan
+    assert noise_ceiling(replicates).num_undefined == 10
+
+
+def test_one_replicate_has_no_ceiling():
+    replicates, signal = draw_replicates(1)
+    result = noise_ceiling(replicates)
+    assert math.isnan(result.ceiling)
+    assert math.isnan(result.reliability)
+    ratio = lds_over_ceiling(replicates[0], signal, result)
+    assert math.isnan(ratio.ratio)
+    assert math.isfinite(ratio.lds)
+
+
+def test_negative_reliability_is_kept_and_never_divided_by():
+    replicates, signal = draw_replicates(2)
+    replicates[1] = -replicates[0] + 0.1 * replicates[1]
+    result = noise_ceiling(replicates)
+    assert result.ceiling == 0.0
+    assert -1.0 <= result.reliability < 0.0
+    ratio = lds_over_ceiling(replicates.mean(axis=0), signal, result)
+    assert math.isnan(ratio.ratio)
+    assert math.isnan(ratio.ci_low)
+
+
+def test_ceiling_and_ratio_intervals_cover():
+    """Signal of two equal kinds of noise, so that the limits are known: Spearman from Pearson's r for normal losses."""
+    num_draws, covered, covered_ratio = 200, 0, 0
+    half = 6 / np.pi * math.asin(0.5 / 2)
+    ceiling = math.sqrt(2 * half / (1 + half))
+    score = 6 / np.pi * math.asin(1 / math.sqrt(1.5 * 2) / 2)
+    for draw in range(num_draws):
+        replicates, signal = draw_replicates(2, num_subsets=60, num_queries=40, seed=draw)
+        prediction = signal + np.random.default_rng([draw, 4]).normal(size=signal.shape)
+        result = noise_ceiling(replicates, seed=draw, num_bootstrap=500)
+        ratio = lds_over_ceiling(replicates.mean(axis=0), prediction, result, seed=draw, num_bootstrap=500)
+        covered += result.ci_low <= ceiling <= result.ci_high
+        covered_ratio += ratio.ci_low <= score / ceiling <= ratio.ci_high
+    assert 0.90 <= covered / num_draws <= 0.99
+    assert 0.90 <= covered_ratio / num_draws <= 0.99
+
+
+# ------------------------------------------------------------------------------------------------ seeds, errors, speed
+
+
+def test_mean_and_standard_error():
+    assert mean_and_standard_error([1.0, 2.0, 3.0]) == pytest.approx((2.0, 1 / math.sqrt(3)))
+    mean, error = mean_and_standard_error([4.0])
+    assert mean == 4.0
+    assert math.isnan(error)
+    assert math.isnan(mean_and_standard_error([1.0, math.nan])[0])
+    with pytest.raises(ValueError, match="expected"):
+        mean_and_standard_error([])
+
+
+def test_errors_say_what_came_and_what_to_do():
+    truth, prediction = planted()
+    with pytest.raises(ValueError, match=r"\(40, 12\).*\(12, 40\).*transposed"):
+        linear_datamodelling_score(truth, prediction.T)
+    with pytest.raises(ValueError, match="same subsets"):
+        spearman_per_column(truth, prediction[:-1])
+    with pytest.raises(ValueError, match="prediction_b"):
+        paired_difference(truth, prediction, prediction[:, :-1])
+    with pytest.raises(ValueError, match="two dimensions"):
+        linear_datamodelling_score(truth[0], prediction[0])
+    with pytest.raises(ValueError, match="2 subsets"):
+        linear_datamodelling_score(truth[:2], prediction[:2])
+    with pytest.raises(ValueError, match="confidence"):
+        linear_datamodelling_score(truth, prediction, confidence=95)
+    with pytest.raises(ValueError, match="num_replicates"):
+        noise_ceiling(truth)
+    with pytest.raises(ValueError, match="same queries"):
+        noise_ceiling([truth, prediction[:, :-1], truth])
+    with pytest.raises(ValueError, match="without any"):
+        noise_ceiling(np.stack([truth, truth]), present=np.zeros((2, 40), dtype=bool))
+    with pytest.raises(ValueError, match="same replicates"):
+        lds_over_ceiling(truth, prediction, noise_ceiling(draw_replicates(2)[0]))
+
+
+def test_ten_thousand_queries_are_quick():
+    """About half a second on one core; the limit leaves room for a busy machine."""
+    truth, prediction = planted(100, 10_000)
+    start = time.process_time()
+    result = linear_datamodelling_score(truth, prediction)
+    assert time.process_time() - start < 3.0
+    assert result.ci_low < result.lds_corrected < result.ci_high
+    # Independent queries: the interval is so narrow that only the corrected estimate meets the limit.
+    assert result.ci_low < 6 / np.pi * math.asin(math.sqrt(0.5) / 2) < result.ci_high
