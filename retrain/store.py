@@ -66,6 +66,10 @@ class StoreError(RuntimeError):
         super().__init__(one_line(message, 1000))
 
 
+class UnwritableStoreError(StoreError):
+    """The disk is full or does not take files: no other entry could be kept either, so work should stop."""
+
+
 class DamagedEntryError(StoreError):
     """An entry that does not hold what its place and its checksums promise."""
 
@@ -339,17 +343,21 @@ class Store:
                 return Entry(path, key, kind, clean_config, clean_record, loaded)
             raise StoreError(f"{path}: could not be written in 3 attempts")
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StoreError(
-                    f"no space left in {self.root} ({error.strerror}): {kind} {key} was not kept, "
-                    "finished entries are safe; free some space and run the same command again"
-                ) from None
-            raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from None
+            raise self.unwritable(error) from None
         except TypeError as error:
             raise StoreError(f"{kind} {key} cannot be kept: {error}") from None
         finally:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
+
+    def unwritable(self, error: OSError) -> UnwritableStoreError:
+        """What to say when the disk refuses to take a file."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return UnwritableStoreError(
+                f"no space left in {self.root} ({error.strerror}); finished entries are safe: "
+                "free some space and run the same command again"
+            )
+        return UnwritableStoreError(f"the cache {self.root} cannot be written ({error})")
 
     def _publish(self, temporary: Path, path: Path, kind: str, config: Mapping[str, Any]) -> Entry | None:
         """Rename a filled folder to its place; the entry of another writer who was first, or None when ours is it."""
