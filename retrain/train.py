@@ -1,0 +1,194 @@
+"""The ground truth as idempotent work units: train the base model, or retrain on one subset and measure every query.
+
+A unit is described by plain data, so that any process on any machine can do it (`retrain/jobs.py`), and its result is
+one entry of the store. The key holds what decides the result (task, data, seeds, subset, library versions), never the
+device or a path.
+"""
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from retrain import subsets
+from retrain.campaign import Unit
+from retrain.store import Entry, Store
+from retrain.task import Task
+from retrain.tasks import load_task
+
+_BASE_STREAM, _SUBSET_STREAM, _CHECKPOINT_STREAM = 21, 22, 23
+
+
+def derived_seed(*parts: int) -> int:
+    """A 32-bit seed from named parts; distinct parts give unrelated seeds."""
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+@lru_cache
+def library_versions(*distributions: str) -> dict[str, str]:
+    """Major and minor version of each: what a cache key depends on."""
+    return {name: ".".join(metadata.version(name).split("+")[0].split(".")[:2]) for name in distributions}
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Any:
+    """One core a training run: on the CPU, sums then come out the same whoever runs it beside how many others."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- tasks as plain data ----
+
+
+def task_specification(task: Task) -> str:
+    """What a worker needs to build the same task, folders included."""
+    options = {f.name: getattr(task, f.name) for f in fields(task)}
+    options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    return json.dumps({"name": task.name, "options": options}, sort_keys=True, default=str)
+
+
+@lru_cache(maxsize=4)
+def task_from(specification: str) -> Task:
+    """Built once a process: its data stays loaded from unit to unit."""
+    content = json.loads(specification)
+    options = {name: tuple(v) if isinstance(v, list) else v for name, v in content["options"].items()}
+    return load_task(content["name"], **options)
+
+
+# ---- the base model, and further checkpoints like it ----
+
+
+def checkpoint_unit(task: Task, seed: int, number: int, device: str) -> Unit:
+    """Checkpoint 0 is the base model of the experiment's seed; the others differ in every seed."""
+    config = {
+        "task": task.config,
+        "init_seed": seed if number == 0 else derived_seed(seed, number, _CHECKPOINT_STREAM),
+        "order_seed": derived_seed(seed, number, _BASE_STREAM),
+        "versions": library_versions("torch"),
+    }
+    payload = {"task": task_specification(task), "device": device}
+    return Unit(kind="model", config=config, call="retrain.train:train_checkpoint", payload=payload)
+
+
+def train_checkpoint(store: Store, unit: Unit) -> Entry:
+    task, device = task_from(unit.payload["task"]), choose_device(unit.payload["device"])
+    with one_thread(device):
+        model = task.train_base(
+            init_seed=unit.config["init_seed"], order_seed=unit.config["order_seed"], device=device
+        )
+        losses = task.losses(model, task.query_data, device)
+    record = {"device": describe_device(device), "mean_query_loss": float(losses.mean())}
+    arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in model.state_dict().items()}
+    return store.write(unit.kind, unit.config, arrays, record)
+
+
+def load_checkpoint(task: Task, entry: Entry, device: torch.device) -> nn.Module:
+    """The model of a stored checkpoint, in eval mode."""
+    model = task.build_model(0)
+    model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in entry.arrays.items()})
+    return model.to(device).eval()
+
+
+def checkpoint_fingerprint(entry: Entry) -> str:
+    """Of the weights themselves: scores belong to these numbers, whoever trained them."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name in sorted(entry.arrays):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(entry.arrays[name]).tobytes())
+    return digest.hexdigest()[:20]
+
+
+# ---- retraining on subsets ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which subsets are retrained on: num_subsets of the attributed examples, each `replicates` times."""
+
+    alpha: float
+    alpha_attribution: float
+    seed: int
+    num_subsets: int = 100
+    replicates: int = 1
+    scheme: subsets.Scheme = "fixed"
+
+    def attributed(self, task: Task) -> np.ndarray:
+        """(n,) indices into the training set."""
+        return subsets.attributed_indices(self.seed, self.alpha_attribution, len(task.train_data))
+
+    def masks(self, task: Task) -> np.ndarray:
+        """(num_subsets, n) bool: which attributed examples each subset keeps."""
+        return subsets.masks(self.seed, self.num_subsets, self.alpha, len(self.attributed(task)), self.scheme)
+
+
+def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: str) -> Unit:
+    config = {
+        "task": task.config,
+        "alpha": plan.alpha,
+        "alpha_attribution": plan.alpha_attribution,
+        "scheme": plan.scheme,
+        "seed": plan.seed,
+        "subset": subset,
+        "replicate": replicate,
+        "versions": library_versions("torch"),
+    }
+    payload = {"task": task_specification(task), "device": device}
+    return Unit(kind="retrain", config=config, call="retrain.train:train_one", payload=payload)
+
+
+def retrain_units(task: Task, plan: Plan, device: str) -> list[Unit]:
+    """Replicate by replicate, so that a run cut short has every subset once before any twice."""
+    return [
+        retrain_unit(task, plan, subset, replicate, device)
+        for replicate in range(plan.replicates)
+        for subset in range(plan.num_subsets)
+    ]
+
+
+def train_one(store: Store, unit: Unit) -> Entry:
+    """Retrains on one subset and stores the loss of every query, whatever split it belongs to."""
+    task, device = task_from(unit.payload["task"]), choose_device(unit.payload["device"])
+    config = unit.config
+    attributed = subsets.attributed_indices(config["seed"], config["alpha_attribution"], len(task.train_data))
+    kept = subsets.mask(config["seed"], config["subset"], config["alpha"], len(attributed), config["scheme"])
+    order_seed = derived_seed(
+        config["seed"], config["subset"], config["replicate"], round(config["alpha"] * 1e6), _SUBSET_STREAM
+    )
+    with one_thread(device):
+        model = task.train(attributed[kept], init_seed=config["seed"], order_seed=order_seed, device=device)
+        losses = task.losses(model, task.query_data, device)
+    record = {"device": describe_device(device), "num_kept": int(kept.sum()), "mean_loss": _finite(losses.mean())}
+    return store.write(unit.kind, unit.config, {"losses": losses.numpy()}, record)
+
+
+def _finite(value: torch.Tensor) -> float | None:
+    return float(value) if torch.isfinite(value) else None
+
+
+@lru_cache
+def describe_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    import platform
+
+    return f"CPU {platform.machine()}"
