@@ -1,6 +1,7 @@
 """The CIFAR-10 task on a few hundred synthetic 32x32 images and a narrow network: both protocols, end to end."""
 
 import pickle
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -310,6 +311,70 @@ def test_lookahead_ends_on_the_slow_weights_of_its_last_update(folder):
         expected = decay * start.state_dict()[name] + (1 - decay) * plain.state_dict()[name]
         assert torch.allclose(ahead.state_dict()[name], expected, atol=1e-5), name
     assert same_weights(short, plain)
+
+
+class PretendedGraphs:
+    """Stands in for torch.cuda on a CPU: recording a step keeps its arguments, replaying runs it on what they hold."""
+
+    def __init__(self, monkeypatch, fails=False):
+        self.fails, self.num_captured, self.num_replayed, self.recording = fails, 0, 0, None
+        real_step = Engine._step
+
+        def step(engine, *arguments):
+            if self.recording is not None:
+                self.recording.work = lambda: real_step(engine, *arguments)
+            else:
+                real_step(engine, *arguments)
+
+        monkeypatch.setattr(Engine, "_step", step)
+        monkeypatch.setattr(resnet9_training, "CAPTURE_AFTER", 1)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(self))
+        monkeypatch.setattr(torch.cuda, "graph", self.capture)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+
+    @contextmanager
+    def capture(self, graph, pool):
+        if self.fails:
+            raise RuntimeError("capture refused\nand more")
+        self.recording = graph
+        yield
+        self.recording = None
+        self.num_captured += 1
+
+
+class Graph:
+    def __init__(self, owner):
+        self.owner = owner
+
+    def replay(self):
+        self.owner.num_replayed += 1
+        self.work()
+
+
+@pytest.mark.parametrize("max_graphs", [2, 16])
+def test_replayed_graphs_read_each_steps_own_batch_and_rate(folder, monkeypatch, max_graphs):
+    trainings = [(size, seed) for seed in range(2) for size in (90, 91, 65, 90)]
+    eager = make_task(folder, protocol="scratch")
+    expected = [eager.train(np.arange(n), init_seed=0, order_seed=s, device=CPU) for n, s in trainings]
+    pretended = PretendedGraphs(monkeypatch)
+    monkeypatch.setattr(resnet9_training, "MAX_GRAPHS", max_graphs)
+    captured = make_task(folder, protocol="scratch")
+    captured._engine(CPU).capturing = True
+    for (n, s), model in zip(trainings, expected, strict=True):
+        assert same_weights(captured.train(np.arange(n), init_seed=0, order_seed=s, device=CPU), model)
+    assert pretended.num_replayed > pretended.num_captured > 2
+    assert len(captured._engine(CPU).graphs) <= max_graphs
+
+
+def test_training_goes_on_where_capturing_fails(folder, monkeypatch, capsys):
+    expected = make_task(folder).train(np.arange(60), init_seed=0, order_seed=0, device=CPU)
+    PretendedGraphs(monkeypatch, fails=True)
+    task = make_task(folder)
+    task._engine(CPU).capturing = True
+    assert same_weights(task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU), expected)
+    assert capsys.readouterr().err == "CUDA graphs are off, training goes on without: capture refused\n"
+    assert not task._engine(CPU).capturing
 
 
 def test_training_leaves_global_settings_alone(task):

@@ -243,15 +243,17 @@ class Engine:
 
     def _capture(self, plan: Tensor, factor: Tensor) -> None:
         """Record `_step` for this batch size. Recording runs nothing, so the weights stay as they are."""
-        while len(self.graphs) >= MAX_GRAPHS:
-            self.graphs.popitem(last=False)
+        while len(self.graphs) >= MAX_GRAPHS:  # never all of them: a pool that lost its last graph cannot be used again
+            size, _ = self.graphs.popitem(last=False)
+            self.times_seen[size] = 0  # it earns its graph again, or else many sizes would only push each other out
         static_plan, static_factor = plan.clone(), factor.clone()
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
             # One pool for all graphs: nothing in it outlives a replay, so their memory can overlap.
             with torch.cuda.graph(graph, pool=self.graph_pool):
                 self._step(static_plan, static_factor)
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own stream current
             self.capturing = False
             self.graphs.clear()
             print(f"CUDA graphs are off, training goes on without: {str(error).splitlines()[0]}", file=sys.stderr)
