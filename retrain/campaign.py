@@ -1,9 +1,9 @@
 """What a campaign is, on disk: which units it has, and what has happened to them.
 
-`<root>/.jobs/<campaign>/` holds `campaign.json` (name, command, how it runs), `units.jsonl` (one unit a line) and
-`events/<run>-<writer>.jsonl` (one event a line: done, failed, died, start, exit). Every writer appends to a file of its
-own, so nothing is locked and a torn last line is all that a crash can leave. `python -m bench.status` reads these; what
-is *done* is never read from here but from the store.
+`<root>/.jobs/<campaign>/` holds `campaign.json` (name, command, how it runs), `units-<hash>.jsonl` (one unit a line)
+and `events/<run>-<writer>.jsonl` (one event a line: start, done, failed, died, fatal, exit). Every writer appends to a
+file of its own, so nothing is locked and a torn last line is all that a crash can leave. `python -m bench.status`
+reads these; what is *done* is never read from here but from the store.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.safe_files import SafeFileError, open_plain, parse_json, read_json
-from retrain.store import Store, normalised, process_name
+from retrain.store import KEY, KIND, Store, normalised, process_name
 
 JOBS = ".jobs"
 MAX_LINES_BYTES = 2**30
@@ -65,25 +67,31 @@ class Campaign:
         self.folder = store.root / JOBS / campaign_id
 
     @classmethod
-    def create(cls, store: Store, units: Mapping[str, Unit], *, name: str, cluster: str, run: str) -> Campaign:
+    def of(cls, store: Store, keys: Iterable[str]) -> Campaign:
+        return cls(store, hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:12])
+
+    def write(self, units: Mapping[str, Unit], *, name: str, cluster: str, run: str) -> None:
         """Write (or renew) the description of a campaign; `units` is {key: unit}."""
-        digest = hashlib.sha256("\n".join(sorted(units)).encode()).hexdigest()
-        campaign = cls(store, digest[:12])
-        (campaign.folder / "events").mkdir(parents=True, exist_ok=True)
+        (self.folder / "events").mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps({"key": key, **unit.to_json()}) + "\n" for key, unit in units.items())
-        replace_text(campaign.folder / "units.jsonl", lines)
+        digest = hashlib.sha256(lines.encode()).hexdigest()
+        # Named by its content: jobs in a queue find the very list that they were submitted with.
+        if not self._units_file(digest).exists():
+            replace_text(self._units_file(digest), lines)
         content = {
             "name": name,
             "cluster": cluster,
             "run": run,
             "num_units": len(units),
-            "units_sha256": hashlib.sha256(lines.encode()).hexdigest(),
-            "command": " ".join(sys.argv),
+            "units_sha256": digest,
+            "command": shlex.join(sys.argv),
             "process": process_name(),
             "started": time.time(),
         }
-        replace_text(campaign.folder / "campaign.json", json.dumps(content, indent=1) + "\n")
-        return campaign
+        replace_text(self.folder / "campaign.json", json.dumps(content, indent=1) + "\n")
+
+    def _units_file(self, digest: str) -> Path:
+        return self.folder / f"units-{digest[:16]}.jsonl"
 
     @classmethod
     def all(cls, store: Store) -> list[Campaign]:
@@ -107,26 +115,29 @@ class Campaign:
         value = self.describe().get("started", 0.0)
         return float(value) if isinstance(value, (int, float)) else 0.0
 
-    def units(self, expected_sha256: str | None = None) -> dict[str, Unit]:
-        """{key: unit}; with a checksum, exactly the file that had it (a worker runs nothing else)."""
-        path = self.folder / "units.jsonl"
+    def units(self, digest: str) -> dict[str, Unit]:
+        """{key: unit} of exactly the list with this sha256: a worker runs nothing else."""
+        path = self._units_file(digest)
         with open_plain(path, MAX_LINES_BYTES) as (file, _):
             data = file.read()
-        if expected_sha256 is not None and hashlib.sha256(data).hexdigest() != expected_sha256:
+        if hashlib.sha256(data).hexdigest() != digest:
             raise SafeFileError(path, "has changed since the job was submitted; run the command again")
         units = {}
-        for line in data.decode("utf-8", "replace").splitlines():
+        for line in data.decode("utf-8").splitlines():
             content = parse_json(line, path)
             units[content["key"]] = Unit.from_json(content)
         return units
 
     def unit_names(self) -> list[tuple[str, str]]:
         """[(kind, key)] of every unit; cheap, for the status of thousands."""
-        path = self.folder / "units.jsonl"
+        digest = self.describe().get("units_sha256", "")
+        if not re.fullmatch("[0-9a-f]{64}", digest if isinstance(digest, str) else ""):
+            return []
         names = []
-        for content in read_lines(path):
-            if isinstance(content.get("kind"), str) and isinstance(content.get("key"), str):
-                names.append((content["kind"], content["key"]))
+        for content in read_lines(self._units_file(digest)):
+            kind, key = content.get("kind"), content.get("key")
+            if isinstance(kind, str) and isinstance(key, str) and KIND.fullmatch(kind) and KEY.fullmatch(key):
+                names.append((kind, key))
         return names
 
     def log(self, run: str, writer: str) -> EventLog:
@@ -137,7 +148,32 @@ class Campaign:
         found = []
         for path in sorted((self.folder / "events").glob(f"{run}-*.jsonl")):
             found += list(read_lines(path))
-        return sorted(found, key=lambda event: event["time"] if isinstance(event.get("time"), float) else 0.0)
+        return sorted(found, key=_event_time)
+
+
+class EventReader:
+    """Reads the events of a run as they come, each once; a line still being written is left for the next time."""
+
+    def __init__(self, campaign: Campaign, run: str):
+        self.folder = campaign.folder / "events"
+        self.pattern = f"{run}-*.jsonl"
+        self._offsets: dict[Path, int] = {}
+
+    def new(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for path in self.folder.glob(self.pattern):
+            offset = self._offsets.get(path, 0)
+            try:
+                with open_plain(path, MAX_LINES_BYTES) as (file, size):
+                    if size == offset:
+                        continue
+                    file.seek(offset)
+                    whole, newline, _ = file.read().rpartition(b"\n")
+            except SafeFileError:
+                continue
+            self._offsets[path] = offset + len(whole) + len(newline)
+            found += _json_lines(whole.splitlines())
+        return sorted(found, key=_event_time)
 
 
 class EventLog:
@@ -147,14 +183,18 @@ class EventLog:
         self.path = path
 
     def add(self, event: str, **values: Any) -> None:
-        line = json.dumps({"event": event, "time": time.time(), **values}) + "\n"
-        # A log that cannot be written (a full disk) must not stop the work: the store says so itself, and clearly.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.write(descriptor, line.encode())
-            finally:
-                os.close(descriptor)
+        append_line(self.path, {"event": event, "time": time.time(), **values})
+
+
+def append_line(path: Path, content: dict[str, Any]) -> None:
+    """Append one JSON object to a .jsonl file."""
+    # A log that cannot be written (a full disk) must not stop the work: the store says so itself, and clearly.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, json.dumps(content).encode() + b"\n")
+        finally:
+            os.close(descriptor)
 
 
 def new_run() -> str:
@@ -165,9 +205,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a .jsonl file; a torn or strange line is passed over."""
     try:
         with open_plain(path, MAX_LINES_BYTES) as (file, _):
-            lines: Iterable[bytes] = file.read().splitlines()
+            lines = file.read().splitlines()
     except SafeFileError:
         return
+    yield from _json_lines(lines)
+
+
+def _event_time(event: dict[str, Any]) -> float:
+    when = event.get("time")
+    return float(when) if isinstance(when, (int, float)) else 0.0
+
+
+def _json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             content = json.loads(line) if len(line) <= MAX_LINE_BYTES else None

@@ -161,8 +161,8 @@ class Claims:
             return None
         return holder or Holder(host="unknown", pid=0, started=0)
 
-    def held(self) -> dict[tuple[str, str], Holder]:
-        """{(kind, key): holder} of every live claim."""
+    def held(self, *, stale: bool = False) -> dict[tuple[str, str], Holder]:
+        """{(kind, key): holder} of every live claim, and with `stale` of the dead ones too."""
         try:
             names = [name for name in os.listdir(self.folder) if not name.startswith(".") and "." in name]
         except OSError:
@@ -170,18 +170,14 @@ class Claims:
         found = {}
         for name in names:
             kind, _, key = name.rpartition(".")
-            holder = self.holder(kind, key)
+            holder = _read(self.path(kind, key))[0] if stale else self.holder(kind, key)
             if holder is not None:
                 found[kind, key] = holder
         return found
 
-    def release_job(self, kind: str, key: str, ended) -> Holder | None:
-        """Free the claim of a Slurm job that has ended (`ended(job)` is true); its holder, or None."""
-        path = self.path(kind, key)
-        holder, _ = _read(path)
-        if holder is None or not holder.job or not ended(holder.job):
-            return None
-        return holder if self._break(path, holder) else None
+    def free(self, kind: str, key: str, holder: Holder) -> bool:
+        """Remove the claim of a holder that is known to be gone; false when it is no longer this holder's."""
+        return self._break(self.path(kind, key), holder)
 
     @staticmethod
     def _stale(holder: Holder | None, age: float, asker: Holder | None) -> bool:

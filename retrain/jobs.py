@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from retrain.campaign import Campaign, EventLog, Unit, new_run
-from retrain.claims import Claims
+from retrain.claims import Claims, Holder
 from retrain.plugins import UsageError
 from retrain.store import Store, UnwritableStoreError
 
@@ -79,7 +79,8 @@ class Report:
 class Outcome:
     """What one attempt at a unit came to.
 
-    status: done; found (it was done already); busy (another process has it); failed; fatal (stop everything).
+    status: done; found (it was done already); busy (another process has it); failed; fatal (stop everything);
+    refused (its last holder died, once too often).
     """
 
     status: str
@@ -173,9 +174,15 @@ def run_units(
         pending = [key for key in by_key if key not in present]
         return Report([key for key in by_key if key in present], {}, pending, 0, time.perf_counter() - start)
     with _progress(progress, name) as report_progress:
+        campaign = Campaign.of(store, by_key)
         run = new_run()
+        if cluster == "slurm":
+            from retrain.slurm import live_run, run_slurm  # here, because nobody else needs submitit
+
+            run = live_run(campaign) or (collect and campaign.describe().get("run")) or run
         try:
-            campaign = Campaign.create(store, by_key, name=name, cluster=cluster, run=run)
+            if not collect:
+                campaign.write(by_key, name=name, cluster=cluster, run=run)
         except OSError as error:
             raise store.unwritable(error) from None
         log = campaign.log(run, "driver")
@@ -188,8 +195,6 @@ def run_units(
                 elif cluster == "local":
                     _run_local(book, run, jobs, gpus_per_job, timeout_min)
                 else:
-                    from retrain.slurm import run_slurm  # submitit is needed by nobody else
-
                     run_slurm(book, run, jobs or 16, gpus_per_job, timeout_min, dict(slurm or {}), collect)
             except (KeyboardInterrupt, SystemExit):
                 if cluster != "slurm":
@@ -219,8 +224,13 @@ def resolve(call: str) -> Callable[[Store, Unit], Any]:
     return getattr(importlib.import_module(module), function)
 
 
-def perform(store: Store, claims: Claims, key: str, unit: Unit) -> Outcome:
-    """Do one unit unless it is done or another process is at it."""
+def perform(
+    store: Store, claims: Claims, key: str, unit: Unit, take_over: Callable[[Holder], str] | None = None
+) -> Outcome:
+    """Do one unit unless it is done or another process is at it.
+
+    take_over: called when the unit was held by a process that died; a reason it returns is why not to try once more.
+    """
     if store.has_key(unit.kind, key):
         return Outcome("found")
     try:
@@ -232,6 +242,10 @@ def perform(store: Store, claims: Claims, key: str, unit: Unit) -> Outcome:
     with claim:
         if store.has_key(unit.kind, key):
             return Outcome("found")
+        if take_over is not None and claim.previous is not None:
+            refusal = take_over(claim.previous)
+            if refusal:
+                return Outcome("refused", 0.0, refusal)
         start = time.perf_counter()
         try:
             function = resolve(unit.call)
