@@ -11,7 +11,16 @@ import torch.nn.functional as F
 
 from retrain.data.cifar10 import BATCHES
 from retrain.models import resnet9_training
-from retrain.models.resnet9_training import Engine, Recipe, batch_bounds, constant, linear_rise, pixel_table, triangle
+from retrain.models.resnet9_training import (
+    Engine,
+    Recipe,
+    batch_bounds,
+    constant,
+    linear_rise,
+    logits_in,
+    pixel_table,
+    triangle,
+)
 from retrain.plugins import UsageError
 from retrain.tasks import cifar10
 from retrain.tasks.cifar10 import Cifar10, benchmark, normalised, replicate_correlation, with_protocol
@@ -295,6 +304,16 @@ def test_steps_equal_torch_sgd(folder):
         optimizer.step()
     for (name, expected), found in zip(model.state_dict().items(), trained.state_dict().values(), strict=True):
         assert torch.allclose(found, expected, atol=1e-4, rtol=1e-3), name
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.03), (torch.float16, 0.03), (torch.float32, 0)])
+def test_lower_precision_keeps_the_head_and_agrees(task, dtype, tolerance):
+    model = task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU)
+    images = task.query_data.inputs
+    with torch.no_grad():
+        expected, found = model(images), logits_in(dtype, model, images.to(dtype))
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
 
 
 def test_lookahead_ends_on_the_slow_weights_of_its_last_update(folder):

@@ -29,11 +29,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retrain.models.resnet9 import ResNet9
+
 # A batch size is captured once it has run this many times as it is: those runs also warm the libraries up.
 CAPTURE_AFTER = 12
 MAX_GRAPHS = 16
 LOOKAHEAD_EVERY = 5
 LOOKAHEAD_DECAY = 0.95**LOOKAHEAD_EVERY
+
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 Schedule = Callable[[int], np.ndarray]  # number of steps -> the learning rate's share of its maximum at each of them
 
@@ -72,6 +76,24 @@ class Recipe:
     def step_decay(self) -> float:
         """The share of a weight that is taken off in one step at the full learning rate."""
         return self.weight_decay * self.batch_size / self.kilostep_scale
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """What convolutions compute in: the CPU has no fast half precision, so there it is always float32."""
+    return PRECISIONS[precision] if device.type == "cuda" else torch.float32
+
+
+def logits_in(dtype: torch.dtype, model: ResNet9, images: Tensor) -> Tensor:
+    """Logits (batch, classes) in float32, with convolutions in `dtype` on float32 weights.
+
+    The head stays in float32: it costs nothing, and bf16 logits would round losses to about two digits.
+    """
+    if dtype == torch.float32:
+        return model(images)
+    # The cast of a weight is never reused within a step, and a cache of casts must not outlive a capture.
+    with torch.autocast(images.device.type, dtype, cache_enabled=False):
+        features = model.features(images)
+    return model.head(features.float()) * model.scale
 
 
 def constant(num_steps: int) -> np.ndarray:
@@ -113,13 +135,12 @@ class Engine:
     """One model's worth of memory on a device, in which any number of trainings happen one after another.
 
     `images` is (n, channels, size, size) float32, normalised; `labels` is (n,). Both are kept on the device; a training
-    names its examples by their position. `precision` "bfloat16" means bf16 convolutions on float32 weights, on CUDA
-    only; the CPU always computes in float32.
+    names its examples by their position. `precision` is that of convolutions on CUDA; see `logits_in`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: ResNet9,
         images: Tensor,
         labels: Tensor,
         recipe: Recipe,
@@ -129,7 +150,7 @@ class Engine:
         capture: bool = True,
     ):
         self.recipe, self.device = recipe, device
-        self.low_precision = device.type == "cuda" and precision == "bfloat16"
+        self.dtype = compute_dtype(precision, device)
         self.model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         # Jordan's two groups: the biases of BatchNorm take larger steps and, per unit of them, less decay.
@@ -145,8 +166,7 @@ class Engine:
         self.tensors: list[Tensor] = [*self.parameters, *frozen, *self.statistics, *counters]
 
         # Channels innermost: gathering pixels then yields batches that are channels-last at no cost.
-        dtype = torch.bfloat16 if self.low_precision else torch.float32
-        self.images = images.to(device, dtype).permute(0, 2, 3, 1).contiguous()
+        self.images = images.to(device, self.dtype).permute(0, 2, 3, 1).contiguous()
         self.labels = labels.to(device)
         self.pixel_table = torch.from_numpy(pixel_table(images.shape[-1], recipe.max_shift)).to(device)
 
@@ -267,11 +287,9 @@ class Engine:
         """
         chosen, rows, columns = plan[0], self.pixel_table[plan[1]], self.pixel_table[plan[2]]
         batch = self.images[chosen[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-        # The cast of a weight is never reused within a step, and a cache must not outlive a capture.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.low_precision, cache_enabled=False):
-            outputs = self.model(batch)
+        logits = logits_in(self.dtype, self.model, batch)
         loss = F.cross_entropy(
-            outputs.float(), self.labels[chosen], label_smoothing=self.recipe.label_smoothing, reduction="sum"
+            logits, self.labels[chosen], label_smoothing=self.recipe.label_smoothing, reduction="sum"
         )
         gradients = list(torch.autograd.grad(loss, self.parameters))
         self._update(gradients, factor)

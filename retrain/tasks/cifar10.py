@@ -39,12 +39,15 @@ from retrain.data.cifar10 import CIFAR10, FINGERPRINT, NUM_CLASSES, load_cifar10
 from retrain.examples import Examples, Indices
 from retrain.models.resnet9 import ResNet9, whitening_weight
 from retrain.models.resnet9_training import (
+    PRECISIONS,
     Engine,
     Recipe,
     State,
+    compute_dtype,
     constant,
     deterministic_convolutions,
     linear_rise,
+    logits_in,
     triangle,
 )
 from retrain.plugins import UsageError
@@ -97,8 +100,8 @@ class Cifar10(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.precision not in ("bfloat16", "float32"):
-            raise ValueError(f'precision is "{self.precision}"; expected bfloat16 or float32')
+        if self.precision not in PRECISIONS:
+            raise ValueError(f'precision is "{self.precision}"; available: {", ".join(PRECISIONS)}')
         if min(self.num_warmup, self.warmup_steps, self.epochs) < 1:
             raise ValueError("num_warmup, warmup_steps and epochs must be at least 1")
         self._recipe  # noqa: B018  (checks its own values)
@@ -259,24 +262,19 @@ class Cifar10(Task):
     def logits(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
         """(len(examples), classes) float32 on `device`, in eval mode. Examples stay on the device while they live."""
         device = torch.device(device)
-        low_precision = device.type == "cuda" and self.precision == "bfloat16"
+        dtype = compute_dtype(self.precision, device)
         where, inputs, _ = self._resident.get(examples, ("", torch.empty(0), torch.empty(0)))
         if where != str(device):
-            dtype = torch.bfloat16 if low_precision else torch.float32
             inputs = examples.inputs.to(device, dtype).contiguous(memory_format=torch.channels_last)
             self._resident[examples] = (str(device), inputs, examples.targets.to(device))
         model.eval()
         parts = []
         with deterministic_convolutions():
             for batch in inputs.split(self.losses_batch_size):
-                with torch.autocast(device.type, torch.bfloat16, enabled=low_precision, cache_enabled=False):
-                    if isinstance(model, ResNet9):
-                        features = model.features(batch)
-                    else:
-                        parts.append(model(batch).float())
-                        continue
-                # bf16 logits would round losses to about two digits; the head costs nothing in float32.
-                parts.append(model.head(features.float()) * model.scale)
+                if isinstance(model, ResNet9):
+                    parts.append(logits_in(dtype, model, batch))
+                else:  # a wrapper, say, that decides its precision itself
+                    parts.append(model(batch.float()).float())
         return torch.cat(parts)
 
     @torch.no_grad()
