@@ -52,9 +52,10 @@ class EKFAC(Method):
         from kronfluence.arguments import FactorArguments
 
         logging.getLogger("kronfluence").setLevel(logging.ERROR)
-        names = tracked_modules(problem.model)
-        task = _translate(problem.task, names)
-        model = prepare_model(detached_copy(problem.model), task)
+        # kronfluence replaces modules inside their parent, so the model itself must not be one of them.
+        model = nn.Sequential(detached_copy(problem.model))
+        task = _translate(problem.task, tracked_modules(model))
+        model = prepare_model(model, task)
         analyzer = Analyzer(
             analysis_name="ekfac",
             model=model,

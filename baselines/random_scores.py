@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from baselines.method import Attribution, Method, Problem
@@ -12,11 +13,9 @@ from baselines.method import Attribution, Method, Problem
 class RandomScores(Method):
     def score(self, problem: Problem, state: Any) -> Attribution:
         # One stream an example, so that permuting the training set permutes the scores.
-        scores = torch.stack(
-            [
-                torch.randn(len(problem.queries), generator=torch.Generator().manual_seed(problem.seed << 32 | int(i)))
-                for i in problem.attributed_indices
-            ],
-            dim=1,
-        )
+        columns = [
+            np.random.default_rng([problem.seed, int(index)]).standard_normal(len(problem.queries), dtype=np.float32)
+            for index in problem.attributed_indices
+        ]
+        scores = torch.from_numpy(np.stack(columns, axis=1))
         return Attribution(scores=scores, train_scale=torch.ones(scores.shape[1]))

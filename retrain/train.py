@@ -6,6 +6,7 @@ device or a path.
 """
 
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -44,7 +45,7 @@ def choose_device(name: str) -> torch.device:
 
 
 @contextmanager
-def one_thread(device: torch.device) -> Any:
+def one_thread(device: torch.device) -> Iterator[None]:
     """One core a training run: on the CPU, sums then come out the same whoever runs it beside how many others."""
     before = torch.get_num_threads()
     if device.type == "cpu":

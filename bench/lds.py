@@ -1,0 +1,653 @@
+"""How well does each method predict what really happens when training data is left out?
+
+    python -m bench.lds --alpha 0.1                                  # the embedded task, all methods, two minutes
+    python -m bench.lds --task cifar10 --alpha 0.1 0.3 0.5 0.7 --seeds 1 2 3 4 42 --data-dir DIR
+
+Retrains on random subsets, scores with every method, and prints the linear datamodelling score (LDS) of each with its
+interval and the noise ceiling. Everything finished is kept: interrupt at any time, and the same command goes on.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bench import metrics
+from retrain.jobs import add_cluster_arguments, cluster_options
+from retrain.plugins import UsageError
+from retrain.store import Store, StoreError, canonical_json
+from retrain.subsets import SCHEMES
+
+METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
+COLUMNS = [
+    "task", "protocol", "method", "normalised", "alpha", "alpha_attribution", "seed", "num_subsets", "num_queries",
+    "num_undefined", "lds", "ci_low", "ci_high", "lds_across_queries", "ceiling", "fit_seconds", "score_seconds",
+    "peak_memory_bytes", "run_id",
+]  # fmt: skip
+PAIR_COLUMNS = [
+    "task", "protocol", "method", "against", "normalised", "alpha", "alpha_attribution", "seed", "num_subsets",
+    "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value", "run_id",
+]  # fmt: skip
+MINIMUM_SUBSETS = 3
+DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transformers")
+
+logger = logging.getLogger("tda-bench")
+
+
+class Parser(argparse.ArgumentParser):
+    """One line on stderr, exit code 2."""
+
+    def error(self, message: str) -> Any:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is no number; expected a fraction such as 0.1') from None
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is out of range; expected a fraction above 0 and below 1")
+    return value
+
+
+def share(text: str) -> float:
+    return 1.0 if text in ("1", "1.0") else fraction(text)
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f'"{text}" is no whole number') from None
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{value} is too few; expected at least {minimum}")
+        return value
+
+    return parse
+
+
+def default_cache() -> str:
+    return os.environ.get("TDA_BENCH_CACHE") or str(Path.home() / ".cache" / "tda-bench")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m bench.lds", description=__doc__.split("\n")[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--task", default="auto", help="auto, or a file of retrain/tasks (default: auto)")
+    add("--protocol", default="", help="how to retrain, where the task offers several (default: the task's first)")
+    add("--methods", nargs="+", default=list(METHODS), help="files of baselines/, or package.module:Class")
+    add("--alpha", nargs="+", type=fraction, required=True, help="alpha_retrain: share of the attributed examples kept")
+    add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
+    add("--subsets", type=at_least(MINIMUM_SUBSETS), default=100, help="retrained subsets (default: 100)")
+    add("--scheme", choices=SCHEMES, default="fixed", help="subsets of fixed size, or independent draws")
+    add("--seeds", nargs="+", type=at_least(0), default=[1], help="whole experiments to repeat (default: 1)")
+    add("--replicates", type=at_least(1), help="retrains per subset, for the noise ceiling (default: the task's)")
+    add("--queries", type=at_least(1), help="only the first so many queries of the split")
+    add("--query-split", choices=("tune", "report", "all"), default="report", help="which queries (default: report)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
+    add("--data-dir", help="folder with the task's data, where it needs one")
+    add("--model", help="model folder or name, where the task takes one")
+    add("--text", help="text file, where the task takes one")
+    add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
+    add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
+    add("--out", default="runs", help="where run records go (default: %(default)s)")
+    add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
+    add("--force", action="store_true", help="compute again what this command needs, even if it is cached")
+    add("--json", action="store_true", help="print the rows as a JSON list instead of tables")
+    add_cluster_arguments(parser)
+    return parser
+
+
+# ---- what is asked ----
+
+
+def choose_task(name: str, data_dir: str | None) -> tuple[str, str]:
+    """The task, and one line saying why this one and how to get the other."""
+    from retrain.data.cifar10 import is_available
+    from retrain.train import choose_device
+
+    if name != "auto":
+        return name, ""
+    gpu, data = choose_device("auto").type == "cuda", is_available(data_dir)
+    if gpu and data:
+        return "cifar10", "task cifar10: a GPU and the data are here (--task digits takes the small embedded task)"
+    missing = " and ".join(["no CUDA GPU"] * (not gpu) + ["no CIFAR-10 data"] * (not data))
+    return "digits", f"task digits: {missing} here (--task cifar10 --data-dir DIR takes the paper's)"
+
+
+def options_of(name: str, settings: Sequence[str]) -> dict[str, str]:
+    """The --set options addressed to `name`."""
+    found = {}
+    for setting in settings:
+        target, equals, value = setting.partition("=")
+        owner, dot, option = target.rpartition(".")
+        if not equals or not dot or not owner or not option:
+            raise UsageError(f'--set takes NAME.OPTION=VALUE, for example --set bif.chains=4, not "{setting}"')
+        if owner == name:
+            found[option] = value
+    return found
+
+
+def build_task(arguments: argparse.Namespace) -> Any:
+    from retrain.tasks import load_task
+
+    name, line = choose_task(arguments.task, arguments.data_dir)
+    if line:
+        print(line, file=sys.stderr)
+    options: dict[str, Any] = dict(options_of(name, arguments.set))
+    if arguments.protocol:
+        options["protocol"] = arguments.protocol
+    for option in ("data_dir", "model", "text"):
+        if getattr(arguments, option) is not None:
+            options[option] = getattr(arguments, option)
+    return load_task(name, **options)
+
+
+def build_methods(arguments: argparse.Namespace, task: Any) -> list[Any]:
+    from baselines.method import load_method
+
+    names = list(dict.fromkeys(arguments.methods))
+    methods = []
+    for name in names:
+        options: dict[str, Any] = {**task.method_settings.get(name, {}), **options_of(name, arguments.set)}
+        methods.append(load_method(name, **options))
+    owners = {setting.partition("=")[0].rpartition(".")[0] for setting in arguments.set}
+    if unknown := owners - {task.name, *names}:
+        raise UsageError(
+            f'--set names "{sorted(unknown)[0]}", which is neither the task ({task.name}) nor a method of this run '
+            f"({', '.join(names)})"
+        )
+    return methods
+
+
+# ---- rows ----
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a run came to."""
+
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    pairs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    ceilings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    diagnostics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)  # what makes the exit code 1
+
+
+def plans_of(arguments: argparse.Namespace, task: Any, seed: int, alpha_attribution: float) -> list[Any]:
+    from retrain.train import Plan
+
+    return [
+        Plan(
+            alpha=alpha,
+            alpha_attribution=alpha_attribution,
+            seed=seed,
+            num_subsets=arguments.subsets,
+            replicates=arguments.replicates or task.default_replicates,
+            scheme=arguments.scheme,
+        )
+        for alpha in dict.fromkeys(arguments.alpha)
+    ]
+
+
+def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> Outcome:
+    from bench.runner import Question, ground_truth
+
+    outcome = Outcome()
+    jobs = cluster_options(arguments)
+    shares = arguments.alpha_attribution or [task.default_alpha_attribution]
+    for seed in dict.fromkeys(arguments.seeds):
+        for alpha_attribution in dict.fromkeys(shares):
+            plans = plans_of(arguments, task, seed, alpha_attribution)
+            truths = [
+                ground_truth(task, plan, store, arguments.device, force=arguments.force, progress=True, **jobs)
+                for plan in plans
+            ]
+            for plan, truth in zip(plans, truths, strict=True):
+                if len(truth.subsets) < plan.num_subsets:
+                    outcome.problems.append(
+                        f"{plan.num_subsets - len(truth.subsets)} of {plan.num_subsets} subsets are missing at "
+                        f"alpha {plan.alpha:g}, seed {seed}; the same command without --collect makes them"
+                    )
+            question = Question(
+                task=task,
+                seed=seed,
+                alpha_attribution=alpha_attribution,
+                split=arguments.query_split,
+                max_queries=arguments.queries,
+            )
+            predictions = predict(arguments, question, methods, plans, store, jobs, outcome)
+            queries = question.query_indices()
+            for position, (plan, truth) in enumerate(zip(plans, truths, strict=True)):
+                if len(truth.subsets) >= MINIMUM_SUBSETS:
+                    here = {name: found[position] for name, found in predictions.items()}
+                    score(task, plan, truth, queries, here, outcome)
+    return outcome
+
+
+def predict(
+    arguments: argparse.Namespace,
+    question: Any,
+    methods: list[Any],
+    plans: list[Any],
+    store: Store,
+    jobs: dict[str, Any],
+    outcome: Outcome,
+) -> dict[str, list[Any]]:
+    """Method name -> one prediction a plan. A method that fails is reported, and the others go on."""
+    from bench.runner import Scorer, score_unit
+    from retrain.jobs import run_units
+
+    predictions = {}
+    for method in methods:
+        if reason := method.skip(question.task):
+            outcome.skipped[method.name] = reason
+            continue
+        try:
+            scorer = Scorer(question, method, store, arguments.device)
+            if jobs["collect"] and not scorer.cached(plans):
+                outcome.problems.append(f"{method.name} has no scores yet for seed {question.seed}; nothing was started")
+                continue
+            if jobs["cluster"] == "slurm" and not arguments.force:
+                report = run_units([score_unit(question, method, plans, store, arguments.device)], store, **jobs)
+                if report.failed:
+                    raise RuntimeError(next(iter(report.failed.values())))
+            predictions[method.name] = found = scorer.predictions(plans, force=arguments.force)
+        except (KeyboardInterrupt, SystemExit, StoreError, UsageError):
+            raise
+        except Exception as error:
+            logger.debug("the whole traceback of %s", method.name, exc_info=True)
+            outcome.problems.append(f"{method.name} failed: {one_line(error)}")
+            continue
+        record = found[0].record
+        if not_finite := record.get("num_scores_not_finite"):
+            outcome.problems.append(
+                f"{method.name} gave {not_finite} scores that are not finite; the queries they touch are undefined"
+            )
+        if record.get("diagnostics"):
+            outcome.diagnostics.append(
+                {"method": method.name, "seed": question.seed, "alpha_attribution": question.alpha_attribution}
+                | record["diagnostics"]
+            )
+    return predictions
+
+
+def one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def score(task: Any, plan: Any, truth: Any, queries: np.ndarray, predictions: dict[str, Any], outcome: Outcome) -> None:
+    """Adds the rows of one (seed, alpha): raw and train-normalised, every method, and the paired differences."""
+    replicates = truth.losses[:, :, queries]
+    losses = replicates.mean(axis=0)
+    where = {
+        "task": task.name,
+        "protocol": task.protocol,
+        "alpha": plan.alpha,
+        "alpha_attribution": plan.alpha_attribution,
+        "seed": plan.seed,
+    }
+    ceiling = metrics.noise_ceiling(replicates)
+    outcome.ceilings.append(
+        where
+        | {
+            name: getattr(ceiling, name)
+            for name in ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated", "num_undefined")
+        }
+        | {"num_replicates": plan.replicates, "mean_loss": float(losses.mean())}
+    )
+    for normalised in (False, True):
+        made = {}
+        for name, prediction in predictions.items():
+            values = prediction.normalised if normalised else prediction.raw
+            if values is None:
+                continue
+            made[name] = values[truth.subsets]
+            result = metrics.linear_datamodelling_score(losses, made[name])
+            outcome.rows.append(
+                where
+                | {"method": name, "normalised": normalised}
+                | {f: getattr(result, f) for f in ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")}
+                | {"lds_across_queries": result.across_queries, "ceiling": ceiling.ceiling}
+                | {"spread": float(np.nanstd(result.per_query)) if result.num_undefined < len(queries) else math.nan}
+                | {f: prediction.record[f] for f in ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")}
+            )
+        names = list(made)
+        for position, name in enumerate(names):
+            for against in names[position + 1 :]:
+                pair = metrics.paired_difference(losses, made[name], made[against])
+                outcome.pairs.append(
+                    where
+                    | {"method": name, "against": against, "normalised": normalised}
+                    | {
+                        f: getattr(pair, f)
+                        for f in ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
+                    }
+                )
+
+
+# ---- the record ----
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("tda-bench", *DISTRIBUTIONS):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def code_commit() -> str | None:
+    """The commit of this code, with + if it was changed since; None outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        run_git: Callable[..., str] = lambda *words: subprocess.run(  # noqa: E731
+            ["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        return run_git("rev-parse", "--short=12", "HEAD") + ("+" if run_git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def experiment_config(arguments: argparse.Namespace, task: Any, methods: list[Any]) -> dict[str, Any]:
+    """What decides the numbers of a run, and so its id."""
+    return {
+        "task": task.config,
+        "methods": [method.config for method in methods],
+        "alpha": arguments.alpha,
+        "alpha_attribution": arguments.alpha_attribution or [task.default_alpha_attribution],
+        "subsets": arguments.subsets,
+        "scheme": arguments.scheme,
+        "seeds": arguments.seeds,
+        "replicates": arguments.replicates or task.default_replicates,
+        "query_split": arguments.query_split,
+        "queries": arguments.queries,
+        "versions": {name: version for name, version in versions().items() if name in DISTRIBUTIONS},
+    }
+
+
+def write_record(
+    arguments: argparse.Namespace, command: str, task: Any, config: dict[str, Any], run_id: str, outcome: Outcome, seconds: float
+) -> Path:
+    from retrain.train import choose_device, describe_device
+
+    folder = Path(arguments.out) / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "run_id": run_id,
+        "command": command,
+        "description": task.description,
+        "config": config,
+        "versions": versions(),
+        "commit": code_commit(),
+        "device": describe_device(choose_device(arguments.device)),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "node": platform.node()},
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(seconds, 2),
+        "rows": outcome.rows,
+        "ceilings": outcome.ceilings,
+        "pairs": outcome.pairs,
+        "diagnostics": outcome.diagnostics,
+        "skipped": outcome.skipped,
+        "problems": outcome.problems,
+    }
+    write_whole(folder / "run.json", json.dumps(without_nan(record), indent=1) + "\n")
+    write_whole(folder / "lds.csv", pd.DataFrame(outcome.rows, columns=COLUMNS).to_csv(index=False))
+    if outcome.pairs:
+        write_whole(folder / "pairs.csv", pd.DataFrame(outcome.pairs, columns=PAIR_COLUMNS).to_csv(index=False))
+    return folder
+
+
+def write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN; a missing number is null."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+# ---- what the user reads ----
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Columns aligned; the first `left` to the left, the numbers to the right."""
+    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    lines = []
+    for line in [header, ["-" * width for width in widths], *rows]:
+        cells = [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def show(outcome: Outcome, task: Any) -> str:
+    """The tables: a block for every (alpha_attribution, alpha, normalised), methods by score."""
+    parts = []
+    frame = pd.DataFrame(outcome.rows)
+    if frame.empty:
+        return "no rows: no method finished"
+    for (alpha_attribution, alpha), group in frame.groupby(["alpha_attribution", "alpha"], sort=True):
+        first = group.iloc[0]
+        seeds = sorted(group["seed"].unique())
+        ceilings = [c for c in outcome.ceilings if c["alpha"] == alpha and c["alpha_attribution"] == alpha_attribution]
+        parts.append(
+            f"\n{task.description}, protocol {task.protocol}: alpha {alpha:g} of {alpha_attribution:g} of the training set, "
+            f"{first['num_subsets']} subsets x {ceilings[0]['num_replicates']} replicate(s), {first['num_queries']} queries, "
+            f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
+        )
+        parts.append(one_seed_table(group) if len(seeds) == 1 else many_seeds_table(group))
+        if len(seeds) == 1:
+            parts.append(pairs_text(outcome.pairs, alpha, alpha_attribution))
+    for line in outcome.diagnostics:
+        if line.get("rhat") is not None:
+            parts.append(
+                f"{line['method']} chains, seed {line['seed']}: R-hat {line['rhat']:.3f}, ESS {line['ess'] or math.nan:.0f} of "
+                f"{line['num_draws']} draws (mean loss); per example, median R-hat {number(line['rhat_examples_median'])}, "
+                f"ESS {number(line['ess_examples_median'], 0)}"
+                + (f"; dropped {'; '.join(line['dropped_chains'])}" if line.get("dropped_chains") else "")
+            )
+    return "\n".join(part for part in parts if part)
+
+
+def ceiling_text(ceilings: list[dict[str, Any]]) -> str:
+    values = [c["ceiling"] for c in ceilings]
+    if not all(math.isfinite(value) for value in values):
+        return "noise ceiling unknown (needs --replicates 2)"
+    if len(ceilings) == 1:
+        return f"noise ceiling {values[0]:.3f} [{number(ceilings[0]['ci_low'])}, {number(ceilings[0]['ci_high'])}]"
+    return f"noise ceiling {np.mean(values):.3f} (mean over seeds)"
+
+
+def one_seed_table(group: pd.DataFrame) -> str:
+    header = [
+        "method", "scores", "LDS", "95 % interval", "LDS/ceiling", "spread", "undefined", "across queries",
+        "fit s", "score s", "peak memory",
+    ]  # fmt: skip
+    rows = [
+        [
+            row["method"],
+            "train-normalised" if row["normalised"] else "raw",
+            number(row["lds"]),
+            f"[{number(row['ci_low'])}, {number(row['ci_high'])}]",
+            number(row["lds"] / row["ceiling"], 2) if row["ceiling"] > 0 else "-",
+            number(row["spread"]),
+            str(row["num_undefined"]),
+            number(row["lds_across_queries"]),
+            number(row["fit_seconds"], 1),
+            number(row["score_seconds"], 1),
+            size(row["peak_memory_bytes"]),
+        ]
+        for _, row in group.sort_values(["normalised", "lds"], ascending=[True, False]).iterrows()
+    ]
+    return table(header, rows, left=2)
+
+
+def many_seeds_table(group: pd.DataFrame) -> str:
+    header = ["method", "scores", "LDS", "standard error", "per seed", "undefined", "across queries", "seconds"]
+    rows = []
+    for (name, normalised), block in group.groupby(["method", "normalised"]):
+        mean, error = metrics.mean_and_standard_error(block["lds"].to_numpy())
+        values = " ".join(number(value) for value in block.sort_values("seed")["lds"])
+        seconds = (block["fit_seconds"] + block["score_seconds"]).median()
+        undefined = str(block["num_undefined"].sum())
+        kind = "train-normalised" if normalised else "raw"
+        across = number(block["lds_across_queries"].mean())
+        rows.append((normalised, -mean, [name, kind, number(mean), number(error), values, undefined, across, number(seconds, 1)]))
+    return table(header, [line for _, _, line in sorted(rows, key=lambda row: row[:2])], left=2)
+
+
+def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:
+    """Is one method really ahead of another, on the same subsets and queries?"""
+    lines = []
+    for pair in pairs:
+        if pair["alpha"] != alpha or pair["alpha_attribution"] != alpha_attribution or "random" in (pair["method"], pair["against"]):
+            continue
+        lines.append(
+            [
+                f"{pair['method']} - {pair['against']}",
+                "train-normalised" if pair["normalised"] else "raw",
+                f"{pair['difference']:+.3f}",
+                f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]",
+                f"{pair['p_value']:.2g}",
+            ]
+        )
+    return "\n" + table(["paired difference", "scores", "LDS", "95 % interval", "p"], lines, left=2) if lines else ""
+
+
+def show_plan(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> str:
+    """What a run would compute, for --dry-run."""
+    from bench.runner import Question, Scorer
+    from retrain.train import checkpoint_unit, retrain_units
+
+    lines = []
+    for seed in dict.fromkeys(arguments.seeds):
+        base = checkpoint_unit(task, seed, 0, arguments.device)
+        trained = store.has(base.kind, base.config)
+        lines.append(f"seed {seed}: base model {'cached' if trained else 'to train'}")
+        for alpha_attribution in arguments.alpha_attribution or [task.default_alpha_attribution]:
+            plans = plans_of(arguments, task, seed, alpha_attribution)
+            for plan in plans:
+                units = retrain_units(task, plan, arguments.device)
+                done = sum(store.has(unit.kind, unit.config) for unit in units)
+                lines.append(
+                    f"  alpha {plan.alpha:g} of {alpha_attribution:g}: {done} of {len(units)} retrains cached, "
+                    f"{len(units) - done} to do"
+                )
+            question = Question(
+                task=task, seed=seed, alpha_attribution=alpha_attribution, split=arguments.query_split, max_queries=arguments.queries
+            )
+            for method in methods:
+                if reason := method.skip(task):
+                    lines.append(f"  {method.name}: skipped, {reason}")
+                    continue
+                cached = trained and Scorer(question, method, store, arguments.device).cached(plans)
+                lines.append(f"  {method.name}: {'cached' if cached else 'to score'}")
+    return "\n".join(lines)
+
+
+# ---- the command ----
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    argv = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    command = shlex.join(["python", "-m", "bench.lds", *argv])
+    started = time.perf_counter()
+    try:
+        check_device(arguments.device)
+        task = build_task(arguments)
+        methods = build_methods(arguments, task)
+        store = Store(arguments.cache)
+        if arguments.dry_run:
+            print(show_plan(arguments, task, methods, store))
+            return 0
+        config = json.loads(canonical_json(experiment_config(arguments, task, methods)))
+        run_id = hashlib.sha256(canonical_json(config).encode()).hexdigest()[:12]
+        check_out(arguments.out)
+        outcome = run(arguments, task, methods, store)
+        for row in [*outcome.rows, *outcome.pairs]:
+            row["run_id"] = run_id
+        seconds = time.perf_counter() - started
+        folder = write_record(arguments, command, task, config, run_id, outcome, seconds)
+    except (UsageError, StoreError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; finished work is in {arguments.cache}, and the same command goes on", file=sys.stderr)
+        return 130
+    except RuntimeError as error:
+        print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(without_nan([{column: row.get(column) for column in COLUMNS} for row in outcome.rows]), indent=1))
+    else:
+        print(show(outcome, task))
+        print(f"\nrun {run_id} in {seconds:.0f} s; record: {folder / 'run.json'}")
+    for name, reason in outcome.skipped.items():
+        print(f"skipped {name}: {reason}", file=sys.stderr)
+    for problem in outcome.problems:
+        print(f"{parser.prog}: {problem}", file=sys.stderr)
+    return 1 if outcome.problems else 0
+
+
+def check_device(name: str) -> None:
+    from retrain.train import choose_device
+
+    try:
+        device = choose_device(name)
+    except RuntimeError:
+        raise UsageError(f'unknown device "{name}"; expected auto, cpu, cuda, or cuda:N') from None
+    import torch
+
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f'device "{name}" was asked for, but torch sees no CUDA GPU; use --device cpu')
+
+
+def check_out(folder: str) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f'--out "{folder}" cannot be made: {error.strerror}') from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""A planted problem with a closed-form answer: ridge regression, whose exact leave-one-out every method must rank."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from retrain.examples import Examples, Indices
+from retrain.losses import SquaredError
+from retrain.task import Task
+
+RIDGE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted(Task):
+    """y = x w + noise; the model is one linear layer, fitted exactly."""
+
+    loss_function: ClassVar = SquaredError()
+
+    num_train: int = 200
+    num_queries: int = 25
+    dimension: int = 4
+    noise: float = 1.5
+
+    @cached_property
+    def _data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = np.random.default_rng(7)
+        n = self.num_train + self.num_queries
+        inputs = generator.normal(size=(n, self.dimension))
+        targets = inputs @ generator.normal(size=self.dimension) + self.noise * generator.normal(size=n)
+        return torch.from_numpy(inputs).float(), torch.from_numpy(targets).float()
+
+    def load_train_data(self) -> Examples:
+        inputs, targets = self._data
+        return Examples(inputs[: self.num_train], targets[: self.num_train])
+
+    def load_query_data(self) -> Examples:
+        inputs, targets = self._data
+        return Examples(inputs[self.num_train :], targets[self.num_train :])
+
+    def build_model(self, seed: int) -> nn.Module:
+        model = nn.Linear(self.dimension, 1)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        return model
+
+    def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        data = self.train_data.select(indices)
+        inputs = torch.cat([data.inputs, torch.ones(len(data), 1)], dim=1).double()
+        hessian = inputs.T @ inputs + RIDGE * torch.eye(inputs.shape[1], dtype=torch.float64)
+        solution = torch.linalg.solve(hessian, inputs.T @ data.targets.double())
+        model = self.build_model(init_seed)
+        with torch.no_grad():
+            model.weight.copy_(solution[:-1][None])
+            model.bias.copy_(solution[-1:])
+        return model.to(device).eval()
+
+    def exact_inclusion_effect(self) -> np.ndarray:
+        """(queries, train): each query's loss with all examples minus its loss without example i."""
+        everything = np.arange(self.num_train)
+        device = torch.device("cpu")
+
+        def losses(indices: np.ndarray) -> np.ndarray:
+            model = self.train(indices, init_seed=0, order_seed=0, device=device)
+            return self.losses(model, self.query_data, device).double().numpy()
+
+        full = losses(everything)
+        return np.stack([full - losses(np.delete(everything, i)) for i in everything], axis=1)

@@ -1,0 +1,238 @@
+"""Conformance: the same tests over every file in baselines/, so that a new method is covered before anyone writes one."""
+
+import copy
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from baselines.method import Attribution, Method, Problem, available_methods, load_method
+from baselines.support.gradients import PerExampleGradients
+from tests.planted import Planted
+
+# What suits 200 examples and 5 parameters; a method not named here must work with its defaults.
+SETTINGS: dict[str, dict] = {
+    "bif": {
+        "chains": 2, "draws": 40, "burn_in": 5, "minibatch": 200, "n_beta": 200.0, "gamma": 1e-3, "step_size": 0.004,
+    },
+    "trak": {"projection": 101, "ridge": 1e-3},
+}  # fmt: skip
+# What it takes to be accurate, where that is more: the other properties hold at any number of draws.
+ACCURATE: dict[str, dict] = {"bif": {"chains": 4, "draws": 1500}}
+# What exact leave-one-out correlation each must reach: EK-FAC and BIF are influence functions here, exactly.
+ACCURACY = {"bif": 0.95, "ekfac": 0.95, "trak": 0.8, "gradsim": 0.5}
+
+
+def make_problem(task: Planted, folder: Path, indices: np.ndarray | None = None, seed: int = 3) -> Problem:
+    device = torch.device("cpu")
+    return Problem(
+        task=task,
+        model=task.train_base(init_seed=0, order_seed=0, device=device),
+        train=task.train_data,
+        attributed_indices=np.arange(task.num_train) if indices is None else indices,
+        queries=task.query_data,
+        seed=seed,
+        device=device,
+        scratch=folder,
+        checkpoint=lambda _: task.train_base(init_seed=0, order_seed=0, device=device),
+    )
+
+
+def run(method: Method, problem: Problem) -> Attribution:
+    torch.manual_seed(problem.seed)
+    return method.score(problem, method.fit(problem))
+
+
+def build(name: str, **options: object) -> Method:
+    return load_method(name, **{**SETTINGS.get(name, {}), **options})
+
+
+@pytest.fixture(scope="module")
+def task() -> Planted:
+    return Planted()
+
+
+@pytest.fixture(scope="module")
+def answers(task: Planted, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Attribution]:
+    return {name: run(build(name), make_problem(task, tmp_path_factory.mktemp(name))) for name in available_methods()}
+
+
+@pytest.mark.parametrize("name", available_methods())
+class TestEveryMethod:
+    def test_shape_and_type(self, name: str, task: Planted, answers: dict[str, Attribution]) -> None:
+        answer = answers[name]
+        assert answer.scores.shape == (task.num_queries, task.num_train)
+        assert answer.scores.dtype == torch.float32
+        assert torch.isfinite(answer.scores).all()
+        assert answer.scores.device.type == "cpu"
+
+    def test_ranks_exact_leave_one_out(
+        self, name: str, task: Planted, answers: dict[str, Attribution], scratch: Path
+    ) -> None:
+        """Sign, orientation and index order at once: each of them wrong would lose the correlation."""
+        if name == "random":
+            pytest.skip("the control knows nothing")
+        truth = task.exact_inclusion_effect()
+        answer = run(build(name, **ACCURATE[name]), make_problem(task, scratch)) if name in ACCURATE else answers[name]
+        scores = answer.scores.numpy()
+        per_query = [spearmanr(truth[j], scores[j]).statistic for j in range(task.num_queries)]
+        assert np.mean(per_query) > ACCURACY.get(name, 0.5)
+        assert np.mean([spearmanr(truth[:, i], scores[:, i]).statistic for i in range(task.num_train)]) > 0.4
+
+    def test_permuting_the_training_examples_permutes_the_scores(
+        self, name: str, task: Planted, answers: dict[str, Attribution], scratch: Path
+    ) -> None:
+        order = np.random.default_rng(0).permutation(task.num_train)
+        permuted = run(build(name), make_problem(task, scratch, order)).scores
+        torch.testing.assert_close(permuted, answers[name].scores[:, order], rtol=2e-3, atol=2e-5)
+
+    def test_a_part_of_the_training_set_gets_the_same_scores(
+        self, name: str, task: Planted, answers: dict[str, Attribution], scratch: Path
+    ) -> None:
+        chosen = np.array([150, 3, 17])
+        part = run(build(name), make_problem(task, scratch, chosen)).scores
+        torch.testing.assert_close(part, answers[name].scores[:, chosen], rtol=2e-3, atol=2e-5)
+
+    def test_batch_sizes_do_not_change_the_scores(
+        self, name: str, task: Planted, answers: dict[str, Attribution], scratch: Path
+    ) -> None:
+        method = build(name)
+        sizes = {f.name: 7 for f in fields(method) if not f.metadata.get("key", True) and f.name.endswith("batch_size")}
+        if name == "ekfac":
+            sizes.pop("fit_batch_size")  # labels are sampled batch by batch, so the fit's batches are part of the draw
+        if not sizes:
+            pytest.skip("has no batch size")
+        other = run(build(name, **sizes), make_problem(task, scratch)).scores
+        torch.testing.assert_close(other, answers[name].scores, rtol=2e-3, atol=2e-5)
+
+    def test_the_model_comes_back_untouched(self, name: str, task: Planted, scratch: Path) -> None:
+        problem = make_problem(task, scratch)
+        before = copy.deepcopy(problem.model.state_dict())
+        flags = [parameter.requires_grad for parameter in problem.model.parameters()]
+        kind, training = type(problem.model), problem.model.training
+        run(build(name), problem)
+        assert type(problem.model) is kind
+        assert problem.model.training == training
+        assert [parameter.requires_grad for parameter in problem.model.parameters()] == flags
+        assert not any(module._forward_hooks for module in problem.model.modules())
+        for key, value in problem.model.state_dict().items():
+            assert torch.equal(value, before[key])
+
+    def test_the_same_seed_gives_the_same_scores(
+        self, name: str, task: Planted, answers: dict[str, Attribution], scratch: Path
+    ) -> None:
+        torch.testing.assert_close(run(build(name), make_problem(task, scratch)).scores, answers[name].scores)
+
+    def test_normalised_scores_divide_by_the_examples_own_scale(
+        self, name: str, answers: dict[str, Attribution]
+    ) -> None:
+        answer = answers[name]
+        assert answer.train_scale is not None
+        assert (answer.train_scale >= 0).all()
+        normalised = answer.normalised()
+        assert normalised is not None
+        torch.testing.assert_close(normalised * answer.train_scale, answer.scores)
+
+
+def test_gradsim_is_kronfluences_identity(task: Planted, answers: dict[str, Attribution], scratch: Path) -> None:
+    identity = run(load_method("ekfac", strategy="identity"), make_problem(task, scratch))
+    torch.testing.assert_close(answers["gradsim"].scores, identity.scores, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(answers["gradsim"].train_scale, identity.train_scale, rtol=1e-4, atol=1e-5)
+
+
+def test_ekfac_is_the_exact_damped_influence_function_here(
+    task: Planted, answers: dict[str, Attribution]
+) -> None:
+    """One output and one layer leave no approximation but the sampled labels, which only scale the Fisher."""
+    inputs = torch.cat([task.train_data.inputs, torch.ones(task.num_train, 1)], dim=1)
+    queries = torch.cat([task.query_data.inputs, torch.ones(task.num_queries, 1)], dim=1)
+    model = task.train_base(init_seed=0, order_seed=0, device=torch.device("cpu"))
+    residual = (model(task.train_data.inputs).squeeze(1) - task.train_data.targets).detach()
+    query_residual = (model(task.query_data.inputs).squeeze(1) - task.query_data.targets).detach()
+    kernel = queries @ torch.linalg.inv(inputs.T @ inputs) @ inputs.T
+    expected = -query_residual[:, None] * kernel * residual[None]
+    scores = answers["ekfac"].scores
+    correlation = torch.corrcoef(torch.stack([expected.flatten(), scores.flatten()]))[0, 1]
+    assert correlation > 0.97
+
+
+def test_random_scores_differ_between_seeds_and_examples(task: Planted, scratch: Path) -> None:
+    one, two = (run(load_method("random"), make_problem(task, scratch, seed=s)).scores for s in (1, 2))
+    assert abs(float(torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1])) < 0.1
+
+
+class TestPerExampleGradients:
+    """Hooks, vmap and a plain loop agree on every kind of layer."""
+
+    def test_convolutional_network(self) -> None:
+        from retrain.models.resnet9 import ResNet9
+
+        model = ResNet9(in_channels=1, image_size=8, widths=(4, 6, 6)).eval()
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, torch.nn.BatchNorm2d):
+                    module.running_mean.normal_()
+                    module.running_var.uniform_(0.5, 2)
+                    module.weight.requires_grad_(True)
+        self.check(model, torch.randn(5, 1, 8, 8), torch.randint(0, 10, (5,)))
+
+    def test_language_model(self) -> None:
+        from retrain.tasks import load_task
+
+        model = load_task("tinylm").build_model(0).eval()
+        tokens = torch.randint(0, 50, (3, 13))
+        self.check(model, tokens[:, :-1], tokens[:, 1:])
+
+    def check(self, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        from retrain.losses import CrossEntropy, mean_over_tokens
+
+        loss = CrossEntropy()
+        for function in (loss.per_example, loss.model_output):
+            compute = PerExampleGradients(model, function)
+            by_hooks = compute((inputs, targets))
+            assert compute._use_hooks, "every layer here has a rule"
+            by_vmap = compute._by_vmap((inputs, targets))
+            parameters = [model.get_parameter(name) for name in compute.names]
+            for i in range(len(inputs)):
+                value = mean_over_tokens(function(model(inputs[i : i + 1]), targets[i : i + 1])).sum()
+                by_loop = torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters)])
+                torch.testing.assert_close(by_hooks[i], by_loop, rtol=1e-3, atol=1e-5)
+                torch.testing.assert_close(by_vmap[i], by_loop, rtol=1e-3, atol=1e-5)
+
+    def test_an_unknown_layer_falls_back(self) -> None:
+        class Scaled(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale = torch.nn.Parameter(torch.ones(4))
+                self.linear = torch.nn.Linear(4, 3)
+
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                return self.linear(inputs * self.scale)
+
+        from retrain.losses import CrossEntropy
+
+        compute = PerExampleGradients(Scaled(), CrossEntropy().per_example)
+        gradients = compute((torch.randn(6, 4), torch.randint(0, 3, (6,))))
+        assert not compute._use_hooks
+        assert gradients.shape == (6, 4 + 15)
+
+
+@pytest.mark.parametrize("name", ["bif", "trak"])
+def test_bad_options_are_refused(name: str) -> None:
+    from retrain.plugins import UsageError
+
+    bad = {"bif": {"chains": 0}, "trak": {"projection": 50}}[name]
+    with pytest.raises(UsageError, match=next(iter(bad))):
+        load_method(name, **bad)
+    with pytest.raises(UsageError, match="available:"):
+        load_method(name, nonsense=1)
+
+
+def test_an_unknown_method_lists_the_choices() -> None:
+    from retrain.plugins import UsageError
+
+    with pytest.raises(UsageError, match="available: bif, ekfac, gradsim, random, trak"):
+        load_method("efkac")
