@@ -181,7 +181,8 @@ def run_units(
 
             run = live_run(campaign) or (collect and campaign.describe().get("run")) or run
         try:
-            if not collect:
+            # A nameless step in this process is over before anyone could ask how it stands.
+            if not collect and (name or cluster != "inline"):
                 campaign.write(by_key, name=name, cluster=cluster, run=run)
         except OSError as error:
             raise store.unwritable(error) from None

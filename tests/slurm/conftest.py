@@ -1,0 +1,66 @@
+"""The tests in this folder need a Slurm of their own: `make test-slurm`, or RUN_SLURM_TESTS=1 pytest tests/slurm."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from cluster import Cluster, install  # noqa: E402
+from helpers import wait_for  # noqa: E402
+
+from retrain.store import Store  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def slurm_installed():
+    if os.environ.get("RUN_SLURM_TESTS") != "1":
+        pytest.skip("needs a Slurm of its own: make test-slurm (or RUN_SLURM_TESTS=1)")
+    reason = install()
+    if reason:
+        pytest.skip(reason)
+
+
+def brought_up(name, accounting):
+    with pytest.MonkeyPatch.context() as patch:
+        # Sockets have short names: not below pytest's deep folders.
+        folder = Path("/tmp") / f"tda-{name}-{os.getpid()}"
+        with Cluster(folder, accounting=accounting) as cluster:
+            patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+            patch.setenv("PATH", cluster.environment["PATH"])
+            yield cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm_installed):
+    """A Slurm with accounting."""
+    yield from brought_up("slurm", True)
+
+
+@pytest.fixture(scope="module")
+def bare_cluster(slurm_installed):
+    """A Slurm without accounting: sacct knows nothing."""
+    yield from brought_up("bare", False)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return str(tmp_path / "diary")
+
+
+@pytest.fixture(autouse=True)
+def empty_queue(request):
+    """Each test leaves the queue as it found it."""
+    yield
+    for name in ("cluster", "bare_cluster"):
+        if name in request.fixturenames:
+            cluster = request.getfixturevalue(name)
+            cluster.run("scancel", "-u", "root", check=False)
+            wait_for(lambda cluster=cluster: not cluster.run("squeue", "-h").strip(), 60)

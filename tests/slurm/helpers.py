@@ -1,0 +1,57 @@
+"""What the tests on Slurm share."""
+
+import threading
+import time
+from collections import Counter
+
+from retrain.campaign import Campaign
+from retrain.claims import Claims
+from retrain.jobs import run_units
+
+
+def wait_for(condition, seconds=60.0, step=0.1):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "waited too long"
+        time.sleep(step)
+
+
+class Background:
+    """run_units in a thread, so that the test can make trouble meanwhile."""
+
+    def __init__(self, work, store, **options):
+        self.report = None
+        self.error = None
+        self.began = time.monotonic()
+
+        def target():
+            try:
+                self.report = run_units(work, store, cluster="slurm", **options)
+            except BaseException as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=target)
+        self.thread.start()
+
+    def result(self, seconds=180.0):
+        self.thread.join(seconds)
+        assert not self.thread.is_alive(), "the driver hangs"
+        if self.error is not None:
+            raise self.error
+        return self.report
+
+
+def running(cluster):
+    lines = cluster.run("squeue", "-h", "-r", "-t", "RUNNING", "-o", "%i").split()
+    return sorted(lines)
+
+
+def held_by(store, job=None):
+    return [h for h in Claims(store.root).held().values() if h.job and (job is None or h.job == job)]
+
+
+def done_events(store):
+    """How often each unit was finished, by the logs of all tasks."""
+    (campaign,) = Campaign.all(store)
+    events = campaign.events(campaign.describe()["run"])
+    return Counter(event["key"] for event in events if event["event"] == "done")

@@ -1,0 +1,36 @@
+"""Slurm without accounting, where sacct knows nothing: lost tasks are noticed, and time limits survived, all the same."""
+
+import logging
+import os
+import signal
+import time
+
+from helpers import Background, held_by, wait_for
+from job_units import diary, units
+
+from retrain.campaign import Campaign
+
+
+def test_a_lost_task_is_noticed_within_a_minute_without_accounting(bare_cluster, store, log, caplog):
+    work = units(2, seconds=8, diary=log)
+    with caplog.at_level(logging.WARNING):
+        background = Background(work, store, jobs=2, timeout_min=10)
+        wait_for(lambda: len(held_by(store)) == 2)
+        victim = held_by(store)[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        wait_for(lambda: victim.job in caplog.text and "before its work was done" in caplog.text, 60)
+        assert time.monotonic() - killed < 60
+        report = background.result()
+    assert report.complete
+    assert sorted(diary(log).values()) == [1, 2]
+
+
+def test_a_job_killed_by_its_time_limit_goes_on(bare_cluster, store, log):
+    """Sixteen units of 4 s do not fit into one task of one minute: it goes back into the queue by itself."""
+    report = Background(units(16, seconds=4, diary=log), store, jobs=1, timeout_min=1).result(400)
+    assert report.complete
+    assert set(diary(log, "end").values()) == {1}
+    (campaign,) = Campaign.all(store)
+    exits = [e["reason"] for e in campaign.events(campaign.describe()["run"]) if e["event"] == "exit"]
+    assert any("back into the queue" in reason for reason in exits)
