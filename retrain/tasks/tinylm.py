@@ -1,0 +1,142 @@
+"""The embedded language task: a tiny GPT-NeoX on the text of Python's own help, byte by byte.
+
+    python -m bench.lds --task tinylm --alpha 0.5
+
+The `pythia14m` task in small: a pretrained model is finetuned on subsets of sequences, and what is measured is each
+sequence's mean loss over its tokens (per-token losses are there too). The text is `pydoc_data.topics`, which every
+Python carries; its wording differs a little between Python versions, and so does the data's fingerprint.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from retrain.examples import Examples, Indices
+from retrain.models.causal_lm import CausalLM
+from retrain.task import Task
+
+VOCABULARY = 128  # ASCII; anything else is byte 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyLM(Task):
+    """Pretrained on most of the text, finetuned on `num_train` other sequences; queries are others again."""
+
+    version: ClassVar[int] = 1
+    protocols: ClassVar[tuple[str, ...]] = ("finetune",)
+    default_replicates: ClassVar[int] = 2
+    method_settings: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    length: int = 32
+    num_train: int = 300
+    num_queries: int = 150
+    hidden: int = 32
+    layers: int = 2
+    heads: int = 4
+    pretraining_steps: int = 250
+    pretraining_rate: float = 4e-3
+    epochs: int = 2
+    batch_size: int = 15
+    learning_rate: float = 2e-3
+    weight_decay: float = 0.01
+
+    @cached_property
+    def _sequences(self) -> Tensor:
+        """(sequences, length + 1) tokens, in a fixed random order: neighbours in the text land in different parts."""
+        from pydoc_data.topics import topics
+
+        text = "\n\n".join(topics[name] for name in sorted(topics)).encode("ascii", errors="replace")
+        tokens = np.frombuffer(text, dtype=np.uint8)
+        width = self.length + 1
+        sequences = tokens[: len(tokens) // width * width].reshape(-1, width)
+        order = np.random.default_rng(0).permutation(len(sequences))
+        return torch.from_numpy(sequences[order].astype(np.int64))
+
+    def _examples(self, first: int, last: int | None) -> Examples:
+        chosen = self._sequences[first:last]
+        return Examples(chosen[:, :-1].contiguous(), chosen[:, 1:].contiguous())
+
+    def load_train_data(self) -> Examples:
+        return self._examples(0, self.num_train)
+
+    def load_query_data(self) -> Examples:
+        return self._examples(self.num_train, self.num_train + self.num_queries)
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The pretrained model: where finetuning starts."""
+        model = _untrained(self, seed)
+        model.load_state_dict(_pretrained_weights(self, seed))
+        return model
+
+    def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        model = self.build_model(init_seed).to(device)
+        data = self.train_data.select(indices).to(device)
+        num_steps = self.epochs * -(-len(data) // self.batch_size)
+        generator = torch.Generator().manual_seed(order_seed)
+        batches = (
+            chosen
+            for _ in range(self.epochs)
+            for chosen in torch.randperm(len(data), generator=generator).to(device).split(self.batch_size)
+        )
+        return _optimise(model, data, batches, num_steps, self.learning_rate, self.weight_decay)
+
+
+def _untrained(task: TinyLM, seed: int) -> nn.Module:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    configuration = GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=task.hidden,
+        num_hidden_layers=task.layers,
+        num_attention_heads=task.heads,
+        intermediate_size=4 * task.hidden,
+        max_position_embeddings=task.length,
+        bos_token_id=0,
+        eos_token_id=0,
+        attn_implementation="eager",
+    )
+    with torch.random.fork_rng(devices=[]):  # transformers initialises from the global generator
+        torch.manual_seed(seed)
+        return CausalLM(GPTNeoXForCausalLM(configuration)).eval()
+
+
+@lru_cache(maxsize=8)
+def _pretrained_weights(task: TinyLM, seed: int) -> dict[str, Tensor]:
+    """A pure function of the configuration and the seed; a few seconds, once a process."""
+    model = _untrained(task, seed)
+    data = task._examples(task.num_train + task.num_queries, None)
+    generator = torch.Generator().manual_seed(seed)
+    batches = (
+        torch.randint(len(data), (32,), generator=generator) for _ in range(task.pretraining_steps)
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the same sums whatever the number of cores
+    try:
+        _optimise(model, data, batches, task.pretraining_steps, task.pretraining_rate, task.weight_decay)
+    finally:
+        torch.set_num_threads(threads)
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _optimise(model: nn.Module, data: Examples, batches: Any, num_steps: int, rate: float, decay: float) -> nn.Module:
+    """AdamW with a linear decay to zero, as for Pythia-14M; no dropout, so only the order is random."""
+    # oneDNN's set-up for each call costs more than it saves on products this small.
+    with torch.backends.mkldnn.flags(enabled=False):
+        return _steps(model.train(), data, batches, num_steps, rate, decay).eval()
+
+
+def _steps(model: nn.Module, data: Examples, batches: Any, num_steps: int, rate: float, decay: float) -> nn.Module:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
+    for step, chosen in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = rate * (1 - step / num_steps)
+        logits = model(data.inputs[chosen])
+        loss = F.cross_entropy(logits.flatten(0, 1), data.targets[chosen].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+    return model
