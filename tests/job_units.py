@@ -13,7 +13,7 @@ from retrain.jobs import Unit
 
 
 def unit(index, action="work", **payload):
-    return Unit("numbers", {"index": index}, f"job_units:{action}", payload)
+    return Unit("numbers", {"index": index}, f"tests.job_units:{action}", payload)
 
 
 def units(count, action="work", **payload):

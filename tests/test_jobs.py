@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from job_units import diary, unit, units
 
 from retrain import claims as claims_module
 from retrain import jobs
@@ -22,6 +21,7 @@ from retrain.claims import Claims, Holder
 from retrain.jobs import JobError, Unit, add_cluster_arguments, cluster_options, run_units
 from retrain.plugins import UsageError
 from retrain.store import Store, StoreError, UnwritableStoreError, host_name
+from tests.job_units import diary, unit, units
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,7 +65,7 @@ def test_every_unit_is_done_once_and_found_again(store, log, cluster):
 @pytest.mark.parametrize("cluster", ["inline", "local"])
 def test_failures_are_reported_with_their_log_and_stop_nobody(store, log, cluster):
     work = [*units(3, diary=log), unit(3, "fail", diary=log), unit(4, "fail_first", diary=log)]
-    work += [unit(5, "forget", diary=log), Unit("numbers", {"index": 6}, "job_units:no_such_function")]
+    work += [unit(5, "forget", diary=log), Unit("numbers", {"index": 6}, "tests.job_units:no_such_function")]
     report = run_units(work, store, cluster=cluster, jobs=2)
     keys = [store.key("numbers", {"index": index}) for index in range(7)]
     assert report.done == [keys[0], keys[1], keys[2], keys[4]]
@@ -147,18 +147,18 @@ def test_collect_starts_nothing(store, log):
 
 
 def test_units_are_plain_data():
-    first = Unit("numbers", {"sizes": (1, 2), "n": np.int64(3)}, "job_units:work", {"x": (1,)})
+    first = Unit("numbers", {"sizes": (1, 2), "n": np.int64(3)}, "tests.job_units:work", {"x": (1,)})
     assert first == Unit.from_json(json.loads(json.dumps(first.to_json())))
     with pytest.raises(StoreError, match=r"payload\.model"):
-        Unit("numbers", {}, "job_units:work", {"model": object()})
+        Unit("numbers", {}, "tests.job_units:work", {"model": object()})
 
 
 # -- a campaign in a process of its own, to be killed -----------------------------------------------------------------
 
 DRIVER = """
 import sys, json
-sys.path[:0] = [{root!r}, {tests!r}]
-from job_units import units
+sys.path[:0] = [{root!r}]
+from tests.job_units import units
 from retrain.jobs import run_units
 from retrain.store import Store
 print("ready", flush=True)
@@ -170,7 +170,6 @@ print(json.dumps([len(report.done), len(report.failed), report.num_computed]), f
 def driver(store, count, cluster, jobs=2, action="work", **payload):
     text = DRIVER.format(
         root=str(ROOT),
-        tests=str(ROOT / "tests"),
         count=count,
         action=action,
         payload=payload,

@@ -1,17 +1,13 @@
 """The tests in this folder need a Slurm of their own: `make test-slurm`, or RUN_SLURM_TESTS=1 pytest tests/slurm."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-
-from cluster import Cluster, install  # noqa: E402
-from helpers import wait_for  # noqa: E402
-
-from retrain.store import Store  # noqa: E402
+from retrain.store import Store
+from tests.slurm.cluster import Cluster, install
+from tests.slurm.helpers import wait_for
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import Background, done_events, held_by, running, wait_for
-from job_units import diary, unit, units
 
 from retrain import slurm
 from retrain.campaign import Campaign
 from retrain.jobs import JobError, run_units
 from retrain.plugins import UsageError
+from tests.job_units import diary, unit, units
+from tests.slurm.helpers import Background, done_events, held_by, running, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -111,8 +111,8 @@ def test_options_pass_through(cluster, store, log):
 
 DRIVER = """
 import sys
-sys.path[:0] = [{root!r}, {tests!r}]
-from job_units import units
+sys.path[:0] = [{root!r}]
+from tests.job_units import units
 from retrain.jobs import run_units
 from retrain.store import Store
 run_units(units({count}, seconds={seconds}, diary={diary!r}), Store({cache!r}), cluster="slurm", jobs=2, timeout_min=10)
@@ -120,9 +120,7 @@ run_units(units({count}, seconds={seconds}, diary={diary!r}), Store({cache!r}), 
 
 
 def test_ctrl_c_leaves_jobs_alone_and_collect_comes_back(cluster, store, log):
-    text = DRIVER.format(
-        root=str(ROOT), tests=str(ROOT / "tests"), count=40, seconds=0.5, diary=log, cache=str(store.root)
-    )
+    text = DRIVER.format(root=str(ROOT), count=40, seconds=0.5, diary=log, cache=str(store.root))
     process = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
     wait_for(lambda: sum(diary(log, "end").values()) >= 2)
     process.send_signal(signal.SIGINT)

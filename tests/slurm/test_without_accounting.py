@@ -1,14 +1,13 @@
-"""Slurm without accounting, where sacct knows nothing: lost tasks are noticed, and time limits survived, all the same."""
+"""Slurm without accounting, where sacct knows nothing: lost tasks are noticed and time limits survived all the same."""
 
 import logging
 import os
 import signal
 import time
 
-from helpers import Background, held_by, wait_for
-from job_units import diary, units
-
 from retrain.campaign import Campaign
+from tests.job_units import diary, units
+from tests.slurm.helpers import Background, held_by, wait_for
 
 
 def test_a_lost_task_is_noticed_within_a_minute_without_accounting(bare_cluster, store, log, caplog):
