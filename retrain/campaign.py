@@ -84,7 +84,7 @@ class Campaign:
             "run": run,
             "num_units": len(units),
             "units_sha256": digest,
-            "command": shlex.join(sys.argv),
+            "command": this_command(),
             "process": process_name(),
             "started": time.time(),
         }
@@ -145,7 +145,9 @@ class Campaign:
 
     def events(self, run: str) -> list[dict[str, Any]]:
         """Everything that happened in a run, by time."""
-        found = []
+        found: list[dict[str, Any]] = []
+        if not run.isalnum():  # not one of ours: it must not lead elsewhere
+            return found
         for path in sorted((self.folder / "events").glob(f"{run}-*.jsonl")):
             found += list(read_lines(path))
         return sorted(found, key=_event_time)
@@ -195,6 +197,13 @@ def append_line(path: Path, content: dict[str, Any]) -> None:
             os.write(descriptor, json.dumps(content).encode() + b"\n")
         finally:
             os.close(descriptor)
+
+
+def this_command() -> str:
+    """How this process was started, as one would type it."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    program = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else sys.argv[:1]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def new_run() -> str:

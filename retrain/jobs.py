@@ -606,8 +606,8 @@ def _progress(progress: bool | Progress, name: str) -> Iterator[Progress]:
                     # What was there before the run says nothing about its speed.
                     bar.reset(num_total)
                     bar.initial = bar.n = num_done
-                bar.n = num_done
-                bar.refresh()
+                    bar.refresh()
+                bar.update(num_done - bar.n)
 
             yield show
 

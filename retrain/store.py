@@ -26,7 +26,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,11 @@ KEY = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}")
 FIELDS = {"format_version", "kind", "key", "config", "record", "arrays", "arrays_sha256", "sha256"}
 
 logger = logging.getLogger(__name__)
+
+
+def default_cache() -> str:
+    """Where finished work is kept unless --cache says otherwise."""
+    return os.environ.get("TDA_BENCH_CACHE") or str(Path.home() / ".cache" / "tda-bench")
 
 
 class StoreError(RuntimeError):
@@ -236,6 +241,12 @@ class Store:
     def has_key(self, kind: str, key: str) -> bool:
         return os.path.exists(f"{self.root}/{kind}/{key[:2]}/{key}/{ENTRY_FILE}")
 
+    def present(self, names: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Those of many (kind, key) that are there; lists folders instead of asking for each, for thousands at once."""
+        wanted = set(names)
+        kinds = {kind for kind, _ in wanted}
+        return {(info.kind, info.key) for kind in kinds for info in self.entries(kind)} & wanted
+
     def read(self, kind: str, config: Mapping[str, Any]) -> Entry | None:
         """The verified entry, or None when it is absent or was damaged (then it is quarantined, with a warning)."""
         key = self.key(kind, config)
@@ -292,6 +303,13 @@ class Store:
         if _describe(arrays) != content["arrays"]:
             raise SafeFileError(arrays_file, f"holds other arrays than {ENTRY_FILE} describes")
         return Entry(path, key, kind, content["config"], content["record"], arrays)
+
+    def quarantine(self, info: EntryInfo, reason: str) -> None:
+        """Move an entry that was found damaged out of the way."""
+        try:
+            self._quarantine(info.path, os.lstat(info.path), reason)
+        except FileNotFoundError:
+            return
 
     def _quarantine(self, path: Path, before: os.stat_result, reason: str) -> None:
         target = self.root / QUARANTINE / f"{path.parent.parent.name}-{path.name}-{secrets.token_hex(4)}"

@@ -1,0 +1,205 @@
+"""The cache: list what it holds, verify every checksum, and prune what is not wanted.
+
+    python -m bench.cache                                  entries and bytes, by kind
+    python -m bench.cache list --kind retrain              every entry, with its configuration
+    python -m bench.cache verify                           read everything; damaged entries are quarantined, exit code 1
+    python -m bench.cache prune --kind scores --older-than 30       delete (asks first; --yes does not)
+    python -m bench.cache prune --quarantine               delete what was quarantined
+
+Entries are found by what they are, so pruning costs time but never correctness: whatever a command needs again is
+computed again. Caches are merged by copying one folder over another.
+"""
+
+import argparse
+import fnmatch
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.campaign import JOBS, Campaign
+from retrain.claims import Claims
+from retrain.safe_files import SafeFileError, one_line, read_json
+from retrain.store import (
+    ENTRY_FILE,
+    QUARANTINE,
+    DamagedEntryError,
+    EntryInfo,
+    Store,
+    StoreError,
+    canonical_json,
+    default_cache,
+)
+
+
+def size(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
+
+
+def config_of(info: EntryInfo) -> dict[str, Any]:
+    """An entry's configuration, unverified: for display and for --match."""
+    try:
+        content = read_json(info.path / ENTRY_FILE)
+    except SafeFileError:
+        return {}
+    config = content.get("config") if isinstance(content, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def chosen(store: Store, arguments: argparse.Namespace) -> Iterator[EntryInfo]:
+    """The entries that --kind, --older-than and --match describe."""
+    now = time.time()
+    for info in store.entries(arguments.kind):
+        if arguments.older_than is not None and now - info.modified() < arguments.older_than * 86400:
+            continue
+        if arguments.match and not fnmatch.fnmatch(canonical_json(config_of(info)), f"*{arguments.match}*"):
+            continue
+        yield info
+
+
+def summary(store: Store) -> int:
+    kinds: dict[str, list[int]] = {}
+    for info in store.entries():
+        counts = kinds.setdefault(info.kind, [0, 0])
+        counts[0] += 1
+        counts[1] += info.num_bytes()
+    print(store.root)
+    for kind, (count, num_bytes) in kinds.items():
+        print(f"  {kind:20} {count:8,} entries  {size(num_bytes):>10}")
+    if not kinds:
+        print("  empty")
+    quarantined = list((store.root / QUARANTINE).glob("*"))
+    if quarantined:
+        print(f"  {QUARANTINE:20} {len(quarantined):8,} entries  {size(folder_bytes(store.root / QUARANTINE)):>10}")
+    campaigns = Campaign.all(store)
+    if campaigns:
+        print(f"  {'campaign logs':20} {len(campaigns):8,} folders  {size(folder_bytes(store.root / JOBS)):>10}")
+    return 0
+
+
+def show_list(store: Store, arguments: argparse.Namespace) -> int:
+    for info in chosen(store, arguments):
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(info.modified()))
+        config = one_line(canonical_json(config_of(info)), arguments.width)
+        print(f"{info.kind}  {info.key}  {when}  {size(info.num_bytes()):>9}  {config}")
+    return 0
+
+
+def verify(store: Store, arguments: argparse.Namespace) -> int:
+    num_entries = num_damaged = num_bytes = 0
+    for info in chosen(store, arguments):
+        num_entries += 1
+        num_bytes += info.num_bytes()
+        try:
+            store.verified(info.kind, info.key)
+        except DamagedEntryError as error:
+            num_damaged += 1
+            print(f"damaged: {error}", file=sys.stderr)
+            if not arguments.keep:
+                store.quarantine(info, str(error))
+    print(f"{num_entries:,} entries ({size(num_bytes)}) read, {num_damaged:,} damaged")
+    return 1 if num_damaged else 0
+
+
+def prune(store: Store, arguments: argparse.Namespace) -> int:
+    if arguments.quarantine:
+        folders = list((store.root / QUARANTINE).glob("*"))
+        return delete_folders(folders, "quarantined entries", arguments)
+    if arguments.logs:
+        busy = {holder.campaign for holder in Claims(store.root).held().values()}
+        folders = [campaign.folder for campaign in Campaign.all(store) if campaign.id not in busy]
+        return delete_folders(folders, "folders of campaign logs", arguments)
+    if arguments.kind is None and arguments.older_than is None and not arguments.match and not arguments.all:
+        raise StoreError("say what to delete: --kind, --older-than, --match, --quarantine, --logs or --all")
+    infos = list(chosen(store, arguments))
+    what = f"{len(infos):,} entries ({size(sum(info.num_bytes() for info in infos))})"
+    if not infos:
+        print("nothing to delete")
+    elif agreed(what, arguments):
+        for info in infos:
+            store.remove(info)
+        print(f"deleted {what}")
+    return 0
+
+
+def delete_folders(folders: list[Path], kind: str, arguments: argparse.Namespace) -> int:
+    what = f"{len(folders):,} {kind} ({size(sum(map(folder_bytes, folders)))})"
+    if not folders:
+        print("nothing to delete")
+    elif agreed(what, arguments):
+        for folder in folders:
+            shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
+        print(f"deleted {what}")
+    return 0
+
+
+def agreed(what: str, arguments: argparse.Namespace) -> bool:
+    if arguments.dry_run:
+        print(f"would delete {what}")
+        return False
+    if arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise StoreError(f"would delete {what}: add --yes (or --dry-run)")
+    return input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.cache", description=str(__doc__).split("\n")[0])
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
+    which = argparse.ArgumentParser(add_help=False)
+    which.add_argument("--kind", help="only entries of this kind, e.g. retrain, model, scores")
+    which.add_argument("--older-than", type=float, metavar="DAYS", help="only entries written before so many days")
+    which.add_argument("--match", help="only entries whose configuration contains this, e.g. '\"alpha\":0.1'")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("summary", parents=[common], help="entries and bytes by kind (the default)")
+    listing = commands.add_parser("list", parents=[common, which], help="every entry")
+    listing.add_argument("--width", type=int, default=120, help="characters of the configuration shown")
+    checking = commands.add_parser("verify", parents=[common, which], help="check every checksum")
+    checking.add_argument("--keep", action="store_true", help="only report damaged entries, leave them where they are")
+    pruning = commands.add_parser("prune", parents=[common, which], help="delete entries")
+    pruning.add_argument("--all", action="store_true", help="every entry")
+    pruning.add_argument("--quarantine", action="store_true", help="what was quarantined")
+    pruning.add_argument("--logs", action="store_true", help="logs of campaigns that nobody works on")
+    pruning.add_argument("--dry-run", action="store_true", help="only say what would go")
+    pruning.add_argument("--yes", action="store_true", help="do not ask")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0].startswith("--cache"):
+        words.insert(0, "summary")
+    arguments = parser.parse_args(words)
+    try:
+        store = Store(arguments.cache, create=False)
+        if arguments.command == "list":
+            return show_list(store, arguments)
+        if arguments.command == "verify":
+            return verify(store, arguments)
+        if arguments.command == "prune":
+            return prune(store, arguments)
+        return summary(store)
+    except StoreError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # ... | head
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""What is done, running, failed and missing in a campaign, and when it will be finished.
+
+    python -m bench.status                     every campaign of the cache, the latest first
+    python -m bench.status 3f2a                one campaign (the beginning of its id), with its failures
+    python -m bench.status --json              the same for programs
+
+Reads the cache only: it starts nothing, changes nothing, and asks nobody (not even Slurm).
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from retrain.campaign import Campaign
+from retrain.claims import Claims, Holder
+from retrain.jobs import MAX_ATTEMPTS
+from retrain.safe_files import one_line
+from retrain.store import Store, StoreError, default_cache
+
+# The pace is taken from the latest units: a campaign's first ones also load data and compile.
+RECENT_UNITS = 50
+
+
+def state_of(campaign: Campaign, held: dict[tuple[str, str], Holder], now: float) -> dict[str, Any]:
+    """The counts of a campaign, its workers, its failures and the seconds until it is done (None: cannot be said)."""
+    content = campaign.describe()
+    names = campaign.unit_names()
+    present = campaign.store.present(names)
+    running = {name: held[name] for name in names if name in held and name not in present}
+    trials: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
+    finished: list[float] = []
+    seconds: list[float] = []
+    for event in campaign.events(str(content.get("run"))):
+        kind, key = event.get("event"), event.get("key")
+        if kind in ("failed", "died") and isinstance(key, str):
+            trials[key] += 1
+            reasons[key] = str(event.get("reason"))
+        elif kind == "done" and isinstance(event.get("seconds"), (int, float)):
+            seconds.append(float(event["seconds"]))
+            finished.append(float(event.get("time") or 0.0))
+    keys = {name[1] for name in names if name not in present and name not in running}
+    failed = {key: reasons[key] for key, count in trials.items() if count >= MAX_ATTEMPTS and key in keys}
+    num_missing = len(names) - len(present) - len(running) - len(failed)
+    return {
+        "campaign": campaign.id,
+        "name": one_line(str(content.get("name") or ""), 60),
+        "cluster": one_line(str(content.get("cluster") or ""), 20),
+        "command": one_line(str(content.get("command") or ""), 400),
+        "num_units": len(names),
+        "num_done": len(present),
+        "num_running": len(running),
+        "num_failed": len(failed),
+        "num_missing": num_missing,
+        "seconds_per_unit": statistics.median(seconds) if seconds else None,
+        "eta_seconds": remaining(num_missing + len(running), running, seconds, finished, now),
+        "workers": sorted({str(holder) for holder in running.values()}),
+        "failed": dict(sorted(failed.items())),
+    }
+
+
+def remaining(
+    num_left: int, running: dict[tuple[str, str], Holder], seconds: list[float], finished: list[float], now: float
+) -> float | None:
+    """Seconds until the rest is done at the pace of the latest units; None when nobody works on it."""
+    if num_left == 0:
+        return 0.0
+    if not running or not seconds:
+        return None
+    recent = sorted(finished)[-RECENT_UNITS:]
+    if len(recent) >= 5 and now > recent[0]:
+        return num_left * (now - recent[0]) / len(recent)
+    return num_left * statistics.median(seconds) / len(running)
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def table(states: list[dict[str, Any]]) -> str:
+    header = ["campaign", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "what"]
+    rows = [header]
+    for state in states:
+        counts = [f"{state[name]:,}" for name in ("num_done", "num_running", "num_failed", "num_missing", "num_units")]
+        pace = state["seconds_per_unit"]
+        complete = state["num_done"] == state["num_units"]
+        eta = "done" if complete else duration(state["eta_seconds"])
+        rows.append(
+            [state["campaign"], *counts, "-" if pace is None else f"{pace:.2f}", eta, state["cluster"], state["name"]]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in (0, 8, 9) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def details(state: dict[str, Any]) -> str:
+    lines = [f"command: {state['command']}"]
+    if state["workers"]:
+        lines.append(f"workers: {'; '.join(state['workers'][:20])}")
+    for key, reason in state["failed"].items():
+        lines.append(f"failed {key}: " + "\n".join(one_line(line) for line in reason.splitlines()))
+    if state["num_missing"] and not state["num_running"]:
+        lines.append("nobody works on it: run its command again to go on")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.status", description=str(__doc__).split("\n")[0])
+    parser.add_argument("campaign", nargs="?", help="the beginning of a campaign's id (default: all)")
+    parser.add_argument("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    arguments = parser.parse_args(argv)
+    try:
+        store = Store(arguments.cache, create=False)
+    except StoreError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    found = Campaign.all(store)
+    if arguments.campaign:
+        found = [campaign for campaign in found if campaign.id.startswith(arguments.campaign)]
+        if not found:
+            print(f'{parser.prog}: no campaign begins with "{arguments.campaign}" in {store.root}', file=sys.stderr)
+            return 2
+    held = Claims(store.root).held()
+    states = [state_of(campaign, held, time.time()) for campaign in found]
+    if arguments.json:
+        print(json.dumps(states, indent=1))
+    elif not states:
+        print(f"no campaign in {store.root}")
+    else:
+        print(table(states))
+        if arguments.campaign or len(states) == 1:
+            for state in states:
+                print(details(state))
+        elif any(state["num_failed"] for state in states):
+            print("why units failed: python -m bench.status CAMPAIGN")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
