@@ -23,14 +23,15 @@ class GradSim(Method):
     version: ClassVar[int] = 1
 
     parameters: str = ""  # only parameters whose name contains this text; empty: every trainable one
-    tf32: bool = True  # on a GPU, multiply in TensorFloat-32: relative error about 3e-4, six times as fast
     batch_size: int = batch_size_option(250)
 
     def score(self, problem: Problem, state: Any) -> Attribution:
         model, device = problem.model, problem.device
         names = [name for name in trainable_parameters(model) if self.parameters in name]
         if not names:
-            raise UsageError(f'gradsim.parameters is "{self.parameters}", which no trainable parameter\'s name contains')
+            raise UsageError(
+                f'gradsim.parameters is "{self.parameters}", which no trainable parameter\'s name contains'
+            )
         gradients = PerExampleGradients(model, problem.task.loss_function.per_example, names)
         queries, attributed = problem.queries, problem.attributed
 
@@ -43,7 +44,9 @@ class GradSim(Method):
 
         scores = torch.empty(len(queries), len(attributed))
         scale = torch.empty(len(attributed))
-        starts = [(first, start) for first in range(0, len(queries), held) for start in range(0, len(attributed), batch_size)]
+        starts = [
+            (first, start) for first in range(0, len(queries), held) for start in range(0, len(attributed), batch_size)
+        ]
         block = torch.empty(0)
         for first, start in problem.progress(starts, description="gradsim"):
             if start == 0:
@@ -51,8 +54,7 @@ class GradSim(Method):
                 block = self._hold(gradients, queries.select(range(first, min(first + held, len(queries)))), problem)
             chosen = slice(start, start + batch_size)
             rows = gradients((attributed.inputs[chosen].to(device), attributed.targets[chosen].to(device)))
-            with _matmul_precision(self.tf32):
-                scores[first : first + held, chosen] = -(block @ rows.T).cpu()
+            scores[first : first + held, chosen] = -(block @ rows.T).cpu()
             scale[chosen] = rows.norm(dim=1).cpu()
         return Attribution(scores=scores, train_scale=scale)
 
@@ -63,17 +65,3 @@ class GradSim(Method):
             block[start : start + len(inputs)] = gradients((inputs.to(problem.device), targets.to(problem.device)))
             start += len(inputs)
         return block
-
-
-class _matmul_precision:
-    """TensorFloat-32 for these products only."""
-
-    def __init__(self, tf32: bool):
-        self.wanted = "high" if tf32 else "highest"
-
-    def __enter__(self) -> None:
-        self.before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(self.wanted)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_float32_matmul_precision(self.before)

@@ -83,14 +83,19 @@ class TRAK(Method):
         for model_id in traker.saver.model_ids:
             traker.saver.load_current_store(model_id)
             store = traker.saver.current_store
-            grads, features = torch.from_numpy(store["grads"][:]).float(), torch.from_numpy(store["features"][:]).float()
+            grads, features = (
+                torch.from_numpy(store["grads"][:]).float(),
+                torch.from_numpy(store["features"][:]).float(),
+            )
             norms = norms + (grads * features).sum(1).clamp(min=0).sqrt()
             weights = weights + torch.from_numpy(store["out_to_loss"][:]).float().flatten().abs()
         return norms * weights / self.checkpoints**2
 
     def _batches(self, problem: Problem, examples: Examples, description: str) -> Iterator[tuple[Tensor, Tensor]]:
         total = -(-len(examples) // self.batch_size)
-        for inputs, targets in problem.progress(examples.batches(self.batch_size), total=total, description=description):
+        for inputs, targets in problem.progress(
+            examples.batches(self.batch_size), total=total, description=description
+        ):
             yield inputs.to(problem.device), targets.to(problem.device)
 
 
@@ -152,4 +157,3 @@ def _quiet() -> Iterator[None]:
     """traker draws its own progress bars on stderr, over the harness's."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         yield
-

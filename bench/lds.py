@@ -10,6 +10,7 @@ interval and the noise ceiling. Everything finished is kept: interrupt at any ti
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -44,6 +45,7 @@ PAIR_COLUMNS = [
     "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value", "run_id",
 ]  # fmt: skip
 MINIMUM_SUBSETS = 3
+MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting processes pays
 DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transformers")
 
 logger = logging.getLogger("tda-bench")
@@ -108,6 +110,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
     add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
     add("--out", default="runs", help="where run records go (default: %(default)s)")
+    add(
+        "--keep-scores",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="cache score matrices (auto: to 1 GiB)",
+    )
     add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
     add("--force", action="store_true", help="compute again what this command needs, even if it is cached")
     add("--json", action="store_true", help="print the rows as a JSON list instead of tables")
@@ -262,12 +270,16 @@ def predict(
             outcome.skipped[method.name] = reason
             continue
         try:
-            scorer = Scorer(question, method, store, arguments.device)
+            scorer = Scorer(question, method, store, arguments.device, arguments.keep_scores)
             if jobs["collect"] and not scorer.cached(plans):
-                outcome.problems.append(f"{method.name} has no scores yet for seed {question.seed}; nothing was started")
+                outcome.problems.append(
+                    f"{method.name} has no scores yet for seed {question.seed}; nothing was started"
+                )
                 continue
             if jobs["cluster"] == "slurm" and not arguments.force:
-                report = run_units([score_unit(question, method, plans, store, arguments.device)], store, **jobs)
+                report = run_units(
+                    [score_unit(question, method, plans, store, arguments.device, arguments.keep_scores)], store, **jobs
+                )
                 if report.failed:
                     raise RuntimeError(next(iter(report.failed.values())))
             predictions[method.name] = found = scorer.predictions(plans, force=arguments.force)
@@ -306,7 +318,14 @@ def score(task: Any, plan: Any, truth: Any, queries: np.ndarray, predictions: di
         "alpha_attribution": plan.alpha_attribution,
         "seed": plan.seed,
     }
-    ceiling = metrics.noise_ceiling(replicates)
+    made = {
+        (name, normalised): values[truth.subsets]
+        for normalised in (False, True)
+        for name, prediction in predictions.items()
+        if (values := prediction.normalised if normalised else prediction.raw) is not None
+    }
+    pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
+    ceiling, results, differences = compute_metrics(replicates, losses, made, pairs)
     outcome.ceilings.append(
         where
         | {
@@ -315,34 +334,45 @@ def score(task: Any, plan: Any, truth: Any, queries: np.ndarray, predictions: di
         }
         | {"num_replicates": plan.replicates, "mean_loss": float(losses.mean())}
     )
-    for normalised in (False, True):
-        made = {}
-        for name, prediction in predictions.items():
-            values = prediction.normalised if normalised else prediction.raw
-            if values is None:
-                continue
-            made[name] = values[truth.subsets]
-            result = metrics.linear_datamodelling_score(losses, made[name])
-            outcome.rows.append(
-                where
-                | {"method": name, "normalised": normalised}
-                | {f: getattr(result, f) for f in ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")}
-                | {"lds_across_queries": result.across_queries, "ceiling": ceiling.ceiling}
-                | {"spread": float(np.nanstd(result.per_query)) if result.num_undefined < len(queries) else math.nan}
-                | {f: prediction.record[f] for f in ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")}
-            )
-        names = list(made)
-        for position, name in enumerate(names):
-            for against in names[position + 1 :]:
-                pair = metrics.paired_difference(losses, made[name], made[against])
-                outcome.pairs.append(
-                    where
-                    | {"method": name, "against": against, "normalised": normalised}
-                    | {
-                        f: getattr(pair, f)
-                        for f in ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
-                    }
-                )
+    for (name, normalised), result in results.items():
+        outcome.rows.append(
+            where
+            | {"method": name, "normalised": normalised}
+            | {
+                f: getattr(result, f)
+                for f in ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")
+            }
+            | {"lds_across_queries": result.across_queries, "ceiling": ceiling.ceiling}
+            | {"spread": float(np.nanstd(result.per_query)) if result.num_undefined < len(queries) else math.nan}
+            | {f: predictions[name].record[f] for f in ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")}
+        )
+    numbers = ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
+    for ((name, normalised), (against, _)), pair in differences.items():
+        outcome.pairs.append(
+            where
+            | {"method": name, "against": against, "normalised": normalised}
+            | {f: getattr(pair, f) for f in numbers}
+        )
+
+
+Made = tuple[str, bool]  # method, normalised
+
+
+def compute_metrics(
+    replicates: np.ndarray, losses: np.ndarray, made: dict[Made, np.ndarray], pairs: list[tuple[Made, Made]]
+) -> tuple[metrics.Ceiling, dict[Made, metrics.LDS], dict[tuple[Made, Made], metrics.Difference]]:
+    """All of a block's numbers; on all cores where there is enough to do (10,000 queries take half a second each)."""
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(metrics.noise_ceiling, (replicates,))]
+    calls += [(metrics.linear_datamodelling_score, (losses, made[key])) for key in made]
+    calls += [(metrics.paired_difference, (losses, made[a], made[b])) for a, b in pairs]
+    if losses.size * len(calls) < MANY_NUMBERS:
+        done = [function(*arguments) for function, arguments in calls]
+    else:
+        from joblib import Parallel, delayed
+
+        done = Parallel(n_jobs=-1)(delayed(function)(*arguments) for function, arguments in calls)
+    ceiling, *rest = done
+    return ceiling, dict(zip(made, rest)), dict(zip(pairs, rest[len(made) :], strict=True))
 
 
 # ---- the record ----
@@ -388,7 +418,13 @@ def experiment_config(arguments: argparse.Namespace, task: Any, methods: list[An
 
 
 def write_record(
-    arguments: argparse.Namespace, command: str, task: Any, config: dict[str, Any], run_id: str, outcome: Outcome, seconds: float
+    arguments: argparse.Namespace,
+    command: str,
+    task: Any,
+    config: dict[str, Any],
+    run_id: str,
+    outcome: Outcome,
+    seconds: float,
 ) -> Path:
     from retrain.train import choose_device, describe_device
 
@@ -452,7 +488,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
     lines = []
     for line in [header, ["-" * width for width in widths], *rows]:
-        cells = [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+        cells = [
+            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
@@ -468,8 +506,8 @@ def show(outcome: Outcome, task: Any) -> str:
         seeds = sorted(group["seed"].unique())
         ceilings = [c for c in outcome.ceilings if c["alpha"] == alpha and c["alpha_attribution"] == alpha_attribution]
         parts.append(
-            f"\n{task.description}, protocol {task.protocol}: alpha {alpha:g} of {alpha_attribution:g} of the training set, "
-            f"{first['num_subsets']} subsets x {ceilings[0]['num_replicates']} replicate(s), {first['num_queries']} queries, "
+            f"\n{task.description}, protocol {task.protocol}: alpha {alpha:g} of {alpha_attribution:g} of the training "
+            f"set, {first['num_subsets']} subsets x {ceilings[0]['num_replicates']}, {first['num_queries']} queries, "
             f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
         )
         parts.append(one_seed_table(group) if len(seeds) == 1 else many_seeds_table(group))
@@ -478,9 +516,9 @@ def show(outcome: Outcome, task: Any) -> str:
     for line in outcome.diagnostics:
         if line.get("rhat") is not None:
             parts.append(
-                f"{line['method']} chains, seed {line['seed']}: R-hat {line['rhat']:.3f}, ESS {line['ess'] or math.nan:.0f} of "
-                f"{line['num_draws']} draws (mean loss); per example, median R-hat {number(line['rhat_examples_median'])}, "
-                f"ESS {number(line['ess_examples_median'], 0)}"
+                f"{line['method']} chains, seed {line['seed']}: R-hat {line['rhat']:.3f}, ESS "
+                f"{line['ess'] or math.nan:.0f} of {line['num_draws']} draws (mean loss); per example, median R-hat "
+                f"{number(line['rhat_examples_median'])}, ESS {number(line['ess_examples_median'], 0)}"
                 + (f"; dropped {'; '.join(line['dropped_chains'])}" if line.get("dropped_chains") else "")
             )
     return "\n".join(part for part in parts if part)
@@ -529,7 +567,13 @@ def many_seeds_table(group: pd.DataFrame) -> str:
         undefined = str(block["num_undefined"].sum())
         kind = "train-normalised" if normalised else "raw"
         across = number(block["lds_across_queries"].mean())
-        rows.append((normalised, -mean, [name, kind, number(mean), number(error), values, undefined, across, number(seconds, 1)]))
+        rows.append(
+            (
+                normalised,
+                -mean,
+                [name, kind, number(mean), number(error), values, undefined, across, number(seconds, 1)],
+            )
+        )
     return table(header, [line for _, _, line in sorted(rows, key=lambda row: row[:2])], left=2)
 
 
@@ -537,7 +581,11 @@ def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: flo
     """Is one method really ahead of another, on the same subsets and queries?"""
     lines = []
     for pair in pairs:
-        if pair["alpha"] != alpha or pair["alpha_attribution"] != alpha_attribution or "random" in (pair["method"], pair["against"]):
+        if (
+            pair["alpha"] != alpha
+            or pair["alpha_attribution"] != alpha_attribution
+            or "random" in (pair["method"], pair["against"])
+        ):
             continue
         lines.append(
             [
@@ -571,7 +619,11 @@ def show_plan(arguments: argparse.Namespace, task: Any, methods: list[Any], stor
                     f"{len(units) - done} to do"
                 )
             question = Question(
-                task=task, seed=seed, alpha_attribution=alpha_attribution, split=arguments.query_split, max_queries=arguments.queries
+                task=task,
+                seed=seed,
+                alpha_attribution=alpha_attribution,
+                split=arguments.query_split,
+                max_queries=arguments.queries,
             )
             for method in methods:
                 if reason := method.skip(task):
@@ -612,13 +664,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted; finished work is in {arguments.cache}, and the same command goes on", file=sys.stderr)
+        print(
+            f"{parser.prog}: interrupted; finished work is in {arguments.cache}, and the same command goes on",
+            file=sys.stderr,
+        )
         return 130
     except RuntimeError as error:
         print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
         return 1
     if arguments.json:
-        print(json.dumps(without_nan([{column: row.get(column) for column in COLUMNS} for row in outcome.rows]), indent=1))
+        print(
+            json.dumps(without_nan([{column: row.get(column) for column in COLUMNS} for row in outcome.rows]), indent=1)
+        )
     else:
         print(show(outcome, task))
         print(f"\nrun {run_id} in {seconds:.0f} s; record: {folder / 'run.json'}")

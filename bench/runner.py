@@ -43,7 +43,7 @@ from retrain.train import (
 
 logger = logging.getLogger("tda-bench")
 
-MAX_STORED_SCORES_BYTES = 2**30  # larger score matrices are reduced to their predictions and not kept
+KEEP_SCORES = {"auto": 2**30, "always": 2**62, "never": 0}  # largest score matrix kept, in bytes
 MAX_ROUNDS = 3  # how often damaged entries are made again before giving up
 
 
@@ -113,7 +113,9 @@ def ground_truth(task: Task, plan: Plan, store: Store, device: str, *, force: bo
     return GroundTruth(losses, plan.masks(task)[complete], np.array(complete))
 
 
-def base_model(task: Task, seed: int, store: Store, device: str, number: int = 0, force: bool = False) -> tuple[nn.Module, Entry]:
+def base_model(
+    task: Task, seed: int, store: Store, device: str, number: int = 0, force: bool = False
+) -> tuple[nn.Module, Entry]:
     unit = checkpoint_unit(task, seed, number, device)
     (entry,) = obtain([unit], store, force=force).values()
     return load_checkpoint(task, entry, choose_device(device)), entry
@@ -143,7 +145,7 @@ class Question:
 
     def config(self) -> dict[str, Any]:
         return {
-            "task": self.task.config,
+            "task": self.task.scoring_config,
             "seed": self.seed,
             "alpha_attribution": self.alpha_attribution,
             "split": self.split,
@@ -163,9 +165,10 @@ class Prediction:
 class Scorer:
     """Scores one method on one question and turns the scores into predictions; both come from the store if they can."""
 
-    def __init__(self, question: Question, method: Method, store: Store, device: str):
+    def __init__(self, question: Question, method: Method, store: Store, device: str, keep_scores: str = "auto"):
         self.question, self.method, self.store, self.device_name = question, method, store, device
         self.device = choose_device(device)
+        self.keep_scores = keep_scores
 
     def config(self) -> dict[str, Any]:
         """The key of the scores: the question, the checkpoint's own weights, the method, the versions it rests on."""
@@ -254,7 +257,7 @@ class Scorer:
         if num_not_finite(attribution):
             return
         arrays = {name: value.numpy() for name, value in attribution.arrays.items()}
-        if attribution.scores.numel() * 4 <= MAX_STORED_SCORES_BYTES:
+        if attribution.scores.numel() * 4 <= KEEP_SCORES[self.keep_scores]:
             arrays["scores"] = attribution.scores.numpy()
             if attribution.train_scale is not None:
                 arrays["train_scale"] = attribution.train_scale.numpy()
@@ -310,11 +313,14 @@ def _remove(store: Store, kind: str, config: dict[str, Any]) -> None:
 # ---- scoring as a work unit, for a cluster ----
 
 
-def score_unit(question: Question, method: Method, plans: list[Plan], store: Store, device: str) -> Unit:
+def score_unit(
+    question: Question, method: Method, plans: list[Plan], store: Store, device: str, keep_scores: str = "auto"
+) -> Unit:
     """The same work as `Scorer.predictions`, described as plain data; its entry is the scores."""
     options = {f.name: getattr(method, f.name) for f in fields(method)}
     payload = {
         "task": task_specification(question.task),
+        "keep_scores": keep_scores,
         "question": {
             "seed": question.seed,
             "alpha_attribution": question.alpha_attribution,
@@ -326,7 +332,9 @@ def score_unit(question: Question, method: Method, plans: list[Plan], store: Sto
         "device": device,
     }
     config = Scorer(question, method, store, device).config()
-    return Unit(kind="scores", config=config, call="bench.runner:perform_score_unit", payload=json.loads(json.dumps(payload)))
+    return Unit(
+        kind="scores", config=config, call="bench.runner:perform_score_unit", payload=json.loads(json.dumps(payload))
+    )
 
 
 def perform_score_unit(store: Store, unit: Unit) -> None:
@@ -334,7 +342,8 @@ def perform_score_unit(store: Store, unit: Unit) -> None:
     question = Question(task=task_from(payload["task"]), **payload["question"])
     options = {name: tuple(v) if isinstance(v, list) else v for name, v in payload["method"]["options"].items()}
     method = load_method(payload["method"]["name"], **options)
-    Scorer(question, method, store, payload["device"]).predictions([Plan(**plan) for plan in payload["plans"]])
+    scorer = Scorer(question, method, store, payload["device"], payload["keep_scores"])
+    scorer.predictions([Plan(**plan) for plan in payload["plans"]])
 
 
 # ---- the clock and the meter ----
@@ -344,6 +353,8 @@ def measure(method: Method, problem: Problem) -> tuple[Attribution, dict[str, An
     """Fit and score, seeded; seconds of each and the peak of memory added."""
     device = problem.device
     torch.manual_seed(problem.seed)
+    # Every method alike: float32 products in TensorFloat-32, where the GPU has it.
+    torch.set_float32_matmul_precision("high")
     np.random.seed(problem.seed % 2**32)  # noqa: NPY002  (libraries draw from the global generator)
     with _peak_memory(device) as peak, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries' own making, and nothing the user can act on

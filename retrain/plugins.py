@@ -36,7 +36,9 @@ def available(package: str, interface: str) -> dict[str, str]:
         for path in folder.glob("*.py")
         if path.stem not in ("__init__", interface)
     }
-    found |= {path.parent.name: f"{package}.{path.parent.name}.{interface}" for path in folder.glob(f"*/{interface}.py")}
+    found |= {
+        path.parent.name: f"{package}.{path.parent.name}.{interface}" for path in folder.glob(f"*/{interface}.py")
+    }
     return dict(sorted(found.items()))
 
 

@@ -129,5 +129,14 @@ class Task(ABC):
     def config(self) -> dict[str, Any]:
         """What identifies this task in a cache key: its name, version, key fields, and the bytes of its data."""
         in_key = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("key", True)}
-        data = {"train": self.train_data.fingerprint, "queries": self.query_data.fingerprint}
-        return {"name": self.name, "version": self.version, **in_key, "data": data}
+        return {"name": self.name, "version": self.version, **in_key, "data": self.data_fingerprint}
+
+    @cached_property
+    def data_fingerprint(self) -> str:
+        """Of every training example and query."""
+        return f"{self.train_data.fingerprint}-{self.query_data.fingerprint}"
+
+    @property
+    def scoring_config(self) -> dict[str, Any]:
+        """What scores depend on beside the checkpoint's own weights: not how models are retrained on subsets."""
+        return {"name": self.name, "version": self.version, "data": self.data_fingerprint}

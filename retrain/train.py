@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import metadata
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,9 +91,7 @@ def checkpoint_unit(task: Task, seed: int, number: int, device: str) -> Unit:
 def train_checkpoint(store: Store, unit: Unit) -> Entry:
     task, device = task_from(unit.payload["task"]), choose_device(unit.payload["device"])
     with one_thread(device):
-        model = task.train_base(
-            init_seed=unit.config["init_seed"], order_seed=unit.config["order_seed"], device=device
-        )
+        model = task.train_base(init_seed=unit.config["init_seed"], order_seed=unit.config["order_seed"], device=device)
         losses = task.losses(model, task.query_data, device)
     record = {"device": describe_device(device), "mean_query_loss": float(losses.mean())}
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Conformance: the same tests over every file in baselines/, so that a new method is covered before anyone writes one."""
+"""Conformance: the same tests over every file in baselines/, so that a new method is covered without a new test."""
 
 import copy
 from dataclasses import fields
@@ -143,9 +143,7 @@ def test_gradsim_is_kronfluences_identity(task: Planted, answers: dict[str, Attr
     torch.testing.assert_close(answers["gradsim"].train_scale, identity.train_scale, rtol=1e-4, atol=1e-5)
 
 
-def test_ekfac_is_the_exact_damped_influence_function_here(
-    task: Planted, answers: dict[str, Attribution]
-) -> None:
+def test_ekfac_is_the_exact_damped_influence_function_here(task: Planted, answers: dict[str, Attribution]) -> None:
     """One output and one layer leave no approximation but the sampled labels, which only scale the Fisher."""
     inputs = torch.cat([task.train_data.inputs, torch.ones(task.num_train, 1)], dim=1)
     queries = torch.cat([task.query_data.inputs, torch.ones(task.num_queries, 1)], dim=1)

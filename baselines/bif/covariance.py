@@ -40,7 +40,10 @@ class StreamingCovariance:
 
     def __init__(self, num_queries: int, num_train: int, device: torch.device):
         self.count = 0
-        self.query_mean, self.train_mean = torch.zeros(num_queries, device=device), torch.zeros(num_train, device=device)
+        self.query_mean, self.train_mean = (
+            torch.zeros(num_queries, device=device),
+            torch.zeros(num_train, device=device),
+        )
         self.query_square, self.train_square = torch.zeros_like(self.query_mean), torch.zeros_like(self.train_mean)
         self.cross = torch.zeros(num_queries, num_train, device=device)
 

@@ -1,7 +1,7 @@
 """bif: the local Bayesian influence function, minus the posterior covariance of training and query losses.
 
 The paper's alg:sgld: several chains start at the checkpoint and sample the localised posterior; at every draw the loss
-of every attributed example and every query is recorded; BIF(i, j) = -Cov(loss_i, loss_j) over the draws (eq:bayesian-if).
+of every attributed example and query is recorded; BIF(i, j) = -Cov(loss_i, loss_j) over the draws (eq:bayesian-if).
 Minibatches come from the whole training set. `normalised` scores divide by the training example's own standard
 deviation; with `query_normalised` too they are the paper's normalised BIF, a correlation.
 
@@ -78,8 +78,8 @@ class BIF(Method):
         free = free_bytes(problem.device)
         if needed > free:
             raise UsageError(
-                f"bif needs {needed / 2**30:.1f} GiB for {self.chains} x {self.draws} draws of {num_examples} losses and "
-                f"the {num_train} x {len(problem.queries)} scores, and {free / 2**30:.1f} GiB are free; "
+                f"bif needs {needed / 2**30:.1f} GiB for {self.chains} x {self.draws} draws of {num_examples} losses "
+                f"and the {num_train} x {len(problem.queries)} scores, and {free / 2**30:.1f} GiB are free; "
                 "take fewer draws (--set bif.draws=...) or fewer queries (--queries)"
             )
         measured = Examples(
@@ -128,9 +128,16 @@ class BIF(Method):
 
 
 def run_chain(
-    method: BIF, task: Task, checkpoint: nn.Module, train: Examples, measured: Examples, seed: int, chain: int, ticks: Any
+    method: BIF,
+    task: Task,
+    checkpoint: nn.Module,
+    train: Examples,
+    measured: Examples,
+    seed: int,
+    chain: int,
+    ticks: Any,
 ) -> Tensor:
-    """One chain's losses, (draws, examples) float32 on the device. Depends on (seed, chain) alone, not on the others."""
+    """One chain's losses, (draws, examples) float32 on the device; a function of (seed, chain) alone."""
     device = train.inputs.device
     model = detached_copy(checkpoint)
     sampled = sampled_parameters(model, method.parameters)

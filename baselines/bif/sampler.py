@@ -43,7 +43,9 @@ def _drift(position: Position, gradient: list[Tensor], gamma: float) -> list[Ten
 
 
 @torch.no_grad()
-def sgld(position: Position, gradient: list[Tensor], gamma: float, step_size: float, generator: torch.Generator) -> None:
+def sgld(
+    position: Position, gradient: list[Tensor], gamma: float, step_size: float, generator: torch.Generator
+) -> None:
     """w <- w - step_size / 2 * drift + N(0, step_size): the paper's alg:sgld."""
     drift = _drift(position, gradient, gamma)
     torch._foreach_add_(position.parameters, drift, alpha=-step_size / 2)
@@ -78,7 +80,9 @@ FRICTION = 0.1  # the share of the momentum lost in one step
 
 
 @torch.no_grad()
-def sghmc(position: Position, gradient: list[Tensor], gamma: float, step_size: float, generator: torch.Generator) -> None:
+def sghmc(
+    position: Position, gradient: list[Tensor], gamma: float, step_size: float, generator: torch.Generator
+) -> None:
     """Stochastic-gradient Hamiltonian Monte Carlo: SGLD with momentum, which crosses flat directions faster.
 
     v <- (1 - a) v - (step_size / 2) drift + N(0, a step_size (2 - a) / 2),  w <- w + v, friction a = FRICTION.

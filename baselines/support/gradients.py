@@ -52,18 +52,22 @@ def _batch_norm(module: Any, inputs: Tensor, gradient: Tensor) -> dict[str, Tens
     normalised = (inputs - module.running_mean.view(shape)) * (module.running_var.view(shape) + module.eps).rsqrt()
     positions = tuple(range(2, inputs.dim()))
     weight, bias = gradient * normalised, gradient
-    return {"weight": weight.sum(positions), "bias": bias.sum(positions)} if positions else {
-        "weight": weight, "bias": bias
-    }
+    return (
+        {"weight": weight.sum(positions), "bias": bias.sum(positions)}
+        if positions
+        else {"weight": weight, "bias": bias}
+    )
 
 
 def _layer_norm(module: Any, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     normalised = F.layer_norm(inputs, module.normalized_shape, eps=module.eps)
     positions = tuple(range(1, inputs.dim() - len(module.normalized_shape)))
     weight, bias = gradient * normalised, gradient
-    return {"weight": weight.sum(positions), "bias": bias.sum(positions)} if positions else {
-        "weight": weight, "bias": bias
-    }
+    return (
+        {"weight": weight.sum(positions), "bias": bias.sum(positions)}
+        if positions
+        else {"weight": weight, "bias": bias}
+    )
 
 
 def _embedding(module: Any, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
@@ -162,4 +166,3 @@ class PerExampleGradients:
 
         gradients = torch.func.vmap(torch.func.grad(value_of), in_dims=(None, 0, 0))(wanted, *batch)
         return torch.cat([gradients[name].flatten(1) for name in self.names], dim=1).float()
-

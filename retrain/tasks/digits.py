@@ -71,9 +71,7 @@ class Digits(Task):
         return whitening_weight(self.train_data.inputs)
 
     def build_model(self, seed: int) -> nn.Module:
-        model = ResNet9(
-            in_channels=1, image_size=8, widths=self.widths, generator=torch.Generator().manual_seed(seed)
-        )
+        model = ResNet9(in_channels=1, image_size=8, widths=self.widths, generator=torch.Generator().manual_seed(seed))
         model.set_whitening(self._whitening)
         return model
 

@@ -111,9 +111,7 @@ def _pretrained_weights(task: TinyLM, seed: int) -> dict[str, Tensor]:
     model = _untrained(task, seed)
     data = task._examples(task.num_train + task.num_queries, None)
     generator = torch.Generator().manual_seed(seed)
-    batches = (
-        torch.randint(len(data), (32,), generator=generator) for _ in range(task.pretraining_steps)
-    )
+    batches = (torch.randint(len(data), (32,), generator=generator) for _ in range(task.pretraining_steps))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the same sums whatever the number of cores
     try:
