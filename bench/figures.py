@@ -1,0 +1,842 @@
+"""Draws every figure and table of the paper that the committed results allow, and says how to make the others.
+
+    python -m bench.figures                        # everything, from results/ into results/figures
+    python -m bench.figures --only lds seconds     # some of it
+    python -m bench.figures --list                 # the names, what each shows and what it needs
+
+Nothing is recomputed, and the same results give the same bytes. Seconds of different machines never share an axis:
+each machine gets a figure of its own. `figures.json` beside the pictures holds their captions and the runs behind them.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+
+from bench import style
+from bench.lds import Parser, number
+from bench.metrics import mean_and_standard_error
+from bench.results import Results, load_results
+from bench.style import COLUMN, INK, PAGE, in_order, look
+from retrain.safe_files import SafeFileError, read_text
+
+LANGUAGE_TASKS = ("pythia14m", "tinylm")
+PAPER_LLM_TABLE = {"gradsim": 0.198, "ekfac": 0.221, "bif": 0.110}  # tab:LLM_LDS_scores
+SCALING_COLUMNS = ("model", "parameters", "method", "fit_seconds", "score_seconds", "peak_memory_bytes", "device")
+FORMATS = ("svg", "png", "pdf")
+
+
+class UnusableError(ValueError):
+    """A result file lacks what a figure needs; the message is one line that names it."""
+
+
+@dataclass
+class Drawing:
+    """One picture or table, ready to be saved."""
+
+    stem: str
+    caption: str
+    runs: list[str]
+    figure: Figure | None = None
+    table: pd.DataFrame | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of figures: what it shows, how it is drawn, and the command that makes what it needs."""
+
+    name: str
+    shows: str
+    needs: str
+    command: str
+    draw: Callable[[Results], Iterator[Drawing]] = field(repr=False)
+
+
+# ---- LDS curves ----
+
+
+def draw_lds(results: Results) -> Iterator[Drawing]:
+    yield from _lds_curves(results, normalised=False)
+
+
+def draw_lds_normalised(results: Results) -> Iterator[Drawing]:
+    yield from _lds_curves(results, normalised=True)
+
+
+def _lds_curves(results: Results, normalised: bool) -> Iterator[Drawing]:
+    rows = results.rows[results.rows["normalised"] == normalised] if len(results.rows) else results.rows
+    for (task, protocol), group in rows.groupby(["task", "protocol"], sort=True):
+        shares = sorted(group["alpha_attribution"].unique())
+        figure, axes = panels(len(shares))
+        for axis, share in zip(axes, shares, strict=True):
+            here = group[group["alpha_attribution"] == share]
+            lds_panel(axis, here, list(group["method"]))
+            axis.set_title(rf"$\alpha_{{\mathrm{{attribution}}}}$ = {share:g}")
+        finish(figure, axes, r"$\alpha_{\mathrm{retrain}}$", "LDS")
+        kind = "train-normalised" if normalised else "raw"
+        stem = f"lds-{'normalised-' if normalised else ''}{task}-{protocol}"
+        bars = "standard error over seeds" if group["seed"].nunique() > 1 else "95 % intervals of the one seed"
+        caption = (
+            f"LDS of {kind} scores against the share of the attributed examples retrained on; "
+            f"{first(group, 'description')}, protocol {protocol}. Bars: {bars}. Dashed: the noise ceiling, what a "
+            f"perfect prediction could reach. {sizes(group)}"
+        )
+        yield Drawing(stem, caption, run_ids(group), figure)
+
+
+def lds_panel(axis: Axes, rows: pd.DataFrame, everybody: list[str]) -> None:
+    """LDS against alpha, one line a method, over however many seeds there are."""
+    alphas = sorted(rows["alpha"].unique())
+    axis.axhline(0, color=INK, linewidth=0.5)
+    methods = in_order(rows["method"])
+    for position, method in enumerate(methods):
+        block = rows[rows["method"] == method]
+        points = []
+        for alpha, cell in block.groupby("alpha", sort=True):
+            mean, error = mean_and_standard_error(cell["lds"].to_numpy())
+            low = high = error
+            if len(cell) == 1:
+                low, high = mean - cell["ci_low"].iloc[0], cell["ci_high"].iloc[0] - mean
+            points.append((alpha, mean, max(0.0, low), max(0.0, high)))
+        x, y, low, high = np.array(points, dtype=float).T
+        # A little to the side of each other, so that equal scores do not hide one another.
+        spread = 0.012 * (position - (len(methods) - 1) / 2)
+        axis.errorbar(x + spread, y, yerr=[low, high], capsize=1.5, elinewidth=0.8, **look(method, everybody))
+    ceilings = rows.drop_duplicates(["alpha", "seed"]).groupby("alpha")["ceiling"].mean().dropna()
+    if len(ceilings) == 1:
+        alpha = ceilings.index[0]
+        axis.plot(
+            [alpha - 0.06, alpha + 0.06],
+            [ceilings.iloc[0]] * 2,
+            color=INK,
+            linestyle="--",
+            linewidth=0.9,
+            label="ceiling",
+        )
+    elif len(ceilings):
+        axis.plot(ceilings.index, ceilings, color=INK, linestyle="--", linewidth=0.9, label="ceiling")
+    axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
+    axis.set_xlim(min(alphas) - 0.08, max(alphas) + 0.08)
+
+
+def draw_seeds(results: Results) -> Iterator[Drawing]:
+    """The paper's fig:individual_LDS_scores: a row of panels a seed."""
+    rows = results.rows
+    if not len(rows):
+        return
+    for (task, protocol, normalised), group in rows.groupby(["task", "protocol", "normalised"], sort=True):
+        seeds, shares = sorted(group["seed"].unique()), sorted(group["alpha_attribution"].unique())
+        if len(seeds) < 2:
+            continue
+        figure = style.new_figure(PAGE if len(shares) > 1 else COLUMN, 0.6 + 1.25 * len(seeds))
+        grid = figure.subplots(len(seeds), len(shares), sharex=True, sharey=True, squeeze=False)
+        for row, seed in enumerate(seeds):
+            for column, share in enumerate(shares):
+                axis = grid[row, column]
+                here = group[(group["seed"] == seed) & (group["alpha_attribution"] == share)]
+                if len(here):
+                    lds_panel(axis, here, list(group["method"]))
+                else:
+                    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color="#7f7f7f")
+                if row == 0:
+                    axis.set_title(rf"$\alpha_{{\mathrm{{attribution}}}}$ = {share:g}")
+                if column == 0:
+                    axis.set_ylabel(f"seed {seed}\nLDS")
+                if row == len(seeds) - 1:
+                    axis.set_xlabel(r"$\alpha_{\mathrm{retrain}}$")
+        legend(figure, grid.ravel())
+        stem = f"seeds-{'normalised-' if normalised else ''}{task}-{protocol}"
+        caption = (
+            f"LDS of {'train-normalised' if normalised else 'raw'} scores, every seed by itself; "
+            f"{first(group, 'description')}, protocol {protocol}. Bars: 95 % intervals. {sizes(group)}"
+        )
+        yield Drawing(stem, caption, run_ids(group), figure)
+
+
+# ---- cost ----
+
+
+def timings(results: Results) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(task, machine, rows): seconds may be compared within each, and only there."""
+    rows = results.rows
+    if not len(rows):
+        return
+    rows = rows[rows["seconds"].notna()].copy()
+    # Scores from a cache carry the device they were computed on, which may not be the one that read them.
+    here = [
+        machine if device and str(machine).startswith(str(device)) else device
+        for machine, device in zip(rows["machine"], rows["device"])
+    ]
+    rows["timed_on"] = here
+    for (task, machine), group in rows.groupby(["task", "timed_on"], sort=True):
+        yield str(task), str(machine), group
+
+
+def draw_seconds(results: Results) -> Iterator[Drawing]:
+    """The paper's fig:timings_bif-vs-ekfac, with every method."""
+    for task, machine, group in timings(results):
+        once = group.drop_duplicates(["method", "alpha_attribution", "seed", "protocol"])
+        once = once[once["method"] != "random"]
+        if once["alpha_attribution"].nunique() < 2:
+            continue
+        figure = style.new_figure(COLUMN, 2.5)
+        axis = figure.subplots()
+        for method in in_order(once["method"]):
+            block = once[once["method"] == method].groupby("alpha_attribution")["seconds"]
+            middle = block.median()
+            bars = [middle - block.min(), block.max() - middle]
+            axis.errorbar(
+                middle.index, middle, yerr=bars, capsize=1.5, elinewidth=0.8, **look(method, list(once["method"]))
+            )
+        logarithmic(axis, "x", sorted(once["alpha_attribution"].unique()))
+        logarithmic(axis, "y")
+        finish(figure, [axis], r"$\alpha_{\mathrm{attribution}}$", "seconds (fit + score)")
+        caption = (
+            f"Seconds of fitting and scoring against the share of the training set that is attributed; "
+            f"{first(once, 'description')} on {machine}. Median over seeds, bars from the fastest to the slowest. "
+            f"{sizes(once)}"
+        )
+        yield Drawing(f"seconds-{task}-{slug(machine)}", caption, run_ids(once), figure)
+
+
+def draw_pareto(results: Results) -> Iterator[Drawing]:
+    """What one gets for the seconds: LDS against cost, with the methods that no other beats on both."""
+    for task, machine, everything in timings(results):
+        for protocol, group in everything.groupby("protocol", sort=True):
+            # One share of the training set: the one most experiments were made at.
+            counts = group.groupby("alpha_attribution").size()
+            share = counts.index[int(np.argmax(counts.to_numpy()))]
+            here = group[group["alpha_attribution"] == share]
+            alphas = sorted(here["alpha"].unique())
+            figure, axes = panels(len(alphas), height=2.3)
+            for axis, alpha in zip(axes, alphas, strict=True):
+                pareto_panel(axis, here[here["alpha"] == alpha])
+                axis.set_title(rf"$\alpha_{{\mathrm{{retrain}}}}$ = {alpha:g}")
+            finish(figure, axes, "seconds (fit + score)", "LDS")
+            caption = (
+                f"Cost and quality: LDS against seconds; {first(here, 'description')}, protocol {protocol}, "
+                f"alpha_attribution {share:g}, on {machine}. Filled: raw scores; hollow: train-normalised. The line "
+                f"joins what no other point beats on both axes. {sizes(here)}"
+            )
+            yield Drawing(f"pareto-{task}-{protocol}-{slug(machine)}", caption, run_ids(here), figure)
+
+
+def pareto_panel(axis: Axes, rows: pd.DataFrame) -> None:
+    points = []
+    everybody = list(rows["method"])
+    for normalised in (False, True):
+        for method in in_order(rows["method"]):
+            cell = rows[(rows["method"] == method) & (rows["normalised"] == normalised)]
+            if not len(cell):
+                continue
+            mean, error = mean_and_standard_error(cell["lds"].to_numpy())
+            seconds = max(float(cell["seconds"].median()), 1e-3)
+            shape = look(method, everybody) | {"linestyle": "none"}
+            if normalised:
+                shape |= {"label": "_", "markerfacecolor": "none" if method != "random" else shape["color"]}
+            axis.errorbar(seconds, mean, yerr=None if math.isnan(error) else error, elinewidth=0.8, **shape)
+            if method != "random":
+                points.append((seconds, mean))
+    front = pareto_front(points)
+    if len(front) > 1:
+        axis.plot(*np.array(front).T, color=INK, linewidth=0.7, zorder=0, drawstyle="steps-post")
+    axis.axhline(0, color=INK, linewidth=0.5)
+    logarithmic(axis, "x")
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (seconds, score) points that no other is both cheaper and better than, by rising cost."""
+    front: list[tuple[float, float]] = []
+    for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
+        if math.isfinite(score) and (not front or score > front[-1][1]):
+            front.append((cost, score))
+    return front
+
+
+# ---- language models ----
+
+
+def draw_llm(results: Results) -> Iterator[Drawing]:
+    """The paper's tab:LLM_LDS_scores."""
+    rows = results.rows
+    if not len(rows):
+        return
+    for (task, protocol), group in rows[rows["task"].isin(LANGUAGE_TASKS)].groupby(["task", "protocol"], sort=True):
+        lines = []
+        for (alpha, normalised), block in group.groupby(["alpha", "normalised"], sort=True):
+            for method in in_order(block["method"]):
+                cell = block[block["method"] == method]
+                mean, error = mean_and_standard_error(cell["lds"].to_numpy())
+                ceiling = float(cell["ceiling"].mean())
+                lines.append(
+                    {
+                        "method": look(method)["label"],
+                        "scores": "train-normalised" if normalised else "raw",
+                        "alpha": f"{alpha:g}",
+                        "LDS": number(mean),
+                        "spread over queries": number(float(cell["spread"].mean())),
+                        "95 % interval": f"[{number(cell['ci_low'].mean())}, {number(cell['ci_high'].mean())}]",
+                        "standard error over seeds": number(error),
+                        "ceiling": number(ceiling),
+                        "LDS / ceiling": number(mean / ceiling, 2) if ceiling > 0 else "-",
+                        "undefined": str(int(cell["num_undefined"].sum())),
+                        "paper": number(PAPER_LLM_TABLE.get(method)) if task == "pythia14m" and not normalised else "-",
+                        "run": ", ".join(run_ids(cell)),
+                    }
+                )
+        caption = f"LDS of finetuning; {first(group, 'description')}, protocol {protocol}. {sizes(group)}"
+        yield Drawing(f"llm-{task}-{protocol}", caption, run_ids(group), table=pd.DataFrame(lines))
+
+
+# ---- scaling, sweeps and budgets: see results/README.md for their files ----
+
+
+def draw_scaling(results: Results) -> Iterator[Drawing]:
+    """The paper's fig:benchmark_big_ek-fac: seconds and memory against parameters."""
+    for path in results.files("scaling.csv"):
+        rows = read_table(path, SCALING_COLUMNS)
+        if "error" in rows:
+            rows = rows[rows["error"].isna() | (rows["error"] == "")]
+        for device, group in rows.groupby("device", sort=True):
+            group = group.assign(seconds=group["fit_seconds"].fillna(0) + group["score_seconds"])
+            figure, axes = panels(2, height=2.5, share_y=False)
+            for axis, column, unit in ((axes[0], "seconds", 1.0), (axes[1], "peak_memory_bytes", 2.0**30)):
+                for method in in_order(group["method"]):
+                    block = group[group["method"] == method].sort_values("parameters")
+                    scaling_line(axis, block, column, unit, look(method, list(group["method"])))
+                logarithmic(axis, "x")
+                logarithmic(axis, "y")
+                axis.set_xlabel("parameters")
+            axes[0].set_ylabel("seconds (fit + score)")
+            axes[1].set_ylabel("peak memory, GiB")
+            legend(figure, axes)
+            caption = f"Seconds and peak memory against model size on {device}. Hollow: projected from a shorter run."
+            stem = f"scaling-{slug(path.parent.name)}-{slug(str(device))}"
+            yield Drawing(stem, caption, sorted(set(group.get("run_id", pd.Series(dtype=str)).dropna())), figure)
+
+
+def scaling_line(axis: Axes, rows: pd.DataFrame, column: str, unit: float, shape: dict[str, Any]) -> None:
+    x, y = rows["parameters"].to_numpy(float), rows[column].to_numpy(float) / unit
+    usable = np.isfinite(y) & (y > 0)
+    x, y = x[usable], y[usable]
+    if not len(x):
+        return
+    if len(x) > 1:
+        slope = np.polyfit(np.log(x), np.log(y), 1)[0]
+        shape = (
+            shape | {"label": f"{shape['label']} (slope {slope:.2f})"}
+            if column == "seconds"
+            else shape | {"label": "_"}
+        )
+    axis.plot(x, y, **(shape | {"marker": None}))
+    projected = rows["projected"].astype(bool).to_numpy()[usable] if "projected" in rows else np.zeros(len(x), bool)
+    bare = {"color": shape["color"], "marker": shape["marker"], "linestyle": "none"}
+    axis.plot(x[~projected], y[~projected], **bare)
+    axis.plot(x[projected], y[projected], markerfacecolor="none", **bare)
+
+
+def draw_sweep(results: Results) -> Iterator[Drawing]:
+    """The paper's fig:loss_trace_*: a grid of loss traces with the LDS in each cell; cells that diverged say so."""
+    for path, sweep in results.read("sweep.json"):
+        try:
+            axes_values, cells = sweep["axes"], sweep["cells"]
+            *outer, down, across = list(axes_values)
+            outer_values: list[tuple[Any, ...]] = [()]
+            for name in outer:
+                outer_values = [(*values, value) for values in outer_values for value in axes_values[name]]
+            for values in outer_values:
+                fixed = dict(zip(outer, values, strict=True))
+                chosen = [cell for cell in cells if all(cell[name] == value for name, value in fixed.items())]
+                figure = sweep_grid(chosen, down, axes_values[down], across, axes_values[across])
+                text = ", ".join(f"{name} {value:g}" for name, value in fixed.items())
+                stem = "-".join(
+                    ["sweep", slug(path.parent.name), *(f"{name}{value:g}" for name, value in fixed.items())]
+                )
+                caption = (
+                    f"Loss traces and LDS of {sweep['method']} over {down}, {across}{f' at {text}' if text else ''}; "
+                    f"task {sweep['task']}, protocol {sweep['protocol']}, alpha {sweep['alpha']:g}, chosen on "
+                    f"{sweep['split']} queries. Crossed cells diverged."
+                )
+                yield Drawing(stem, caption, [sweep["run_id"]], figure)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnusableError(
+                f"{path}: lacks what a sweep needs ({type(error).__name__}: {error}); see results/README.md"
+            ) from None
+
+
+def sweep_grid(cells: list[dict[str, Any]], down: str, rows: list[Any], across: str, columns: list[Any]) -> Figure:
+    from matplotlib import colormaps
+
+    figure = style.new_figure(PAGE, 0.7 + 0.85 * len(rows))
+    grid = figure.subplots(len(rows), len(columns), sharex=True, sharey=False, squeeze=False)
+    scores = [cell["lds"] for cell in cells if cell["lds"] is not None]
+    lowest, highest = (min(scores), max(scores)) if scores else (0.0, 1.0)
+    for row, row_value in enumerate(rows):
+        for column, column_value in enumerate(columns):
+            axis = grid[row, column]
+            axis.grid(False)
+            axis.tick_params(labelsize=5.5, length=2)
+            found = [cell for cell in cells if cell[down] == row_value and cell[across] == column_value]
+            cell = found[0] if found else None
+            if cell is None or cell["lds"] is None:
+                axis.set_facecolor("#eceef1")
+                axis.plot([0, 1], [0, 1], [0, 1], [1, 0], color="#9aa0a8", linewidth=0.6, transform=axis.transAxes)
+                axis.text(
+                    0.5,
+                    0.5,
+                    "NaN" if cell else "not run",
+                    transform=axis.transAxes,
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                )
+                axis.set_yticks([])
+            else:
+                for trace in cell.get("traces", []):
+                    axis.plot(trace, linewidth=0.5, color="#3d4550")
+                low, high = axis.get_ylim()
+                axis.set_ylim(low, high + 0.4 * (high - low))  # room for the number
+                share = (cell["lds"] - lowest) / (highest - lowest) if highest > lowest else 1.0
+                axis.set_facecolor((*colormaps["viridis"](0.25 + 0.75 * share)[:3], 0.35))
+                axis.text(0.96, 0.92, f"{cell['lds']:.3f}", transform=axis.transAxes, ha="right", va="top", fontsize=7)
+            if row == 0:
+                axis.set_title(f"{across} {column_value:g}", fontsize=7)
+            if column == 0:
+                axis.set_ylabel(f"{down} {row_value:g}\nloss", fontsize=6.5)
+            if row == len(rows) - 1:
+                axis.set_xlabel("draw", fontsize=6.5)
+    return figure
+
+
+def draw_budget(results: Results) -> Iterator[Drawing]:
+    """LDS against the size of the budget (draws, projection, checkpoints) and against seconds."""
+    for path, budget in results.read("budget.json"):
+        try:
+            curves = budget["curves"]
+            sizes_of = list(dict.fromkeys(curve["axis"] for curve in curves))
+            figure, axes = panels(len(sizes_of) + 1, height=2.4)
+            names = [curve["method"] for curve in curves]
+            for curve in curves:
+                points = pd.DataFrame(curve["points"])
+                shape = look(curve["method"], names)
+                if curve.get("normalised"):
+                    shape |= {"markerfacecolor": "none", "label": shape["label"] + ", normalised"}
+                bars = None
+                if {"ci_low", "ci_high"} <= set(points):
+                    bars = [points["lds"] - points["ci_low"], points["ci_high"] - points["lds"]]
+                axis = axes[sizes_of.index(curve["axis"])]
+                axis.errorbar(points["value"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **shape)
+                axis.set_xlabel(curve["axis"])
+                axes[-1].errorbar(
+                    points["seconds"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **(shape | {"label": "_"})
+                )
+            axes[-1].set_xlabel("seconds")
+            for axis, name in zip(axes, sizes_of, strict=False):
+                logarithmic(axis, "x", sorted({p["value"] for c in curves if c["axis"] == name for p in c["points"]}))
+            logarithmic(axes[-1], "x")
+            axes[0].set_ylabel("LDS")
+            legend(figure, axes)
+            caption = (
+                f"LDS against budget; task {budget['task']}, protocol {budget['protocol']}, alpha {budget['alpha']:g}, "
+                f"on {budget['device']}. Bars: 95 % intervals."
+            )
+            yield Drawing(f"budget-{slug(path.parent.name)}", caption, [budget["run_id"]], figure)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnusableError(
+                f"{path}: lacks what a budget curve needs ({type(error).__name__}: {error}); see results/README.md"
+            ) from None
+
+
+# ---- what the scores look like ----
+
+
+def draw_examples(results: Results) -> Iterator[Drawing]:
+    """The paper's fig:image-full: a query, and the training images that two methods find most and least influential."""
+    for path, content in results.read("examples.json"):
+        if content.get("kind") != "images":
+            continue
+        tiles = read_tiles(path.parent / content["sprite"], content)
+        methods, queries = content["methods"], content["queries"]
+        shown = len(queries[0]["methods"][methods[0]]["helpful"])
+        columns = 1 + 2 * shown * len(methods)
+        unit = PAGE / (columns + 0.9 * len(methods) + 0.5)
+        figure = Figure(figsize=(PAGE, unit * 1.05 * len(queries) + 0.42))
+        top = 1 - 0.4 / figure.get_figheight()
+        height = top / len(queries)
+        width = unit / PAGE
+        for row, query in enumerate(queries):
+            bottom = top - (row + 1) * height
+            place = [0.004, bottom, width * 0.94, height * 0.92]
+            show_tile(figure, place, tiles[query["image"]], INK)
+            left = width * 1.5
+            for method in methods:
+                for side in ("helpful", "harmful"):
+                    for example in query["methods"][method][side]:
+                        same = example["label"] == query["label"]
+                        show_tile(
+                            figure,
+                            [left, bottom, width * 0.94, height * 0.92],
+                            tiles[example["image"]],
+                            "#0072b2" if same else "#d55e00",
+                        )
+                        left += width
+                    left += width * 0.2
+                left += width * 0.5
+        figure.text(0.004, top + 0.02, "query", fontsize=7, va="bottom")
+        left = width * 1.5
+        for method in methods:
+            label = look(method)["label"]
+            figure.text(left, top + 0.02, f"{label}: lower its loss most", fontsize=6.5, va="bottom")
+            figure.text(left + width * (shown + 0.2), top + 0.02, "raise it most", fontsize=6.5, va="bottom")
+            left += width * (2 * shown + 0.9)
+        caption = (
+            f"Queries (left) and the training images whose inclusion lowers or raises the query's loss most, by "
+            f"{' and '.join(look(method)['label'] for method in methods)} ({content['scores']} scores); "
+            f"{content['description']}, seed {content['seed']}. Blue frame: the query's own class; orange: another."
+        )
+        yield Drawing(f"examples-{slug(path.parent.name)}", caption, [], figure)
+
+
+def read_tiles(path: Path, content: dict[str, Any]) -> list[np.ndarray]:
+    from matplotlib.image import imread
+
+    if path.parent.resolve() not in path.resolve().parents:
+        raise UnusableError(f"{path}: the sprite must lie beside its examples.json")
+    sheet = imread(path)
+    height, width = content["tile"]
+    across = sheet.shape[1] // width
+    count = across * (sheet.shape[0] // height)
+    corners = [(k // across * height, k % across * width) for k in range(count)]
+    return [sheet[y : y + height, x : x + width] for y, x in corners]
+
+
+def show_tile(figure: Figure, place: Sequence[float], tile: np.ndarray, colour: str) -> None:
+    axis = figure.add_axes(tuple(place))  # type: ignore[arg-type]
+    axis.imshow(tile, cmap="gray", vmin=0, vmax=1, interpolation="nearest", aspect="equal")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for spine in axis.spines.values():
+        spine.set_visible(True)
+        spine.set_color(colour)
+        spine.set_linewidth(1.0)
+
+
+def draw_tokens(results: Results) -> Iterator[Drawing]:
+    """The paper's fig:lang-main: query tokens against training tokens, coloured by signed influence."""
+    for path, content in results.read("examples.json"):
+        if content.get("kind") != "tokens":
+            continue
+        for pair in content["pairs"]:
+            matrix = np.array(pair["bif"], dtype=float)
+            rows, columns = len(pair["query_tokens"]), len(pair["train_tokens"])
+            strip = pair.get("ekfac")
+            figure = style.new_figure(PAGE, min(8.5, 1.6 + 0.115 * rows + (0.3 if strip else 0)))
+            if strip:
+                upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[max(6, rows), 1.3])
+            else:
+                upper, lower = figure.subplots(), None
+            limit = float(np.abs(matrix).max()) or 1.0
+            image = upper.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+            figure.colorbar(image, ax=upper, label="normalised BIF", shrink=0.8)
+            upper.set_yticks(range(rows), [visible(token) for token in pair["query_tokens"]], fontsize=5)
+            upper.set_ylabel("query")
+            bottom = upper
+            if strip and lower is not None:
+                values = np.array(strip, dtype=float)[None]
+                limit = float(np.abs(values).max()) or 1.0
+                lower.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+                lower.set_yticks([0], ["EK-FAC"], fontsize=6)
+                lower.grid(False)
+                bottom = lower
+            bottom.set_xticks(
+                range(columns), [visible(token) for token in pair["train_tokens"]], rotation=90, fontsize=5
+            )
+            bottom.set_xlabel("training sequence")
+            upper.grid(False)
+            caption = (
+                f"Query {pair['query']} against training sequence {pair['train']}, token by token; blue: seeing the "
+                f"training token lowers the query token's loss (negative influence). {content['description']}."
+            )
+            yield Drawing(f"tokens-{slug(path.parent.name)}-{pair['query']}-{pair['train']}", caption, [], figure)
+
+
+def visible(token: str) -> str:
+    text = token.replace("\n", "\\n").replace("\t", "\\t").replace("$", "\\$")
+    return text if text.strip() else "\u00b7" * max(1, len(text))
+
+
+# ---- shared pieces ----
+
+
+def panels(count: int, height: float = 2.2, share_y: bool = True) -> tuple[Figure, list[Axes]]:
+    """A row of panels, at most four beside each other."""
+    across = min(count, 4)
+    down = -(-count // across)
+    figure = style.new_figure(COLUMN if count == 1 else PAGE, 0.25 + height * down)
+    grid = figure.subplots(down, across, sharey=share_y, squeeze=False)
+    axes = list(grid.ravel())
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
+
+
+def logarithmic(axis: Axes, which: str, ticks: Sequence[float] | None = None) -> None:
+    """A logarithmic axis with plain numbers: 0.1, 1, 10; or ticks at just these values."""
+    getattr(axis, f"set_{which}scale")("log")
+    line = getattr(axis, f"{which}axis")
+    line.set_major_locator(FixedLocator(list(ticks)) if ticks is not None else LogLocator(10, numticks=6))
+    line.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    line.set_minor_formatter(NullFormatter())
+
+
+def plain(value: float) -> str:
+    for unit, name in ((1e9, "B"), (1e6, "M")):
+        if value >= unit:
+            return f"{value / unit:g} {name}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
+
+
+def finish(figure: Figure, axes: Sequence[Axes], x: str, y: str) -> None:
+    for axis in axes:
+        axis.set_xlabel(x)
+    axes[0].set_ylabel(y)
+    legend(figure, axes)
+
+
+def legend(figure: Figure, axes: Any) -> None:
+    """One for the whole figure, above the panels, each name once."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        found |= {"ceiling": found.pop("ceiling")} if "ceiling" in found else {}
+        wide = figure.get_figwidth() > COLUMN
+        across = min(len(found), 6 if wide else 2 if len(found) == 4 else 3)
+        figure.legend(
+            found.values(), found.keys(), loc="outside upper center", ncols=across, handlelength=2.6, columnspacing=1.2
+        )
+
+
+def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    import io
+
+    try:
+        frame = pd.read_csv(io.StringIO(read_text(path)))
+    except (SafeFileError, ValueError) as error:
+        raise UnusableError(f"{path}: is no readable CSV ({error})") from None
+    if missing := [column for column in columns if column not in frame]:
+        raise UnusableError(f"{path}: lacks the columns {', '.join(missing)}; see results/README.md")
+    return frame
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def first(rows: pd.DataFrame, column: str) -> str:
+    return str(rows[column].iloc[0] or rows["task"].iloc[0])
+
+
+def run_ids(rows: pd.DataFrame) -> list[str]:
+    return sorted(rows["run_id"].dropna().unique())
+
+
+def sizes(rows: pd.DataFrame) -> str:
+    def span(column: str) -> str:
+        values = sorted(int(value) for value in rows[column].dropna().unique())
+        return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}" if values else "?"
+
+    seeds = sorted(rows["seed"].unique())
+    return (
+        f"n: {len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}), {span('num_subsets')} subsets, "
+        f"{span('num_replicates')} replicate(s), {span('num_queries')} queries, "
+        f"{int(rows['num_undefined'].sum())} undefined values."
+    )
+
+
+CIFAR = "python -m bench.lds --task cifar10 --alpha 0.1 0.3 0.5 0.7 --alpha-attribution 0.01 0.1 1.0 --seeds 1 2 3 4 42"
+KINDS = (
+    Kind(
+        "lds",
+        "LDS against alpha_retrain, a panel for each alpha_attribution (paper: fig:retraining)",
+        "rows of bench.lds",
+        f"{CIFAR} --out results/cifar10    # or, on a laptop: python -m bench.lds --alpha 0.1 --out results/digits",
+        draw_lds,
+    ),
+    Kind(
+        "lds-normalised",
+        "the same for train-normalised scores",
+        "rows of bench.lds",
+        f"{CIFAR} --out results/cifar10",
+        draw_lds_normalised,
+    ),
+    Kind(
+        "seeds",
+        "every seed by itself (paper: fig:individual_LDS_scores)",
+        "rows of two seeds or more",
+        f"{CIFAR} --out results/cifar10",
+        draw_seeds,
+    ),
+    Kind(
+        "seconds",
+        "seconds against alpha_attribution, a figure for each machine (paper: fig:timings_bif-vs-ekfac)",
+        "rows at two values of alpha_attribution or more, from one machine",
+        f"{CIFAR} --out results/cifar10",
+        draw_seconds,
+    ),
+    Kind(
+        "pareto",
+        "LDS against seconds, and what no other method beats on both",
+        "rows of bench.lds",
+        f"{CIFAR} --out results/cifar10",
+        draw_pareto,
+    ),
+    Kind(
+        "llm",
+        "the table of finetuning LDS (paper: tab:LLM_LDS_scores)",
+        "rows of a language task",
+        "python -m bench.lds --task pythia14m --alpha 0.5 --out results/pythia14m    # or --task tinylm on a laptop",
+        draw_llm,
+    ),
+    Kind(
+        "scaling",
+        "seconds and memory against model size (paper: fig:benchmark_big_ek-fac)",
+        "scaling.csv",
+        "python -m bench.scaling --out results/scaling",
+        draw_scaling,
+    ),
+    Kind(
+        "sweep",
+        "grids of loss traces and LDS over sampler settings (paper: fig:loss_trace_*)",
+        "sweep.json",
+        "python -m bench.sweep --task cifar10 --alpha 0.1 --out results/sweep",
+        draw_sweep,
+    ),
+    Kind(
+        "budget",
+        "LDS against draws and seconds",
+        "budget.json",
+        "python -m bench.sweep --budget --task cifar10 --alpha 0.1 --out results/budget",
+        draw_budget,
+    ),
+    Kind(
+        "examples",
+        "queries and their most and least influential training images (paper: fig:image-full)",
+        "examples.json of an image task",
+        "python -m bench.examples --task digits --out results/examples  # from the scores that bench.lds cached",
+        draw_examples,
+    ),
+    Kind(
+        "tokens",
+        "query tokens against training tokens (paper: fig:lang-main)",
+        "examples.json of a language task",
+        "python -m bench.examples --task tinylm --out results/examples",
+        draw_tokens,
+    ),
+)
+
+
+# ---- the command ----
+
+
+def markdown_table(table: pd.DataFrame) -> str:
+    lines = ["| " + " | ".join(table.columns) + " |", "| " + " | ".join("---" for _ in table.columns) + " |"]
+    lines += ["| " + " | ".join(str(cell).replace("|", "/") for cell in row) + " |" for row in table.to_numpy()]
+    return "\n".join(lines) + "\n"
+
+
+def write(drawing: Drawing, out: Path, formats: tuple[str, ...]) -> list[str]:
+    if drawing.figure is not None:
+        return [path.name for path in style.save(drawing.figure, out / drawing.stem, formats)]
+    assert drawing.table is not None
+    names = [f"{drawing.stem}.csv", f"{drawing.stem}.md"]
+    for name, text in zip(names, (drawing.table.to_csv(index=False), markdown_table(drawing.table)), strict=True):
+        draft = out / f".{name}.{os.getpid()}"
+        draft.write_text(text)
+        os.replace(draft, out / name)
+    return names
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m bench.figures", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--results", default="results", help="where the results are (default: %(default)s)")
+    parser.add_argument("--out", help="where the figures go (default: figures inside the results)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"some of: {', '.join(kind.name for kind in KINDS)}")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=["svg", "png"], help="(default: svg png)")
+    parser.add_argument("--list", action="store_true", help="name every figure and what it needs")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    import matplotlib
+
+    parser = make_parser()
+    arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
+    if arguments.list:
+        print("\n".join(f"{kind.name:15} {kind.shows}\n{'':15} needs {kind.needs}: {kind.command}" for kind in KINDS))
+        return 0
+    chosen = {kind.name: kind for kind in KINDS if not arguments.only or kind.name in arguments.only}
+    if unknown := [name for name in arguments.only or [] if name not in chosen]:
+        parser.error(f'unknown figure "{unknown[0]}"; available: {", ".join(kind.name for kind in KINDS)}')
+    if not Path(arguments.results).is_dir():
+        parser.error(
+            f'--results "{arguments.results}" is no folder; expected one with run records, made by --out of bench.lds'
+        )
+    results = load_results(arguments.results)
+    out = Path(arguments.out or Path(arguments.results) / "figures")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f'--out "{out}" cannot be made: {error.strerror}')
+    index: dict[str, Any] = {}
+    missing: list[Kind] = []
+    settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **style.RC}  # not the user's own matplotlibrc
+    with matplotlib.rc_context(settings):
+        for kind in chosen.values():
+            drawn = 0
+            try:
+                for drawing in kind.draw(results):
+                    files = write(drawing, out, tuple(arguments.formats))
+                    index[drawing.stem] = {
+                        "kind": kind.name, "caption": drawing.caption, "runs": drawing.runs, "files": files,
+                    }  # fmt: skip
+                    print(f"{kind.name}: {out / files[0]}" + (f" and {', '.join(files[1:])}" if files[1:] else ""))
+                    drawn += 1
+            except UnusableError as error:
+                results.problems.append(str(error))
+            if not drawn:
+                missing.append(kind)
+    write_index(out / "figures.json", index, whole=not arguments.only)
+    for kind in missing:
+        print(f"{kind.name}: missing, needs {kind.needs}; make it with\n    {kind.command}")
+    for problem in results.problems:
+        print(f"{parser.prog}: {problem}", file=sys.stderr)
+    return 1 if results.problems or (arguments.only and missing) else 0
+
+
+def write_index(path: Path, index: dict[str, Any], whole: bool) -> None:
+    """With --only, the captions of the other figures stay."""
+    if not whole and path.exists():
+        with contextlib.suppress(ValueError):
+            index = json.loads(path.read_text()) | index
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(dict(sorted(index.items())), indent=1) + "\n")
+    os.replace(draft, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
