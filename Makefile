@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: lds test lint types ci clean
+.PHONY: lds test test-slurm lint types ci clean
 
 lds: $(VENV)/.installed
 	$(BIN)/python -m bench.lds --alpha 0.1 --task digits
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# A real Slurm on this machine (root, Debian's packages), and the other tests of the job layer that take minutes.
+test-slurm: $(VENV)/.installed
+	-$(BIN)/python tests/slurm/cluster.py install
+	RUN_SLURM_TESTS=1 $(BIN)/python -m pytest -rs tests/slurm tests/test_jobs_slow.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

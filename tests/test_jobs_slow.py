@@ -1,0 +1,167 @@
+"""What the job layer must show and takes its time: fifty kills, four workers on two cores, the cost per unit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain.jobs import run_units
+from retrain.store import Store
+from tests.job_units import diary, units
+from tests.test_jobs import driver
+
+ROOT = Path(__file__).parent.parent
+
+slow = pytest.mark.skipif(os.environ.get("RUN_SLURM_TESTS") != "1", reason="takes minutes: make test-slurm runs it")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return str(tmp_path / "diary")
+
+
+def children(pid):
+    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in listing.stdout.split()]
+
+
+def kill(process, whom):
+    """SIGKILL to the driver, to its workers, or to everybody."""
+    victims = [process.pid] if whom != "workers" else []
+    victims += children(process.pid) if whom != "driver" else []
+    for victim in victims:
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+@pytest.mark.slow
+@slow
+def test_fifty_random_kills_lose_corrupt_and_duplicate_nothing(store, log):
+    """A campaign of 300 units killed fifty times at random moments, and run again each time."""
+    rng = np.random.default_rng(50)
+    num_units, num_kills = 300, 50
+    for number in range(num_kills):
+        process = driver(store, num_units, "local", jobs=3, seconds=0.05, diary=log)
+        time.sleep(rng.uniform(0.2, 0.8))
+        whom = ["driver", "everybody", "workers"][number % 3]
+        kill(process, whom)
+        if whom == "workers":
+            # Their driver goes on with new ones; then everything ends.
+            time.sleep(rng.uniform(0, 0.5))
+            kill(process, "everybody")
+        process.communicate()
+        for info in store.entries():
+            entry = store.verified(info.kind, info.key)
+            assert (entry.arrays["number"] == entry.config["index"]).all()
+        if len(list(store.entries())) == num_units:
+            # Done too early: some are thrown away, so that there is always something to kill.
+            for info in list(store.entries())[::2]:
+                store.remove(info)
+            Path(log).unlink()
+    time.sleep(0.5)
+    before = len(list(store.entries()))
+    report = run_units(units(num_units, diary=log), store, cluster="local", jobs=2)
+    assert report.complete
+    assert report.num_computed == num_units - before
+    assert len(list(store.entries())) == num_units
+    assert max(diary(log, "end").values()) == 1
+    assert not (store.root / "quarantine").exists()
+    Store(store.root)
+    assert os.listdir(store.root / ".tmp") == []
+
+
+def bare_speedup(loops):
+    """What this machine gives two processes over one right now, without any job layer: other users take their share."""
+    seconds = {}
+    for count in (1, 2):
+        text = f"sum(number * number % 7 for number in range({loops // count}))"
+        start = time.perf_counter()
+        processes = [subprocess.Popen([sys.executable, "-S", "-c", text]) for _ in range(count)]
+        assert not any(process.wait() for process in processes)
+        seconds[count] = time.perf_counter() - start
+    return seconds[1] / seconds[2]
+
+
+@pytest.mark.slow
+@slow
+def test_two_cores_are_used(tmp_path):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    for attempt in range(5):
+        attainable = bare_speedup(60_000_000)
+        seconds = {}
+        for jobs in (1, 2):
+            store = Store(tmp_path / f"cache{attempt}{jobs}")
+            start = time.perf_counter()
+            assert run_units(units(60, "burn", loops=2_000_000), store, cluster="local", jobs=jobs).complete
+            seconds[jobs] = time.perf_counter() - start
+        speedup = seconds[1] / seconds[2]
+        attainable = min(attainable, bare_speedup(60_000_000))
+        print(f"one worker {seconds[1]:.1f} s, two {seconds[2]:.1f} s: {speedup:.2f} times (bare: {attainable:.2f})")
+        if speedup >= 1.7:
+            return
+        assert attainable < 1.8, "the machine had two cores to give and the job layer did not use them"
+    pytest.skip("the machine is busy: even bare processes get less than 1.8 cores")
+
+
+@pytest.mark.slow
+@slow
+def test_four_workers_do_no_unit_twice(store, log):
+    report = run_units(units(400, diary=log, seconds=0.01), store, cluster="local", jobs=4)
+    assert report.num_computed == 400
+    assert diary(log) == dict.fromkeys(range(400), 1)
+
+
+@pytest.mark.slow
+@slow
+def test_one_second_units_cost_less_than_five_percent(store):
+    """4 workers, 160 units that only wait: 40 s at best, starting the workers included."""
+    start = time.perf_counter()
+    report = run_units(units(160, seconds=1.0), store, cluster="local", jobs=4)
+    seconds = time.perf_counter() - start
+    print(f"160 one-second units on 4 workers: {seconds:.2f} s, {100 * (seconds / 40 - 1):.1f} % over")
+    assert report.complete
+    assert seconds < 40 * 1.05
+
+
+@pytest.mark.slow
+@slow
+def test_digits_inline_and_local_agree_to_the_bit(tmp_path):
+    """The same ground truth in this process and in two others."""
+    arrays = []
+    for cluster in ("inline", "local"):
+        cache = str(tmp_path / cluster)
+        command = [sys.executable, "-m", "retrain", "--task", "digits", "--alpha", "0.1", "--subsets", "6"]
+        command += ["--device", "cpu", "--cache", cache, "--cluster", cluster]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        store = Store(cache)
+        entries = {info.key: store.verified(info.kind, info.key) for info in store.entries()}
+        arrays.append({key: {name: a.tobytes() for name, a in e.arrays.items()} for key, e in entries.items()})
+    assert len(arrays[0]) >= 7
+    assert arrays[0] == arrays[1]
+
+
+def test_the_books_of_a_killed_campaign_are_right(store, log):
+    """The short form of the fifty kills: one, and what it kept is not done again."""
+    process = driver(store, 60, "local", jobs=2, seconds=0.02, diary=log)
+    while sum(diary(log, "end").values()) < 10:
+        time.sleep(0.01)
+    kill(process, "everybody")
+    process.communicate()
+    kept = len(list(store.entries()))
+    again = driver(store, 60, "local", jobs=2, seconds=0.02, diary=log)
+    assert json.loads(again.communicate()[0]) == [60, 0, 60 - kept]
+    assert max(diary(log, "end").values()) == 1
