@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import json
 import logging
@@ -143,7 +144,7 @@ def run_units(
     *,
     cluster: str = "inline",
     jobs: int | None = None,
-    gpus_per_job: int = 0,
+    gpus_per_job: int | None = None,
     slurm: Mapping[str, Any] | None = None,
     timeout_min: float | None = None,
     collect: bool = False,
@@ -154,6 +155,7 @@ def run_units(
     """Do the units whose entry is missing from the store, and say what became of them all.
 
     jobs: how many at once; default one per GPU or core (local), 16 array tasks (slurm).
+    gpus_per_job: default one where units name a device other than the CPU and there are GPUs (on Slurm: name CUDA).
     timeout_min: the most minutes one unit (local) or one array task (slurm) may take.
     collect: start nothing; on Slurm, wait for the jobs of this campaign that still run.
     progress: True for a bar on stderr, or a function called with (number done, number of all).
@@ -163,7 +165,7 @@ def run_units(
         raise UsageError(f'Unknown cluster "{cluster}"; available: {", ".join(CLUSTERS)}')
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {jobs}")
-    if gpus_per_job < 0:
+    if gpus_per_job is not None and gpus_per_job < 0:
         raise UsageError(f"--gpus-per-job must be at least 0, not {gpus_per_job}")
     if timeout_min is not None and not timeout_min > 0:
         raise UsageError(f"--timeout-min must be above 0, not {timeout_min}")
@@ -196,6 +198,8 @@ def run_units(
                 elif cluster == "local":
                     _run_local(book, run, jobs, gpus_per_job, timeout_min)
                 else:
+                    if gpus_per_job is None:
+                        gpus_per_job = int("cuda" in devices(by_key.values()))
                     run_slurm(book, run, jobs or 16, gpus_per_job, timeout_min, dict(slurm or {}), collect)
             except (KeyboardInterrupt, SystemExit):
                 if cluster != "slurm":
@@ -415,8 +419,18 @@ def tail(path: Path, offset: int = 0, lines: int = LOG_LINES) -> list[str]:
     return _indented([line[:400] for line in text.strip().splitlines()[-lines:]])
 
 
-def _run_local(book: Book, run: str, jobs: int | None, gpus_per_job: int, timeout_min: float | None) -> None:
-    gpus = visible_gpus() if gpus_per_job else []
+def devices(units: Iterable[Unit]) -> set[str]:
+    """The kinds of device that units name in their payload: cpu, cuda, auto."""
+    return {str(unit.payload.get("device", "cpu")).partition(":")[0] for unit in units}
+
+
+def _run_local(book: Book, run: str, jobs: int | None, gpus_per_job: int | None, timeout_min: float | None) -> None:
+    if gpus_per_job is None:
+        # Without this, every core would start a process on the same GPU.
+        gpus = visible_gpus() if devices(book.units.values()) != {"cpu"} else []
+        gpus_per_job = min(1, len(gpus))
+    else:
+        gpus = visible_gpus() if gpus_per_job else []
     if gpus_per_job > len(gpus):
         raise UsageError(f"--gpus-per-job {gpus_per_job} asks for more GPUs than this machine has ({len(gpus)})")
     if jobs is None:
@@ -473,6 +487,8 @@ class _Pool:
         try:
             worker = LocalWorker(self.book.store.root, self.book.campaign.id, log_path, environment)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self.book.store.unwritable(error) from None
             raise JobError(f"a worker process cannot be started: {error}") from None
         self.num_started += 1
         self.workers[index] = worker
@@ -637,7 +653,9 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where the work runs")
     group.add_argument("--cluster", choices=CLUSTERS, default="inline", help="this process, local processes, or Slurm")
     group.add_argument("--jobs", type=int, help="units at once (default: one per GPU or core; 16 on Slurm)")
-    group.add_argument("--gpus-per-job", type=int, default=0, help="GPUs for each job (default: 0)")
+    group.add_argument(
+        "--gpus-per-job", type=int, help="GPUs for each job (default: 1 where there are any and they are used)"
+    )
     group.add_argument(
         "--slurm",
         action="append",

@@ -15,7 +15,6 @@ former also puts the task back into the queue, so that a campaign goes on withou
 from __future__ import annotations
 
 import contextlib
-import getpass
 import math
 import os
 import random
@@ -55,7 +54,7 @@ GRACE_SECONDS = 5.0
 
 def live_jobs() -> dict[str, str] | None:
     """{job: state} of this user's jobs in the queue, array tasks as `array_task`; None when Slurm does not answer."""
-    command = ["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i|%T"]
+    command = ["squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i|%T"]
     try:
         listing = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -197,9 +196,8 @@ class _Driver:
         while True:
             num_done = len(self.book.done)
             self._take_in_events()
-            for key in self.book.open():
-                if self.book.store.has_key(self.book.units[key].kind, key):
-                    self.book.finish(key, 0.0)
+            for _, key in self.book.store.present((self.book.units[key].kind, key) for key in self.book.open()):
+                self.book.finish(key, 0.0)
             if not self.book.open():
                 return
             live = live_jobs()

@@ -115,6 +115,11 @@ def test_workers_have_their_share_of_cores_and_their_own_gpu(store, monkeypatch)
     assert {record["OMP_NUM_THREADS"] for record in records} == {"3"}
     assert {record["CUDA_VISIBLE_DEVICES"] for record in records} == {"4", "7"}
     assert len({(record["pid"], record["CUDA_VISIBLE_DEVICES"]) for record in records}) == 2
+    # Where units name a device, a GPU each is the default; on the CPU nothing is pinned.
+    work = [unit(index, "environment", device="auto") for index in range(10, 14)]
+    run_units(work, store, cluster="local")
+    records = [store.read("numbers", {"index": index}).record for index in range(10, 14)]
+    assert {record["CUDA_VISIBLE_DEVICES"] for record in records} == {"4", "7"}
     with pytest.raises(UsageError, match="more GPUs than this machine has"):
         run_units(units(5), store, cluster="local", gpus_per_job=3)
 
@@ -381,7 +386,7 @@ def test_flags():
     assert cluster_options(parser.parse_args(options.split())) == {
         "cluster": "slurm",
         "jobs": 4,
-        "gpus_per_job": 0,
+        "gpus_per_job": None,
         "slurm": {"partition": "gpu", "mem_per_cpu": "2G"},
         "timeout_min": 30.0,
         "collect": True,

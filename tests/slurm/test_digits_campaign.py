@@ -1,4 +1,4 @@
-"""The suite's own campaign on a real Slurm: 200 retrains of digits through every mishap, and the same LDS to the bit."""
+"""The suite's own campaign on a real Slurm: 200 retrains of digits through every mishap, the same LDS to the bit."""
 
 import json
 import os
