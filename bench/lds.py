@@ -116,6 +116,8 @@ def make_parser() -> argparse.ArgumentParser:
         default="auto",
         help="cache score matrices (auto: to 1 GiB)",
     )
+    add("--ground-truth", metavar="DIR", help="score given scores against a ground truth of bench.truth, and stop")
+    add("--scores", nargs="+", metavar="FILE", help="with --ground-truth: (queries x training examples) arrays")
     add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
     add("--force", action="store_true", help="compute again what this command needs, even if it is cached")
     add("--json", action="store_true", help="print the rows as a JSON list instead of tables")
@@ -640,6 +642,10 @@ def show_plan(arguments: argparse.Namespace, task: Any, methods: list[Any], stor
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
+    if any(word.partition("=")[0] == "--ground-truth" for word in argv):
+        from bench.truth import scores_command
+
+        return scores_command(argv)
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     command = shlex.join(["python", "-m", "bench.lds", *argv])
