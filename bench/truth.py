@@ -78,7 +78,7 @@ def as_masks(values: np.ndarray, where: str) -> np.ndarray:
     if (kept == 0).any() or (kept == masks.shape[1]).any():
         bad = int(np.flatnonzero((kept == 0) | (kept == masks.shape[1]))[0])
         raise UsageError(
-            f"{where}: subset {bad} keeps {kept[bad]} of {masks.shape[1]} examples; expected some left out and some kept"
+            f"{where}: subset {bad} keeps {kept[bad]} of {masks.shape[1]} examples; expected some kept, some not"
         )
     return masks
 
@@ -107,19 +107,19 @@ def as_values(values: np.ndarray, where: str, num_subsets: int, num_train: int) 
     if bad := int((~np.isfinite(values)).sum()):
         first = np.argwhere(~np.isfinite(values))[0]
         raise UsageError(
-            f"{where} holds {bad} values that are NaN or infinite, the first at replicate {first[0]}, subset {first[1]}, "
-            f"query {first[2]}; expected finite ones: leave that query or that subset out"
+            f"{where} holds {bad} values that are NaN or infinite, the first at replicate {first[0]}, subset "
+            f"{first[1]}, query {first[2]}; expected finite ones: leave that query or that subset out"
         )
     return values.astype(np.float32)
 
 
-def check_fixed_orientation(masks: np.ndarray, where: str) -> None:
+def check_orientation(masks: np.ndarray, where: str) -> None:
     """Square masks hide a transposition; subsets of one size show it."""
     rows, columns = masks.sum(axis=1), masks.sum(axis=0)
     if len(set(columns.tolist())) == 1 and len(set(rows.tolist())) > 1:
         raise UsageError(
-            f"{where} has the same number of ones in every column and not in every row; it looks transposed: "
-            "rows must be subsets and columns training examples"
+            f"{where} (shape {masks.shape}) has equal numbers of ones in columns but not in rows; it looks transposed: "
+            "expected rows to be subsets and columns training examples"
         )
 
 
@@ -227,7 +227,6 @@ def import_truth(arguments: argparse.Namespace) -> Truth:
     source = arguments.source
     if source == "trak":
         masks = as_masks(one_array(needed(arguments, "masks"), "masks"), arguments.masks)
-        check_fixed_orientation(masks, arguments.masks)
         name = "margins"
     else:
         subsets_name, name = ("indices", "values") if source == "dattri" else ("subsets", "losses")
@@ -239,11 +238,13 @@ def import_truth(arguments: argparse.Namespace) -> Truth:
         masks = as_masks(named if source == "dattri" else ~named, path)
     path = needed(arguments, name)
     values = as_values(one_array(path, name), path, *masks.shape)
+    if source == "trak":
+        check_orientation(masks, arguments.masks)
     values_are = arguments.values_are or SOURCES[source]
     losses = values if values_are == "loss" else -values
     record = {
         "source": source,
-        "values": f"{name}, {'larger is worse' if values_are == 'loss' else 'larger is better, so the sign was turned'}",
+        "values": name + (", larger is worse" if values_are == "loss" else ", larger is better: the sign was turned"),
         "subsets": "given as left-out ids, turned into kept" if source == "bergson" else "kept examples, as given",
     }
     return Truth(masks, losses, record)
@@ -337,9 +338,10 @@ def scores_command(argv: Sequence[str], prog: str = "python -m bench.lds") -> in
     except (UsageError, SafeFileError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
+    code = 1 if any(row["num_undefined"] for row in rows) else 0
     if arguments.json:
         print(json.dumps(without_nan(rows), indent=1))
-        return 0
+        return code
     replicates, subsets, queries = truth.losses.shape
     print(
         f"{truth.record.get('source', 'ground truth')}: {subsets} subsets x {replicates} replicate(s) of "
@@ -359,7 +361,7 @@ def scores_command(argv: Sequence[str], prog: str = "python -m bench.lds") -> in
         for row in rows
     ]
     print(table(header, lines))
-    return 1 if any(row["num_undefined"] for row in rows) else 0
+    return code
 
 
 # ---- the command ----
@@ -416,8 +418,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     replicates, subsets, queries = truth.losses.shape
     kept = float(truth.masks.mean())
     print(
-        f"{subsets} subsets x {replicates} replicate(s) that keep {kept:.3g} of {truth.masks.shape[1]} training examples, "
-        f"{queries} queries" + ("" if arguments.command == "check" else f"; written to {arguments.out}")
+        f"{subsets} subsets x {replicates} replicate(s) that keep {kept:.3g} of {truth.masks.shape[1]} training "
+        f"examples, {queries} queries" + ("" if arguments.command == "check" else f"; written to {arguments.out}")
     )
     return 0
 
