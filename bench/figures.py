@@ -473,8 +473,8 @@ def draw_examples(results: Results) -> Iterator[Drawing]:
         shown = len(queries[0]["methods"][methods[0]]["helpful"])
         columns = 1 + 2 * shown * len(methods)
         unit = PAGE / (columns + 0.9 * len(methods) + 0.5)
-        figure = Figure(figsize=(PAGE, unit * 1.05 * len(queries) + 0.42))
-        top = 1 - 0.4 / figure.get_figheight()
+        figure = Figure(figsize=(PAGE, unit * 1.05 * len(queries) + 0.2))
+        top = 1 - 0.2 / figure.get_figheight()
         height = top / len(queries)
         width = unit / PAGE
         for row, query in enumerate(queries):
@@ -495,12 +495,12 @@ def draw_examples(results: Results) -> Iterator[Drawing]:
                         left += width
                     left += width * 0.2
                 left += width * 0.5
-        figure.text(0.004, top + 0.02, "query", fontsize=7, va="bottom")
+        figure.text(0.004, top + 0.01, "query", fontsize=7, va="bottom")
         left = width * 1.5
         for method in methods:
             label = look(method)["label"]
-            figure.text(left, top + 0.02, f"{label}: lower its loss most", fontsize=6.5, va="bottom")
-            figure.text(left + width * (shown + 0.2), top + 0.02, "raise it most", fontsize=6.5, va="bottom")
+            figure.text(left, top + 0.01, f"{label}: lower its loss most", fontsize=6.5, va="bottom")
+            figure.text(left + width * (shown + 0.2), top + 0.01, "raise it most", fontsize=6.5, va="bottom")
             left += width * (2 * shown + 0.9)
         caption = (
             f"Queries (left) and the training images whose inclusion lowers or raises the query's loss most, by "

@@ -1,0 +1,328 @@
+"""What the scores look like: for some queries, the training examples that matter most under two methods.
+
+    python -m bench.lds --task digits --alpha 0.1                       # leaves its scores in the cache
+    python -m bench.examples --task digits --out results/examples       # reads them; `bench.figures` draws the panels
+    python -m bench.examples --task tinylm --out results/examples       # token by token; this one samples a short chain
+
+For an image task, `examples.json` lists each query's most and least influential training images, and `images.png` holds
+every image once. For a language task it holds, for a few pairs of sequences, the correlation of every query token's
+loss with every training token's under the posterior (the paper's normalised BIF, sign included).
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.lds import Parser, at_least, default_cache, options_of, share
+from retrain.plugins import UsageError
+from retrain.store import Store, StoreError
+
+if TYPE_CHECKING:
+    from bench.runner import Question
+    from retrain.examples import Examples
+    from retrain.task import Task
+
+MAX_TILE = 64  # pixels: larger images are shrunk
+TILES_ACROSS = 32
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+# ---- images ----
+
+
+def stored_scores(
+    question: "Question", name: str, settings: Sequence[str], store: Store, device: str, raw: bool
+) -> np.ndarray:
+    """(queries, train) float32, from the cache and from nowhere else."""
+    import torch
+
+    from baselines.method import Attribution, load_method
+    from bench.runner import Scorer
+    from retrain.train import checkpoint_unit
+
+    task = question.task
+    method = load_method(name, **{**task.method_settings.get(name, {}), **options_of(name, settings)})
+    base = checkpoint_unit(task, question.seed, 0, device)
+    entry = None
+    if store.has(base.kind, base.config):
+        entry = store.read("scores", Scorer(question, method, store, device).config())
+    if entry is None or "scores" not in entry.arrays:
+        raise UsageError(
+            f"the cache {store.root} has no scores of {name} on {task.name}, seed {question.seed}, alpha_attribution "
+            f"{question.alpha_attribution:g}; make them with `python -m bench.lds --task {task.name} --alpha 0.1 "
+            f"--seeds {question.seed} --alpha-attribution {question.alpha_attribution:g} --methods {name}`"
+        )
+    scale = entry.arrays.get("train_scale")
+    attribution = Attribution(
+        scores=torch.from_numpy(np.array(entry.arrays["scores"])),
+        train_scale=None if scale is None or raw else torch.from_numpy(np.array(scale)),
+    )
+    scaled = attribution.normalised()
+    return (attribution.scores if scaled is None else scaled).numpy()
+
+
+def label_of(task: "Task", target: int) -> str:
+    return CIFAR10[target] if task.name == "cifar10" else str(target)
+
+
+def image_examples(
+    arguments: argparse.Namespace, task: "Task", question: "Question", store: Store
+) -> tuple[dict[str, Any], Any]:
+    scores = {
+        name: stored_scores(question, name, arguments.set, store, arguments.device, arguments.raw)
+        for name in arguments.methods
+    }
+    query_indices, attributed = question.query_indices(), question.attributed_indices()
+    chosen = np.unique(np.linspace(0, len(query_indices) - 1, arguments.queries).round().astype(int))
+    sheet = Sheet(task)
+
+    def describe(examples: "Examples", index: int) -> dict[str, Any]:
+        return {"label": label_of(task, int(examples.targets[index])), "image": sheet.add(examples, index)}
+
+    queries = []
+    for position in chosen:
+        index = int(query_indices[position])
+        methods = {}
+        for name, matrix in scores.items():
+            order = np.argsort(matrix[position], kind="stable")
+            sides = {"helpful": order[: arguments.shown], "harmful": order[::-1][: arguments.shown]}
+            methods[name] = {
+                side: [
+                    {
+                        "train": int(attributed[i]),
+                        "score": float(f"{matrix[position, i]:.3g}"),
+                        **describe(task.train_data, int(attributed[i])),
+                    }
+                    for i in found
+                ]
+                for side, found in sides.items()
+            }
+        queries.append({"query": index, **describe(task.query_data, index), "methods": methods})
+    content = {
+        "kind": "images",
+        "task": task.name,
+        "description": task.description,
+        "seed": question.seed,
+        "alpha_attribution": question.alpha_attribution,
+        "scores": "raw" if arguments.raw else "train-normalised",
+        "methods": list(arguments.methods),
+        "sprite": "images.png",
+        "tile": list(sheet.tile),
+        "queries": queries,
+    }
+    return content, sheet.picture()
+
+
+class Sheet:
+    """Every image that is shown, once, as tiles of one picture."""
+
+    def __init__(self, task: "Task"):
+        shape = task.image_shape()
+        assert shape is not None
+        self.channels, height, width = shape
+        shrink = min(1.0, MAX_TILE / max(height, width))
+        self.tile = (round(height * shrink), round(width * shrink))
+        inputs = task.train_data.inputs[:2000].reshape(-1, *shape)
+        # Whatever the normalisation was, the darkest and the brightest pixel of each channel undo it.
+        self.low, self.high = inputs.amin(dim=(0, 2, 3)).numpy(), inputs.amax(dim=(0, 2, 3)).numpy()
+        self.places: dict[tuple[int, int], int] = {}
+        self.tiles: list[np.ndarray] = []
+
+    def add(self, examples: "Examples", index: int) -> int:
+        from PIL import Image
+
+        key = (id(examples), index)
+        if key not in self.places:
+            pixels = examples.inputs[index].numpy().reshape(self.channels, -1)
+            scaled = (pixels - self.low[:, None]) / np.maximum(self.high - self.low, 1e-9)[:, None]
+            image = (
+                (scaled.clip(0, 1) * 255)
+                .round()
+                .astype(np.uint8)
+                .reshape(self.channels, *examples.inputs[index].shape[-2:])
+            )
+            picture = Image.fromarray(image[0] if self.channels == 1 else image.transpose(1, 2, 0))
+            if picture.size != self.tile[::-1]:
+                picture = picture.resize(self.tile[::-1], Image.Resampling.BOX)
+            self.places[key] = len(self.tiles)
+            self.tiles.append(np.asarray(picture))
+        return self.places[key]
+
+    def picture(self) -> Any:
+        from PIL import Image
+
+        height, width = self.tile
+        across = min(TILES_ACROSS, len(self.tiles))
+        down = -(-len(self.tiles) // across)
+        canvas = np.zeros((down * height, across * width, *self.tiles[0].shape[2:]), dtype=np.uint8)
+        for k, tile in enumerate(self.tiles):
+            y, x = k // across * height, k % across * width
+            canvas[y : y + height, x : x + width] = tile
+        return Image.fromarray(canvas)
+
+
+# ---- tokens ----
+
+
+def token_examples(arguments: argparse.Namespace, task: "Task", question: "Question", store: Store) -> dict[str, Any]:
+    """Query tokens against training tokens: each query with the training sequence that moves it most."""
+    from baselines.method import load_method
+    from bench.runner import base_model
+    from retrain.train import choose_device
+
+    device = choose_device(arguments.device)
+    model, _ = base_model(task, question.seed, store, arguments.device)
+    options: dict[str, Any] = {
+        "chains": 2,
+        "minibatch": 64,
+        **task.method_settings.get("bif", {}),
+        **options_of("bif", arguments.set),
+    }
+    method: Any = load_method("bif", **options)
+    queries = question.query_indices()[: arguments.queries]
+    attributed = question.attributed_indices()[: arguments.candidates]
+    traces = token_traces(method, task, model, attributed, queries, question.seed, device)  # (draws, examples, tokens)
+    train, query = traces[:, : len(attributed)], traces[:, len(attributed) :]
+    whole = correlation(query.mean(-1), train.mean(-1))  # (queries, train): sequence by sequence
+    pairs = []
+    for j, index in enumerate(queries):
+        i = int(np.argmax(np.abs(whole[j])))
+        pairs.append(
+            {
+                "query": int(index),
+                "train": int(attributed[i]),
+                "query_tokens": tokens_of(task, task.query_data, int(index)),
+                "train_tokens": tokens_of(task, task.train_data, int(attributed[i])),
+                # The paper's sign: minus the correlation, so that tokens which rise and fall together are negative.
+                "bif": np.round(-correlation(query[:, j], train[:, i]), 3).tolist(),
+            }
+        )
+    return {
+        "kind": "tokens",
+        "task": task.name,
+        "description": task.description,
+        "seed": question.seed,
+        "scores": "normalised BIF",
+        "methods": ["bif"],
+        "num_draws": len(traces),
+        "pairs": pairs,
+    }
+
+
+def token_traces(
+    method: Any, task: "Task", model: Any, attributed: np.ndarray, queries: np.ndarray, seed: int, device: Any
+) -> np.ndarray:
+    """Every token's loss at every draw: (chains x draws, train + queries, tokens), centred within nothing yet."""
+    import torch
+
+    from baselines.bif.method import minibatch_gradient, sampled_parameters
+    from baselines.bif.sampler import SAMPLERS, Position
+    from baselines.support.copies import detached_copy
+
+    train = task.train_data.to(device)
+    chosen = [task.train_data.select(attributed), task.query_data.select(queries)]
+    batch = tuple(torch.cat([getattr(e, name) for e in chosen]).to(device) for name in ("inputs", "targets"))
+    traces = []
+    for chain in range(method.chains):
+        moving = detached_copy(model)
+        sampled = sampled_parameters(moving, method.parameters)
+        position = Position([p.data for p in sampled], [p.data.clone() for p in sampled])
+        noise = torch.Generator(device).manual_seed(int(np.random.SeedSequence([seed, chain, 31]).generate_state(1)[0]))
+        order = torch.Generator(device).manual_seed(int(np.random.SeedSequence([seed, chain, 32]).generate_state(1)[0]))
+        for draw in range(method.burn_in + method.draws):
+            if draw >= method.burn_in:
+                with torch.no_grad():
+                    traces.append(task.loss(moving, batch).float().cpu().numpy())  # type: ignore[arg-type]
+            for _ in range(method.thinning):
+                gradient = minibatch_gradient(method, task, moving, sampled, train, order)
+                SAMPLERS[method.sampler](position, gradient, method.gamma, method.step_size, noise)
+    found = np.stack(traces)
+    if not np.isfinite(found).all():
+        raise UsageError("the chain diverged; try a smaller --set bif.step_size or a larger --set bif.gamma")
+    return found
+
+
+def correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """(a, b) correlations over the draws of two arrays (draws, a) and (draws, b)."""
+    parts = []
+    for values in (first, second):
+        centred = values - values.mean(axis=0)
+        spread = np.sqrt((centred**2).sum(axis=0))
+        parts.append(centred / np.where(spread > 0, spread, 1))
+    return parts[0].T @ parts[1]
+
+
+def tokens_of(task: "Task", examples: "Examples", index: int) -> list[str]:
+    """The text of the tokens whose losses are measured: the targets."""
+    ids = examples.targets[index].tolist()
+    tokenizer = getattr(task, "tokenizer", None)
+    if tokenizer is not None:
+        return [tokenizer.decode([i]) for i in ids]
+    return [chr(i) if 32 <= i < 127 else "\n" if i == 10 else "\ufffd" for i in ids]
+
+
+# ---- the command ----
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m bench.examples", description=__doc__.split("\n")[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--task", default="digits")
+    add("--methods", nargs="+", default=["bif", "ekfac"], help="(default: bif ekfac)")
+    add("--queries", type=at_least(1), default=8, help="how many (default: 8)")
+    add("--shown", type=at_least(1), default=4, help="most and least influential images of each (default: 4)")
+    add("--candidates", type=at_least(1), default=64, help="language tasks: training sequences looked at (default: 64)")
+    add("--raw", action="store_true", help="raw scores instead of train-normalised ones")
+    add("--seed", type=at_least(0), default=1)
+    add("--alpha-attribution", type=share, help="as bench.lds had it (default: the task's)")
+    add("--data-dir")
+    add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="as bench.lds had it")
+    add("--device", default="auto")
+    add("--cache", default=default_cache())
+    add("--out", default="results/examples", help="a folder for each task is made there (default: %(default)s)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
+    try:
+        from bench.runner import Question
+        from retrain.tasks import load_task
+
+        task_options: dict[str, Any] = dict(options_of(arguments.task, arguments.set))
+        if arguments.data_dir:
+            task_options["data_dir"] = arguments.data_dir
+        task = load_task(arguments.task, **task_options)
+        alpha_attribution = arguments.alpha_attribution or task.default_alpha_attribution
+        question = Question(task=task, seed=arguments.seed, alpha_attribution=alpha_attribution)
+        store = Store(arguments.cache)
+        picture = None
+        if task.image_shape() is not None:
+            content, picture = image_examples(arguments, task, question, store)
+        elif task.train_data.targets.ndim == 2:
+            content = token_examples(arguments, task, question, store)
+        else:
+            raise UsageError(f"task {task.name} has neither images nor tokens to show")
+    except (UsageError, StoreError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    folder = Path(arguments.out) / f"{task.name}-seed{arguments.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if picture is not None:
+        picture.save(folder / "images.png", optimize=True)
+    draft = folder / f".examples.{os.getpid()}"
+    draft.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    os.replace(draft, folder / "examples.json")
+    print(f"{len(content.get('queries', content.get('pairs', [])))} queries written to {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
