@@ -41,9 +41,9 @@ def state_of(campaign: Campaign, held: dict[tuple[str, str], Holder], now: float
         if kind in ("failed", "died") and isinstance(key, str):
             trials[key] += 1
             reasons[key] = str(event.get("reason"))
-        elif kind == "done" and isinstance(event.get("seconds"), (int, float)):
-            seconds.append(float(event["seconds"]))
-            finished.append(float(event.get("time") or 0.0))
+        elif kind == "done":
+            seconds.append(event.get("seconds", 0.0))
+            finished.append(event["time"])
     keys = {name[1] for name in names if name not in present and name not in running}
     failed = {key: reasons[key] for key, count in trials.items() if count >= MAX_ATTEMPTS and key in keys}
     num_missing = len(names) - len(present) - len(running) - len(failed)

@@ -149,8 +149,8 @@ class Campaign:
         if not run.isalnum():  # not one of ours: it must not lead elsewhere
             return found
         for path in sorted((self.folder / "events").glob(f"{run}-*.jsonl")):
-            found += list(read_lines(path))
-        return sorted(found, key=_event_time)
+            found += filter(_is_event, read_lines(path))
+        return sorted(found, key=lambda event: event["time"])
 
 
 class EventReader:
@@ -174,8 +174,8 @@ class EventReader:
             except SafeFileError:
                 continue
             self._offsets[path] = offset + len(whole) + len(newline)
-            found += _json_lines(whole.splitlines())
-        return sorted(found, key=_event_time)
+            found += filter(_is_event, _json_lines(whole.splitlines()))
+        return sorted(found, key=lambda event: event["time"])
 
 
 class EventLog:
@@ -220,9 +220,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     yield from _json_lines(lines)
 
 
-def _event_time(event: dict[str, Any]) -> float:
-    when = event.get("time")
-    return float(when) if isinstance(when, (int, float)) else 0.0
+def _is_event(event: dict[str, Any]) -> bool:
+    """Whether the numbers of an event are numbers: what is read here may have been edited."""
+    numbers = [event.get("time"), event.get("seconds", 0.0) if event.get("event") == "done" else 0.0]
+    return all(isinstance(number, (int, float)) for number in numbers)
 
 
 def _json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

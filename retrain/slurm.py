@@ -247,7 +247,7 @@ class _Driver:
         for event in self.reader.new():
             kind, key, job = event.get("event"), event.get("key"), str(event.get("job"))
             if kind == "done":
-                self.seconds.append(float(event.get("seconds") or 0.0))
+                self.seconds.append(event.get("seconds", 0.0))
             elif kind in ("failed", "died") and key in self.book.units:
                 self.trials[key] += 1
                 if self.trials[key] >= self.book.max_attempts and key not in self.book.done:
@@ -258,8 +258,11 @@ class _Driver:
                 self.started.add(job)
                 self.left_in_order.discard(job)  # it is back from the queue
             elif kind == "exit":
-                self.left_in_order.add(job)
-            elif kind == "fatal" and float(event.get("time") or 0.0) > self.began:
+                # One that was terminated, or found nothing to do, is made up for only so many times: see `max_lost`.
+                if not str(event.get("reason")).startswith("stopped by SIGTERM"):
+                    self.left_in_order.add(job)
+                self.num_lost += event.get("num_done") == 0 and job in self.left_in_order
+            elif kind == "fatal" and event["time"] > self.began:
                 self._cancel()
                 error = UsageError if event.get("error") == "UsageError" else UnwritableStoreError
                 raise error(str(event.get("reason")))

@@ -1,7 +1,8 @@
 """The tests in this folder need a Slurm of their own: `make test-slurm`, or RUN_SLURM_TESTS=1 pytest tests/slurm."""
 
 import os
-from pathlib import Path
+import shutil
+import tempfile
 
 import pytest
 
@@ -22,11 +23,12 @@ def slurm_installed():
 def brought_up(name, accounting):
     with pytest.MonkeyPatch.context() as patch:
         # Sockets have short names: not below pytest's deep folders.
-        folder = Path("/tmp") / f"tda-{name}-{os.getpid()}"
+        folder = tempfile.mkdtemp(prefix=f"tda-{name}-", dir="/tmp")
         with Cluster(folder, accounting=accounting) as cluster:
             patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
             patch.setenv("PATH", cluster.environment["PATH"])
             yield cluster
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
