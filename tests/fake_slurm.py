@@ -1,0 +1,126 @@
+"""A Slurm of five little commands: array tasks are processes of this machine. For tests where there is no real one.
+
+Installed under the names sbatch, srun, squeue, scancel and scontrol by `install`; real Slurm is in `tests/slurm`.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
+
+
+def install(folder):
+    """Put the commands into a folder and return the environment variables that make them work."""
+    bin_folder, state = folder / "bin", folder / "state"
+    bin_folder.mkdir()
+    state.mkdir()
+    for name in COMMANDS:
+        script = bin_folder / name
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {Path(__file__).resolve()} {name} "$@"\n')
+        script.chmod(0o755)
+    return {"PATH": f"{bin_folder}:{os.environ['PATH']}", "FAKE_SLURM": str(state)}
+
+
+def state_folder():
+    return Path(os.environ["FAKE_SLURM"])
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def jobs():
+    return {path.stem: json.loads(path.read_text()) for path in state_folder().glob("*.json")}
+
+
+def launch(name, script, restart):
+    array, _, task = name.partition("_")
+    names = {"SLURM_JOB_ID": array + (task or ""), "SLURM_RESTART_COUNT": str(restart), "SLURM_NTASKS": "1"}
+    if task:
+        names |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task}
+    with open(state_folder() / f"{name}.out", "ab") as log:
+        process = subprocess.Popen(
+            ["bash", script], env={**os.environ, **names}, stdout=log, stderr=log, start_new_session=True
+        )
+    content = {"pid": process.pid, "script": script, "restart": restart}
+    draft = state_folder() / f"{name}.draft"
+    draft.write_text(json.dumps(content))
+    draft.rename(state_folder() / f"{name}.json")
+
+
+def sbatch(arguments):
+    text = Path(arguments[-1]).read_text()
+    if "--partition=nowhere" in text:
+        sys.exit("sbatch: error: invalid partition specified: nowhere")
+    number = 1 + max([int(name.partition("_")[0]) for name in jobs()], default=0)
+    copy = state_folder() / f"{number}.sh"
+    copy.write_text(text)
+    array = re.search(r"#SBATCH --array=0-(\d+)", text)
+    for name in [f"{number}_{task}" for task in range(int(array[1]) + 1)] if array else [str(number)]:
+        launch(name, str(copy), 0)
+    print(f"Submitted batch job {number}")
+
+
+def srun(arguments):
+    command = arguments[arguments.index("--output") + 2 :]
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    path = arguments[arguments.index("--output") + 1]
+    job = os.environ["SLURM_JOB_ID"]
+    for mark, value in {"%A": array, "%a": task, "%j": job, "%t": "0"}.items():
+        path = path.replace(mark, value or "")
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.execvp(command[0], command)
+
+
+def squeue(_arguments):
+    for name, job in jobs().items():
+        if alive(job["pid"]):
+            print(f"{name}|RUNNING")
+
+
+def end(name, job):
+    """End a job's processes and wait for them."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(job["pid"], number)
+        except ProcessLookupError:
+            return
+        for _ in range(100):
+            if not alive(job["pid"]):
+                break
+            signal.sigtimedwait([], 0.02)
+
+
+def scancel(arguments):
+    if any(word.startswith("--state") for word in arguments):
+        return
+    for name, job in jobs().items():
+        if name in arguments or name.partition("_")[0] in arguments:
+            end(name, job)
+
+
+def scontrol(arguments):
+    name = arguments[-1]
+    job = jobs()[name]
+    if arguments[0] == "show":
+        print(f"JobId={name} JobState={'RUNNING' if alive(job['pid']) else 'FAILED'}")
+    elif os.fork() == 0:
+        # The caller may be the job itself: somebody else has to end it.
+        os.setsid()
+        end(name, job)
+        launch(name, job["script"], job["restart"] + 1)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](sys.argv[2:])

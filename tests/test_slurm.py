@@ -1,0 +1,207 @@
+"""The Slurm driver and its tasks, on a make-believe Slurm; `tests/slurm` has the same and more on a real one."""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from retrain import slurm
+from retrain.campaign import Campaign
+from retrain.claims import Claims
+from retrain.jobs import JobError, run_units
+from retrain.plugins import UsageError
+from retrain.store import Store
+from tests import fake_slurm
+from tests.job_units import diary, unit, units
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    for name, value in fake_slurm.install(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(slurm, "MAX_POLL_SECONDS", 0.3)
+    monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.3)
+    yield Store(tmp_path / "cache")
+    fake_slurm.scancel(list(fake_slurm.jobs()))
+
+
+@pytest.fixture
+def log(tmp_path):
+    return str(tmp_path / "diary")
+
+
+def wait_for(condition, seconds=30.0):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "waited too long"
+        time.sleep(0.02)
+
+
+def in_background(*arguments, **options):
+    outcome = {}
+    thread = threading.Thread(target=lambda: outcome.update(report=run_units(*arguments, cluster="slurm", **options)))
+    thread.start()
+    return thread, outcome
+
+
+def events(store, kind):
+    (campaign,) = Campaign.all(store)
+    return [event for event in campaign.events(campaign.describe()["run"]) if event["event"] == kind]
+
+
+def test_a_campaign_with_every_mishap(store, log, caplog):
+    thread, outcome = in_background(units(40, seconds=0.1, diary=log), store, jobs=3, timeout_min=5)
+    claims = Claims(store.root)
+    holders = lambda: [h for (kind, _), h in claims.held().items() if kind == "numbers"]  # noqa: E731
+    wait_for(lambda: len(holders()) == 3)
+    one, two, three = holders()
+    with caplog.at_level(logging.WARNING):
+        os.kill(one.pid, signal.SIGKILL)
+        subprocess.run(["scancel", two.job], check=True)
+        subprocess.run(["scontrol", "requeue", three.job], check=True)
+        thread.join(60)
+    report = outcome["report"]
+    assert report.complete
+    assert report.num_computed == 40
+    assert set(diary(log, "end").values()) == {1}
+    assert sum(diary(log).values()) <= 43
+    assert len(events(store, "done")) == 40
+    assert {event["reason"] for event in events(store, "exit")} >= {"nothing left to do", "stopped by SIGTERM"}
+
+
+def test_failures_are_counted_across_tasks(store, log):
+    work = [
+        *units(2, diary=log),
+        unit(2, "fail", diary=log),
+        unit(3, "die", diary=log),
+        unit(4, "fail_first", diary=log),
+    ]
+    report = run_units(work, store, cluster="slurm", jobs=2, timeout_min=5)
+    assert len(report.done) == 3
+    fail, die = (report.failed[store.key("numbers", {"index": index})] for index in (2, 3))
+    assert fail.startswith("failed 3 times, the last time with ValueError: unit 2 cannot be done")
+    assert "while it had the unit" in die
+    assert diary(log) == {0: 1, 1: 1, 2: 3, 3: 3, 4: 3}
+
+
+@pytest.fixture
+def task(store, log, monkeypatch):
+    """A function that runs a task in this process and returns how it ended; requeued jobs are listed."""
+    requeued = []
+
+    def requeue(command, **_):
+        requeued.append(command)
+        raise slurm.Stopped(signal.SIGTERM)  # what Slurm does to a job that it takes back
+
+    def run(work, time_limit_s=3600.0):
+        by_key = {store.key(unit.kind, unit.config): unit for unit in work}
+        campaign = Campaign.of(store, by_key)
+        campaign.write(by_key, name="", cluster="slurm", run="run1")
+        digest = campaign.describe()["units_sha256"]
+        worker = slurm.ArrayWorker(str(store.root), campaign.id, "run1", digest, time_limit_s, 3)
+        kept = [signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)]
+        try:
+            return worker(0)
+        except SystemExit as ended:
+            return str(ended)
+        finally:
+            for number, handler in zip((signal.SIGUSR2, signal.SIGTERM), kept, strict=True):
+                signal.signal(number, handler)
+
+    monkeypatch.setattr(slurm.subprocess, "run", requeue)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    return run, requeued
+
+
+def test_a_task_whose_time_is_up_goes_back_into_the_queue_and_on(store, task, log):
+    run, requeued = task
+    work = units(8, seconds=0.1, diary=log)
+    assert run(work, time_limit_s=0.5) == "back in the queue"
+    assert requeued == [["scontrol", "requeue", "7"]]
+    assert 2 <= sum(diary(log, "end").values()) < 8
+    run(work)
+    assert diary(log) == dict.fromkeys(range(8), 1)
+
+
+def test_signals_give_back_the_unit_in_progress(store, task, log):
+    run, requeued = task
+    for number, again in ((signal.SIGUSR2, 1), (signal.SIGTERM, 0)):
+        requeued.clear()
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
+        timer.start()
+        ended = run(units(1, seconds=30, diary=log))
+        assert len(requeued) == again
+        assert ended == ("back in the queue" if again else "stopped by SIGTERM; 0 units are kept")
+        assert Claims(store.root).held() == {}
+    assert not store.has("numbers", {"index": 0})
+
+
+def test_a_unit_that_no_task_can_finish_in_time_is_given_up(store, task, log):
+    run, _ = task
+    for _ in range(3):
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR2))
+        timer.start()
+        run(units(1, seconds=30, diary=log), time_limit_s=0.3)
+    assert run(units(1, seconds=30, diary=log)) == 0
+    assert [event["reason"] for event in events(store, "failed")] == ["it takes more than --timeout-min 0.005"] * 3
+
+
+def test_a_driver_that_comes_back_joins_the_jobs_that_run(store, log):
+    work = units(30, seconds=0.1, diary=log)
+    thread, outcome = in_background(work, store, jobs=2, timeout_min=5)
+    wait_for(lambda: sum(diary(log).values()) >= 2)
+    # A second driver, and one that only collects, submit nothing of their own.
+    assert run_units(work, store, cluster="slurm", jobs=2, collect=True).complete
+    thread.join(60)
+    assert outcome["report"].complete
+    (campaign,) = Campaign.all(store)
+    assert len(slurm.submissions(campaign)) == 1
+    assert set(diary(log).values()) == {1}
+    report = run_units([*work, unit(99)], store, cluster="slurm", collect=True)
+    assert report.pending == [store.key("numbers", {"index": 99})]
+
+
+def test_tasks_that_cannot_start_are_one_error(store):
+    with pytest.raises(JobError, match="no Slurm task starts"):
+        run_units(units(4), store, cluster="slurm", jobs=3, slurm={"setup": "echo broken; exit 1"})
+
+
+def test_what_slurm_refuses_is_one_line(store, monkeypatch):
+    with pytest.raises(JobError, match="invalid partition") as caught:
+        run_units(units(1), store, cluster="slurm", slurm={"partition": "nowhere"})
+    assert str(caught.value).isprintable()
+    with pytest.raises(UsageError, match="--jobs"):
+        run_units(units(1), store, cluster="slurm", slurm={"array": "0-3"})
+    with pytest.raises(UsageError, match="what was asked for"):
+        run_units([unit(0, "refuse")], store, cluster="slurm", jobs=1)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(JobError, match="Slurm is not here"):
+        run_units(units(1), store, cluster="slurm")
+
+
+def test_options_reach_sbatch(store):
+    campaign = Campaign(store, "abc")
+    options = {"partition": "gpu", "mem_per_cpu": "2G", "cpus_per_task": "4", "exclusive": "true", "nice": "5"}
+    options |= {"setup": "module load cuda"}
+    parameters = slurm.sbatch_parameters(campaign, 8, 1, 30, options)
+    assert parameters["slurm_partition"] == "gpu"
+    assert parameters["slurm_mem_per_cpu"] == "2G"
+    assert parameters["cpus_per_task"] == 4
+    assert parameters["gpus_per_node"] == 1
+    assert parameters["slurm_exclusive"] is True
+    assert parameters["slurm_additional_parameters"] == {"requeue": True, "nice": 5}
+    assert parameters["slurm_setup"][-1] == "module load cuda"
+    assert parameters["timeout_min"] == 30
+    assert parameters["slurm_array_parallelism"] == 8
+
+
+def test_the_number_of_tasks_follows_from_the_seconds_of_the_first_units():
+    assert slurm.tasks_for(6000, []) == slurm.FIRST_TASKS
+    assert slurm.tasks_for(6000, [1.0, 1.2, 0.9]) == 100
+    assert slurm.tasks_for(10, [0.1]) == 1
+    assert slurm.tasks_for(50, [600.0]) == 500
