@@ -30,7 +30,7 @@ from bench import style
 from bench.lds import Parser, number
 from bench.metrics import mean_and_standard_error
 from bench.results import Results, load_results
-from bench.style import COLUMN, INK, PAGE, in_order, look
+from bench.style import COLUMN, FAINT, INK, PAGE, in_order, look
 from retrain.safe_files import SafeFileError, read_text
 
 LANGUAGE_TASKS = ("pythia14m", "tinylm")
@@ -216,9 +216,9 @@ def draw_pareto(results: Results) -> Iterator[Drawing]:
     """What one gets for the seconds: LDS against cost, with the methods that no other beats on both."""
     for task, machine, everything in timings(results):
         for protocol, group in everything.groupby("protocol", sort=True):
-            # One share of the training set: the one most experiments were made at.
+            # One share of the training set: the one most experiments were made at, 0.1 (the paper's) among equals.
             counts = group.groupby("alpha_attribution").size()
-            share = counts.index[int(np.argmax(counts.to_numpy()))]
+            share = max(counts.index, key=lambda value: (counts[value], value == 0.1))
             here = group[group["alpha_attribution"] == share]
             alphas = sorted(here["alpha"].unique())
             figure, axes = panels(len(alphas), height=2.3)
@@ -392,7 +392,7 @@ def sweep_grid(cells: list[dict[str, Any]], down: str, rows: list[Any], across: 
             found = [cell for cell in cells if cell[down] == row_value and cell[across] == column_value]
             cell = found[0] if found else None
             if cell is None or cell["lds"] is None:
-                axis.set_facecolor("#eceef1")
+                axis.set_facecolor((FAINT, 0.4))
                 axis.plot([0, 1], [0, 1], [0, 1], [1, 0], color="#9aa0a8", linewidth=0.6, transform=axis.transAxes)
                 axis.text(
                     0.5,
@@ -406,7 +406,7 @@ def sweep_grid(cells: list[dict[str, Any]], down: str, rows: list[Any], across: 
                 axis.set_yticks([])
             else:
                 for trace in cell.get("traces", []):
-                    axis.plot(trace, linewidth=0.5, color="#3d4550")
+                    axis.plot(trace, linewidth=0.5, color=INK, alpha=0.75)
                 low, high = axis.get_ylim()
                 axis.set_ylim(low, high + 0.4 * (high - low))  # room for the number
                 share = (cell["lds"] - lowest) / (highest - lowest) if highest > lowest else 1.0
