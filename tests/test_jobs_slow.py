@@ -83,38 +83,33 @@ def test_fifty_random_kills_lose_corrupt_and_duplicate_nothing(store, log):
     assert os.listdir(store.root / ".tmp") == []
 
 
-def bare_speedup(loops):
-    """What this machine gives two processes over one right now, without any job layer: other users take their share."""
-    seconds = {}
-    for count in (1, 2):
-        text = f"sum(number * number % 7 for number in range({loops // count}))"
-        start = time.perf_counter()
-        processes = [subprocess.Popen([sys.executable, "-S", "-c", text]) for _ in range(count)]
-        assert not any(process.wait() for process in processes)
-        seconds[count] = time.perf_counter() - start
-    return seconds[1] / seconds[2]
-
-
 @pytest.mark.slow
 @slow
 def test_two_cores_are_used(tmp_path):
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("needs two cores")
-    for attempt in range(5):
-        attainable = bare_speedup(60_000_000)
-        seconds = {}
-        for jobs in (1, 2):
-            store = Store(tmp_path / f"cache{attempt}{jobs}")
-            start = time.perf_counter()
-            assert run_units(units(60, "burn", loops=2_000_000), store, cluster="local", jobs=jobs).complete
-            seconds[jobs] = time.perf_counter() - start
-        speedup = seconds[1] / seconds[2]
-        attainable = min(attainable, bare_speedup(60_000_000))
-        print(f"one worker {seconds[1]:.1f} s, two {seconds[2]:.1f} s: {speedup:.2f} times (bare: {attainable:.2f})")
-        if speedup >= 1.7:
-            return
-        assert attainable < 1.8, "the machine had two cores to give and the job layer did not use them"
-    pytest.skip("the machine is busy: even bare processes get less than 1.8 cores")
+    """Two workers keep two cores busy, starting and stopping included: at least 1.7 times what one does.
+
+    Other users of the machine slow both down, so what is asserted is how much of the time the workers ran *or stood
+    in the queue for a core*; on a free machine that is the speed-up, which is printed beside it.
+    """
+    if len(os.sched_getaffinity(0)) < 2 or not Path("/proc/self/schedstat").exists():
+        pytest.skip("needs two cores, and Linux to tell how they were used")
+    seconds, wanted = {}, {}
+    for jobs in (1, 2):
+        store = Store(tmp_path / f"cache{jobs}")
+        start = time.perf_counter()
+        assert run_units(units(60, "burn", loops=2_000_000), store, cluster="local", jobs=jobs).complete
+        seconds[jobs] = time.perf_counter() - start
+        records = [store.verified(info.kind, info.key).record for info in store.entries()]
+        by_worker = {record["pid"]: 0.0 for record in records}
+        for record in records:
+            by_worker[record["pid"]] = max(by_worker[record["pid"]], record["wanted_seconds"])
+        assert len(by_worker) == jobs
+        wanted[jobs] = sum(by_worker.values()) / seconds[jobs]
+    print(
+        f"one worker {seconds[1]:.1f} s, two {seconds[2]:.1f} s: {seconds[1] / seconds[2]:.2f} times as fast; "
+        f"{wanted[1]:.2f} and {wanted[2]:.2f} cores wanted"
+    )
+    assert wanted[2] / wanted[1] >= 1.7
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import tempfile
 import pytest
 
 from retrain.store import Store
-from tests.slurm.cluster import Cluster, install
+from tests.slurm.cluster import Cluster, missing
 from tests.slurm.helpers import wait_for
 
 
@@ -15,7 +15,7 @@ from tests.slurm.helpers import wait_for
 def slurm_installed():
     if os.environ.get("RUN_SLURM_TESTS") != "1":
         pytest.skip("needs a Slurm of its own: make test-slurm (or RUN_SLURM_TESTS=1)")
-    reason = install()
+    reason = missing()
     if reason:
         pytest.skip(reason)
 
