@@ -77,7 +77,7 @@ def write_run(
 
 def write_sweep(folder: Path) -> None:
     folder.mkdir(parents=True)
-    axes = {"burn_in": [0, 100], "n_beta": [100, 300, 1000, 3000], "gamma": [1000, 3000, 10000, 30000, 100000]}
+    axes = {"burn_in": [0, 100], "n_beta": [300, 3000], "gamma": [1000, 10000]}
     cells = []
     for burn_in, n_beta, gamma in product(*axes.values()):
         generator = np.random.default_rng([burn_in, n_beta, gamma])

@@ -28,10 +28,11 @@ def test_every_figure_is_drawn_and_twice_gives_the_same_bytes(results: Path, tmp
     write_sweep(results / "sweep")
     write_budget(results / "budget")
     write_scaling(results / "scaling")
-    formats = ["--formats", "svg", "pdf", "png"]
-    only = ["--only", "lds", "seconds", "pareto", "llm", "sweep", "budget", "scaling"]
-    assert figures.main(["--results", str(results), "--out", str(tmp_path / "a"), *only, *formats]) == 0
-    assert figures.main(["--results", str(results), "--out", str(tmp_path / "b"), *only, *formats]) == 0
+    rest = ["seconds", "pareto", "llm", "sweep", "budget", "scaling"]
+    for out in ("a", "b"):
+        command = ["--results", str(results), "--out", str(tmp_path / out)]
+        assert figures.main([*command, "--only", "lds", "--formats", "svg", "pdf", "png"]) == 0
+        assert figures.main([*command, "--only", *rest, "--formats", "svg"]) == 0
     first, second = digests(tmp_path / "a"), digests(tmp_path / "b")
     assert first == second
     kinds = {name.split("-")[0].split(".")[0] for name in first}
