@@ -190,6 +190,7 @@ def token_examples(arguments: argparse.Namespace, task: "Task", question: "Quest
     traces = token_traces(method, task, model, attributed, queries, question.seed, device)  # (draws, examples, tokens)
     train, query = traces[:, : len(attributed)], traces[:, len(attributed) :]
     whole = correlation(query.mean(-1), train.mean(-1))  # (queries, train): sequence by sequence
+    per_token = ekfac_per_token(task, model, attributed, queries, question.seed, device)
     pairs = []
     for j, index in enumerate(queries):
         i = int(np.argmax(np.abs(whole[j])))
@@ -201,6 +202,7 @@ def token_examples(arguments: argparse.Namespace, task: "Task", question: "Quest
                 "train_tokens": tokens_of(task, task.train_data, int(attributed[i])),
                 # The paper's sign: minus the correlation, so that tokens which rise and fall together are negative.
                 "bif": np.round(-correlation(query[:, j], train[:, i]), 3).tolist(),
+                "ekfac": [float(f"{value:.3g}") for value in per_token[j, i]],
             }
         )
     return {
@@ -209,10 +211,46 @@ def token_examples(arguments: argparse.Namespace, task: "Task", question: "Quest
         "description": task.description,
         "seed": question.seed,
         "scores": "normalised BIF",
-        "methods": ["bif"],
+        "methods": ["bif", "ekfac"],
         "num_draws": len(traces),
         "pairs": pairs,
     }
+
+
+def ekfac_per_token(
+    task: "Task", model: Any, attributed: np.ndarray, queries: np.ndarray, seed: int, device: Any
+) -> np.ndarray:
+    """(queries, train, tokens): what each token of a training sequence adds to EK-FAC's score; they sum to it."""
+    import tempfile
+
+    from kronfluence.arguments import ScoreArguments
+
+    from baselines.method import Problem, load_method
+
+    method: Any = load_method("ekfac", **task.method_settings.get("ekfac", {}))
+    with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
+        problem = Problem(
+            task=task,
+            model=model,
+            train=task.train_data,
+            attributed_indices=attributed,
+            queries=task.query_data.select(queries),
+            seed=seed,
+            device=device,
+            scratch=Path(scratch),
+        )
+        analyzer = method.fit(problem)
+        analyzer.compute_pairwise_scores(
+            scores_name="tokens",
+            factors_name="factors",
+            query_dataset=problem.queries,
+            train_dataset=problem.attributed,
+            per_device_query_batch_size=len(queries),
+            per_device_train_batch_size=min(method.train_batch_size, len(attributed)),
+            score_args=ScoreArguments(damping_factor=method.damping, compute_per_token_scores=True),
+            overwrite_output_dir=True,
+        )
+        return -analyzer.load_pairwise_scores("tokens")["all_modules"].float().numpy()
 
 
 def token_traces(

@@ -128,6 +128,9 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, everybody: list[str]) -> None:
         )
     elif len(ceilings):
         axis.plot(ceilings.index, ceilings, color=INK, linestyle="--", linewidth=0.9, label="ceiling")
+    else:
+        note = "ceiling unknown: no replicates"
+        axis.text(0.98, 0.97, note, transform=axis.transAxes, ha="right", va="top", fontsize=6, color="#7f7f7f")
     axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
     axis.set_xlim(min(alphas) - 0.08, max(alphas) + 0.08)
 
@@ -597,7 +600,9 @@ def logarithmic(axis: Axes, which: str, ticks: Sequence[float] | None = None) ->
     """A logarithmic axis with plain numbers: 0.1, 1, 10; or ticks at just these values."""
     getattr(axis, f"set_{which}scale")("log")
     line = getattr(axis, f"{which}axis")
-    line.set_major_locator(FixedLocator(list(ticks)) if ticks is not None else LogLocator(10, numticks=6))
+    low, high = getattr(axis, f"get_{which}lim")()
+    steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+    line.set_major_locator(FixedLocator(list(ticks)) if ticks is not None else LogLocator(10, subs=steps, numticks=8))
     line.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     line.set_minor_formatter(NullFormatter())
 

@@ -40,6 +40,7 @@ def write_examples(folder: Path) -> None:
         "query_tokens": ["a", " b", "\n"],
         "train_tokens": ["</script>", "d"],
         "bif": [[0.1, -0.9]] * 3,
+        "ekfac": [1, -2],
     }
     content = {"kind": "tokens", "description": "tinylm", "seed": 1, "scores": "normalised BIF", "pairs": [pair]}
     (folder / "tokens" / "examples.json").write_text(json.dumps(content))

@@ -176,8 +176,13 @@
         for (const event of ["mouseenter", "focus", "click"]) span.addEventListener(event, () => show(row, span));
         left.append(span);
       });
-      explorer.append(make("div", { class: "pair" }, make("div", { class: "card" }, make("h4", {}, `query ${pair.query}`), left),
-        make("div", { class: "card" }, make("h4", {}, `training sequence ${pair.train}`), right)));
+      const card = make("div", { class: "card" }, make("h4", {}, `training sequence ${pair.train}`), make("h5", {}, "BIF with the chosen token"), right);
+      if (pair.ekfac) {
+        const most = Math.max(...pair.ekfac.map(Math.abs)) || 1;
+        card.append(make("h5", {}, "EK-FAC with the whole query"), make("div", { class: "tokens" },
+          ...pair.train_tokens.map((token, k) => make("span", { style: { background: colour(pair.ekfac[k], most) } }, token))));
+      }
+      explorer.append(make("div", { class: "pair" }, make("div", { class: "card" }, make("h4", {}, `query ${pair.query}`), left), card));
       show(pair.strongest, left.children[pair.strongest]);
     }
   }
