@@ -221,12 +221,20 @@ class Bench:
 
         if task.config["data"] != truth.record["task"]["data"]:
             raise UsageError(
-                f"the data of task {task.name} are not those of the baseline; record it again with --update"
+                f"the data of task {task.name} are not those of the baseline; record it again with --update, or leave it "
+                "out with --tasks"
             )
         self.task, self.truth = task, truth
         self.device = torch.device("cpu")
         self.model = task.build_model(0)
-        self.model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in truth.weights.items()})
+        weights = {name: torch.from_numpy(np.array(value)) for name, value in truth.weights.items()}
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError:
+            raise UsageError(
+                f"the recorded weights do not fit the model of task {task.name}, which has changed; "
+                "record its baseline again with --update"
+            ) from None
         self.model.eval()
         n, q = len(task.train_data), len(truth.queries)
         self.reference_queries, self.reference_examples = evenly(q, REFERENCE_QUERIES), evenly(n, REFERENCE_EXAMPLES)
