@@ -122,6 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--force", action="store_true", help="compute again what this command needs, even if it is cached")
     add("--json", action="store_true", help="print the rows as a JSON list instead of tables")
     add_cluster_arguments(parser)
+    parser.set_defaults(cluster=None)  # see `run`: all cores on a CPU, this process on a GPU
     return parser
 
 
@@ -220,8 +221,12 @@ def plans_of(arguments: argparse.Namespace, task: Any, seed: int, alpha_attribut
 
 def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> Outcome:
     from bench.runner import Question, ground_truth
+    from retrain.train import choose_device
 
     outcome = Outcome()
+    if arguments.cluster is None:
+        several = choose_device(arguments.device).type == "cpu" and (os.cpu_count() or 1) > 1
+        arguments.cluster = "local" if several else "inline"
     jobs = cluster_options(arguments)
     shares = arguments.alpha_attribution or [task.default_alpha_attribution]
     for seed in dict.fromkeys(arguments.seeds):
@@ -402,6 +407,17 @@ def code_commit() -> str | None:
         return None
 
 
+def code_fingerprint() -> str:
+    """Of every source file of the suite: says which code ran where there is no checkout to name a commit."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for path in sorted(
+        path for package in ("bench", "baselines", "retrain") for path in (root / package).rglob("*.py")
+    ):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def experiment_config(arguments: argparse.Namespace, task: Any, methods: list[Any]) -> dict[str, Any]:
     """What decides the numbers of a run, and so its id."""
     return {
@@ -439,6 +455,7 @@ def write_record(
         "config": config,
         "versions": versions(),
         "commit": code_commit(),
+        "code": code_fingerprint(),
         "device": describe_device(choose_device(arguments.device)),
         "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "node": platform.node()},
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -62,8 +62,9 @@ def rmsprop_sgld(
 ) -> None:
     """SGLD under the diagonal metric G = 1 / (stability + sqrt(v)), v a running mean of squared loss gradients.
 
-    As in Li et al. 2015 without the curvature-of-the-metric term (and as in devinterp): while v moves slowly the
-    target is the same posterior; where it moves fast it is not, by an amount the term left out would correct.
+    As in Li et al. 2015 without the term for the metric's own change (and as in devinterp). While v is steady, as it
+    is when minibatch noise dominates the gradients, the target is the same posterior. Where v follows the position
+    the target is wider: on a noiseless Gaussian the variance comes out half as large again.
     """
     squares = position.recall("squares")
     torch._foreach_mul_(squares, RMSPROP_DECAY)
@@ -85,15 +86,15 @@ def sghmc(
 ) -> None:
     """Stochastic-gradient Hamiltonian Monte Carlo: SGLD with momentum, which crosses flat directions faster.
 
-    v <- (1 - a) v - (step_size / 2) drift + N(0, a step_size (2 - a) / 2),  w <- w + v, friction a = FRICTION.
-    On a quadratic potential of curvature h the stationary covariance of w is 1/h up to order step_size * h.
+    v <- (1 - a) v - (step_size / 2) drift + N(0, a step_size),  w <- w + v, with friction a = FRICTION.
+    On a quadratic potential of curvature h this is a second-order autoregression of stationary variance
+    1 / (h (1 - step_size h / (4 (2 - a)))): 1 / h up to order step_size * h.
     """
     velocity = position.recall("velocity")
     drift = _drift(position, gradient, gamma)
     torch._foreach_mul_(velocity, 1 - FRICTION)
     torch._foreach_add_(velocity, drift, alpha=-step_size / 2)
-    scale = (step_size / 2 * FRICTION * (2 - FRICTION)) ** 0.5
-    torch._foreach_add_(velocity, _noise(position.parameters, generator), alpha=scale)
+    torch._foreach_add_(velocity, _noise(position.parameters, generator), alpha=(step_size * FRICTION) ** 0.5)
     torch._foreach_add_(position.parameters, velocity)
 
 

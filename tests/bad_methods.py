@@ -1,0 +1,38 @@
+"""Methods that go wrong, to see that the harness takes it well."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from baselines.method import Attribution, Method, Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raises(Method):
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        raise RuntimeError("the sky\nfell")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivesNaN(Method):
+    """Knows nothing about training example 0."""
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        scores = torch.randn(len(problem.queries), len(problem.attributed_indices))
+        scores[:3, 0] = torch.nan
+        return Attribution(scores=scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transposed(Method):
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        return Attribution(scores=torch.zeros(len(problem.attributed_indices), len(problem.queries)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meddles(Method):
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        with torch.no_grad():
+            next(problem.model.parameters()).add_(1)
+        return Attribution(scores=torch.zeros(len(problem.queries), len(problem.attributed_indices)))

@@ -1,0 +1,205 @@
+"""BIF samples what it says: known posteriors, known covariances, and chains that are judged before they are believed."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baselines.bif.covariance import StreamingCovariance, covariance
+from baselines.bif.diagnostics import effective_sample_size, judge_chain, split_rhat
+from baselines.bif.method import BIF, run_chain
+from baselines.bif.sampler import SAMPLERS, Position
+from tests.planted import Planted
+from tests.test_methods import make_problem
+
+CURVATURES = torch.tensor([1.0, 4.0, 10.0, 30.0])
+
+
+def sample_gaussian(
+    sampler: str, step_size: float, num_steps: int, num_chains: int = 400, gradient_noise: float = 0.0
+) -> torch.Tensor:
+    """Draws (steps, chains, coordinates) of exp(-sum curvature w^2 / 2 - gamma w^2 / 2), gamma = 1, from its mode."""
+    position = Position([torch.zeros(num_chains, 4)], [torch.zeros(num_chains, 4)])
+    generator = torch.Generator().manual_seed(0)
+    draws = []
+    for step in range(num_steps):
+        noise = gradient_noise * torch.randn(num_chains, 4, generator=generator)
+        SAMPLERS[sampler](position, [position.parameters[0] * CURVATURES + noise], 1.0, step_size, generator)
+        if step > num_steps // 4:
+            draws.append(position.parameters[0].clone())
+    return torch.stack(draws)
+
+
+@pytest.mark.parametrize("sampler", ["sgld", "sghmc"])
+def test_stationary_variance_of_a_gaussian(sampler: str) -> None:
+    """1 / (curvature + gamma) in every coordinate, within 3 %."""
+    step_size = {"sgld": 0.002, "sghmc": 0.0005}[sampler]
+    draws = sample_gaussian(sampler, step_size, num_steps=8000)
+    variance = draws.var(dim=(0, 1))
+    assert (variance * (CURVATURES + 1) - 1).abs().max() < 0.03
+    assert draws.mean(dim=(0, 1)).abs().max() < 0.03
+
+
+def test_rmsprop_sgld_keeps_its_target_under_minibatch_noise() -> None:
+    """Noise keeps the metric steady, and then the posterior is the same one; without it, it is not (documented)."""
+    steady = sample_gaussian("rmsprop_sgld", step_size=0.02, num_steps=6000, gradient_noise=10.0).var(dim=(0, 1))
+    assert (steady * (CURVATURES + 1) - 1).abs().max() < 0.10
+    moving = sample_gaussian("rmsprop_sgld", step_size=0.002, num_steps=4000).var(dim=(0, 1))
+    assert (moving * (CURVATURES + 1)).min() > 1.2
+
+
+def exact_covariance(task: Planted, n_beta: float, gamma: float) -> np.ndarray:
+    """(queries, train): first and second order of a Gaussian posterior, exact for squared losses (eq:bif_laplace_expansion)."""
+    model = task.train_base(init_seed=0, order_seed=0, device=torch.device("cpu"))
+    ones = lambda x: torch.cat([x, torch.ones(len(x), 1)], 1).double()  # noqa: E731
+    train, query = ones(task.train_data.inputs), ones(task.query_data.inputs)
+    hessian = train.T @ train * (n_beta / len(train)) + gamma * torch.eye(train.shape[1])
+    residual = (model(task.train_data.inputs)[:, 0] - task.train_data.targets).detach().double()
+    query_residual = (model(task.query_data.inputs)[:, 0] - task.query_data.targets).detach().double()
+    kernel = query @ torch.linalg.inv(hessian) @ train.T
+    return (query_residual[:, None] * kernel * residual + 0.5 * kernel.square()).numpy()
+
+
+def test_bif_is_the_known_covariance_on_linear_regression(tmp_path: Path) -> None:
+    """Relative error (Frobenius) small at 5,000 draws of a small step, and shrinking like 1 / sqrt(draws)."""
+    task = Planted(num_train=60, num_queries=10, dimension=3)
+    gamma, n_beta = 5.0, 60.0
+    expected = -exact_covariance(task, n_beta, gamma)
+
+    def error(draws: int, seed: int) -> float:
+        method = BIF(
+            chains=2,
+            draws=draws // 2,
+            burn_in=50,
+            step_size=0.002,
+            n_beta=n_beta,
+            gamma=gamma,
+            minibatch=60,
+            thinning=4,
+        )
+        scores = method.score(make_problem(task, tmp_path, seed=seed), None).scores.double().numpy()
+        return float(np.linalg.norm(scores - expected) / np.linalg.norm(expected))
+
+    few = np.mean([error(250, seed) for seed in (2, 3)])
+    more = error(5000, seed=1)
+    assert more < 0.10
+    assert 2 < few / more < 10, "twenty times the draws: about sqrt(20) = 4.5 times the accuracy"
+
+
+def test_chains_are_independent_and_individually_reproducible(tmp_path: Path) -> None:
+    task = Planted(num_train=50, num_queries=5)
+    problem = make_problem(task, tmp_path)
+    method = BIF(chains=4, draws=200, minibatch=10, n_beta=50.0, gamma=1.0, step_size=0.005)
+
+    def chain(number: int, of: int) -> torch.Tensor:
+        method_of = BIF(**{**method.__dict__, "chains": of})
+        return run_chain(method_of, task, problem.model, problem.train, problem.queries, 3, number, iter(()))
+
+    assert torch.equal(chain(2, of=4), chain(2, of=3)), "a chain does not depend on how many there are"
+    one, two = chain(0, 4)[20:, 0], chain(1, 4)[20:, 0]
+    assert abs(float(torch.corrcoef(torch.stack([one, two]))[0, 1])) < 0.5
+
+
+def test_only_the_named_parameters_move(tmp_path: Path) -> None:
+    task = Planted(num_train=50, num_queries=5)
+    problem = make_problem(task, tmp_path)
+    scores = BIF(parameters="bias", draws=50, gamma=10.0, step_size=0.01, n_beta=50.0).score(problem, None).scores
+    # With the bias alone, losses move together up to their residuals: the score matrix has rank one (to first order).
+    singular = torch.linalg.svdvals(scores)
+    assert singular[1] < 0.3 * singular[0]
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        BIF(parameters="nowhere").score(problem, None)
+
+
+@pytest.mark.parametrize("centring", ["pooled", "chain"])
+def test_streaming_and_kept_traces_agree(centring: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, 40, 7, generator=generator) + torch.randn(3, 1, 7, generator=generator)
+    train = torch.randn(3, 40, 11, generator=generator) + query[..., :1] + 5
+    expected = covariance(query, train, centring)  # type: ignore[arg-type]
+    total = StreamingCovariance(7, 11, torch.device("cpu"))
+    for c in range(3):
+        chain = StreamingCovariance(7, 11, torch.device("cpu"))
+        for start in range(0, 40, 9):
+            chain.update(query[c, start : start + 9], train[c, start : start + 9])
+        total.add_chain(chain, centring)  # type: ignore[arg-type]
+    for got, want in zip(total.finish(centring), expected, strict=True):  # type: ignore[arg-type]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_pooled_covariance_is_numpys() -> None:
+    query, train = torch.randn(2, 30, 4), torch.randn(2, 30, 6)
+    joint = np.cov(torch.cat([query, train], -1).flatten(0, 1).numpy(), rowvar=False)
+    np.testing.assert_allclose(covariance(query, train, "pooled")[0].numpy(), joint[:4, 4:], atol=1e-5)
+
+
+def test_query_normalised_and_train_normalised_scores_are_correlations(tmp_path: Path) -> None:
+    task = Planted(num_train=50, num_queries=5)
+    method = BIF(draws=60, gamma=1.0, step_size=0.005, n_beta=50.0, query_normalised=True)
+    correlations = method.score(make_problem(task, tmp_path), None).normalised()
+    assert correlations is not None
+    assert correlations.abs().max() <= 1 + 1e-4
+    assert correlations.abs().max() > 0.5
+
+
+# ---- diagnostics ----
+
+
+def autoregressive(coefficient: float, chains: int = 4, draws: int = 4000) -> np.ndarray:
+    generator = np.random.default_rng(0)
+    values = np.zeros((chains, draws))
+    for t in range(1, draws):
+        values[:, t] = coefficient * values[:, t - 1] + generator.normal(size=chains)
+    return values[:, 200:]
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.5, 0.9])
+def test_effective_sample_size_of_an_autoregression(coefficient: float) -> None:
+    values = autoregressive(coefficient)
+    expected = values.size * (1 - coefficient) / (1 + coefficient)
+    assert 0.75 < effective_sample_size(values) / expected < 1.3
+
+
+def test_rhat_sees_chains_that_disagree_and_chains_that_drift() -> None:
+    values = autoregressive(0.0)
+    assert split_rhat(values) < 1.01
+    assert split_rhat(values + np.arange(4)[:, None]) > 1.2
+    assert split_rhat(values + np.linspace(0, 5, values.shape[1])) > 1.2
+    assert math.isnan(split_rhat(values[:, :3]))
+    assert split_rhat(np.ones((2, 10))) == 1.0
+
+
+def test_chains_that_run_away_are_judged() -> None:
+    steady = np.full(50, 1.0)
+    assert judge_chain(0, steady, 1.0, limit=5).healthy
+    assert "ran away" in judge_chain(0, steady + np.linspace(0, 20, 50), 1.0, limit=5).reason
+    broken = steady.copy()
+    broken[30:] = np.nan
+    assert "non-finite loss at draw 30" in judge_chain(0, broken, 1.0, limit=5).reason
+
+
+def test_a_diverging_sampler_fails_with_its_reason(tmp_path: Path) -> None:
+    method = BIF(draws=60, chains=2, step_size=10.0, gamma=1.0, n_beta=50.0)
+    with pytest.raises(FloatingPointError, match="0 of 2 bif chains are healthy.*smaller bif.step_size"):
+        method.score(make_problem(Planted(), tmp_path), None)
+
+
+def test_one_diverged_chain_is_dropped_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(method, task, model, train, measured, seed, chain, ticks):  # type: ignore[no-untyped-def]
+        trace = run_chain(method, task, model, train, measured, seed, chain, ticks)
+        return trace * torch.nan if chain == 1 else trace
+
+    monkeypatch.setattr("baselines.bif.method.run_chain", broken)
+    method = BIF(chains=3, draws=30, step_size=0.004, gamma=1.0, n_beta=50.0)
+    attribution = method.score(make_problem(Planted(), tmp_path), None)
+    assert torch.isfinite(attribution.scores).all()
+    assert attribution.diagnostics["dropped_chains"] == ["chain 1: non-finite loss at draw 0"]
+    assert attribution.diagnostics["num_draws"] == 60
+
+
+def test_too_little_memory_is_said_before_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baselines.bif.method.free_bytes", lambda _: 1000)
+    with pytest.raises(ValueError, match="GiB are free; take fewer draws"):
+        BIF().score(make_problem(Planted(), tmp_path), None)

@@ -1,0 +1,277 @@
+"""The command as a user meets it: what it prints, what it keeps, and how it takes bad input and accidents."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from bench.lds import COLUMNS, main
+from retrain.store import Store
+
+PLANTED = "tests.planted:Planted"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    """A run of a second: ridge regression, exact retrains."""
+    return [
+        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--replicates", "1", "--methods", "gradsim", "random",
+        "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs"), "--cluster", "inline", "--device", "cpu",
+    ]  # fmt: skip
+
+
+def rows_of(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> list[dict]:
+    assert main([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def count(cache: Path, kind: str = "retrain") -> int:
+    return sum(1 for _ in Store(cache).entries(kind))
+
+
+# ---- what it prints and keeps ----
+
+
+def test_rows_have_the_documented_columns_and_one_row_a_method_and_normalisation(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = rows_of(arguments, capsys)
+    assert [list(row) for row in rows] == [COLUMNS] * 4
+    assert {(row["method"], row["normalised"]) for row in rows} == {
+        (name, flag) for name in ("gradsim", "random") for flag in (False, True)
+    }
+    run_id = rows[0]["run_id"]
+    record = json.loads((tmp_path / "runs" / run_id / "run.json").read_text())
+    assert record["device"].startswith("CPU")
+    assert record["versions"]["torch"]
+    assert "--alpha 0.5" in record["command"]
+    frame = pd.read_csv(tmp_path / "runs" / run_id / "lds.csv")
+    assert list(frame.columns) == COLUMNS
+    assert len(frame) == 4
+    gradsim = frame[(frame.method == "gradsim") & ~frame.normalised].iloc[0]
+    assert gradsim.lds > 0.3, "the sign is right and the subsets match the losses"
+    assert gradsim.ci_low < gradsim.lds < gradsim.ci_high
+
+
+def test_the_table_names_what_it_shows(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--replicates", "2"]) == 0
+    out = capsys.readouterr().out
+    for text in ("gradsim", "train-normalised", "95 % interval", "noise ceiling", "12 subsets x 2", "run.json"):
+        assert text in out
+
+
+def test_several_alphas_and_seeds_give_a_row_each(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = rows_of([*arguments, "--alpha", "0.3", "0.6", "--seeds", "1", "2"], capsys)
+    assert {(row["alpha"], row["seed"]) for row in rows} == {(a, s) for a in (0.3, 0.6) for s in (1, 2)}
+    assert main([*arguments, "--alpha", "0.3", "0.6", "--seeds", "1", "2"]) == 0
+    assert "standard error" in capsys.readouterr().out
+
+
+def test_a_second_run_computes_nothing_and_agrees(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = rows_of(arguments, capsys)
+    monkeypatch.setattr("tests.planted.Planted.train", lambda *_, **__: pytest.fail("retrained"))
+    monkeypatch.setattr("bench.runner.measure", lambda *_: pytest.fail("scored again"))
+    assert rows_of(arguments, capsys) == first
+
+
+def test_changing_what_matters_recomputes_only_that(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    rows_of(arguments, capsys)
+    assert count(cache) == 12
+    rows_of([*arguments, "--subsets", "15"], capsys)
+    assert count(cache) == 15, "three more subsets, the first twelve kept"
+    rows_of([*arguments, "--replicates", "2"], capsys)
+    assert count(cache) == 27
+    rows_of([*arguments, "--set", f"{PLANTED}.noise=3.0"], capsys)
+    assert count(cache) == 39, "another task is another truth"
+
+
+def test_dry_run_computes_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*arguments, "--dry-run"]) == 0
+    assert "0 of 12 retrains cached, 12 to do" in capsys.readouterr().out
+    assert count(tmp_path / "cache") == 0
+    rows_of(arguments, capsys)
+    assert main([*arguments, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "12 of 12 retrains cached" in out
+    assert "gradsim: cached" in out
+
+
+def test_collect_starts_nothing_and_uses_what_is_there(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*arguments, "--collect"]) == 1
+    assert "12 of 12 subsets are missing" in capsys.readouterr().err
+    rows_of(arguments, capsys)
+    assert rows_of([*arguments, "--collect"], capsys)[0]["num_subsets"] == 12
+
+
+def test_force_computes_again(arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first = rows_of(arguments, capsys)
+    before = {info.key: info.modified() for info in Store(tmp_path / "cache").entries("retrain")}
+    time.sleep(0.02)
+    again = rows_of([*arguments, "--force"], capsys)
+    after = {info.key: info.modified() for info in Store(tmp_path / "cache").entries("retrain")}
+    assert set(after) == set(before)
+    assert all(after[key] > before[key] for key in after)
+    assert [row["lds"] for row in again] == [row["lds"] for row in first]
+
+
+# ---- bad input: one line, exit code 2 ----
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--alpha", "0"], "out of range"),
+        (["--alpha", "1.5"], "out of range"),
+        (["--alpha", "x"], "no number"),
+        (["--alpha", "nan"], "out of range"),
+        (["--alpha-attribution", "2"], "out of range"),
+        (["--subsets", "2"], "at least 3"),
+        (["--subsets", "many"], "no whole number"),
+        (["--replicates", "0"], "at least 1"),
+        (["--task", "cifra10"], "available: "),
+        (["--methods", "efkac"], "available: bif, ekfac, gradsim, random, trak"),
+        (["--methods", "no.such:Thing"], "cannot import"),
+        (["--methods", "tests.planted:Planted"], "is not a baselines.method.Method"),
+        (["--device", "tpu9"], "device"),
+        (["--cache", ""], ""),
+        (["--cache", "/dev/null/cache"], "/dev/null"),
+        (["--out", "/dev/null/runs"], "/dev/null"),
+        (["--set", "bif.chains=4"], "neither the task"),
+        (["--set", "gradsim.nonsense=4"], "available: "),
+        (["--set", "nonsense"], "NAME.OPTION=VALUE"),
+        (["--set", f"{PLANTED}.num_train=many"], "expected int"),
+        (["--protocol", "magic"], "available: scratch"),
+        (["--nonsense"], "unrecognized"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    extra: list[str], words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main([*arguments, *extra])
+    except SystemExit as stop:
+        code = stop.code  # type: ignore[assignment]
+    error = capsys.readouterr().err
+    assert code == 2
+    assert words in error
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+
+
+def test_cuda_without_a_gpu_says_what_to_do(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main([*arguments, "--device", "cuda"]) == 2
+    assert "--device cpu" in capsys.readouterr().err
+
+
+# ---- methods that go wrong ----
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("Raises", "RuntimeError: the sky fell"), ("Transposed", "expected (20, 200)"), ("Meddles", "changed the model")],
+)
+def test_a_method_that_fails_is_named_and_the_others_finish(
+    name: str, words: str, arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bad = f"tests.bad_methods:{name}"
+    assert main([*arguments, "--json", "--methods", bad, "gradsim"]) == 1
+    captured = capsys.readouterr()
+    assert {row["method"] for row in json.loads(captured.out)} == {"gradsim"}
+    assert bad in captured.err
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert count(tmp_path / "cache", "scores") == 1, "only what worked is cached"
+
+
+def test_nan_scores_are_reported_and_never_averaged_away(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*arguments, "--json", "--methods", "tests.bad_methods:GivesNaN"]) == 1
+    captured = capsys.readouterr()
+    (row,) = json.loads(captured.out)
+    assert row["num_undefined"] == 3
+    assert row["lds"] is not None
+    assert "3 scores that are not finite" in captured.err
+    assert count(tmp_path / "cache", "scores") == 0
+
+
+# ---- accidents ----
+
+
+@pytest.mark.parametrize("damage", ["truncate", "edit"])
+@pytest.mark.parametrize("kind", ["retrain", "model", "predictions"])
+def test_a_damaged_entry_is_named_and_made_again(
+    damage: str, kind: str, arguments: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*arguments, "--json"]) == 0
+    first = json.loads(capfd.readouterr().out)
+    info = next(iter(Store(tmp_path / "cache").entries(kind)))
+    file = info.path / "arrays.safetensors"
+    content = bytearray(file.read_bytes())
+    if damage == "truncate":
+        content = content[: len(content) // 2]
+    else:
+        content[-1] ^= 0xFF
+    file.write_bytes(content)
+    assert main([*arguments, "--json"]) == 0
+    captured = capfd.readouterr()
+    again = json.loads(captured.out)
+    assert [row["lds"] for row in again] == [row["lds"] for row in first]
+    assert list((tmp_path / "cache" / "quarantine").rglob("*.safetensors"))
+
+
+def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    command = [
+        sys.executable, "-m", "bench.lds", "--task", "digits", "--set", "digits.epochs=2", "--alpha", "0.1", "--json",
+        "--subsets", "16", "--replicates", "1", "--methods", "random", "--cache", str(cache), "--device", "cpu",
+        "--out", str(tmp_path / "runs"),
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while count_quietly(cache) < 3:
+        assert time.monotonic() < deadline, "nothing was finished in a minute"
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = {info.key: info.modified() for info in Store(cache).entries("retrain")}
+    assert 3 <= len(finished) < 16
+
+    def finish(folder: Path) -> list[dict]:
+        words = [str(folder) if word == str(cache) else word for word in command]
+        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    resumed = finish(cache)
+    after = {info.key: info.modified() for info in Store(cache).entries("retrain")}
+    assert len(after) == 16
+    assert all(after[key] == finished[key] for key in finished), "finished subsets are not retrained"
+    untouched = finish(tmp_path / "other")
+    assert [row["lds"] for row in resumed] == [row["lds"] for row in untouched]
+
+
+def count_quietly(cache: Path) -> int:
+    return sum(1 for _ in cache.glob("retrain/*/*")) if cache.exists() else 0
