@@ -221,8 +221,8 @@ class Bench:
 
         if task.config["data"] != truth.record["task"]["data"]:
             raise UsageError(
-                f"the data of task {task.name} are not those of the baseline; record it again with --update, or leave it "
-                "out with --tasks"
+                f"the data of task {task.name} are not those of the baseline; record it again with --update, or leave "
+                "it out with --tasks"
             )
         self.task, self.truth = task, truth
         self.device = torch.device("cpu")
