@@ -115,4 +115,4 @@ def available_methods() -> list[str]:
 
 def load_method(name: str, **options: Any) -> Method:
     """The method of that name (or `package.module:Class`), with these options; text values are parsed."""
-    return plugins.build(plugins.find("baselines", "method", Method, name), options)
+    return plugins.build(plugins.find("baselines", "method", Method, name), options)  # type: ignore[type-abstract]

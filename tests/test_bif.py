@@ -1,4 +1,4 @@
-"""BIF samples what it says: known posteriors, known covariances, and chains that are judged before they are believed."""
+"""BIF samples what it says: known posteriors, known covariances, and chains judged before they are believed."""
 
 import math
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_rmsprop_sgld_keeps_its_target_under_minibatch_noise() -> None:
 
 
 def exact_covariance(task: Planted, n_beta: float, gamma: float) -> np.ndarray:
-    """(queries, train): first and second order of a Gaussian posterior, exact for squared losses (eq:bif_laplace_expansion)."""
+    """(queries, train): both orders of eq:bif_laplace_expansion, which are all there is for squared losses."""
     model = task.train_base(init_seed=0, order_seed=0, device=torch.device("cpu"))
     ones = lambda x: torch.cat([x, torch.ones(len(x), 1)], 1).double()  # noqa: E731
     train, query = ones(task.train_data.inputs), ones(task.query_data.inputs)
@@ -182,7 +182,7 @@ def test_chains_that_run_away_are_judged() -> None:
 
 def test_a_diverging_sampler_fails_with_its_reason(tmp_path: Path) -> None:
     method = BIF(draws=60, chains=2, step_size=10.0, gamma=1.0, n_beta=50.0)
-    with pytest.raises(FloatingPointError, match="0 of 2 bif chains are healthy.*smaller bif.step_size"):
+    with pytest.raises(FloatingPointError, match=r"0 of 2 bif chains are healthy.*smaller bif.step_size"):
         method.score(make_problem(Planted(), tmp_path), None)
 
 

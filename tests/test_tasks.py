@@ -1,4 +1,4 @@
-"""Conformance: the same tests over every file in retrain/tasks/ whose data is here, so a new task is covered as it is."""
+"""Conformance: the same tests over every file in retrain/tasks/ whose data is here, so a new task is covered too."""
 
 import numpy as np
 import pytest

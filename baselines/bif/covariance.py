@@ -26,7 +26,7 @@ def degrees_of_freedom(num_chains: int, num_draws: int, centring: Centring) -> i
 
 def covariance(query: Tensor, train: Tensor, centring: Centring) -> tuple[Tensor, Tensor, Tensor]:
     """(q, n) covariances and the two sets of standard deviations (q,), (n,), from (chains, draws, q) and (…, n)."""
-    freedom = degrees_of_freedom(*query.shape[:2], centring)
+    freedom = degrees_of_freedom(query.shape[0], query.shape[1], centring)
     query, train = centre(query, centring).flatten(0, 1), centre(train, centring).flatten(0, 1)
     cross = query.T @ train / freedom
     return cross, (query.square().sum(0) / freedom).sqrt(), (train.square().sum(0) / freedom).sqrt()

@@ -12,4 +12,4 @@ def available_tasks() -> list[str]:
 
 def load_task(name: str, **options: Any) -> Task:
     """The task of that name, with these options; text values are parsed."""
-    return plugins.build(plugins.find("retrain.tasks", "task", Task, name), options)
+    return plugins.build(plugins.find("retrain.tasks", "task", Task, name), options)  # type: ignore[type-abstract]
