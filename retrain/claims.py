@@ -13,6 +13,7 @@ work: the store itself stays correct when two workers race on one unit, because 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -24,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from retrain.safe_files import SafeFileError, read_json
-from retrain.store import host_name, process_alive
+from retrain.store import Store, host_name, process_alive
 
 CLAIMS = ".claims"
+LOCK = ".lock"
 RENEW_SECONDS = 10.0
 # Several missed renewals: a holder on another host that is only slow (or whose disk is) keeps its claim.
 STALE_SECONDS = 90.0
@@ -136,11 +138,8 @@ class Claims:
             draft.write_text(json.dumps(asdict(mine)))
             previous = None
             for _ in range(10):
-                try:
-                    os.link(draft, path)
+                if _appear(draft, path):
                     return Claim(path, mine, previous)
-                except FileExistsError:
-                    pass
                 holder, renewed = _read(path)
                 if renewed is None:
                     continue  # released this moment
@@ -175,6 +174,17 @@ class Claims:
                 found[kind, key] = holder
         return found
 
+    def clean(self, store: Store) -> None:
+        """Remove what killed processes left: claims on units that are done, and drafts older than a day."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.folder):
+                kind, _, key = name.rpartition(".")
+                if not name.startswith("."):
+                    if store.has_key(kind, key) and self.holder(kind, key) is None:
+                        self._break(self.folder / name, _read(self.folder / name)[0])
+                elif name != LOCK and time.time() - os.lstat(self.folder / name).st_mtime > 86400:
+                    os.unlink(self.folder / name)
+
     def free(self, kind: str, key: str, holder: Holder) -> bool:
         """Remove the claim of a holder that is known to be gone; false when it is no longer this holder's."""
         return self._break(self.path(kind, key), holder)
@@ -197,7 +207,7 @@ class Claims:
         Only one process breaks at a time, and only the very claim it found stale: otherwise the slower of two would
         remove the fresh claim of the faster. Where the disk knows no locks the worst that happens is work done twice.
         """
-        with open(self.folder / ".lock", "w") as lock:
+        with open(self.folder / LOCK, "w") as lock:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             current, renewed = _read(path)
@@ -207,6 +217,24 @@ class Claims:
                 os.unlink(path)
                 return True
         return False
+
+
+def _appear(draft: Path, path: Path) -> bool:
+    """Give a file its second name, whole and at once; false when something has that name already."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+            raise
+        # A disk without hard links: whoever makes the file has it, though others may see it empty for a moment.
+        try:
+            with open(path, "x") as file:
+                file.write(draft.read_text())
+        except FileExistsError:
+            return False
+    return True
 
 
 def _read(path: Path) -> tuple[Holder | None, float | None]:

@@ -189,6 +189,7 @@ def run_units(
         except OSError as error:
             raise store.unwritable(error) from None
         log = campaign.log(run, "driver")
+        Claims(store.root).clean(store)
         book = Book(store, by_key, campaign, log, report_progress, max_attempts, done=set(present))
         report_progress(len(book.done), len(by_key))
         with _terminable():
@@ -590,7 +591,7 @@ def local_worker(outcomes: int) -> None:
     threading.Thread(target=listen, args=(sys.stdin.buffer,), daemon=True).start()
     arrived.acquire()
     setup = json.loads(lines.popleft())
-    store = Store(setup["root"])
+    store = Store(setup["root"], create=False)  # the driver made it; a full disk must not stop us before we can say so
     claims = Claims(store.root, setup["campaign"])
     say({"ready": True})
     while True:

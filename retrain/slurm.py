@@ -406,7 +406,7 @@ class _Task:
     def __init__(self, worker: ArrayWorker, me: Holder):
         self.job = me.job
         self.worker = worker
-        self.store = Store(worker.root)
+        self.store = Store(worker.root, create=False)
         self.campaign = Campaign(self.store, worker.campaign)
         self.units = self.campaign.units(worker.units_sha256)
         self.claims = Claims(self.store.root, worker.campaign)

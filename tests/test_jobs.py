@@ -1,6 +1,7 @@
 """The job layer: every unit is done once, whatever is killed, and the books are right."""
 
 import argparse
+import errno
 import json
 import logging
 import os
@@ -347,6 +348,30 @@ def test_one_of_many_threads_takes_over(store):
             thread.join()
         (winner,) = [claim for claim in taken if claim]
         winner.release()
+
+
+def test_claims_without_hard_links(store, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(claims_module.os, "link", refuse)
+    test_a_claim_is_exclusive_until_released(store)
+    test_stale_claims_are_taken_over(store, monkeypatch)
+
+
+def test_what_killed_processes_left_is_cleaned(store):
+    claims = Claims(store.root)
+    run_units(units(2), store)
+    keys = [store.key("numbers", {"index": index}) for index in (0, 1, 2)]
+    planted(claims, started=1).rename(claims.path("numbers", keys[0]))  # dead, and its unit done: goes
+    planted(claims, started=1).rename(claims.path("numbers", keys[2]))  # dead, its unit not done: to be taken over
+    mine = claims.take("numbers", keys[1])  # alive: stays
+    (claims.folder / ".draft").write_text("")
+    os.utime(claims.folder / ".draft", (1, 1))
+    (claims.folder / ".fresh").write_text("")
+    claims.clean(store)
+    assert set(os.listdir(claims.folder)) == {f"numbers.{keys[1]}", f"numbers.{keys[2]}", ".fresh", ".lock"}
+    mine.release()
 
 
 def test_the_host_name_is_fit_for_a_file():
