@@ -123,7 +123,7 @@ def test_a_task_whose_time_is_up_goes_back_into_the_queue_and_on(store, task, lo
     work = units(8, seconds=0.1, diary=log)
     assert run(work, time_limit_s=0.5) == "back in the queue"
     assert requeued == [["scontrol", "requeue", "7"]]
-    assert 2 <= sum(diary(log, "end").values()) < 8
+    assert 1 <= sum(diary(log, "end").values()) < 8
     run(work)
     assert diary(log) == dict.fromkeys(range(8), 1)
 
