@@ -13,8 +13,8 @@ weights, and makes these checks:
   example looks like.
 - `agreement`: correlation with the baseline's scores averaged over its seeds, mean over queries. LDS forgives a noisy
   method much; this does not: one minus the agreement is the method's own noise, which half the draws nearly double; a
-  flipped sign makes it negative, shuffled indices make it 0. A run that looks noisier than SUSPICION spreads of the
-  baseline's is repeated MORE_RUNS times, and the mean of all decides.
+  flipped sign makes it negative, shuffled indices make it 0. A run that looks noisier than the
+  baseline's by SUSPICION spreads, but not beyond all chance, is repeated MORE_RUNS times, and the mean of all decides.
 - `draws`: where a method reports how many posterior draws it made, at least DRAWS_SHARE of the baseline's.
 - `lds`: the paired bootstrap's interval of (new - baseline) must not lie below minus the margin, which is LDS_MARGIN or
   what seeds alone explain, whichever is larger.
@@ -224,7 +224,7 @@ class Bench:
                 f"the data of task {task.name} are not those of the baseline; record it again with --update, or leave "
                 "it out with --tasks"
             )
-        self.task, self.truth = task, truth
+        self.task, self.truth, self.warm = task, truth, False
         self.device = torch.device("cpu")
         self.model = task.build_model(0)
         weights = {name: torch.from_numpy(np.array(value)) for name, value in truth.weights.items()}
@@ -268,7 +268,9 @@ class Bench:
                 device=self.device,
                 scratch=Path(scratch),
             )
-            self.calibrate()  # the first call pays for set-up
+            if not self.warm:
+                self.calibrate()  # the first call pays for set-up
+                self.warm = True
             before = self.calibrate()
             attribution, cost = measure(method, problem)
             kernel = 0.5 * (before + self.calibrate())
@@ -467,9 +469,9 @@ def changes(record: dict[str, Any], now: dict[str, Any], label: str) -> list[str
 
 
 def run_as_often_as_needed(bench: Bench, method: "Method", reference: Reference, seed: int) -> list[Sample]:
-    """Once; and if that looks noisy, some more times with seeds of their own."""
+    """Once; and if that looks noisy, but not beyond all chance, some more times with seeds of their own."""
     samples = [bench.sample(method, seed)]
-    if suspicious(samples[0], reference):
+    if suspicious(samples[0], reference) and judge_agreement(samples, reference).passed:
         samples += [bench.sample(method, derived_seed(seed, run)) for run in range(1, MORE_RUNS + 1)]
     return samples
 

@@ -27,6 +27,7 @@ from bench.regress import (
     default_baseline,
     derived_seed,
     judge,
+    judge_agreement,
     judge_cost,
     read_reference,
     read_truth,
@@ -75,7 +76,7 @@ def main() -> None:
             reference = references[name]
             attribution, seconds, cost = bench.attribute(method, trial)
             samples = [bench.reduce(attribution, seconds, cost)]
-            if suspicious(samples[0], reference):
+            if suspicious(samples[0], reference) and judge_agreement(samples, reference).passed:
                 samples += [bench.sample(method, derived_seed(trial, run)) for run in range(1, MORE_RUNS + 1)]
             checks = judge(samples, reference, truth.losses)
             checks.append(judge_cost(bench, method, trial, samples[0], reference))
