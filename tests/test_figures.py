@@ -24,19 +24,21 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_every_figure_is_drawn_and_twice_gives_the_same_bytes(results: Path, tmp_path: Path) -> None:
-    write_run(results / "pythia", run_id="pythia000001", task="pythia14m", shares=(1.0,), seeds=(1,), alphas=(0.5,))
-    write_sweep(results / "sweep")
-    write_budget(results / "budget")
-    write_scaling(results / "scaling")
+    more = tmp_path / "more"
+    write_run(more / "cifar10", shares=(0.1, 1.0), seeds=(1,), alphas=(0.1,))
+    write_run(more / "pythia", run_id="pythia000001", task="pythia14m", shares=(1.0,), seeds=(1,), alphas=(0.5,))
+    write_sweep(more / "sweep")
+    write_budget(more / "budget")
+    write_scaling(more / "scaling")
     rest = ["seconds", "pareto", "llm", "sweep", "budget", "scaling"]
     for out in ("a", "b"):
-        command = ["--results", str(results), "--out", str(tmp_path / out)]
-        assert figures.main([*command, "--only", "lds", "--formats", "svg", "pdf", "png"]) == 0
-        assert figures.main([*command, "--only", *rest, "--formats", "svg"]) == 0
+        folder = ["--out", str(tmp_path / out)]
+        assert figures.main(["--results", str(results), *folder, "--only", "lds", "--formats", *figures.FORMATS]) == 0
+        assert figures.main(["--results", str(more), *folder, "--only", *rest, "--formats", "svg"]) == 0
     first, second = digests(tmp_path / "a"), digests(tmp_path / "b")
     assert first == second
     kinds = {name.split("-")[0].split(".")[0] for name in first}
-    assert kinds == {"lds", "seconds", "pareto", "llm", "sweep", "budget", "scaling", "figures"}
+    assert kinds == {"lds", *rest, "figures"}
     assert {"lds-cifar10-paper.svg", "lds-cifar10-paper.pdf", "lds-cifar10-paper.png"} <= set(first)
 
 
