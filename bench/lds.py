@@ -31,7 +31,7 @@ import pandas as pd
 from bench import metrics
 from retrain.jobs import add_cluster_arguments, cluster_options
 from retrain.plugins import UsageError
-from retrain.store import Store, StoreError, canonical_json
+from retrain.store import Store, StoreError, canonical_json, default_cache
 from retrain.subsets import SCHEMES
 
 METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
@@ -85,10 +85,6 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def default_cache() -> str:
-    return os.environ.get("TDA_BENCH_CACHE") or str(Path.home() / ".cache" / "tda-bench")
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.lds", description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
@@ -122,7 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--force", action="store_true", help="compute again what this command needs, even if it is cached")
     add("--json", action="store_true", help="print the rows as a JSON list instead of tables")
     add_cluster_arguments(parser)
-    parser.set_defaults(cluster=None)  # see `run`: all cores on a CPU, this process on a GPU
+    parser.set_defaults(cluster=None)  # see `default_cluster`
     return parser
 
 
@@ -203,6 +199,13 @@ class Outcome:
     problems: list[str] = dataclasses.field(default_factory=list)  # what makes the exit code 1
 
 
+def default_cluster(device: str) -> str:
+    """On a CPU every core retrains; a GPU is kept busy by one process."""
+    from retrain.train import choose_device
+
+    return "local" if choose_device(device).type == "cpu" and (os.cpu_count() or 1) > 1 else "inline"
+
+
 def plans_of(arguments: argparse.Namespace, task: Any, seed: int, alpha_attribution: float) -> list[Any]:
     from retrain.train import Plan
 
@@ -221,12 +224,9 @@ def plans_of(arguments: argparse.Namespace, task: Any, seed: int, alpha_attribut
 
 def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> Outcome:
     from bench.runner import Question, ground_truth
-    from retrain.train import choose_device
 
     outcome = Outcome()
-    if arguments.cluster is None:
-        several = choose_device(arguments.device).type == "cpu" and (os.cpu_count() or 1) > 1
-        arguments.cluster = "local" if several else "inline"
+    arguments.cluster = arguments.cluster or default_cluster(arguments.device)
     jobs = cluster_options(arguments)
     shares = arguments.alpha_attribution or [task.default_alpha_attribution]
     for seed in dict.fromkeys(arguments.seeds):

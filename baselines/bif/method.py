@@ -33,6 +33,14 @@ _MINIBATCH_STREAM, _NOISE_STREAM = 11, 12
 DIAGNOSED_EXAMPLES = 200  # R-hat and ESS of this many examples' traces stand for all
 
 
+class DivergedError(FloatingPointError):
+    """Too few chains are healthy; `mean_losses` (chains, draws) shows where they went."""
+
+    def __init__(self, message: str, mean_losses: np.ndarray):
+        super().__init__(message)
+        self.mean_losses = mean_losses
+
+
 @dataclass(frozen=True, kw_only=True)
 class BIF(Method):
     """Defaults are the paper's for the ResNet-9 (tab:bif_hyperparam_summary); a task may recommend its own."""
@@ -96,11 +104,11 @@ class BIF(Method):
             trace = run_chain(self, problem.task, problem.model, train, measured, problem.seed, chain, ticks)
             traces.append(trace)
         list(ticks)  # closes the progress bar
+        mean_losses = torch.stack([trace[:, :num_train].mean(1) for trace in traces]).cpu().numpy()
         verdicts = [
-            judge_chain(chain, trace[:, :num_train].mean(1).cpu().numpy(), start_loss, self.divergence_limit)
-            for chain, trace in enumerate(traces)
+            judge_chain(chain, losses, start_loss, self.divergence_limit) for chain, losses in enumerate(mean_losses)
         ]
-        healthy = self._healthy(verdicts)
+        healthy = self._healthy(verdicts, mean_losses)
         kept = torch.stack([traces[chain] for chain in healthy])  # (chains, draws, n + q)
         del traces
         cross, query_scale, train_scale = covariance(kept[..., num_train:], kept[..., :num_train], self.centring)  # type: ignore[arg-type]
@@ -116,13 +124,14 @@ class BIF(Method):
             arrays=arrays,
         )
 
-    def _healthy(self, verdicts: list[ChainHealth]) -> list[int]:
+    def _healthy(self, verdicts: list[ChainHealth], mean_losses: np.ndarray) -> list[int]:
         healthy = [verdict.chain for verdict in verdicts if verdict.healthy]
         if len(healthy) < self.min_chains:
             reasons = "; ".join(f"chain {v.chain}: {v.reason}" for v in verdicts if not v.healthy)
-            raise FloatingPointError(
+            raise DivergedError(
                 f"{len(healthy)} of {self.chains} bif chains are healthy, {self.min_chains} needed ({reasons}); "
-                "try a smaller bif.step_size or a larger bif.gamma"
+                "try a smaller bif.step_size or a larger bif.gamma",
+                mean_losses,
             )
         return healthy
 
