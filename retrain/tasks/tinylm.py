@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retrain.backends import without_onednn
 from retrain.examples import Examples, Indices
 from retrain.models.causal_lm import CausalLM
 from retrain.task import Task
@@ -127,8 +128,7 @@ def _pretrained_weights(task: TinyLM, seed: int) -> dict[str, Tensor]:
 
 def _optimise(model: nn.Module, data: Examples, batches: Any, num_steps: int, rate: float, decay: float) -> nn.Module:
     """AdamW with a linear decay to zero, as for Pythia-14M; no dropout, so only the order is random."""
-    # oneDNN's set-up for each call costs more than it saves on products this small.
-    with torch.backends.mkldnn.flags(enabled=False):
+    with without_onednn():
         return _steps(model.train(), data, batches, num_steps, rate, decay).eval()
 
 
