@@ -10,8 +10,9 @@ import torch
 def without_onednn() -> Iterator[None]:
     """Plain CPU kernels: oneDNN's set-up for each call costs more than it saves on very small tensors."""
     before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # `mkldnn.flags` warns about GPUs that nobody asked for
+    # `mkldnn.flags` would warn about GPUs that nobody asked for.
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
