@@ -383,7 +383,7 @@ def draw_sweep(results: Results) -> Iterator[Drawing]:
 def sweep_grid(cells: list[dict[str, Any]], down: str, rows: list[Any], across: str, columns: list[Any]) -> Figure:
     from matplotlib import colormaps
 
-    figure = style.new_figure(PAGE, 0.7 + 0.85 * len(rows))
+    figure = style.new_figure(min(PAGE, max(COLUMN, 0.5 + 1.3 * len(columns))), 0.7 + 0.85 * len(rows))
     grid = figure.subplots(len(rows), len(columns), sharex=True, sharey=False, squeeze=False)
     scores = [cell["lds"] for cell in cells if cell["lds"] is not None]
     lowest, highest = (min(scores), max(scores)) if scores else (0.0, 1.0)
