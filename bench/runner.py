@@ -356,20 +356,31 @@ def measure(method: Method, problem: Problem) -> tuple[Attribution, dict[str, An
     # Every method alike: float32 products in TensorFloat-32, where the GPU has it.
     torch.set_float32_matmul_precision("high")
     np.random.seed(problem.seed % 2**32)  # noqa: NPY002  (libraries draw from the global generator)
-    with _peak_memory(device) as peak, warnings.catch_warnings():
+    with _threads(problem.task.cpu_threads), _peak_memory(device) as peak, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries' own making, and nothing the user can act on
         start = _now(device)
         state = method.fit(problem)
         fitted = _now(device)
         attribution = method.score(problem, state)
         scored = _now(device)
+        threads = torch.get_num_threads()
     cost = {
         "fit_seconds": fitted - start,
         "score_seconds": scored - fitted,
         "peak_memory_bytes": peak[0],
-        "threads": torch.get_num_threads(),
+        "threads": threads,
     }
     return attribution, cost
+
+
+@contextlib.contextmanager
+def _threads(wanted: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(wanted or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _now(device: torch.device) -> float:

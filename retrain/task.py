@@ -38,6 +38,9 @@ class Task(ABC):
     default_alpha_attribution: ClassVar[float] = 1.0
     default_replicates: ClassVar[int] = 1
     eval_batch_size: ClassVar[int] = 500
+    # CPU threads for scoring; 0 leaves it to torch. On tensors of a few kilobytes two threads wait for each other more
+    # than they work, the more so when something else runs beside them.
+    cpu_threads: ClassVar[int] = 0
     # What works on this task, per method; chosen on `tune` queries. `--set method.option=value` overrides it.
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {}
 

@@ -30,6 +30,7 @@ class Digits(Task):
 
     version: ClassVar[int] = 1
     default_replicates: ClassVar[int] = 2
+    cpu_threads: ClassVar[int] = 1
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {
         # Steps of 1 / gamma make successive draws nearly independent; the paper's 1e-5 would take twenty times as many.
         "bif": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 1000.0, "minibatch": 64},

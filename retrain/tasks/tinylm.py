@@ -31,6 +31,7 @@ class TinyLM(Task):
     version: ClassVar[int] = 1
     protocols: ClassVar[tuple[str, ...]] = ("finetune",)
     default_replicates: ClassVar[int] = 2
+    cpu_threads: ClassVar[int] = 1
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {
         "bif": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 1000.0, "minibatch": 32, "draws": 75},
         "trak": {"projection": 128},  # well below the number of training sequences
