@@ -20,7 +20,8 @@ weights, and makes these checks:
   what seeds alone explain, whichever is larger.
 - `lds-normalised`: the same for train-normalised scores, by the spread between seeds.
 - `cost`: seconds over those of a calibration kernel timed before and after in the same run, at most COST_RATIO times
-  the baseline's. On a miss the method is timed once more and the smaller value counts, so a busy machine is no alarm.
+  the baseline's. On a miss the method is timed up to COST_REPEATS times more and the smallest value counts; and what
+  takes less than COST_SLACK seconds beyond the baseline is never a miss. So a busy machine is no alarm.
 
 What seeds explain is Student's prediction limit for one more value, at TAIL probability a check. Changed versions or
 options are a warning, not a failure. `--junit FILE` writes JUnit XML; in a GitHub workflow the table also goes to the
@@ -67,6 +68,8 @@ DRAWS_SHARE = 0.9
 LDS_MARGIN = 0.02  # a smaller drop is no reason to stop anyone
 ZERO_MARGIN = 0.01
 COST_RATIO = 2.0
+COST_REPEATS = 3
+COST_SLACK = 3.0  # seconds: memory that a shared machine hands out slowly costs a short method as much as its work
 
 NUM_SUBSETS, NUM_REPLICATES, ALPHA = 100, 2, 0.1
 MAX_QUERIES = 200  # queries of the gate's truth
@@ -453,11 +456,19 @@ def judge_cost(
 ) -> Check:
     usual = float(np.median(reference.record["values"]["cost"]))
     limit = COST_RATIO * usual
-    cost = sample.cost
-    if cost > limit and again:
-        cost = min(cost, bench.attribute(method, seed)[2])
-    note = f"{sample.seconds:.1f} s here, {cost / usual:.2f} times the baseline's in units of the calibration kernel"
-    return Check("cost", cost / usual, COST_RATIO, cost <= limit, note)
+    cost, seconds = sample.cost, sample.seconds
+
+    def dear() -> bool:
+        return cost > limit and seconds * (1 - usual / cost) > COST_SLACK
+
+    for _ in range(COST_REPEATS if again else 0):
+        if not dear():
+            break
+        _, seconds_again, cost_again = bench.attribute(method, seed)
+        if cost_again < cost:
+            cost, seconds = cost_again, seconds_again
+    note = f"{seconds:.1f} s here, {cost / usual:.2f} times the baseline's in units of the calibration kernel"
+    return Check("cost", cost / usual, COST_RATIO, not dear(), note)
 
 
 def changes(record: dict[str, Any], now: dict[str, Any], label: str) -> list[str]:

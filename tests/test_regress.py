@@ -135,14 +135,16 @@ def test_cost_is_timed_again_before_it_is_an_alarm(world: World) -> None:
 
         def attribute(self, method: Any, seed: int) -> tuple[None, float, float]:
             self.calls += 1
-            return None, 1.0, self.again
+            return None, 40.0, self.again
 
-    slow = world.sample(world.scores(0), cost=25.0)
-    for again, passed in ((11.0, True), (24.0, False)):
+    slow = world.sample(world.scores(0), cost=25.0, seconds=40.0)
+    for again, passed, calls in ((11.0, True, 1), (24.0, False, regress.COST_REPEATS)):
         busy: Any = Busy(again)
         check = regress.judge_cost(busy, None, 0, slow, world.reference)  # type: ignore[arg-type]
         assert check.passed is passed
-        assert busy.calls == 1
+        assert busy.calls == calls
+    brief = world.sample(world.scores(0), cost=25.0, seconds=2.0)
+    assert regress.judge_cost(Busy(24.0), None, 0, brief, world.reference).passed  # type: ignore[arg-type]
     fine: Any = Busy(99.0)
     assert regress.judge_cost(fine, None, 0, world.sample(world.scores(0), cost=19.0), world.reference).passed  # type: ignore[arg-type]
     assert fine.calls == 0
