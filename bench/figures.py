@@ -198,21 +198,35 @@ def draw_seconds(results: Results) -> Iterator[Drawing]:
         figure = style.new_figure(COLUMN, 2.5)
         axis = figure.subplots()
         for method in in_order(once["method"]):
-            block = once[once["method"] == method].groupby("alpha_attribution")["seconds"]
-            middle = block.median()
-            bars = [middle - block.min(), block.max() - middle]
-            axis.errorbar(
-                middle.index, middle, yerr=bars, capsize=1.5, elinewidth=0.8, **look(method, list(once["method"]))
-            )
+            # Only points of the same settings are joined: a line says that nothing but its axis has changed.
+            for position, (_, alike) in enumerate(once[once["method"] == method].groupby("settings", sort=True)):
+                block = alike.groupby("alpha_attribution")["seconds"]
+                middle = block.median()
+                bars = [middle - block.min(), block.max() - middle]
+                appearance = look(method, list(once["method"])) | ({"label": "_"} if position else {})
+                axis.errorbar(middle.index, middle, yerr=bars, capsize=1.5, elinewidth=0.8, **appearance)
         logarithmic(axis, "x", sorted(once["alpha_attribution"].unique()))
         logarithmic(axis, "y")
         finish(figure, [axis], r"$\alpha_{\mathrm{attribution}}$", "seconds (fit + score)")
         caption = (
             f"Seconds of fitting and scoring against the share of the training set that is attributed; "
             f"{first(once, 'description')} on {machine}. Median over seeds, bars from the fastest to the slowest. "
-            f"{sizes(once)}"
+            f"{differing_settings(once)}{sizes(once)}"
         )
         yield Drawing(f"seconds-{task}-{slug(machine)}", caption, run_ids(once), figure)
+
+
+def differing_settings(rows: pd.DataFrame) -> str:
+    """Says which methods were not run with the same settings throughout, and in what they differ."""
+    found = []
+    for method in in_order(rows["method"]):
+        settings = [json.loads(text) for text in sorted(set(rows[rows["method"] == method]["settings"])) if text]
+        options = {option for setting in settings for option in setting}
+        for option in sorted(options):
+            values = list(dict.fromkeys(str(setting.get(option)) for setting in settings))
+            if len(values) > 1:
+                found.append(f"{method}.{option} {' or '.join(values)}")
+    return f"Points that are not joined differ in settings ({'; '.join(found)}). " if found else ""
 
 
 def draw_pareto(results: Results) -> Iterator[Drawing]:
@@ -714,14 +728,14 @@ KINDS = (
         "llm",
         "the table of finetuning LDS (paper: tab:LLM_LDS_scores)",
         "rows of a language task",
-        "python -m bench.lds --task pythia14m --alpha 0.5 --out results/pythia14m    # or --task tinylm on a laptop",
+        "python -m bench.lds --task tinylm --alpha 0.5 --out results/tinylm",
         draw_llm,
     ),
     Kind(
         "scaling",
         "seconds and memory against model size (paper: fig:benchmark_big_ek-fac)",
         "scaling.csv",
-        "python -m bench.scaling --out results/scaling",
+        "a command that this version does not have yet",
         draw_scaling,
     ),
     Kind(

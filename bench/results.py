@@ -3,6 +3,7 @@
 `bench.figures` and `bench.report` start here. Nothing is recomputed, and a damaged record is named and passed over.
 """
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,10 @@ def load_results(folder: str | Path) -> Results:
                 continue  # settings are chosen on these; they are never reported
             context = _context(path, record, results.folder)
             replicates = {_where(c): c.get("num_replicates") for c in record["ceilings"]}
+            settings = {m["name"]: json.dumps(m, sort_keys=True) for m in record["config"].get("methods", [])}
             for row in record["rows"]:
-                rows.append({**context, **row, "num_replicates": replicates.get(_where(row))})
+                known = {"num_replicates": replicates.get(_where(row)), "settings": settings.get(row["method"], "")}
+                rows.append({**context, **row, **known})
             pairs += record.get("pairs", [])
             results.records[record["run_id"]] = {**record, "path": context["record"]}
         except (KeyError, TypeError, AttributeError) as error:
