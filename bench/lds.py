@@ -85,11 +85,23 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.lds", description=__doc__.split("\n")[0], allow_abbrev=False)
+def add_task_arguments(parser: argparse.ArgumentParser) -> None:
+    """What names a task, its data and its options; `build_task` reads them."""
     add = parser.add_argument
     add("--task", default="auto", help="auto, or a file of retrain/tasks (default: auto)")
     add("--protocol", default="", help="how to retrain, where the task offers several (default: the task's first)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
+    add("--data-dir", help="folder with the task's data, where it needs one")
+    add("--model", help="model folder or name, where the task takes one")
+    add("--text", help="text file, where the task takes one")
+    add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
+    add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m bench.lds", description=__doc__.split("\n")[0], allow_abbrev=False)
+    add = parser.add_argument
+    add_task_arguments(parser)
     add("--methods", nargs="+", default=list(METHODS), help="files of baselines/, or package.module:Class")
     add("--alpha", nargs="+", type=fraction, required=True, help="alpha_retrain: share of the attributed examples kept")
     add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
@@ -99,12 +111,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--replicates", type=at_least(1), help="retrains per subset, for the noise ceiling (default: the task's)")
     add("--queries", type=at_least(1), help="only the first so many queries of the split")
     add("--query-split", choices=("tune", "report", "all"), default="report", help="which queries (default: report)")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
-    add("--data-dir", help="folder with the task's data, where it needs one")
-    add("--model", help="model folder or name, where the task takes one")
-    add("--text", help="text file, where the task takes one")
-    add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
-    add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
     add("--out", default="runs", help="where run records go (default: %(default)s)")
     add(
         "--keep-scores",
@@ -199,6 +205,18 @@ class Outcome:
     problems: list[str] = dataclasses.field(default_factory=list)  # what makes the exit code 1
 
 
+def question_of(arguments: argparse.Namespace, task: Any, seed: int, alpha_attribution: float) -> Any:
+    from bench.runner import Question
+
+    return Question(
+        task=task,
+        seed=seed,
+        alpha_attribution=alpha_attribution,
+        split=arguments.query_split,
+        max_queries=arguments.queries,
+    )
+
+
 def default_cluster(device: str) -> str:
     """On a CPU every core retrains; a GPU is kept busy by one process."""
     from retrain.train import choose_device
@@ -223,7 +241,7 @@ def plans_of(arguments: argparse.Namespace, task: Any, seed: int, alpha_attribut
 
 
 def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> Outcome:
-    from bench.runner import Question, ground_truth
+    from bench.runner import ground_truth
 
     outcome = Outcome()
     arguments.cluster = arguments.cluster or default_cluster(arguments.device)
@@ -242,13 +260,7 @@ def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Sto
                         f"{plan.num_subsets - len(truth.subsets)} of {plan.num_subsets} subsets are missing at "
                         f"alpha {plan.alpha:g}, seed {seed}; the same command without --collect makes them"
                     )
-            question = Question(
-                task=task,
-                seed=seed,
-                alpha_attribution=alpha_attribution,
-                split=arguments.query_split,
-                max_queries=arguments.queries,
-            )
+            question = question_of(arguments, task, seed, alpha_attribution)
             predictions = predict(arguments, question, methods, plans, store, jobs, outcome)
             queries = question.query_indices()
             for position, (plan, truth) in enumerate(zip(plans, truths, strict=True)):
@@ -620,7 +632,7 @@ def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: flo
 
 def show_plan(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> str:
     """What a run would compute, for --dry-run."""
-    from bench.runner import Question, Scorer
+    from bench.runner import Scorer
     from retrain.train import checkpoint_unit, retrain_units
 
     lines = []
@@ -637,13 +649,7 @@ def show_plan(arguments: argparse.Namespace, task: Any, methods: list[Any], stor
                     f"  alpha {plan.alpha:g} of {alpha_attribution:g}: {done} of {len(units)} retrains cached, "
                     f"{len(units) - done} to do"
                 )
-            question = Question(
-                task=task,
-                seed=seed,
-                alpha_attribution=alpha_attribution,
-                split=arguments.query_split,
-                max_queries=arguments.queries,
-            )
+            question = question_of(arguments, task, seed, alpha_attribution)
             for method in methods:
                 if reason := method.skip(task):
                     lines.append(f"  {method.name}: skipped, {reason}")

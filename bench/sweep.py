@@ -29,7 +29,7 @@ import numpy as np
 from bench import lds, metrics
 from retrain.jobs import add_cluster_arguments, cluster_options
 from retrain.plugins import UsageError
-from retrain.store import Store, StoreError, canonical_json, default_cache
+from retrain.store import Store, StoreError, canonical_json
 
 # The paper's grid (app:hparam-sweep).
 PAPER_GRID = ("burn_in=0,100", "n_beta=100,300,1000,3000", "gamma=1000,3000,10000,30000,100000")
@@ -41,8 +41,7 @@ TRAK_CHECKPOINTS = (1, 2, 4)
 def make_parser() -> argparse.ArgumentParser:
     parser = lds.Parser(prog="python -m bench.sweep", description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--task", default="auto", help="auto, or a file of retrain/tasks (default: auto)")
-    add("--protocol", default="", help="how to retrain, where the task offers several (default: the task's first)")
+    lds.add_task_arguments(parser)
     add("--method", default="bif", help="the method whose settings are swept (default: bif)")
     add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's grid)")
     add("--budget", action="store_true", help="budget curves of BIF and TRAK instead of a sweep")
@@ -53,12 +52,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seed", type=lds.at_least(0), default=1, help="the experiment's seed (default: 1)")
     add("--replicates", type=lds.at_least(1), help="retrains per subset (default: the task's)")
     add("--queries", type=lds.at_least(1), help="only the first so many queries of each split")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
-    add("--data-dir", help="folder with the task's data, where it needs one")
-    add("--model", help="model folder or name, where the task takes one")
-    add("--text", help="text file, where the task takes one")
-    add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
-    add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
     add("--out", default="", help="where the result goes (default: runs/sweep or runs/budget)")
     add_cluster_arguments(parser)
     parser.set_defaults(cluster=None, force=False)
