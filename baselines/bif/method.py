@@ -10,7 +10,6 @@ over a chain that ran away is a number about nothing.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -209,12 +208,17 @@ def _diagnose(kept: Tensor, num_train: int, verdicts: list[ChainHealth]) -> dict
     chosen = torch.linspace(0, kept.shape[-1] - 1, min(DIAGNOSED_EXAMPLES, kept.shape[-1])).long()
     examples = kept[..., chosen.to(kept.device)].cpu().numpy()
     mean = kept[..., :num_train].mean(-1).cpu().numpy()
-    finite: Callable[[Any], float | None] = lambda value: float(value) if np.isfinite(value) else None  # noqa: E731
     return {
-        "rhat": finite(split_rhat(mean)),
-        "ess": finite(effective_sample_size(mean)),
-        "rhat_examples_median": finite(np.nanmedian(split_rhat(examples))),
-        "ess_examples_median": finite(np.nanmedian(effective_sample_size(examples))),
+        "rhat": _median(split_rhat(mean)),
+        "ess": _median(effective_sample_size(mean)),
+        "rhat_examples_median": _median(split_rhat(examples)),
+        "ess_examples_median": _median(effective_sample_size(examples)),
         "num_draws": int(kept.shape[0] * kept.shape[1]),
         "dropped_chains": [f"chain {v.chain}: {v.reason}" for v in verdicts if not v.healthy],
     }
+
+
+def _median(values: np.ndarray) -> float | None:
+    """Of the defined values; None where too few draws leave none."""
+    defined = np.asarray(values)[np.isfinite(values)]
+    return float(np.median(defined)) if defined.size else None
