@@ -154,9 +154,9 @@ def _from_folder(folder: Path, cache: Path, expected: str | None) -> CIFAR10:
         if expected is not None:
             _write_cache(cache, data, key)
         return data
-    what = "holds neither" if folder.is_dir() else "is not a folder; expected one that holds"
+    what, link = ("holds neither", "nor") if folder.is_dir() else ("is not a folder; expected one that holds", "or")
     raise DataError(
-        f"{folder} {what} {OFFICIAL_FOLDER} (data_batch_1 to 5, test_batch) nor the WebP pieces "
+        f"{folder} {what} {OFFICIAL_FOLDER} (data_batch_1 to 5, test_batch) {link} the WebP pieces "
         "(data_batch_1.webp to 5, test_batch.webp, labels.npz)"
     )
 
