@@ -1,0 +1,165 @@
+"""The problem of the scaling comparison: training sequences and prompt-completion queries of equal length.
+
+A query's loss is the mean over its completion's tokens; the prompt and the padding behind a short completion are not
+counted (targets of -100). Attention is causal and padding stands at the end, so padding changes no counted loss. The
+weighting happens in the loss function, so BIF, EK-FAC, GradSim and TRAK all see the same loss.
+
+Only cost is measured here, so text is optional: without it training sequences are random tokens, and without a
+tokenizer every byte is a token. The record says which.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrain.examples import Batch, Examples, Indices
+from retrain.losses import CrossEntropy, Loss
+from retrain.plugins import UsageError
+from retrain.safe_files import SafeFileError, read_json
+from retrain.task import Task
+
+OWN_QUERIES = Path(__file__).with_name("scaling_queries.json")
+NOT_COUNTED = -100  # torch's own ignore_index
+SAMPLED = r"\.(attention|mlp)\..*weight$"  # the paper's weight restriction for this comparison
+
+
+class CompletionLoss(CrossEntropy):
+    """Cross-entropy whose mean over all positions is the mean over the counted ones."""
+
+    @staticmethod
+    def weights(targets: Tensor) -> Tensor:
+        """(batch, tokens): zero where a token is not counted, else positions / counted positions."""
+        counted = targets != NOT_COUNTED
+        return counted * (targets.shape[-1] / counted.sum(-1, keepdim=True).clamp(min=1))
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().per_example(outputs, targets.clamp(min=0)) * self.weights(targets)
+
+    def model_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (self._margins(outputs.float(), targets.clamp(min=0)) * self.weights(targets)).mean(-1)
+
+    def output_slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        margins = self._margins(outputs.float(), targets.clamp(min=0))
+        return (-torch.sigmoid(-margins) * self.weights(targets)).mean(-1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScalingTask(Task):
+    """Examples that are already there and a model that is never retrained: only the loss is asked of it."""
+
+    loss_function: ClassVar[Loss] = CompletionLoss()
+    protocols: ClassVar[tuple[str, ...]] = ("none",)
+    eval_batch_size: ClassVar[int] = 32
+
+    train_examples: Examples = field(repr=False)
+    query_examples: Examples = field(repr=False)
+
+    @property
+    def description(self) -> str:
+        return "scaling across the Pythia suite"
+
+    def load_train_data(self) -> Examples:
+        return self.train_examples
+
+    def load_query_data(self) -> Examples:
+        return self.query_examples
+
+    def build_model(self, seed: int) -> nn.Module:
+        raise UsageError("bench.scaling builds its models itself; its task only holds the examples and the loss")
+
+    def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        raise UsageError("bench.scaling measures cost and never retrains; use bench.lds for retraining experiments")
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        if hasattr(model, "token_losses"):  # never holds the logits of a whole batch
+            return model.token_losses(inputs, targets.clamp(min=0)) * CompletionLoss.weights(targets)
+        return super().loss(model, batch)
+
+
+# ---- where tokens come from ----
+
+
+class ByteTokenizer:
+    """Every byte is a token: for shapes that are measured without the tokenizer's files."""
+
+    name = "bytes"
+
+    def __init__(self, vocabulary: int):
+        self.vocabulary = vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        return [byte % self.vocabulary for byte in text.encode()]
+
+
+def open_tokenizer(name: str | None, vocabulary: int) -> Any:
+    """The named tokenizer, or one of bytes."""
+    if not name:
+        return ByteTokenizer(vocabulary)
+    from retrain.models.pretrained import load_tokenizer
+
+    return load_tokenizer(name)
+
+
+def load_queries(path: str | None) -> list[tuple[str, str]]:
+    """(prompt, completion) pairs of a JSON file; without one, the 18 of our own."""
+    source = Path(path) if path else OWN_QUERIES
+    try:
+        content = read_json(source, follow_links=True)
+    except SafeFileError as error:
+        raise UsageError(f"--queries: {error}") from None
+    try:
+        pairs = [(str(entry["prompt"]), str(entry["completion"])) for entry in content]
+    except (TypeError, KeyError):
+        raise UsageError(
+            f'--queries {source}: expected a JSON list of {{"prompt": ..., "completion": ...}}, for example '
+            f"{OWN_QUERIES}"
+        ) from None
+    if not pairs or any(not completion for _, completion in pairs):
+        raise UsageError(f"--queries {source}: expected at least one pair, and a completion in each")
+    return pairs
+
+
+def query_examples(pairs: Sequence[tuple[str, str]], tokenizer: Any, tokens: int) -> Examples:
+    """Inputs and next tokens, (q, tokens); what does not fit is cut from the prompt's start, then the completion."""
+    inputs = torch.zeros(len(pairs), tokens, dtype=torch.long)
+    targets = torch.full((len(pairs), tokens), NOT_COUNTED, dtype=torch.long)
+    for row, (prompt, completion) in enumerate(pairs):
+        answer = list(tokenizer.encode(completion))[:tokens]
+        question = list(tokenizer.encode(prompt))[-(tokens + 1 - len(answer)) :] or [0]  # something to predict from
+        sequence = torch.tensor(question + answer)
+        inputs[row, : len(sequence) - 1] = sequence[:-1]
+        targets[row, len(question) - 1 : len(sequence) - 1] = sequence[len(question) :]
+    return Examples(inputs, targets)
+
+
+def train_examples(
+    count: int, tokens: int, vocabulary: int, *, text: str | None, tokenizer: Any, seed: int
+) -> Examples:
+    """(count, tokens) inputs and next tokens: of the text, or random."""
+    if text is None:
+        chosen = np.random.default_rng([seed, 31]).integers(0, vocabulary, size=(count, tokens + 1))
+        sequences = torch.from_numpy(chosen)
+    else:
+        from retrain.data.text import read_documents
+
+        pieces: list[list[int]] = []
+        for document in read_documents(text):
+            words = list(tokenizer.encode(document))
+            # One sequence a document, as in the paper: cut to length; shorter documents are passed over.
+            if len(words) > tokens:
+                pieces.append(words[: tokens + 1])
+            if len(pieces) == count:
+                break
+        if len(pieces) < count:
+            raise UsageError(
+                f"--text {text} has {len(pieces)} documents of more than {tokens} tokens; expected {count}: give a "
+                "larger file, or a smaller --train or --fit-examples"
+            )
+        sequences = torch.tensor(pieces)
+    return Examples(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
