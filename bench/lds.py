@@ -94,6 +94,7 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data-dir", help="folder with the task's data, where it needs one")
     add("--model", help="model folder or name, where the task takes one")
     add("--text", help="text file, where the task takes one")
+    add("--eval-text", help="text file of the queries, where the task takes one of their own")
     add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
     add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
 
@@ -167,7 +168,7 @@ def build_task(arguments: argparse.Namespace) -> Any:
     options: dict[str, Any] = dict(options_of(name, arguments.set))
     if arguments.protocol:
         options["protocol"] = arguments.protocol
-    for option in ("data_dir", "model", "text"):
+    for option in ("data_dir", "model", "text", "eval_text"):
         if getattr(arguments, option) is not None:
             options[option] = getattr(arguments, option)
     return load_task(name, **options)

@@ -1,21 +1,127 @@
-"""A causal language model as a plain map from tokens to logits, around a transformers model."""
+"""A causal language model as a plain map from tokens to logits, or to the losses of given targets without the logits.
+
+    model = CausalLM(GPTNeoXForCausalLM(...))
+    model(tokens)                                   # logits (batch, length, vocabulary)
+    model.token_losses(tokens, targets)             # (batch, length) float32; the logits are never all there
+
+GPT-NeoX (Pythia) with scaled-dot-product attention runs through a forward pass of its own over the very same modules:
+no mask, no cache, a quarter of the host's work, and safe to capture in a CUDA graph. Everything else runs as
+transformers has it.
+"""
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from retrain.models.fused_cross_entropy import linear_cross_entropy
+
+PRECISIONS = {"bfloat16": torch.bfloat16, "tf32": torch.float32, "float32": torch.float32}
 
 
 class CausalLM(nn.Module):
     """tokens (batch, length) -> logits (batch, length, vocabulary).
 
-    No attention mask is passed: sequences are full, and a mask would keep scaled-dot-product attention from running
-    under vmap.
+    No attention mask is passed: sequences are full, and a mask would keep scaled-dot-product attention from its fused
+    kernels and from running under vmap.
     """
 
     def __init__(self, transformer: nn.Module):
         super().__init__()
         self.transformer = transformer
+        # Whether the logits are the head's product with the last hidden states and nothing else; see `check_head`.
+        self.has_plain_head = isinstance(self.head, nn.Linear) and self.head.bias is None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        outputs: Any = self.transformer(input_ids=tokens, use_cache=False)
-        return outputs.logits
+    @property
+    def head(self) -> Any:
+        return self.transformer.get_output_embeddings()  # type: ignore[operator]
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.transformer.config.vocab_size)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits (batch, length, vocabulary); with targets (batch, length) their losses instead, float32."""
+        if targets is None:
+            if _runs_directly(self.transformer):
+                return self.head(self.hidden_states(tokens))
+            return self.transformer(input_ids=tokens, use_cache=False).logits
+        if not self.has_plain_head:
+            logits = self.transformer(input_ids=tokens, use_cache=False).logits
+            return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        hidden = self.hidden_states(tokens).flatten(0, 1)
+        return linear_cross_entropy(hidden, self.head.weight, targets.flatten()).view_as(targets)
+
+    def hidden_states(self, tokens: Tensor) -> Tensor:
+        """(batch, length, width): what the head sees."""
+        if _runs_directly(self.transformer):
+            return _neox_hidden_states(self.transformer.gpt_neox, tokens)
+        return self.transformer.base_model(input_ids=tokens, use_cache=False).last_hidden_state  # type: ignore[operator]
+
+    def token_losses(self, tokens: Tensor, targets: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """(batch, length) float32, differentiable in the parameters.
+
+        With another `dtype` than the parameters' own, each is cast once for this call and everything computes in it;
+        gradients arrive at the parameters as they are.
+        """
+        parameters = dict(self.named_parameters())
+        if dtype is None or all(parameter.dtype == dtype for parameter in parameters.values()):
+            return self(tokens, targets)
+        cast = {name: parameter.to(dtype) for name, parameter in parameters.items()}
+        return torch.func.functional_call(self, cast, (tokens, targets))
+
+    @torch.no_grad()
+    def check_head(self) -> None:
+        """Some architectures scale or cap their logits after the head; find out on a few tokens, once."""
+        if self.has_plain_head:
+            device = self.head.weight.device
+            tokens = torch.arange(8, device=device)[None] % self.vocabulary
+            expected = self.transformer(input_ids=tokens, use_cache=False).logits.float()
+            found = self.head(self.hidden_states(tokens)).float()
+            scale = float(expected.abs().max()) + 1e-6
+            self.has_plain_head = bool((expected - found).abs().max() <= 0.05 * scale)
+
+
+def compute_dtype(precision: str, model: nn.Module, device: torch.device) -> torch.dtype | None:
+    """What a language model computes in: `precision` on CUDA, its own on the CPU or where it already is narrow."""
+    narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
+    return None if narrow or device.type != "cuda" else PRECISIONS[precision]
+
+
+def _runs_directly(transformer: nn.Module) -> bool:
+    config: Any = transformer.config
+    return (
+        config.model_type == "gpt_neox"
+        and config._attn_implementation == "sdpa"
+        and config.hidden_dropout == 0
+        and config.attention_dropout == 0
+    )
+
+
+def _neox_hidden_states(body: Any, tokens: Tensor) -> Tensor:
+    """GPTNeoXModel's forward pass through its own modules, so that hooks on them see what they always see."""
+    hidden = body.embed_in(tokens)
+    batch, length, width = hidden.shape
+    positions = torch.arange(length, device=tokens.device)[None]
+    # (1, length, rotated) each; one axis more for the heads and one for queries beside keys
+    cosine, sine = (part[:, :, None, None] for part in body.rotary_emb(hidden, position_ids=positions))
+    rotated = cosine.shape[-1]
+    for layer in body.layers:
+        attention = layer.attention
+        heads = width // attention.head_size
+        together = attention.query_key_value(layer.input_layernorm(hidden))
+        together = together.view(batch, length, heads, 3, attention.head_size)
+        turning, staying = together[..., :2, :rotated], together[..., :2, rotated:]
+        first, second = turning.chunk(2, dim=-1)
+        turned = turning * cosine + torch.cat((-second, first), dim=-1) * sine
+        query, key = (part.transpose(1, 2) for part in torch.cat((turned, staying), dim=-1).unbind(3))
+        value = together[..., 2, :].transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=attention.scaling)
+        attended = attention.dense(mixed.transpose(1, 2).reshape(batch, length, width))
+        if layer.use_parallel_residual:
+            hidden = layer.mlp(layer.post_attention_layernorm(hidden)) + attended + hidden
+        else:
+            hidden = attended + hidden
+            hidden = layer.mlp(layer.post_attention_layernorm(hidden)) + hidden
+    return body.final_layer_norm(hidden)

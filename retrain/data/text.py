@@ -1,0 +1,172 @@
+"""Text from JSON lines, wrapped into token sequences of one length.
+
+    documents = read_documents("articles.jsonl.xz")
+    sequences = wrap_documents(documents, tokenizer, 1024, num_sequences=4096)       # (4096, 1024) int64
+
+A file has one JSON object a line with the field `text`, plain or compressed (.xz, .gz, .zst). Documents are joined with
+the tokenizer's end-of-text token and cut into sequences; what is left at the end is dropped. Nothing is cached: 5,680
+articles take less than a minute on two cores.
+"""
+
+import gzip
+import json
+import lzma
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retrain.plugins import UsageError
+
+SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".jsonl.zst")
+TOKENIZED_AT_ONCE = 256  # documents: the tokenizer spreads a batch over the cores
+
+
+def read_documents(path: str | Path, *, field: str = "text", where: dict[str, str] | None = None) -> Iterator[str]:
+    """The text of each line, in order; `where` keeps lines whose (dotted) fields have these values.
+
+    Opening happens at once, so that a wrong path is an error here and not at the first document.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise UsageError(f'there is no text file "{path}"; expected {", ".join(SUFFIXES)} with the field "{field}"')
+    if not path.name.endswith((".jsonl", ".json", ".xz", ".gz", ".zst")):
+        raise UsageError(f'"{path}" is not a file of JSON lines; expected {", ".join(SUFFIXES)}')
+    if path.suffix == ".zst":
+        _zstandard()
+    return _documents(path, field, where or {})
+
+
+def _documents(path: Path, field: str, where: dict[str, str]) -> Iterator[str]:
+    num_documents = 0
+    with _opened(path) as lines:
+        for number, line in enumerate(_readable(lines, path), start=1):
+            if not line.strip():
+                continue
+            try:
+                content = json.loads(line)
+            except ValueError as error:
+                raise UsageError(
+                    f'line {number} of "{path}" is not JSON ({error}); expected one object a line'
+                ) from None
+            text = content.get(field) if isinstance(content, dict) else None
+            if not isinstance(text, str):
+                raise UsageError(
+                    f'line {number} of "{path}" has no text in the field "{field}"; expected {{"{field}": "..."}}'
+                )
+            if all(_value(content, name) == value for name, value in where.items()):
+                num_documents += 1
+                yield text
+    if num_documents == 0:
+        wanted = " and ".join(f"{name} = {value}" for name, value in where.items())
+        raise UsageError(
+            f'"{path}" has no documents{f" with {wanted}" if wanted else ""}; '
+            f'expected one JSON object with the field "{field}" a line'
+        )
+
+
+def _value(content: Any, name: str) -> Any:
+    for part in name.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def _readable(lines: Iterable[bytes], path: Path) -> Iterator[str]:
+    """Lines of text; a file that ends in the middle of its compression says so."""
+    try:
+        for line in lines:
+            yield line.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f'"{path}" is not UTF-8 text ({error.reason}); expected JSON lines') from None
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
+        raise UsageError(f'"{path}" is damaged or cut short ({error}); copy or download it again') from None
+    except Exception as error:  # zstandard's own class
+        if isinstance(error, UsageError) or type(error).__module__.partition(".")[0] not in (
+            "zstandard",
+            "compression",
+        ):
+            raise
+        raise UsageError(f'"{path}" is damaged or cut short ({error}); copy or download it again') from None
+
+
+def _zstandard() -> Any:
+    try:
+        from compression import zstd  # type: ignore[import-not-found]  # Python 3.14
+
+        return zstd.open
+    except ImportError:
+        pass
+    try:
+        import zstandard
+    except ImportError:
+        raise UsageError("reading .zst needs the package zstandard: pip install zstandard") from None
+    return zstandard.open
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+    opener = _zstandard() if path.suffix == ".zst" else openers.get(path.suffix, open)
+    try:
+        file = opener(path, "rb")
+    except OSError as error:
+        raise UsageError(f'"{path}" cannot be read: {error.strerror}') from None
+    with file:
+        # zstandard's own reader gives no lines.
+        yield file if hasattr(file, "readline") and path.suffix != ".zst" else _buffered(file)
+
+
+def _buffered(file: Any) -> Any:
+    import io
+
+    return io.BufferedReader(file, 1 << 20)
+
+
+def token_ids(documents: Iterable[str], tokenizer: Any) -> Iterator[np.ndarray]:
+    """Each document's tokens with the end-of-text token behind, in order; tokenised in batches."""
+    iterator = iter(documents)
+    while batch := list(islice(iterator, TOKENIZED_AT_ONCE)):
+        # No special tokens but the one between documents; long documents are meant to be long.
+        encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        for ids in encoded:
+            yield np.array([*ids, tokenizer.eos_token_id], dtype=np.int64)
+
+
+def wrap_documents(documents: Iterable[str], tokenizer: Any, length: int, num_sequences: int | None = None) -> Tensor:
+    """(sequences, length) int64: all that the documents give, or exactly `num_sequences`."""
+    return wrap_tokens(token_ids(documents, tokenizer), length, num_sequences)
+
+
+def wrap_tokens(
+    pieces: Iterator[np.ndarray], length: int, num_sequences: int | None = None, what: str = "the text"
+) -> Tensor:
+    """The same from tokens; takes no more pieces from the iterator than it needs, so another call can go on there."""
+    if length < 2:
+        raise UsageError(f"sequences of {length} tokens predict nothing; expected a length of at least 2")
+    wanted = None if num_sequences is None else num_sequences * length
+    taken: list[np.ndarray] = []
+    total = 0
+    while wanted is None or total < wanted:
+        piece = next(pieces, None)
+        if piece is None:
+            break
+        taken.append(piece)
+        total += len(piece)
+    if total < length:
+        raise UsageError(
+            f"{what} has {total:,} tokens in {len(taken):,} documents, less than one sequence of {length:,}; "
+            "pass more text or a shorter length"
+        )
+    if wanted is not None and total < wanted:
+        raise UsageError(
+            f"{what} gives {total // length:,} sequences of {length:,} tokens, and {num_sequences:,} are wanted; "
+            "pass more text or ask for fewer"
+        )
+    tokens = np.concatenate(taken)
+    count = len(tokens) // length if num_sequences is None else num_sequences
+    return torch.from_numpy(tokens[: count * length].reshape(count, length))

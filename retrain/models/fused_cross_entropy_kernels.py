@@ -1,0 +1,98 @@
+"""The Triton kernels of `retrain/models/fused_cross_entropy.py`, which launches them; importing this needs Triton."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def log_sum_exp(
+    hidden, weight, targets, partial, chosen, num_tokens, vocabulary, width, per_split,
+    TOKENS: tl.constexpr, VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, ONE_STEP: tl.constexpr,
+    EVEN_VOCABULARY: tl.constexpr, EVEN_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of tokens against one part of the vocabulary: partial[part, token] = log sum exp of those logits.
+
+    hidden (num_tokens, width) and weight (vocabulary, width) are row-major. Part 0 also stores the target's own logit.
+    """
+    log2e: tl.constexpr = 1.4426950408889634
+    part = tl.program_id(1)
+    rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    row_there = rows < num_tokens
+    steps = tl.arange(0, WIDTH)
+    hidden_rows = hidden + rows.to(tl.int64)[:, None] * width
+    first = part * per_split
+    last = tl.minimum(first + per_split, vocabulary)
+
+    largest = tl.full((TOKENS,), float("-inf"), tl.float32)
+    total = tl.zeros((TOKENS,), tl.float32)
+    kept = tl.load(hidden_rows + steps[None, :], mask=row_there[:, None] & (steps < width)[None, :], other=0.0)
+    for start in range(first, last, VOCABULARY):
+        columns = start + tl.arange(0, VOCABULARY)
+        column_there = columns < vocabulary
+        weight_rows = weight + columns.to(tl.int64)[:, None] * width
+        if ONE_STEP:
+            if EVEN_VOCABULARY and EVEN_WIDTH:
+                entries = tl.load(weight_rows + steps[None, :])
+            else:
+                entries = tl.load(
+                    weight_rows + steps[None, :], mask=column_there[:, None] & (steps < width)[None, :], other=0.0
+                )
+            logits = tl.dot(kept, tl.trans(entries), input_precision=PRECISION)
+        else:
+            logits = tl.zeros((TOKENS, VOCABULARY), tl.float32)
+            for step in range(0, width, WIDTH):
+                k = step + steps
+                values = tl.load(hidden_rows + k[None, :], mask=row_there[:, None] & (k < width)[None, :], other=0.0)
+                entries = tl.load(
+                    weight_rows + k[None, :], mask=column_there[:, None] & (k < width)[None, :], other=0.0
+                )
+                logits = tl.dot(values, tl.trans(entries), logits, input_precision=PRECISION)
+        if not EVEN_VOCABULARY:
+            logits = tl.where(column_there[None, :], logits, float("-inf"))
+        # Powers of two are what the hardware has; the scale goes into the subtraction.
+        higher = tl.maximum(largest, tl.max(logits, 1) * log2e)
+        total = total * tl.exp2(largest - higher) + tl.sum(tl.exp2(logits * log2e - higher[:, None]), 1)
+        largest = higher
+    tl.store(partial + part.to(tl.int64) * num_tokens + rows, (largest + tl.log2(total)) / log2e, mask=row_there)
+
+    if part == 0:
+        target = tl.load(targets + rows, mask=row_there, other=0).to(tl.int64)
+        target_rows = weight + target[:, None] * width
+        logit = tl.zeros((TOKENS,), tl.float32)
+        for step in range(0, width, WIDTH):
+            k = step + steps
+            there = row_there[:, None] & (k < width)[None, :]
+            values = tl.load(hidden_rows + k[None, :], mask=there, other=0.0).to(tl.float32)
+            logit += tl.sum(values * tl.load(target_rows + k[None, :], mask=there, other=0.0).to(tl.float32), 1)
+        tl.store(chosen + rows, logit, mask=row_there)
+
+
+@triton.jit
+def logits_gradient(
+    hidden, weight, targets, logsumexp, gradient, slope, num_tokens, vocabulary, width, vocabulary_tiles,
+    TOKENS: tl.constexpr, VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, EVEN_WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """slope[token, v] = gradient[token] * (softmax - one-hot), one tile a program, from recomputed logits."""
+    log2e: tl.constexpr = 1.4426950408889634
+    # Neighbouring programs share their tokens, so that those stay in the cache beside the whole weight matrix.
+    rows = (tl.program_id(0) // vocabulary_tiles) * TOKENS + tl.arange(0, TOKENS)
+    columns = (tl.program_id(0) % vocabulary_tiles) * VOCABULARY + tl.arange(0, VOCABULARY)
+    row_there, column_there = rows < num_tokens, columns < vocabulary
+    steps = tl.arange(0, WIDTH)
+    hidden_rows = hidden + rows.to(tl.int64)[:, None] * width
+    weight_rows = weight + columns.to(tl.int64)[:, None] * width
+    logits = tl.zeros((TOKENS, VOCABULARY), tl.float32)
+    for step in range(0, width, WIDTH):
+        k = step + steps
+        inside = k < width
+        values = tl.load(hidden_rows + k[None, :], mask=row_there[:, None] & inside[None, :], other=0.0)
+        entries = tl.load(weight_rows + k[None, :], mask=column_there[:, None] & inside[None, :], other=0.0)
+        logits = tl.dot(values, tl.trans(entries), logits, input_precision=PRECISION)
+    shift = tl.load(logsumexp + rows, mask=row_there, other=0.0) * log2e
+    scale = tl.load(gradient + rows, mask=row_there, other=0.0)
+    target = tl.load(targets + rows, mask=row_there, other=0)
+    probability = tl.exp2(logits * log2e - shift[:, None])
+    value = (probability - tl.where(columns[None, :] == target[:, None], 1.0, 0.0)) * scale[:, None]
+    place = slope + rows.to(tl.int64)[:, None] * vocabulary + columns[None, :]
+    tl.store(place, value.to(slope.dtype.element_ty), mask=row_there[:, None] & column_there[None, :])

@@ -1,0 +1,211 @@
+"""Pretrained language models and tokenizers, from a local folder or the Hugging Face hub; every failure is one line.
+
+    model = load_language_model("EleutherAI/pythia-14m@step45000")
+    tokenizer = load_tokenizer("some/folder")
+
+A hub download goes through huggingface_hub, which keeps only whole files: an interrupted one leaves nothing that a
+later run could take for a model, and the same command resumes it. Before weights are used, every shard that the index
+names must be there and hold every parameter.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from retrain.models.causal_lm import CausalLM
+from retrain.plugins import UsageError
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """("path or name", "revision" or None) of "PATH_OR_NAME[@revision]"; an existing path is taken as it is."""
+    if not name:
+        raise UsageError(
+            'the model is ""; expected PATH_OR_NAME[@revision], for example EleutherAI/pythia-14m@step45000'
+        )
+    if os.path.exists(name) or "@" not in name:
+        return name, None
+    path, _, revision = name.rpartition("@")
+    if not path or not revision:
+        raise UsageError(f'the model is "{name}"; expected PATH_OR_NAME[@revision]')
+    return path, revision
+
+
+def is_local(name: str) -> bool:
+    path, _ = split_revision(name)
+    return os.path.exists(path) or path.startswith(("/", "./", "../", "~"))
+
+
+def model_folder(name: str, *, weights: bool = True, allow_download: bool = True) -> Path:
+    """The local folder of a model, downloaded from the hub if need be; checked to be whole."""
+    path, revision = split_revision(name)
+    if is_local(name):
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            raise UsageError(f'there is no model folder "{folder}"; expected one with config.json and *.safetensors')
+        if revision:
+            raise UsageError(f'"{folder}" is a folder, which has no revision "{revision}"; leave out @{revision}')
+    else:
+        folder = _download(path, revision, weights=weights, allow_download=allow_download)
+    if not (folder / "config.json").is_file():
+        raise UsageError(f'"{name}" has no config.json; expected a model in the format of transformers')
+    if weights:
+        _check_weights(folder, name)
+    return folder
+
+
+def load_language_model(name: str, dtype: torch.dtype = torch.float32, *, allow_download: bool = True) -> CausalLM:
+    """Any causal language model of transformers, in eval mode on the CPU. `name` is "PATH_OR_NAME[@revision]"."""
+    folder = model_folder(name, allow_download=allow_download)
+    try:
+        transformer, report = _from_pretrained(folder, dtype)
+    except UsageError:
+        raise
+    except Exception as error:  # transformers, safetensors and the config's own code raise whatever they like
+        raise UsageError(f'cannot load "{name}" as a causal language model: {_one_line(error)}') from error
+    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report.get("mismatched_keys", ()))
+    if missing:
+        raise UsageError(
+            f'the weights of "{name}" lack {len(missing)} parameters of its architecture, the first {missing[0]}; '
+            "expected all of them, so this folder's config and weights do not belong together"
+        )
+    model = CausalLM(transformer.to(dtype)).eval()
+    model.check_head()
+    return model
+
+
+def load_tokenizer(name: str, *, allow_download: bool = True) -> Any:
+    """The tokenizer that came with a model; it must be able to end a text."""
+    from transformers import AutoTokenizer
+
+    folder = model_folder(name, weights=False, allow_download=allow_download)
+    if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
+        raise UsageError(f'"{name}" has no tokenizer.json; expected the tokenizer beside the model')
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:
+        raise UsageError(f'cannot load the tokenizer of "{name}": {_one_line(error)}') from error
+    if tokenizer.eos_token_id is None:
+        raise UsageError(f'the tokenizer of "{name}" has no end-of-text token (eos_token), which joins documents')
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Any, model: CausalLM, name: str) -> None:
+    """Refuses a tokenizer that can give tokens the model has no embedding for."""
+    if len(tokenizer) > model.vocabulary:
+        raise UsageError(
+            f'the tokenizer has {len(tokenizer):,} tokens and the model "{name}" only {model.vocabulary:,}; '
+            "expected the tokenizer that the model was trained with"
+        )
+
+
+# ---- loading ----
+
+
+def _from_pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    option = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
+    settings: dict[str, Any] = {option: dtype, "local_files_only": True, "output_loading_info": True}
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # its progress and reports; what matters is checked here
+    transformers.logging.disable_progress_bar()
+    try:
+        load: Any = transformers.AutoModelForCausalLM.from_pretrained
+        try:
+            return load(str(folder), attn_implementation="sdpa", **settings)
+        except ValueError as error:
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            return load(str(folder), attn_implementation="eager", **settings)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _check_weights(folder: Path, name: str) -> None:
+    """Every shard that the index names is there; otherwise the download or the copy was cut short."""
+    for index in sorted(folder.glob("*.index.json")):
+        try:
+            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UsageError(
+                f'"{index}" cannot be read ({_one_line(error)}); copy or download the model again'
+            ) from None
+        if lacking := [shard for shard in shards if not (folder / shard).is_file()]:
+            raise UsageError(
+                f'"{name}" lacks {len(lacking)} of its {len(shards)} weight files, the first {lacking[0]}: '
+                "the download or copy was interrupted; run it again"
+            )
+    files = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
+    if not files:
+        raise UsageError(f'"{name}" has no weights; expected *.safetensors beside its config.json')
+    from safetensors import SafetensorError, safe_open
+
+    for file in files:
+        if file.suffix == ".safetensors":
+            try:
+                with safe_open(str(file), framework="pt"):
+                    pass
+            except (SafetensorError, OSError) as error:
+                raise UsageError(
+                    f'"{file}" is damaged or cut short ({_one_line(error)}); copy or download the model again'
+                ) from None
+
+
+def _download(repository: str, revision: str | None, *, weights: bool, allow_download: bool) -> Path:
+    patterns = [*SMALL_FILES, *(WEIGHTS[:1] if weights else ())]
+    folder = Path(hub_snapshot(repository, revision, patterns, "model", allow_download))
+    if weights and not any(folder.glob(WEIGHTS[0])):  # an old repository has only torch's own format
+        folder = Path(hub_snapshot(repository, revision, [*SMALL_FILES, WEIGHTS[1]], "model", allow_download))
+    return folder
+
+
+def hub_snapshot(repository: str, revision: str | None, patterns: list[str], kind: str, allow_download: bool) -> str:
+    """The folder of a hub repository's files; each failure in one line that says what to do. `kind`: model, dataset."""
+    from huggingface_hub import constants, errors, snapshot_download
+
+    full = f"{repository}@{revision}" if revision else repository
+    option = "--model FOLDER" if kind == "model" else "--text FILE.jsonl"
+    offline = not allow_download or constants.HF_HUB_OFFLINE
+    try:
+        return snapshot_download(
+            repository, revision=revision, repo_type=kind, allow_patterns=patterns, local_files_only=offline
+        )
+    except errors.RevisionNotFoundError as error:
+        raise UsageError(
+            f'the hub\'s {kind} "{repository}" has no revision "{revision}"; look at '
+            f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{repository}/tree/main for those it has"
+        ) from error
+    except errors.GatedRepoError as error:
+        raise UsageError(
+            f'the hub\'s {kind} "{repository}" asks for an agreement; accept it there and log in, or pass {option}'
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UsageError(
+            f'there is no folder and no {kind} on the hub named "{repository}"; expected PATH_OR_NAME[@revision]'
+        ) from error
+    except errors.HFValidationError as error:
+        raise UsageError(
+            f'"{repository}" is neither a folder nor a name on the hub; expected PATH_OR_NAME[@revision]'
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        why = "downloads are off here" if offline else "the hub cannot be reached"
+        raise UsageError(
+            f'the {kind} "{full}" is not on this machine and {why}; download it where there is a network '
+            f"(hf download {repository}{f' --revision {revision}' if revision else ''}"
+            f"{' --repo-type dataset' if kind == 'dataset' else ''}) or pass {option}"
+        ) from error
+    except Exception as error:  # time-outs, broken connections, full disks: whole files stay, nothing half does
+        raise UsageError(
+            f'the download of "{full}" stopped ({_one_line(error)}); the same command resumes it, or pass {option}'
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
