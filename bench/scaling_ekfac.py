@@ -54,25 +54,23 @@ class LowMemoryEKFAC(EKFAC):
             disable_tqdm=True,
         )
         self.phases.clear()
-        self.phases.update(self.fit_factors(analyzer, problem, "factors", self.fit_examples or len(problem.train)))
+        self.phases.update(self.fit_factors(analyzer, problem, self.fit_examples or len(problem.train)))
         return analyzer
 
-    def fit_factors(
-        self, analyzer: Any, problem: Problem, name: str, examples: int, eigenvectors_of: str | None = None
-    ) -> dict[str, float]:
-        """Seconds of covariance, eigendecomposition and lambda; with `eigenvectors_of`, the second is not done again."""
+    def fit_factors(self, analyzer: Any, problem: Problem, examples: int, eigen: bool = True) -> dict[str, float]:
+        """Seconds of covariance, eigendecomposition and lambda; without `eigen`, those already there are used."""
         arguments = self._arguments(next(problem.model.parameters()).dtype, examples)
-        shared = {"factors_name": name, "factor_args": arguments, "overwrite_output_dir": True}
+        shared = {"factors_name": "factors", "factor_args": arguments, "overwrite_output_dir": True}
         data = {"dataset": problem.train, "per_device_batch_size": min(self.fit_batch_size, examples)}
         start = _now(problem.device)
         analyzer.fit_covariance_matrices(**shared, **data)
         covariance = _now(problem.device)
-        if eigenvectors_of is None:
+        if eigen:
             analyzer.perform_eigendecomposition(**shared)
-        eigen = _now(problem.device)
-        analyzer.fit_lambda_matrices(**shared, **data, load_from_factors_name=eigenvectors_of)
+        decomposed = _now(problem.device)
+        analyzer.fit_lambda_matrices(**shared, **data)
         end = _now(problem.device)
-        return {"covariance": covariance - start, "eigen": eigen - covariance, "lambda": end - eigen}
+        return {"covariance": covariance - start, "eigen": decomposed - covariance, "lambda": end - decomposed}
 
     def score(self, problem: Problem, state: Any) -> Attribution:
         from kronfluence.utils.common.score_arguments import extreme_reduce_memory_score_arguments

@@ -75,7 +75,7 @@ def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
 
 
 def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
-    """(base, per first, per second, per pair), none negative, from (first, second, value): value = b + p f + r s + t f s."""
+    """(first, second, value) -> (base, per first, per second, per pair), none negative: v = b + p f + r s + t f s."""
     from scipy.optimize import nnls
 
     first, second, value = np.asarray(points, float).T
@@ -270,9 +270,7 @@ def _ekfac_seconds(rows: list[dict[str, Any]], configuration: Configuration, set
 
 def score_seconds(row: dict[str, Any], train: int, queries: int) -> float:
     """EK-FAC's scoring at other numbers of sequences and queries, from the row's own coefficients."""
-    values = [
-        _number(row.get(name)) for name in ("score_base", "score_per_train", "score_per_query", "score_per_pair")
-    ]
+    values = [_number(row.get(name)) for name in ("score_base", "score_per_train", "score_per_query", "score_per_pair")]
     if None in values or not any(values):
         return float(row["score_seconds"]) * (train + queries) / (row["train"] + row["queries"])
     base, per_train, per_query, per_pair = (float(value or 0.0) for value in values)
@@ -316,7 +314,9 @@ class Crossover:
     model: str = ""
 
 
-def crossings(first: Callable[[float], float], second: Callable[[float], float], low: float, high: float) -> list[tuple[float, bool]]:
+def crossings(
+    first: Callable[[float], float], second: Callable[[float], float], low: float, high: float
+) -> list[tuple[float, bool]]:
     """Where first(x) = second(x) between low and high, and whether the second is cheaper above; log grid, bisection."""
     grid = np.geomspace(low, high, 400)
     difference = [math.log(max(first(x), 1e-30)) - math.log(max(second(x), 1e-30)) for x in grid]
@@ -360,9 +360,9 @@ def crossover_queries(
     from dataclasses import replace
 
     def seconds(method: str) -> Callable[[float], float]:
-        return lambda queries: estimator.estimate(
-            method, configuration, replace(setting, queries=max(1, round(queries)))
-        ).seconds
+        return lambda queries: (
+            estimator.estimate(method, configuration, replace(setting, queries=max(1, round(queries)))).seconds
+        )
 
     if not {first, second} <= set(estimator.methods()):
         return []

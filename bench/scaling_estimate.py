@@ -1,0 +1,167 @@
+"""What a run would cost, and where EK-FAC becomes the better buy, in words: `python -m bench.scaling --estimate`.
+
+Everything comes from the rows of a measured scaling.csv; nothing is run.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.lds import size, table
+from bench.scaling_fits import Crossover, Curve, Estimator, Setting, crossover_parameters, crossover_queries
+from retrain.models.pythia_suite import SUITE, Configuration
+from retrain.plugins import UsageError
+from retrain.safe_files import SafeFileError, read_text
+
+NEEDED = ("model", "parameters", "method", "score_seconds", "peak_memory_bytes", "device", "train", "token_parameters")
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Rows of a scaling.csv; empty cells are None."""
+    try:
+        frame = pd.read_csv(io.StringIO(read_text(path, follow_links=True)))
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path} is not there; measure first: python -m bench.scaling --out {Path(path).parent}"
+        ) from None
+    except (SafeFileError, ValueError) as error:
+        raise UsageError(f"{path} is no readable CSV ({error}); give the scaling.csv of a sweep with --from") from None
+    if missing := [name for name in NEEDED if name not in frame]:
+        raise UsageError(f"{path} lacks the columns {', '.join(missing)}; expected the scaling.csv of bench.scaling")
+    return [
+        {name: None if value is None or pd.isna(value) else value for name, value in row.items()}
+        for row in frame.to_dict("records")
+    ]
+
+
+def by_device(rows: Sequence[dict[str, Any]]) -> dict[str, Estimator]:
+    """Seconds of different machines are never mixed."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(str(row["device"]), []).append(row)
+    return {device: found for device, group in groups.items() if (found := Estimator(group)).rows}
+
+
+def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
+
+
+def estimates(
+    estimators: dict[str, Estimator], configuration: Configuration, setting: Setting, methods: Sequence[str] | None
+) -> list[dict[str, Any]]:
+    found = []
+    for device, estimator in estimators.items():
+        for method in methods or estimator.methods():
+            if method not in estimator.methods():
+                raise UsageError(
+                    f'no measured row of "{method}" on {device}; measured: {", ".join(estimator.methods())}'
+                )
+            found.append({"device": device, **asdict(estimator.estimate(method, configuration, setting))})
+    return found
+
+
+def show_estimates(
+    found: Sequence[dict[str, Any]], configuration: Configuration, setting: Setting, source: str | Path
+) -> str:
+    lines = [
+        f"{configuration.name} ({configuration.num_parameters:,} parameters), {setting.train} training sequences, "
+        f"{setting.queries} queries, {setting.tokens} tokens; {setting.draws} draws for BIF, "
+        f"{setting.fit_examples} fitting examples for EK-FAC; predicted from {source}"
+    ]
+    for device in dict.fromkeys(row["device"] for row in found):
+        rows = [
+            [
+                row["method"],
+                duration(row["seconds"]),
+                f"[{duration(row['seconds_low'])}, {duration(row['seconds_high'])}]",
+                size(row["peak_memory_bytes"]),
+                size(row["disk_bytes"]) if row["disk_bytes"] else "-",
+                f"{row['num_rows']}" + (", extrapolated" if row["beyond"] else ""),
+            ]
+            for row in found
+            if row["device"] == device
+        ]
+        header = ["method", "fit + score", "95 % interval", "peak memory", "disk", "models measured"]
+        lines.append(f"\n{device}\n{table(header, rows)}")
+    return "\n".join(lines)
+
+
+def crossovers(estimator: Estimator) -> list[Crossover]:
+    """In parameters at the measured setting, and in queries for every measured model."""
+    both = {"bif", "ekfac"}
+    if not both <= set(estimator.methods()):
+        return []
+    found = crossover_parameters(estimator)
+    models = {method: {row["model"] for row in estimator.of(method)} for method in both}
+    for row in estimator.of("bif"):
+        if row["model"] not in models["ekfac"]:
+            continue
+        partner = next(other for other in estimator.of("ekfac") if other["model"] == row["model"])
+        setting = Setting(
+            train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]), draws=int(row["draws"]),
+            fit_examples=int(partner["fit_examples"]), minibatch=int(row["minibatch"]),
+        )  # fmt: skip
+        configuration = configuration_of(row)
+        if configuration is not None:
+            found += crossover_queries(estimator, configuration, setting)
+    return found
+
+
+def configuration_of(row: dict[str, Any]) -> Configuration | None:
+    """Of a row's model, where it is one of the suite."""
+    found = SUITE.get(str(row["model"]))
+    return found if found is not None and found.num_parameters == int(row["parameters"]) else None
+
+
+def show_crossovers(estimator: Estimator, found: Sequence[Crossover]) -> str:
+    """Sentences; also where there is none."""
+    if not {"bif", "ekfac"} <= set(estimator.methods()):
+        return ""
+    lines = []
+    sizes = [crossover for crossover in found if crossover.axis == "parameters"]
+    for crossover in sizes:
+        where = ", beyond the measured sizes" if crossover.beyond else ""
+        cheaper, other = ("EK-FAC", "BIF") if crossover.cheaper_above == "ekfac" else ("BIF", "EK-FAC")
+        lines.append(f"above {crossover.value:,.0f} parameters {cheaper} costs fewer seconds than {other}{where}")
+    if not sizes:
+        lines.append("in parameters, the seconds of BIF and EK-FAC do not cross")
+    for row in estimator.of("bif"):
+        if row["model"] not in {other["model"] for other in estimator.of("ekfac")} or configuration_of(row) is None:
+            continue
+        here = [crossover for crossover in found if crossover.axis == "queries" and crossover.model == row["model"]]
+        if here:
+            cheaper = "EK-FAC" if here[-1].cheaper_above == "ekfac" else "BIF"
+            lines.append(f"{row['model']}: from {here[-1].value:,.0f} queries on {cheaper} is the better buy")
+        else:
+            lines.append(f"{row['model']}: {_cheaper(estimator, row)} is the better buy at any number of queries")
+    return "\n".join(lines)
+
+
+def _cheaper(estimator: Estimator, row: dict[str, Any]) -> str:
+    partner = next(other for other in estimator.of("ekfac") if other["model"] == row["model"])
+    seconds = [(line.get("fit_seconds") or 0) + line["score_seconds"] for line in (row, partner)]
+    return "BIF" if seconds[0] <= seconds[1] else "EK-FAC"
+
+
+def slopes(estimator: Estimator) -> dict[str, dict[str, float | None]]:
+    """Method -> power of the number of parameters that seconds, memory and disk grow with."""
+    found: dict[str, dict[str, float | None]] = {}
+    for method in estimator.methods():
+        rows = estimator.of(method)
+        sizes = [row["parameters"] for row in rows]
+        curves = {
+            "seconds": Curve(sizes, [(row.get("fit_seconds") or 0) + row["score_seconds"] for row in rows]),
+            "peak_memory_bytes": Curve(sizes, [row["peak_memory_bytes"] or 0 for row in rows]),
+            "disk_bytes": Curve(sizes, [row.get("disk_bytes") or 0 for row in rows]),
+        }
+        found[method] = {name: curve.slope if len(curve) > 1 else None for name, curve in curves.items()}
+    return found
