@@ -3,6 +3,10 @@
 kronfluence's documented settings: true Fisher with sampled labels, factors fitted on the whole training set, summed
 losses, damping 1e-8 (the paper's). It scores +g_query^T H^-1 g_train, so the sign is flipped here. It wraps linear and
 convolution layers only; a frozen layer and a language model's output head are left out.
+
+A language model's losses go from its last hidden states past the logits, and its sampled labels come chunk by chunk: at
+1,024 tokens and a vocabulary of 50,304 a sequence has 206 MB of logits. `token_scores` splits a training sequence's
+score over its tokens, as kronfluence does: token t has what its own outer product of activation and gradient adds.
 """
 
 import logging
@@ -14,6 +18,9 @@ from torch import Tensor, nn
 
 from baselines.method import Attribution, Method, Problem, batch_size_option
 from baselines.support.copies import detached_copy
+from retrain.examples import Examples
+from retrain.models.causal_lm import CausalLM, sample_tokens
+from retrain.models.fused_cross_entropy import linear_cross_entropy
 from retrain.task import Task, mean_over_tokens
 
 OUTPUT_HEADS = ("lm_head", "embed_out")  # transformers 5, and before
@@ -105,6 +112,26 @@ class EKFAC(Method):
         own = state.load_self_scores("self")["all_modules"].float()
         return Attribution(scores=scores, train_scale=own.clamp(min=0).sqrt())
 
+    def token_scores(self, problem: Problem, state: Any, train: Examples | None = None) -> Tensor:
+        """(q, n, tokens) float32: the part of each training token in the scores, whose sum over tokens they are.
+
+        `state` is what `fit` gave; `train` are the training sequences to look at, by default the attributed ones.
+        """
+        from kronfluence.arguments import ScoreArguments
+
+        train = problem.attributed if train is None else train
+        state.compute_pairwise_scores(
+            scores_name="token_scores",
+            factors_name="factors",
+            query_dataset=problem.queries,
+            train_dataset=train,
+            per_device_query_batch_size=min(self.query_batch_size, len(problem.queries)),
+            per_device_train_batch_size=min(self.train_batch_size, len(train)),
+            score_args=ScoreArguments(damping_factor=self.damping, compute_per_token_scores=True),
+            overwrite_output_dir=True,
+        )
+        return -state.load_pairwise_scores("token_scores")["all_modules"].float()
+
 
 def _translate(task: Task, names: list[str]) -> Any:
     """kronfluence's view of a task."""
@@ -113,6 +140,9 @@ def _translate(task: Task, names: list[str]) -> Any:
     class Translation(KronfluenceTask):
         def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
             inputs, targets = batch
+            inner = model[0] if isinstance(model, nn.Sequential) else model
+            if isinstance(inner, CausalLM) and inner.has_plain_head:
+                return _language_loss(inner, inputs, None if sample else targets)
             outputs = model(inputs)
             if sample:
                 with torch.no_grad():
@@ -127,3 +157,11 @@ def _translate(task: Task, names: list[str]) -> Any:
             return names
 
     return Translation()
+
+
+def _language_loss(model: CausalLM, inputs: Tensor, targets: Tensor | None) -> Tensor:
+    """Sum over sequences of the mean loss of their tokens; without targets, of sampled ones."""
+    weight = model.head.weight
+    hidden = model.hidden_states(inputs).flatten(0, 1).to(weight.dtype)
+    chosen = sample_tokens(hidden, weight) if targets is None else targets.flatten()
+    return linear_cross_entropy(hidden, weight, chosen).view(inputs.shape).mean(1).sum()

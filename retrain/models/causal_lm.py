@@ -50,8 +50,9 @@ class CausalLM(nn.Module):
         if not self.has_plain_head:
             logits = self.transformer(input_ids=tokens, use_cache=False).logits
             return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-        hidden = self.hidden_states(tokens).flatten(0, 1)
-        return linear_cross_entropy(hidden, self.head.weight, targets.flatten()).view_as(targets)
+        weight = self.head.weight
+        hidden = self.hidden_states(tokens).flatten(0, 1).to(weight.dtype)
+        return linear_cross_entropy(hidden, weight, targets.flatten()).view_as(targets)
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """(batch, length, width): what the head sees."""
@@ -83,6 +84,20 @@ class CausalLM(nn.Module):
             self.has_plain_head = bool((expected - found).abs().max() <= 0.05 * scale)
 
 
+SAMPLED_LOGITS = 2**28  # held at once in float32, with as many probabilities
+
+
+@torch.no_grad()
+def sample_tokens(hidden: Tensor, weight: Tensor) -> Tensor:
+    """(tokens,): drawn from softmax(hidden @ weight.T), chunk by chunk, from torch's global (seeded) generator."""
+    rows = max(1, SAMPLED_LOGITS // len(weight))
+    drawn = [
+        torch.multinomial(F.linear(part, weight).float().softmax(-1), num_samples=1).squeeze(1)
+        for part in hidden.split(rows)
+    ]
+    return torch.cat(drawn)
+
+
 def compute_dtype(precision: str, model: nn.Module, device: torch.device) -> torch.dtype | None:
     """What a language model computes in: `precision` on CUDA, its own on the CPU or where it already is narrow."""
     narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
@@ -112,6 +127,7 @@ def _neox_hidden_states(body: Any, tokens: Tensor) -> Tensor:
         heads = width // attention.head_size
         together = attention.query_key_value(layer.input_layernorm(hidden))
         together = together.view(batch, length, heads, 3, attention.head_size)
+        cosine, sine = cosine.to(together.dtype), sine.to(together.dtype)  # they differ under autocast
         turning, staying = together[..., :2, :rotated], together[..., :2, rotated:]
         first, second = turning.chunk(2, dim=-1)
         turned = turning * cosine + torch.cat((-second, first), dim=-1) * sine

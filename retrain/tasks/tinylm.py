@@ -2,23 +2,24 @@
 
     python -m bench.lds --task tinylm --alpha 0.5
 
-The `pythia14m` task in small: a pretrained model is finetuned on subsets of sequences, and what is measured is each
-sequence's mean loss over its tokens (per-token losses are there too). The text is `pydoc_data.topics`, which every
+The `pythia14m` task in small, through the same code: a pretrained model is finetuned on subsets of sequences with AdamW
+and a linear decay (no dropout, so only the order is random), and what is measured is each sequence's mean loss over its
+tokens (per-token losses are there too). The text is `pydoc_data.topics`, which every
 Python carries; its wording differs a little between Python versions, and so does the data's fingerprint.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retrain.backends import without_onednn
-from retrain.examples import Examples, Indices
-from retrain.models.causal_lm import CausalLM
+from retrain.examples import Batch, Examples, Indices
+from retrain.models.causal_lm import CausalLM, compute_dtype
+from retrain.models.lm_training import Finetuner, Recipe, batches
 from retrain.task import Task
 
 VOCABULARY = 128  # ASCII; anything else is byte 0
@@ -32,6 +33,7 @@ class TinyLM(Task):
     protocols: ClassVar[tuple[str, ...]] = ("finetune",)
     default_replicates: ClassVar[int] = 2
     cpu_threads: ClassVar[int] = 1
+    precision: ClassVar[str] = "float32"  # everywhere: nothing here is large enough to gain from less
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {
         "bif": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 1000.0, "minibatch": 32, "draws": 75},
         "trak": {"projection": 128},  # well below the number of training sequences
@@ -79,16 +81,35 @@ class TinyLM(Task):
         return model
 
     def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
-        model = self.build_model(init_seed).to(device)
-        data = self.train_data.select(indices).to(device)
-        num_steps = self.epochs * -(-len(data) // self.batch_size)
-        generator = torch.Generator().manual_seed(order_seed)
-        batches = (
-            chosen
-            for _ in range(self.epochs)
-            for chosen in torch.randperm(len(data), generator=generator).to(device).split(self.batch_size)
-        )
-        return _optimise(model, data, batches, num_steps, self.learning_rate, self.weight_decay)
+        engine = self._finetuner(torch.device(device))
+        engine.load(_pretrained_weights(self, init_seed))
+        with without_onednn():
+            engine.run(batches(indices, engine.recipe, order_seed), engine.recipe.num_steps(len(indices)))
+        return engine.model_copy()
+
+    @cached_property
+    def _finetuners(self) -> dict[str, Finetuner]:
+        return {}
+
+    def _finetuner(self, device: torch.device) -> Finetuner:
+        """What trains on this device, run after run."""
+        if str(device) not in self._finetuners:
+            recipe = Recipe(self.batch_size, self.learning_rate, self.weight_decay, self.epochs, self.batch_size)
+            self._finetuners[str(device)] = Finetuner(
+                _untrained(self, 0), self.train_data, recipe, device, precision=self.precision
+            )
+        return self._finetuners[str(device)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Workers get the configuration; what is on a device they make for themselves."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(batch, length) float32, without holding all logits."""
+        inputs, targets = batch
+        if not isinstance(model, CausalLM):
+            return super().loss(model, batch)
+        return model.token_losses(inputs, targets, compute_dtype(self.precision, model, inputs.device))
 
 
 def _untrained(task: TinyLM, seed: int) -> nn.Module:
@@ -117,29 +138,14 @@ def _pretrained_weights(task: TinyLM, seed: int) -> dict[str, Tensor]:
     model = _untrained(task, seed)
     data = task._examples(task.num_train + task.num_queries, None)
     generator = torch.Generator().manual_seed(seed)
-    batches = (torch.randint(len(data), (32,), generator=generator) for _ in range(task.pretraining_steps))
+    chosen = (torch.randint(len(data), (32,), generator=generator) for _ in range(task.pretraining_steps))
+    recipe = Recipe(32, task.pretraining_rate, task.weight_decay)
+    engine = Finetuner(model, data, recipe, torch.device("cpu"), precision=task.precision)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the same sums whatever the number of cores
     try:
-        _optimise(model, data, batches, task.pretraining_steps, task.pretraining_rate, task.weight_decay)
+        with without_onednn():
+            engine.run(chosen, task.pretraining_steps)
     finally:
         torch.set_num_threads(threads)
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def _optimise(model: nn.Module, data: Examples, batches: Any, num_steps: int, rate: float, decay: float) -> nn.Module:
-    """AdamW with a linear decay to zero, as for Pythia-14M; no dropout, so only the order is random."""
-    with without_onednn():
-        return _steps(model.train(), data, batches, num_steps, rate, decay).eval()
-
-
-def _steps(model: nn.Module, data: Examples, batches: Any, num_steps: int, rate: float, decay: float) -> nn.Module:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
-    for step, chosen in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = rate * (1 - step / num_steps)
-        logits = model(data.inputs[chosen])
-        loss = F.cross_entropy(logits.flatten(0, 1), data.targets[chosen].flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-    return model
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
