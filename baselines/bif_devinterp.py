@@ -138,10 +138,10 @@ class BIFDevinterp(Method):
         total = self.chains * (1 + steps * micro + self.draws * num_batches)
         ticks = iter(problem.progress(range(total), total=total, description="bif_devinterp: batches"))
 
-        def loss_function(model: nn.Module, numbers: Tensor) -> Tensor:
+        def loss_function(model: Any, numbers: Tensor) -> Tensor:
             next(ticks, None)
             chosen = numbers[:, 0].to(device)
-            return problem.task.example_loss(model, (inputs[chosen], targets[chosen]))[:, None]
+            return problem.task.example_loss(model.model, (inputs[chosen], targets[chosen]))[:, None]
 
         with _quiet():
             samples = devinterp_sampling.sample(
