@@ -5,9 +5,11 @@
 
 Pythia-14M at 256 x 1,024 tokens has 26 GB of bf16 logits and 14 M weights, so writing and reading logits takes most of
 a plain step. On CUDA one Triton kernel walks over tiles of the vocabulary, keeps a running log-sum-exp, and stores two
-numbers a token. The backward pass recomputes the logits: another kernel writes their gradient for a chunk of tokens,
-and two matrix products finish it. Elsewhere the same is done by torch, chunk by chunk. Nothing waits for the device,
-so all of it can be captured in a CUDA graph. Products are of the inputs' precision and summed in float32.
+numbers a token. Where a gradient is wanted and the model is narrow, that kernel also keeps up the slope in the hidden
+state, and a second one walks over the tokens for the weight's gradient, as flash attention does both. A wide model
+recomputes the logits: a kernel writes their gradient for a chunk of tokens, and two matrix products finish it.
+Elsewhere the same is done by torch, chunk by chunk. Nothing waits for the device, so all of it can be captured in a
+CUDA graph. Products are of the inputs' precision and summed in float32.
 """
 
 import argparse
@@ -39,6 +41,9 @@ class Tiles:
 
 
 TILES = Tiles()
+SLOPE_TILES = Tiles(128, 64, 128, 8, 3)  # as flash attention at a head size of 128
+WEIGHT_TILES = Tiles(64, 128, 128, 8, 3)
+NARROW = 128  # the largest width that the two kernels of a narrow model take; 0 turns them off
 FLOAT32_TILES = Tiles(128, 64, 128, 8, 2)  # four bytes a number: half as many fit into shared memory
 
 
@@ -56,7 +61,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     with torch.autocast(hidden.device.type, enabled=False):  # which would round the logits
         if len(hidden) * len(weight) <= PLAIN_LOGITS and hidden.dtype == torch.float32:
             return F.cross_entropy(F.linear(hidden, weight), targets, reduction="none")
-        return _LinearCrossEntropy.apply(hidden, weight, targets)
+        # Within the function the grad mode is off, whatever it was.
+        return _LinearCrossEntropy.apply(hidden, weight, targets, torch.is_grad_enabled())
 
 
 def uses_triton(hidden: Tensor) -> bool:
@@ -67,28 +73,35 @@ def uses_triton(hidden: Tensor) -> bool:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, differentiable: bool) -> Tensor:
         hidden, weight = hidden.contiguous(), weight.contiguous()
-        logsumexp, chosen = (_triton_forward if uses_triton(hidden) else _torch_forward)(hidden, weight, targets)
-        ctx.save_for_backward(hidden, weight, targets, logsumexp)
+        slope = None
+        if differentiable and ctx.needs_input_grad[0] and uses_triton(hidden) and _is_narrow(hidden):
+            logsumexp, chosen, slope = _triton_slope(hidden, weight, targets)
+        else:
+            logsumexp, chosen = (_triton_forward if uses_triton(hidden) else _torch_forward)(hidden, weight, targets)
+        ctx.save_for_backward(hidden, weight, targets, logsumexp, slope)
         return logsumexp - chosen
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        hidden, weight, targets, logsumexp = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden, weight, targets, logsumexp, slope = ctx.saved_tensors
         for_hidden, for_weight = ctx.needs_input_grad[:2]
+        if slope is not None:
+            found = _triton_weight_gradient(hidden, weight, targets, logsumexp, gradient) if for_weight else None
+            return (slope * gradient[:, None]).to(hidden.dtype), found, None, None
         hidden_gradient = torch.empty_like(hidden) if for_hidden else None
         # Chunks are added up in float32, whatever the precision of each.
         weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if for_weight else None
         logits_gradient = _triton_logits_gradient if uses_triton(hidden) else _torch_logits_gradient
         for part in _chunks(len(hidden), len(weight), CHUNK_LOGITS if hidden.is_cuda else CHUNK_LOGITS // 16):
-            slope = logits_gradient(hidden[part], weight, targets[part], logsumexp[part], gradient[part].float())
+            by_logit = logits_gradient(hidden[part], weight, targets[part], logsumexp[part], gradient[part].float())
             if hidden_gradient is not None:
-                torch.mm(slope, weight, out=hidden_gradient[part])
+                torch.mm(by_logit, weight, out=hidden_gradient[part])
             if weight_gradient is not None:
-                weight_gradient += slope.T @ hidden[part]
-        return hidden_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype), None
+                weight_gradient += by_logit.T @ hidden[part]
+        return hidden_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype), None, None
 
 
 def _chunks(num_tokens: int, vocabulary: int, most_logits: int) -> list[slice]:
@@ -199,6 +212,44 @@ def _triton_logits_gradient(
     return slope
 
 
+def _is_narrow(hidden: Tensor) -> bool:
+    """Narrow enough for tiles of whole rows, with enough tokens to fill the GPU without splitting the vocabulary."""
+    enough = torch.cuda.get_device_properties(hidden.device).multi_processor_count * SLOPE_TILES.tokens
+    return hidden.shape[1] <= NARROW and len(hidden) >= enough and hidden.dtype != torch.float32
+
+
+def _triton_slope(
+    hidden: Tensor, weight: Tensor, targets: Tensor, tiles: Tiles = SLOPE_TILES
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(tokens,) log-sum-exp and the target's logit, and d loss / d hidden (tokens, width)."""
+    num_tokens, width = hidden.shape
+    step = _width_step(width, tiles)
+    logsumexp, chosen = torch.empty(2, num_tokens, device=hidden.device).unbind(0)
+    slope = torch.empty_like(hidden)
+    _kernels().log_sum_exp_with_slope[(-(-num_tokens // tiles.tokens),)](
+        hidden, weight, targets, logsumexp, chosen, slope, num_tokens, len(weight), width,
+        TOKENS=tiles.tokens, VOCABULARY=tiles.vocabulary, WIDTH=step,
+        EVEN_VOCABULARY=len(weight) % tiles.vocabulary == 0, EVEN_WIDTH=width == step,
+        PRECISION=_product_precision(hidden), num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return logsumexp, chosen, slope
+
+
+def _triton_weight_gradient(
+    hidden: Tensor, weight: Tensor, targets: Tensor, logsumexp: Tensor, gradient: Tensor, tiles: Tiles = WEIGHT_TILES
+) -> Tensor:
+    """d (sum of gradient * loss) / d weight, in weight's precision."""
+    num_tokens, width = hidden.shape
+    step = _width_step(width, tiles)
+    found = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    _kernels().weight_gradient[(-(-len(weight) // tiles.vocabulary),)](
+        hidden, weight, targets, logsumexp, gradient.float().contiguous(), found, num_tokens, len(weight), width,
+        TOKENS=tiles.tokens, VOCABULARY=tiles.vocabulary, WIDTH=step, EVEN_WIDTH=width == step,
+        PRECISION=_product_precision(hidden), num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return found.to(weight.dtype)
+
+
 def _width_step(width: int, tiles: Tiles) -> int:
     """A power of two, at least 16: what a tensor core takes."""
     return min(tiles.width, max(16, 1 << (width - 1).bit_length()))
@@ -218,48 +269,58 @@ def _benchmark(num_tokens: int, vocabulary: int, width: int, repeats: int) -> No
     hidden, weight = random(num_tokens, width).bfloat16(), (random(vocabulary, width) * 0.2).bfloat16()
     targets = torch.randint(vocabulary, (num_tokens,), device=device, generator=generator)
     gradient = torch.full((num_tokens,), 1 / num_tokens, device=device)
-    expected = torch.cat(
-        [
-            F.cross_entropy(_float_logits(h, weight), t, reduction="none")
-            for h, t in zip(hidden.split(4096), targets.split(4096))
-        ]
-    )
-    part = slice(0, min(num_tokens, CHUNK_LOGITS // vocabulary))
+    logsumexp, chosen = _torch_forward(hidden, weight, targets)
+    some = slice(0, min(num_tokens, CHUNK_LOGITS // vocabulary))
 
-    def seconds(call: Any) -> float:
-        for _ in range(3):
+    def rate(call: Any, tokens: int = num_tokens) -> str:
+        for _ in range(2):
             call()
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(repeats):
             call()
         torch.cuda.synchronize()
-        return (time.perf_counter() - start) / repeats
+        return f"{tokens * repeats / (time.perf_counter() - start) / 1e6:6.1f} M tokens/s"
 
-    choices = [
-        Tiles(tokens, entries, 128, warps, stages)
-        for tokens, entries in ((128, 128), (128, 64), (64, 128), (128, 256), (256, 128), (64, 256))
-        for warps in (4, 8)
-        for stages in (1, 2, 3)
-    ]
-    for tiles in choices:
-        try:
-            logsumexp, chosen = _triton_forward(hidden, weight, targets, tiles)
-            error = float((logsumexp - chosen - expected).abs().max())
-            ahead = seconds(lambda tiles=tiles: _triton_forward(hidden, weight, targets, tiles))
-            given = (hidden[part], weight, targets[part], logsumexp[part], gradient[part], tiles)
-            back = seconds(lambda given=given: _triton_logits_gradient(*given))
-        except Exception as error_found:  # a tile too large for this GPU's shared memory
-            print(f"{tiles}: {str(error_found).splitlines()[0][:100]}")
-            continue
-        rate, back_rate = num_tokens / ahead / 1e6, (part.stop - part.start) / back / 1e6
-        print(f"{tiles}: forward {rate:6.1f} M tokens/s, logits gradient {back_rate:6.1f}, largest error {error:.1e}")
+    part = (hidden[some], weight, targets[some], logsumexp[some], gradient[some])
+    for tokens, entries in ((128, 128), (128, 64), (64, 128), (128, 256), (256, 128), (64, 64), (128, 32), (32, 128)):
+        for warps, stages in ((4, 2), (4, 3), (8, 2), (8, 3)):
+            tiles = Tiles(tokens, entries, 128, warps, stages)
+            calls = {
+                "forward": lambda tiles=tiles: _triton_forward(hidden, weight, targets, tiles),
+                "slope": lambda tiles=tiles: _triton_slope(hidden, weight, targets, tiles),
+                "weight": lambda tiles=tiles: _triton_weight_gradient(
+                    hidden, weight, targets, logsumexp, gradient, tiles
+                ),
+                "logits": lambda tiles=tiles: _triton_logits_gradient(*part, tiles),
+            }
+            if width > 128:
+                del calls["slope"], calls["weight"]
+            said = []
+            for name, call in calls.items():
+                try:
+                    found = call()
+                    off = (found[0] - found[1] - logsumexp + chosen).abs().max() if isinstance(found, tuple) else 0.0
+                    tokens_timed = some.stop if name == "logits" else num_tokens
+                    said.append(f"{name} {rate(call, tokens_timed)}" + (f" (error {off:.0e})" if off else ""))
+                except Exception as error:  # a tile too large for this GPU's shared memory
+                    said.append(f"{name} {type(error).__name__}")
+            print(f"{tokens:4} x {entries:3}, {warps} warps, {stages} stages: {'; '.join(said)}", flush=True)
     inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
 
-    def both() -> None:
-        torch.autograd.grad(linear_cross_entropy(*inputs, targets).mean(), inputs)
+    def both() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(linear_cross_entropy(*inputs, targets).mean(), inputs)
 
-    print(f"forward and backward: {num_tokens / seconds(both) / 1e6:.1f} M tokens/s with {TILES}")
+    global NARROW
+    narrow = NARROW
+    gradients: list[tuple[Tensor, ...]] = []
+    for NARROW in (narrow, 0):
+        gradients.append(both())
+        how = "kernels of a narrow model" if min(NARROW, width) == width else "logits chunk by chunk"
+        print(f"forward and backward, {how}: {rate(both)}")
+    NARROW = narrow
+    for name, one, other in zip(("hidden", "weight"), *gradients):
+        print(f"gradient in {name}: the two differ by {(one - other).norm() / other.norm():.1e} of its norm")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -267,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=64 * 1023, help="default: %(default)s")
     parser.add_argument("--vocabulary", type=int, default=50304, help="default: %(default)s")
     parser.add_argument("--width", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=10, help="default: %(default)s")
+    parser.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("there is no CUDA GPU here to time", file=sys.stderr)

@@ -96,3 +96,82 @@ def logits_gradient(
     value = (probability - tl.where(columns[None, :] == target[:, None], 1.0, 0.0)) * scale[:, None]
     place = slope + rows.to(tl.int64)[:, None] * vocabulary + columns[None, :]
     tl.store(place, value.to(slope.dtype.element_ty), mask=row_there[:, None] & column_there[None, :])
+
+
+@triton.jit
+def log_sum_exp_with_slope(
+    hidden, weight, targets, logsumexp, chosen, slope, num_tokens, vocabulary, width,
+    TOKENS: tl.constexpr, VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, EVEN_VOCABULARY: tl.constexpr,
+    EVEN_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As `log_sum_exp` over the whole vocabulary, and the loss's slope in the hidden state.
+
+    The slope is the weight's mean row minus the target's own. The mean is over the softmax and kept up as in flash
+    attention, with the weight as keys and as values; width <= WIDTH.
+    """
+    log2e: tl.constexpr = 1.4426950408889634
+    rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    row_there = rows < num_tokens
+    steps = tl.arange(0, WIDTH)
+    there = row_there[:, None] & (steps < width)[None, :]
+    places = rows.to(tl.int64)[:, None] * width + steps[None, :]
+    kept = tl.load(hidden + places, mask=there, other=0.0)
+    largest = tl.full((TOKENS,), float("-inf"), tl.float32)
+    total = tl.zeros((TOKENS,), tl.float32)
+    mean = tl.zeros((TOKENS, WIDTH), tl.float32)
+    for start in range(0, vocabulary, VOCABULARY):
+        columns = start + tl.arange(0, VOCABULARY)
+        entry_places = weight + columns.to(tl.int64)[:, None] * width + steps[None, :]
+        if EVEN_VOCABULARY and EVEN_WIDTH:
+            entries = tl.load(entry_places)
+        else:
+            entries = tl.load(entry_places, mask=(columns < vocabulary)[:, None] & (steps < width)[None, :], other=0.0)
+        logits = tl.dot(kept, tl.trans(entries), input_precision=PRECISION)
+        if not EVEN_VOCABULARY:
+            logits = tl.where((columns < vocabulary)[None, :], logits, float("-inf"))
+        higher = tl.maximum(largest, tl.max(logits, 1) * log2e)
+        share = tl.exp2(logits * log2e - higher[:, None])
+        shrink = tl.exp2(largest - higher)
+        total = total * shrink + tl.sum(share, 1)
+        mean = tl.dot(share.to(entries.dtype), entries, mean * shrink[:, None], input_precision=PRECISION)
+        largest = higher
+    tl.store(logsumexp + rows, (largest + tl.log2(total)) / log2e, mask=row_there)
+    target = tl.load(targets + rows, mask=row_there, other=0).to(tl.int64)
+    entry = tl.load(weight + target[:, None] * width + steps[None, :], mask=there, other=0.0).to(tl.float32)
+    tl.store(chosen + rows, tl.sum(kept.to(tl.float32) * entry, 1), mask=row_there)
+    tl.store(slope + places, (mean / total[:, None] - entry).to(slope.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def weight_gradient(
+    hidden, weight, targets, logsumexp, gradient, result, num_tokens, vocabulary, width,
+    TOKENS: tl.constexpr, VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, EVEN_WIDTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """result (vocabulary, width) float32 = (gradient * (softmax - one-hot)).T @ hidden; width <= WIDTH.
+
+    One program a tile of the vocabulary walks over all tokens: no two write the same place, so sums repeat exactly.
+    """
+    log2e: tl.constexpr = 1.4426950408889634
+    columns = tl.program_id(0) * VOCABULARY + tl.arange(0, VOCABULARY)
+    steps = tl.arange(0, WIDTH)
+    inside = (columns < vocabulary)[:, None] & (steps < width)[None, :]
+    places = columns.to(tl.int64)[:, None] * width + steps[None, :]
+    entries = tl.load(weight + places, mask=inside, other=0.0)
+    found = tl.zeros((VOCABULARY, WIDTH), tl.float32)
+    for start in range(0, num_tokens, TOKENS):
+        rows = start + tl.arange(0, TOKENS)
+        row_there = rows < num_tokens
+        values = tl.load(
+            hidden + rows.to(tl.int64)[:, None] * width + steps[None, :],
+            mask=row_there[:, None] & (steps < width)[None, :],
+            other=0.0,
+        )
+        shift = tl.load(logsumexp + rows, mask=row_there, other=0.0) * log2e
+        scale = tl.load(gradient + rows, mask=row_there, other=0.0)
+        target = tl.load(targets + rows, mask=row_there, other=-1)
+        logits = tl.dot(entries, tl.trans(values), input_precision=PRECISION)
+        share = tl.exp2(logits * log2e - shift[None, :])
+        share = (share - tl.where(columns[:, None] == target[None, :], 1.0, 0.0)) * scale[None, :]
+        found = tl.dot(share.to(values.dtype), values, found, input_precision=PRECISION)
+    tl.store(result + places, found, mask=inside)
