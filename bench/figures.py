@@ -322,47 +322,32 @@ def draw_llm(results: Results) -> Iterator[Drawing]:
 
 
 def draw_scaling(results: Results) -> Iterator[Drawing]:
-    """The paper's fig:benchmark_big_ek-fac: seconds and memory against parameters."""
+    """The paper's fig:benchmark_big_ek-fac: seconds, memory and disk against parameters."""
+    from bench.scaling_figure import PANELS, draw_laws, draw_panel, explain, usable
+
     for path in results.files("scaling.csv"):
-        rows = read_table(path, SCALING_COLUMNS)
-        if "error" in rows:
-            rows = rows[rows["error"].isna() | (rows["error"] == "")]
+        everything = read_table(path, SCALING_COLUMNS)
+        rows = usable(everything)
         for device, group in rows.groupby("device", sort=True):
-            group = group.assign(seconds=group["fit_seconds"].fillna(0) + group["score_seconds"])
-            figure, axes = panels(2, height=2.5, share_y=False)
-            for axis, column, unit in ((axes[0], "seconds", 1.0), (axes[1], "peak_memory_bytes", 2.0**30)):
-                for method in in_order(group["method"]):
-                    block = group[group["method"] == method].sort_values("parameters")
-                    scaling_line(axis, block, column, unit, look(method, list(group["method"])))
+            shown = [(name, unit) for name, unit in PANELS if name in group and (group[name] > 0).any()]
+            figure, axes = panels(len(shown), height=2.4, share_y=False)
+            laws: list[str] = []
+            for axis, (column, unit) in zip(axes, shown, strict=True):
+                draw_panel(axis, group, column, unit)
+                laws += draw_laws(axis, group) if column == "seconds" else []
                 logarithmic(axis, "x")
                 logarithmic(axis, "y")
                 axis.set_xlabel("parameters")
-            axes[0].set_ylabel("seconds (fit + score)")
-            axes[1].set_ylabel("peak memory, GiB")
+                axis.set_ylabel(
+                    {"seconds": "seconds (fit + score)", "peak_memory_bytes": "peak memory, GiB"}.get(
+                        column, "written by the fit, GiB"
+                    )
+                )
             legend(figure, axes)
-            caption = f"Seconds and peak memory against model size on {device}. Hollow: projected from a shorter run."
+            here = everything[everything["device"] == device]
+            caption = f"Seconds, peak memory and disk against model size on {device}. {explain(group, here, laws)}"
             stem = f"scaling-{slug(path.parent.name)}-{slug(str(device))}"
             yield Drawing(stem, caption, sorted(set(group.get("run_id", pd.Series(dtype=str)).dropna())), figure)
-
-
-def scaling_line(axis: Axes, rows: pd.DataFrame, column: str, unit: float, shape: dict[str, Any]) -> None:
-    x, y = rows["parameters"].to_numpy(float), rows[column].to_numpy(float) / unit
-    usable = np.isfinite(y) & (y > 0)
-    x, y = x[usable], y[usable]
-    if not len(x):
-        return
-    if len(x) > 1:
-        slope = np.polyfit(np.log(x), np.log(y), 1)[0]
-        shape = (
-            shape | {"label": f"{shape['label']} (slope {slope:.2f})"}
-            if column == "seconds"
-            else shape | {"label": "_"}
-        )
-    axis.plot(x, y, **(shape | {"marker": None}))
-    projected = rows["projected"].astype(bool).to_numpy()[usable] if "projected" in rows else np.zeros(len(x), bool)
-    bare = {"color": shape["color"], "marker": shape["marker"], "linestyle": "none"}
-    axis.plot(x[~projected], y[~projected], **bare)
-    axis.plot(x[projected], y[projected], markerfacecolor="none", **bare)
 
 
 def draw_sweep(results: Results) -> Iterator[Drawing]:
@@ -733,9 +718,9 @@ KINDS = (
     ),
     Kind(
         "scaling",
-        "seconds and memory against model size (paper: fig:benchmark_big_ek-fac)",
+        "seconds, memory and disk against model size (paper: fig:benchmark_big_ek-fac)",
         "scaling.csv",
-        "a command that this version does not have yet",
+        "python -m bench.scaling --out results/scaling    # on a CPU it takes the two smallest models",
         draw_scaling,
     ),
     Kind(

@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,7 @@ def specifications(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return specs
 
 
+@lru_cache
 def cost_fingerprint() -> str:
     """Of the code that decides seconds and bytes: measurements belong to it."""
     files = sorted(

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from baselines.ekfac import EKFAC, _translate, tracked_modules
+from baselines.ekfac import EKFAC, _language_loss, tracked_modules
 from baselines.method import Attribution, Problem, batch_size_option
 from bench.runner import _now
+from retrain.task import Task
 
 PARTITIONS = 4  # kronfluence's own default of extreme_reduce_memory_score_arguments
 QUERY_SHARE = 0.25  # of the free memory, for one batch's preconditioned query gradients
@@ -44,7 +45,7 @@ class LowMemoryEKFAC(EKFAC):
 
         logging.getLogger("kronfluence").setLevel(logging.ERROR)
         model = nn.Sequential(problem.model)
-        task = _translate(problem.task, tracked_modules(model))
+        task = translate(problem.task, tracked_modules(model))
         analyzer = Analyzer(
             analysis_name="ekfac",
             model=prepare_model(model, task),
@@ -101,6 +102,26 @@ class LowMemoryEKFAC(EKFAC):
         each = weights * next(problem.model.parameters()).element_size() / PARTITIONS
         room = int(QUERY_SHARE * free_bytes(problem.device) / each)
         return max(1, min(self.query_batch_size, len(problem.queries), room))
+
+
+def translate(task: Task, names: list[str]) -> Any:
+    """kronfluence's view of the task: its own loss, which leaves out a query's prompt; sampled labels for the fit."""
+    from kronfluence.task import Task as KronfluenceTask
+
+    class Translation(KronfluenceTask):
+        def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
+            language_model = model[0]  # type: ignore[index]
+            if sample:
+                return _language_loss(language_model, batch[0], None)
+            return task.example_loss(language_model, tuple(batch)).sum()  # type: ignore[arg-type]
+
+        def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
+            return self.compute_train_loss(batch=batch, model=model)
+
+        def get_influence_tracked_modules(self) -> list[str]:
+            return names
+
+    return Translation()
 
 
 def tracked_modules_of(analyzer: Any) -> list[Any]:

@@ -23,12 +23,11 @@ NEEDED = ("model", "parameters", "method", "score_seconds", "peak_memory_bytes",
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Rows of a scaling.csv; empty cells are None."""
+    if not Path(path).exists():
+        command = f"python -m bench.scaling --out {Path(path).parent}"
+        raise UsageError(f"{path} is not there; measure first: {command}")
     try:
         frame = pd.read_csv(io.StringIO(read_text(path, follow_links=True)))
-    except FileNotFoundError:
-        raise UsageError(
-            f"{path} is not there; measure first: python -m bench.scaling --out {Path(path).parent}"
-        ) from None
     except (SafeFileError, ValueError) as error:
         raise UsageError(f"{path} is no readable CSV ({error}); give the scaling.csv of a sweep with --from") from None
     if missing := [name for name in NEEDED if name not in frame]:

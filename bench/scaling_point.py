@@ -6,8 +6,8 @@
 
 What is counted. `load_seconds`: making or loading the model, on the device. `fit_seconds` and `score_seconds`: the two
 parts of the method, by the harness's own clock (`bench.runner.measure`), device synchronised. Not counted: imports, the
-CUDA context, reading and tokenising text, and a warm-up: the method on a tiny model, and for BIF on a GPU, whose kernels
-are made for the shapes at hand, its shortest run once on the model itself.
+CUDA context, reading and tokenising text, and a warm-up: the method on a tiny model, and for BIF on a GPU, whose
+kernels are made for the shapes at hand, its shortest run once on the model itself.
 
 A point climbs a ladder of sizes until the whole run fits what is left of the budget, then does the whole run. If it
 never fits, the ladder is all there is, and the row is projected from it (bench/scaling_rows.py). What is repeated, and
@@ -255,6 +255,8 @@ class Point:
         self.load_data()
         _now(self.device)  # the CUDA context
         self.warm_up()
+        # kronfluence collects garbage at every step; what the imports left behind is no part of its cost.
+        gc.freeze()
         start = _now(self.device)
         model: nn.Module | None = self.load_model(self.configuration.layers)
         self.result["load_seconds"] = _now(self.device) - start

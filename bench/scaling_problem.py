@@ -77,8 +77,9 @@ class ScalingTask(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         inputs, targets = batch
-        if hasattr(model, "token_losses"):  # never holds the logits of a whole batch
-            return model.token_losses(inputs, targets.clamp(min=0)) * CompletionLoss.weights(targets)
+        token_losses: Any = getattr(model, "token_losses", None)
+        if token_losses is not None:  # the model's own, which need not hold the logits of a whole batch
+            return token_losses(inputs, targets.clamp(min=0)) * CompletionLoss.weights(targets)
         return super().loss(model, batch)
 
 

@@ -136,6 +136,7 @@ def suite_configuration(name: str) -> Configuration:
 def transformers_configuration(configuration: Configuration) -> Any:
     from transformers import GPTNeoXConfig
 
+    rotary: Any = {"rotary_pct": configuration.rotary_share}  # transformers 5 turns it into rope_parameters
     made = GPTNeoXConfig(
         vocab_size=configuration.vocabulary,
         hidden_size=configuration.hidden,
@@ -143,11 +144,11 @@ def transformers_configuration(configuration: Configuration) -> Any:
         num_attention_heads=configuration.heads,
         intermediate_size=configuration.intermediate,
         max_position_embeddings=configuration.positions,
-        rotary_pct=configuration.rotary_share,
         use_parallel_residual=configuration.parallel_residual,
         bos_token_id=0,
         eos_token_id=0,
         tie_word_embeddings=False,
+        **rotary,
     )
     made._attn_implementation = "sdpa"
     return made
