@@ -126,7 +126,7 @@ def method_options(name: str, arguments: argparse.Namespace, cuda: bool, random_
     if name == "bif":
         options = {
             "sampler": "sgld", "chains": arguments.chains, "step_size": 5e-6, "n_beta": 30.0, "gamma": 300.0,
-            "minibatch": 32, "parameters": SAMPLED, "batch_size": 64 if cuda else 16,
+            "minibatch": 32, "parameters": SAMPLED, "batch_size": 512 if cuda else 16,
         }  # fmt: skip
         if random_weights:
             options["divergence_limit"] = 1e9  # a walk from nowhere leads nowhere; its cost is the same
@@ -413,13 +413,17 @@ def progress_line(row: dict[str, Any], position: int, count: int) -> str:
 def show(rows: Sequence[dict[str, Any]]) -> str:
     header = [
         "model", "method", "fit + score", "95 % interval", "load", "fit", "score", "peak memory", "disk", "a draw",
-        "x floor", "",
+        "x floor",
     ]  # fmt: skip
-    lines = []
+    lines: list[list[str]] = []
+    notes: list[str] = []
     for row in rows:
         if row["error"]:
-            lines.append([row["model"], row["method"], *["-"] * 9, row["error"]])
+            lines.append([row["model"], row["method"], *["-"] * 9])
+            notes.append(f"{row['model']} {row['method']}: {row['error']}")
             continue
+        if row["projected"]:
+            notes.append(f"{row['model']} {row['method']}: projected from {row['projected_from']}")
         between = f"[{duration(row['seconds_low'])}, {duration(row['seconds_high'])}]" if row["projected"] else ""
         each = row["seconds_per_draw"]
         lines.append(
@@ -435,13 +439,12 @@ def show(rows: Sequence[dict[str, Any]]) -> str:
                 lds.size(row["disk_bytes"]) if row["disk_bytes"] else "-",
                 duration(each) if each else "-",
                 f"{row['floor_ratio']:.2f}" if row["floor_ratio"] else "-",
-                f"from {row['projected_from']}" if row["projected"] else "",
             ]
         )
     text = lds.table(header, lines, left=2)
     if any(row["projected"] for row in rows):
         text += "\n* projected from smaller sizes; the interval is of fit + score"
-    return text
+    return "\n".join([text, *notes])
 
 
 def write_results(out: Path, run_id: str, command: str, sweep: Sweep) -> dict[str, Any]:

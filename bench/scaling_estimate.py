@@ -131,7 +131,7 @@ def show_crossovers(estimator: Estimator, found: Sequence[Crossover]) -> str:
         where = ", beyond the measured sizes" if crossover.beyond else ""
         cheaper, other = ("EK-FAC", "BIF") if crossover.cheaper_above == "ekfac" else ("BIF", "EK-FAC")
         lines.append(f"above {crossover.value:,.0f} parameters {cheaper} costs fewer seconds than {other}{where}")
-    if not sizes:
+    if not sizes and min(len(estimator.of(method)) for method in ("bif", "ekfac")) > 1:
         lines.append("in parameters, the seconds of BIF and EK-FAC do not cross")
     for row in estimator.of("bif"):
         if row["model"] not in {other["model"] for other in estimator.of("ekfac")} or configuration_of(row) is None:

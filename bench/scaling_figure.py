@@ -49,6 +49,9 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None
                         color=shape["color"], linewidth=0.8)  # fmt: skip
         if len(block) > 1:
             slopes.append((f"{shape['label']} slope {Curve(x, y).slope:.2f}", shape["color"]))
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high * (high / low) ** (0.08 * len(slopes)))  # room for the words
     for position, (text, colour) in enumerate(slopes):
         axis.text(0.03, 0.97 - 0.075 * position, text, transform=axis.transAxes, va="top", fontsize=6, color=colour)
 

@@ -54,7 +54,7 @@ class ScalingTask(Task):
 
     loss_function: ClassVar[Loss] = CompletionLoss()
     protocols: ClassVar[tuple[str, ...]] = ("none",)
-    eval_batch_size: ClassVar[int] = 32
+    eval_batch_size: ClassVar[int] = 64
 
     train_examples: Examples = field(repr=False)
     query_examples: Examples = field(repr=False)
