@@ -298,8 +298,8 @@ def ladder(
 ) -> Iterator[int]:
     """Sizes to measure, each chosen from the seconds of those before: at least two, then the whole if it fits.
 
-    Sizes are multiples of the first. A further rung may take a third of what is left, and is at most four times the
-    one before.
+    Sizes are multiples of the first, each at most four times the one before. The third may take most of what is left,
+    further ones a third.
     """
     yield min(first, target)
     while True:
@@ -321,7 +321,8 @@ def ladder(
         if line.intercept + slope * target <= left() and allowed(target):
             yield target
             continue
-        affordable = (left() / 3 - line.intercept) / slope
+        share = 0.8 if len(done) == 2 else 1 / 3  # three sizes leave a residual to judge the line by
+        affordable = (share * left() - line.intercept) / slope
         following = int(min(4 * size, affordable, target)) // first * first
         if len(done) >= MAX_RUNGS or following < 1.5 * size or not allowed(following):
             return

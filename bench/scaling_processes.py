@@ -1,0 +1,91 @@
+"""Starts the processes of the points, waits for them no longer than they may take, and says how each ended."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.scaling_specs import ROOT
+
+
+class Processes:
+    """Starts points; on a GPU the next one's imports run while the present one is measured."""
+
+    def __init__(self, folder: Path, ahead: bool):
+        self.folder, self.ahead = folder, ahead
+        self.spare: subprocess.Popen[str] | None = None
+        self.count = 0
+
+    def _start(self) -> subprocess.Popen[str]:
+        self.count += 1
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with open(self.folder / f"stderr-{self.count}", "w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "bench.scaling_point", "--spec", "-"],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, text=True,
+                env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+            )  # fmt: skip
+        process.errors = Path(errors.name)  # type: ignore[attr-defined]
+        return process
+
+    def measure(self, spec: dict[str, Any], limit: float, more: bool) -> dict[str, Any]:
+        """The point's result; after `limit` seconds what it had measured until then."""
+        process, self.spare = self.spare or self._start(), None
+        result = Path(spec["result"])
+        try:
+            path = result.with_suffix(".spec")
+            path.write_text(json.dumps(spec))
+            assert process.stdin is not None
+            process.stdin.write(f"{path}\n")
+            process.stdin.close()
+            if self.ahead and more:
+                self.spare = self._start()
+            ended = True
+            try:
+                process.wait(timeout=limit)
+            except subprocess.TimeoutExpired:
+                ended = False
+        finally:
+            stop(process)
+        found: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"rungs": []}
+        if not ended:
+            found["stopped"] = f"stopped after {limit:.0f} s"
+        elif not found.get("finished") and not found.get("error"):
+            found["error"] = how_it_ended(process.returncode, process.errors)  # type: ignore[attr-defined]
+        return found
+
+    def close(self) -> None:
+        if self.spare is not None:
+            stop(self.spare)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """The point and whatever it started."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def how_it_ended(code: int, errors: Path) -> str:
+    if code == -signal.SIGKILL:
+        return "out of memory: the system ended the process (signal 9)"
+    if code < 0:
+        return f"the process was ended by signal {-code}"
+    lines = [line for line in errors.read_text(errors="replace").splitlines() if line.strip()]
+    return f"the process exited with {code}" + (f": {lines[-1].strip()[:200]}" if lines else "")
+
+
+def measure_peak(device: str) -> float | None:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "bench.scaling_point", "--peak", device]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    try:
+        return float(json.loads(done.stdout)["flops"])
+    except (ValueError, KeyError):
+        print(f"the matrix product's peak could not be measured: {done.stderr.strip()[-200:]}", file=sys.stderr)
+        return None
