@@ -11,11 +11,13 @@ articles take less than a minute on two cores.
 import gzip
 import json
 import lzma
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,30 +40,27 @@ def read_documents(path: str | Path, *, field: str = "text", where: dict[str, st
     if not path.name.endswith((".jsonl", ".json", ".xz", ".gz", ".zst")):
         raise UsageError(f'"{path}" is not a file of JSON lines; expected {", ".join(SUFFIXES)}')
     if path.suffix == ".zst":
-        _zstandard()
+        check_zstandard()
     return _documents(path, field, where or {})
 
 
 def _documents(path: Path, field: str, where: dict[str, str]) -> Iterator[str]:
     num_documents = 0
-    with _opened(path) as lines:
-        for number, line in enumerate(_readable(lines, path), start=1):
-            if not line.strip():
-                continue
-            try:
-                content = json.loads(line)
-            except ValueError as error:
-                raise UsageError(
-                    f'line {number} of "{path}" is not JSON ({error}); expected one object a line'
-                ) from None
-            text = content.get(field) if isinstance(content, dict) else None
-            if not isinstance(text, str):
-                raise UsageError(
-                    f'line {number} of "{path}" has no text in the field "{field}"; expected {{"{field}": "..."}}'
-                )
-            if all(_value(content, name) == value for name, value in where.items()):
-                num_documents += 1
-                yield text
+    for number, line in enumerate(_readable(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f'line {number} of "{path}" is not JSON ({error}); expected one object a line') from None
+        text = content.get(field) if isinstance(content, dict) else None
+        if not isinstance(text, str):
+            raise UsageError(
+                f'line {number} of "{path}" has no text in the field "{field}"; expected {{"{field}": "..."}}'
+            )
+        if all(_value(content, name) == value for name, value in where.items()):
+            num_documents += 1
+            yield text
     if num_documents == 0:
         wanted = " and ".join(f"{name} = {value}" for name, value in where.items())
         raise UsageError(
@@ -76,55 +75,59 @@ def _value(content: Any, name: str) -> Any:
     return content
 
 
-def _readable(lines: Iterable[bytes], path: Path) -> Iterator[str]:
+def _readable(path: Path) -> Iterator[str]:
     """Lines of text; a file that ends in the middle of its compression says so."""
     try:
-        for line in lines:
+        for line in _lines(path):
             yield line.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f'"{path}" is not UTF-8 text ({error.reason}); expected JSON lines') from None
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
         raise UsageError(f'"{path}" is damaged or cut short ({error}); copy or download it again') from None
-    except Exception as error:  # zstandard's own class
-        if isinstance(error, UsageError) or type(error).__module__.partition(".")[0] not in (
-            "zstandard",
-            "compression",
-        ):
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":  # of a package that need not be there
             raise
-        raise UsageError(f'"{path}" is damaged or cut short ({error}); copy or download it again') from None
+        raise UsageError(f'"{path}" is damaged ({error}); copy or download it again') from None
 
 
-def _zstandard() -> Any:
-    try:
-        from compression import zstd  # type: ignore[import-not-found]  # Python 3.14
-
-        return zstd.open
-    except ImportError:
-        pass
-    try:
-        import zstandard
-    except ImportError:
-        raise UsageError("reading .zst needs the package zstandard: pip install zstandard") from None
-    return zstandard.open
+def _lines(path: Path) -> Iterator[bytes]:
+    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".zst": _zstandard_opener}
+    opener = openers.get(path.suffix, open)
+    with opener(path, "rb") as file:
+        yield from file
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
-    opener = _zstandard() if path.suffix == ".zst" else openers.get(path.suffix, open)
-    try:
-        file = opener(path, "rb")
-    except OSError as error:
-        raise UsageError(f'"{path}" cannot be read: {error.strerror}') from None
-    with file:
-        # zstandard's own reader gives no lines.
-        yield file if hasattr(file, "readline") and path.suffix != ".zst" else _buffered(file)
+def check_zstandard() -> None:
+    if find_spec("zstandard") is None and sys.version_info < (3, 14):
+        raise UsageError("reading .zst needs the package zstandard: pip install zstandard")
 
 
-def _buffered(file: Any) -> Any:
-    import io
+def _zstandard_opener(path: Path, mode: str) -> Any:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
 
-    return io.BufferedReader(file, 1 << 20)
+        return zstd.open(path, mode)
+    return closing(_zstandard_lines(path))
+
+
+def _zstandard_lines(path: Path) -> Iterator[bytes]:
+    """Frame by frame: the package's own file object takes a file that ends early for one that ends."""
+    import zstandard
+
+    decompressor, frame, pending = zstandard.ZstdDecompressor(), None, b""
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            while chunk:
+                frame = frame or decompressor.decompressobj()
+                pending += frame.decompress(chunk)
+                chunk = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+            *lines, pending = pending.split(b"\n")
+            yield from lines
+    if frame is not None:
+        raise EOFError("the last frame does not end")
+    if pending:
+        yield pending
 
 
 def token_ids(documents: Iterable[str], tokenizer: Any) -> Iterator[np.ndarray]:

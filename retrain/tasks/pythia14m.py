@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -115,11 +116,16 @@ class Pythia14M(Task):
         if most is not None and self.length - 1 > most:
             raise UsageError(f'length is {self.length}; the model "{self.model}" takes at most {most + 1} tokens')
         train_documents, eval_documents = self._documents()
-        seen: set[bytes] = set()
-        pieces = token_ids(_new(train_documents, seen), tokenizer)
+        seen: dict[bytes, None] = {}
+        numbers = count()
+        pieces: Iterator[np.ndarray] = (
+            piece for piece, _ in zip(token_ids(_new(train_documents, seen), tokenizer), numbers)
+        )
         train = wrap_tokens(pieces, self.length, self.num_train, "the training text")
         if eval_documents is not None:
-            pieces = token_ids(_new(eval_documents, seen), tokenizer)
+            # The tokenizer reads ahead, so more documents were seen than are trained on.
+            trained_on = dict.fromkeys(islice(seen, next(numbers)))
+            pieces = token_ids(_new(eval_documents, trained_on), tokenizer)
         return train, wrap_tokens(pieces, self.length, self.num_queries, "the text left for queries")
 
     def _documents(self) -> tuple[Iterator[str], Iterator[str] | None]:
@@ -274,12 +280,12 @@ def names_eleutherai(name: str) -> bool:
         return False
 
 
-def _new(documents: Iterable[str], seen: set[bytes]) -> Iterator[str]:
-    """Each document the first time it comes."""
+def _new(documents: Iterable[str], seen: dict[bytes, None]) -> Iterator[str]:
+    """Each document the first time it comes; `seen` has their digests in order."""
     for document in documents:
         digest = hashlib.sha256(document.encode(errors="surrogatepass")).digest()
         if digest not in seen:
-            seen.add(digest)
+            seen[digest] = None
             yield document
 
 

@@ -1,0 +1,118 @@
+"""Reading JSON lines and wrapping them into sequences; every wrong file is one clear line."""
+
+import gzip
+import json
+import lzma
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain.data.text import read_documents, token_ids, wrap_documents, wrap_tokens
+from retrain.plugins import UsageError
+
+END = 0
+
+
+class Letters:
+    """A tokenizer of letters: a = 1, b = 2 and so on; 0 ends a text."""
+
+    eos_token_id = END
+
+    def __call__(self, batch: list[str], **options) -> dict[str, list[list[int]]]:
+        assert options["add_special_tokens"] is False
+        return {"input_ids": [[ord(letter) - 96 for letter in text] for text in batch]}
+
+
+def write(path: Path, lines: list[str], opener=open) -> Path:
+    with opener(path, "wb") as file:
+        file.write("\n".join(lines).encode())
+    return path
+
+
+LINES = [json.dumps({"text": text, "meta": {"set": part}}) for text, part in (("abc", "x"), ("", "y"), ("déf", "x"))]
+
+
+@pytest.mark.parametrize(("suffix", "opener"), [("", open), (".xz", lzma.open), (".gz", gzip.open)])
+def test_every_compression_gives_the_same_documents(tmp_path, suffix, opener) -> None:
+    path = write(tmp_path / f"text.jsonl{suffix}", [*LINES, ""], opener)
+    assert list(read_documents(path)) == ["abc", "", "déf"]
+    assert list(read_documents(path, where={"meta.set": "x"})) == ["abc", "déf"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python itself reads it")
+def test_without_zstandard_one_line_names_it(tmp_path, monkeypatch) -> None:
+    path = write(tmp_path / "text.jsonl.zst", LINES)
+    monkeypatch.setattr("retrain.data.text.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pip install zstandard"):
+        read_documents(path)
+
+
+def test_real_zstandard(tmp_path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path = write(tmp_path / "text.jsonl.zst", LINES * 1000, zstandard.open)
+    assert list(read_documents(path)) == ["abc", "", "déf"] * 1000
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UsageError, match="cut short"):
+        list(read_documents(path))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "has no documents"),
+        (["", "  "], "has no documents"),
+        ([LINES[0], "{not json"], "line 2 of .* is not JSON"),
+        ([LINES[0], '{"content": "abc"}'], 'line 2 of .* has no text in the field "text"'),
+        (['"abc"'], 'line 1 of .* has no text in the field "text"'),
+        (['{"text": 3}'], 'line 1 of .* has no text in the field "text"'),
+    ],
+)
+def test_wrong_files_are_named_with_their_line(tmp_path, lines, message) -> None:
+    path = write(tmp_path / "text.jsonl", lines)
+    with pytest.raises(UsageError, match=message) as caught:
+        list(read_documents(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_not_there_or_no_text(tmp_path) -> None:
+    with pytest.raises(UsageError, match="there is no text file"):
+        read_documents(tmp_path / "missing.jsonl")
+    with pytest.raises(UsageError, match="not a file of JSON lines"):
+        read_documents(write(tmp_path / "text.txt", LINES))
+    (tmp_path / "latin.jsonl").write_bytes(b'{"text": "caf\xe9"}')
+    with pytest.raises(UsageError, match="UTF-8"):
+        list(read_documents(tmp_path / "latin.jsonl"))
+    with pytest.raises(UsageError, match=r"has no documents with meta.set = z"):
+        list(read_documents(write(tmp_path / "text.jsonl", LINES), where={"meta.set": "z"}))
+
+
+@pytest.mark.parametrize(("suffix", "opener"), [(".xz", lzma.open), (".gz", gzip.open)])
+def test_a_file_cut_short_says_so(tmp_path, suffix, opener) -> None:
+    path = write(tmp_path / f"text.jsonl{suffix}", LINES * 500, opener)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UsageError, match="damaged or cut short"):
+        list(read_documents(path))
+
+
+def test_documents_are_joined_and_wrapped() -> None:
+    sequences = wrap_documents(["abc", "de", "f", "ghij"], Letters(), 3)
+    assert sequences.tolist() == [[1, 2, 3], [0, 4, 5], [0, 6, 0], [7, 8, 9]]  # "j" and the last end are left over
+    assert wrap_documents(["abc", "de", "f"], Letters(), 3, num_sequences=2).tolist() == [[1, 2, 3], [0, 4, 5]]
+
+
+def test_wrapping_goes_on_with_the_next_document() -> None:
+    pieces = token_ids(["abcd", "ef", "gh"], Letters())
+    assert wrap_tokens(pieces, 3, 1).tolist() == [[1, 2, 3]]
+    assert wrap_tokens(pieces, 3).tolist() == [[5, 6, 0], [7, 8, 0]]  # what was left of "abcd" is in neither
+
+
+def test_too_little_text_says_how_much_there_is() -> None:
+    with pytest.raises(UsageError, match="has 5 tokens in 2 documents, less than one sequence of 8"):
+        wrap_documents(["ab", "c"], Letters(), 8)
+    with pytest.raises(UsageError, match="gives 2 sequences of 2 tokens, and 3 are wanted"):
+        wrap_documents(["ab", "c"], Letters(), 2, num_sequences=3)
+    with pytest.raises(UsageError, match="at least 2"):
+        wrap_documents(["ab", "c"], Letters(), 1)
+    assert isinstance(next(token_ids(["ab"], Letters())), np.ndarray)

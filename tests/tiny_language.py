@@ -1,0 +1,52 @@
+"""A tiny GPT-NeoX and its tokenizer on disk, made on the fly: what the language tests load in place of Pythia."""
+
+import json
+import random
+from pathlib import Path
+
+import torch
+
+WORDS = [f"w{number}" for number in range(50)]
+END = "<|endoftext|>"
+
+
+def save_model(folder: Path, *, seed: int = 0, vocabulary: int = 64, **settings) -> Path:
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    configuration = GPTNeoXConfig(
+        **{
+            "vocab_size": vocabulary, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "intermediate_size": 32, "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 0,
+        }
+        | settings
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GPTNeoXForCausalLM(configuration)
+        for parameter in model.parameters():  # so that biases and norms are tested too
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path, extra: int = 0) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [END, *WORDS, *(f"extra{number}" for number in range(extra))]
+    tokenizer = Tokenizer(models.WordLevel({word: position for position, word in enumerate(words)}, unk_token=END))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, unk_token=END).save_pretrained(folder)
+    return folder
+
+
+def save_both(folder: Path, **settings) -> Path:
+    return save_tokenizer(save_model(folder, **settings))
+
+
+def write_text(path: Path, num_documents: int, *, seed: int = 0, words: int = 20) -> Path:
+    chooser = random.Random(seed)
+    with open(path, "w") as file:
+        for _ in range(num_documents):
+            file.write(json.dumps({"text": " ".join(chooser.choices(WORDS, k=words))}) + "\n")
+    return path
