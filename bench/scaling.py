@@ -51,7 +51,7 @@ from retrain.store import Store, StoreError, canonical_json, default_cache
 METHODS = ("bif", "ekfac", "gradsim", "trak")
 PAPER = {"models": list(SUITE), "train": 400, "tokens": 150, "budget_seconds": 600.0}
 # On a CPU the paper's setting would take days: fewer and shorter sequences of the smallest models.
-ON_CPU = {"models": ["14m", "31m"], "train": 16, "tokens": 32, "budget_seconds": 30.0}
+ON_CPU = {"models": ["14m", "31m"], "train": 8, "tokens": 32, "budget_seconds": 20.0}
 LEAST_SECONDS = 5.0  # with less than this left, a point is not begun
 
 
@@ -60,13 +60,13 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--models", nargs="+", help=f"of {' '.join(SUITE)}, or model folders (default: all; on a CPU 14m 31m)")
     add("--methods", nargs="+", help=f"files of baselines/, or package.module:Class (default: {' '.join(METHODS)})")
-    add("--train", type=lds.at_least(2), help="training sequences (default: 400; on a CPU 16)")
+    add("--train", type=lds.at_least(2), help="training sequences (default: 400; on a CPU 8)")
     add("--queries", default="18", help="how many of our 18, or a JSON file of prompt and completion pairs")
     add("--tokens", type=lds.at_least(2), help="length of every sequence (default: 150; on a CPU 32)")
     add("--draws", type=lds.at_least(2), default=2000, help="of BIF, all chains together (default: 2000)")
     add("--chains", type=lds.at_least(1), default=4, help="of BIF (default: 4)")
     add("--fit-examples", type=lds.at_least(2), help="sequences EK-FAC is fitted on (default: the training sequences)")
-    add("--budget-seconds", type=float, help="of one point; beyond it, projected (default: 600; on a CPU 30)")
+    add("--budget-seconds", type=float, help="of one point; beyond it, projected (default: 600; on a CPU 20)")
     add("--total-seconds", type=float, help="of the whole sweep; larger models get more of it (default: no limit)")
     add("--random-weights", action="store_true", help="never load weights; the same architecture, initialised")
     add("--text", metavar="FILE", help="documents as .jsonl[.xz]; without it, training sequences are random tokens")
@@ -118,10 +118,12 @@ class Sweep:
     def run(self, after_each: Any) -> None:
         known = [self.kept(spec) for spec in self.specs]
         to_do = [index for index, result in enumerate(known) if result is None]
-        peak = measure_peak(self.specs[0]["device"]) if to_do else None
         with tempfile.TemporaryDirectory(prefix="scaling-", dir=self.store.root) as folder:
             processes = Processes(Path(folder), ahead=self.specs[0]["device"].startswith("cuda"))
             try:
+                if to_do:
+                    processes.prepare()
+                peak = measure_peak(self.specs[0]["device"]) if to_do else None
                 for index, spec in enumerate(self.specs):
                     result = known[index]
                     if result is None:

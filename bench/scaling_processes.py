@@ -32,6 +32,11 @@ class Processes:
         process.errors = Path(errors.name)  # type: ignore[attr-defined]
         return process
 
+    def prepare(self) -> None:
+        """Lets the next point import ahead of its turn; on a CPU that would disturb the one being measured."""
+        if self.ahead and self.spare is None:
+            self.spare = self._start()
+
     def measure(self, spec: dict[str, Any], limit: float, more: bool) -> dict[str, Any]:
         """The point's result; after `limit` seconds what it had measured until then."""
         process, self.spare = self.spare or self._start(), None
@@ -42,8 +47,8 @@ class Processes:
             assert process.stdin is not None
             process.stdin.write(f"{path}\n")
             process.stdin.close()
-            if self.ahead and more:
-                self.spare = self._start()
+            if more:
+                self.prepare()
             ended = True
             try:
                 process.wait(timeout=limit)
