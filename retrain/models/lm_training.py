@@ -81,6 +81,8 @@ class Finetuner:
             fused=True if on_cuda else None,
             capturable=on_cuda,
         )
+        # Steps outside of a graph are meant: without this the optimizer warns of them.
+        self.optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
         self.capturing = capture and on_cuda
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.times_seen: Counter[int] = Counter()

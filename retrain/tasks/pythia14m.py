@@ -70,7 +70,8 @@ class Pythia14M(Task):
         },
         # 14 M numbers a gradient, and 206 MB of float32 logits a sequence.
         "trak": {"projection": 1024, "projector": "sketch", "batch_size": 16},
-        "ekfac": {"query_batch_size": 32, "train_batch_size": 32, "fit_batch_size": 32},
+        # kronfluence goes through the training sequences once for every batch of queries.
+        "ekfac": {"query_batch_size": 256, "train_batch_size": 64, "fit_batch_size": 64},
         "gradsim": {"batch_size": 16},
     }  # fmt: skip
 
