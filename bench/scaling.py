@@ -30,11 +30,13 @@ import pandas as pd
 
 from bench import lds
 from bench.scaling_estimate import (
+    against,
     by_device,
     crossovers,
     duration,
     estimates,
     read_rows,
+    show_against,
     show_crossovers,
     show_estimates,
     slopes,
@@ -80,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print rows (or estimates) as a JSON list instead of tables")
     add("--estimate", action="store_true", help="run nothing: predict the cost of --model from measured rows")
     add("--model", help="with --estimate: a size of the suite, or a model folder")
+    add("--against", metavar="FILE", help="with --estimate: hold predictions against this other sweep's scaling.csv")
     add("--from", dest="source", metavar="FILE", help="with --estimate: default results/scaling/scaling.csv")
     return parser
 
@@ -274,9 +277,15 @@ def fill_defaults(arguments: argparse.Namespace) -> None:
 
 
 def estimate_command(arguments: argparse.Namespace) -> int:
+    source = arguments.source or "results/scaling/scaling.csv"
+    if arguments.against:
+        compared = against(by_device(read_rows(source)), read_rows(arguments.against))
+        if not compared:
+            raise UsageError(f"{arguments.against} has no row of a device and method that {source} has too")
+        print(json.dumps(lds.without_nan(compared), indent=1) if arguments.json else show_against(compared))
+        return 0
     if not arguments.model:
         raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
-    source = arguments.source or "results/scaling/scaling.csv"
     configuration = suite_configuration(arguments.model)
     queries = int(arguments.queries) if arguments.queries.isdigit() else len(load_queries(arguments.queries))
     setting = Setting(

@@ -94,6 +94,53 @@ def show_estimates(
     return "\n".join(lines)
 
 
+def against(estimators: dict[str, Estimator], fresh: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was predicted beside what came out, for every row of a sweep that the estimates do not know."""
+    found = []
+    for device, measured in by_device(fresh).items():
+        for row in measured.rows:
+            configuration, estimator = configuration_of(row), estimators.get(device)
+            if configuration is None or estimator is None or row["method"] not in estimator.methods():
+                continue
+            setting = Setting(
+                train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]),
+                draws=int(row.get("draws") or 0), fit_examples=int(row.get("fit_examples") or row["train"]),
+                minibatch=int(row.get("minibatch") or 32),
+            )  # fmt: skip
+            estimate = estimator.estimate(row["method"], configuration, setting)
+            seconds = (row.get("fit_seconds") or 0.0) + row["score_seconds"]
+            found.append(
+                {
+                    "device": device,
+                    "model": row["model"],
+                    "method": row["method"],
+                    "predicted_seconds": estimate.seconds,
+                    "measured_seconds": seconds,
+                    "seconds_off": estimate.seconds / seconds - 1,
+                    "memory_off": estimate.peak_memory_bytes / row["peak_memory_bytes"] - 1,
+                    "projected": bool(row["projected"]),
+                }
+            )
+    return found
+
+
+def show_against(found: Sequence[dict[str, Any]]) -> str:
+    header = ["model", "method", "predicted", "measured", "off", "memory off"]
+    rows = [
+        [
+            row["model"],
+            row["method"],
+            duration(row["predicted_seconds"]),
+            duration(row["measured_seconds"]) + (" *" if row["projected"] else "  "),
+            f"{100 * row['seconds_off']:+.0f} %",
+            f"{100 * row['memory_off']:+.0f} %",
+        ]
+        for row in found
+    ]
+    text = table(header, rows, left=2)
+    return text + ("\n* projected from smaller sizes" if any(row["projected"] for row in found) else "")
+
+
 def crossovers(estimator: Estimator) -> list[Crossover]:
     """In parameters at the measured setting, and in queries for every measured model."""
     both = {"bif", "ekfac"}

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bench import scaling, scaling_point
-from bench.scaling_estimate import by_device, crossovers, read_rows
+from bench.scaling_estimate import crossovers, read_rows
 from bench.scaling_fits import (
     Curve,
     Estimator,
@@ -494,7 +494,10 @@ def test_estimate_prints_what_a_run_will_cost(tmp_path: Path, capsys: pytest.Cap
     said = capsys.readouterr().out
     for text in ("1b (1,011,781,632 parameters)", "95 % interval", "peak memory", "the better buy"):
         assert text in said
-    assert len(by_device(read_rows(path))) == 1
+    fresh = tmp_path / "fresh.csv"
+    pd.DataFrame(synthetic_rows(("1b",))).to_csv(fresh, index=False)
+    assert scaling.main(["--estimate", "--against", str(fresh), "--from", str(path), "--json"]) == 0
+    assert all(abs(row["seconds_off"]) < 0.1 for row in json.loads(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize(
