@@ -9,6 +9,7 @@ no mask, no cache, a quarter of the host's work, and safe to capture in a CUDA g
 transformers has it.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -72,6 +73,25 @@ class CausalLM(nn.Module):
         cast = {name: parameter.to(dtype) for name, parameter in parameters.items()}
         return torch.func.functional_call(self, cast, (tokens, targets))
 
+    def compiled(self) -> "CausalLM":
+        """The same weights behind a compiled body (`hidden_states`), for batches of one shape."""
+        twin = copy.copy(self)
+        # An attribute of the instance goes before the class's method.
+        object.__setattr__(twin, "hidden_states", torch.compile(self.hidden_states, dynamic=False))
+        return twin
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "CausalLM":
+        """`model.to(torch.bfloat16)` is for weights: rotary frequencies rounded to bf16 would be off by whole turns."""
+        before = {name: buffer for name, buffer in self.named_buffers() if buffer.is_floating_point()}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            path, _, leaf = name.rpartition(".")
+            owner = self.get_submodule(path)
+            after = owner._buffers[leaf]
+            if after is not None and after.dtype != buffer.dtype:
+                owner._buffers[leaf] = buffer.to(after.device)
+        return self
+
     @torch.no_grad()
     def check_head(self) -> None:
         """Some architectures scale or cap their logits after the head; find out on a few tokens, once."""
@@ -131,8 +151,12 @@ def _neox_hidden_states(body: Any, tokens: Tensor) -> Tensor:
         turning, staying = together[..., :2, :rotated], together[..., :2, rotated:]
         first, second = turning.chunk(2, dim=-1)
         turned = turning * cosine + torch.cat((-second, first), dim=-1) * sine
-        query, key = (part.transpose(1, 2) for part in torch.cat((turned, staying), dim=-1).unbind(3))
-        value = together[..., 2, :].transpose(1, 2)
+        if torch.is_grad_enabled():
+            query, key = torch.cat((turned, staying), dim=-1).unbind(3)
+        else:
+            turning.copy_(turned)  # in place: a copy of all queries and keys less
+            query, key = together[..., 0, :], together[..., 1, :]
+        query, key, value = (part.transpose(1, 2) for part in (query, key, together[..., 2, :]))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=attention.scaling)
         attended = attention.dense(mixed.transpose(1, 2).reshape(batch, length, width))
         if layer.use_parallel_residual:

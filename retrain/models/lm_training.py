@@ -5,10 +5,10 @@
     finetuner.run(batches(len(chosen), recipe, order_seed, chosen), num_steps)
     trained = finetuner.model_copy()
 
-AdamW on float32 weights with a linear decay to zero; on CUDA the forward and backward pass compute in bf16 from weights
-that are cast once a step. There, a whole step (gather, forward, backward, update) is captured in a CUDA graph for each
-batch size that keeps coming back, and replayed; the same Python function runs as it is on the CPU, for sizes that are
-rare, and wherever capturing fails. The order of examples is drawn on the CPU, so that it is the same on every device.
+AdamW on float32 weights with a linear decay to zero; on CUDA the forward and backward pass run on a bf16 copy of them
+that is made anew each step. There, a whole step (gather, forward, backward, update) is captured in a CUDA graph for
+each batch size that keeps coming back, and replayed; the same Python function runs as it is on the CPU, for sizes that
+are rare, and wherever capturing fails. The order of examples is drawn on the CPU: it is the same on every device.
 """
 
 import copy
@@ -65,12 +65,19 @@ class Finetuner:
         *,
         precision: str = "bfloat16",
         capture: bool = True,
+        compiled: bool = False,
     ):
         self.recipe, self.device = recipe, torch.device(device)
         self.model = model.to(self.device).train()
         self.examples = examples.to(self.device)
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.dtype = compute_dtype(precision, model, self.device)
+        self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        dtype = compute_dtype(precision, model, self.device)
+        # What computes: the model itself, or a copy of it in a narrower type.
+        self.working = self.model
+        if dtype is not None and any(parameter.dtype != dtype for parameter in self.parameters):
+            self.working = copy.deepcopy(model).to(dtype)
+        self.working_parameters: list[Tensor] = [p for p in self.working.parameters() if p.requires_grad]
+        self.compiled = self.working.compiled() if compiled and isinstance(self.working, CausalLM) else None
         on_cuda = self.device.type == "cuda"
         # A captured step reads its learning rate from the device.
         self.rate = torch.zeros((), device=self.device)
@@ -94,8 +101,10 @@ class Finetuner:
         here = self.model.state_dict(keep_vars=True)
         if here.keys() != weights.keys():
             raise ValueError(f"weights have {len(weights)} entries; expected the model's own {len(here)}")
+        working = self.working.state_dict(keep_vars=True)
         for name, tensor in here.items():
             tensor.copy_(weights[name])
+            working[name].copy_(tensor)  # what is frozen as well, which no step does
         for state in self.optimizer.state.values():
             for value in state.values():
                 value.zero_()
@@ -128,6 +137,17 @@ class Finetuner:
             static_chosen.copy_(chosen)
             graph.replay()
         else:
+            self._eager_step(chosen)
+
+    def _eager_step(self, chosen: Tensor) -> None:
+        try:
+            self._step(chosen)
+        except Exception as error:
+            if self.compiled is None:
+                raise
+            # A step changes nothing before its update, so it can be done again.
+            self.compiled = None
+            print(f"torch.compile failed, training goes on without: {str(error).splitlines()[0]}", file=sys.stderr)
             self._step(chosen)
 
     def _capture(self, chosen: Tensor) -> None:
@@ -149,16 +169,19 @@ class Finetuner:
 
     def _step(self, chosen: Tensor) -> None:
         """Forward, backward, update; `chosen` is (batch,). Nothing here waits for the device or depends on values."""
+        if self.working is not self.model:
+            with torch.no_grad():
+                torch._foreach_copy_(self.working_parameters, self.parameters)
         gradients: list[Tensor] = []
         for part in chosen.split(self.recipe.micro_batch):
             loss = self._mean_loss(part)
             if len(part) < len(chosen):
                 loss = loss * (len(part) / len(chosen))
-            found = torch.autograd.grad(loss, self.parameters)
+            found = torch.autograd.grad(loss, self.working_parameters)
             if gradients:
                 torch._foreach_add_(gradients, found)
             else:
-                gradients = list(found)
+                gradients = [gradient.to(p.dtype) for p, gradient in zip(self.parameters, found)]
         for parameter, gradient in zip(self.parameters, gradients):
             parameter.grad = gradient
         self.optimizer.step()
@@ -167,6 +190,9 @@ class Finetuner:
 
     def _mean_loss(self, chosen: Tensor) -> Tensor:
         inputs, targets = self.examples.inputs[chosen], self.examples.targets[chosen]
-        if isinstance(self.model, CausalLM):
-            return self.model.token_losses(inputs, targets, self.dtype).mean()
-        return nn.functional.cross_entropy(self.model(inputs).flatten(0, 1).float(), targets.flatten())
+        if isinstance(self.working, CausalLM):
+            # Another size than the usual would be compiled anew, which takes longer than it saves.
+            usual = self.compiled is not None and len(chosen) == min(self.recipe.batch_size, self.recipe.micro_batch)
+            model = self.compiled if self.compiled is not None and usual else self.working
+            return model.token_losses(inputs, targets).mean()
+        return nn.functional.cross_entropy(self.working(inputs).flatten(0, 1).float(), targets.flatten())

@@ -74,7 +74,7 @@ def load_language_model(name: str, dtype: torch.dtype = torch.float32, *, allow_
             f'the weights of "{name}" lack {len(missing)} parameters of its architecture, the first {missing[0]}; '
             "expected all of them, so this folder's config and weights do not belong together"
         )
-    model = CausalLM(transformer.to(dtype)).eval()
+    model = CausalLM(transformer).to(dtype).eval()
     model.check_head()
     return model
 
