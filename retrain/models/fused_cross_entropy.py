@@ -179,15 +179,17 @@ def _triton_forward(
     per_split = -(-vocabulary_tiles // splits) * tiles.vocabulary
     splits = -(-vocabulary // per_split)
     partial = torch.empty(splits, num_tokens, device=hidden.device)
-    chosen = torch.empty(num_tokens, device=hidden.device)
+    # A target's logit must be rounded as those it is compared with are: large logits would differ by tenths.
+    rounded = hidden.dtype == torch.float32
+    chosen = torch.empty(splits if rounded else 1, num_tokens, device=hidden.device)
     _kernels().log_sum_exp[(token_tiles, splits)](
         hidden, weight, targets, partial, chosen, num_tokens, vocabulary, width, per_split,
         TOKENS=tiles.tokens, VOCABULARY=tiles.vocabulary, WIDTH=_width_step(width, tiles),
         ONE_STEP=width <= _width_step(width, tiles), EVEN_VOCABULARY=vocabulary % tiles.vocabulary == 0,
         EVEN_WIDTH=width % _width_step(width, tiles) == 0, PRECISION=_product_precision(hidden),
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        TARGET_IN_TILE=rounded, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return (partial[0] if splits == 1 else partial.logsumexp(0)), chosen
+    return (partial[0] if splits == 1 else partial.logsumexp(0)), chosen.sum(0)
 
 
 def _triton_logits_gradient(

@@ -8,11 +8,12 @@ import triton.language as tl
 def log_sum_exp(
     hidden, weight, targets, partial, chosen, num_tokens, vocabulary, width, per_split,
     TOKENS: tl.constexpr, VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, ONE_STEP: tl.constexpr,
-    EVEN_VOCABULARY: tl.constexpr, EVEN_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_VOCABULARY: tl.constexpr, EVEN_WIDTH: tl.constexpr, PRECISION: tl.constexpr, TARGET_IN_TILE: tl.constexpr,
 ):  # fmt: skip
     """One tile of tokens against one part of the vocabulary: partial[part, token] = log sum exp of those logits.
 
-    hidden (num_tokens, width) and weight (vocabulary, width) are row-major. Part 0 also stores the target's own logit.
+    hidden (num_tokens, width) and weight (vocabulary, width) are row-major. The target's own logit goes into `chosen`:
+    by part 0 in float32; or, where products are rounded (tf32), chosen[part, token] is it as the tile has it, or 0.
     """
     log2e: tl.constexpr = 1.4426950408889634
     part = tl.program_id(1)
@@ -25,6 +26,9 @@ def log_sum_exp(
 
     largest = tl.full((TOKENS,), float("-inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
+    if TARGET_IN_TILE:  # otherwise no register is spent on it within the loop
+        logit = tl.zeros((TOKENS,), tl.float32)
+        target = tl.load(targets + rows, mask=row_there, other=0)
     kept = tl.load(hidden_rows + steps[None, :], mask=row_there[:, None] & (steps < width)[None, :], other=0.0)
     for start in range(first, last, VOCABULARY):
         columns = start + tl.arange(0, VOCABULARY)
@@ -49,13 +53,17 @@ def log_sum_exp(
                 logits = tl.dot(values, tl.trans(entries), logits, input_precision=PRECISION)
         if not EVEN_VOCABULARY:
             logits = tl.where(column_there[None, :], logits, float("-inf"))
+        if TARGET_IN_TILE:
+            logit += tl.sum(tl.where(columns[None, :] == target[:, None], logits, 0.0), 1)
         # Powers of two are what the hardware has; the scale goes into the subtraction.
         higher = tl.maximum(largest, tl.max(logits, 1) * log2e)
         total = total * tl.exp2(largest - higher) + tl.sum(tl.exp2(logits * log2e - higher[:, None]), 1)
         largest = higher
     tl.store(partial + part.to(tl.int64) * num_tokens + rows, (largest + tl.log2(total)) / log2e, mask=row_there)
 
-    if part == 0:
+    if TARGET_IN_TILE:
+        tl.store(chosen + part.to(tl.int64) * num_tokens + rows, logit, mask=row_there)
+    elif part == 0:
         target = tl.load(targets + rows, mask=row_there, other=0).to(tl.int64)
         target_rows = weight + target[:, None] * width
         logit = tl.zeros((TOKENS,), tl.float32)
