@@ -1,0 +1,400 @@
+"""Which tokens of a training sequence bear on which tokens of a query? A page, a picture and the numbers.
+
+    python -m bench.tokens --task tinylm --out runs/tokens                       # the three strongest pairs, by BIF
+    python -m bench.tokens --task tinylm --method ekfac --pairs 2:7 10:59        # these pairs: query:training sequence
+    python -m bench.tokens --task pythia14m --text FILE.jsonl.xz --top 1 --queries 32
+
+BIF gives a score to every query token with every training token (the paper's per-token BIF; `correlation` is its
+normalised form). EK-FAC gives one to every training token, for the query as a whole; they sum to its sequence score.
+Negative scores help, as everywhere. Written to --out: `tokens.html` (open it: nothing else is needed), a heat map of
+each pair, `tokens.npz` with the matrices and `tokens.json` with the record of how they were made.
+"""
+
+import argparse
+import json
+import logging
+import os
+import platform
+import re
+import shlex
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.lds import (
+    Parser,
+    add_task_arguments,
+    at_least,
+    build_methods,
+    build_task,
+    check_device,
+    check_out,
+    code_commit,
+    one_line,
+    share,
+    versions,
+    without_nan,
+    write_whole,
+)
+from retrain.plugins import UsageError
+from retrain.store import Store, StoreError
+
+LABELLED = 80  # tokens up to which a heat map names each
+HELPS, HARMS = "#0072b2", "#d55e00"  # Okabe and Ito's
+
+
+@dataclass
+class PairScores:
+    """What one pair came to."""
+
+    query: int  # index into the task's queries
+    train: int  # index into the task's training data
+    query_tokens: list[str]
+    train_tokens: list[str]
+    score: float  # sequence level, raw
+    measures: dict[str, np.ndarray]  # (query tokens or 1, training tokens) each
+    correlation: float | None = None  # sequence level, normalised
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+# ---- which pairs ----
+
+
+def parse_pair(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f'"{text}" is no pair; expected QUERY:TRAIN, two indices such as 3:17')
+    return int(match[1]), int(match[2])
+
+
+def given_pairs(question: Any, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The task's own indices, as positions in the question's queries and attributed sequences."""
+    queries = {int(index): place for place, index in enumerate(question.query_indices())}
+    trains = {int(index): place for place, index in enumerate(question.attributed_indices())}
+    for query, train in pairs:
+        for index, among, what in ((query, queries, "query"), (train, trains, "training sequence")):
+            if index not in among:
+                raise UsageError(
+                    f"pair {query}:{train}: there is no {what} {index} here; {len(among)} are, from {min(among)} to "
+                    f"{max(among)} (queries of the split --query-split {question.split})"
+                )
+    return [(queries[query], trains[train]) for query, train in dict.fromkeys(pairs)]
+
+
+def strongest_pairs(scores: np.ndarray, same: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """Positions of the largest scores by size, each query and each training sequence at most once.
+
+    A pair of one and the same sequence (`same`, (queries, train)) says nothing about tokens: it is passed over.
+    """
+    # A query's own scale would decide otherwise: rows are put on one footing first.
+    spread = np.sqrt(np.mean(scores**2, axis=1, keepdims=True))
+    sizes = np.abs(scores) / np.where(spread > 0, spread, 1)
+    sizes = np.where(np.isfinite(sizes) & ~same, sizes, -1)
+    found: list[tuple[int, int]] = []
+    for _ in range(min(count, *scores.shape)):
+        query, train = (int(k) for k in np.unravel_index(np.argmax(sizes), sizes.shape))
+        if sizes[query, train] < 0:
+            break
+        found.append((query, train))
+        sizes[query] = -1
+        sizes[:, train] = -1
+    return found
+
+
+def sequence_scores(question: Any, method: Any, store: Store, device: str) -> np.ndarray:
+    """(queries, train), normalised: from the cache, or computed and kept there."""
+    from bench.runner import Scorer
+
+    scorer = Scorer(question, method, store, device)
+    config = scorer.config()
+    entry = store.read("scores", config)
+    if entry is not None and "scores" in entry.arrays:
+        scale = entry.arrays.get("train_scale")
+        scores = np.array(entry.arrays["scores"])
+        return scores if scale is None else scores / np.where(scale > 0, scale, 1)
+    attribution, record = scorer.compute()
+    scorer._keep(config, attribution, record)
+    normalised = attribution.normalised()
+    return (attribution.scores if normalised is None else normalised).numpy()
+
+
+# ---- their tokens ----
+
+
+def token_texts(task: Any, examples: Any, index: int) -> list[str]:
+    """The text of the tokens whose losses are measured: the targets."""
+    ids = [int(i) for i in examples.targets[index]]
+    decode = getattr(task, "decode", None)
+    if decode is None and getattr(task, "tokenizer", None) is not None:
+        decode = task.tokenizer.decode
+    if decode is None and isinstance(getattr(task, "model", None), str):
+        from retrain.models.pretrained import load_tokenizer
+
+        decode = load_tokenizer(task.model, allow_download=False).decode
+    if decode is not None:
+        return [str(decode([i])) for i in ids]
+    return [chr(i) if 32 <= i < 127 else "\n" if i == 10 else "\ufffd" for i in ids]
+
+
+def make_problem(question: Any, model: Any, device: Any, scratch: Path, queries: np.ndarray, trains: np.ndarray) -> Any:
+    from baselines.method import Problem
+    from bench.runner import progress_bar
+
+    return Problem(
+        task=question.task,
+        model=model,
+        train=question.task.train_data,
+        attributed_indices=trains,
+        queries=question.task.query_data.select(queries),
+        seed=question.seed,
+        device=device,
+        scratch=scratch,
+        progress=progress_bar,
+    )
+
+
+def score_tokens(
+    question: Any, method: Any, model: Any, device: Any, places: list[tuple[int, int]]
+) -> tuple[list[PairScores], dict[str, Any]]:
+    """Every pair's matrices, and what the method has to say about them."""
+    queries, trains = question.query_indices(), question.attributed_indices()
+    indices = [(int(queries[query]), int(trains[train])) for query, train in places]
+    own_queries, own_trains = (sorted({pair[side] for pair in indices}) for side in (0, 1))
+    pairs = [(own_queries.index(query), own_trains.index(train)) for query, train in indices]
+    with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
+        problem = make_problem(question, model, device, Path(scratch), np.array(own_queries), np.array(own_trains))
+        found, diagnostics = (_bif if method.name == "bif" else _ekfac)(method, problem, pairs)
+    task = question.task
+    return [
+        PairScores(
+            query=query,
+            train=train,
+            query_tokens=token_texts(task, task.query_data, query),
+            train_tokens=token_texts(task, task.train_data, train),
+            **scores,
+        )
+        for (query, train), scores in zip(indices, found, strict=True)
+    ], diagnostics
+
+
+def _bif(method: Any, problem: Any, pairs: list[tuple[int, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    from baselines.bif.tokens import token_bif
+
+    tokens = token_bif(method, problem, pairs)
+    return [
+        {
+            "measures": {"correlation": tokens.correlation[k].numpy(), "covariance": tokens.covariance[k].numpy()},
+            "score": float(tokens.sequence[k]),
+            "correlation": float(tokens.sequence_correlation[k]),
+        }
+        for k in range(len(pairs))
+    ], tokens.diagnostics
+
+
+def _ekfac(method: Any, problem: Any, pairs: list[tuple[int, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    import torch
+
+    torch.manual_seed(problem.seed)
+    state = method.fit(problem)
+    tokens = method.token_scores(problem, state)  # (queries, train, tokens)
+    scores = method.score(problem, state).scores
+    gap = float((tokens.sum(-1) - scores).abs().max() / scores.abs().max())
+    return [
+        {"measures": {"score": tokens[query, train][None].numpy()}, "score": float(scores[query, train])}
+        for query, train in pairs
+    ], {"largest_gap_between_sums_and_scores": gap}
+
+
+# ---- what is written ----
+
+
+def draw(scores: PairScores, measure: str, title: str) -> Any:
+    """The heat map: query tokens down, training tokens across; or a strip where the query counts as a whole."""
+    import matplotlib as mpl
+    from matplotlib.colors import LinearSegmentedColormap
+
+    from bench import style
+
+    matrix = scores.measures[measure]
+    rows, columns = matrix.shape
+    largest = float(np.abs(matrix).max()) or 1.0
+    settings: Any = {**style.RC, "axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}
+    with mpl.rc_context(settings):
+        cell = 0.145 if max(rows, columns) <= LABELLED else 5.8 / max(rows, columns)
+        width, height = max(3.6, columns * cell + 1.5), max(1.0, rows * cell + 1.05)
+        figure = style.new_figure(width, height)
+        axes = figure.add_subplot()
+        colours = LinearSegmentedColormap.from_list("helps-harms", [HELPS, "#ffffff", HARMS])
+        image = axes.imshow(matrix, cmap=colours, vmin=-largest, vmax=largest, interpolation="nearest", aspect="equal")
+        if columns <= LABELLED:
+            axes.set_xticks(range(columns), [_visible(text) for text in scores.train_tokens], family="DejaVu Sans Mono")
+        if rows == 1:
+            axes.set_yticks([])
+        elif rows <= LABELLED:
+            axes.set_yticks(range(rows), [_visible(text) for text in scores.query_tokens], family="DejaVu Sans Mono")
+        axes.tick_params(length=0, labelsize=6.5, pad=1.5)
+        if max(len(text) for text in scores.train_tokens) > 1 and columns <= LABELLED:
+            axes.tick_params(axis="x", rotation=90)
+        axes.set_xlabel(f"training sequence {scores.train}")
+        axes.set_ylabel(f"query {scores.query}" if rows > 1 else "")
+        axes.set_title(title, loc="left")
+        bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.015, aspect=max(6, 26 * min(1, rows / 32)))
+        bar.ax.tick_params(labelsize=6.5)
+        bar.outline.set_linewidth(0.4)
+    return figure
+
+
+def _visible(text: str) -> str:
+    # "$" would start a formula.
+    return text.replace("\n", "↵").replace(" ", "·").replace("$", r"\$") or "∅"
+
+
+def write(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> list[Path]:
+    import matplotlib as mpl
+
+    from bench import style
+    from bench.tokens_page import packed, page
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings: Any = style.RC
+    arrays: dict[str, np.ndarray] = {}
+    pairs: list[dict[str, Any]] = []
+    written: list[Path] = []
+    for scores in found:
+        stem = f"{scores.query}-{scores.train}"
+        arrays |= {f"{measure}-{stem}": matrix for measure, matrix in scores.measures.items()}
+        head = {"query": scores.query, "train": scores.train, "score": scores.score}
+        if scores.correlation is not None:
+            head["correlation"] = scores.correlation
+        texts = {"query_tokens": scores.query_tokens, "train_tokens": scores.train_tokens}
+        measures = {measure: packed(matrix) for measure, matrix in scores.measures.items()}
+        pairs.append({**head, **texts, "measures": measures})
+        record["pairs"].append({**head, **texts, "arrays": sorted(f"{m}-{stem}" for m in scores.measures)})
+        with mpl.rc_context(settings):
+            figure = draw(scores, next(iter(scores.measures)), summary)
+            written += style.save(figure, folder / f"tokens-{stem}", ("png",))
+    record = without_nan(record)
+    write_whole(folder / "tokens.html", page(summary, lead, {k: v for k, v in record.items() if k != "pairs"}, pairs))
+    draft = folder / f".tokens.{os.getpid()}.npz"
+    np.savez_compressed(draft, **arrays)  # type: ignore[arg-type]
+    os.replace(draft, folder / "tokens.npz")
+    write_whole(folder / "tokens.json", json.dumps(record, indent=1) + "\n")
+    return [folder / "tokens.html", *written]
+
+
+# ---- the command ----
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m bench.tokens", description=__doc__.split("\n")[0], allow_abbrev=False)
+    add = parser.add_argument
+    add_task_arguments(parser)
+    add("--method", choices=("bif", "ekfac"), default="bif", help="(default: bif)")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--pairs", nargs="+", type=parse_pair, metavar="QUERY:TRAIN", help="indices of the task's data")
+    chosen.add_argument(
+        "--top", type=at_least(1), default=3, help="the strongest pairs, by sequence score (default: 3)"
+    )
+    add("--seed", type=at_least(0), default=1, help="the experiment, as in bench.lds (default: 1)")
+    add("--alpha-attribution", type=share, help="share of the training set looked at (default: the task's)")
+    add("--query-split", choices=("tune", "report", "all"), default="report", help="which queries (default: report)")
+    add("--queries", type=at_least(1), help="only the first so many queries of the split")
+    add("--out", default="runs/tokens", help="folder to write to (default: %(default)s)")
+    return parser
+
+
+def run(arguments: argparse.Namespace, command: str) -> list[Path]:
+    from bench.runner import Question, _threads, base_model
+    from retrain.train import choose_device, describe_device
+
+    started = time.perf_counter()
+    check_device(arguments.device)
+    check_out(arguments.out)
+    arguments.methods = [arguments.method]
+    task = build_task(arguments)
+    (method,) = build_methods(arguments, task)
+    if task.train_data.targets.dim() != 2:
+        raise UsageError(f"task {task.name} has no tokens; take a language task, such as --task tinylm")
+    if reason := method.skip(task):
+        raise UsageError(f"{method.name} cannot run on {task.name}: {reason}")
+    question = Question(
+        task=task,
+        seed=arguments.seed,
+        alpha_attribution=arguments.alpha_attribution or task.default_alpha_attribution,
+        split=arguments.query_split,
+        max_queries=arguments.queries,
+    )
+    store, device = Store(arguments.cache), choose_device(arguments.device)
+    if arguments.pairs:
+        places = given_pairs(question, arguments.pairs)
+    else:
+        own = task.query_data.targets[question.query_indices()], task.train_data.targets[question.attributed_indices()]
+        same = np.stack([(own[1] == query).all(1).numpy() for query in own[0]])
+        places = strongest_pairs(sequence_scores(question, method, store, arguments.device), same, arguments.top)
+        if not places:
+            raise UsageError("no pair of different sequences has a score; name some with --pairs")
+    model, _ = base_model(task, question.seed, store, arguments.device)
+    with _threads(task.cpu_threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries' own making, and nothing the user can act on
+        found, diagnostics = score_tokens(question, method, model, device, places)
+    num_tokens = task.train_data.targets.shape[1]
+    about = "normalised per-token BIF" if method.name == "bif" else "EK-FAC per training token"
+    record = {
+        "command": command,
+        "task": task.config,
+        "description": task.description,
+        "method": method.config,
+        "seed": question.seed,
+        "alpha_attribution": question.alpha_attribution,
+        "query_split": question.split,
+        "n": {"train": len(question.attributed_indices()), "queries": len(question.query_indices()),
+              "tokens": num_tokens, "pairs": len(found)},
+        "sign": "negative: including the training token lowers the query token's loss",
+        "device": describe_device(device),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
+        "versions": versions(),
+        "commit": code_commit(),
+        "diagnostics": diagnostics,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(time.perf_counter() - started, 2),
+        "pairs": [],
+    }  # fmt: skip
+    draws = f", {diagnostics['num_draws']} draws" if "num_draws" in diagnostics else ""
+    lead = (
+        f"{task.description}; seed {question.seed}{draws}, {len(found)} pairs of {num_tokens} tokens, chosen "
+        + ("by hand" if arguments.pairs else f"as the strongest of {len(question.query_indices())} queries")
+        + (". Blue tokens help (the losses rise and fall together)" if method.name == "bif" else ". Blue tokens help")
+        + ", orange tokens harm."
+    )
+    return write(Path(arguments.out), record, found, f"{task.name}: {about}", lead)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    argv = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    try:
+        written = run(arguments, shlex.join(["python", "-m", "bench.tokens", *argv]))
+    except (UsageError, StoreError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    except (RuntimeError, FloatingPointError) as error:
+        print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
+        return 1
+    print("\n".join(str(path) for path in written))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
