@@ -363,6 +363,23 @@ def test_no_network_names_what_to_download_or_pass(folder) -> None:
     )  # fmt: skip
 
 
+def test_a_text_of_a_hub_dataset(folder, tmp_path, monkeypatch) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def download(repository, **options) -> str:
+        asked.append((repository, options["repo_type"], options["revision"], options["allow_patterns"]))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    here = make(folder, text="hf://datasets/some/articles/train.jsonl@v2")
+    assert torch.equal(here.train_data.inputs, make(folder).train_data.inputs)
+    assert asked == [("some/articles", "dataset", "v2", ["train.jsonl"])]
+    refused(lambda: make(folder, text="hf://datasets/some/articles/no.jsonl").train_data, 'has no file "no.jsonl"')
+    refused(lambda: make(folder, text="hf://datasets/some").train_data, "expected hf://datasets/OWNER/NAME/FILE")
+
+
 def hub_raises(monkeypatch, error: BaseException) -> None:
     import huggingface_hub
 

@@ -10,7 +10,8 @@ sequence predicts its 1,023 later tokens; what is measured is the mean of their 
 `eval_text` from that file. A document that came before is left out, so none is in both.
 
 The model is EleutherAI/pythia-14m at step 45,000 unless `--model PATH_OR_NAME[@revision]` names another, and the text
-is what the Pile's validation and test files have of Wikipedia unless `--text` does. Training is AdamW on float32
+is what the Pile's validation and test files have of Wikipedia unless `--text` does (a file, or one of a hub dataset:
+hf://datasets/OWNER/NAME/FILE). Training is AdamW on float32
 weights, computing in bf16 on a GPU. Retrained models are measured in tf32: a finetuning moves a weight about as far as
 bf16 can tell apart, and the differences between subsets are smaller still.
 """
@@ -49,8 +50,10 @@ from retrain.subsets import masks
 from retrain.task import Task, mean_over_tokens, not_in_key
 
 DEFAULT_MODEL = "EleutherAI/pythia-14m@step45000"
-# Files of the hub dataset that holds the Pile without what its authors asked to be removed; 338 MB each.
-PILE, PILE_TRAIN, PILE_EVAL = "monology/pile-uncopyrighted", "val.jsonl.zst", "test.jsonl.zst"
+HUB = "hf://datasets/"  # OWNER/NAME/FILE[@revision] on the hub
+# The Pile without what its authors were asked to remove; 338 MB each.
+PILE_TRAIN = f"{HUB}monology/pile-uncopyrighted/val.jsonl.zst"
+PILE_EVAL = f"{HUB}monology/pile-uncopyrighted/test.jsonl.zst"
 PILE_PART = {"meta.pile_set_name": "Wikipedia (en)"}
 
 
@@ -132,16 +135,16 @@ class Pythia14M(Task):
 
     def _documents(self) -> tuple[Iterator[str], Iterator[str] | None]:
         """Of the training text, and of the queries' own where they have one."""
-        if self.text:
-            train = read_documents(self.text, field=self.text_field)
-            return train, read_documents(self.eval_text, field=self.text_field) if self.eval_text else None
-        if self.eval_text:
+        if self.eval_text and not self.text:
             raise UsageError("eval_text came without text; pass --text FILE.jsonl[.xz|.gz|.zst] too")
-        folder = Path(hub_snapshot(PILE, None, [PILE_TRAIN, PILE_EVAL], "dataset", self.allow_download))
-        return (
-            read_documents(folder / PILE_TRAIN, where=PILE_PART),
-            read_documents(folder / PILE_EVAL, where=PILE_PART),
+        part = {} if self.text else PILE_PART
+        names = (self.text, self.eval_text) if self.text else (PILE_TRAIN, PILE_EVAL)
+        train, evaluation = (
+            read_documents(local_text(name, self.allow_download), field=self.text_field, where=part) if name else None
+            for name in names
         )
+        assert train is not None
+        return train, evaluation
 
     def load_train_data(self) -> Examples:
         return next_token_examples(self._sequences[0])
@@ -248,6 +251,23 @@ class Pythia14M(Task):
                 for i, t in examples.batches(self.eval_batch_size)
             ]
         return torch.cat(parts).float().cpu()
+
+
+def local_text(name: str, allow_download: bool = True) -> Path:
+    """The file itself, or a hub dataset's: hf://datasets/OWNER/NAME/FILE[@revision]."""
+    if not name.startswith(HUB):
+        return Path(name)
+    path, _, revision = name.removeprefix(HUB).partition("@")
+    owner, _, rest = path.partition("/")
+    dataset, _, file = rest.partition("/")
+    if not file:
+        raise UsageError(f'the text is "{name}"; expected {HUB}OWNER/NAME/FILE.jsonl[.xz|.gz|.zst][@revision]')
+    found = Path(hub_snapshot(f"{owner}/{dataset}", revision or None, [file], "dataset", allow_download)) / file
+    if not found.is_file():
+        raise UsageError(
+            f'the hub\'s dataset "{owner}/{dataset}" has no file "{file}"; look at its page for those it has'
+        )
+    return found
 
 
 def next_token_examples(sequences: Tensor) -> Examples:
