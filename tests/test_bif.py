@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from baselines.bif.covariance import StreamingCovariance, covariance
+from baselines.bif.covariance import Kept, Streamed, StreamingCovariance, covariance
 from baselines.bif.diagnostics import effective_sample_size, judge_chain, split_rhat
-from baselines.bif.method import BIF, run_chain
+from baselines.bif.engine import Workbench
+from baselines.bif.method import BIF
 from baselines.bif.sampler import SAMPLERS, Position
 from tests.planted import Planted
 from tests.test_methods import make_problem
@@ -95,7 +96,8 @@ def test_chains_are_independent_and_individually_reproducible(tmp_path: Path) ->
 
     def chain(number: int, of: int) -> torch.Tensor:
         method_of = BIF(**{**method.__dict__, "chains": of})
-        return run_chain(method_of, task, problem.model, problem.train, problem.queries, 3, number, iter(()))
+        workbench = Workbench(method_of, task, problem.model, problem.train, problem.queries)
+        return torch.stack([losses.clone() for losses in workbench.draws(3, number)])
 
     assert torch.equal(chain(2, of=4), chain(2, of=3)), "a chain does not depend on how many there are"
     one, two = chain(0, 4)[20:, 0], chain(1, 4)[20:, 0]
@@ -127,6 +129,71 @@ def test_streaming_and_kept_traces_agree(centring: str) -> None:
         total.add_chain(chain, centring)  # type: ignore[arg-type]
     for got, want in zip(total.finish(centring), expected, strict=True):  # type: ignore[arg-type]
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("centring", ["pooled", "chain"])
+@pytest.mark.parametrize("collector_of", [Kept, Streamed])
+def test_collectors_count_only_the_chains_they_are_told_to_keep(collector_of: type, centring: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    losses = torch.randn(3, 100, 18, generator=generator) + 3 * torch.randn(3, 1, 18, generator=generator) + 5
+    collector = collector_of(100, 11, 7, centring, torch.device("cpu"))
+    for chain in range(3):
+        collector.start()
+        for draw in range(100):
+            collector.add(draw, losses[chain, draw])
+        np.testing.assert_allclose(collector.mean_losses(), losses[chain, :, :11].mean(1).numpy(), rtol=1e-5)
+        if chain != 1:
+            collector.keep()
+    healthy = losses[[0, 2]]
+    expected = covariance(healthy[..., 11:], healthy[..., :11], centring)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(collector.diagnosed(), healthy.numpy())
+    for got, want in zip(collector.covariance(), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_streaming_is_chosen_when_it_is_smaller_and_gives_the_same_scores(tmp_path: Path) -> None:
+    problem = make_problem(Planted(num_train=20, num_queries=3), tmp_path)
+    options = {"chains": 2, "draws": 150, "gamma": 1.0, "step_size": 0.005, "n_beta": 50.0}
+    streamed = BIF(**options).score(problem, None)  # type: ignore[arg-type]
+    kept = BIF(**options, keep_traces=True).score(problem, None)  # type: ignore[arg-type]
+    assert streamed.diagnostics.pop("streaming") and not kept.diagnostics.pop("streaming")
+    assert streamed.diagnostics.pop("planned_bytes") < kept.diagnostics.pop("planned_bytes")
+    assert streamed.diagnostics == kept.diagnostics
+    assert kept.arrays["loss_traces"].shape == (2, 150, 23)
+    torch.testing.assert_close(streamed.scores, kept.scores, rtol=1e-3, atol=1e-6)
+
+
+def test_large_models_move_each_parameter_within_the_backward_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same sampler, so the same distribution; the order in which noise is drawn differs."""
+    problem = make_problem(Planted(num_train=50, num_queries=5), tmp_path)
+    method = BIF(draws=1500, chains=2, gamma=5.0, step_size=0.01, n_beta=50.0, thinning=2)
+    usual = method.score(problem, None)
+    monkeypatch.setattr("baselines.bif.engine.STEP_IN_BACKWARD_BYTES", 0)
+    moved = method.score(problem, None)
+    assert not torch.equal(usual.scores, moved.scores)
+    assert float(torch.corrcoef(torch.stack([usual.scores.flatten(), moved.scores.flatten()]))[0, 1]) > 0.98
+    half = BIF(**{**method.__dict__, "displacement": "bfloat16"}).score(problem, None)
+    assert float(torch.corrcoef(torch.stack([usual.scores.flatten(), half.scores.flatten()]))[0, 1]) > 0.98
+
+
+def test_differences_from_the_checkpoint_take_its_slope_away(tmp_path: Path) -> None:
+    """At a checkpoint that is no minimum, plain gradients drift off and differences stay; at a minimum both agree."""
+    task = Planted(num_train=50, num_queries=5)
+    problem = make_problem(task, tmp_path)
+    with torch.no_grad():
+        for parameter in problem.model.parameters():
+            parameter.add_(1.0)
+    options = {"draws": 400, "chains": 2, "burn_in": 50, "gamma": 5.0, "step_size": 0.01, "n_beta": 50.0, "minibatch": 10}
+    start = float(task.losses(problem.model, problem.attributed, problem.device).mean())
+
+    def mean_loss(gradient: str) -> float:
+        attribution = BIF(**options, gradient=gradient).score(problem, None)  # type: ignore[arg-type]
+        return float(attribution.arrays["mean_loss_trace"].mean())
+
+    assert mean_loss("minibatch") < 0.8 * start
+    assert mean_loss("difference") > start
 
 
 def test_pooled_covariance_is_numpys() -> None:
@@ -187,11 +254,13 @@ def test_a_diverging_sampler_fails_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_one_diverged_chain_is_dropped_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(method, task, model, train, measured, seed, chain, ticks):  # type: ignore[no-untyped-def]
-        trace = run_chain(method, task, model, train, measured, seed, chain, ticks)
-        return trace * torch.nan if chain == 1 else trace
+    healthy = Workbench.draws
 
-    monkeypatch.setattr("baselines.bif.method.run_chain", broken)
+    def broken(self, seed, chain, ticks):  # type: ignore[no-untyped-def]
+        for losses in healthy(self, seed, chain, ticks):
+            yield losses * torch.nan if chain == 1 else losses
+
+    monkeypatch.setattr(Workbench, "draws", broken)
     method = BIF(chains=3, draws=30, step_size=0.004, gamma=1.0, n_beta=50.0)
     attribution = method.score(make_problem(Planted(), tmp_path), None)
     assert torch.isfinite(attribution.scores).all()
@@ -201,5 +270,5 @@ def test_one_diverged_chain_is_dropped_and_named(tmp_path: Path, monkeypatch: py
 
 def test_too_little_memory_is_said_before_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baselines.bif.method.free_bytes", lambda _: 1000)
-    with pytest.raises(ValueError, match="GiB are free; take fewer draws"):
+    with pytest.raises(ValueError, match="GiB are free; take fewer queries"):
         BIF().score(make_problem(Planted(), tmp_path), None)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from retrain.models.resnet9 import ResNet9, whitening_weight
+from retrain.models.resnet9_training import logits_in, logits_of_whitened
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -152,3 +153,33 @@ def test_the_graph_is_captured_whole():
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     inputs = torch.rand(3, 1, 8, 8, generator=seeded(0))
     assert torch.allclose(compiled(inputs), digits_model()(inputs), atol=1e-6)
+
+
+def test_logits_of_whitened_images_are_the_logits() -> None:
+    model = ResNet9(widths=(8, 16, 16)).eval()
+    images = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of_whitened(torch.float32, model, model.whitened(images)), model(images))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("widths", [(64, 256, 256), (24, 40, 16)])
+def test_fused_kernels_give_the_plain_logits(widths: tuple[int, ...]) -> None:
+    model = ResNet9(widths=widths).cuda().eval()
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):  # as after training: nothing at its starting value
+            module.running_mean.normal_().mul_(0.1)
+            module.running_var.uniform_(0.5, 2.0)
+            module.bias.data.normal_().mul_(0.1)
+    images = torch.randn(37, 3, 32, 32, generator=generator).cuda()
+    with torch.no_grad():
+        exact = model(images)
+        half = images.to(torch.bfloat16, memory_format=torch.channels_last)
+        plain = logits_in(torch.bfloat16, model, half)
+        with torch.autocast("cuda", torch.bfloat16):
+            whitened = model.whitened(half)
+        fused = logits_of_whitened(torch.bfloat16, model, whitened)
+    assert (fused - exact).abs().max() < 2 * (plain - exact).abs().max() + 1e-4
+    assert (fused - exact).abs().max() < 0.03 * exact.abs().max()

@@ -1,11 +1,13 @@
 """Covariances between training and query losses over the draws, from kept traces or as a running sum.
 
 `covariance` works on kept traces, draws x (n + q) numbers. `StreamingCovariance` keeps n x q numbers instead, which is
-less as soon as the draws outnumber n q / (n + q); both give the same answer up to rounding.
+less as soon as the draws outnumber n q / (n + q); both give the same answer up to rounding. `Kept` and `Streamed` are
+the two ways of collecting chains: a chain counts only once `keep` says that it is healthy.
 """
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,42 +49,141 @@ class StreamingCovariance:
         self.query_square, self.train_square = torch.zeros_like(self.query_mean), torch.zeros_like(self.train_mean)
         self.cross = torch.zeros(num_queries, num_train, device=device)
 
+    def clear(self) -> None:
+        self.count = 0
+        for total in (self.query_mean, self.train_mean, self.query_square, self.train_square, self.cross):
+            total.zero_()
+
     def update(self, query: Tensor, train: Tensor) -> None:
         """A block of draws: (draws, q) and (draws, n)."""
-        self._merge(
-            len(query),
-            query.mean(0),
-            train.mean(0),
-            (query - query.mean(0)).square().sum(0),
-            (train - train.mean(0)).square().sum(0),
-            (query - query.mean(0)).T @ (train - train.mean(0)),
-        )
+        query_mean, train_mean = query.mean(0), train.mean(0)
+        query, train = query - query_mean, train - train_mean
+        self.cross.addmm_(query.T, train)
+        self._merge(len(query), query_mean, train_mean, query.square().sum(0), train.square().sum(0))
 
     def add_chain(self, chain: "StreamingCovariance", centring: Centring) -> None:
         """Joins a whole chain's sums: about a common mean, or about each chain's own."""
         if centring == "pooled":
-            self._merge(
-                chain.count, chain.query_mean, chain.train_mean, chain.query_square, chain.train_square, chain.cross
-            )
+            self.cross += chain.cross
+            self._merge(chain.count, chain.query_mean, chain.train_mean, chain.query_square, chain.train_square)
         else:
             self.count += chain.count - 1  # one degree of freedom a chain; `finish` must not take another
             self.query_square += chain.query_square
             self.train_square += chain.train_square
             self.cross += chain.cross
 
-    def _merge(self, count: int, query_mean: Tensor, train_mean: Tensor, *sums: Tensor) -> None:
+    def _merge(
+        self, count: int, query_mean: Tensor, train_mean: Tensor, query_square: Tensor, train_square: Tensor
+    ) -> None:
+        """Joins the means and squares of `count` draws, and what their means' distance adds to the cross sums."""
         total = self.count + count
         weight = self.count * count / total
         query_shift, train_shift = query_mean - self.query_mean, train_mean - self.train_mean
-        self.query_square += sums[0] + weight * query_shift.square()
-        self.train_square += sums[1] + weight * train_shift.square()
-        self.cross += sums[2]
+        self.query_square += query_square + weight * query_shift.square()
+        self.train_square += train_square + weight * train_shift.square()
         self.cross.addr_(query_shift, train_shift, alpha=weight)
         self.query_mean += query_shift * (count / total)
         self.train_mean += train_shift * (count / total)
         self.count = total
 
     def finish(self, centring: Centring) -> tuple[Tensor, Tensor, Tensor]:
-        """As `covariance`."""
+        """As `covariance`; the sums are used up."""
         freedom = self.count - (1 if centring == "pooled" else 0)
-        return self.cross / freedom, (self.query_square / freedom).sqrt(), (self.train_square / freedom).sqrt()
+        return self.cross.div_(freedom), (self.query_square / freedom).sqrt(), (self.train_square / freedom).sqrt()
+
+
+DIAGNOSED_EXAMPLES = 200  # R-hat and ESS of this many examples' traces stand for all
+BLOCK = 64  # draws that are summed at once
+
+
+class Kept:
+    """Chains as whole traces of every loss."""
+
+    def __init__(self, num_draws: int, num_train: int, num_queries: int, centring: Centring, device: torch.device):
+        self.num_draws, self.num_train, self.num_examples = num_draws, num_train, num_train + num_queries
+        self.device, self._centring = device, centring
+        self._chains: list[Tensor] = []
+        self._trace = torch.empty(0)
+
+    def start(self) -> None:
+        self._trace = torch.empty(self.num_draws, self.num_examples, device=self.device)
+
+    def add(self, draw: int, losses: Tensor) -> None:
+        self._trace[draw] = losses
+
+    def mean_losses(self) -> np.ndarray:
+        """(draws,): the mean training loss of the chain just run."""
+        return self._trace[:, : self.num_train].mean(1).cpu().numpy()
+
+    def keep(self) -> None:
+        self._chains.append(self._trace)
+
+    def traces(self) -> Tensor:
+        """(chains, draws, n + q)"""
+        return torch.stack(self._chains)
+
+    def diagnosed(self) -> np.ndarray:
+        """(chains, draws, examples): a spread of single examples' traces."""
+        chosen = _spread(self.num_examples).to(self.device)
+        return torch.stack([trace[:, chosen] for trace in self._chains]).cpu().numpy()
+
+    def covariance(self) -> tuple[Tensor, Tensor, Tensor]:
+        traces = self.traces()
+        return covariance(traces[..., self.num_train :], traces[..., : self.num_train], self._centring)
+
+
+class Streamed:
+    """Chains as running sums: n x q numbers however many draws there are."""
+
+    def __init__(self, num_draws: int, num_train: int, num_queries: int, centring: Centring, device: torch.device):
+        self.num_draws, self.num_train = num_draws, num_train
+        self.device, self._centring = device, centring
+        self._chosen = _spread(num_train + num_queries).to(device)
+        self._total = StreamingCovariance(num_queries, num_train, device)
+        self._chain = StreamingCovariance(num_queries, num_train, device)
+        self._block = torch.empty(min(BLOCK, num_draws), num_train + num_queries, device=device)
+        self._shift: Tensor | None = None  # the first draw's losses: what is summed is then small
+        self._diagnosed: list[Tensor] = []
+
+    def start(self) -> None:
+        self._chain.clear()
+        self._filled = 0
+        self._mean = torch.empty(self.num_draws, device=self.device)
+        self._examples = torch.empty(self.num_draws, len(self._chosen), device=self.device)
+
+    def add(self, draw: int, losses: Tensor) -> None:
+        if self._shift is None:
+            self._shift = losses.clone()
+        self._mean[draw] = losses[: self.num_train].mean()
+        self._examples[draw] = losses[self._chosen]
+        torch.sub(losses, self._shift, out=self._block[self._filled])
+        self._filled += 1
+        if self._filled == len(self._block):
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._filled:
+            block = self._block[: self._filled]
+            self._chain.update(block[:, self.num_train :], block[:, : self.num_train])
+            self._filled = 0
+
+    def mean_losses(self) -> np.ndarray:
+        return self._mean.cpu().numpy()
+
+    def keep(self) -> None:
+        self._flush()
+        self._diagnosed.append(self._examples)
+        self._total.add_chain(self._chain, self._centring)
+
+    def traces(self) -> Tensor:
+        raise ValueError("running sums keep no traces")
+
+    def diagnosed(self) -> np.ndarray:
+        return torch.stack(self._diagnosed).cpu().numpy()
+
+    def covariance(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._total.finish(self._centring)
+
+
+def _spread(num_examples: int) -> Tensor:
+    return torch.linspace(0, num_examples - 1, min(DIAGNOSED_EXAMPLES, num_examples)).long()

@@ -4,6 +4,9 @@
 
 Each sampler moves a list of parameters in place, from a minibatch gradient and its own seeded generator; no step reads
 anything back to the host. All are run at a fixed step size, so each has a discretisation bias of order `step_size`.
+
+What a chain keeps is its displacement w - w*, in float32 unless told otherwise: steps of a millionth are not lost in
+weights of order one, and the weights the model computes with may be bf16.
 """
 
 from collections.abc import Callable
@@ -19,27 +22,44 @@ class Position:
 
     parameters: list[Tensor]
     anchor: list[Tensor]
+    dtype: torch.dtype = torch.float32  # of the displacement, and of whatever else a sampler carries
     memory: dict[str, list[Tensor]] = field(default_factory=dict)  # what a sampler carries from step to step
+
+    def __post_init__(self) -> None:
+        self.displacement = [
+            (parameter - anchor).to(self.dtype) for parameter, anchor in zip(self.parameters, self.anchor, strict=True)
+        ]
 
     def recall(self, name: str) -> list[Tensor]:
         """A tensor a parameter that persists between steps, zero at first."""
         if name not in self.memory:
-            self.memory[name] = [torch.zeros_like(parameter) for parameter in self.parameters]
+            self.memory[name] = [torch.zeros_like(displacement) for displacement in self.displacement]
         return self.memory[name]
+
+    def publish(self) -> None:
+        """Write anchor + displacement into the parameters the model computes with."""
+        for parameter, anchor, displacement in zip(self.parameters, self.anchor, self.displacement, strict=True):
+            torch.add(anchor, displacement, out=parameter)
+
+    def reset(self) -> None:
+        """Back to the checkpoint, as if nothing had happened."""
+        torch._foreach_zero_(self.displacement)
+        self.memory.clear()
+        self.publish()
 
 
 # (position, gradient of n_beta * mean loss, gamma, step_size, generator) -> None
 Step = Callable[[Position, list[Tensor], float, float, torch.Generator], None]
 
 
-def _noise(parameters: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-    return [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in parameters]
+def _noise(tensors: list[Tensor], generator: torch.Generator) -> list[Tensor]:
+    return [torch.randn(t.shape, generator=generator, device=t.device, dtype=t.dtype) for t in tensors]
 
 
 def _drift(position: Position, gradient: list[Tensor], gamma: float) -> list[Tensor]:
     """Gradient of minus log posterior: loss term plus gamma (w - w*)."""
-    displacement = torch._foreach_sub(position.parameters, position.anchor)
-    return list(torch._foreach_add(gradient, displacement, alpha=gamma))
+    gradient = [g.to(position.dtype) for g in gradient]
+    return list(torch._foreach_add(gradient, position.displacement, alpha=gamma))
 
 
 @torch.no_grad()
@@ -48,8 +68,10 @@ def sgld(
 ) -> None:
     """w <- w - step_size / 2 * drift + N(0, step_size): the paper's alg:sgld."""
     drift = _drift(position, gradient, gamma)
-    torch._foreach_add_(position.parameters, drift, alpha=-step_size / 2)
-    torch._foreach_add_(position.parameters, _noise(position.parameters, generator), alpha=step_size**0.5)
+    torch._foreach_add_(position.displacement, drift, alpha=-step_size / 2)
+    del drift
+    torch._foreach_add_(position.displacement, _noise(position.displacement, generator), alpha=step_size**0.5)
+    position.publish()
 
 
 RMSPROP_DECAY = 0.99
@@ -67,14 +89,17 @@ def rmsprop_sgld(
     the target is wider: on a noiseless Gaussian the variance comes out half as large again.
     """
     squares = position.recall("squares")
+    gradient = [g.to(position.dtype) for g in gradient]
     torch._foreach_mul_(squares, RMSPROP_DECAY)
     torch._foreach_addcmul_(squares, gradient, gradient, value=1 - RMSPROP_DECAY)
     metric = torch._foreach_add(torch._foreach_sqrt(squares), RMSPROP_STABILITY)
     torch._foreach_reciprocal_(metric)
     drift = _drift(position, gradient, gamma)
-    torch._foreach_addcmul_(position.parameters, drift, metric, value=-step_size / 2)
-    noise = _noise(position.parameters, generator)
-    torch._foreach_addcmul_(position.parameters, noise, torch._foreach_sqrt(metric), value=step_size**0.5)
+    torch._foreach_addcmul_(position.displacement, drift, metric, value=-step_size / 2)
+    del drift
+    noise = _noise(position.displacement, generator)
+    torch._foreach_addcmul_(position.displacement, noise, torch._foreach_sqrt(metric), value=step_size**0.5)
+    position.publish()
 
 
 FRICTION = 0.1  # the share of the momentum lost in one step
@@ -94,8 +119,9 @@ def sghmc(
     drift = _drift(position, gradient, gamma)
     torch._foreach_mul_(velocity, 1 - FRICTION)
     torch._foreach_add_(velocity, drift, alpha=-step_size / 2)
-    torch._foreach_add_(velocity, _noise(position.parameters, generator), alpha=(step_size * FRICTION) ** 0.5)
-    torch._foreach_add_(position.parameters, velocity)
+    torch._foreach_add_(velocity, _noise(position.displacement, generator), alpha=(step_size * FRICTION) ** 0.5)
+    torch._foreach_add_(position.displacement, velocity)
+    position.publish()
 
 
 SAMPLERS: dict[str, Step] = {"sgld": sgld, "rmsprop_sgld": rmsprop_sgld, "sghmc": sghmc}

@@ -117,9 +117,16 @@ class ResNet9(nn.Module):
             )
         self.whiten.weight.copy_(weight)
 
-    def features(self, inputs: Tensor) -> Tensor:
+    def whitened(self, inputs: Tensor) -> Tensor:
+        """What the groups read. Nothing in it trains, so it is the same at all weights."""
+        return self.activation(self.whiten(inputs))
+
+    def features_of_whitened(self, whitened: Tensor) -> Tensor:
         """What the head reads: (batch, widths[-1])."""
-        return self.flatten(self.pool(self.groups(self.activation(self.whiten(inputs)))))
+        return self.flatten(self.pool(self.groups(whitened)))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return self.features_of_whitened(self.whitened(inputs))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(self.features(inputs)) * self.scale

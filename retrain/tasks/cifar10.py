@@ -48,6 +48,7 @@ from retrain.models.resnet9_training import (
     deterministic_convolutions,
     linear_rise,
     logits_in,
+    logits_of_whitened,
     triangle,
 )
 from retrain.plugins import UsageError
@@ -287,10 +288,28 @@ class Cifar10(Task):
         """(batch,): on a GPU with convolutions in `precision`, differentiable in the float32 weights."""
         inputs, targets = batch
         dtype = compute_dtype(self.precision, inputs.device)
+        if isinstance(model, ResNet9) and inputs.shape[1] != model.whiten.in_channels:  # from `resident`
+            return self.loss_function.per_example(logits_of_whitened(dtype, model, inputs), targets)
         if dtype == torch.float32 or not isinstance(model, ResNet9):
             return super().loss(model, batch)
         inputs = inputs.to(dtype, memory_format=torch.channels_last)
         return self.loss_function.per_example(logits_in(dtype, model, inputs), targets)
+
+    @torch.no_grad()
+    def resident(self, examples: Examples, device: torch.device) -> Examples:
+        """Images as the frozen whitening layer leaves them: it gives the same at all weights, so it runs once."""
+        device = torch.device(device)
+        dtype = compute_dtype(self.precision, device)
+        if dtype == torch.float32:
+            return examples.to(device)
+        model = self.build_model(0).to(device)
+        parts = []
+        with torch.autocast(device.type, dtype):
+            for images, _ in examples.batches(self.losses_batch_size):
+                images = images.to(device).to(dtype, memory_format=torch.channels_last)
+                parts.append(model.whitened(images))
+        whitened = torch.cat(parts).to(dtype, memory_format=torch.channels_last)
+        return Examples(whitened, examples.targets.to(device))
 
     @torch.no_grad()
     def losses(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
