@@ -11,9 +11,9 @@ sequence predicts its 1,023 later tokens; what is measured is the mean of their 
 
 The model is EleutherAI/pythia-14m at step 45,000 unless `--model PATH_OR_NAME[@revision]` names another, and the text
 is what the Pile's validation and test files have of Wikipedia unless `--text` does (a file, or one of a hub dataset:
-hf://datasets/OWNER/NAME/FILE). Training is AdamW on float32
-weights, computing in bf16 on a GPU. Retrained models are measured in tf32: a finetuning moves a weight about as far as
-bf16 can tell apart, and the differences between subsets are smaller still.
+hf://datasets/OWNER/NAME/FILE). Training is AdamW on float32 weights, computing in bf16 on a GPU. Retrained models are
+measured in tf32: a finetuning moves a weight about as far as bf16 can tell apart, and the differences between subsets
+are smaller still.
 """
 
 import argparse
@@ -245,7 +245,7 @@ class Pythia14M(Task):
     def losses(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
         """(len(examples),) float32 on the CPU, in `measure_precision` on a GPU."""
         model.eval()
-        with tf32_products(self.measure_precision == "tf32"):
+        with tf32_products(self.measure_precision == "tf32" and torch.device(device).type == "cuda"):
             parts = [
                 mean_over_tokens(self._losses_in(self.measure_precision, model, (i.to(device), t.to(device))))
                 for i, t in examples.batches(self.eval_batch_size)
