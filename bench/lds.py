@@ -672,6 +672,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return scores_command(argv)
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("tda-bench").setLevel(logging.INFO)
     command = shlex.join(["python", "-m", "bench.lds", *argv])
     started = time.perf_counter()
     try:
