@@ -47,7 +47,7 @@ STYLE = """
   --accent: #00639c; --helps: 0 114 178; --harms: 213 94 0; }
 @media (prefers-color-scheme: dark) { :root { color-scheme: dark; --ground: #14161a; --surface: #1c1f25; --ink: #f2f3f5;
   --quiet: #a0a7b2; --line: #333842; --accent: #6cb8ec; --helps: 30 130 200; --harms: 205 92 10; } }
-* { box-sizing: border-box; }
+* { box-sizing: border-box; } [hidden] { display: none !important; }
 body { margin: 0 auto; max-width: 72rem; padding: 1rem 1.25rem 3rem; background: var(--ground); color: var(--ink);
   font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 h1 { font-size: 1.35rem; margin: .2rem 0 .3rem; letter-spacing: -.01em; } h2 { font-size: 1rem; margin: 0; }
@@ -117,14 +117,13 @@ function paint(choice) {
   const profiles = [0, 1].map((side) => {
     if ((choice && choice[0] === side) || (whole && side === 0)) return null;
     const values = profile(side, choice);
-    if (choice || side === 1) for (const value of values) largest = Math.max(largest, Math.abs(value));
+    for (const value of values) largest = Math.max(largest, Math.abs(value));
     return values;
   });
   for (const side of [0, 1]) {
     const spans = sides[side].children, values = profiles[side];
-    const scale = choice || side === 1 ? largest : values ? Math.max(...values.map(Math.abs)) : 1;
     for (let k = 0; k < spans.length; k++) {
-      const strength = values ? values[k] / (scale || 1) : 0;
+      const strength = values ? values[k] / (largest || 1) : 0;
       spans[k].style.background = Math.abs(strength) < 0.02 ? "" :
         `rgb(var(--${strength < 0 ? "helps" : "harms"}) / ${(0.8 * Math.abs(strength)).toFixed(3)})`;
       spans[k].title = values ? number(values[k]) : "";

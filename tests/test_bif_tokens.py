@@ -21,7 +21,7 @@ from tests.browser import CHROMEDRIVER, CHROMIUM, Browser
 from tests.planted import Planted
 from tests.test_methods import make_problem
 
-METHOD = BIF(chains=3, draws=21, burn_in=2, step_size=3e-4, n_beta=300.0, gamma=1000.0, minibatch=10)
+METHOD = BIF(chains=2, draws=17, burn_in=2, step_size=3e-4, n_beta=300.0, gamma=1000.0, minibatch=10)
 SMALL = {
     "length": 8, "num_train": 24, "num_queries": 10, "hidden": 16, "layers": 1, "heads": 2, "pretraining_steps": 40,
 }  # fmt: skip
@@ -76,7 +76,7 @@ def test_streamed_sums_are_the_kept_traces_covariance(problem: Problem, centring
             dtype=np.float64,
         )  # (chains, draws, sequences, tokens)
     traces -= traces.mean((0, 1) if centring == "pooled" else 1, keepdims=True)
-    freedom = 63 - (1 if centring == "pooled" else 3)
+    freedom = 34 - (1 if centring == "pooled" else 2)
     for k, (query, train) in enumerate(pairs):
         expected = -np.einsum("cdq,cdt->qt", traces[:, :, query], traces[:, :, 6 + train]) / freedom
         spreads = [np.sqrt((traces[:, :, s] ** 2).sum((0, 1)) / freedom) for s in (query, 6 + train)]
@@ -87,9 +87,9 @@ def test_streamed_sums_are_the_kept_traces_covariance(problem: Problem, centring
 
 
 def test_blocks_of_pairs_see_the_same_draws(problem: Problem) -> None:
-    pairs = [(0, 1), (2, 3), (5, 0)]
+    pairs = [(0, 1), (5, 0)]
     at_once, in_blocks = token_bif(METHOD, problem, pairs), token_bif(METHOD, problem, pairs, block=1)
-    assert in_blocks.diagnostics["blocks"] == 3
+    assert in_blocks.diagnostics["blocks"] == 2
     for one, other in zip(at_once.covariance, in_blocks.covariance, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
 
