@@ -57,7 +57,10 @@ class Line:
 
 
 def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
-    """Through at least two sizes; timing noise grows with the time, so every value counts by its relative error."""
+    """Through at least two sizes; timing noise grows with the time, so every value counts by its relative error.
+
+    What nothing costs is not negative: a line that would start below zero goes through zero instead.
+    """
     x, y = np.asarray(sizes, float), np.asarray(values, float)
     if len(np.unique(x)) < 2:
         raise ValueError(f"a line needs two sizes or more, not {sorted(set(sizes))}")
@@ -65,9 +68,17 @@ def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
     design = np.stack([np.ones_like(x), x], axis=1) / scale[:, None]
     inverse = np.linalg.inv(design.T @ design)
     intercept, slope = inverse @ design.T @ (y / scale)
+    if intercept < 0:
+        rate = design[:, 1]
+        intercept, slope = 0.0, float(rate @ (y / scale) / (rate @ rate))
+        inverse = np.array([[0.0, 0.0], [0.0, 1 / float(rate @ rate)]])
     errors = (intercept + slope * x - y) / scale
     freedom = len(x) - 2
-    noise = max(LEAST_NOISE, math.sqrt(float(errors @ errors) / freedom)) if freedom else TWO_SIZES_NOISE
+    noise = (
+        max(LEAST_NOISE, math.sqrt(float(errors @ errors) / freedom))
+        if freedom
+        else max(TWO_SIZES_NOISE, float(np.abs(errors).max()))
+    )
     return Line(
         float(intercept), float(slope), tuple(x.tolist()), float(np.abs(errors).max()), noise,
         ((inverse[0, 0], inverse[0, 1]), (inverse[1, 0], inverse[1, 1])),

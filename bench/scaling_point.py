@@ -324,6 +324,8 @@ def ladder(
         share = 0.8 if len(done) == 2 else 1 / 3  # three sizes leave a residual to judge the line by
         affordable = (share * left() - line.intercept) / slope
         following = int(min(4 * size, affordable, target)) // first * first
+        if len(done) == 2 and line.slope <= 0:
+            following = min(2 * size, target)  # noise hides the slope: one more size, whatever it takes
         if len(done) >= MAX_RUNGS or following < 1.5 * size or not allowed(following):
             return
         yield following

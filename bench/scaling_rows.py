@@ -70,6 +70,10 @@ def make_row(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | N
         error = "no time left"
     if not error and len(rungs) < 2 and rungs[-1]["size"][axis] < whole[axis]:
         error = "no time left: a projection needs two sizes"
+    if not error and rungs[-1]["size"][axis] < whole[axis] and _total_line(rungs, axis).slope <= 0:
+        seconds = ", ".join(f"{rung['fit_seconds'] + rung['score_seconds']:.3g} s" for rung in rungs)
+        sizes = ", ".join(str(rung["size"][axis]) for rung in rungs)
+        error = f"no projection: {sizes} {axis} took {seconds}; the machine is too busy to tell them apart, run again"
     if error:
         return row | {"error": error}
     if rungs[-1]["size"][axis] >= whole[axis]:
@@ -90,7 +94,7 @@ MEMORY = ("peak_memory_bytes", "peak_reserved_bytes", "host_peak_bytes", "disk_b
 
 def _project(rungs: list[dict[str, Any]], axis: str, target: int) -> dict[str, Any]:
     sizes = [rung["size"][axis] for rung in rungs]
-    total = fit_line(sizes, [rung["fit_seconds"] + rung["score_seconds"] for rung in rungs])
+    total = _total_line(rungs, axis)
     low, high = total.interval(target)
     found: dict[str, Any] = {
         "projected": True,
@@ -101,8 +105,8 @@ def _project(rungs: list[dict[str, Any]], axis: str, target: int) -> dict[str, A
         "max_residual": total.residual,
     }
     fit = _line(rungs, sizes, "fit_seconds").at(target) if rungs[-1]["fit_seconds"] > 1e-3 else 0.0
-    found["fit_seconds"] = max(0.0, fit)
-    found["score_seconds"] = max(0.0, total.at(target) - found["fit_seconds"])
+    found["fit_seconds"] = min(max(0.0, fit), total.at(target))
+    found["score_seconds"] = total.at(target) - found["fit_seconds"]
     for name in MEMORY:
         if rungs[-1][name] is None:
             continue
@@ -110,6 +114,12 @@ def _project(rungs: list[dict[str, Any]], axis: str, target: int) -> dict[str, A
         largest = max(rung[name] for rung in rungs)
         found[name] = round(max(largest, _line(rungs, sizes, name).at(target))) if axis == "layers" else largest
     return found
+
+
+def _total_line(rungs: list[dict[str, Any]], axis: str) -> Line:
+    return fit_line(
+        [rung["size"][axis] for rung in rungs], [rung["fit_seconds"] + rung["score_seconds"] for rung in rungs]
+    )
 
 
 def _line(rungs: list[dict[str, Any]], sizes: list[int], name: str) -> Line:
@@ -144,9 +154,10 @@ def _ekfac_columns(row: dict[str, Any], rungs: list[dict[str, Any]], whole: dict
     found: dict[str, Any] = {}
     last = rungs[-1]
     if row["projected"]:
-        sizes = [rung["size"]["layers"] for rung in rungs]
-        line = fit_line(sizes, [rung["phases"]["eigen"] for rung in rungs])
-        found["eigen_seconds"] = max(0.0, line.at(whole["layers"]))
+        # Every block has the same matrices: in proportion to the blocks, nothing else.
+        blocks = sum(rung["size"]["layers"] for rung in rungs)
+        found["eigen_seconds"] = sum(rung["phases"]["eigen"] for rung in rungs) / blocks * whole["layers"]
+        found["eigen_seconds"] = min(found["eigen_seconds"], row["fit_seconds"])
     else:
         found["eigen_seconds"] = last["phases"]["eigen"]
     halved = next((rung for rung in reversed(rungs) if "half_phases" in rung), None)

@@ -133,6 +133,7 @@ def test_a_line_gives_back_its_law_and_covers_it_under_noise() -> None:
     assert (line.intercept, line.slope) == (pytest.approx(1.0), pytest.approx(0.1))
     assert line.linear
     assert not fit_line([1, 2, 4, 8], [1, 4, 16, 64]).linear
+    assert fit_line([1, 2], [1.0, 2.2]).intercept == 0.0
     generator = np.random.default_rng(0)
     sizes = np.array([4.0, 8.0, 16.0, 32.0])
     inside = 0
@@ -305,6 +306,8 @@ def test_rows_are_projected_along_the_line_and_say_so() -> None:
     assert (whole["projected"], whole["score_seconds"], whole["seconds_low"]) == (False, 900.0, None)
     one = make_row(spec, {"rungs": [rung(4, 3.0)], "stopped": "stopped after 5 s"}, None)
     assert one["error"].startswith("no time left")
+    busy = make_row(spec, {"rungs": [rung(4, 3.0), rung(8, 2.0)]}, None)
+    assert "too busy" in busy["error"]
     bent = make_row(spec, {"rungs": [rung(d, float(d**2)) for d in (4, 8, 16, 32)]}, None)
     assert "not linear" in bent["projected_from"]
 
@@ -449,13 +452,23 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 
 
 def test_what_exceeds_the_budget_is_projected_and_flagged(
-    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    measure = scaling_point.measure
+
+    def by_law(watched: Any, problem: Any) -> Any:
+        """The real run, with the seconds of a law: what a busy machine adds is no part of this test."""
+        attribution, cost = measure(watched, problem)
+        draws = getattr(getattr(watched, "method", watched), "draws", 0)
+        return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.1 * 2 * draws}
+
+    monkeypatch.setattr(scaling_point, "measure", by_law)
     arguments = [*tiny, "--methods", "bif", "--draws", "4000", "--budget-seconds", "0.01"]
     assert scaling.main(arguments) == 0
     for row in rows_of(tmp_path):
         assert row["projected"] is True
         assert row["projected_from"].startswith("2, 4 of 4000 draws")
+        assert row["score_seconds"] == pytest.approx(0.5 + 0.1 * 4000)
         assert row["seconds_low"] < row["score_seconds"] < row["seconds_high"]
     assert "* projected" in capsys.readouterr().out
 
