@@ -37,10 +37,10 @@ def model(task) -> CausalLM:
     return task.train_base(init_seed=0, order_seed=0, device=CPU)
 
 
-def problem(task: Pythia14M, model: CausalLM, scratch: Path, indices=(5, 2, 9, 11)) -> Problem:
+def problem(task: Pythia14M, model: CausalLM, scratch: Path, num_train: int = NUM_TRAIN) -> Problem:
     return Problem(
-        task=task, model=model, train=task.train_data, attributed_indices=np.array(indices), queries=task.query_data,
-        seed=3, device=CPU, scratch=scratch,
+        task=task, model=model, train=task.train_data.select(np.arange(num_train)), queries=task.query_data,
+        attributed_indices=np.array([5, 2, 9, 11]), seed=3, device=CPU, scratch=scratch,
     )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_ekfac_leaves_the_head_out_and_needs_no_logits(task, model, scratch, mon
     assert len(names) == 4
     assert not any("lm_head" in name or "embed" in name for name in names)
     monkeypatch.setattr(type(model.head), "forward", guarded(type(model.head).forward, model.head.weight.shape))
-    asked = problem(task, model, scratch)
+    asked = problem(task, model, scratch, num_train=32)
     method = EKFAC(strategy="identity")
     found = method.score(asked, method.fit(asked)).scores
     monkeypatch.undo()
@@ -165,7 +165,7 @@ def guarded(forward, head_shape):
 
 
 def test_token_scores_add_up_to_the_sequences_score(task, model, scratch) -> None:
-    asked = problem(task, model, scratch)
+    asked = problem(task, model, scratch, num_train=32)
     method = EKFAC(self_influence=False)
     torch.manual_seed(0)
     state = method.fit(asked)
