@@ -337,6 +337,9 @@ def draw_scaling(results: Results) -> Iterator[Drawing]:
                 laws += draw_laws(axis, group) if column == "seconds" else []
                 logarithmic(axis, "x")
                 logarithmic(axis, "y")
+                models = group.drop_duplicates("parameters")
+                if len(models) <= 3:  # too narrow a range for round numbers
+                    axis.set_xticks(models["parameters"], models["model"])
                 axis.set_xlabel("parameters")
                 axis.set_ylabel(
                     {"seconds": "seconds (fit + score)", "peak_memory_bytes": "peak memory, GiB"}.get(
