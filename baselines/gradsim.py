@@ -5,6 +5,7 @@ One step of gradient descent on a training example changes a query's loss by min
 gives the same numbers for the layers it tracks; a test holds that.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,16 +23,14 @@ from retrain.plugins import UsageError
 class GradSim(Method):
     version: ClassVar[int] = 1
 
-    parameters: str = ""  # only parameters whose name contains this text; empty: every trainable one
+    parameters: str = ""  # regular expression: only parameters whose name it finds; empty: every trainable one
     batch_size: int = batch_size_option(250)
 
     def score(self, problem: Problem, state: Any) -> Attribution:
         model, device = problem.model, problem.device
-        names = [name for name in trainable_parameters(model) if self.parameters in name]
+        names = [name for name in trainable_parameters(model) if re.search(self.parameters, name)]
         if not names:
-            raise UsageError(
-                f'gradsim.parameters is "{self.parameters}", which no trainable parameter\'s name contains'
-            )
+            raise UsageError(f'gradsim.parameters is "{self.parameters}", which no trainable parameter\'s name matches')
         gradients = PerExampleGradients(model, problem.task.loss_function.per_example, names)
         queries, attributed = problem.queries, problem.attributed
 

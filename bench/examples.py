@@ -259,27 +259,19 @@ def token_traces(
     """Every token's loss at every draw: (chains x draws, train + queries, tokens), centred within nothing yet."""
     import torch
 
-    from baselines.bif.method import minibatch_gradient, sampled_parameters
-    from baselines.bif.sampler import SAMPLERS, Position
-    from baselines.support.copies import detached_copy
+    from baselines.bif.engine import Workbench
+    from retrain.examples import Examples
 
-    train = task.train_data.to(device)
     chosen = [task.train_data.select(attributed), task.query_data.select(queries)]
-    batch = tuple(torch.cat([getattr(e, name) for e in chosen]).to(device) for name in ("inputs", "targets"))
+    inputs, targets = (torch.cat([getattr(e, name) for e in chosen]) for name in ("inputs", "targets"))
+    measured = task.resident(Examples(inputs, targets), device)
+    workbench = Workbench(method, task, model, task.resident(task.train_data, device), measured)
     traces = []
     for chain in range(method.chains):
-        moving = detached_copy(model)
-        sampled = sampled_parameters(moving, method.parameters)
-        position = Position([p.data for p in sampled], [p.data.clone() for p in sampled])
-        noise = torch.Generator(device).manual_seed(int(np.random.SeedSequence([seed, chain, 31]).generate_state(1)[0]))
-        order = torch.Generator(device).manual_seed(int(np.random.SeedSequence([seed, chain, 32]).generate_state(1)[0]))
-        for draw in range(method.burn_in + method.draws):
-            if draw >= method.burn_in:
-                with torch.no_grad():
-                    traces.append(task.loss(moving, batch).float().cpu().numpy())  # type: ignore[arg-type]
-            for _ in range(method.thinning):
-                gradient = minibatch_gradient(method, task, moving, sampled, train, order)
-                SAMPLERS[method.sampler](position, gradient, method.gamma, method.step_size, noise)
+        for _ in workbench.draws(seed, chain):
+            with torch.no_grad():
+                losses = task.loss(workbench.model, (measured.inputs, measured.targets))
+            traces.append(losses.float().cpu().numpy())
     found = np.stack(traces)
     if not np.isfinite(found).all():
         raise UsageError("the chain diverged; try a smaller --set bif.step_size or a larger --set bif.gamma")

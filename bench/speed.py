@@ -99,11 +99,12 @@ def small_version(problem: Any) -> Any:
 
 def time_method(method: Any, problem: Any, repeats: int) -> dict[str, Any]:
     """The row of the run whose total is the median."""
+    from baselines.bif.method import BIF
     from bench.runner import measure
 
     warm_up = small_version(problem)
     warm_up.scratch.mkdir(parents=True, exist_ok=True)
-    measure(replace(method, draws=2, burn_in=0) if method.name == "bif" else method, warm_up)
+    measure(replace(method, draws=2, burn_in=0) if isinstance(method, BIF) else method, warm_up)
     rows = []
     for repeat in range(repeats):
         scratch = problem.scratch / f"{method.name}-{repeat}"
@@ -143,8 +144,9 @@ def add_floor(row: dict[str, Any], method: Any, problem: Any, peak: float) -> No
 def show(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str:
     reference = next((row["seconds"] for row in rows if row["method"] == "bif"), None)
     lines = [
-        f"{question.task.description}: {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} queries, "
-        f"{peak['device']}; peak {peak['flops'] / 1e9:,.0f} GFLOP/s ({peak['dtype']} products of {peak['size']})",
+        f"{question.task.description}: {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} "
+        f"queries, {peak['device']}; peak {peak['flops'] / 1e9:,.0f} GFLOP/s "
+        f"({peak['dtype']} products of {peak['size']})",
         "",
         table(
             ["method", "fit s", "score s", "total s", "x bif", "memory", "ms/draw", "floor s", "of peak"],
@@ -168,6 +170,7 @@ def show(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str
 
 
 def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> tuple[list[dict], Any, dict]:
+    from baselines.bif.method import BIF
     from bench.scaling_point import matmul_peak
 
     question = question_of(
@@ -184,7 +187,7 @@ def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Sto
                 continue
             row = time_method(method, problem, arguments.repeats)
             row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
-            if method.name == "bif":
+            if isinstance(method, BIF) and not method.control_variate:
                 add_floor(row, method, problem, peak["flops"])
             rows.append(row)
     finally:

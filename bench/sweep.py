@@ -2,7 +2,7 @@
 
     python -m bench.sweep --task digits --alpha 0.1                          # the paper's grid of BIF settings
     python -m bench.sweep --alpha 0.1 --grid gamma=1e3,1e4 n_beta=100,1000   # any other
-    python -m bench.sweep --alpha 0.1 --budget                               # LDS against draws and seconds
+    python -m bench.sweep --alpha 0.1 --budget [--budget-methods bif]        # LDS against draws and seconds
 
 A sweep scores every cell on the `tune` queries, keeps the loss traces, survives cells that diverge (their LDS is null),
 and measures the best cell once on the `report` queries: choosing and reporting never see the same queries. A budget
@@ -45,6 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--method", default="bif", help="the method whose settings are swept (default: bif)")
     add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's grid)")
     add("--budget", action="store_true", help="budget curves of BIF and TRAK instead of a sweep")
+    add("--budget-methods", nargs="+", choices=("bif", "trak"), default=["bif", "trak"], help="(default: bif trak)")
     add("--alpha", type=lds.fraction, required=True, help="alpha_retrain")
     add("--alpha-attribution", type=lds.share, help="share of the training set attributed (default: the task's)")
     add("--subsets", type=lds.at_least(lds.MINIMUM_SUBSETS), default=100, help="retrained subsets (default: 100)")
@@ -179,7 +180,8 @@ def score_cell(bench: Bench, name: str, options: dict[str, Any], split: str) -> 
 
 
 def budget(bench: Bench) -> dict[str, Any]:
-    curves = [*bif_curves(bench), *trak_curves(bench)]
+    made = {"bif": bif_curves, "trak": trak_curves}
+    curves = [curve for name in bench.arguments.budget_methods for curve in made[name](bench)]
     return {**bench.describe(), "split": "report", "curves": curves}
 
 

@@ -87,6 +87,8 @@ def parse_value(text: str, option: Any, label: str) -> Any:
     default = option.default
     if isinstance(default, str):
         return text
+    if isinstance(default, bool) and text.lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

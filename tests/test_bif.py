@@ -156,7 +156,8 @@ def test_streaming_is_chosen_when_it_is_smaller_and_gives_the_same_scores(tmp_pa
     options = {"chains": 2, "draws": 150, "gamma": 1.0, "step_size": 0.005, "n_beta": 50.0}
     streamed = BIF(**options).score(problem, None)  # type: ignore[arg-type]
     kept = BIF(**options, keep_traces=True).score(problem, None)  # type: ignore[arg-type]
-    assert streamed.diagnostics.pop("streaming") and not kept.diagnostics.pop("streaming")
+    assert streamed.diagnostics.pop("streaming")
+    assert not kept.diagnostics.pop("streaming")
     assert streamed.diagnostics.pop("planned_bytes") < kept.diagnostics.pop("planned_bytes")
     assert streamed.diagnostics == kept.diagnostics
     assert kept.arrays["loss_traces"].shape == (2, 150, 23)
@@ -185,7 +186,15 @@ def test_differences_from_the_checkpoint_take_its_slope_away(tmp_path: Path) -> 
     with torch.no_grad():
         for parameter in problem.model.parameters():
             parameter.add_(1.0)
-    options = {"draws": 400, "chains": 2, "burn_in": 50, "gamma": 5.0, "step_size": 0.01, "n_beta": 50.0, "minibatch": 10}
+    options = {
+        "draws": 400,
+        "chains": 2,
+        "burn_in": 50,
+        "gamma": 5.0,
+        "step_size": 0.01,
+        "n_beta": 50.0,
+        "minibatch": 10,
+    }
     start = float(task.losses(problem.model, problem.attributed, problem.device).mean())
 
     def mean_loss(gradient: str) -> float:
@@ -194,6 +203,61 @@ def test_differences_from_the_checkpoint_take_its_slope_away(tmp_path: Path) -> 
 
     assert mean_loss("minibatch") < 0.8 * start
     assert mean_loss("difference") > start
+
+
+@pytest.mark.parametrize("centring", ["pooled", "chain"])
+def test_the_shadows_variance_is_known(centring: str) -> None:
+    """kappa against many simulated shadows, burn-in, thinning and few draws included."""
+    method = BIF(
+        control_variate=True, centring=centring, chains=3, draws=7, burn_in=1, thinning=2, step_size=0.1, gamma=8.0
+    )
+    position = Position([torch.zeros(200_000)], [torch.zeros(200_000)])
+    position.shadow = Position([torch.zeros(200_000)], [torch.zeros(200_000)])
+    generator = torch.Generator().manual_seed(0)
+    draws: list[list[torch.Tensor]] = []
+    for _ in range(method.chains):
+        position.reset()
+        draws.append([])
+        for draw in range(method.burn_in + method.draws):
+            if draw >= method.burn_in:
+                draws[-1].append(position.shadow.parameters[0].clone())
+            for _ in range(method.thinning):
+                SAMPLERS["sgld"](position, [torch.ones(200_000)], method.gamma, method.step_size, generator)
+    traces = torch.stack([torch.stack(chain) for chain in draws])
+    measured = covariance(traces, traces[..., :1], centring)[1].square().mean()  # type: ignore[arg-type]
+    assert method.prior_variance(method.chains) == pytest.approx(float(measured), rel=0.01)
+
+
+def test_the_control_variate_is_far_closer_with_few_draws(tmp_path: Path) -> None:
+    """Against the exact linear part, where the prior decides; plain BIF of as many draws is a noisy projection."""
+    task = Planted(num_train=60, num_queries=10, dimension=3)
+    options = {
+        "chains": 2,
+        "draws": 50,
+        "burn_in": 20,
+        "step_size": 1e-4,
+        "gamma": 1e4,
+        "n_beta": 500.0,
+        "minibatch": 60,
+    }
+    problem = make_problem(task, tmp_path)
+    residual = lambda x, y: (problem.model(x)[:, 0] - y).detach().double()  # noqa: E731
+    ones = lambda x: torch.cat([x, torch.ones(len(x), 1)], 1).double()  # noqa: E731
+    train, query = ones(task.train_data.inputs), ones(task.query_data.inputs)
+    hessian = train.T @ train * (500.0 / len(train)) + 1e4 * torch.eye(train.shape[1])
+    gradients = residual(task.train_data.inputs, task.train_data.targets)[:, None] * train
+    query_gradients = residual(task.query_data.inputs, task.query_data.targets)[:, None] * query
+    exact = -(query_gradients @ torch.linalg.inv(hessian) @ gradients.T)
+
+    def correlation(method: BIF) -> float:
+        scores = method.score(problem, None).scores.double()
+        return float(torch.corrcoef(torch.stack([scores.flatten(), exact.flatten()]))[0, 1])
+
+    with_it = correlation(BIF(**options, control_variate=True))  # type: ignore[arg-type]
+    without = correlation(BIF(**options))  # type: ignore[arg-type]
+    assert with_it > 0.999 > without
+    with pytest.raises(ValueError, match="takes the sgld sampler"):
+        BIF(control_variate=True, sampler="sghmc")
 
 
 def test_pooled_covariance_is_numpys() -> None:

@@ -150,7 +150,13 @@ def test_it_can_be_captured_in_a_cuda_graph() -> None:
         losses = linear_cross_entropy(hidden, weight, targets)
         return SimpleNamespace(losses=losses, gradients=torch.autograd.grad(losses.mean(), [hidden, weight]))
 
-    once = step()
+    # Warmed up beside the default stream: what autograd ties to that one could not be captured.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        once = step()
+        once.losses = once.losses.detach()
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = step()

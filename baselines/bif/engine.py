@@ -156,7 +156,8 @@ class Workbench:
         dtype = DISPLACEMENTS[method.displacement]
         num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
         self.losses = Measured(task, self.model, measured, method.batch_size)
-        self._in_backward = method.gradient == "minibatch" and num_bytes > STEP_IN_BACKWARD_BYTES
+        plain = method.gradient == "minibatch" and not method.control_variate
+        self._in_backward = plain and num_bytes > STEP_IN_BACKWARD_BYTES
         if self._in_backward:
             self.positions = [Position([weight], [start], dtype) for weight, start in zip(weights, anchor, strict=True)]
         else:
@@ -167,15 +168,20 @@ class Workbench:
                 origin = (at_checkpoint, list(same.values()))
             parameters = list(self.sampled.values())
             self.gradient = Gradient(task, self.model, parameters, train, method.minibatch, method.n_beta, origin)
+        self.shadow_losses: Measured | None = None
+        if method.control_variate:
+            shadow, moved = _copy_to_sample(checkpoint, method.parameters)
+            self.positions[0].shadow = Position([parameter.data for parameter in moved.values()], anchor, dtype)
+            self.shadow_losses = Measured(task, shadow, measured, method.batch_size)
 
-    def draws(self, seed: int, chain: int, ticks: Iterator = iter(())) -> Iterator[Tensor]:
+    def draws(self, seed: int, chain: int, ticks: Iterator | None = None) -> Iterator[Tensor]:
         """Each draw's losses after burn-in, overwritten by the next; a function of (seed, chain) alone."""
         noise = torch.Generator(self.device).manual_seed(_seed(seed, chain, _NOISE_STREAM))
         minibatches = torch.Generator(self.device).manual_seed(_seed(seed, chain, _MINIBATCH_STREAM))
         for position in self.positions:
             position.reset()
         for draw in range(self.method.burn_in + self.method.draws):
-            next(ticks, None)
+            next(ticks or iter(()), None)
             if draw >= self.method.burn_in:
                 yield self.losses()
             for _ in range(self.method.thinning):

@@ -5,28 +5,36 @@ of every attributed example and query is recorded; BIF(i, j) = -Cov(loss_i, loss
 Minibatches come from the whole training set. `normalised` scores divide by the training example's own standard
 deviation; with `query_normalised` too they are the paper's normalised BIF, a correlation.
 
+With `control_variate` every chain has a shadow: driven by the same noise but by the prior alone, so that the covariance
+of its displacement is known to be kappa I. For losses linear in the weights the shadow's covariance is then kappa times
+the inner product of gradients, which is computed exactly; only the difference between chain and shadow is left to
+sampling, and that is small where the two stay close together (n_beta times the curvature below gamma). What the prior
+alone would give beyond the linear part is taken off with the shadow: it is common to both, and no part of the answer.
+
 Chains that diverge are dropped with their reason in the record, and the method fails if too few are left: a covariance
 over a chain that ran away is a number about nothing.
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from baselines.bif.covariance import BLOCK, CENTRINGS, Kept, Streamed
+from baselines.bif.covariance import BLOCK, CENTRINGS, Kept, Streamed, degrees_of_freedom
 from baselines.bif.diagnostics import ChainHealth, effective_sample_size, judge_chain, split_rhat
 from baselines.bif.engine import DISPLACEMENTS, GRADIENTS, Workbench
 from baselines.bif.sampler import SAMPLERS
+from baselines.gradsim import GradSim
 from baselines.method import Attribution, Method, Problem, batch_size_option
 from baselines.support.memory import free_bytes
 from retrain.examples import Examples
 from retrain.plugins import UsageError
 
 logger = logging.getLogger("tda-bench")
+
+LEAST_VARIANCE = 0.01  # a training example's variance is at least this share of its linear part: differences are noisy
 
 
 class DivergedError(FloatingPointError):
@@ -58,9 +66,11 @@ class BIF(Method):
     query_normalised: bool = False  # also divide by the query's standard deviation: correlations
     divergence_limit: float = 5.0  # nats above the checkpoint's mean loss at which a chain has run away
     min_chains: int = 1  # fewer healthy chains than this is a failure
+    control_variate: bool = False  # sample only what differs from the prior's own, exactly known covariance
     displacement: str = "float32"  # what a chain keeps of w - w*; bfloat16 halves it, for models of billions
     keep_traces: bool = False  # store every loss trace beside the scores, for budget curves
     batch_size: int = batch_size_option(5000)
+    gradient_batch_size: int = batch_size_option(250)  # of the control variate's gradients
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -78,10 +88,21 @@ class BIF(Method):
             raise ValueError(f"{self.chains} chains of {self.draws} draws; a covariance needs at least 2 draws")
         if self.burn_in < 0 or self.gamma < 0:
             raise ValueError("burn_in and gamma must not be negative")
+        if self.control_variate and (self.sampler != "sgld" or not 0 < self.step_size * self.gamma < 4):
+            raise ValueError(
+                f"control_variate takes the sgld sampler with step_size * gamma between 0 and 4, not {self.sampler} "
+                f"with {self.step_size * self.gamma:g}: the prior's own chain must be a stable autoregression"
+            )
+        if self.control_variate and (self.query_normalised or self.keep_traces):
+            raise ValueError("control_variate goes with neither query_normalised nor keep_traces")
 
     def score(self, problem: Problem, state: Any) -> Attribution:
         num_train, num_queries = len(problem.attributed_indices), len(problem.queries)
         streaming, needed = self._plan_memory(num_train, num_queries, problem.device)
+        inner: Attribution | None = None
+        if self.control_variate:
+            gradsim = GradSim(parameters=self.parameters, batch_size=self.gradient_batch_size)
+            inner = gradsim.score(problem, None)
         measured = problem.task.resident(_joined(problem.attributed, problem.queries), problem.device)
         train = problem.task.resident(problem.train, problem.device)
 
@@ -89,21 +110,36 @@ class BIF(Method):
         ticks = iter(problem.progress(range(total), total=total, description="bif: draws"))
         start_loss = float(problem.task.losses(problem.model, problem.attributed, problem.device).mean())
         workbench = Workbench(self, problem.task, problem.model, train, measured)
-        collector: Kept | Streamed = (Streamed if streaming else Kept)(self.draws, num_train, num_queries, self.centring, problem.device)
+        collector, shadow = (
+            (Streamed if streaming else Kept)(self.draws, num_train, num_queries, self.centring, problem.device)  # type: ignore[arg-type]
+            for _ in range(2)
+        )
         verdicts, mean_losses = [], []
         for chain in range(self.chains):
             collector.start()
+            shadow.start()
             for draw, losses in enumerate(workbench.draws(problem.seed, chain, ticks)):
                 collector.add(draw, losses)
+                if workbench.shadow_losses is not None:
+                    shadow.add(draw, workbench.shadow_losses())
             mean_losses.append(collector.mean_losses())
             verdicts.append(judge_chain(chain, mean_losses[-1], start_loss, self.divergence_limit))
             if verdicts[-1].healthy:
                 collector.keep()
+                if self.control_variate:
+                    shadow.keep()
         list(ticks)  # closes the progress bar
         del workbench
         self._check_health(verdicts, np.stack(mean_losses))
 
         cross, query_scale, train_scale = collector.covariance()
+        if inner is not None:
+            shadow_cross, _, shadow_scale = shadow.covariance()
+            kappa = self.prior_variance(num_chains=sum(verdict.healthy for verdict in verdicts))
+            exact = kappa * inner.train_scale.to(problem.device).square()  # type: ignore[union-attr]
+            cross += -kappa * inner.scores.to(problem.device) - shadow_cross
+            variance = train_scale.square() - shadow_scale.square() + exact
+            train_scale = variance.clamp(min=LEAST_VARIANCE * exact).sqrt()
         if self.query_normalised:
             cross = cross / torch.where(query_scale > 0, query_scale, 1.0)[:, None]
         kept = [mean_losses[verdict.chain] for verdict in verdicts if verdict.healthy]
@@ -118,6 +154,23 @@ class BIF(Method):
             arrays=arrays,
         )
 
+    def prior_variance(self, num_chains: int) -> float:
+        """kappa: the expected sample variance of one coordinate of the shadow, over all draws of so many chains.
+
+        The shadow is a first-order autoregression from 0: x' = a x + N(0, step_size), a = 1 - step_size gamma / 2.
+        """
+        a = 1 - self.step_size * self.gamma / 2
+        steps = self.thinning * (self.burn_in + np.arange(self.draws))
+        variance = self.step_size * (1 - np.power(a, 2.0 * steps)) / (1 - a * a)
+        earlier = np.minimum.outer(np.arange(self.draws), np.arange(self.draws))
+        covariances = np.power(a, np.abs(np.subtract.outer(steps, steps)).astype(int)) * variance[earlier]
+        of_chain_mean = covariances.mean()
+        num_draws = num_chains * self.draws
+        # Each chain's mean takes its own variance away; about a common mean, only the num_chains-th part of it.
+        taken = of_chain_mean / num_chains if self.centring == "pooled" else of_chain_mean
+        freedom = degrees_of_freedom(num_chains, self.draws, self.centring)  # type: ignore[arg-type]
+        return float(num_draws * (variance.mean() - taken) / freedom)
+
     def _plan_memory(self, num_train: int, num_queries: int, device: torch.device) -> tuple[bool, int]:
         """Whether covariances are summed as the draws come, and the bytes that takes; refuses what cannot fit.
 
@@ -125,19 +178,24 @@ class BIF(Method):
         three times the scores, whatever the number of draws.
         """
         scores = 4 * num_train * num_queries
-        by_traces = 2 * 4 * self.chains * self.draws * (num_train + num_queries) + scores
-        by_sums = 3 * scores + 4 * BLOCK * (num_train + num_queries)
+        copies = 2 if self.control_variate else 1  # a chain and its shadow
+        by_traces = copies * (2 * 4 * self.chains * self.draws * (num_train + num_queries) + scores)
+        by_sums = copies * 3 * scores + 4 * BLOCK * (num_train + num_queries)
         streaming = by_sums < by_traces and not self.keep_traces
         needed, free = min(by_sums, by_traces) if not self.keep_traces else by_traces, free_bytes(device)
         what = f"{self.chains} x {self.draws} draws of {num_train} + {num_queries} losses"
         how = "running sums" if streaming else "loss traces"
         if needed > free:
-            smaller = "--set bif.keep_traces=false" if self.keep_traces and by_sums < free else "fewer queries (--queries)"
+            smaller = (
+                "--set bif.keep_traces=false" if self.keep_traces and by_sums < free else "fewer queries (--queries)"
+            )
             raise UsageError(
                 f"bif needs {needed / 2**30:.1f} GiB for {what} as {how} and scores, and {free / 2**30:.1f} GiB are "
                 f"free; take {smaller}"
             )
-        logger.info("bif: %.2f GiB for %s as %s, beside the model; %.1f GiB free", needed / 2**30, what, how, free / 2**30)
+        logger.info(
+            "bif: %.2f GiB for %s as %s, beside the model; %.1f GiB free", needed / 2**30, what, how, free / 2**30
+        )
         return streaming, needed
 
     def _check_health(self, verdicts: list[ChainHealth], mean_losses: np.ndarray) -> None:

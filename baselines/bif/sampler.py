@@ -23,6 +23,8 @@ class Position:
     parameters: list[Tensor]
     anchor: list[Tensor]
     dtype: torch.dtype = torch.float32  # of the displacement, and of whatever else a sampler carries
+    # A second position driven by the same noise under the prior alone (no loss): what its covariance is, is known.
+    shadow: "Position | None" = None
     memory: dict[str, list[Tensor]] = field(default_factory=dict)  # what a sampler carries from step to step
 
     def __post_init__(self) -> None:
@@ -46,6 +48,8 @@ class Position:
         torch._foreach_zero_(self.displacement)
         self.memory.clear()
         self.publish()
+        if self.shadow is not None:
+            self.shadow.reset()
 
 
 # (position, gradient of n_beta * mean loss, gamma, step_size, generator) -> None
@@ -70,8 +74,13 @@ def sgld(
     drift = _drift(position, gradient, gamma)
     torch._foreach_add_(position.displacement, drift, alpha=-step_size / 2)
     del drift
-    torch._foreach_add_(position.displacement, _noise(position.displacement, generator), alpha=step_size**0.5)
+    noise = _noise(position.displacement, generator)
+    torch._foreach_add_(position.displacement, noise, alpha=step_size**0.5)
     position.publish()
+    if position.shadow is not None:
+        torch._foreach_mul_(position.shadow.displacement, 1 - step_size * gamma / 2)
+        torch._foreach_add_(position.shadow.displacement, noise, alpha=step_size**0.5)
+        position.shadow.publish()
 
 
 RMSPROP_DECAY = 0.99
