@@ -44,6 +44,7 @@ from bench.scaling_estimate import (
 from bench.scaling_fits import Setting
 from bench.scaling_problem import load_queries
 from bench.scaling_processes import Processes, measure_peak
+from bench.scaling_merge import merged_rows, read_records
 from bench.scaling_rows import COLUMNS, make_row
 from bench.scaling_specs import cost_fingerprint, point_config, specifications
 from retrain.models.pythia_suite import SUITE, Configuration, suite_configuration
@@ -93,6 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", default="runs/scaling", help="where scaling.csv and scaling.json go (default: %(default)s)")
     add("--force", action="store_true", help="measure again what is already kept")
     add("--json", action="store_true", help="print rows (or estimates) as a JSON list instead of tables")
+    add("--merge", nargs="+", metavar="JSON", help="run nothing: one table from these sweeps' scaling.json")
     add("--estimate", action="store_true", help="run nothing: predict the cost of --model from measured rows")
     add("--model", help="with --estimate: a size of the suite, or a model folder")
     add("--against", metavar="FILE", help="with --estimate: hold predictions against this other sweep's scaling.csv")
@@ -322,6 +324,32 @@ def estimate_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def merge_command(arguments: argparse.Namespace, command: str) -> int:
+    records = read_records(arguments.merge)
+    lds.check_out(arguments.out)
+    rows, points = merged_rows(records)
+    estimators = by_device(rows)
+    record = {
+        **records[0],
+        "command": command,
+        "merged": [{name: one[name] for name in ("run_id", "command", "finished", "seconds")} for one in records],
+        "options": {method: options for one in records for method, options in one["options"].items()},
+        "slopes": {device: slopes(estimator) for device, estimator in estimators.items()},
+        "crossovers": {device: [asdict(c) for c in crossovers(one)] for device, one in estimators.items()},
+        "rows": rows,
+        "points": points,
+    }
+    out = Path(arguments.out)
+    lds.write_whole(out / "scaling.json", json.dumps(lds.without_nan(record), indent=1) + "\n")
+    lds.write_whole(out / "scaling.csv", pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False))
+    print(show(rows))
+    for device, estimator in estimators.items():
+        if text := show_crossovers(estimator, crossovers(estimator)):
+            print(f"\n{device}:\n{text}")
+    print(f"\ntable: {out / 'scaling.csv'}")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -329,6 +357,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     command = shlex.join(["python", "-m", "bench.scaling", *argv])
     try:
+        if arguments.merge:
+            return merge_command(arguments, command)
         fill_defaults(arguments)
         if arguments.estimate:
             return estimate_command(arguments)

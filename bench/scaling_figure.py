@@ -45,8 +45,9 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None
         axis.plot([], [], **shape)  # the legend's, with line and marker
         if column == "seconds" and "seconds_low" in block and projected.any():
             ends = block[projected & block["seconds_low"].notna().to_numpy()]
-            axis.vlines(ends["parameters"], ends["seconds_low"].clip(lower=1e-9), ends["seconds_high"],
-                        color=shape["color"], linewidth=0.8)  # fmt: skip
+            # An interval that reaches zero has no end on this axis: it is cut at a tenth of its value.
+            lows = np.maximum(ends["seconds_low"], ends["seconds"] / 10)
+            axis.vlines(ends["parameters"], lows, ends["seconds_high"], color=shape["color"], linewidth=0.8)
         if len(block) > 1:
             slopes.append((f"{shape['label']} slope {Curve(x, y).slope:.2f}", shape["color"]))
     axis.set_yscale("log")
@@ -94,6 +95,8 @@ def explain(rows: pd.DataFrame, everything: pd.DataFrame, laws: list[str]) -> st
             + "."
         )
     parts.append("Hollow: projected from smaller sizes, bars the 95 % interval; filled: measured.")
+    if "seconds_low" in rows and (rows["seconds_low"] < rows["seconds"] / 10).any():
+        parts.append("A bar that reaches zero is cut at a tenth of its value.")
     if laws:
         parts.append("Grey: the paper's laws, each through the largest model of the method it is for.")
     failed = everything[~everything.index.isin(rows.index)]

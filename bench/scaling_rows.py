@@ -70,7 +70,9 @@ def make_row(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | N
         error = "no time left"
     if not error and len(rungs) < 2 and rungs[-1]["size"][axis] < whole[axis]:
         error = "no time left: a projection needs two sizes"
-    if not error and rungs[-1]["size"][axis] < whole[axis] and _total_line(rungs, axis).slope <= 0:
+    by_ticks = axis == "draws" and all(rung.get("tick_seconds") for rung in rungs)
+    unfinished = bool(rungs) and rungs[-1]["size"][axis] < whole[axis]
+    if not error and unfinished and not by_ticks and _total_line(rungs, axis).slope <= 0:
         seconds = ", ".join(f"{rung['fit_seconds'] + rung['score_seconds']:.3g} s" for rung in rungs)
         sizes = ", ".join(str(rung["size"][axis]) for rung in rungs)
         error = f"no projection: {sizes} {axis} took {seconds}; the machine is too busy to tell them apart, run again"
@@ -92,7 +94,35 @@ def make_row(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | N
 MEMORY = ("peak_memory_bytes", "peak_reserved_bytes", "host_peak_bytes", "disk_bytes")
 
 
+# What a draw takes is known to a few per cent; what a run of a few draws takes beside them (capturing, kernels chosen
+# on first use) is not, so two totals make a poor line in draws.
+LEAST_DRAW_ERROR = 0.05
+
+
+def _project_draws(rungs: list[dict[str, Any]], target: int) -> dict[str, Any]:
+    """Setup once and the median time between draws so many times; the interval is what the rungs differ by, doubled."""
+    each = [rung["tick_seconds"] for rung in rungs]
+    totals = [rung["fit_seconds"] + rung["score_seconds"] for rung in rungs]
+    setups = [max(0.0, total - tick * rung["size"]["draws"]) for rung, tick, total in zip(rungs, each, totals)]
+    seconds = [setup + tick * target for setup, tick in zip(setups, each)]
+    spread = max(abs(value / seconds[-1] - 1) for value in seconds)
+    error = max(LEAST_DRAW_ERROR, 2 * spread)
+    draws = ", ".join(str(rung["size"]["draws"]) for rung in rungs)
+    return {
+        "projected": True,
+        "fit_seconds": 0.0,
+        "score_seconds": seconds[-1],
+        "seconds_low": seconds[-1] * (1 - error),
+        "seconds_high": seconds[-1] * (1 + error),
+        "projected_from": f"the median draw of {draws} of {target} draws",
+        "max_residual": spread,
+        **{name: max(rung[name] for rung in rungs) for name in MEMORY if rungs[-1][name] is not None},
+    }
+
+
 def _project(rungs: list[dict[str, Any]], axis: str, target: int) -> dict[str, Any]:
+    if axis == "draws" and all(rung.get("tick_seconds") for rung in rungs):
+        return _project_draws(rungs, target)
     sizes = [rung["size"][axis] for rung in rungs]
     total = _total_line(rungs, axis)
     low, high = total.interval(target)

@@ -46,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's grid)")
     add("--budget", action="store_true", help="budget curves of BIF and TRAK instead of a sweep")
     add("--budget-methods", nargs="+", choices=("bif", "trak"), default=["bif", "trak"], help="(default: bif trak)")
+    add("--budget-split", choices=("report", "all"), default="report", help="queries of a budget (default: report)")
     add("--alpha", type=lds.fraction, required=True, help="alpha_retrain")
     add("--alpha-attribution", type=lds.share, help="share of the training set attributed (default: the task's)")
     add("--subsets", type=lds.at_least(lds.MINIMUM_SUBSETS), default=100, help="retrained subsets (default: 100)")
@@ -182,7 +183,7 @@ def score_cell(bench: Bench, name: str, options: dict[str, Any], split: str) -> 
 def budget(bench: Bench) -> dict[str, Any]:
     made = {"bif": bif_curves, "trak": trak_curves}
     curves = [curve for name in bench.arguments.budget_methods for curve in made[name](bench)]
-    return {**bench.describe(), "split": "report", "curves": curves}
+    return {**bench.describe(), "split": bench.arguments.budget_split, "curves": curves}
 
 
 def bif_curves(bench: Bench) -> list[dict[str, Any]]:
@@ -192,7 +193,7 @@ def bif_curves(bench: Bench) -> list[dict[str, Any]]:
     from baselines.bif.covariance import covariance
 
     method = bench.method("bif", keep_traces=True)
-    scorer = bench.scorer(method, "report")
+    scorer = bench.scorer(method, bench.arguments.budget_split)
     scorer.predictions([bench.plan])
     entry = bench.store.read("scores", scorer.config())
     if entry is None or "loss_traces" not in entry.arrays:  # cached before traces were asked for, or damaged since
@@ -228,7 +229,7 @@ def trak_curves(bench: Bench) -> list[dict[str, Any]]:
         for value in values:
             if axis == "projection" and value >= len(bench.task.train_data):
                 continue  # the kernel would have no inverse
-            cell = score_cell(bench, "trak", {axis: value}, "report")
+            cell = score_cell(bench, "trak", {axis: value}, bench.arguments.budget_split)
             points.append({"value": value} | {key: cell[key] for key in ("seconds", "lds", "ci_low", "ci_high")})
         curves.append({"method": "trak", "axis": axis, "normalised": False, "points": points})
     return curves

@@ -533,3 +533,46 @@ def test_bad_arguments_are_one_line(
     said = capsys.readouterr().err
     assert text in said
     assert said.count("\n") == 1
+
+
+def test_draws_are_projected_by_their_median_and_not_by_the_setup_around_them() -> None:
+    """Setups of 0.3 and 0.9 s would turn two totals into any line; the draws themselves agree."""
+    spec = specification("bif")
+    rungs = [rung(4, 0.9 + 4 * 0.1) | {"tick_seconds": 0.1}, rung(8, 0.3 + 8 * 0.102) | {"tick_seconds": 0.102}]
+    row = make_row(spec, {"rungs": rungs}, None)
+    assert row["score_seconds"] == pytest.approx(0.3 + spec["draws"] * 0.102)
+    assert row["seconds_low"] < row["score_seconds"] < row["seconds_high"]
+    assert row["seconds_high"] / row["score_seconds"] - 1 == pytest.approx(0.05, abs=0.01)
+    assert row["projected"]
+
+
+def sweep_record(run_id: str, points: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    spec = specification("bif")
+    setting = {name: value for name, value in spec.items() if name not in ("configuration", "method", "options")}
+    rows = [{"model": point["model"], "method": point["method"], "weights": "random"} for point in points]
+    record = {"run_id": run_id, "command": f"sweep {run_id}", "finished": "", "seconds": 1.0, "setting": setting,
+              "options": {"bif": spec["options"]}, "versions": {}, "cost_code": "x", "rows": rows, "points": points}  # fmt: skip
+    return record | changes
+
+
+def test_sweeps_of_one_machine_are_merged_and_others_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = {"rungs": [rung(4, 1.4) | {"tick_seconds": 0.1}, rung(8, 1.8) | {"tick_seconds": 0.1}]}
+    cut_off = sweep_record(
+        "a", [{"model": "14m", "method": "bif", **done}, {"model": "70m", "method": "bif", "rungs": []}]
+    )
+    rest = sweep_record("b", [{"model": "70m", "method": "bif", **done}])
+    other = sweep_record("c", [{"model": "70m", "method": "bif", **done}], cost_code="y")
+    paths = []
+    for record in (cut_off, rest, other):
+        paths.append(str(tmp_path / f"{record['run_id']}.json"))
+        Path(paths[-1]).write_text(json.dumps(record))
+    assert scaling.main(["--merge", *paths[:2], "--out", str(tmp_path / "out")]) == 0
+    rows = pd.read_csv(tmp_path / "out" / "scaling.csv")
+    assert list(rows["model"]) == ["14m", "70m"]
+    assert list(rows["run_id"]) == ["a", "b"]
+    assert rows["error"].isna().all()
+    capsys.readouterr()
+    assert scaling.main(["--merge", paths[0], paths[2], "--out", str(tmp_path / "out")]) == 2
+    assert "differs" in capsys.readouterr().err
