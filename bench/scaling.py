@@ -42,9 +42,9 @@ from bench.scaling_estimate import (
     slopes,
 )
 from bench.scaling_fits import Setting
+from bench.scaling_merge import merged_rows, read_records
 from bench.scaling_problem import load_queries
 from bench.scaling_processes import Processes, measure_peak
-from bench.scaling_merge import merged_rows, read_records
 from bench.scaling_rows import COLUMNS, make_row
 from bench.scaling_specs import cost_fingerprint, point_config, specifications
 from retrain.models.pythia_suite import SUITE, Configuration, suite_configuration

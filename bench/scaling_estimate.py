@@ -46,8 +46,8 @@ def by_device(rows: Sequence[dict[str, Any]]) -> dict[str, Estimator]:
     return {device: found for device, group in groups.items() if (found := Estimator(group)).rows}
 
 
-def duration(seconds: float) -> str:
-    if not math.isfinite(seconds):
+def duration(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds):
         return "-"
     if seconds < 120:
         return f"{seconds:.3g} s"

@@ -27,7 +27,7 @@ def read_records(paths: Sequence[str]) -> list[dict[str, Any]]:
     for path in paths:
         try:
             records.append(json.loads(Path(path).read_text()))
-            records[-1]["points"], records[-1]["setting"]  # noqa: B018  (are there)
+            records[-1]["points"], records[-1]["setting"]
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(f"{path} is no scaling.json of python -m bench.scaling: {error!r}") from None
     for path, record in zip(paths[1:], records[1:], strict=True):

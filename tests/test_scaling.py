@@ -550,8 +550,10 @@ def sweep_record(run_id: str, points: list[dict[str, Any]], **changes: Any) -> d
     spec = specification("bif")
     setting = {name: value for name, value in spec.items() if name not in ("configuration", "method", "options")}
     rows = [{"model": point["model"], "method": point["method"], "weights": "random"} for point in points]
-    record = {"run_id": run_id, "command": f"sweep {run_id}", "finished": "", "seconds": 1.0, "setting": setting,
-              "options": {"bif": spec["options"]}, "versions": {}, "cost_code": "x", "rows": rows, "points": points}  # fmt: skip
+    record: dict[str, Any] = {
+        "run_id": run_id, "command": f"sweep {run_id}", "finished": "", "seconds": 1.0, "setting": setting,
+        "options": {"bif": spec["options"]}, "versions": {}, "cost_code": "x", "rows": rows, "points": points,
+    }  # fmt: skip
     return record | changes
 
 
