@@ -153,6 +153,26 @@ class Question:
         }
 
 
+def problem_of(question: Question, model: nn.Module, store: Store, device_name: str, scratch: Path) -> Problem:
+    """The question as a method is asked it, at this checkpoint."""
+
+    def checkpoint(number: int) -> nn.Module:
+        return base_model(question.task, question.seed, store, device_name, number)[0]
+
+    return Problem(
+        task=question.task,
+        model=model,
+        train=question.task.train_data,
+        attributed_indices=question.attributed_indices(),
+        queries=question.task.query_data.select(question.query_indices()),
+        seed=question.seed,
+        device=choose_device(device_name),
+        scratch=scratch,
+        checkpoint=checkpoint,
+        progress=progress_bar,
+    )
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What a method predicts for every subset and query, and what that cost."""
@@ -217,22 +237,7 @@ class Scorer:
         model, _ = self._base()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.store.root))
-
-        def checkpoint(number: int) -> nn.Module:
-            return base_model(question.task, question.seed, self.store, self.device_name, number)[0]
-
-        problem = Problem(
-            task=question.task,
-            model=model,
-            train=question.task.train_data,
-            attributed_indices=question.attributed_indices(),
-            queries=question.task.query_data.select(question.query_indices()),
-            seed=question.seed,
-            device=self.device,
-            scratch=scratch,
-            checkpoint=checkpoint,
-            progress=progress_bar,
-        )
+        problem = problem_of(question, model, self.store, self.device_name, scratch)
         try:
             attribution, cost = measure(self.method, problem)
         finally:

@@ -65,26 +65,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_problem(question: Any, store: Store, device_name: str, scratch: Path) -> Any:
-    from baselines.method import Problem
-    from bench.runner import base_model, progress_bar
-    from retrain.train import choose_device
-
-    model, _ = base_model(question.task, question.seed, store, device_name)
-    return Problem(
-        task=question.task,
-        model=model,
-        train=question.task.train_data,
-        attributed_indices=question.attributed_indices(),
-        queries=question.task.query_data.select(question.query_indices()),
-        seed=question.seed,
-        device=choose_device(device_name),
-        scratch=scratch,
-        checkpoint=lambda number: base_model(question.task, question.seed, store, device_name, number)[0],
-        progress=progress_bar,
-    )
-
-
 def small_version(problem: Any) -> Any:
     """The same question about a few examples. TRAK and EK-FAC still fit on what they are given, so it is cut too."""
     few = min(4 * WARM_UP_QUERIES, len(problem.train))
@@ -171,6 +151,7 @@ def show(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str
 
 def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> tuple[list[dict], Any, dict]:
     from baselines.bif.method import BIF
+    from bench.runner import base_model, problem_of
     from bench.scaling_point import matmul_peak
 
     question = question_of(
@@ -178,7 +159,8 @@ def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Sto
     )
     scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=store.root))
     try:
-        problem = make_problem(question, store, arguments.device, scratch)
+        model, _ = base_model(task, arguments.seed, store, arguments.device)
+        problem = problem_of(question, model, store, arguments.device, scratch)
         peak = matmul_peak(problem.device)
         rows = []
         for method in methods:

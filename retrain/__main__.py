@@ -42,6 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--data-dir", help="folder with the task's data, where it needs one")
     add("--model", help="model folder or name, where the task takes one")
     add("--text", help="text file, where the task takes one")
+    add("--eval-text", help="text file of the queries, where the task takes one of their own")
     add("--set", action="append", default=[], metavar="TASK.OPTION=VALUE", help="option of the task")
     add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
     add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
@@ -73,7 +74,7 @@ def build_task(arguments: argparse.Namespace) -> Any:
         if not equals or owner != arguments.task or not option:
             raise UsageError(f'--set takes {arguments.task}.OPTION=VALUE here, not "{setting}"')
         options[option] = value
-    for option in ("data_dir", "model", "text"):
+    for option in ("data_dir", "model", "text", "eval_text"):
         if getattr(arguments, option) is not None:
             options[option] = getattr(arguments, option)
     return load_task(arguments.task, **options)
