@@ -9,6 +9,7 @@ interval and the noise ceiling. Everything finished is kept: interrupt at any ti
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -110,6 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--scheme", choices=SCHEMES, default="fixed", help="subsets of fixed size, or independent draws")
     add("--seeds", nargs="+", type=at_least(0), default=[1], help="whole experiments to repeat (default: 1)")
     add("--replicates", type=at_least(1), help="retrains per subset, for the noise ceiling (default: the task's)")
+    add("--replicated-subsets", type=at_least(MINIMUM_SUBSETS), help="only the first so many subsets are replicated")
     add("--queries", type=at_least(1), help="only the first so many queries of the split")
     add("--query-split", choices=("tune", "report", "all"), default="report", help="which queries (default: report)")
     add("--out", default="runs", help="where run records go (default: %(default)s)")
@@ -236,6 +238,7 @@ def plans_of(arguments: argparse.Namespace, task: Any, seed: int, alpha_attribut
             num_subsets=arguments.subsets,
             replicates=arguments.replicates or task.default_replicates,
             scheme=arguments.scheme,
+            replicated_subsets=getattr(arguments, "replicated_subsets", None),
         )
         for alpha in dict.fromkeys(arguments.alpha)
     ]
@@ -329,8 +332,7 @@ def one_line(error: BaseException) -> str:
 
 def score(task: Any, plan: Any, truth: Any, queries: np.ndarray, predictions: dict[str, Any], outcome: Outcome) -> None:
     """Adds the rows of one (seed, alpha): raw and train-normalised, every method, and the paired differences."""
-    replicates = truth.losses[:, :, queries]
-    losses = replicates.mean(axis=0)
+    losses = truth.mean()[:, queries]
     where = {
         "task": task.name,
         "protocol": task.protocol,
@@ -345,7 +347,7 @@ def score(task: Any, plan: Any, truth: Any, queries: np.ndarray, predictions: di
         if (values := prediction.normalised if normalised else prediction.raw) is not None
     }
     pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
-    ceiling, results, differences = compute_metrics(replicates, losses, made, pairs)
+    ceiling, results, differences = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs)
     outcome.ceilings.append(
         where
         | {
@@ -379,10 +381,16 @@ Made = tuple[str, bool]  # method, normalised
 
 
 def compute_metrics(
-    replicates: np.ndarray, losses: np.ndarray, made: dict[Made, np.ndarray], pairs: list[tuple[Made, Made]]
+    replicates: np.ndarray,
+    present: np.ndarray,
+    losses: np.ndarray,
+    made: dict[Made, np.ndarray],
+    pairs: list[tuple[Made, Made]],
 ) -> tuple[metrics.Ceiling, dict[Made, metrics.LDS], dict[tuple[Made, Made], metrics.Difference]]:
     """All of a block's numbers; on all cores where there is enough to do (10,000 queries take half a second each)."""
-    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(metrics.noise_ceiling, (replicates,))]
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        (functools.partial(metrics.noise_ceiling, present=present), (replicates,))
+    ]
     calls += [(metrics.linear_datamodelling_score, (losses, made[key])) for key in made]
     calls += [(metrics.paired_difference, (losses, made[a], made[b])) for a, b in pairs]
     if losses.size * len(calls) < MANY_NUMBERS:
@@ -444,6 +452,8 @@ def experiment_config(arguments: argparse.Namespace, task: Any, methods: list[An
         "replicates": arguments.replicates or task.default_replicates,
         "query_split": arguments.query_split,
         "queries": arguments.queries,
+        # Only where it is given, so that the ids of other runs stay what they were.
+        **({"replicated_subsets": arguments.replicated_subsets} if arguments.replicated_subsets else {}),
         "versions": {name: version for name, version in versions().items() if name in DISTRIBUTIONS},
     }
 
@@ -537,9 +547,10 @@ def show(outcome: Outcome, task: Any) -> str:
         first = group.iloc[0]
         seeds = sorted(group["seed"].unique())
         ceilings = [c for c in outcome.ceilings if c["alpha"] == alpha and c["alpha_attribution"] == alpha_attribution]
+        times = replicates_text(ceilings[0], first)
         parts.append(
             f"\n{task.description}, protocol {task.protocol}: alpha {alpha:g} of {alpha_attribution:g} of the training "
-            f"set, {first['num_subsets']} subsets x {ceilings[0]['num_replicates']}, {first['num_queries']} queries, "
+            f"set, {first['num_subsets']} subsets x {times}, {first['num_queries']} queries, "
             f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
         )
         parts.append(one_seed_table(group) if len(seeds) == 1 else many_seeds_table(group))
@@ -554,6 +565,12 @@ def show(outcome: Outcome, task: Any) -> str:
                 + (f"; dropped {'; '.join(line['dropped_chains'])}" if line.get("dropped_chains") else "")
             )
     return "\n".join(part for part in parts if part)
+
+
+def replicates_text(ceiling: dict[str, Any], row: Any) -> str:
+    """How often subsets were retrained on: "2", or "2 (25 of them)" where only some were replicated."""
+    replicated, times = ceiling["num_subsets_replicated"], ceiling["num_replicates"]
+    return f"{times} ({replicated} of them)" if times > 1 and replicated < row["num_subsets"] else str(times)
 
 
 def ceiling_text(ceilings: list[dict[str, Any]]) -> str:

@@ -90,13 +90,14 @@ def obtain(units: list[Unit], store: Store, *, force: bool = False, **job_option
 class GroundTruth:
     """What really happened."""
 
-    losses: np.ndarray  # (replicates, subsets, all queries) float32
+    losses: np.ndarray  # (replicates, subsets, all queries) float32; zeros where a subset has fewer replicates
     masks: np.ndarray  # (subsets, n) bool
     subsets: np.ndarray  # which of the plan's subsets these are; all of them unless --collect found some missing
+    present: np.ndarray  # (replicates, subsets) bool: which retrains there are
 
     def mean(self) -> np.ndarray:
         """(subsets, queries): averaged over replicates."""
-        return self.losses.mean(axis=0)
+        return self.losses.sum(axis=0) / self.present.sum(axis=0)[:, None]
 
 
 def ground_truth(task: Task, plan: Plan, store: Store, device: str, *, force: bool = False, **jobs: Any) -> GroundTruth:
@@ -106,11 +107,14 @@ def ground_truth(task: Task, plan: Plan, store: Store, device: str, *, force: bo
     by_subset: dict[int, list[np.ndarray]] = {}
     for entry in entries.values():
         by_subset.setdefault(entry.config["subset"], []).append(entry.arrays["losses"])
-    complete = sorted(subset for subset, losses in by_subset.items() if len(losses) == plan.replicates)
-    if not complete:
-        return GroundTruth(np.empty((plan.replicates, 0, 0)), plan.masks(task)[:0], np.array([], dtype=int))
-    losses = np.stack([np.stack(by_subset[subset]) for subset in complete], axis=1)
-    return GroundTruth(losses, plan.masks(task)[complete], np.array(complete))
+    complete = sorted(subset for subset, losses in by_subset.items() if len(losses) == plan.replicates_of(subset))
+    num_queries = len(next(iter(by_subset.values()))[0]) if complete else 0
+    losses = np.zeros((plan.replicates, len(complete), num_queries), dtype=np.float32)
+    present = np.zeros(losses.shape[:2], dtype=bool)
+    for position, subset in enumerate(complete):
+        losses[: len(by_subset[subset]), position] = by_subset[subset]
+        present[: len(by_subset[subset]), position] = True
+    return GroundTruth(losses, plan.masks(task)[complete], np.array(complete, dtype=int), present)
 
 
 def base_model(

@@ -121,7 +121,10 @@ def checkpoint_fingerprint(entry: Entry) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which subsets are retrained on: num_subsets of the attributed examples, each `replicates` times."""
+    """Which subsets are retrained on: num_subsets of the attributed examples, each `replicates` times.
+
+    With `replicated_subsets` only the first so many are retrained more than once: enough for the noise ceiling.
+    """
 
     alpha: float
     alpha_attribution: float
@@ -129,6 +132,11 @@ class Plan:
     num_subsets: int = 100
     replicates: int = 1
     scheme: subsets.Scheme = "fixed"
+    replicated_subsets: int | None = None
+
+    def replicates_of(self, subset: int) -> int:
+        everyone = self.replicated_subsets is None or subset < self.replicated_subsets
+        return self.replicates if everyone else 1
 
     def attributed(self, task: Task) -> np.ndarray:
         """(n,) indices into the training set."""
@@ -160,6 +168,7 @@ def retrain_units(task: Task, plan: Plan, device: str) -> list[Unit]:
         retrain_unit(task, plan, subset, replicate, device)
         for replicate in range(plan.replicates)
         for subset in range(plan.num_subsets)
+        if replicate < plan.replicates_of(subset)
     ]
 
 

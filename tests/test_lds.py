@@ -39,6 +39,22 @@ def count(cache: Path, kind: str = "retrain") -> int:
 # ---- what it prints and keeps ----
 
 
+def test_some_subsets_replicated_are_enough_for_a_ceiling(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """12 subsets, the first 6 twice: 18 retrains; the planted retrains are exact, so the ceiling is 1."""
+    once = rows_of(arguments, capsys)
+    arguments[arguments.index("--replicates") + 1] = "2"
+    assert main([*arguments, "--replicated-subsets", "6"]) == 0
+    assert "12 subsets x 2 (6 of them)" in capsys.readouterr().out
+    assert count(tmp_path / "cache") == 18
+    rows = rows_of([*arguments, "--replicated-subsets", "6"], capsys)
+    assert [row["num_subsets"] for row in rows] == [12] * 4
+    assert rows[0]["ceiling"] == pytest.approx(1.0)
+    assert rows[0]["lds"] == pytest.approx(once[0]["lds"], abs=1e-6)
+    assert once[0]["ceiling"] is None
+
+
 def test_rows_have_the_documented_columns_and_one_row_a_method_and_normalisation(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
