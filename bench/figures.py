@@ -29,7 +29,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from bench import style
 from bench.lds import Parser, number
 from bench.metrics import mean_and_standard_error
-from bench.results import Results, load_results
+from bench.results import Results, load_results, setting_text
 from bench.style import COLUMN, FAINT, INK, PAGE, in_order, look
 from retrain.safe_files import SafeFileError, read_text
 
@@ -358,6 +358,9 @@ def draw_sweep(results: Results) -> Iterator[Drawing]:
     for path, sweep in results.read("sweep.json"):
         try:
             axes_values, cells = sweep["axes"], sweep["cells"]
+            if len(axes_values) == 1:
+                yield sweep_line(sweep, f"sweep-{slug(path.parent.name)}")
+                continue
             *outer, down, across = list(axes_values)
             outer_values: list[tuple[Any, ...]] = [()]
             for name in outer:
@@ -366,10 +369,9 @@ def draw_sweep(results: Results) -> Iterator[Drawing]:
                 fixed = dict(zip(outer, values, strict=True))
                 chosen = [cell for cell in cells if all(cell[name] == value for name, value in fixed.items())]
                 figure = sweep_grid(chosen, down, axes_values[down], across, axes_values[across])
-                text = ", ".join(f"{name} {value:g}" for name, value in fixed.items())
-                stem = "-".join(
-                    ["sweep", slug(path.parent.name), *(f"{name}{value:g}" for name, value in fixed.items())]
-                )
+                text = ", ".join(f"{name} {setting_text(value)}" for name, value in fixed.items())
+                parts = [slug(f"{name}{setting_text(value)}") for name, value in fixed.items()]
+                stem = "-".join(["sweep", slug(path.parent.name), *parts])
                 caption = (
                     f"Loss traces and LDS of {sweep['method']} over {down}, {across}{f' at {text}' if text else ''}; "
                     f"task {sweep['task']}, protocol {sweep['protocol']}, alpha {sweep['alpha']:g}, chosen on "
@@ -380,6 +382,30 @@ def draw_sweep(results: Results) -> Iterator[Drawing]:
             raise UnusableError(
                 f"{path}: lacks what a sweep needs ({type(error).__name__}: {error}); see results/README.md"
             ) from None
+
+
+def sweep_line(sweep: dict[str, Any], stem: str) -> Drawing:
+    """LDS against one setting, raw and train-normalised; values that diverged are left out and counted."""
+    ((name, values),) = sweep["axes"].items()
+    by_value = {setting_text(cell[name]): cell for cell in sweep["cells"]}
+    ordered = [by_value[setting_text(value)] for value in sorted(values) if setting_text(value) in by_value]
+    positions = range(len(ordered))
+    figure, (axis,) = panels(1, height=2.2)
+    shape = look(sweep["method"], [sweep["method"]])
+    for column, change in (("lds", {}), ("lds_normalised", {"markerfacecolor": "none", "label": "train-normalised"})):
+        points = [(x, cell[column]) for x, cell in zip(positions, ordered) if cell.get(column) is not None]
+        if points:
+            axis.plot(*zip(*points), **(shape | change))
+    axis.set_xticks(positions, [setting_text(cell[name]) for cell in ordered])
+    axis.set_xlabel(name)
+    axis.set_ylabel("LDS")
+    legend(figure, [axis])
+    missing = sum(cell["lds"] is None for cell in ordered)
+    caption = (
+        f"LDS of {sweep['method']} against {name}; task {sweep['task']}, protocol {sweep['protocol']}, "
+        f"alpha {sweep['alpha']:g}, {sweep['split']} queries; {missing} values diverged."
+    )
+    return Drawing(stem, caption, [sweep["run_id"]], figure)
 
 
 def sweep_grid(cells: list[dict[str, Any]], down: str, rows: list[Any], across: str, columns: list[Any]) -> Figure:
@@ -418,9 +444,9 @@ def sweep_grid(cells: list[dict[str, Any]], down: str, rows: list[Any], across: 
                 axis.set_facecolor((*colormaps["viridis"](0.25 + 0.75 * share)[:3], 0.35))
                 axis.text(0.96, 0.92, f"{cell['lds']:.3f}", transform=axis.transAxes, ha="right", va="top", fontsize=7)
             if row == 0:
-                axis.set_title(f"{across} {column_value:g}", fontsize=7)
+                axis.set_title(f"{across} {setting_text(column_value)}", fontsize=7)
             if column == 0:
-                axis.set_ylabel(f"{down} {row_value:g}\nloss", fontsize=6.5)
+                axis.set_ylabel(f"{down} {setting_text(row_value)}\nloss", fontsize=6.5)
             if row == len(rows) - 1:
                 axis.set_xlabel("draw", fontsize=6.5)
     return figure

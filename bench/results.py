@@ -99,3 +99,10 @@ def _context(path: Path, record: dict[str, Any], folder: Path) -> dict[str, Any]
 
 def _where(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("task", "protocol", "alpha", "alpha_attribution", "seed"))
+
+
+def setting_text(value: Any) -> str:
+    """A swept option's value as people write it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value) or '""'
+    return f"{value:g}"

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from bench import lds, metrics
+from bench.results import setting_text
 from retrain.jobs import add_cluster_arguments, cluster_options
 from retrain.plugins import UsageError
 from retrain.store import Store, StoreError, canonical_json
@@ -244,10 +245,7 @@ def show_sweep(result: dict[str, Any]) -> str:
     ordered = sorted(result["cells"], key=lambda cell: -(cell["lds"] if cell["lds"] is not None else -math.inf))
     rows = [
         [
-            *(
-                f"{cell[option]:g}" if isinstance(cell[option], int | float) else str(cell[option])
-                for option in options
-            ),
+            *(setting_text(cell[option]) for option in options),
             lds.number(cell["lds"]) if cell["lds"] is not None else "NaN",
             lds.number(cell.get("lds_normalised")),
             lds.number(cell.get("rhat")),
@@ -258,7 +256,7 @@ def show_sweep(result: dict[str, Any]) -> str:
     ]
     lines = [lds.table(header, rows, left=len(options)), ""]
     for name, best in result["best_on_report"].items():
-        chosen = ", ".join(f"{option} {best[option]:g}" for option in options)
+        chosen = ", ".join(f"{option} {setting_text(best[option])}" for option in options)
         value = best["lds"] if name == "lds" else best["lds_normalised"]
         kind = "raw" if name == "lds" else "train-normalised"
         lines.append(f"best {kind} on tune: {chosen} ({best['tune']:.3f}); on report: {value:.3f}")

@@ -169,14 +169,14 @@ def test_large_models_move_each_parameter_within_the_backward_pass(
 ) -> None:
     """The same sampler, so the same distribution; the order in which noise is drawn differs."""
     problem = make_problem(Planted(num_train=50, num_queries=5), tmp_path)
-    method = BIF(draws=1500, chains=2, gamma=5.0, step_size=0.01, n_beta=50.0, thinning=2)
+    method = BIF(draws=800, chains=2, gamma=5.0, step_size=0.02, n_beta=50.0)
     usual = method.score(problem, None)
     monkeypatch.setattr("baselines.bif.engine.STEP_IN_BACKWARD_BYTES", 0)
     moved = method.score(problem, None)
     assert not torch.equal(usual.scores, moved.scores)
-    assert float(torch.corrcoef(torch.stack([usual.scores.flatten(), moved.scores.flatten()]))[0, 1]) > 0.98
+    assert float(torch.corrcoef(torch.stack([usual.scores.flatten(), moved.scores.flatten()]))[0, 1]) > 0.95
     half = BIF(**{**method.__dict__, "displacement": "bfloat16"}).score(problem, None)
-    assert float(torch.corrcoef(torch.stack([usual.scores.flatten(), half.scores.flatten()]))[0, 1]) > 0.98
+    assert float(torch.corrcoef(torch.stack([usual.scores.flatten(), half.scores.flatten()]))[0, 1]) > 0.95
 
 
 def test_differences_from_the_checkpoint_take_its_slope_away(tmp_path: Path) -> None:

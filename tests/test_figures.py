@@ -130,3 +130,26 @@ def test_bad_arguments_are_one_line(results: Path, capsys: pytest.CaptureFixture
         assert stop.value.code == 2
         assert text in said
         assert said.count("\n") == 1
+
+
+def test_a_sweep_of_one_setting_is_a_line_and_settings_may_be_words(tmp_path: Path) -> None:
+    facts = {"method": "ekfac", "task": "digits", "protocol": "scratch", "alpha": 0.1, "split": "tune", "run_id": "s"}
+    one = [{"damping": value, "lds": lds, "lds_normalised": lds} for value, lds in ((1e-8, 0.5), (1.0, None))]
+    two = [
+        {"gradient": word, "control_variate": flag, "lds": 0.3, "traces": [[1.0, 2.0]]}
+        for word in ("minibatch", "difference")
+        for flag in (False, True)
+    ]
+    for name, axes, cells in (
+        ("one", {"damping": [1e-8, 1.0]}, one),
+        ("two", {"gradient": ["minibatch", "difference"], "control_variate": [False, True]}, two),
+    ):
+        (tmp_path / "results" / name).mkdir(parents=True)
+        record = {**facts, "axes": axes, "cells": cells}
+        (tmp_path / "results" / name / "sweep.json").write_text(json.dumps(record))
+    out = tmp_path / "out"
+    arguments = ["--results", str(tmp_path / "results"), "--out", str(out), "--only", "sweep", "--formats", "svg"]
+    assert figures.main(arguments) == 0
+    assert "damping" in (out / "sweep-one.svg").read_text()
+    assert "gradient difference" in (out / "sweep-two.svg").read_text()
+    assert "1 values diverged" in (out / "figures.json").read_text()

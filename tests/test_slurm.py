@@ -70,7 +70,8 @@ def test_a_campaign_with_every_mishap(store, log, caplog):
     assert report.num_computed == 40
     assert set(diary(log, "end").values()) == {1}
     assert sum(diary(log).values()) <= 43
-    assert len(events(store, "done")) == 40
+    # A task that is stopped right after storing its unit has no time left to say so.
+    assert 40 - 3 <= len(events(store, "done")) <= 40
     assert {event["reason"] for event in events(store, "exit")} >= {"nothing left to do", "stopped by SIGTERM"}
 
 
