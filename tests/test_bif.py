@@ -51,44 +51,6 @@ def test_rmsprop_sgld_keeps_its_target_under_minibatch_noise() -> None:
     assert (moving * (CURVATURES + 1)).min() > 1.2
 
 
-def exact_covariance(task: Planted, n_beta: float, gamma: float) -> np.ndarray:
-    """(queries, train): both orders of eq:bif_laplace_expansion, which are all there is for squared losses."""
-    model = task.train_base(init_seed=0, order_seed=0, device=torch.device("cpu"))
-    ones = lambda x: torch.cat([x, torch.ones(len(x), 1)], 1).double()  # noqa: E731
-    train, query = ones(task.train_data.inputs), ones(task.query_data.inputs)
-    hessian = train.T @ train * (n_beta / len(train)) + gamma * torch.eye(train.shape[1])
-    residual = (model(task.train_data.inputs)[:, 0] - task.train_data.targets).detach().double()
-    query_residual = (model(task.query_data.inputs)[:, 0] - task.query_data.targets).detach().double()
-    kernel = query @ torch.linalg.inv(hessian) @ train.T
-    return (query_residual[:, None] * kernel * residual + 0.5 * kernel.square()).numpy()
-
-
-def test_bif_is_the_known_covariance_on_linear_regression(tmp_path: Path) -> None:
-    """Relative error (Frobenius) small at 5,000 draws of a small step, and shrinking like 1 / sqrt(draws)."""
-    task = Planted(num_train=60, num_queries=10, dimension=3)
-    gamma, n_beta = 5.0, 60.0
-    expected = -exact_covariance(task, n_beta, gamma)
-
-    def error(draws: int, seed: int) -> float:
-        method = BIF(
-            chains=2,
-            draws=draws // 2,
-            burn_in=50,
-            step_size=0.002,
-            n_beta=n_beta,
-            gamma=gamma,
-            minibatch=60,
-            thinning=4,
-        )
-        scores = method.score(make_problem(task, tmp_path, seed=seed), None).scores.double().numpy()
-        return float(np.linalg.norm(scores - expected) / np.linalg.norm(expected))
-
-    few = np.mean([error(250, seed) for seed in (2, 3)])
-    more = error(5000, seed=1)
-    assert more < 0.10
-    assert 2 < few / more < 10, "twenty times the draws: about sqrt(20) = 4.5 times the accuracy"
-
-
 def test_chains_are_independent_and_individually_reproducible(tmp_path: Path) -> None:
     task = Planted(num_train=50, num_queries=5)
     problem = make_problem(task, tmp_path)
