@@ -294,6 +294,28 @@ def test_one_diverged_chain_is_dropped_and_named(tmp_path: Path, monkeypatch: py
     assert attribution.diagnostics["num_draws"] == 60
 
 
+@pytest.mark.parametrize(("control_variate", "expected"), [(False, 1), (True, 2)])
+def test_a_chain_keeps_one_set_of_traces_and_takes_no_step_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_variate: bool, expected: int
+) -> None:
+    """Memory is planned for what is kept, and the chain ends at its last draw."""
+    made, steps = [], []
+
+    class Counted(Kept):
+        def __init__(self, *arguments):  # type: ignore[no-untyped-def]
+            made.append(self)
+            super().__init__(*arguments)
+
+    step = Workbench._step
+    monkeypatch.setattr("baselines.bif.method.Kept", Counted)
+    monkeypatch.setattr(Workbench, "_step", lambda self, *given: (steps.append(1), step(self, *given)))
+    options = {"chains": 2, "draws": 4, "burn_in": 1, "thinning": 3, "step_size": 1e-4, "gamma": 1e4}
+    problem = make_problem(Planted(num_train=50, num_queries=20), tmp_path)
+    BIF(**options, control_variate=control_variate).score(problem, None)  # type: ignore[arg-type]
+    assert len(made) == expected
+    assert len(steps) == 2 * 3 * (1 + 4 - 1)
+
+
 def test_too_little_memory_is_said_before_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baselines.bif.method.free_bytes", lambda _: 1000)
     with pytest.raises(ValueError, match="GiB are free; take fewer queries"):

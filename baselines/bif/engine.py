@@ -168,7 +168,6 @@ class Workbench:
                 origin = (at_checkpoint, list(same.values()))
             parameters = list(self.sampled.values())
             self.gradient = Gradient(task, self.model, parameters, train, method.minibatch, method.n_beta, origin)
-        self.shadow_losses: Measured | None = None
         if method.control_variate:
             shadow, moved = _copy_to_sample(checkpoint, method.parameters)
             self.positions[0].shadow = Position([parameter.data for parameter in moved.values()], anchor, dtype)
@@ -181,11 +180,12 @@ class Workbench:
         for position in self.positions:
             position.reset()
         for draw in range(self.method.burn_in + self.method.draws):
+            if draw:  # nothing looks at where a chain goes after its last draw
+                for _ in range(self.method.thinning):
+                    self._step(minibatches, noise)
             next(ticks or iter(()), None)
             if draw >= self.method.burn_in:
                 yield self.losses()
-            for _ in range(self.method.thinning):
-                self._step(minibatches, noise)
 
     def _step(self, minibatches: torch.Generator, noise: torch.Generator) -> None:
         method, step = self.method, SAMPLERS[self.method.sampler]
@@ -218,15 +218,15 @@ class Workbench:
 
 def _copy_to_sample(checkpoint: nn.Module, pattern: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """A copy in eval mode and its sampled parameters by name: only those require gradients, and only those are new."""
-    chosen = [name for name in trainable_parameters(checkpoint) if re.search(pattern, name)]
+    chosen = {name: None for name in trainable_parameters(checkpoint) if re.search(pattern, name)}
     if not chosen:
         raise UsageError(f'bif.parameters is "{pattern}", which no trainable parameter\'s name matches')
-    fixed = {
+    fixed: dict[int, object] = {
         id(parameter): nn.Parameter(parameter.data, requires_grad=False)
         for name, parameter in checkpoint.named_parameters()
-        if name not in set(chosen)
+        if name not in chosen
     }
-    model = copy.deepcopy(checkpoint, dict(fixed)).eval()
+    model = copy.deepcopy(checkpoint, fixed).eval()
     return model, {name: model.get_parameter(name) for name in chosen}
 
 

@@ -15,6 +15,7 @@ Chains that diverge are dropped with their reason in the record, and the method 
 over a chain that ran away is a number about nothing.
 """
 
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -110,30 +111,36 @@ class BIF(Method):
         ticks = iter(problem.progress(range(total), total=total, description="bif: draws"))
         start_loss = float(problem.task.losses(problem.model, problem.attributed, problem.device).mean())
         workbench = Workbench(self, problem.task, problem.model, train, measured)
-        collector, shadow = (
-            (Streamed if streaming else Kept)(self.draws, num_train, num_queries, self.centring, problem.device)  # type: ignore[arg-type]
-            for _ in range(2)
+        collect = functools.partial(
+            Streamed if streaming else Kept,
+            self.draws,
+            num_train,
+            num_queries,
+            self.centring,  # type: ignore[arg-type]
+            problem.device,
         )
+        collector, shadow = collect(), collect() if self.control_variate else None
         verdicts, mean_losses = [], []
         for chain in range(self.chains):
             collector.start()
-            shadow.start()
+            if shadow is not None:
+                shadow.start()
             for draw, losses in enumerate(workbench.draws(problem.seed, chain, ticks)):
                 collector.add(draw, losses)
-                if workbench.shadow_losses is not None:
+                if shadow is not None:
                     shadow.add(draw, workbench.shadow_losses())
             mean_losses.append(collector.mean_losses())
             verdicts.append(judge_chain(chain, mean_losses[-1], start_loss, self.divergence_limit))
             if verdicts[-1].healthy:
                 collector.keep()
-                if self.control_variate:
+                if shadow is not None:
                     shadow.keep()
         list(ticks)  # closes the progress bar
         del workbench
         self._check_health(verdicts, np.stack(mean_losses))
 
         cross, query_scale, train_scale = collector.covariance()
-        if inner is not None:
+        if shadow is not None and inner is not None:
             shadow_cross, _, shadow_scale = shadow.covariance()
             kappa = self.prior_variance(num_chains=sum(verdict.healthy for verdict in verdicts))
             exact = kappa * inner.train_scale.to(problem.device).square()  # type: ignore[union-attr]
