@@ -130,6 +130,9 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, everybody: list[str]) -> None:
         axis.plot(ceilings.index, ceilings, color=INK, linestyle="--", linewidth=0.9, label="ceiling")
     else:
         note = "ceiling unknown: no replicates"
+        low, high = axis.get_ylim()
+        axis.update_datalim([(alphas[0], high + 0.12 * (high - low))])  # room for the words; other panels may add more
+        axis.autoscale_view()
         axis.text(0.98, 0.97, note, transform=axis.transAxes, ha="right", va="top", fontsize=6, color="#7f7f7f")
     axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
     axis.set_xlim(min(alphas) - 0.08, max(alphas) + 0.08)
@@ -446,7 +449,7 @@ def sweep_grid(cells: list[dict[str, Any]], down: str, rows: list[Any], across: 
             if row == 0:
                 axis.set_title(f"{across} {setting_text(column_value)}", fontsize=7)
             if column == 0:
-                axis.set_ylabel(f"{down} {setting_text(row_value)}\nloss", fontsize=6.5)
+                axis.set_ylabel(f"{down}\n{setting_text(row_value)}\nloss", fontsize=6.5)
             if row == len(rows) - 1:
                 axis.set_xlabel("draw", fontsize=6.5)
     return figure
