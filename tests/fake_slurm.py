@@ -95,7 +95,7 @@ def end(name, job):
             os.killpg(job["pid"], number)
         except ProcessLookupError:
             return
-        for _ in range(100):
+        for _ in range(1000):  # Slurm's own KillWait is 30 s
             if not alive(job["pid"]):
                 break
             signal.sigtimedwait([], 0.02)

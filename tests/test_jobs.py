@@ -183,6 +183,8 @@ def driver(store, count, cluster, jobs=2, action="work", **payload):
         cluster=cluster,
         jobs=jobs,
     )
+    # What runs in a shell's background inherits a SIGINT that is ignored; a terminal's does not.
+    text = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{text}"
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     return process
