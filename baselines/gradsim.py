@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from baselines.method import Attribution, Method, Problem, batch_size_option
+from baselines.support.curvature import GradientsInMetric
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
 from baselines.support.memory import free_bytes
 from retrain.examples import Examples
@@ -27,40 +28,51 @@ class GradSim(Method):
     batch_size: int = batch_size_option(250)
 
     def score(self, problem: Problem, state: Any) -> Attribution:
-        model, device = problem.model, problem.device
+        model = problem.model
         names = [name for name in trainable_parameters(model) if re.search(self.parameters, name)]
         if not names:
             raise UsageError(f'gradsim.parameters is "{self.parameters}", which no trainable parameter\'s name matches')
         gradients = PerExampleGradients(model, problem.task.loss_function.per_example, names)
-        queries, attributed = problem.queries, problem.attributed
+        return inner_products(problem, gradients, self.batch_size, "gradsim")
 
-        # As many query gradients as fit are held at once; the training gradients stream past them.
-        bytes_each = 4 * gradients.dimension
-        held = max(1, min(len(queries), int(0.5 * free_bytes(device)) // bytes_each - 2 * self.batch_size))
-        num_passes = -(-len(queries) // held)
-        held = -(-len(queries) // num_passes)
-        batch_size = max(1, min(self.batch_size, int(0.1 * free_bytes(device)) // bytes_each))
 
-        scores = torch.empty(len(queries), len(attributed))
-        scale = torch.empty(len(attributed))
-        starts = [
-            (first, start) for first in range(0, len(queries), held) for start in range(0, len(attributed), batch_size)
-        ]
-        block = torch.empty(0)
-        for first, start in problem.progress(starts, description="gradsim"):
-            if start == 0:
-                del block
-                block = self._hold(gradients, queries.select(range(first, min(first + held, len(queries)))), problem)
-            chosen = slice(start, start + batch_size)
-            rows = gradients((attributed.inputs[chosen].to(device), attributed.targets[chosen].to(device)))
-            scores[first : first + held, chosen] = -(block @ rows.T).cpu()
-            scale[chosen] = rows.norm(dim=1).cpu()
-        return Attribution(scores=scores, train_scale=scale)
+def inner_products(
+    problem: Problem, gradients: PerExampleGradients | GradientsInMetric, batch_size: int, description: str
+) -> Attribution:
+    """Minus the inner product of every query's and every attributed example's gradient; the scale is the norm."""
+    device, queries, attributed = problem.device, problem.queries, problem.attributed
 
-    def _hold(self, gradients: PerExampleGradients, examples: Examples, problem: Problem) -> Tensor:
-        block = torch.empty(len(examples), gradients.dimension, device=problem.device)
-        start = 0
-        for inputs, targets in examples.batches(self.batch_size):
-            block[start : start + len(inputs)] = gradients((inputs.to(problem.device), targets.to(problem.device)))
-            start += len(inputs)
-        return block
+    # As many query gradients as fit are held at once; the training gradients stream past them.
+    bytes_each = 4 * gradients.dimension
+    held = max(1, min(len(queries), int(0.5 * free_bytes(device)) // bytes_each - 2 * batch_size))
+    num_passes = -(-len(queries) // held)
+    held = -(-len(queries) // num_passes)
+    batch_size = max(1, min(batch_size, int(0.1 * free_bytes(device)) // bytes_each))
+
+    scores = torch.empty(len(queries), len(attributed))
+    scale = torch.empty(len(attributed))
+    starts = [
+        (first, start) for first in range(0, len(queries), held) for start in range(0, len(attributed), batch_size)
+    ]
+    block = torch.empty(0)
+    for first, start in problem.progress(starts, description=description):
+        if start == 0:
+            del block
+            chosen_queries = queries.select(range(first, min(first + held, len(queries))))
+            block = _hold(gradients, chosen_queries, batch_size, device)
+        chosen = slice(start, start + batch_size)
+        rows = gradients((attributed.inputs[chosen].to(device), attributed.targets[chosen].to(device)))
+        scores[first : first + held, chosen] = -(block @ rows.T).cpu()
+        scale[chosen] = rows.norm(dim=1).cpu()
+    return Attribution(scores=scores, train_scale=scale)
+
+
+def _hold(
+    gradients: PerExampleGradients | GradientsInMetric, examples: Examples, batch_size: int, device: torch.device
+) -> Tensor:
+    block = torch.empty(len(examples), gradients.dimension, device=device)
+    start = 0
+    for inputs, targets in examples.batches(batch_size):
+        block[start : start + len(inputs)] = gradients((inputs.to(device), targets.to(device)))
+        start += len(inputs)
+    return block

@@ -92,6 +92,42 @@ class StreamingCovariance:
         return self.cross.div_(freedom), (self.query_square / freedom).sqrt(), (self.train_square / freedom).sqrt()
 
 
+class Agreement:
+    """How much of the mean of several chains' estimates is signal, judged by how far the chains are apart."""
+
+    def __init__(self) -> None:
+        self.num_chains = 0
+        self._cross: Tensor | float = 0.0
+        self._variances: Tensor | float = 0.0
+        self._cross_squares: Tensor | float = 0.0  # (q,) sums over training examples and chains
+        self._variance_squares: Tensor | float = 0.0
+
+    def add(self, cross: Tensor, variances: Tensor, shadow_cross: Tensor, shadow_variances: Tensor) -> None:
+        """One chain's covariances (q, n) and variances (n,), and its shadow's: their differences are compared."""
+        self.num_chains += 1
+        cross, variances = cross - shadow_cross, variances - shadow_variances
+        self._cross_squares = self._cross_squares + cross.square().sum(1)
+        self._variance_squares = self._variance_squares + variances.square().sum()
+        self._cross, self._variances = self._cross + cross, self._variances + variances
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """James-Stein's factors, 0 to 1: (q,) for each query's row of the mean difference, () for the variances."""
+        assert isinstance(self._cross, Tensor)
+        assert isinstance(self._variances, Tensor)
+        return (
+            self._share(self._cross_squares, self._cross.square().sum(1)),
+            self._share(self._variance_squares, self._variances.square().sum()),
+        )
+
+    def _share(self, sum_of_squares: Tensor | float, square_of_sum: Tensor) -> Tensor:
+        """1 - (variance of the chains' mean) / (square of that mean); one chain shows no agreement at all."""
+        if self.num_chains < 2:
+            return torch.zeros_like(square_of_sum)
+        mean_square = square_of_sum / self.num_chains**2
+        noise = (sum_of_squares - self.num_chains * mean_square) / (self.num_chains * (self.num_chains - 1))
+        return torch.where(mean_square > 0, 1 - noise / mean_square, 0.0).clamp(0, 1)
+
+
 DIAGNOSED_EXAMPLES = 200  # R-hat and ESS of this many examples' traces stand for all
 BLOCK = 64  # draws that are summed at once
 
@@ -117,6 +153,12 @@ class Kept:
 
     def keep(self) -> None:
         self._chains.append(self._trace)
+
+    def of_last_chain(self) -> tuple[Tensor, Tensor]:
+        """(q, n) covariances and (n,) variances of the training losses over the chain kept last, about its own mean."""
+        trace = self._chains[-1][None]
+        cross, _, train_scale = covariance(trace[..., self.num_train :], trace[..., : self.num_train], "chain")
+        return cross, train_scale.square()
 
     def traces(self) -> Tensor:
         """(chains, draws, n + q)"""
@@ -174,6 +216,9 @@ class Streamed:
         self._flush()
         self._diagnosed.append(self._examples)
         self._total.add_chain(self._chain, self._centring)
+
+    def of_last_chain(self) -> tuple[Tensor, Tensor]:
+        return self._chain.cross / (self._chain.count - 1), self._chain.train_square / (self._chain.count - 1)
 
     def traces(self) -> Tensor:
         raise ValueError("running sums keep no traces")

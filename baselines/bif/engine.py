@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from baselines.bif.sampler import SAMPLERS, Position
+from baselines.support.curvature import Metric
 from baselines.support.gradients import trainable_parameters
 from retrain.examples import Examples
 from retrain.plugins import UsageError
@@ -100,7 +101,8 @@ class Gradient:
     Minibatches are drawn from all of `train` without replacement; where the minibatch is as large, it is all of it.
     With an `origin` (the model at the checkpoint, its parameters in the same order), the gradient of the same minibatch
     there is taken off: what is left is what the displacement changed. That removes the checkpoint's own slope, and
-    nearly all of the noise of drawing a minibatch while the displacement is small.
+    nearly all of the noise of drawing a minibatch while the displacement is small. With a `metric` the gradient is in
+    its coordinates.
     """
 
     def __init__(
@@ -112,8 +114,9 @@ class Gradient:
         minibatch: int,
         scale: float,
         origin: tuple[nn.Module, list[nn.Parameter]] | None = None,
+        metric: Metric | None = None,
     ):
-        self.task, self.train, self.scale = task, train, scale
+        self.task, self.train, self.scale, self.metric = task, train, scale, metric
         self.places = [(model, parameters)] if origin is None else [(model, parameters), origin]
         self.size = min(minibatch, len(train))
         device = train.inputs.device
@@ -134,6 +137,8 @@ class Gradient:
                 torch._foreach_copy_(self._gradient, found)
             else:
                 torch._foreach_sub_(self._gradient, found)
+        if self.metric is not None:
+            torch._foreach_copy_(self._gradient, self.metric.of_gradient(self._gradient))
 
     def __call__(self, generator: torch.Generator) -> list[Tensor]:
         """The next call overwrites what this one gave."""
@@ -147,7 +152,15 @@ class Gradient:
 class Workbench:
     """One copy of the model with its captured passes, which the chains use one after another."""
 
-    def __init__(self, method: "BIF", task: Task, checkpoint: nn.Module, train: Examples, measured: Examples):
+    def __init__(
+        self,
+        method: "BIF",
+        task: Task,
+        checkpoint: nn.Module,
+        train: Examples,
+        measured: Examples,
+        metric: Metric | None = None,
+    ):
         self.method, self.task, self.train = method, task, train
         self.device = train.inputs.device
         self.model, self.sampled = _copy_to_sample(checkpoint, method.parameters)
@@ -156,21 +169,24 @@ class Workbench:
         dtype = DISPLACEMENTS[method.displacement]
         num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
         self.losses = Measured(task, self.model, measured, method.batch_size)
-        plain = method.gradient == "minibatch" and not method.control_variate
+        plain = method.gradient == "minibatch" and not method.control_variate and metric is None
         self._in_backward = plain and num_bytes > STEP_IN_BACKWARD_BYTES
         if self._in_backward:
             self.positions = [Position([weight], [start], dtype) for weight, start in zip(weights, anchor, strict=True)]
         else:
-            self.positions = [Position(weights, anchor, dtype)]
+            self.positions = [Position(weights, anchor, dtype, metric=metric)]
             origin = None
             if method.gradient == "difference":
                 at_checkpoint, same = _copy_to_sample(checkpoint, method.parameters)
                 origin = (at_checkpoint, list(same.values()))
             parameters = list(self.sampled.values())
-            self.gradient = Gradient(task, self.model, parameters, train, method.minibatch, method.n_beta, origin)
+            self.gradient = Gradient(
+                task, self.model, parameters, train, method.minibatch, method.n_beta, origin, metric
+            )
         if method.control_variate:
             shadow, moved = _copy_to_sample(checkpoint, method.parameters)
-            self.positions[0].shadow = Position([parameter.data for parameter in moved.values()], anchor, dtype)
+            shadow_weights = [parameter.data for parameter in moved.values()]
+            self.positions[0].shadow = Position(shadow_weights, anchor, dtype, metric=metric)
             self.shadow_losses = Measured(task, shadow, measured, method.batch_size)
 
     def draws(self, seed: int, chain: int, ticks: Iterator | None = None) -> Iterator[Tensor]:

@@ -10,6 +10,15 @@ of its displacement is known to be kappa I. For losses linear in the weights the
 the inner product of gradients, which is computed exactly; only the difference between chain and shadow is left to
 sampling, and that is small where the two stay close together (n_beta times the curvature below gamma). What the prior
 alone would give beyond the linear part is taken off with the shadow: it is common to both, and no part of the answer.
+With `shrinkage` as much of the sampled difference is added to each query's scores as the chains agree on (James-Stein:
+one less the share of its square that is noise, judged by how much the chains differ): a difference that is all noise is
+left out.
+
+The paper's localising Gaussian is isotropic, of precision gamma. With `localiser` "kronecker" its precision is gamma (1
++ H / damping), H the loss's curvature as EK-FAC pictures it (`baselines/support/curvature.py`): as wide as ever where
+the loss is flat, and narrower where it is curved, so that the posterior is shaped like the loss's own at an inverse
+temperature of gamma / damping without the chain having to find that shape. Samplers move in coordinates in which that
+Gaussian is round. The linear part of the control variate is then g^T (1 + H / damping)^-1 g'.
 
 Chains that diverge are dropped with their reason in the record, and the method fails if too few are left: a covariance
 over a chain that ran away is a number about nothing.
@@ -17,24 +26,28 @@ over a chain that ran away is a number about nothing.
 
 import functools
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from baselines.bif.covariance import BLOCK, CENTRINGS, Kept, Streamed, degrees_of_freedom
+from baselines.bif.covariance import BLOCK, CENTRINGS, Agreement, Kept, Streamed, degrees_of_freedom
 from baselines.bif.diagnostics import ChainHealth, effective_sample_size, judge_chain, split_rhat
 from baselines.bif.engine import DISPLACEMENTS, GRADIENTS, Workbench
 from baselines.bif.sampler import SAMPLERS
-from baselines.gradsim import GradSim
+from baselines.gradsim import inner_products
 from baselines.method import Attribution, Method, Problem, batch_size_option
+from baselines.support.curvature import GradientsInMetric, Metric, fit_curvature
+from baselines.support.gradients import PerExampleGradients, trainable_parameters
 from baselines.support.memory import free_bytes
 from retrain.examples import Examples
 from retrain.plugins import UsageError
 
 logger = logging.getLogger("tda-bench")
 
+LOCALISERS = ("isotropic", "kronecker")
 LEAST_VARIANCE = 0.01  # a training example's variance is at least this share of its linear part: differences are noisy
 
 
@@ -60,6 +73,9 @@ class BIF(Method):
     step_size: float = 1e-5
     n_beta: float = 200.0  # effective number of samples: the weight of the mean loss
     gamma: float = 10_000.0  # localisation: precision of the Gaussian around the checkpoint
+    localiser: str = "isotropic"  # or "kronecker": of precision gamma (1 + curvature / damping)
+    damping: float = 0.1  # of the kronecker localiser: curvature well below it counts as none
+    fit_examples: int = 10_000  # training examples that the kronecker localiser's curvature is taken from, at most
     minibatch: int = 1024
     gradient: str = "minibatch"  # or "difference": less the same minibatch's at the checkpoint (engine.Gradient)
     parameters: str = ""  # regular expression: only parameters whose name it finds are sampled; empty: all trainable
@@ -68,10 +84,11 @@ class BIF(Method):
     divergence_limit: float = 5.0  # nats above the checkpoint's mean loss at which a chain has run away
     min_chains: int = 1  # fewer healthy chains than this is a failure
     control_variate: bool = False  # sample only what differs from the prior's own, exactly known covariance
+    shrinkage: bool = False  # of what the control variate leaves to sampling: keep what the chains agree on
     displacement: str = "float32"  # what a chain keeps of w - w*; bfloat16 halves it, for models of billions
     keep_traces: bool = False  # store every loss trace beside the scores, for budget curves
     batch_size: int = batch_size_option(5000)
-    gradient_batch_size: int = batch_size_option(250)  # of the control variate's gradients
+    gradient_batch_size: int = batch_size_option(250)  # of the control variate's and the curvature's gradients
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -79,10 +96,12 @@ class BIF(Method):
             ("gradient", GRADIENTS),
             ("centring", CENTRINGS),
             ("displacement", tuple(DISPLACEMENTS)),
+            ("localiser", LOCALISERS),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
-        for name in ("chains", "draws", "thinning", "minibatch", "min_chains", "step_size", "n_beta"):
+        positive = ("chains", "draws", "thinning", "minibatch", "min_chains", "step_size", "n_beta")
+        for name in (*positive, "damping", "fit_examples"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a positive number")
         if self.chains * self.draws < 2:
@@ -97,20 +116,38 @@ class BIF(Method):
         if self.control_variate and (self.query_normalised or self.keep_traces):
             raise ValueError("control_variate goes with neither query_normalised nor keep_traces")
 
-    def score(self, problem: Problem, state: Any) -> Attribution:
+        if self.shrinkage and (not self.control_variate or self.chains < 2 or self.draws < 2):
+            raise ValueError("shrinkage goes with control_variate and at least 2 chains of 2 draws, which it compares")
+
+    def fit(self, problem: Problem) -> Metric | None:
+        """The kronecker localiser's coordinates, from the curvature on random training examples."""
+        if self.localiser == "isotropic":
+            return None
+        count = min(self.fit_examples, len(problem.train))
+        chosen = np.random.default_rng(problem.seed).permutation(len(problem.train))[:count]
+        loss, examples = problem.task.loss_function, problem.train.select(chosen)
+        blocks = fit_curvature(self._gradients(problem), loss, examples, self.gradient_batch_size, problem.device)
+        return Metric(blocks, self.damping)
+
+    def _gradients(self, problem: Problem) -> PerExampleGradients:
+        names = [name for name in trainable_parameters(problem.model) if re.search(self.parameters, name)]
+        return PerExampleGradients(problem.model, problem.task.loss_function.per_example, names)
+
+    def score(self, problem: Problem, state: Metric | None) -> Attribution:
         num_train, num_queries = len(problem.attributed_indices), len(problem.queries)
         streaming, needed = self._plan_memory(num_train, num_queries, problem.device)
         inner: Attribution | None = None
         if self.control_variate:
-            gradsim = GradSim(parameters=self.parameters, batch_size=self.gradient_batch_size)
-            inner = gradsim.score(problem, None)
+            plain = self._gradients(problem)
+            gradients = plain if state is None else GradientsInMetric(plain, state)
+            inner = inner_products(problem, gradients, self.gradient_batch_size, "bif: linear part")
         measured = problem.task.resident(_joined(problem.attributed, problem.queries), problem.device)
         train = problem.task.resident(problem.train, problem.device)
 
         total = self.chains * (self.burn_in + self.draws)
         ticks = iter(problem.progress(range(total), total=total, description="bif: draws"))
         start_loss = float(problem.task.losses(problem.model, problem.attributed, problem.device).mean())
-        workbench = Workbench(self, problem.task, problem.model, train, measured)
+        workbench = Workbench(self, problem.task, problem.model, train, measured, state)
         collect = functools.partial(
             Streamed if streaming else Kept,
             self.draws,
@@ -120,6 +157,7 @@ class BIF(Method):
             problem.device,
         )
         collector, shadow = collect(), collect() if self.control_variate else None
+        agreement = Agreement() if self.shrinkage else None
         verdicts, mean_losses = [], []
         for chain in range(self.chains):
             collector.start()
@@ -135,18 +173,32 @@ class BIF(Method):
                 collector.keep()
                 if shadow is not None:
                     shadow.keep()
+                if agreement is not None and shadow is not None:
+                    agreement.add(*collector.of_last_chain(), *shadow.of_last_chain())
         list(ticks)  # closes the progress bar
         del workbench
         self._check_health(verdicts, np.stack(mean_losses))
 
+        shares: dict[str, float] = {}  # of what was sampled, in what is returned
         cross, query_scale, train_scale = collector.covariance()
         if shadow is not None and inner is not None:
             shadow_cross, _, shadow_scale = shadow.covariance()
             kappa = self.prior_variance(num_chains=sum(verdict.healthy for verdict in verdicts))
             exact = kappa * inner.train_scale.to(problem.device).square()  # type: ignore[union-attr]
-            cross += -kappa * inner.scores.to(problem.device) - shadow_cross
-            variance = train_scale.square() - shadow_scale.square() + exact
-            train_scale = variance.clamp(min=LEAST_VARIANCE * exact).sqrt()
+            cross -= shadow_cross
+            excess = train_scale.square() - shadow_scale.square()
+            if agreement is not None:
+                kept_of_scores, kept_of_variances = agreement.shares()
+                cross *= kept_of_scores[:, None]
+                excess *= kept_of_variances
+                shares = {
+                    "kept_difference_median": float(kept_of_scores.median()),
+                    "kept_variance": float(kept_of_variances),
+                }
+            sampled = cross.norm()
+            cross -= kappa * inner.scores.to(problem.device)
+            shares["sampled_share"] = float(sampled / cross.norm())
+            train_scale = (exact + excess).clamp(min=LEAST_VARIANCE * exact).sqrt()
         if self.query_normalised:
             cross = cross / torch.where(query_scale > 0, query_scale, 1.0)[:, None]
         kept = [mean_losses[verdict.chain] for verdict in verdicts if verdict.healthy]
@@ -157,7 +209,7 @@ class BIF(Method):
         return Attribution(
             scores=-cross.cpu(),
             train_scale=train_scale.cpu(),
-            diagnostics={**diagnostics, "planned_bytes": needed, "streaming": streaming},
+            diagnostics={**diagnostics, **shares, "planned_bytes": needed, "streaming": streaming},
             arrays=arrays,
         )
 
@@ -187,7 +239,8 @@ class BIF(Method):
         scores = 4 * num_train * num_queries
         copies = 2 if self.control_variate else 1  # a chain and its shadow
         by_traces = copies * (2 * 4 * self.chains * self.draws * (num_train + num_queries) + scores)
-        by_sums = copies * 3 * scores + 4 * BLOCK * (num_train + num_queries)
+        by_traces += 2 * scores if self.shrinkage else 0
+        by_sums = (copies * 3 + (2 if self.shrinkage else 0)) * scores + 4 * BLOCK * (num_train + num_queries)
         streaming = by_sums < by_traces and not self.keep_traces
         needed, free = min(by_sums, by_traces) if not self.keep_traces else by_traces, free_bytes(device)
         what = f"{self.chains} x {self.draws} draws of {num_train} + {num_queries} losses"

@@ -6,7 +6,9 @@ Each sampler moves a list of parameters in place, from a minibatch gradient and 
 anything back to the host. All are run at a fixed step size, so each has a discretisation bias of order `step_size`.
 
 What a chain keeps is its displacement w - w*, in float32 unless told otherwise: steps of a millionth are not lost in
-weights of order one, and the weights the model computes with may be bf16.
+weights of order one, and the weights the model computes with may be bf16. With a `Metric` it keeps the displacement in
+that metric's coordinates, and gradients come in them: the localising Gaussian is then curved as the metric is, and
+every sampler below takes steps that fit each direction.
 """
 
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from baselines.support.curvature import Metric
 
 
 @dataclass
@@ -25,6 +29,7 @@ class Position:
     dtype: torch.dtype = torch.float32  # of the displacement, and of whatever else a sampler carries
     # A second position driven by the same noise under the prior alone (no loss): what its covariance is, is known.
     shadow: "Position | None" = None
+    metric: Metric | None = None  # whose coordinates the displacement is in; None: the weights themselves
     memory: dict[str, list[Tensor]] = field(default_factory=dict)  # what a sampler carries from step to step
 
     def __post_init__(self) -> None:
@@ -40,7 +45,8 @@ class Position:
 
     def publish(self) -> None:
         """Write anchor + displacement into the parameters the model computes with."""
-        for parameter, anchor, displacement in zip(self.parameters, self.anchor, self.displacement, strict=True):
+        moved = self.displacement if self.metric is None else self.metric.to_weights(self.displacement)
+        for parameter, anchor, displacement in zip(self.parameters, self.anchor, moved, strict=True):
             torch.add(anchor, displacement, out=parameter)
 
     def reset(self) -> None:

@@ -39,12 +39,15 @@ def _linear_vector(module: Any, inputs: Tensor, gradient: Tensor) -> dict[str, T
 
 
 def _convolution(module: Any, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    weight = gradient.flatten(2) @ _patches(module, inputs).transpose(1, 2)
+    return {"weight": weight.reshape(len(inputs), *module.weight.shape), "bias": gradient.flatten(2).sum(2)}
+
+
+def _patches(module: Any, inputs: Tensor) -> Tensor:
+    """(batch, in_channels * kernel, positions), in the order of the weight's own flattening."""
     if isinstance(module.padding, str):
         raise NotImplementedError("string padding")
-    # unfold: (batch, in_channels * kernel, positions), in the order of the weight's own flattening
-    patches = F.unfold(inputs, module.kernel_size, module.dilation, module.padding, module.stride)
-    weight = gradient.flatten(2) @ patches.transpose(1, 2)
-    return {"weight": weight.reshape(len(inputs), *module.weight.shape), "bias": gradient.flatten(2).sum(2)}
+    return F.unfold(inputs, module.kernel_size, module.dilation, module.padding, module.stride)
 
 
 def _batch_norm(module: Any, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
@@ -122,7 +125,42 @@ class PerExampleGradients:
                 self._use_hooks = False
         return self._by_vmap(batch)
 
+    def sides(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Both factors of every gradient that is a sum of outer products, by the weight's name.
+
+        (examples x positions, outputs) gradients of a layer's outputs, and (examples x positions, inputs) of what it
+        read, in the order of the weight's rows and columns. Linear and convolution layers only; none of them where the
+        model's gradients cannot be had from hooks.
+        """
+        try:
+            tensors = self._layer_tensors(batch)
+        except _Unsupported:
+            return {}
+        found = {}
+        for path, (inputs, gradient) in tensors.items():
+            module, leaves = self._owners[path]
+            name = f"{path}.weight" if path else "weight"
+            if "weight" not in leaves or _rule(module, inputs) not in (_linear, _linear_vector, _convolution):
+                continue
+            if _rule(module, inputs) is _convolution:
+                inputs = _patches(module, inputs).transpose(1, 2)
+                gradient = gradient.flatten(2).transpose(1, 2)
+            found[name] = gradient.flatten(0, -2).float(), inputs.flatten(0, -2).float()
+        return found
+
     def _by_hooks(self, batch: Batch) -> Tensor:
+        parts: dict[str, Tensor] = {}
+        for path, (inputs, gradient) in self._layer_tensors(batch).items():
+            module, leaves = self._owners[path]
+            rule = _rule(module, inputs)
+            assert rule is not None
+            by_leaf = rule(module, inputs, gradient)
+            for leaf in leaves:
+                parts[f"{path}.{leaf}" if path else leaf] = by_leaf[leaf].flatten(1)
+        return torch.cat([parts[name] for name in self.names], dim=1).float()
+
+    def _layer_tensors(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """By module: what it read, and the gradient of the summed values in what it gave."""
         inputs_of: dict[str, Tensor] = {}
         outputs_of: dict[str, Tensor] = {}
         handles = []
@@ -145,15 +183,7 @@ class PerExampleGradients:
         finally:
             for handle in handles:
                 handle.remove()
-        parts: dict[str, Tensor] = {}
-        for path, gradient in zip(paths, gradients):
-            module, leaves = self._owners[path]
-            rule = _rule(module, inputs_of[path])
-            assert rule is not None
-            by_leaf = rule(module, inputs_of[path], gradient)
-            for leaf in leaves:
-                parts[f"{path}.{leaf}" if path else leaf] = by_leaf[leaf].flatten(1)
-        return torch.cat([parts[name] for name in self.names], dim=1).float()
+        return {path: (inputs_of[path], gradient) for path, gradient in zip(paths, gradients)}
 
     def _by_vmap(self, batch: Batch) -> Tensor:
         frozen = {name: value.detach() for name, value in self.model.named_parameters()}
