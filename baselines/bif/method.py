@@ -141,13 +141,14 @@ class BIF(Method):
             plain = self._gradients(problem)
             gradients = plain if state is None else GradientsInMetric(plain, state)
             inner = inner_products(problem, gradients, self.gradient_batch_size, "bif: linear part")
-        measured = problem.task.resident(_joined(problem.attributed, problem.queries), problem.device)
         train = problem.task.resident(problem.train, problem.device)
+        queries = problem.task.resident(problem.queries, problem.device)
+        measured = _joined(train.select(problem.attributed_indices), queries)
 
         total = self.chains * (self.burn_in + self.draws)
         ticks = iter(problem.progress(range(total), total=total, description="bif: draws"))
-        start_loss = float(problem.task.losses(problem.model, problem.attributed, problem.device).mean())
         workbench = Workbench(self, problem.task, problem.model, train, measured, state)
+        start_loss = float(workbench.losses()[:num_train].mean())  # no chain has moved yet
         collect = functools.partial(
             Streamed if streaming else Kept,
             self.draws,
@@ -207,7 +208,7 @@ class BIF(Method):
             arrays["loss_traces"] = collector.traces().cpu()
         diagnostics = _diagnose(np.stack(kept), collector.diagnosed(), verdicts)
         return Attribution(
-            scores=-cross.cpu(),
+            scores=cross.neg_().cpu(),
             train_scale=train_scale.cpu(),
             diagnostics={**diagnostics, **shares, "planned_bytes": needed, "streaming": streaming},
             arrays=arrays,

@@ -15,8 +15,6 @@ precision gamma in the coordinates z has precision gamma (1 + H / damping) in th
 more where it is curved.
 """
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -61,25 +59,22 @@ class Metric:
 
     def to_weights(self, coordinates: list[Tensor]) -> list[Tensor]:
         """Displacements of the weights, from coordinates of the same shapes."""
-        with tf32_products():
-            return [
-                block.from_basis(scale * values.reshape(scale.shape)).reshape(block.shape)
-                for block, scale, values in zip(self.blocks, self.scales, coordinates, strict=True)
-            ]
+        return [
+            block.from_basis(scale * values.reshape(scale.shape)).reshape(block.shape)
+            for block, scale, values in zip(self.blocks, self.scales, coordinates, strict=True)
+        ]
 
     def of_gradient(self, gradient: list[Tensor]) -> list[Tensor]:
         """The gradient in the coordinates, from that in the weights."""
-        with tf32_products():
-            return [
-                (scale * block.to_basis(values.float().reshape(scale.shape))).reshape(block.shape)
-                for block, scale, values in zip(self.blocks, self.scales, gradient, strict=True)
-            ]
+        return [
+            (scale * block.to_basis(values.float().reshape(scale.shape))).reshape(block.shape)
+            for block, scale, values in zip(self.blocks, self.scales, gradient, strict=True)
+        ]
 
     def of_rows(self, rows: Tensor) -> Tensor:
         """As `of_gradient`, for (batch, dimension) gradients, one a row, in place."""
-        with tf32_products():
-            for block, scale, part in zip(self.blocks, self.scales, rows.split(self.sizes, dim=1), strict=True):
-                part.copy_((scale * block.to_basis(part.reshape(len(rows), *scale.shape))).flatten(1))
+        for block, scale, part in zip(self.blocks, self.scales, rows.split(self.sizes, dim=1), strict=True):
+            part.copy_((scale * block.to_basis(part.reshape(len(rows), *scale.shape))).flatten(1))
         return rows
 
 
@@ -93,17 +88,6 @@ class GradientsInMetric:
         return self.metric.of_rows(self.gradients(batch))
 
 
-@contextlib.contextmanager
-def tf32_products() -> Iterator[None]:
-    """float32 matrix products on a GPU's tensor cores, in TF32: three digits are enough for a change of basis."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
 @torch.no_grad()
 def fit_curvature(
     gradients: PerExampleGradients, loss: Loss, examples: Examples, batch_size: int, device: torch.device
@@ -113,23 +97,17 @@ def fit_curvature(
     Two passes: the sides' second moments, then the eigenvalues in their common basis.
     """
     batches = [(inputs.to(device), targets.to(device)) for inputs, targets in examples.batches(batch_size)]
-    with tf32_products():
-        sides: dict[str, list[Tensor | None]] = {}
-        matrices: set[str] = set()
-        for batch in batches:
-            matrices = _add_second_moments(sides, gradients, _with_sampled_labels(gradients, loss, batch))
-        blocks = []
-        for name in gradients.names:
-            left, right = (None if side is None else torch.linalg.eigh(side).eigenvectors for side in sides[name])
-            parameter = gradients.model.get_parameter(name)
-            # A layer's weight is a matrix, of outputs by inputs; everything else is one long vector.
-            rows_and_columns = (len(parameter), -1) if name in matrices else (-1, 1)
-            eigenvalues = torch.zeros(parameter.numel(), device=device).view(rows_and_columns)
-            blocks.append(Block(parameter.shape, eigenvalues, left, right))
-        for batch in batches:
-            rows = gradients(_with_sampled_labels(gradients, loss, batch))
-            for block, part in zip(blocks, rows.split([block.eigenvalues.numel() for block in blocks], dim=1)):
-                block.eigenvalues += block.to_basis(part.reshape(len(rows), *block.eigenvalues.shape)).square().sum(0)
+    sides = _second_moments(gradients, loss, batches)
+    blocks = []
+    for name in gradients.names:
+        parameter = gradients.model.get_parameter(name)
+        left, right = (None if side is None else torch.linalg.eigh(side).eigenvectors for side in sides[name].moments)
+        eigenvalues = torch.zeros(parameter.numel(), device=device).view(sides[name].shape)
+        blocks.append(Block(parameter.shape, eigenvalues, left, right))
+    for batch in batches:
+        rows = gradients(_with_sampled_labels(gradients, loss, batch))
+        for block, part in zip(blocks, rows.split([block.eigenvalues.numel() for block in blocks], dim=1)):
+            block.eigenvalues += block.to_basis(part.reshape(len(rows), *block.eigenvalues.shape)).square().sum(0)
     # The labels of a sequence's tokens are independent: the mean of its tokens' gradients has 1 / tokens of the
     # curvature of the mean of its tokens' losses.
     tokens = examples.targets[0].numel()
@@ -144,29 +122,47 @@ def _with_sampled_labels(
     return batch[0], loss.sample_targets(gradients.model(batch[0])).to(batch[1].dtype)
 
 
-def _add_second_moments(
-    sides: dict[str, list[Tensor | None]], gradients: PerExampleGradients, batch: tuple[Tensor, Tensor]
-) -> set[str]:
-    """Adds this batch's to each parameter's [rows x rows, columns x columns], None where a side keeps its axes.
+@dataclass
+class _Sides:
+    """A parameter as a matrix of this shape, and its sides' summed outer products; None where a side keeps its axes."""
 
-    Returns the names of the parameters that are matrices with two sides; the others are vectors.
-    """
-    matrices = gradients.sides(batch)
-    rows = gradients(batch) if len(matrices) < len(gradients.names) else torch.empty(0)
-    start = 0
-    for name in gradients.names:
-        size = gradients.model.get_parameter(name).numel()
-        if name in matrices:
-            found = [_second_moment(side, LARGEST_SIDE) for side in matrices[name]]
-        else:
-            dense = size <= LARGEST_DENSE
-            found = [_second_moment(rows[:, start : start + size], LARGEST_DENSE) if dense else None, None]
-        start += size
-        before = sides.setdefault(name, [None, None])
-        sides[name] = [new if old is None or new is None else old + new for old, new in zip(before, found)]
-    return set(matrices)
+    shape: tuple[int, int]
+    moments: list[Tensor | None]
+
+    def add(self, moments: list[Tensor | None]) -> None:
+        self.moments = [
+            None if old is None or new is None else old + new for old, new in zip(self.moments, moments, strict=True)
+        ]
 
 
-def _second_moment(vectors: Tensor, largest: int) -> Tensor | None:
+def _second_moments(
+    gradients: PerExampleGradients, loss: Loss, batches: list[tuple[Tensor, Tensor]]
+) -> dict[str, _Sides]:
+    """By parameter. A layer's weight is a matrix, of outputs by inputs; everything else is one long vector."""
+    found: dict[str, _Sides] = {}
+    sizes = {name: gradients.model.get_parameter(name).numel() for name in gradients.names}
+    for batch in batches:
+        batch = _with_sampled_labels(gradients, loss, batch)
+        matrices = gradients.sides(batch)
+        new = {
+            name: _Sides((outputs.shape[1], inputs.shape[1]), [_second_moment(outputs), _second_moment(inputs)])
+            for name, (outputs, inputs) in matrices.items()
+        }
+        vectors = [name for name in gradients.names if name not in matrices]
+        small = [name for name in vectors if sizes[name] <= LARGEST_DENSE]
+        new |= {name: _Sides((sizes[name], 1), [None, None]) for name in vectors}
+        if small:
+            rows = PerExampleGradients(gradients.model, gradients.function, small)(batch)
+            for name, part in zip(small, rows.split([sizes[name] for name in small], dim=1), strict=True):
+                new[name].moments[0] = _second_moment(part)
+        for name, sides in new.items():
+            if name in found:
+                found[name].add(sides.moments)
+            else:
+                found[name] = sides
+    return found
+
+
+def _second_moment(vectors: Tensor) -> Tensor | None:
     """(size, size) from (count, size); None above the largest size."""
-    return vectors.T @ vectors if vectors.shape[1] <= largest else None
+    return vectors.T @ vectors if vectors.shape[1] <= LARGEST_SIDE else None

@@ -98,23 +98,66 @@ def logits_in(dtype: torch.dtype, model: ResNet9, images: Tensor) -> Tensor:
     return model.head(features.float()) * model.scale
 
 
-def logits_of_whitened(dtype: torch.dtype, model: ResNet9, whitened: Tensor) -> Tensor:
-    """As `logits_in`, from `model.whitened(images)`; without gradients on CUDA by fused kernels, in eval mode."""
+def logits_of_whitened(dtype: torch.dtype, model: ResNet9, bordered: Tensor) -> Tensor:
+    """As `logits_in`, from `with_border(model.whitened(images))`; on CUDA in eval mode by fused kernels."""
     if dtype == torch.float32:
-        return model.head(model.features_of_whitened(whitened)) * model.scale
-    if torch.is_grad_enabled() or not HAS_TRITON:
-        with torch.autocast(whitened.device.type, dtype, cache_enabled=False):
-            features = model.features_of_whitened(whitened)
-        return model.head(features.float()) * model.scale
-    from retrain.models.resnet9_kernels import pool_norm_gelu
+        return model.head(model.features_of_whitened(_without_border(bordered))) * model.scale
+    if HAS_TRITON and bordered.is_cuda and not model.training and not _trains_scales(model):
+        features = _fused_features(dtype, model, bordered)
+    else:
+        with torch.autocast(bordered.device.type, dtype, cache_enabled=False):
+            features = model.features_of_whitened(_without_border(bordered))
+    return model.head(features.float()) * model.scale
 
-    hidden = whitened
-    for group in model.groups:
+
+def with_border(whitened: Tensor) -> Tensor:
+    """Whitened images with a row of zeros above and a column on the left, as a convolution would pad them.
+
+    The zeros below and on the right are left out: where a 2x2 maximum follows and the size is odd (CIFAR-10: 31x31,
+    32x32 with the border), it never reads what they would contribute to.
+    """
+    return F.pad(whitened, (1, 0, 1, 0))
+
+
+def _without_border(bordered: Tensor) -> Tensor:
+    return bordered[:, :, 1:, 1:]
+
+
+def _trains_scales(model: ResNet9) -> bool:
+    """Whether a gradient is wanted that the fused kernels do not give: that of a BatchNorm's weight."""
+    norms = (module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    return torch.is_grad_enabled() and any(norm.weight.requires_grad for norm in norms)
+
+
+def _fused_features(dtype: torch.dtype, model: ResNet9, bordered: Tensor) -> Tensor:
+    """(batch, widths[-1]) in `dtype`: `model.features_of_whitened`, by the kernels of `resnet9_kernels`."""
+    from retrain.models import resnet9_kernels as kernels
+
+    fuse_convolutions = not torch.is_grad_enabled()  # the gradient needs the convolutions' outputs
+    hidden = bordered
+    for number, group in enumerate(model.groups):
         assert isinstance(group, ConvGroup)
         pool = isinstance(group.pool, nn.MaxPool2d)
-        hidden = pool_norm_gelu(F.conv2d(hidden, _cast(group.conv1, dtype), padding=1), group.norm1, pool)
-        hidden = pool_norm_gelu(F.conv2d(hidden, _cast(group.conv2, dtype), padding=1), group.norm2, False)
-    return model.head(hidden.amax(dim=(2, 3)).float()) * model.scale
+        first, second = _cast(group.conv1, dtype), _cast(group.conv2, dtype)
+        if number == 0 and fuse_convolutions and kernels.covers_pooled(hidden, group.conv1, pool):
+            hidden = kernels.pooled_convolution(hidden, first, group.norm1)
+        elif number == 0:
+            hidden = kernels.pool_norm_gelu(_convolved_with_border(hidden, first, pool), group.norm1, pool)
+        else:
+            hidden = kernels.pool_norm_gelu(F.conv2d(hidden, first, padding=1), group.norm1, pool)
+        if fuse_convolutions and kernels.covers_plain(hidden, group.conv2, False):
+            hidden = kernels.plain_convolution(hidden, second, group.norm2)
+        else:
+            hidden = kernels.pool_norm_gelu(F.conv2d(hidden, second, padding=1), group.norm2, False)
+    # Of equal maxima the first gets the gradient, as in the unfused network; without one, amax is the faster.
+    return hidden.amax(dim=(2, 3)) if fuse_convolutions else model.flatten(model.pool(hidden))
+
+
+def _convolved_with_border(bordered: Tensor, weight: Tensor, pool: bool) -> Tensor:
+    """What the 2x2 maximum reads of the convolution, or all of it where there is none."""
+    if pool and bordered.shape[2] % 2 == 0 and bordered.shape[3] % 2 == 0:
+        return F.conv2d(bordered, weight)
+    return F.conv2d(_without_border(bordered), weight, padding=1)
 
 
 def _cast(convolution: nn.Conv2d, dtype: torch.dtype) -> Tensor:
