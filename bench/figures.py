@@ -78,7 +78,7 @@ def draw_lds_normalised(results: Results) -> Iterator[Drawing]:
 
 def _lds_curves(results: Results, normalised: bool) -> Iterator[Drawing]:
     rows = results.rows[results.rows["normalised"] == normalised] if len(results.rows) else results.rows
-    for (task, protocol), group in rows.groupby(["task", "protocol"], sort=True):
+    for (name, protocol), group in rows.groupby(["name", "protocol"], sort=True):
         shares = sorted(group["alpha_attribution"].unique())
         figure, axes = panels(len(shares))
         for axis, share in zip(axes, shares, strict=True):
@@ -87,7 +87,7 @@ def _lds_curves(results: Results, normalised: bool) -> Iterator[Drawing]:
             axis.set_title(rf"$\alpha_{{\mathrm{{attribution}}}}$ = {share:g}")
         finish(figure, axes, r"$\alpha_{\mathrm{retrain}}$", "LDS")
         kind = "train-normalised" if normalised else "raw"
-        stem = f"lds-{'normalised-' if normalised else ''}{task}-{protocol}"
+        stem = f"lds-{'normalised-' if normalised else ''}{name}-{protocol}"
         bars = "standard error over seeds" if group["seed"].nunique() > 1 else "95 % intervals of the one seed"
         caption = (
             f"LDS of {kind} scores against the share of the attributed examples retrained on; "
@@ -143,7 +143,7 @@ def draw_seeds(results: Results) -> Iterator[Drawing]:
     rows = results.rows
     if not len(rows):
         return
-    for (task, protocol, normalised), group in rows.groupby(["task", "protocol", "normalised"], sort=True):
+    for (name, protocol, normalised), group in rows.groupby(["name", "protocol", "normalised"], sort=True):
         seeds, shares = sorted(group["seed"].unique()), sorted(group["alpha_attribution"].unique())
         if len(seeds) < 2:
             continue
@@ -164,7 +164,7 @@ def draw_seeds(results: Results) -> Iterator[Drawing]:
                 if row == len(seeds) - 1:
                     axis.set_xlabel(r"$\alpha_{\mathrm{retrain}}$")
         legend(figure, grid.ravel())
-        stem = f"seeds-{'normalised-' if normalised else ''}{task}-{protocol}"
+        stem = f"seeds-{'normalised-' if normalised else ''}{name}-{protocol}"
         caption = (
             f"LDS of {'train-normalised' if normalised else 'raw'} scores, every seed by itself; "
             f"{first(group, 'description')}, protocol {protocol}. Bars: 95 % intervals. {sizes(group)}"
@@ -176,7 +176,7 @@ def draw_seeds(results: Results) -> Iterator[Drawing]:
 
 
 def timings(results: Results) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """(task, machine, rows): seconds may be compared within each, and only there."""
+    """(name, machine, rows): seconds may be compared within each, and only there."""
     rows = results.rows
     if not len(rows):
         return
@@ -187,13 +187,13 @@ def timings(results: Results) -> Iterator[tuple[str, str, pd.DataFrame]]:
         for machine, device in zip(rows["machine"], rows["device"])
     ]
     rows["timed_on"] = here
-    for (task, machine), group in rows.groupby(["task", "timed_on"], sort=True):
-        yield str(task), str(machine), group
+    for (name, machine), group in rows.groupby(["name", "timed_on"], sort=True):
+        yield str(name), str(machine), group
 
 
 def draw_seconds(results: Results) -> Iterator[Drawing]:
     """The paper's fig:timings_bif-vs-ekfac, with every method."""
-    for task, machine, group in timings(results):
+    for name, machine, group in timings(results):
         once = group.drop_duplicates(["method", "alpha_attribution", "seed", "protocol"])
         once = once[once["method"] != "random"]
         if once["alpha_attribution"].nunique() < 2:
@@ -216,7 +216,7 @@ def draw_seconds(results: Results) -> Iterator[Drawing]:
             f"{first(once, 'description')} on {machine}. Median over seeds, bars from the fastest to the slowest. "
             f"{differing_settings(once)}{sizes(once)}"
         )
-        yield Drawing(f"seconds-{task}-{slug(machine)}", caption, run_ids(once), figure)
+        yield Drawing(f"seconds-{name}-{slug(machine)}", caption, run_ids(once), figure)
 
 
 def differing_settings(rows: pd.DataFrame) -> str:
@@ -234,7 +234,7 @@ def differing_settings(rows: pd.DataFrame) -> str:
 
 def draw_pareto(results: Results) -> Iterator[Drawing]:
     """What one gets for the seconds: LDS against cost, with the methods that no other beats on both."""
-    for task, machine, everything in timings(results):
+    for name, machine, everything in timings(results):
         for protocol, group in everything.groupby("protocol", sort=True):
             # One share of the training set: the one most experiments were made at, 0.1 (the paper's) among equals.
             counts = group.groupby("alpha_attribution").size()
@@ -251,7 +251,7 @@ def draw_pareto(results: Results) -> Iterator[Drawing]:
                 f"alpha_attribution {share:g}, on {machine}. Filled: raw scores; hollow: train-normalised. The line "
                 f"joins what no other point beats on both axes. {sizes(here)}"
             )
-            yield Drawing(f"pareto-{task}-{protocol}-{slug(machine)}", caption, run_ids(here), figure)
+            yield Drawing(f"pareto-{name}-{protocol}-{slug(machine)}", caption, run_ids(here), figure)
 
 
 def pareto_panel(axis: Axes, rows: pd.DataFrame) -> None:
@@ -294,7 +294,8 @@ def draw_llm(results: Results) -> Iterator[Drawing]:
     rows = results.rows
     if not len(rows):
         return
-    for (task, protocol), group in rows[rows["task"].isin(LANGUAGE_TASKS)].groupby(["task", "protocol"], sort=True):
+    language = rows[rows["task"].isin(LANGUAGE_TASKS)]
+    for (name, task, protocol), group in language.groupby(["name", "task", "protocol"], sort=True):
         lines = []
         for (alpha, normalised), block in group.groupby(["alpha", "normalised"], sort=True):
             for method in in_order(block["method"]):
@@ -318,7 +319,7 @@ def draw_llm(results: Results) -> Iterator[Drawing]:
                     }
                 )
         caption = f"LDS of finetuning; {first(group, 'description')}, protocol {protocol}. {sizes(group)}"
-        yield Drawing(f"llm-{task}-{protocol}", caption, run_ids(group), table=pd.DataFrame(lines))
+        yield Drawing(f"llm-{name}-{protocol}", caption, run_ids(group), table=pd.DataFrame(lines))
 
 
 # ---- scaling, sweeps and budgets: see results/README.md for their files ----

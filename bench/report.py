@@ -51,7 +51,7 @@ def leaderboard(results: Results) -> list[dict[str, Any]]:
     if not len(results.rows):
         return rows
     everybody = list(results.rows["method"])
-    keys = ["task", "protocol", "alpha", "alpha_attribution", "normalised", "method"]
+    keys = ["name", "protocol", "alpha", "alpha_attribution", "normalised", "method"]
     for (task, protocol, alpha, share, normalised, method), cell in results.rows.groupby(keys, sort=True):
         mean, error = mean_and_standard_error(cell["lds"].to_numpy())
         low, high = (mean - error, mean + error) if len(cell) > 1 else (cell["ci_low"].iloc[0], cell["ci_high"].iloc[0])

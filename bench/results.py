@@ -13,8 +13,8 @@ import pandas as pd
 from bench.lds import COLUMNS
 from retrain.safe_files import SafeFileError, read_json
 
-EXPERIMENT = ["task", "protocol", "method", "normalised", "alpha", "alpha_attribution", "seed"]
-EXTRA = ["spread", "device", "machine", "num_replicates", "description", "record", "finished"]
+EXPERIMENT = ["name", "task", "protocol", "method", "normalised", "alpha", "alpha_attribution", "seed"]
+EXTRA = ["name", "spread", "device", "machine", "num_replicates", "description", "record", "finished"]
 
 
 @dataclass
@@ -54,6 +54,7 @@ def load_results(folder: str | Path) -> Results:
             replicates = {_where(c): c.get("num_replicates") for c in record["ceilings"]}
             settings = {m["name"]: json.dumps(m, sort_keys=True) for m in record["config"].get("methods", [])}
             for row in record["rows"]:
+                context["name"] = _name(path.relative_to(results.folder), row["task"])
                 known = {"num_replicates": replicates.get(_where(row)), "settings": settings.get(row["method"], "")}
                 rows.append({**context, **row, **known})
             pairs += record.get("pairs", [])
@@ -95,6 +96,16 @@ def _context(path: Path, record: dict[str, Any], folder: Path) -> dict[str, Any]
         else record["device"],
         "device": record["device"],
     }
+
+
+def _name(path: Path, task: str) -> str:
+    """What the row's figures are called: its task, or the folder of runs if that is named after the task.
+
+    Runs in `cifar10` and in `cifar10-bif` then stay apart: their ground truths may differ in replicates or queries, and
+    methods are compared on one ground truth only.
+    """
+    folder = path.parts[-3] if len(path.parts) > 2 else ""
+    return folder if folder.startswith(f"{task}-") else task
 
 
 def _where(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -267,7 +267,8 @@ class Point:
             assert model is not None
             self.rung(model, self.size(self.spec["chains"]))
         target = whole_size(self.spec)[self.axis]
-        first = {"draws": self.spec["chains"], "layers": 1, "train": min(8, target)}[self.axis]
+        # Two draws a chain, so that each takes a step.
+        first = {"draws": 2 * self.spec["chains"], "layers": 1, "train": min(8, target)}[self.axis]
         for value in ladder(first, target, self.sizes_and_seconds, self.left, self.allowed):
             here = model if model is not None else self.load_model(value)
             self.result["rungs"].append(self.rung(here, self.size(value)))

@@ -83,7 +83,7 @@ def make_row(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | N
         row |= {name: last[name] for name in ("fit_seconds", "score_seconds")}
         row |= {name: last[name] for name in MEMORY}
     else:
-        row |= _project(rungs, axis, whole[axis])
+        row |= _project(rungs, axis, whole[axis], spec["chains"])
     if spec["method"] == "bif":
         row |= _bif_columns(row, rungs, peak_flops)
     if spec["method"] == "ekfac":
@@ -99,15 +99,19 @@ MEMORY = ("peak_memory_bytes", "peak_reserved_bytes", "host_peak_bytes", "disk_b
 LEAST_DRAW_ERROR = 0.05
 
 
-def _project_draws(rungs: list[dict[str, Any]], target: int) -> dict[str, Any]:
-    """Setup once and the median time between draws so many times; the interval is what the rungs differ by, doubled."""
+def _project_draws(rungs: list[dict[str, Any]], target: int, chains: int) -> dict[str, Any]:
+    """Setup once and the median time between draws so many times; the interval is what the rungs differ by, doubled.
+
+    A chain of one draw takes no step, so what its rung says about a draw is left out where another says more.
+    """
+    draws = ", ".join(str(rung["size"]["draws"]) for rung in rungs)
+    rungs = [rung for rung in rungs if rung["size"]["draws"] > chains] or rungs
     each = [rung["tick_seconds"] for rung in rungs]
     totals = [rung["fit_seconds"] + rung["score_seconds"] for rung in rungs]
     setups = [max(0.0, total - tick * rung["size"]["draws"]) for rung, tick, total in zip(rungs, each, totals)]
     seconds = [setup + tick * target for setup, tick in zip(setups, each)]
     spread = max(abs(value / seconds[-1] - 1) for value in seconds)
     error = max(LEAST_DRAW_ERROR, 2 * spread)
-    draws = ", ".join(str(rung["size"]["draws"]) for rung in rungs)
     return {
         "projected": True,
         "fit_seconds": 0.0,
@@ -120,9 +124,9 @@ def _project_draws(rungs: list[dict[str, Any]], target: int) -> dict[str, Any]:
     }
 
 
-def _project(rungs: list[dict[str, Any]], axis: str, target: int) -> dict[str, Any]:
+def _project(rungs: list[dict[str, Any]], axis: str, target: int, chains: int) -> dict[str, Any]:
     if axis == "draws" and all(rung.get("tick_seconds") for rung in rungs):
-        return _project_draws(rungs, target)
+        return _project_draws(rungs, target, chains)
     sizes = [rung["size"][axis] for rung in rungs]
     total = _total_line(rungs, axis)
     low, high = total.interval(target)

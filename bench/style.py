@@ -18,12 +18,13 @@ INK, FAINT = "#1b1e23", "#d5d8dd"  # bench.report swaps these for the page's own
 METHODS: dict[str, tuple[str, str, str, Any]] = {
     "bif": ("BIF", "#0072b2", "o", "-"),
     "bif_cv": ("BIF, control variate", "#56b4e9", "P", (0, (8, 1))),
+    "bif_kfac": ("BIF, Kronecker localiser", "#e69f00", "v", (0, (10, 1.5))),
     "ekfac": ("EK-FAC", "#d55e00", "s", (0, (5, 1.2))),
     "trak": ("TRAK", "#009e73", "^", (0, (3, 1.2, 1, 1.2))),
     "gradsim": ("GradSim", "#cc79a7", "D", (0, (1.5, 1))),
     "random": ("random", "#7f7f7f", "x", (0, (1, 2))),
 }
-SPARE = [("#e69f00", "v"), ("#a6761d", "p"), ("#8c6d31", "*"), ("#5b4ea2", "h")]
+SPARE = [("#a6761d", "p"), ("#1b9e77", "<"), ("#8c6d31", "*"), ("#5b4ea2", "h")]
 
 RC = {
     "figure.dpi": 100,

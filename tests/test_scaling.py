@@ -347,9 +347,22 @@ def specification(method: str) -> dict[str, Any]:
     configuration = Configuration(name="tiny", hidden=16, layers=2, heads=2, intermediate=32, vocabulary=64)
     return {
         "configuration": asdict(configuration), "method": method, "options": {"minibatch": 4, "chains": 4},
-        "train": 8, "queries": 2, "tokens": 12, "draws": 2000, "fit_examples": 8, "dtype": "float32",
+        "train": 8, "queries": 2, "tokens": 12, "draws": 2000, "chains": 4, "fit_examples": 8, "dtype": "float32",
         "weights_name": "random", "text_name": "random tokens", "device_name": "CPU",
     }  # fmt: skip
+
+
+def test_a_rung_whose_chains_take_no_step_says_nothing_about_a_draw() -> None:
+    """One draw a chain is a forward pass alone; its time between draws is no part of the projection or its interval."""
+    rungs = [
+        {**rung(draws=4, fit=0.0, score=1.0), "tick_seconds": 0.2},
+        {**rung(draws=8, fit=0.0, score=2.6), "tick_seconds": 0.3},
+        {**rung(draws=16, fit=0.0, score=5.0), "tick_seconds": 0.3},
+    ]
+    row = make_row(specification("bif"), {"rungs": rungs, "load_seconds": 0.1}, 1e12)
+    assert row["score_seconds"] == pytest.approx(0.2 + 0.3 * 2000)
+    assert row["seconds_low"] == pytest.approx(0.95 * row["score_seconds"])
+    assert row["projected_from"] == "the median draw of 4, 8, 16 of 2000 draws"
 
 
 # ---- sweeps of two tiny models ----
@@ -460,10 +473,10 @@ def test_what_exceeds_the_budget_is_projected_and_flagged(
         """The real run, with the seconds of a law: what a busy machine adds is no part of this test."""
         attribution, cost = measure(watched, problem)
         draws = getattr(getattr(watched, "method", watched), "draws", 0)
-        return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.1 * 2 * draws}
+        return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.1 * draws}
 
     monkeypatch.setattr(scaling_point, "measure", by_law)
-    arguments = [*tiny, "--methods", "bif", "--draws", "4000", "--budget-seconds", "0.01"]
+    arguments = [*tiny, "--methods", "bif", "--draws", "4000", "--chains", "1", "--budget-seconds", "0.01"]
     assert scaling.main(arguments) == 0
     for row in rows_of(tmp_path):
         assert row["projected"] is True
