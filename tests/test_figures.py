@@ -92,6 +92,17 @@ def test_the_same_experiment_twice_counts_once(results: Path) -> None:
     assert len(rows) == 2 * 2 * 2 * 5 * 2
 
 
+def test_a_folder_named_after_its_task_is_an_experiment_of_its_own(results: Path) -> None:
+    """Its ground truth may have other replicates or queries: its methods never share a panel with the task's."""
+    before = len(load_results(results).rows)
+    write_run(results / "cifar10-more", run_id="more00000000", shares=(0.1,), seeds=(1, 2), alphas=(0.1, 0.5))
+    rows = load_results(results).rows
+    assert set(rows["name"]) == {"cifar10", "cifar10-more"}
+    assert len(rows) == before + 2 * 2 * 5 * 2
+    stems = {drawing.stem for drawing in figures.draw_lds(load_results(results))}
+    assert {"lds-cifar10-paper", "lds-cifar10-more-paper"} <= stems
+
+
 def test_queries_that_settings_were_chosen_on_are_not_shown(results: Path) -> None:
     write_run(results / "tuning", run_id="tune00000000", seeds=(99,), split="tune")
     assert 99 not in set(load_results(results).rows["seed"])

@@ -92,7 +92,7 @@ QUICK = {
     "bif": {"chains": 2, "draws": 3, "minibatch": 16, "gamma": 1e5, "step_size": 1e-5},
     "trak": {"projection": 110, "ridge": 1.0},
 }
-QUICK["bif_cv"] = QUICK["bif_devinterp"] = QUICK["bif"]
+QUICK["bif_cv"] = QUICK["bif_kfac"] = QUICK["bif_devinterp"] = QUICK["bif"]
 
 
 @pytest.mark.parametrize("name", available_methods())
