@@ -130,8 +130,10 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, everybody: list[str]) -> None:
         axis.plot(ceilings.index, ceilings, color=INK, linestyle="--", linewidth=0.9, label="ceiling")
     else:
         note = "ceiling unknown: no replicates"
-        low, high = axis.get_ylim()
-        axis.update_datalim([(alphas[0], high + 0.12 * (high - low))])  # room for the words; other panels may add more
+        # Room for the words, by this panel's own points: a shared axis is already as high as the panels before made it.
+        top = max(0.0, float(rows[["lds", "ci_high"]].max().max()))
+        bottom = min(0.0, float(rows[["lds", "ci_low"]].min().min()))
+        axis.update_datalim([(alphas[0], top + 0.15 * (top - bottom))])
         axis.autoscale_view()
         axis.text(0.98, 0.97, note, transform=axis.transAxes, ha="right", va="top", fontsize=6, color="#7f7f7f")
     axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
