@@ -9,6 +9,7 @@ interval and the noise ceiling. Everything finished is kept: interrupt at any ti
 
 import argparse
 import dataclasses
+import difflib
 import functools
 import hashlib
 import itertools
@@ -53,9 +54,20 @@ logger = logging.getLogger("tda-bench")
 
 
 class Parser(argparse.ArgumentParser):
-    """One line on stderr, exit code 2."""
+    """One line on stderr, exit code 2. A misspelt option is named, with the one that was probably meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = [str(word) for word in (sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> Any:
+        known = list(self._option_string_actions)
+        for word in getattr(self, "_given", []):
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                meant = difflib.get_close_matches(name, known, n=1)
+                message = f"unknown option {name}" + (f"; did you mean {meant[0]}?" if meant else "; see --help")
+                break
         self.exit(2, f"{self.prog}: {message}\n")
 
 

@@ -57,6 +57,18 @@ def test_the_average_over_tokens_is_the_sequence_score(problem: Problem) -> None
     assert spearmanr(averaged, scores).statistic >= 0.999
 
 
+def test_tokens_see_the_localiser_that_sequences_see(problem: Problem) -> None:
+    method = BIF(**{**METHOD.__dict__, "localiser": "kronecker"})
+    pairs = EVERY_PAIR[:20]
+    torch.manual_seed(0)
+    averaged = torch.stack([matrix.mean() for matrix in token_bif(method, problem, pairs).covariance])
+    torch.manual_seed(0)  # the curvature's labels are drawn from the global generator
+    scores = method.score(problem, method.fit(problem)).scores[0]
+    torch.testing.assert_close(averaged, scores, rtol=1e-3, atol=1e-3 * float(scores.abs().max()))
+    with pytest.raises(UsageError, match="control_variate=false"):
+        token_bif(BIF(control_variate=True), problem, pairs)
+
+
 @pytest.mark.parametrize("centring", ["pooled", "chain"])
 def test_streamed_sums_are_the_kept_traces_covariance(problem: Problem, centring: str) -> None:
     method = BIF(**{**METHOD.__dict__, "centring": centring})

@@ -15,6 +15,7 @@ from baselines.support.curvature import Block, GradientsInMetric, Metric, fit_cu
 from baselines.support.gradients import PerExampleGradients
 from retrain.examples import Examples
 from retrain.losses import CrossEntropy, SquaredError
+from retrain.plugins import UsageError
 from tests.planted import Planted
 from tests.test_methods import make_problem, run
 
@@ -173,6 +174,18 @@ def test_with_the_kronecker_localiser_few_draws_are_damped_influence(tmp_path: P
     torch.testing.assert_close(answer.scores, exact, rtol=1e-3, atol=1e-3 * float(exact.abs().max()))
     assert answer.diagnostics["sampled_share"] < 0.01
     assert GradientsInMetric(gradients, metric)((problem.queries.inputs, problem.queries.targets)).shape == (10, 4)
+
+
+def test_scores_without_a_fit_make_their_own_and_a_pattern_that_finds_nothing_is_said(tmp_path: Path) -> None:
+    problem = make_problem(Planted(num_train=30, num_queries=4), tmp_path)
+    options = {"localiser": "kronecker", "chains": 2, "draws": 4, "minibatch": 30, "step_size": 1e-5}
+    torch.manual_seed(0)
+    fitted = BIF(**options).fit(problem)
+    with_it = BIF(**options).score(problem, fitted).scores
+    torch.manual_seed(0)
+    torch.testing.assert_close(BIF(**options).score(problem, None).scores, with_it)
+    with pytest.raises(UsageError, match='"nothing", which no trainable'):
+        BIF(**options, parameters="nothing").fit(problem)
 
 
 def test_the_kronecker_localiser_covers_what_ekfac_covers(tmp_path: Path) -> None:

@@ -171,7 +171,8 @@ def test_force_computes_again(arguments: list[str], capsys: pytest.CaptureFixtur
         (["--set", "nonsense"], "NAME.OPTION=VALUE"),
         (["--set", f"{PLANTED}.num_train=many"], "expected int"),
         (["--protocol", "magic"], "available: scratch"),
-        (["--nonsense"], "unrecognized"),
+        (["--nonsense"], "unknown option --nonsense"),
+        (["--methds", "bif"], "unknown option --methds; did you mean --methods?"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -232,11 +232,17 @@ class Workbench:
                 handle.remove()
 
 
+def sampled_names(model: nn.Module, pattern: str) -> list[str]:
+    """The trainable parameters whose names the regular expression finds; all of them if it is empty."""
+    names = [name for name in trainable_parameters(model) if re.search(pattern, name)]
+    if not names:
+        raise UsageError(f'bif.parameters is "{pattern}", which no trainable parameter\'s name matches')
+    return names
+
+
 def _copy_to_sample(checkpoint: nn.Module, pattern: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """A copy in eval mode and its sampled parameters by name: only those require gradients, and only those are new."""
-    chosen = {name: None for name in trainable_parameters(checkpoint) if re.search(pattern, name)}
-    if not chosen:
-        raise UsageError(f'bif.parameters is "{pattern}", which no trainable parameter\'s name matches')
+    chosen = sampled_names(checkpoint, pattern)
     fixed: dict[int, object] = {
         id(parameter): nn.Parameter(parameter.data, requires_grad=False)
         for name, parameter in checkpoint.named_parameters()

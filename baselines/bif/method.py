@@ -26,21 +26,21 @@ over a chain that ran away is a number about nothing.
 
 import functools
 import logging
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from baselines.bif.covariance import BLOCK, CENTRINGS, Agreement, Kept, Streamed, degrees_of_freedom
 from baselines.bif.diagnostics import ChainHealth, effective_sample_size, judge_chain, split_rhat
-from baselines.bif.engine import DISPLACEMENTS, GRADIENTS, Workbench
+from baselines.bif.engine import DISPLACEMENTS, GRADIENTS, Workbench, sampled_names
 from baselines.bif.sampler import SAMPLERS
 from baselines.gradsim import inner_products
 from baselines.method import Attribution, Method, Problem, batch_size_option
 from baselines.support.curvature import GradientsInMetric, Metric, fit_curvature
-from baselines.support.gradients import PerExampleGradients, trainable_parameters
+from baselines.support.gradients import PerExampleGradients
 from baselines.support.memory import free_bytes
 from retrain.examples import Examples
 from retrain.plugins import UsageError
@@ -130,16 +130,17 @@ class BIF(Method):
         return Metric(blocks, self.damping)
 
     def _gradients(self, problem: Problem) -> PerExampleGradients:
-        names = [name for name in trainable_parameters(problem.model) if re.search(self.parameters, name)]
+        names = sampled_names(problem.model, self.parameters)
         return PerExampleGradients(problem.model, problem.task.loss_function.per_example, names)
 
     def score(self, problem: Problem, state: Metric | None) -> Attribution:
+        metric = self.fit(problem) if state is None else state
         num_train, num_queries = len(problem.attributed_indices), len(problem.queries)
         streaming, needed = self._plan_memory(num_train, num_queries, problem.device)
         inner: Attribution | None = None
         if self.control_variate:
             plain = self._gradients(problem)
-            gradients = plain if state is None else GradientsInMetric(plain, state)
+            gradients = plain if metric is None else GradientsInMetric(plain, metric)
             inner = inner_products(problem, gradients, self.gradient_batch_size, "bif: linear part")
         train = problem.task.resident(problem.train, problem.device)
         queries = problem.task.resident(problem.queries, problem.device)
@@ -147,7 +148,7 @@ class BIF(Method):
 
         total = self.chains * (self.burn_in + self.draws)
         ticks = iter(problem.progress(range(total), total=total, description="bif: draws"))
-        workbench = Workbench(self, problem.task, problem.model, train, measured, state)
+        workbench = Workbench(self, problem.task, problem.model, train, measured, metric)
         start_loss = float(workbench.losses()[:num_train].mean())  # no chain has moved yet
         collect = functools.partial(
             Streamed if streaming else Kept,
@@ -180,26 +181,11 @@ class BIF(Method):
         del workbench
         self._check_health(verdicts, np.stack(mean_losses))
 
-        shares: dict[str, float] = {}  # of what was sampled, in what is returned
+        shares: dict[str, float] = {}
         cross, query_scale, train_scale = collector.covariance()
         if shadow is not None and inner is not None:
-            shadow_cross, _, shadow_scale = shadow.covariance()
             kappa = self.prior_variance(num_chains=sum(verdict.healthy for verdict in verdicts))
-            exact = kappa * inner.train_scale.to(problem.device).square()  # type: ignore[union-attr]
-            cross -= shadow_cross
-            excess = train_scale.square() - shadow_scale.square()
-            if agreement is not None:
-                kept_of_scores, kept_of_variances = agreement.shares()
-                cross *= kept_of_scores[:, None]
-                excess *= kept_of_variances
-                shares = {
-                    "kept_difference_median": float(kept_of_scores.median()),
-                    "kept_variance": float(kept_of_variances),
-                }
-            sampled = cross.norm()
-            cross -= kappa * inner.scores.to(problem.device)
-            shares["sampled_share"] = float(sampled / cross.norm())
-            train_scale = (exact + excess).clamp(min=LEAST_VARIANCE * exact).sqrt()
+            shares = _add_linear_part(cross, train_scale, shadow, inner, kappa, agreement)
         if self.query_normalised:
             cross = cross / torch.where(query_scale > 0, query_scale, 1.0)[:, None]
         kept = [mean_losses[verdict.chain] for verdict in verdicts if verdict.healthy]
@@ -268,6 +254,36 @@ class BIF(Method):
                 "try a smaller bif.step_size or a larger bif.gamma",
                 mean_losses,
             )
+
+
+def _add_linear_part(
+    cross: Tensor,
+    train_scale: Tensor,
+    shadow: Kept | Streamed,
+    inner: Attribution,
+    kappa: float,
+    agreement: Agreement | None,
+) -> dict[str, float]:
+    """Puts what is known exactly in the place of what the shadow sampled; returns how much of the result was sampled.
+
+    `cross` (q, n) and `train_scale` (n,) are the chains' covariances and standard deviations, changed in place; `inner`
+    has minus the gradients' inner products, of which kappa times is the exact covariance of linear losses.
+    """
+    shadow_cross, _, shadow_scale = shadow.covariance()
+    assert inner.train_scale is not None
+    exact = kappa * inner.train_scale.to(cross.device).square()
+    excess = train_scale.square() - shadow_scale.square()
+    cross -= shadow_cross
+    shares = {}
+    if agreement is not None:
+        of_scores, of_variances = agreement.shares()
+        cross *= of_scores[:, None]
+        excess *= of_variances
+        shares = {"kept_difference_median": float(of_scores.median()), "kept_variance": float(of_variances)}
+    sampled = cross.norm()
+    cross -= kappa * inner.scores.to(cross.device)
+    train_scale.copy_((exact + excess).clamp(min=LEAST_VARIANCE * exact).sqrt())
+    return {**shares, "sampled_share": float(sampled / cross.norm())}
 
 
 def _joined(first: Examples, second: Examples) -> Examples:

@@ -25,6 +25,7 @@ from baselines.bif.diagnostics import ChainHealth, judge_chain
 from baselines.bif.engine import Workbench
 from baselines.bif.method import BIF
 from baselines.method import Problem
+from baselines.support.curvature import Metric
 from baselines.support.memory import free_bytes
 from retrain.examples import Examples
 from retrain.plugins import UsageError
@@ -54,6 +55,8 @@ def pair_bytes(num_tokens: int) -> int:
 def token_bif(method: BIF, problem: Problem, pairs: Sequence[Pair], block: int | None = None) -> TokenScores:
     """`block` pairs are held at a time: by default as many as fit."""
     _check(problem, pairs)
+    if method.control_variate:
+        raise UsageError("tokens' covariances are sampled whole; take bif.control_variate=false")
     num_tokens = problem.train.targets.shape[1]
     free = free_bytes(problem.device)
     fixed = 4 * DRAWS_TOGETHER * num_tokens * 2 * len(pairs)
@@ -68,7 +71,8 @@ def token_bif(method: BIF, problem: Problem, pairs: Sequence[Pair], block: int |
     blocks = [pairs[start : start + block] for start in range(0, len(pairs), block)]
     total = len(blocks) * method.chains * (method.burn_in + method.draws)
     ticks = iter(problem.progress(range(total), total=total, description="bif: token draws"))
-    parts = [_one_block(method, problem, chosen, ticks) for chosen in blocks]
+    metric = method.fit(problem)
+    parts = [_one_block(method, problem, metric, chosen, ticks) for chosen in blocks]
     list(ticks)  # closes the progress bar
     needed = fixed + block * pair_bytes(num_tokens)
     return TokenScores(
@@ -98,7 +102,7 @@ def _check(problem: Problem, pairs: Sequence[Pair]) -> None:
             )
 
 
-def _one_block(method: BIF, problem: Problem, pairs: Sequence[Pair], ticks: Any) -> TokenScores:
+def _one_block(method: BIF, problem: Problem, metric: Metric | None, pairs: Sequence[Pair], ticks: Any) -> TokenScores:
     task, device = problem.task, problem.device
     queries, trains = sorted({query for query, _ in pairs}), sorted({train for _, train in pairs})
     chosen = [problem.queries.select(queries), problem.attributed.select(trains)]
@@ -111,7 +115,7 @@ def _one_block(method: BIF, problem: Problem, pairs: Sequence[Pair], ticks: Any)
     start = _token_losses(task, problem.model, measured, method.batch_size)  # what is summed is small: the change
     num_tokens = start.shape[1]
     start_mean = float(start[len(queries) :].mean())
-    workbench = Workbench(method, task, problem.model, problem.train.to(device), measured)
+    workbench = Workbench(method, task, problem.model, problem.train.to(device), measured, metric)
     totals = [StreamingCovariance(num_tokens, num_tokens, device) for _ in pairs]
     held = torch.empty(DRAWS_TOGETHER, *start.shape, device=device)
     verdicts: list[ChainHealth] = []
