@@ -260,6 +260,7 @@ def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing(tmp_path: Path) 
     command = [
         sys.executable, "-m", "bench.lds", "--task", "digits", "--set", "digits.epochs=1", "--alpha", "0.1", "--json",
         "--subsets", "12", "--replicates", "1", "--methods", "random", "--cache", str(cache), "--device", "cpu",
+        "--cluster", "inline",
         "--out", str(tmp_path / "runs"),
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
