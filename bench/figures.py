@@ -84,7 +84,9 @@ def _lds_curves(results: Results, normalised: bool) -> Iterator[Drawing]:
         for axis, share in zip(axes, shares, strict=True):
             here = group[group["alpha_attribution"] == share]
             lds_panel(axis, here, list(group["method"]))
-            axis.set_title(rf"$\alpha_{{\mathrm{{attribution}}}}$ = {share:g}")
+            fewer = here["seed"].nunique() < group["seed"].nunique()  # than another panel of this figure has
+            seeds = f" ({here['seed'].nunique()} seeds)" if fewer else ""
+            axis.set_title(rf"$\alpha_{{\mathrm{{attribution}}}}$ = {share:g}{seeds}")
         finish(figure, axes, r"$\alpha_{\mathrm{retrain}}$", "LDS")
         kind = "train-normalised" if normalised else "raw"
         stem = f"lds-{'normalised-' if normalised else ''}{name}-{protocol}"
