@@ -126,7 +126,9 @@ class BIF(Method):
         count = min(self.fit_examples, len(problem.train))
         chosen = np.random.default_rng(problem.seed).permutation(len(problem.train))[:count]
         loss, examples = problem.task.loss_function, problem.train.select(chosen)
-        blocks = fit_curvature(self._gradients(problem), loss, examples, self.gradient_batch_size, problem.device)
+        blocks = fit_curvature(
+            self._gradients(problem), loss, examples, self.gradient_batch_size, problem.device, problem.progress
+        )
         return Metric(blocks, self.damping)
 
     def _gradients(self, problem: Problem) -> PerExampleGradients:

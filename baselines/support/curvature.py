@@ -15,6 +15,7 @@ precision gamma in the coordinates z has precision gamma (1 + H / damping) in th
 more where it is curved.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -90,21 +91,26 @@ class GradientsInMetric:
 
 @torch.no_grad()
 def fit_curvature(
-    gradients: PerExampleGradients, loss: Loss, examples: Examples, batch_size: int, device: torch.device
+    gradients: PerExampleGradients,
+    loss: Loss,
+    examples: Examples,
+    batch_size: int,
+    device: torch.device,
+    progress: Callable[..., Iterable] = lambda items, **_: items,
 ) -> list[Block]:
     """One block a parameter, in the order of `gradients.names`; labels come from torch's global (seeded) generator.
 
     Two passes: the sides' second moments, then the eigenvalues in their common basis.
     """
     batches = [(inputs.to(device), targets.to(device)) for inputs, targets in examples.batches(batch_size)]
-    sides = _second_moments(gradients, loss, batches)
+    sides = _second_moments(gradients, loss, progress(batches, description="bif: curvature, its sides"))
     blocks = []
     for name in gradients.names:
         parameter = gradients.model.get_parameter(name)
         left, right = (None if side is None else torch.linalg.eigh(side).eigenvectors for side in sides[name].moments)
         eigenvalues = torch.zeros(parameter.numel(), device=device).view(sides[name].shape)
         blocks.append(Block(parameter.shape, eigenvalues, left, right))
-    for batch in batches:
+    for batch in progress(batches, description="bif: curvature, its size"):
         rows = gradients(_with_sampled_labels(gradients, loss, batch))
         for block, part in zip(blocks, rows.split([block.eigenvalues.numel() for block in blocks], dim=1)):
             block.eigenvalues += block.to_basis(part.reshape(len(rows), *block.eigenvalues.shape)).square().sum(0)
@@ -136,7 +142,7 @@ class _Sides:
 
 
 def _second_moments(
-    gradients: PerExampleGradients, loss: Loss, batches: list[tuple[Tensor, Tensor]]
+    gradients: PerExampleGradients, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> dict[str, _Sides]:
     """By parameter. A layer's weight is a matrix, of outputs by inputs; everything else is one long vector."""
     found: dict[str, _Sides] = {}
