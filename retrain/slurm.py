@@ -482,7 +482,8 @@ class _Task:
     def _stopped(self, stopped: Stopped) -> None:
         name = stopped.signal.name
         if stopped.signal != signal.SIGUSR2:
-            # scancel, or a requeue by somebody else: not for us to undo.
+            # scancel, or a requeue by somebody else: not for us to undo. A second one must not cut the last words short.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self.log.add("exit", job=self.job, reason=f"stopped by {name}", num_done=self.num_done)
             sys.exit(f"stopped by {name}; {self.num_done} units are kept")
         if self.key and not self.num_done and time.monotonic() > self.deadline - 60:

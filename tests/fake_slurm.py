@@ -3,12 +3,14 @@
 Installed under the names sbatch, srun, squeue, scancel and scontrol by `install`; real Slurm is in `tests/slurm`.
 """
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
@@ -30,11 +32,17 @@ def state_folder():
     return Path(os.environ["FAKE_SLURM"])
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def live_groups():
+    """The process groups with a process that has not ended. A job is one: its script may end before its task does."""
+    groups = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, group, *_ = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if state not in ("Z", "X"):
+            groups.add(int(group))
+    return groups
 
 
 def jobs():
@@ -83,22 +91,22 @@ def srun(arguments):
 
 
 def squeue(_arguments):
+    live = live_groups()
     for name, job in jobs().items():
-        if alive(job["pid"]):
+        if job["pid"] in live:
             print(f"{name}|RUNNING")
 
 
 def end(name, job):
-    """End a job's processes and wait for them."""
+    """End a job's processes and wait for them: SIGKILL only for those that outlive KillWait, 30 s as in Slurm."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(job["pid"], number)
-        except ProcessLookupError:
-            return
-        for _ in range(1000):  # Slurm's own KillWait is 30 s
-            if not alive(job["pid"]):
-                break
-            signal.sigtimedwait([], 0.02)
+        limit = time.monotonic() + 30
+        while time.monotonic() < limit:
+            if job["pid"] not in live_groups():
+                return
+            time.sleep(0.02)
 
 
 def scancel(arguments):
@@ -113,7 +121,7 @@ def scontrol(arguments):
     name = arguments[-1]
     job = jobs()[name]
     if arguments[0] == "show":
-        print(f"JobId={name} JobState={'RUNNING' if alive(job['pid']) else 'FAILED'}")
+        print(f"JobId={name} JobState={'RUNNING' if job['pid'] in live_groups() else 'FAILED'}")
     elif os.fork() == 0:
         # The caller may be the job itself: somebody else has to end it.
         os.setsid()
