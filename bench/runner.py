@@ -9,9 +9,7 @@ import contextlib
 import json
 import logging
 import resource
-import shutil
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -240,12 +238,9 @@ class Scorer:
         question = self.question
         model, _ = self._base()
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.store.root))
-        problem = problem_of(question, model, self.store, self.device_name, scratch)
-        try:
+        with self.store.scratch() as scratch:
+            problem = problem_of(question, model, self.store, self.device_name, scratch)
             attribution, cost = measure(self.method, problem)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         self._check(attribution, problem)
         after = model.state_dict()
         if any(not torch.equal(before[name], after[name]) for name in before):

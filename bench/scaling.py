@@ -19,7 +19,6 @@ import logging
 import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -136,8 +135,8 @@ class Sweep:
     def run(self, after_each: Any) -> None:
         known = [self.kept(spec) for spec in self.specs]
         to_do = [index for index, result in enumerate(known) if result is None]
-        with tempfile.TemporaryDirectory(prefix="scaling-", dir=self.store.root) as folder:
-            processes = Processes(Path(folder), ahead=self.specs[0]["device"].startswith("cuda"))
+        with self.store.scratch() as folder:
+            processes = Processes(folder, ahead=self.specs[0]["device"].startswith("cuda"))
             try:
                 if to_do:
                     processes.prepare()
@@ -146,7 +145,7 @@ class Sweep:
                     result = known[index]
                     if result is None:
                         waiting = [later for later in to_do if later >= index]
-                        result = self.measure(spec, processes, folder, waiting)
+                        result = self.measure(spec, processes, str(folder), waiting)
                         result["peak_flops"] = peak
                         self.keep(spec, result)
                     else:

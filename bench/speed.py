@@ -15,7 +15,6 @@ import logging
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -157,8 +156,7 @@ def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Sto
     question = question_of(
         arguments, task, arguments.seed, arguments.alpha_attribution or task.default_alpha_attribution
     )
-    scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=store.root))
-    try:
+    with store.scratch() as scratch:
         model, _ = base_model(task, arguments.seed, store, arguments.device)
         problem = problem_of(question, model, store, arguments.device, scratch)
         peak = matmul_peak(problem.device)
@@ -172,8 +170,6 @@ def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Sto
             if isinstance(method, BIF) and not method.control_variate:
                 add_floor(row, method, problem, peak["flops"])
             rows.append(row)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     if not rows:
         raise UsageError("every method was skipped; there is nothing to time")
     return rows, question, peak

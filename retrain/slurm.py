@@ -482,7 +482,7 @@ class _Task:
     def _stopped(self, stopped: Stopped) -> None:
         name = stopped.signal.name
         if stopped.signal != signal.SIGUSR2:
-            # scancel, or a requeue by somebody else: not for us to undo. A second one must not cut the last words short.
+            # scancel, or a requeue by somebody else: not for us to undo. A second signal must not cut this short.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self.log.add("exit", job=self.job, reason=f"stopped by {name}", num_done=self.num_done)
             sys.exit(f"stopped by {name}; {self.num_done} units are kept")

@@ -14,6 +14,7 @@ moved to `<root>/quarantine/`, and reported as absent, so that it is computed ag
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -46,7 +47,7 @@ from retrain.safe_files import (
 FORMAT_VERSION = 1
 KEY_DIGITS = 20
 MAX_ENTRY_BYTES = 16 * 2**30
-STALE_SECONDS = 24 * 3600.0
+STALE_SECONDS = 7 * 24 * 3600.0  # of another host's temporary folder: longer than any run of a method
 ARRAYS_FILE = "arrays.safetensors"
 ENTRY_FILE = "entry.json"
 TEMPORARY = ".tmp"
@@ -61,7 +62,8 @@ logger = logging.getLogger(__name__)
 
 def default_cache() -> str:
     """Where finished work is kept unless --cache says otherwise."""
-    return os.environ.get("TDA_BENCH_CACHE") or str(Path.home() / ".cache" / "tda-bench")
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return os.environ.get("TDA_BENCH_CACHE") or str(Path(user_cache) / "tda-bench")
 
 
 class StoreError(RuntimeError):
@@ -398,6 +400,15 @@ class Store:
                 return existing
         raise StoreError(f"{path}: a damaged entry is in the way and cannot be moved")
 
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder to write in, gone afterwards; where the process was killed, once the next one opens the store."""
+        folder = self._temporary_folder()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _temporary_folder(self) -> Path:
         folder = self.root / TEMPORARY / f"{process_name()}.{secrets.token_hex(8)}"
         try:
@@ -407,7 +418,7 @@ class Store:
         return folder
 
     def _clean_temporary(self) -> None:
-        """Remove temporary folders of dead processes of this host, and those of any host older than a day."""
+        """Remove temporary folders of dead processes of this host, and those of other hosts older than a week."""
         host = host_name()
         try:
             names = os.listdir(self.root / TEMPORARY)
@@ -421,7 +432,7 @@ class Store:
                 old = time.time() - os.lstat(folder).st_mtime > STALE_SECONDS
             except OSError:
                 continue
-            if old or (owner == host and pid.isdigit() and not process_alive(int(pid))):
+            if not process_alive(int(pid)) if owner == host and pid.isdigit() else old:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self, info: EntryInfo) -> None:

@@ -1,7 +1,17 @@
-"""Shared fixtures. Tests never download and never need ../shared."""
+"""Shared fixtures. Tests never download, never need ../shared and never see what the user has downloaded or cached."""
+# ruff: noqa: E402
 
+import atexit
 import os
+import shutil
+import tempfile
 
+# A test that finds CIFAR-10 in the user's cache would train on it for hours.
+USER_FOLDERS = tempfile.mkdtemp(prefix="tda-bench-tests-")
+atexit.register(shutil.rmtree, USER_FOLDERS, ignore_errors=True)
+os.environ |= {
+    name: f"{USER_FOLDERS}/{name}" for name in ("TDA_BENCH_CACHE", "XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
+}
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other; small tensors gain nothing from threads
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -6,9 +6,11 @@
 Layers whose weight gradient is an outer product over positions (linear, convolution, embedding, normalisation) get
 theirs from one ordinary backward pass: hooks keep the layer's input and output gradient, and a batched matrix product
 gives every example's own weight gradient. A backward pass of the summed loss is enough because no layer mixes
-examples in eval mode. Parameters of any other kind fall back to `vmap(grad)`.
+examples in eval mode. A parameter that several layers share has the sum of theirs. Where a layer is of any other kind, or
+sees something else than one row an example (position embeddings), the whole model falls back to `vmap(grad)`.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +77,8 @@ def _layer_norm(module: Any, inputs: Tensor, gradient: Tensor) -> dict[str, Tens
 
 def _embedding(module: Any, inputs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     weight = gradient.new_zeros(len(inputs), *module.weight.shape)
+    if module.padding_idx is not None:
+        gradient = gradient * (inputs != module.padding_idx).unsqueeze(-1)
     index = inputs.flatten(1)[:, :, None].expand(-1, -1, gradient.shape[-1])
     return {"weight": weight.scatter_add_(1, index, gradient.flatten(1, -2))}
 
@@ -88,17 +92,19 @@ def _rule(module: nn.Module, inputs: Tensor) -> Callable[..., dict[str, Tensor]]
         return _batch_norm
     if type(module) is nn.LayerNorm:
         return _layer_norm
-    if type(module) is nn.Embedding:
+    if type(module) is nn.Embedding and not module.scale_grad_by_freq and module.max_norm is None:
         return _embedding
     return None
 
 
-def _owners(model: nn.Module, names: list[str]) -> dict[str, tuple[nn.Module, list[str]]]:
-    """Module name -> (module, the wanted parameters it owns)."""
-    owners: dict[str, tuple[nn.Module, list[str]]] = {}
-    for name in names:
-        path, _, leaf = name.rpartition(".")
-        owners.setdefault(path, (model.get_submodule(path), []))[1].append(leaf)
+def _owners(model: nn.Module, names: list[str]) -> dict[str, tuple[nn.Module, dict[str, str]]]:
+    """Module name -> (module, {its own name of a wanted parameter: the name it was wanted by})."""
+    wanted = {id(model.get_parameter(name)): name for name in names}
+    owners: dict[str, tuple[nn.Module, dict[str, str]]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in wanted:
+            path, _, leaf = name.rpartition(".")
+            owners.setdefault(path, (model.get_submodule(path), {}))[1][leaf] = wanted[id(parameter)]
     return owners
 
 
@@ -129,18 +135,21 @@ class PerExampleGradients:
         """Both factors of every gradient that is a sum of outer products, by the weight's name.
 
         (examples x positions, outputs) gradients of a layer's outputs, and (examples x positions, inputs) of what it
-        read, in the order of the weight's rows and columns. Linear and convolution layers only; none of them where the
-        model's gradients cannot be had from hooks.
+        read, in the order of the weight's rows and columns. Linear and convolution layers only, not those that share
+        their weight, and none of them where the model's gradients cannot be had from hooks.
         """
         try:
             tensors = self._layer_tensors(batch)
         except _Unsupported:
             return {}
+        users = Counter(name for _, leaves in self._owners.values() for name in leaves.values())
         found = {}
         for path, (inputs, gradient) in tensors.items():
             module, leaves = self._owners[path]
-            name = f"{path}.weight" if path else "weight"
             if "weight" not in leaves or _rule(module, inputs) not in (_linear, _linear_vector, _convolution):
+                continue
+            name = leaves["weight"]
+            if users[name] > 1:
                 continue
             if _rule(module, inputs) is _convolution:
                 inputs = _patches(module, inputs).transpose(1, 2)
@@ -155,8 +164,9 @@ class PerExampleGradients:
             rule = _rule(module, inputs)
             assert rule is not None
             by_leaf = rule(module, inputs, gradient)
-            for leaf in leaves:
-                parts[f"{path}.{leaf}" if path else leaf] = by_leaf[leaf].flatten(1)
+            for leaf, name in leaves.items():
+                part = by_leaf[leaf].flatten(1)
+                parts[name] = parts[name] + part if name in parts else part
         return torch.cat([parts[name] for name in self.names], dim=1).float()
 
     def _layer_tensors(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
@@ -167,8 +177,10 @@ class PerExampleGradients:
         for path, (module, _) in self._owners.items():
 
             def keep(module: nn.Module, inputs: Any, output: Any, path: str = path) -> None:
-                # A module that runs twice, or on more than one tensor, has no single outer product.
+                # A module that runs twice, on more than one tensor, or on what examples share has no outer product each.
                 if path in inputs_of or not isinstance(output, Tensor) or _rule(module, inputs[0]) is None:
+                    raise _Unsupported
+                if inputs[0].dim() < 2 or len(inputs[0]) != len(batch[0]):
                     raise _Unsupported
                 inputs_of[path], outputs_of[path] = inputs[0].detach(), output
 

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import pickle
 import shutil
 import socket
@@ -33,6 +32,7 @@ import torch
 from torch import Tensor
 
 from retrain.plugins import UsageError
+from retrain.store import default_cache
 
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 BATCHES = (*TRAIN_BATCHES, "test_batch")
@@ -112,7 +112,7 @@ def is_available(data_dir: Path | str | None = None, cache_dir: Path | str | Non
 
 
 def default_cache_dir() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tda-bench" / "data"
+    return Path(default_cache()).expanduser() / "data"
 
 
 def fingerprint(arrays: Arrays) -> str:
