@@ -49,6 +49,13 @@ class EKFAC(Method):
     query_batch_size: int = batch_size_option(500)
     train_batch_size: int = batch_size_option(500)
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """Labels are sampled batch by batch, so another batch size of the fit is another sample, with another key."""
+        default = type(self).__dataclass_fields__["fit_batch_size"].default
+        other = {} if self.fit_batch_size == default else {"fit_batch_size": self.fit_batch_size}
+        return super().config | other
+
     def skip(self, task: Task) -> str | None:
         if not tracked_modules(task.build_model(0)):
             return "the model has no trainable linear or convolution layer"

@@ -115,4 +115,8 @@ def available_methods() -> list[str]:
 
 def load_method(name: str, **options: Any) -> Method:
     """The method of that name (or `package.module:Class`), with these options; text values are parsed."""
-    return plugins.build(plugins.find("baselines", "method", Method, name), options)  # type: ignore[type-abstract]
+    method = plugins.build(plugins.find("baselines", "method", Method, name), options)  # type: ignore[type-abstract]
+    for option in fields(method):
+        if option.name.endswith("batch_size") and getattr(method, option.name) < 1:
+            raise plugins.UsageError(f"{name}.{option.name} is {getattr(method, option.name)}; expected at least 1")
+    return method

@@ -62,6 +62,13 @@ class TRAK(Method):
     def fit(self, problem: Problem) -> Any:
         if self.checkpoints > 1 and problem.checkpoint is None:
             raise UsageError("trak.checkpoints is above 1, but this problem offers no further checkpoints")
+        rank = min(len(problem.train), sum(p.numel() for p in trainable_parameters(problem.model).values()))
+        if self.projection > rank and self.ridge == 0:
+            raise RuntimeError(
+                f"trak.projection is {self.projection}, but {len(problem.train):,} training examples and the model's "
+                f"trainable parameters give a kernel of rank {rank:,} at most, which has no inverse; take a smaller "
+                "--set trak.projection=..., or add to its diagonal with --set trak.ridge=..."
+            )
         states = [problem.model.state_dict()]
         states += [problem.checkpoint(k).state_dict() for k in range(1, self.checkpoints) if problem.checkpoint]
         traker = _make_traker(self, problem)

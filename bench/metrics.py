@@ -482,7 +482,7 @@ def _interval(sampling: _Sampling, *, seed: int, num_bootstrap: int, confidence:
     low, high = (stretch * float(end) for end in np.quantile(deviation, [tail, 1.0 - tail]))
     if correlation:
         # Taking out the bias can step over 1; halfway from the plain mean to 1 keeps z finite there.
-        limit = 0.5 * (1.0 + abs(mean))
+        limit = min(0.5 * (1.0 + abs(mean)), 1.0 - 1e-12)
         inside = min(max(centre, -limit), limit)
         low, high = (math.tanh(math.atanh(inside) + end / (1.0 - inside**2)) for end in (low, high))
     else:
@@ -674,7 +674,8 @@ def noise_ceiling(
     more. The mean over splits and queries is stepped up to the replicates that the truth averages, over all subsets
     (see `_StepUp`; odd and unequal numbers included), and the ceiling is the square root of that reliability. Step-up
     and square root are concave, so where queries differ much in reliability the ceiling is too high and a score divided
-    by it too low: never flattering.
+    by it too low: never flattering. So is another approximation: the step-up holds for Pearson's correlation, and with
+    Spearman's of Gaussian losses it is high by 1.4 % at a ceiling of 0.56 and by 0.4 % at 0.80.
 
     NaN when fewer than three subsets have two replicates. A reliability that is not positive gives ceiling 0.0.
     """

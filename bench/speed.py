@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
         return 130
-    except RuntimeError as error:
+    except (RuntimeError, FloatingPointError) as error:
         print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
         return 1
     print(show(rows, question, peak))

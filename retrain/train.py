@@ -18,6 +18,7 @@ from torch import nn
 
 from retrain import subsets
 from retrain.campaign import Unit
+from retrain.plugins import UsageError
 from retrain.store import Entry, Store
 from retrain.task import Task
 from retrain.tasks import load_task
@@ -164,6 +165,12 @@ def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: st
 
 def retrain_units(task: Task, plan: Plan, device: str) -> list[Unit]:
     """Replicate by replicate, so that a run cut short has every subset once before any twice."""
+    num_attributed = len(plan.attributed(task))
+    if plan.scheme == "fixed" and subsets.subset_size(num_attributed, plan.alpha) == num_attributed:
+        raise UsageError(
+            f"alpha {plan.alpha:g} of {num_attributed} attributed examples keeps all of them, so that every subset is "
+            "the same; take a smaller --alpha, or attribute more"
+        )
     return [
         retrain_unit(task, plan, subset, replicate, device)
         for replicate in range(plan.replicates)

@@ -5,6 +5,7 @@ less as soon as the draws outnumber n q / (n + q); both give the same answer up 
 the two ways of collecting chains: a chain counts only once `keep` says that it is healthy.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -26,6 +27,21 @@ def degrees_of_freedom(num_chains: int, num_draws: int, centring: Centring) -> i
     return num_chains * num_draws - (1 if centring == "pooled" else num_chains)
 
 
+def chains_covariance(chains: Sequence[Tensor], num_train: int, centring: Centring) -> tuple[Tensor, Tensor, Tensor]:
+    """As `covariance`, of (draws, n + q) traces, one a chain: only one of them is copied at a time."""
+    pooled_mean = torch.stack([trace.mean(0) for trace in chains]).mean(0)
+    columns = chains[0].shape[1]
+    cross = chains[0].new_zeros(columns - num_train, num_train)
+    squares = chains[0].new_zeros(columns)
+    for trace in chains:
+        centred = trace - (pooled_mean if centring == "pooled" else trace.mean(0))
+        cross.addmm_(centred[:, num_train:].T, centred[:, :num_train])
+        squares += centred.square_().sum(0)
+    freedom = degrees_of_freedom(len(chains), len(chains[0]), centring)
+    scales = squares.div_(freedom).sqrt_()
+    return cross.div_(freedom), scales[num_train:], scales[:num_train].clone()
+
+
 def covariance(query: Tensor, train: Tensor, centring: Centring) -> tuple[Tensor, Tensor, Tensor]:
     """(q, n) covariances and the two sets of standard deviations (q,), (n,), from (chains, draws, q) and (…, n)."""
     freedom = degrees_of_freedom(query.shape[0], query.shape[1], centring)
@@ -37,7 +53,7 @@ def covariance(query: Tensor, train: Tensor, centring: Centring) -> tuple[Tensor
 class StreamingCovariance:
     """Welford's update of a mean, two variances and a cross-covariance, a block of draws at a time, in float32.
 
-    Losses are shifted by the checkpoint's first, so that what is summed is small.
+    Losses should be shifted by the checkpoint's, so that what is summed is small.
     """
 
     def __init__(self, num_queries: int, num_train: int, device: torch.device):
@@ -103,12 +119,16 @@ class Agreement:
         self._variance_squares: Tensor | float = 0.0
 
     def add(self, cross: Tensor, variances: Tensor, shadow_cross: Tensor, shadow_variances: Tensor) -> None:
-        """One chain's covariances (q, n) and variances (n,), and its shadow's: their differences are compared."""
+        """One chain's covariances (q, n) and variances (n,), and its shadow's: their differences are compared.
+
+        `cross` is changed in place.
+        """
         self.num_chains += 1
-        cross, variances = cross - shadow_cross, variances - shadow_variances
-        self._cross_squares = self._cross_squares + cross.square().sum(1)
+        cross, variances = cross.sub_(shadow_cross), variances - shadow_variances
+        self._cross_squares = self._cross_squares + torch.linalg.vector_norm(cross, dim=1).square()
         self._variance_squares = self._variance_squares + variances.square().sum()
-        self._cross, self._variances = self._cross + cross, self._variances + variances
+        self._cross = cross if self.num_chains == 1 else self._cross.add_(cross)  # type: ignore[union-attr]
+        self._variances = self._variances + variances
 
     def shares(self) -> tuple[Tensor, Tensor]:
         """James-Stein's factors, 0 to 1: (q,) for each query's row of the mean difference, () for the variances."""
@@ -156,8 +176,7 @@ class Kept:
 
     def of_last_chain(self) -> tuple[Tensor, Tensor]:
         """(q, n) covariances and (n,) variances of the training losses over the chain kept last, about its own mean."""
-        trace = self._chains[-1][None]
-        cross, _, train_scale = covariance(trace[..., self.num_train :], trace[..., : self.num_train], "chain")
+        cross, _, train_scale = chains_covariance(self._chains[-1:], self.num_train, "chain")
         return cross, train_scale.square()
 
     def traces(self) -> Tensor:
@@ -170,21 +189,30 @@ class Kept:
         return torch.stack([trace[:, chosen] for trace in self._chains]).cpu().numpy()
 
     def covariance(self) -> tuple[Tensor, Tensor, Tensor]:
-        traces = self.traces()
-        return covariance(traces[..., self.num_train :], traces[..., : self.num_train], self._centring)
+        return chains_covariance(self._chains, self.num_train, self._centring)
 
 
 class Streamed:
     """Chains as running sums: n x q numbers however many draws there are."""
 
-    def __init__(self, num_draws: int, num_train: int, num_queries: int, centring: Centring, device: torch.device):
+    def __init__(
+        self,
+        num_draws: int,
+        num_train: int,
+        num_queries: int,
+        centring: Centring,
+        device: torch.device,
+        *,
+        checkpoint: Tensor,
+    ):
+        """`checkpoint` has the losses (n + q,) before any step: less them, what is summed is small."""
         self.num_draws, self.num_train = num_draws, num_train
         self.device, self._centring = device, centring
         self._chosen = _spread(num_train + num_queries).to(device)
         self._total = StreamingCovariance(num_queries, num_train, device)
         self._chain = StreamingCovariance(num_queries, num_train, device)
         self._block = torch.empty(min(BLOCK, num_draws), num_train + num_queries, device=device)
-        self._shift: Tensor | None = None  # the first draw's losses: what is summed is then small
+        self._shift = checkpoint
         self._diagnosed: list[Tensor] = []
 
     def start(self) -> None:
@@ -194,8 +222,6 @@ class Streamed:
         self._examples = torch.empty(self.num_draws, len(self._chosen), device=self.device)
 
     def add(self, draw: int, losses: Tensor) -> None:
-        if self._shift is None:
-            self._shift = losses.clone()
         self._mean[draw] = losses[: self.num_train].mean()
         self._examples[draw] = losses[self._chosen]
         torch.sub(losses, self._shift, out=self._block[self._filled])

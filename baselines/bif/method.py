@@ -24,7 +24,6 @@ Chains that diverge are dropped with their reason in the record, and the method 
 over a chain that ran away is a number about nothing.
 """
 
-import functools
 import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -115,14 +114,22 @@ class BIF(Method):
             )
         if self.control_variate and (self.query_normalised or self.keep_traces):
             raise ValueError("control_variate goes with neither query_normalised nor keep_traces")
-
         if self.shrinkage and (not self.control_variate or self.chains < 2 or self.draws < 2):
             raise ValueError("shrinkage goes with control_variate and at least 2 chains of 2 draws, which it compares")
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The curvature's labels are sampled batch by batch, so another batch size is another sample: another key."""
+        default = type(self).__dataclass_fields__["gradient_batch_size"].default
+        if self.localiser == "isotropic" or self.gradient_batch_size == default:
+            return super().config
+        return super().config | {"gradient_batch_size": self.gradient_batch_size}
+
     def fit(self, problem: Problem) -> Metric | None:
-        """The kronecker localiser's coordinates, from the curvature on random training examples."""
+        """The kronecker localiser's coordinates, from the curvature on random training examples and sampled labels."""
         if self.localiser == "isotropic":
             return None
+        torch.manual_seed(problem.seed)  # as the harness does: per-token scores come without it
         count = min(self.fit_examples, len(problem.train))
         chosen = np.random.default_rng(problem.seed).permutation(len(problem.train))[:count]
         loss, examples = problem.task.loss_function, problem.train.select(chosen)
@@ -151,15 +158,13 @@ class BIF(Method):
         total = self.chains * (self.burn_in + self.draws)
         ticks = iter(problem.progress(range(total), total=total, description="bif: draws"))
         workbench = Workbench(self, problem.task, problem.model, train, measured, metric)
-        start_loss = float(workbench.losses()[:num_train].mean())  # no chain has moved yet
-        collect = functools.partial(
-            Streamed if streaming else Kept,
-            self.draws,
-            num_train,
-            num_queries,
-            self.centring,  # type: ignore[arg-type]
-            problem.device,
-        )
+        checkpoint = workbench.losses().clone()  # no chain has moved yet
+        start_loss = float(checkpoint[:num_train].mean())
+
+        def collect() -> Kept | Streamed:
+            sizes: Any = (self.draws, num_train, num_queries, self.centring, problem.device)
+            return Streamed(*sizes, checkpoint=checkpoint) if streaming else Kept(*sizes)
+
         collector, shadow = collect(), collect() if self.control_variate else None
         agreement = Agreement() if self.shrinkage else None
         verdicts, mean_losses = [], []
@@ -222,14 +227,16 @@ class BIF(Method):
     def _plan_memory(self, num_train: int, num_queries: int, device: torch.device) -> tuple[bool, int]:
         """Whether covariances are summed as the draws come, and the bytes that takes; refuses what cannot fit.
 
-        Kept traces cost draws x (n + q) numbers, twice while they are centred, and the scores; running sums cost
-        three times the scores, whatever the number of draws.
+        Kept traces cost draws x (n + q) numbers, one more chain of them while they are centred, and the scores; running
+        sums cost twice the scores, whatever the number of draws. A control variate doubles that and adds the linear
+        part; shrinkage holds the sum of the chains' differences, and the two that it compares.
         """
-        scores = 4 * num_train * num_queries
+        scores, draw = 4 * num_train * num_queries, 4 * (num_train + num_queries)
         copies = 2 if self.control_variate else 1  # a chain and its shadow
-        by_traces = copies * (2 * 4 * self.chains * self.draws * (num_train + num_queries) + scores)
-        by_traces += 2 * scores if self.shrinkage else 0
-        by_sums = (copies * 3 + (2 if self.shrinkage else 0)) * scores + 4 * BLOCK * (num_train + num_queries)
+        extra = (1 if self.control_variate else 0) + (3 if self.shrinkage else 0)
+        by_traces = (copies * self.chains + 1) * self.draws * draw + (copies + extra) * scores
+        by_traces += self.chains * self.draws * draw if self.keep_traces else 0
+        by_sums = (2 * copies + extra) * scores + (copies + 2) * min(BLOCK, self.draws) * draw
         streaming = by_sums < by_traces and not self.keep_traces
         needed, free = min(by_sums, by_traces) if not self.keep_traces else by_traces, free_bytes(device)
         what = f"{self.chains} x {self.draws} draws of {num_train} + {num_queries} losses"
@@ -283,7 +290,7 @@ def _add_linear_part(
         excess *= of_variances
         shares = {"kept_difference_median": float(of_scores.median()), "kept_variance": float(of_variances)}
     sampled = cross.norm()
-    cross -= kappa * inner.scores.to(cross.device)
+    cross.sub_(inner.scores.to(cross.device), alpha=kappa)
     train_scale.copy_((exact + excess).clamp(min=LEAST_VARIANCE * exact).sqrt())
     return {**shares, "sampled_share": float(sampled / cross.norm())}
 

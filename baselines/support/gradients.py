@@ -6,8 +6,8 @@
 Layers whose weight gradient is an outer product over positions (linear, convolution, embedding, normalisation) get
 theirs from one ordinary backward pass: hooks keep the layer's input and output gradient, and a batched matrix product
 gives every example's own weight gradient. A backward pass of the summed loss is enough because no layer mixes
-examples in eval mode. A parameter that several layers share has the sum of theirs. Where a layer is of any other kind, or
-sees something else than one row an example (position embeddings), the whole model falls back to `vmap(grad)`.
+examples in eval mode. A parameter that several layers share has the sum of theirs. Where a layer is of any other
+kind, or sees something else than one row an example (position embeddings), the whole model falls back to `vmap(grad)`.
 """
 
 from collections import Counter
@@ -177,7 +177,7 @@ class PerExampleGradients:
         for path, (module, _) in self._owners.items():
 
             def keep(module: nn.Module, inputs: Any, output: Any, path: str = path) -> None:
-                # A module that runs twice, on more than one tensor, or on what examples share has no outer product each.
+                # One that runs twice, on more than one tensor, or on what examples share has no outer product each.
                 if path in inputs_of or not isinstance(output, Tensor) or _rule(module, inputs[0]) is None:
                     raise _Unsupported
                 if inputs[0].dim() < 2 or len(inputs[0]) != len(batch[0]):

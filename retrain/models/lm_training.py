@@ -68,7 +68,8 @@ class Finetuner:
         compiled: bool = False,
     ):
         self.recipe, self.device = recipe, torch.device(device)
-        self.model = model.to(self.device).train()
+        # Without dropout (EleutherAI's models have none): its noise would be neither seeded nor the data's doing.
+        self.model = model.to(self.device).eval()
         self.examples = examples.to(self.device)
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         dtype = compute_dtype(precision, model, self.device)

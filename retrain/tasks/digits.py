@@ -22,6 +22,7 @@ from retrain.models.resnet9 import ResNet9, whitening_weight
 from retrain.task import Task
 
 NUM_CLASSES = 10
+NUM_IMAGES = 1797
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,16 @@ class Digits(Task):
     momentum: float = 0.85
     weight_decay: float = 1e-3
     label_smoothing: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.num_train <= NUM_IMAGES - 5:
+            raise ValueError(
+                f"num_train is {self.num_train}; expected 1 to {NUM_IMAGES - 5}: the rest of the {NUM_IMAGES:,} images are "
+                "queries, and every fifth of those is for tuning"
+            )
+        if self.epochs < 1:
+            raise ValueError(f"epochs is {self.epochs}; expected at least 1")
 
     @cached_property
     def _images_and_labels(self) -> tuple[Tensor, Tensor]:
