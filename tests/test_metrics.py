@@ -256,6 +256,22 @@ def test_intervals_cover_the_truth(name):
     assert 0.92 <= covered_difference / num_draws <= 0.98, f"{name}: difference {covered_difference / num_draws:.3f}"
 
 
+def test_few_subsets_and_queries_make_wide_intervals_not_empty_ones():
+    """Where queries share nothing, the degrees of freedom used to fall below one, and the interval was [-1, 1]."""
+    for draw in range(50):
+        regime = Regime(shared_error=0.05, own_error=0.2, noise=0.05)
+        truth, prediction, _ = regime.draw(12, 7, np.random.default_rng([draw, 9]))
+        result = linear_datamodelling_score(truth, prediction, seed=draw, num_bootstrap=200)
+        assert result.ci_low > 0.4, f"draw {draw}: {result}"
+
+
+def test_perfect_predictions_with_ties_have_an_interval():
+    values = np.tile([0.0, 0.0, 1.0, 2.0, 2.0], 2)[:, None] * np.ones((1, 4))
+    result = linear_datamodelling_score(values, values)
+    assert result.lds == 1.0
+    assert result.ci_high <= 1.0
+
+
 # --------------------------------------------------------------------------------------------------- paired difference
 
 

@@ -54,8 +54,8 @@ class Digits(Task):
         super().__post_init__()
         if not 1 <= self.num_train <= NUM_IMAGES - 5:
             raise ValueError(
-                f"num_train is {self.num_train}; expected 1 to {NUM_IMAGES - 5}: the rest of the {NUM_IMAGES:,} images are "
-                "queries, and every fifth of those is for tuning"
+                f"num_train is {self.num_train}; expected 1 to {NUM_IMAGES - 5}: the rest of the {NUM_IMAGES:,} images "
+                "are queries, and every fifth of those is for tuning"
             )
         if self.epochs < 1:
             raise ValueError(f"epochs is {self.epochs}; expected at least 1")
