@@ -9,7 +9,9 @@ A language model's losses go from its last hidden states past the logits, and it
 score over its tokens, as kronfluence does: token t has what its own outer product of activation and gradient adds.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,6 +26,7 @@ from retrain.models.fused_cross_entropy import linear_cross_entropy
 from retrain.task import Task, mean_over_tokens
 
 OUTPUT_HEADS = ("lm_head", "embed_out")  # transformers 5, and before
+FIT_PASSES = {"ekfac": 2}  # over the training set; one for kronfluence's other strategies
 
 
 def tracked_modules(model: nn.Module) -> list[str]:
@@ -80,13 +83,15 @@ class EKFAC(Method):
         )
         arguments = FactorArguments(strategy=self.strategy, covariance_max_examples=None, lambda_max_examples=None)
         if self.strategy != "identity":
-            analyzer.fit_all_factors(
-                factors_name="factors",
-                dataset=problem.train,
-                per_device_batch_size=min(self.fit_batch_size, len(problem.train)),
-                factor_args=arguments,
-                overwrite_output_dir=True,
-            )
+            total = FIT_PASSES.get(self.strategy, 1) * _num_batches(problem.train, self.fit_batch_size)
+            with task.ticking(problem, total, "ekfac: fit"):
+                analyzer.fit_all_factors(
+                    factors_name="factors",
+                    dataset=problem.train,
+                    per_device_batch_size=min(self.fit_batch_size, len(problem.train)),
+                    factor_args=arguments,
+                    overwrite_output_dir=True,
+                )
         else:
             analyzer.fit_all_factors(factors_name="factors", dataset=problem.train, factor_args=arguments)
         return analyzer
@@ -95,27 +100,31 @@ class EKFAC(Method):
         from kronfluence.arguments import ScoreArguments
 
         arguments = ScoreArguments(damping_factor=self.damping)
-        state.compute_pairwise_scores(
-            scores_name="scores",
-            factors_name="factors",
-            query_dataset=problem.queries,
-            train_dataset=problem.attributed,
-            per_device_query_batch_size=min(self.query_batch_size, len(problem.queries)),
-            per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
-            score_args=arguments,
-            overwrite_output_dir=True,
-        )
+        num_train_batches = _num_batches(problem.attributed, self.train_batch_size)
+        total = _num_batches(problem.queries, self.query_batch_size) * (1 + num_train_batches)
+        with state.task.ticking(problem, total, "ekfac: scores"):
+            state.compute_pairwise_scores(
+                scores_name="scores",
+                factors_name="factors",
+                query_dataset=problem.queries,
+                train_dataset=problem.attributed,
+                per_device_query_batch_size=min(self.query_batch_size, len(problem.queries)),
+                per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
+                score_args=arguments,
+                overwrite_output_dir=True,
+            )
         scores = -state.load_pairwise_scores("scores")["all_modules"].float()
         if not self.self_influence:
             return Attribution(scores=scores)
-        state.compute_self_scores(
-            scores_name="self",
-            factors_name="factors",
-            train_dataset=problem.attributed,
-            per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
-            score_args=arguments,
-            overwrite_output_dir=True,
-        )
+        with state.task.ticking(problem, num_train_batches, "ekfac: self-influence"):
+            state.compute_self_scores(
+                scores_name="self",
+                factors_name="factors",
+                train_dataset=problem.attributed,
+                per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
+                score_args=arguments,
+                overwrite_output_dir=True,
+            )
         own = state.load_self_scores("self")["all_modules"].float()
         return Attribution(scores=scores, train_scale=own.clamp(min=0).sqrt())
 
@@ -140,12 +149,30 @@ class EKFAC(Method):
         return -state.load_pairwise_scores("token_scores")["all_modules"].float()
 
 
+def _num_batches(examples: Examples, batch_size: int) -> int:
+    return -(-len(examples) // batch_size)
+
+
 def _translate(task: Task, names: list[str]) -> Any:
     """kronfluence's view of a task."""
     from kronfluence.task import Task as KronfluenceTask
 
     class Translation(KronfluenceTask):
+        _ticks: Iterator[Any] = iter(())
+
+        @contextlib.contextmanager
+        def ticking(self, problem: Problem, total: int, description: str) -> Iterator[None]:
+            """A progress bar over the batches: kronfluence asks for the loss of each of them once."""
+            self._ticks = iter(problem.progress(range(total), total=total, description=description))
+            next(self._ticks, None)
+            try:
+                yield
+                list(self._ticks)  # closes the bar
+            finally:
+                self._ticks = iter(())
+
         def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
+            next(self._ticks, None)
             inputs, targets = batch
             inner = model[0] if isinstance(model, nn.Sequential) else model
             if isinstance(inner, CausalLM) and inner.has_plain_head:

@@ -66,7 +66,7 @@ class BIF(Method):
 
     sampler: str = "sgld"
     chains: int = 4
-    draws: int = 100  # per chain, after burn-in
+    draws: int = 100  # per chain, after burn-in; without one the first is the checkpoint itself
     burn_in: int = 0  # draws discarded at the start of each chain
     thinning: int = 1  # sampler steps between draws
     step_size: float = 1e-5
@@ -103,8 +103,11 @@ class BIF(Method):
         for name in (*positive, "damping", "fit_examples"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a positive number")
-        if self.chains * self.draws < 2:
-            raise ValueError(f"{self.chains} chains of {self.draws} draws; a covariance needs at least 2 draws")
+        if self.chains * self.draws < 2 or (self.draws < 2 and not self.burn_in):
+            raise ValueError(
+                f"{self.chains} chains of {self.draws} draws; a covariance needs at least 2 draws, and without burn_in "
+                "the first of every chain is the checkpoint itself"
+            )
         if self.burn_in < 0 or self.gamma < 0:
             raise ValueError("burn_in and gamma must not be negative")
         if self.control_variate and (self.sampler != "sgld" or not 0 < self.step_size * self.gamma < 4):
