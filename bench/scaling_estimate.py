@@ -177,7 +177,11 @@ def show_crossovers(estimator: Estimator, found: Sequence[Crossover]) -> str:
     for crossover in sizes:
         where = ", beyond the measured sizes" if crossover.beyond else ""
         cheaper, other = ("EK-FAC", "BIF") if crossover.cheaper_above == "ekfac" else ("BIF", "EK-FAC")
-        lines.append(f"above {crossover.value:,.0f} parameters {cheaper} costs fewer seconds than {other}{where}")
+        ends = [f"{end:,.0f}" if end else word for end, word in ((crossover.low, "none"), (crossover.high, "none"))]
+        lines.append(
+            f"above {crossover.value:,.0f} parameters {cheaper} costs fewer seconds than {other}{where} (95 % of the "
+            f"crossings that the rows' intervals allow: {ends[0]} to {ends[1]})"
+        )
     if not sizes and min(len(estimator.of(method)) for method in ("bif", "ekfac")) > 1:
         lines.append("in parameters, the seconds of BIF and EK-FAC do not cross")
     for row in estimator.of("bif"):
@@ -188,7 +192,11 @@ def show_crossovers(estimator: Estimator, found: Sequence[Crossover]) -> str:
             cheaper = "EK-FAC" if here[-1].cheaper_above == "ekfac" else "BIF"
             lines.append(f"{row['model']}: from {here[-1].value:,.0f} queries on {cheaper} is the better buy")
         else:
-            lines.append(f"{row['model']}: {_cheaper(estimator, row)} is the better buy at any number of queries")
+            partner = next(other for other in estimator.of("ekfac") if other["model"] == row["model"])
+            measured = partner.get("score_per_query") not in (None, "")
+            only = f"{partner['queries']:.0f} queries, the only number measured"
+            where = "any number of queries" if measured else only
+            lines.append(f"{row['model']}: {_cheaper(estimator, row)} is the better buy at {where}")
     return "\n".join(lines)
 
 

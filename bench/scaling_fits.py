@@ -316,13 +316,19 @@ def _disk(rows: list[dict[str, Any]], configuration: Configuration) -> float:
 
 @dataclass(frozen=True)
 class Crossover:
-    """At `value`, the two cost the same; above it `cheaper_above` is the better buy."""
+    """At `value`, the two cost the same; above it `cheaper_above` is the better buy.
+
+    `low` and `high` hold 95 % of what the crossing would be if the rows' seconds were elsewhere in their intervals;
+    None where that has no end: in more than one of forty such draws the curves do not cross there at all.
+    """
 
     axis: str  # parameters, or queries
     value: float
     cheaper_above: str
     beyond: bool  # outside what was measured
     model: str = ""
+    low: float | None = None
+    high: float | None = None
 
 
 def crossings(
@@ -346,7 +352,7 @@ def crossings(
 
 def crossover_parameters(estimator: Estimator, first: str = "bif", second: str = "ekfac") -> list[Crossover]:
     """In model size, at the rows' own setting."""
-    curves = {}
+    curves: dict[str, Curve] = {}
     for method in (first, second):
         rows = estimator.of(method)
         curves[method] = Curve([row["parameters"] for row in rows], [_total(row) for row in rows])
@@ -356,12 +362,61 @@ def crossover_parameters(estimator: Estimator, first: str = "bif", second: str =
     low, high = max(measured[0], measured[2]), min(measured[1], measured[3])
     if low >= high:
         return []
-    return [
-        Crossover("parameters", value, second if second_above else first, not low <= value <= high)
-        for value, second_above in crossings(
-            curves[first].at, curves[second].at, low / SEARCH_BEYOND, high * SEARCH_BEYOND
-        )
-    ]
+    found = []
+    for value, second_above in crossings(
+        curves[first].at, curves[second].at, low / SEARCH_BEYOND, high * SEARCH_BEYOND
+    ):
+        cheaper, dearer = (second, first) if second_above else (first, second)
+        spread = _crossing_spread(estimator, cheaper, dearer, value, low / SEARCH_BEYOND, high * SEARCH_BEYOND)
+        found.append(Crossover("parameters", value, cheaper, not low <= value <= high, "", *spread))
+    return found
+
+
+def _crossing_spread(
+    estimator: Estimator, cheaper: str, dearer: str, value: float, low: float, high: float, num_draws: int = 2000
+) -> tuple[float | None, float | None]:
+    """Where 95 % of the crossings nearest to `value` lie when every row's seconds are drawn from its interval.
+
+    Only crossings of the same direction count: above them `cheaper` is cheaper.
+    """
+    grid = np.linspace(math.log(low), math.log(high), 400)
+    rng = np.random.default_rng(0)
+    difference: np.ndarray | float = 0.0
+    for method, sign in ((cheaper, 1.0), (dearer, -1.0)):
+        rows = estimator.of(method)
+        # Rows of one size are drawn apart and averaged, as `Curve` does.
+        sizes = sorted({float(row["parameters"]) for row in rows})
+        draws = np.zeros((num_draws, len(sizes)))
+        for column, size in enumerate(sizes):
+            same = [row for row in rows if row["parameters"] == size]
+            for row in same:
+                deviations = _log_deviation(row) * rng.normal(size=num_draws)
+                draws[:, column] += (math.log(_total(row)) + deviations) / len(same)
+        x = np.log(sizes)
+        difference = difference + sign * np.stack([_extended_many(x, y, grid) for y in draws])
+    assert isinstance(difference, np.ndarray)
+    changes = np.diff(np.sign(difference), axis=1) < 0
+    places = 0.5 * (grid[:-1] + grid[1:])
+    distance = np.where(changes, np.abs(places - math.log(value)), np.inf)
+    nearest = np.exp(places[distance.argmin(axis=1)])
+    # A draw without a crossing counts as one beyond the end at which the crossing was looked for.
+    nearest[~changes.any(axis=1)] = np.inf if value > math.sqrt(low * high) else 0.0
+    ends = np.quantile(nearest, [0.025, 0.975], method="nearest")
+    return tuple(float(end) if 0 < end < math.inf else None for end in ends)  # type: ignore[return-value]
+
+
+def _log_deviation(row: dict[str, Any]) -> float:
+    """One standard deviation of a row's seconds, in log, from its 95 % interval; a clock's where it has none."""
+    total, high = _total(row), _number(row.get("seconds_high"))
+    return max(LEAST_NOISE, math.log(high / total) / 1.96) if high and high > total else LEAST_NOISE
+
+
+def _extended_many(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """`_extended` at many places."""
+    values = np.interp(at, x, y)
+    for side, (i, j, anchor) in ((at < x[0], (0, 1, 0)), (at > x[-1], (-2, -1, -1))):
+        values[side] = y[anchor] + (y[j] - y[i]) / (x[j] - x[i]) * (at[side] - x[anchor])
+    return values
 
 
 def crossover_queries(

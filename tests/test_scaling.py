@@ -249,8 +249,14 @@ def test_crossovers_with_known_answers() -> None:
     (crossing,) = crossover_parameters(Estimator(rows))
     assert crossing.value == pytest.approx(1e10, rel=1e-3)  # 1e-6 P = 1e-3 P^0.7
     assert (crossing.cheaper_above, crossing.beyond) == ("ekfac", False)
+    assert crossing.low == pytest.approx(crossing.high, rel=0.5), "clocks differ by thousandths"
     (beyond,) = crossover_parameters(Estimator(rows[:4]))
     assert beyond.beyond
+    vague = [row | {"seconds_high": 2 * row["score_seconds"], "seconds_low": 0.0} for row in rows[:4]]
+    (unknown,) = crossover_parameters(Estimator(vague))
+    assert unknown.value == beyond.value
+    assert unknown.low < 0.1 * unknown.value
+    assert unknown.high is None, "in many draws the lines diverge"
 
     estimator = Estimator(synthetic_rows(("160m", "410m", "1b")))
     configuration = SUITE["410m"]
