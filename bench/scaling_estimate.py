@@ -177,7 +177,7 @@ def show_crossovers(estimator: Estimator, found: Sequence[Crossover]) -> str:
     for crossover in sizes:
         where = ", beyond the measured sizes" if crossover.beyond else ""
         cheaper, other = ("EK-FAC", "BIF") if crossover.cheaper_above == "ekfac" else ("BIF", "EK-FAC")
-        ends = [f"{end:,.0f}" if end else word for end, word in ((crossover.low, "none"), (crossover.high, "none"))]
+        ends = [f"{end:,.0f}" if end else word for end, word in ((crossover.low, "0"), (crossover.high, "no end"))]
         lines.append(
             f"above {crossover.value:,.0f} parameters {cheaper} costs fewer seconds than {other}{where} (95 % of the "
             f"crossings that the rows' intervals allow: {ends[0]} to {ends[1]})"

@@ -597,3 +597,18 @@ def test_sweeps_of_one_machine_are_merged_and_others_are_not(
     capsys.readouterr()
     assert scaling.main(["--merge", paths[0], paths[2], "--out", str(tmp_path / "out")]) == 2
     assert "differs" in capsys.readouterr().err
+
+
+# ---- memory ----
+
+
+def test_activations_of_a_known_model_are_counted(tmp_path, capsys) -> None:
+    from bench.scaling_memory import activation_bytes, main
+
+    one = activation_bytes(SUITE["14m"].with_layers(1), 2, 10, torch.bfloat16)
+    two = activation_bytes(SUITE["14m"].with_layers(2), 2, 10, torch.bfloat16)
+    three = activation_bytes(SUITE["14m"].with_layers(3), 2, 10, torch.bfloat16)
+    assert three - two == two - one > 2 * 10 * SUITE["14m"].hidden * 2, "every block keeps as much, its input at least"
+    assert activation_bytes(SUITE["14m"].with_layers(1), 4, 10, torch.bfloat16) == pytest.approx(2 * one, rel=0.01)
+    assert main(["--from", str(tmp_path / "none.csv")]) == 2
+    assert "measure first" in capsys.readouterr().err

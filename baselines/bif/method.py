@@ -261,9 +261,15 @@ class BIF(Method):
         num_healthy = sum(verdict.healthy for verdict in verdicts)
         if num_healthy < self.min_chains:
             reasons = "; ".join(f"chain {v.chain}: {v.reason}" for v in verdicts if not v.healthy)
+            product = self.step_size * self.gamma
+            hint = (
+                f"step_size * gamma is {product:g}, and at 4 or more the prior itself pushes a chain away: take a "
+                f"bif.step_size of 1 / gamma = {1 / self.gamma:g} or less"
+                if self.sampler == "sgld" and self.localiser == "isotropic" and product >= 4
+                else "try a smaller bif.step_size or a larger bif.gamma"
+            )
             raise DivergedError(
-                f"{num_healthy} of {self.chains} bif chains are healthy, {self.min_chains} needed ({reasons}); "
-                "try a smaller bif.step_size or a larger bif.gamma",
+                f"{num_healthy} of {self.chains} bif chains are healthy, {self.min_chains} needed ({reasons}); {hint}",
                 mean_losses,
             )
 
