@@ -12,6 +12,7 @@ computed again. Caches are merged by copying one folder over another.
 
 import argparse
 import fnmatch
+import math
 import os
 import shutil
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 
 from retrain.campaign import JOBS, Campaign
 from retrain.claims import Claims
+from retrain.plugins import Parser
 from retrain.safe_files import SafeFileError, one_line, read_json
 from retrain.store import (
     ENTRY_FILE,
@@ -155,13 +157,24 @@ def agreed(what: str, arguments: argparse.Namespace) -> bool:
     return input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")
 
 
+def days(text: str) -> float:
+    """A number that a typing error cannot make mean "everything"."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f'"{text}" is no number of days; expected 0 or more, for example 30')
+    return value
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.cache", description=str(__doc__).split("\n")[0])
-    common = argparse.ArgumentParser(add_help=False)
+    parser = Parser(prog="python -m bench.cache", description=str(__doc__).split("\n")[0], allow_abbrev=False)
+    common = Parser(add_help=False)
     common.add_argument("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
-    which = argparse.ArgumentParser(add_help=False)
+    which = Parser(add_help=False)
     which.add_argument("--kind", help="only entries of this kind, e.g. retrain, model, scores")
-    which.add_argument("--older-than", type=float, metavar="DAYS", help="only entries written before so many days")
+    which.add_argument("--older-than", type=days, metavar="DAYS", help="only entries written before so many days")
     which.add_argument("--match", help="only entries whose configuration contains this, e.g. '\"alpha\":0.1'")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("summary", parents=[common], help="entries and bytes by kind (the default)")

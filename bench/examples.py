@@ -11,7 +11,7 @@ loss with every training token's under the posterior (the paper's normalised BIF
 
 import argparse
 import json
-import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.lds import Parser, at_least, default_cache, options_of, share
-from retrain.plugins import UsageError
-from retrain.store import Store, StoreError
+from bench.lds import (
+    add_task_arguments,
+    at_least,
+    build_task,
+    check_device,
+    check_out,
+    options_of,
+    share,
+    why_unwritten,
+    write_whole,
+)
+from retrain.jobs import close_bars
+from retrain.plugins import Parser, UsageError
+from retrain.store import Store, StoreError, default_cache
 
 if TYPE_CHECKING:
     from bench.runner import Question
@@ -36,9 +47,23 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 # ---- images ----
 
 
-def stored_scores(
-    question: "Question", name: str, settings: Sequence[str], store: Store, device: str, raw: bool
-) -> np.ndarray:
+def command_for(arguments: argparse.Namespace, question: "Question", name: str) -> str:
+    """The bench.lds that leaves the scores that are asked for here."""
+    words = ["python", "-m", "bench.lds", "--task", question.task.name, "--alpha", "0.1"]
+    words += ["--seeds", str(question.seed), "--alpha-attribution", f"{question.alpha_attribution:g}"]
+    words += ["--methods", name]
+    for option in ("protocol", "data_dir", "model", "text", "eval_text"):
+        if value := getattr(arguments, option):
+            words += [f"--{option.replace('_', '-')}", value]
+    for setting in arguments.set:
+        if setting.partition("=")[0].rpartition(".")[0] in (question.task.name, name):
+            words += ["--set", setting]
+    if arguments.cache != default_cache():
+        words += ["--cache", arguments.cache]
+    return shlex.join(words)
+
+
+def stored_scores(arguments: argparse.Namespace, question: "Question", name: str, store: Store) -> np.ndarray:
     """(queries, train) float32, from the cache and from nowhere else."""
     import torch
 
@@ -46,8 +71,8 @@ def stored_scores(
     from bench.runner import Scorer
     from retrain.train import checkpoint_unit
 
-    task = question.task
-    method = load_method(name, **{**task.method_settings.get(name, {}), **options_of(name, settings)})
+    task, device = question.task, arguments.device
+    method = load_method(name, **{**task.method_settings.get(name, {}), **options_of(name, arguments.set)})
     base = checkpoint_unit(task, question.seed, 0, device)
     entry = None
     if store.has(base.kind, base.config):
@@ -55,13 +80,13 @@ def stored_scores(
     if entry is None or "scores" not in entry.arrays:
         raise UsageError(
             f"the cache {store.root} has no scores of {name} on {task.name}, seed {question.seed}, alpha_attribution "
-            f"{question.alpha_attribution:g}; make them with `python -m bench.lds --task {task.name} --alpha 0.1 "
-            f"--seeds {question.seed} --alpha-attribution {question.alpha_attribution:g} --methods {name}`"
+            f"{question.alpha_attribution:g}, with these options; make them with `"
+            f"{command_for(arguments, question, name)}`"
         )
     scale = entry.arrays.get("train_scale")
     attribution = Attribution(
         scores=torch.from_numpy(np.array(entry.arrays["scores"])),
-        train_scale=None if scale is None or raw else torch.from_numpy(np.array(scale)),
+        train_scale=None if scale is None or arguments.raw else torch.from_numpy(np.array(scale)),
     )
     scaled = attribution.normalised()
     return (attribution.scores if scaled is None else scaled).numpy()
@@ -74,10 +99,7 @@ def label_of(task: "Task", target: int) -> str:
 def image_examples(
     arguments: argparse.Namespace, task: "Task", question: "Question", store: Store
 ) -> tuple[dict[str, Any], Any]:
-    scores = {
-        name: stored_scores(question, name, arguments.set, store, arguments.device, arguments.raw)
-        for name in arguments.methods
-    }
+    scores = {name: stored_scores(arguments, question, name, store) for name in arguments.methods}
     query_indices, attributed = question.query_indices(), question.attributed_indices()
     chosen = np.unique(np.linspace(0, len(query_indices) - 1, arguments.queries).round().astype(int))
     sheet = Sheet(task)
@@ -303,18 +325,14 @@ def tokens_of(task: "Task", examples: "Examples", index: int) -> list[str]:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.examples", description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--task", default="digits")
-    add("--methods", nargs="+", default=["bif", "ekfac"], help="(default: bif ekfac)")
+    add_task_arguments(parser)
+    add("--methods", nargs="+", default=["bif", "ekfac"], help="whose scores are shown (default: bif ekfac)")
     add("--queries", type=at_least(1), default=8, help="how many (default: 8)")
     add("--shown", type=at_least(1), default=4, help="most and least influential images of each (default: 4)")
     add("--candidates", type=at_least(1), default=64, help="language tasks: training sequences looked at (default: 64)")
     add("--raw", action="store_true", help="raw scores instead of train-normalised ones")
-    add("--seed", type=at_least(0), default=1)
+    add("--seed", type=at_least(0), default=1, help="as bench.lds had it (default: 1)")
     add("--alpha-attribution", type=share, help="as bench.lds had it (default: the task's)")
-    add("--data-dir")
-    add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="as bench.lds had it")
-    add("--device", default="auto")
-    add("--cache", default=default_cache())
     add("--out", default="results/examples", help="a folder for each task is made there (default: %(default)s)")
     return parser
 
@@ -324,15 +342,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
     try:
         from bench.runner import Question
-        from retrain.tasks import load_task
 
-        task_options: dict[str, Any] = dict(options_of(arguments.task, arguments.set))
-        if arguments.data_dir:
-            task_options["data_dir"] = arguments.data_dir
-        task = load_task(arguments.task, **task_options)
+        check_device(arguments.device)
+        task = build_task(arguments)
         alpha_attribution = arguments.alpha_attribution or task.default_alpha_attribution
         question = Question(task=task, seed=arguments.seed, alpha_attribution=alpha_attribution)
         store = Store(arguments.cache)
+        check_out(arguments.out)
         picture = None
         if task.image_shape() is not None:
             content, picture = image_examples(arguments, task, question, store)
@@ -343,15 +359,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, StoreError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        close_bars()
+        print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
+        return 130
     folder = Path(arguments.out) / f"{task.name}-seed{arguments.seed}"
+    if unwritten := why_unwritten(lambda: write(folder, content, picture), folder):
+        print(f"{parser.prog}: {unwritten}", file=sys.stderr)
+        return 1
+    count = len(content.get("queries", content.get("pairs", [])))
+    if count < arguments.queries:
+        print(f"--queries {arguments.queries}: there are {count} (report), and all are shown", file=sys.stderr)
+    print(f"{count} queries written to {folder}")
+    return 0
+
+
+def write(folder: Path, content: dict[str, Any], picture: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if picture is not None:
         picture.save(folder / "images.png", optimize=True)
-    draft = folder / f".examples.{os.getpid()}"
-    draft.write_text(json.dumps(content, separators=(",", ":")) + "\n")
-    os.replace(draft, folder / "examples.json")
-    print(f"{len(content.get('queries', content.get('pairs', [])))} queries written to {folder}")
-    return 0
+    write_whole(folder / "examples.json", json.dumps(content, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import math
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from bench import style
 from bench.lds import Parser, number
 from bench.metrics import mean_and_standard_error
-from bench.results import Results, load_results, setting_text
+from bench.results import Results, bars_of, load_results, over_seeds, setting_text
 from bench.style import COLUMN, FAINT, INK, PAGE, in_order, look
 from retrain.safe_files import SafeFileError, read_text
 
@@ -37,6 +38,7 @@ LANGUAGE_TASKS = ("pythia14m", "tinylm")
 PAPER_LLM_TABLE = {"gradsim": 0.198, "ekfac": 0.221, "bif": 0.110}  # tab:LLM_LDS_scores
 SCALING_COLUMNS = ("model", "parameters", "method", "fit_seconds", "score_seconds", "peak_memory_bytes", "device")
 FORMATS = ("svg", "png", "pdf")
+STRIP = 1.3  # height of EK-FAC's strip of tokens, in rows of the matrix above it
 
 
 class UnusableError(ValueError):
@@ -90,13 +92,14 @@ def _lds_curves(results: Results, normalised: bool) -> Iterator[Drawing]:
         finish(figure, axes, r"$\alpha_{\mathrm{retrain}}$", "LDS")
         kind = "train-normalised" if normalised else "raw"
         stem = f"lds-{'normalised-' if normalised else ''}{name}-{protocol}"
-        bars = "standard error over seeds" if group["seed"].nunique() > 1 else "95 % intervals of the one seed"
+        keys = ["alpha_attribution", "alpha", "method"]
+        bars = f"Bars: {bars_of(set(group.groupby(keys).size()))}."
+        note(figure, bars, missing_ceiling(group), borrowed_ceiling(group))
         caption = (
             f"LDS of {kind} scores against the share of the attributed examples retrained on; "
-            f"{first(group, 'description')}, protocol {protocol}. Bars: {bars}. Dashed: the noise ceiling, what a "
-            f"perfect prediction could reach. {sizes(group)}"
+            f"{first(group, 'description')}, protocol {protocol}. {bars} {ceiling_text(group)}{sizes(group)}"
         )
-        yield Drawing(stem, caption, run_ids(group), figure)
+        yield Drawing(stem, caption, run_ids(group, ceilings=True), figure)
 
 
 def lds_panel(axis: Axes, rows: pd.DataFrame, everybody: list[str]) -> None:
@@ -108,11 +111,8 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, everybody: list[str]) -> None:
         block = rows[rows["method"] == method]
         points = []
         for alpha, cell in block.groupby("alpha", sort=True):
-            mean, error = mean_and_standard_error(cell["lds"].to_numpy())
-            low = high = error
-            if len(cell) == 1:
-                low, high = mean - cell["ci_low"].iloc[0], cell["ci_high"].iloc[0] - mean
-            points.append((alpha, mean, max(0.0, low), max(0.0, high)))
+            mean, low, high = over_seeds(cell)
+            points.append((alpha, mean, max(0.0, mean - low), max(0.0, high - mean)))
         x, y, low, high = np.array(points, dtype=float).T
         # A little to the side of each other, so that equal scores do not hide one another.
         spread = 0.012 * (position - (len(methods) - 1) / 2)
@@ -130,16 +130,33 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, everybody: list[str]) -> None:
         )
     elif len(ceilings):
         axis.plot(ceilings.index, ceilings, color=INK, linestyle="--", linewidth=0.9, label="ceiling")
-    else:
-        note = "ceiling unknown: no replicates"
-        # Room for the words, by this panel's own points: a shared axis is already as high as the panels before made it.
-        top = max(0.0, float(rows[["lds", "ci_high"]].max().max()))
-        bottom = min(0.0, float(rows[["lds", "ci_low"]].min().min()))
-        axis.update_datalim([(alphas[0], top + 0.15 * (top - bottom))])
-        axis.autoscale_view()
-        axis.text(0.98, 0.97, note, transform=axis.transAxes, ha="right", va="top", fontsize=6, color="#7f7f7f")
     axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
     axis.set_xlim(min(alphas) - 0.08, max(alphas) + 0.08)
+
+
+def missing_ceiling(rows: pd.DataFrame) -> str:
+    known = rows.groupby(["alpha_attribution", "alpha"])["ceiling"].count() > 0
+    if known.all():
+        return ""
+    return f"Ceiling unknown{' where none is drawn' if known.any() else ''}: no replicates."
+
+
+def borrowed_ceiling(rows: pd.DataFrame) -> str:
+    """Where the ceiling comes from if these runs have no replicates."""
+    groups = rows.groupby("ceiling_from", sort=True)
+    runs = [f"{run} ({span(group, 'ceiling_subsets')} subsets)" for run, group in groups]
+    return f"Ceiling from replicates in run {', '.join(runs)}." if runs else ""
+
+
+def ceiling_text(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,") -> str:
+    """The caption's sentences on the ceiling: what it is, and where it comes from."""
+    text = f"{name} what a perfect prediction could reach. " if rows["ceiling"].notna().any() else ""
+    if borrowed := borrowed_ceiling(rows):
+        text += (
+            f"{borrowed.removesuffix('.')}, which measured the same ground truth; its reliability is converted to the "
+            "number of replicates here. "
+        )
+    return text + (f"{missing_ceiling(rows)} " if missing_ceiling(rows) else "")
 
 
 def draw_seeds(results: Results) -> Iterator[Drawing]:
@@ -168,12 +185,14 @@ def draw_seeds(results: Results) -> Iterator[Drawing]:
                 if row == len(seeds) - 1:
                     axis.set_xlabel(r"$\alpha_{\mathrm{retrain}}$")
         legend(figure, grid.ravel())
+        note(figure, "Bars: 95 % intervals.", missing_ceiling(group), borrowed_ceiling(group))
         stem = f"seeds-{'normalised-' if normalised else ''}{name}-{protocol}"
         caption = (
             f"LDS of {'train-normalised' if normalised else 'raw'} scores, every seed by itself; "
-            f"{first(group, 'description')}, protocol {protocol}. Bars: 95 % intervals. {sizes(group)}"
+            f"{first(group, 'description')}, protocol {protocol}. Bars: 95 % intervals. "
+            f"{ceiling_text(group)}{sizes(group)}"
         )
-        yield Drawing(stem, caption, run_ids(group), figure)
+        yield Drawing(stem, caption, run_ids(group, ceilings=True), figure)
 
 
 # ---- cost ----
@@ -250,10 +269,12 @@ def draw_pareto(results: Results) -> Iterator[Drawing]:
                 pareto_panel(axis, here[here["alpha"] == alpha])
                 axis.set_title(rf"$\alpha_{{\mathrm{{retrain}}}}$ = {alpha:g}")
             finish(figure, axes, "seconds (fit + score)", "LDS")
+            bars = f"Bars: {bars_of(set(here.groupby(['alpha', 'method', 'normalised']).size()))}."
+            note(figure, bars)
             caption = (
                 f"Cost and quality: LDS against seconds; {first(here, 'description')}, protocol {protocol}, "
-                f"alpha_attribution {share:g}, on {machine}. Filled: raw scores; hollow: train-normalised. The line "
-                f"joins what no other point beats on both axes. {sizes(here)}"
+                f"alpha_attribution {share:g}, on {machine}. Filled: raw scores; hollow: train-normalised. {bars} "
+                f"The line joins what no other point beats on both axes. {sizes(here)}"
             )
             yield Drawing(f"pareto-{name}-{protocol}-{slug(machine)}", caption, run_ids(here), figure)
 
@@ -266,12 +287,13 @@ def pareto_panel(axis: Axes, rows: pd.DataFrame) -> None:
             cell = rows[(rows["method"] == method) & (rows["normalised"] == normalised)]
             if not len(cell):
                 continue
-            mean, error = mean_and_standard_error(cell["lds"].to_numpy())
+            mean, low, high = over_seeds(cell)
+            bars = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
             seconds = max(float(cell["seconds"].median()), 1e-3)
             shape = look(method, everybody) | {"linestyle": "none"}
             if normalised:
                 shape |= {"label": "_", "markerfacecolor": "none" if method != "random" else shape["color"]}
-            axis.errorbar(seconds, mean, yerr=None if math.isnan(error) else error, elinewidth=0.8, **shape)
+            axis.errorbar(seconds, mean, yerr=bars, elinewidth=0.8, **shape)
             if method != "random":
                 points.append((seconds, mean))
     front = pareto_front(points)
@@ -320,10 +342,17 @@ def draw_llm(results: Results) -> Iterator[Drawing]:
                         "undefined": str(int(cell["num_undefined"].sum())),
                         "paper": number(PAPER_LLM_TABLE.get(method)) if task == "pythia14m" and not normalised else "-",
                         "run": ", ".join(run_ids(cell)),
+                        "ceiling's run": ", ".join(sorted(cell["ceiling_from"].fillna(cell["run_id"]).unique()))
+                        if ceiling > 0
+                        else "-",
                     }
                 )
-        caption = f"LDS of finetuning; {first(group, 'description')}, protocol {protocol}. {sizes(group)}"
-        yield Drawing(f"llm-{name}-{protocol}", caption, run_ids(group), table=pd.DataFrame(lines))
+        caption = (
+            f"LDS of finetuning; {first(group, 'description')}, protocol {protocol}. "
+            f"{ceiling_text(group, 'Ceiling:')}{sizes(group)}"
+        )
+        runs = run_ids(group, ceilings=True)
+        yield Drawing(f"llm-{name}-{protocol}", caption, runs, table=pd.DataFrame(lines))
 
 
 # ---- scaling, sweeps and budgets: see results/README.md for their files ----
@@ -331,7 +360,7 @@ def draw_llm(results: Results) -> Iterator[Drawing]:
 
 def draw_scaling(results: Results) -> Iterator[Drawing]:
     """The paper's fig:benchmark_big_ek-fac: seconds, memory and disk against parameters."""
-    from bench.scaling_figure import PANELS, draw_laws, draw_panel, explain, usable
+    from bench.scaling_figure import PANELS, draw_laws, draw_panel, explain, marks, usable
 
     for path in results.files("scaling.csv"):
         everything = read_table(path, SCALING_COLUMNS)
@@ -355,6 +384,7 @@ def draw_scaling(results: Results) -> Iterator[Drawing]:
                     )
                 )
             legend(figure, axes)
+            note(figure, marks(group))
             here = everything[everything["device"] == device]
             caption = f"Seconds, peak memory and disk against model size on {device}. {explain(group, here, laws)}"
             stem = f"scaling-{slug(path.parent.name)}-{slug(str(device))}"
@@ -382,8 +412,8 @@ def draw_sweep(results: Results) -> Iterator[Drawing]:
                 stem = "-".join(["sweep", slug(path.parent.name), *parts])
                 caption = (
                     f"Loss traces and LDS of {sweep['method']} over {down}, {across}{f' at {text}' if text else ''}; "
-                    f"task {sweep['task']}, protocol {sweep['protocol']}, alpha {sweep['alpha']:g}, chosen on "
-                    f"{sweep['split']} queries. Crossed cells diverged."
+                    f"{swept_on(sweep)}, chosen on {sweep['split']} queries. Crossed cells diverged. "
+                    f"{widest(chosen)}{sweep_sizes(sweep)}"
                 )
                 yield Drawing(stem, caption, [sweep["run_id"]], figure)
         except (KeyError, TypeError, ValueError) as error:
@@ -400,20 +430,56 @@ def sweep_line(sweep: dict[str, Any], stem: str) -> Drawing:
     positions = range(len(ordered))
     figure, (axis,) = panels(1, height=2.2)
     shape = look(sweep["method"], [sweep["method"]])
+    axis.axhline(0, color=INK, linewidth=0.5)  # so that the axis starts there
+    known = all(cell.get("ci_low") is not None for cell in ordered if cell["lds"] is not None)
     for column, change in (("lds", {}), ("lds_normalised", {"markerfacecolor": "none", "label": "train-normalised"})):
-        points = [(x, cell[column]) for x, cell in zip(positions, ordered) if cell.get(column) is not None]
-        if points:
-            axis.plot(*zip(*points), **(shape | change))
+        points = [(x, cell) for x, cell in zip(positions, ordered) if cell.get(column) is not None]
+        if not points:
+            continue
+        # A little to the side of each other, so that equal scores do not hide one another.
+        x = np.array([x for x, _ in points]) + (-0.05 if column == "lds" else 0.05)
+        y = np.array([cell[column] for _, cell in points])
+        ends = None
+        if known and column == "lds":  # the record's intervals are of raw scores
+            ends = np.array([[cell["lds"] - cell["ci_low"], cell["ci_high"] - cell["lds"]] for _, cell in points])
+            ends = ends.T.clip(min=0.0)
+        axis.errorbar(x, y, yerr=ends, capsize=1.5, elinewidth=0.8, **(shape | change))
     axis.set_xticks(positions, [setting_text(cell[name]) for cell in ordered])
     axis.set_xlabel(name)
     axis.set_ylabel("LDS")
     legend(figure, [axis])
     missing = sum(cell["lds"] is None for cell in ordered)
+    bars = "Bars: 95 % intervals, recorded for raw scores only." if known else "No intervals recorded."
+    note(figure, bars, sweep_sizes(sweep))
     caption = (
-        f"LDS of {sweep['method']} against {name}; task {sweep['task']}, protocol {sweep['protocol']}, "
-        f"alpha {sweep['alpha']:g}, {sweep['split']} queries; {missing} values diverged."
+        f"LDS of {sweep['method']} against {name}; {swept_on(sweep)}, {sweep['split']} queries; "
+        f"{missing} values diverged. {bars} {sweep_sizes(sweep)}"
     )
     return Drawing(stem, caption, [sweep["run_id"]], figure)
+
+
+def swept_on(record: dict[str, Any]) -> str:
+    return (
+        f"task {record['task']}, protocol {record['protocol']}, alpha {record['alpha']:g}, "
+        f"seed {record.get('seed', '?')}"
+    )
+
+
+def sweep_sizes(record: dict[str, Any]) -> str:
+    """n of a sweep or a budget."""
+    subsets, replicates = record.get("num_subsets", "?"), record.get("replicates", "?")
+    queries = f", {record['num_queries']:,} queries" if record.get("num_queries") else ""
+    return f"n: 1 seed, {subsets} subsets, {replicates} replicate{'s' * (replicates != 1)}{queries}."
+
+
+def widest(cells: list[dict[str, Any]]) -> str:
+    """How far the numbers of a grid, which has no room for bars, may be off."""
+    reach = [
+        max(cell["ci_high"] - cell["lds"], cell["lds"] - cell["ci_low"])
+        for cell in cells
+        if cell["lds"] is not None and cell.get("ci_low") is not None and cell.get("ci_high") is not None
+    ]
+    return f"95 % intervals reach at most {max(reach):.3f} from the LDS. " if reach else ""
 
 
 def sweep_grid(cells: list[dict[str, Any]], down: str, rows: list[Any], across: str, columns: list[Any]) -> Figure:
@@ -483,14 +549,17 @@ def draw_budget(results: Results) -> Iterator[Drawing]:
                     points["seconds"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **(shape | {"label": "_"})
                 )
             axes[-1].set_xlabel("seconds")
+            for axis in axes:
+                axis.axhline(0, color=INK, linewidth=0.5)
             for axis, name in zip(axes, sizes_of, strict=False):
                 logarithmic(axis, "x", sorted({p["value"] for c in curves if c["axis"] == name for p in c["points"]}))
             logarithmic(axes[-1], "x")
             axes[0].set_ylabel("LDS")
             legend(figure, axes)
+            note(figure, "Bars: 95 % intervals.", sweep_sizes(budget))
             caption = (
-                f"LDS against budget; task {budget['task']}, protocol {budget['protocol']}, alpha {budget['alpha']:g}, "
-                f"on {budget['device']}. Bars: 95 % intervals."
+                f"LDS against budget; {swept_on(budget)}, {budget.get('split', '?')} queries, on {budget['device']}. "
+                f"Bars: 95 % intervals. {sweep_sizes(budget)}"
             )
             yield Drawing(f"budget-{slug(path.parent.name)}", caption, [budget["run_id"]], figure)
         except (KeyError, TypeError, ValueError) as error:
@@ -584,7 +653,7 @@ def draw_tokens(results: Results) -> Iterator[Drawing]:
             strip = pair.get("ekfac")
             figure = style.new_figure(PAGE, min(8.5, 1.6 + 0.115 * rows + (0.3 if strip else 0)))
             if strip:
-                upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[max(6, rows), 1.3])
+                upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[max(6, rows), STRIP])
             else:
                 upper, lower = figure.subplots(), None
             limit = float(np.abs(matrix).max()) or 1.0
@@ -596,7 +665,13 @@ def draw_tokens(results: Results) -> Iterator[Drawing]:
             if strip and lower is not None:
                 values = np.array(strip, dtype=float)[None]
                 limit = float(np.abs(values).max()) or 1.0
-                lower.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+                strip_image = lower.imshow(
+                    values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
+                )
+                # As wide as the bar above, which is a twentieth of 0.8 of the matrix's height.
+                scale = figure.colorbar(strip_image, ax=lower, aspect=STRIP / (0.8 * max(6, rows) / 20))
+                end = plain(float(f"{limit:.2g}"))
+                scale.set_ticks([-limit, 0, limit], labels=[f"\u2212{end}", "0", end], fontsize=5)
                 lower.set_yticks([0], ["EK-FAC"], fontsize=6)
                 lower.grid(False)
                 bottom = lower
@@ -607,7 +682,9 @@ def draw_tokens(results: Results) -> Iterator[Drawing]:
             upper.grid(False)
             caption = (
                 f"Query {pair['query']} against training sequence {pair['train']}, token by token; blue: seeing the "
-                f"training token lowers the query token's loss (negative influence). {content['description']}."
+                f"training token lowers the query token's loss (negative influence). "
+                f"{'Below: EK-FAC with the whole query, on a scale of its own. ' if strip else ''}"
+                f"{content['description']}, seed {content['seed']}."
             )
             yield Drawing(f"tokens-{slug(path.parent.name)}-{pair['query']}-{pair['train']}", caption, [], figure)
 
@@ -672,6 +749,16 @@ def legend(figure: Figure, axes: Any) -> None:
         )
 
 
+def note(figure: Figure, *sentences: str) -> None:
+    """What a reader of the picture alone must know, in small letters below it; the figure grows by its lines."""
+    width = int(21 * figure.get_figwidth())  # letters of this size to the inch
+    text = " ".join(filter(None, sentences))
+    if len(text) > width:
+        text = "\n".join(textwrap.fill(sentence, width) for sentence in sentences if sentence)
+    figure.set_figheight(figure.get_figheight() + 0.04 + 0.1 * (text.count("\n") + 1))
+    figure.supxlabel(text, fontsize=6, color="#6b7280")
+
+
 def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     import io
 
@@ -692,20 +779,22 @@ def first(rows: pd.DataFrame, column: str) -> str:
     return str(rows[column].iloc[0] or rows["task"].iloc[0])
 
 
-def run_ids(rows: pd.DataFrame) -> list[str]:
-    return sorted(rows["run_id"].dropna().unique())
+def run_ids(rows: pd.DataFrame, ceilings: bool = False) -> list[str]:
+    """The runs behind the rows, with those that only the ceiling comes from or without."""
+    return sorted({*rows["run_id"].dropna(), *(rows["ceiling_from"].dropna() if ceilings else [])})
+
+
+def span(rows: pd.DataFrame, column: str) -> str:
+    values = sorted(int(value) for value in rows[column].dropna().unique())
+    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}" if values else "?"
 
 
 def sizes(rows: pd.DataFrame) -> str:
-    def span(column: str) -> str:
-        values = sorted(int(value) for value in rows[column].dropna().unique())
-        return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}" if values else "?"
-
     seeds = sorted(rows["seed"].unique())
     return (
-        f"n: {len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}), {span('num_subsets')} subsets, "
-        f"{span('num_replicates')} replicate(s), {span('num_queries')} queries, "
-        f"{int(rows['num_undefined'].sum())} undefined values."
+        f"n: {len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}), "
+        f"{span(rows, 'num_subsets')} subsets, {span(rows, 'num_replicates')} replicate(s), "
+        f"{span(rows, 'num_queries')} queries, {int(rows['num_undefined'].sum())} undefined values."
     )
 
 

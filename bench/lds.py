@@ -9,7 +9,6 @@ interval and the noise ceiling. Everything finished is kept: interrupt at any ti
 
 import argparse
 import dataclasses
-import difflib
 import functools
 import hashlib
 import itertools
@@ -31,8 +30,8 @@ import numpy as np
 import pandas as pd
 
 from bench import metrics
-from retrain.jobs import add_cluster_arguments, cluster_options
-from retrain.plugins import UsageError
+from retrain.jobs import add_cluster_arguments, close_bars, cluster_options
+from retrain.plugins import Parser, UsageError
 from retrain.store import Store, StoreError, canonical_json, default_cache
 from retrain.subsets import SCHEMES
 
@@ -47,28 +46,11 @@ PAIR_COLUMNS = [
     "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value", "run_id",
 ]  # fmt: skip
 MINIMUM_SUBSETS = 3
+SCORES_ARE = ("loss-change", "helpfulness")  # a positive score: the loss rises, or falls, with the example
 MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting processes pays
 DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transformers")
 
 logger = logging.getLogger("tda-bench")
-
-
-class Parser(argparse.ArgumentParser):
-    """One line on stderr, exit code 2. A misspelt option is named, with the one that was probably meant."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._given = [str(word) for word in (sys.argv[1:] if args is None else args)]
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> Any:
-        known = list(self._option_string_actions)
-        for word in getattr(self, "_given", []):
-            name = word.partition("=")[0]
-            if name.startswith("--") and name not in known:
-                meant = difflib.get_close_matches(name, known, n=1)
-                message = f"unknown option {name}" + (f"; did you mean {meant[0]}?" if meant else "; see --help")
-                break
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def fraction(text: str) -> float:
@@ -82,7 +64,13 @@ def fraction(text: str) -> float:
 
 
 def share(text: str) -> float:
-    return 1.0 if text in ("1", "1.0") else fraction(text)
+    """A fraction that may be all."""
+    try:
+        return 1.0 if float(text) == 1 else fraction(text)
+    except ValueError:
+        return fraction(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(str(error).replace("below 1", "at most 1")) from None
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
@@ -92,7 +80,8 @@ def at_least(minimum: int) -> Callable[[str], int]:
         except ValueError:
             raise argparse.ArgumentTypeError(f'"{text}" is no whole number') from None
         if value < minimum:
-            raise argparse.ArgumentTypeError(f"{value} is too few; expected at least {minimum}")
+            what = "is too few" if minimum else "is negative"
+            raise argparse.ArgumentTypeError(f"{value} {what}; expected at least {minimum}")
         return value
 
     return parse
@@ -112,7 +101,7 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     parser = Parser(prog="python -m bench.lds", description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
     add_task_arguments(parser)
@@ -135,6 +124,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--ground-truth", metavar="DIR", help="score given scores against a ground truth of bench.truth, and stop")
     add("--scores", nargs="+", metavar="FILE", help="with --ground-truth: (queries x training examples) arrays")
+    add("--scores-are", choices=SCORES_ARE, help="with --ground-truth: the sign of scores (default: loss-change)")
     add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
     add("--force", action="store_true", help="compute again what this command needs, even if it is cached")
     add("--json", action="store_true", help="print the rows as a JSON list instead of tables")
@@ -203,6 +193,19 @@ def build_methods(arguments: argparse.Namespace, task: Any) -> list[Any]:
             f"({', '.join(names)})"
         )
     return methods
+
+
+def note_what_is_too_many(arguments: argparse.Namespace, task: Any) -> None:
+    """One line for each option that asks for more than there is, of which all is taken."""
+    split = getattr(arguments, "query_split", "report")
+    if arguments.queries is not None and arguments.queries > (count := len(task.query_indices(split))):
+        print(f"--queries {arguments.queries}: there are {count} ({split}), and all are used", file=sys.stderr)
+    replicated = getattr(arguments, "replicated_subsets", None)
+    if replicated is not None and replicated > arguments.subsets:
+        print(
+            f"--replicated-subsets {replicated}: there are {arguments.subsets} subsets, and all are replicated",
+            file=sys.stderr,
+        )
 
 
 # ---- rows ----
@@ -369,6 +372,12 @@ def score(task: Any, plan: Any, truth: Any, queries: np.ndarray, predictions: di
         | {"num_replicates": plan.replicates, "mean_loss": float(losses.mean())}
     )
     for (name, normalised), result in results.items():
+        if result.num_undefined == result.num_queries:
+            kind = "train-normalised LDS" if normalised else "LDS"
+            outcome.problems.append(
+                f"{kind} of {name} is undefined for every query at alpha {plan.alpha:g}, seed {plan.seed}: "
+                f"{why_undefined(losses, made[name, normalised])}"
+            )
         outcome.rows.append(
             where
             | {"method": name, "normalised": normalised}
@@ -387,6 +396,17 @@ def score(task: Any, plan: Any, truth: Any, queries: np.ndarray, predictions: di
             | {"method": name, "against": against, "normalised": normalised}
             | {f: getattr(pair, f) for f in numbers}
         )
+
+
+def why_undefined(losses: np.ndarray, prediction: np.ndarray) -> str:
+    """Of a correlation across subsets; both (subsets, queries)."""
+    for name, values in (("the retrained losses", losses), ("its predictions", prediction)):
+        finite = np.isfinite(values).all(axis=0)
+        if not finite.any():
+            return f"{name} are not finite"
+        if not (values != values[:1]).any(axis=0)[finite].any():
+            return f"{name} are the same for all {len(values)} subsets"
+    return "losses or predictions are not finite, or the same for all subsets"
 
 
 Made = tuple[str, bool]  # method, normalised
@@ -478,7 +498,7 @@ def write_record(
     run_id: str,
     outcome: Outcome,
     seconds: float,
-) -> Path:
+) -> None:
     from retrain.train import choose_device, describe_device
 
     folder = Path(arguments.out) / run_id
@@ -506,13 +526,26 @@ def write_record(
     write_whole(folder / "lds.csv", pd.DataFrame(outcome.rows, columns=COLUMNS).to_csv(index=False))
     if outcome.pairs:
         write_whole(folder / "pairs.csv", pd.DataFrame(outcome.pairs, columns=PAIR_COLUMNS).to_csv(index=False))
-    return folder
 
 
 def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def why_unwritten(write: Callable[[], Any], where: Path | str) -> str:
+    """Empty when it was written; a full disk must not take with it what a run has found, which is printed all the
+    same."""
+    try:
+        write()
+    except OSError as error:
+        return f"{where} cannot be written: {error.strerror or error}"
+    return ""
 
 
 def without_nan(value: Any) -> Any:
@@ -587,8 +620,16 @@ def replicates_text(ceiling: dict[str, Any], row: Any) -> str:
 
 def ceiling_text(ceilings: list[dict[str, Any]]) -> str:
     values = [c["ceiling"] for c in ceilings]
-    if not all(math.isfinite(value) for value in values):
-        return "noise ceiling unknown (needs --replicates 2)"
+    unknown = [c for c in ceilings if not math.isfinite(c["ceiling"])]
+    if unknown:
+        replicated = unknown[0]["num_subsets_replicated"]
+        if unknown[0]["num_replicates"] < 2:
+            reason = "needs --replicates 2"
+        elif replicated < metrics.MINIMUM_SUBSETS:
+            reason = f"{replicated} subsets were retrained on twice; needs {metrics.MINIMUM_SUBSETS}"
+        else:
+            reason = "the retrained losses are not finite, or the same for all subsets"
+        return f"noise ceiling unknown ({reason})"
     if len(ceilings) == 1:
         return f"noise ceiling {values[0]:.3f} [{number(ceilings[0]['ci_low'])}, {number(ceilings[0]['ci_high'])}]"
     return f"noise ceiling {np.mean(values):.3f} (mean over seeds)"
@@ -646,6 +687,7 @@ def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: flo
             pair["alpha"] != alpha
             or pair["alpha_attribution"] != alpha_attribution
             or "random" in (pair["method"], pair["against"])
+            or not math.isfinite(pair["difference"])
         ):
             continue
         lines.append(
@@ -699,6 +741,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from bench.truth import scores_command
 
         return scores_command(argv)
+    if any(word.partition("=")[0] in ("--scores", "--scores-are") for word in argv):
+        print(f"{parser.prog}: --scores needs --ground-truth FOLDER, made by python -m bench.truth", file=sys.stderr)
+        return 2
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("tda-bench").setLevel(logging.INFO)
@@ -708,6 +753,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_device(arguments.device)
         task = build_task(arguments)
         methods = build_methods(arguments, task)
+        note_what_is_too_many(arguments, task)
         store = Store(arguments.cache)
         if arguments.dry_run:
             print(show_plan(arguments, task, methods, store))
@@ -719,11 +765,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in [*outcome.rows, *outcome.pairs]:
             row["run_id"] = run_id
         seconds = time.perf_counter() - started
-        folder = write_record(arguments, command, task, config, run_id, outcome, seconds)
+        record = Path(arguments.out) / run_id / "run.json"
+        unwritten = why_unwritten(
+            lambda: write_record(arguments, command, task, config, run_id, outcome, seconds), record
+        )
     except (UsageError, StoreError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        close_bars()
         print(
             f"{parser.prog}: interrupted; finished work is in {arguments.cache}, and the same command goes on",
             file=sys.stderr,
@@ -738,7 +788,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     else:
         print(show(outcome, task))
-        print(f"\nrun {run_id} in {seconds:.0f} s; record: {folder / 'run.json'}")
+        print(f"\nrun {run_id} in {seconds:.0f} s" + ("" if unwritten else f"; record: {record}"))
+    if unwritten:
+        outcome.problems.append(f"{unwritten}; the same command writes it, from {arguments.cache}")
     for name, reason in outcome.skipped.items():
         print(f"skipped {name}: {reason}", file=sys.stderr)
     for problem in outcome.problems:

@@ -40,6 +40,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
@@ -48,8 +49,19 @@ import numpy as np
 from scipy import stats
 
 from bench import metrics
-from bench.lds import Parser, at_least, code_commit, default_cache, number, one_line, options_of, table, versions
-from retrain.plugins import UsageError
+from bench.lds import (
+    at_least,
+    code_commit,
+    default_cache,
+    number,
+    one_line,
+    options_of,
+    table,
+    versions,
+    why_unwritten,
+)
+from retrain.jobs import bar, close_bars
+from retrain.plugins import Parser, UsageError
 from retrain.safe_files import SafeFileError, read_json, read_safetensors, write_safetensors
 from retrain.store import Store, StoreError, canonical_json
 
@@ -339,7 +351,8 @@ def record_method(
     bench: Bench, method: "Method", num_seeds: int, first_seed: int = 1000
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Runs the method with several seeds; the gate's own runs use others."""
-    samples = [bench.sample(method, first_seed + k) for k in range(num_seeds)]
+    seeds = bar(range(num_seeds), desc=f"{bench.task.name} {method.name}", unit="seed", leave=False)
+    samples = [bench.sample(method, first_seed + k) for k in seeds]
     if bad := sum(sample.num_not_finite for sample in samples):
         raise UsageError(f"{method.name} gave {bad} scores that are not finite; a baseline needs finite ones")
     rows = [standardised(sample.rows) for sample in samples]
@@ -674,7 +687,6 @@ def update(arguments: argparse.Namespace, folder: Path) -> int:
         for method in chosen_methods(arguments, folder, task):
             start = time.perf_counter()
             record, arrays = record_method(bench, method, arguments.baseline_seeds)
-            write_pair(folder, f"{task.name}-{slug(method.name)}", record, arrays)
             values = record["values"]
             print(
                 f"{task.name} {method.name}: LDS {np.mean(values['lds']):.3f} +- {np.std(values['lds'], ddof=1):.3f}, "
@@ -682,13 +694,17 @@ def update(arguments: argparse.Namespace, folder: Path) -> int:
                 f"({arguments.baseline_seeds} seeds, {time.perf_counter() - start:.0f} s)",
                 flush=True,
             )
+            pair = f"{task.name}-{slug(method.name)}"
+            if unwritten := why_unwritten(partial(write_pair, folder, pair, record, arrays), folder / f"{pair}.json"):
+                print(f"python -m bench.regress: {unwritten}", file=sys.stderr)
+                return 1
     return 0
 
 
 def compare(arguments: argparse.Namespace, folder: Path) -> list[Verdict]:
     from retrain.tasks import load_task
 
-    verdicts = []
+    runs = []
     for name in chosen_tasks(arguments, folder):
         task = load_task(name)
         truth = read_truth(folder, task)
@@ -696,9 +712,9 @@ def compare(arguments: argparse.Namespace, folder: Path) -> list[Verdict]:
             raise UsageError(f"no baseline of task {name} in {folder}; write it with --update")
         bench = Bench(task, truth)
         for method in chosen_methods(arguments, folder, task):
-            reference = read_reference(folder, task.name, arguments.against or method.name)
-            verdicts.append(gate(bench, method, reference, arguments.seed))
-    return verdicts
+            runs.append((bench, method, read_reference(folder, task.name, arguments.against or method.name)))
+    turns = bar(runs, desc="methods", unit="method", leave=False)
+    return [gate(bench, method, reference, arguments.seed) for bench, method, reference in turns]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -713,17 +729,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.update:
             return update(arguments, folder)
         verdicts = compare(arguments, folder)
-        if arguments.junit:
-            Path(arguments.junit).write_text(junit(verdicts))
-        if arguments.summary:
-            with open(arguments.summary, "a") as file:
-                file.write(markdown(verdicts))
     except (UsageError, StoreError, SafeFileError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"{parser.prog}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        close_bars()
+        print(f"{parser.prog}: interrupted" + ("; finished methods are kept" * arguments.update), file=sys.stderr)
+        return 130
+    unwritten = []
+    if arguments.junit:
+        unwritten.append(why_unwritten(lambda: Path(arguments.junit).write_text(junit(verdicts)), arguments.junit))
+    if arguments.summary:
+        unwritten.append(why_unwritten(lambda: append(arguments.summary, markdown(verdicts)), arguments.summary))
     if arguments.json:
         print(json.dumps([asdict(verdict) | {"passed": verdict.passed} for verdict in verdicts], indent=1))
     else:
@@ -734,7 +754,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed = [f"{verdict.method} on {verdict.task}" for verdict in verdicts if not verdict.passed]
         seconds = sum(verdict.seconds for verdict in verdicts)
         print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'passed'} ({len(verdicts)} methods, {seconds:.0f} s)")
-    return 0 if all(verdict.passed for verdict in verdicts) else 1
+    for problem in filter(None, unwritten):
+        print(f"{parser.prog}: {problem}", file=sys.stderr)
+    return 0 if all(verdict.passed for verdict in verdicts) and not any(unwritten) else 1
+
+
+def append(path: str, text: str) -> None:
+    with open(path, "a") as file:
+        file.write(text)
 
 
 if __name__ == "__main__":

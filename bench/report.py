@@ -22,8 +22,7 @@ import numpy as np
 import pandas as pd
 
 from bench.lds import Parser, without_nan
-from bench.metrics import mean_and_standard_error
-from bench.results import Results, load_results
+from bench.results import MANY_SEEDS, Results, bars_of, load_results, over_seeds
 from bench.style import FAINT, INK, look
 from retrain.safe_files import SafeFileError, read_json, read_text
 
@@ -53,8 +52,7 @@ def leaderboard(results: Results) -> list[dict[str, Any]]:
     everybody = list(results.rows["method"])
     keys = ["name", "protocol", "alpha", "alpha_attribution", "normalised", "method"]
     for (task, protocol, alpha, share, normalised, method), cell in results.rows.groupby(keys, sort=True):
-        mean, error = mean_and_standard_error(cell["lds"].to_numpy())
-        low, high = (mean - error, mean + error) if len(cell) > 1 else (cell["ci_low"].iloc[0], cell["ci_high"].iloc[0])
+        mean, low, high = over_seeds(cell)
         ceiling = float(cell["ceiling"].mean())
         machines = sorted(set(cell["machine"]))
         rows.append(
@@ -68,10 +66,12 @@ def leaderboard(results: Results) -> list[dict[str, Any]]:
                 "alpha": float(alpha),
                 "alpha_attribution": float(share),
                 "lds": mean,
-                "low": float(low),
-                "high": float(high),
-                "error": error,
+                "low": low,
+                "high": high,
+                "error": high - mean if len(cell) >= MANY_SEEDS else math.nan,
+                "bar": bars_of({len(cell)}),
                 "ceiling": ceiling,
+                "ceiling_runs": sorted(set(cell["ceiling_from"].dropna())),
                 "ratio": mean / ceiling if ceiling > 0 else math.nan,
                 "seeds": len(cell),
                 "undefined": int(cell["num_undefined"].sum()),

@@ -23,7 +23,7 @@ from torch import nn
 
 from baselines.method import Attribution, Method, Problem, load_method
 from retrain.campaign import Unit
-from retrain.jobs import run_units
+from retrain.jobs import bar, run_units
 from retrain.store import Entry, Store
 from retrain.task import Split, Task
 from retrain.train import (
@@ -51,9 +51,7 @@ class MethodFailedError(RuntimeError):
 
 def progress_bar(items: Iterable, total: int | None = None, description: str = "") -> Iterable:
     """A bar with ETA on stderr, shown only for what takes longer than a moment."""
-    from tqdm import tqdm
-
-    return tqdm(items, total=total, desc=description, delay=2, leave=False, dynamic_ncols=True, file=sys.stderr)
+    return bar(items, total=total, desc=description, delay=2, leave=False)
 
 
 # ---- entries that must be there ----

@@ -145,6 +145,7 @@ class Sweep:
                     result = known[index]
                     if result is None:
                         waiting = [later for later in to_do if later >= index]
+                        print(start_line(spec, index + 1, len(self.specs)), file=sys.stderr, flush=True)
                         result = self.measure(spec, processes, str(folder), waiting)
                         result["peak_flops"] = peak
                         self.keep(spec, result)
@@ -185,6 +186,10 @@ class Sweep:
 
 
 # ---- what the user reads ----
+
+
+def start_line(spec: dict[str, Any], position: int, count: int) -> str:
+    return f"[{position}/{count}] {spec['model']} {spec['method']}: measuring ..."
 
 
 def progress_line(row: dict[str, Any], position: int, count: int) -> str:
@@ -263,9 +268,13 @@ def write_results(out: Path, run_id: str, command: str, sweep: Sweep) -> dict[st
         "rows": sweep.rows,
         "points": sweep.points,
     }
-    lds.write_whole(out / "scaling.json", json.dumps(lds.without_nan(record), indent=1) + "\n")
-    lds.write_whole(out / "scaling.csv", pd.DataFrame(sweep.rows, columns=COLUMNS).to_csv(index=False))
+    write_both(out, record, sweep.rows)
     return record
+
+
+def write_both(out: Path, record: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    lds.write_whole(out / "scaling.json", json.dumps(lds.without_nan(record), indent=1) + "\n")
+    lds.write_whole(out / "scaling.csv", pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False))
 
 
 # ---- the command ----
@@ -324,6 +333,9 @@ def estimate_command(arguments: argparse.Namespace) -> int:
 
 
 def merge_command(arguments: argparse.Namespace, command: str) -> int:
+    for path in arguments.merge:
+        if not Path(path).is_file():
+            raise UsageError(f"--merge {path}: there is no such file; expected a scaling.json of an earlier sweep")
     records = read_records(arguments.merge)
     lds.check_out(arguments.out)
     rows, points = merged_rows(records)
@@ -339,12 +351,14 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
         "points": points,
     }
     out = Path(arguments.out)
-    lds.write_whole(out / "scaling.json", json.dumps(lds.without_nan(record), indent=1) + "\n")
-    lds.write_whole(out / "scaling.csv", pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False))
+    unwritten = lds.why_unwritten(lambda: write_both(out, record, rows), out)
     print(show(rows))
     for device, estimator in estimators.items():
         if text := show_crossovers(estimator, crossovers(estimator)):
             print(f"\n{device}:\n{text}")
+    if unwritten:
+        print(f"python -m bench.scaling: {unwritten}", file=sys.stderr)
+        return 1
     print(f"\ntable: {out / 'scaling.csv'}")
     return 0
 
@@ -366,8 +380,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sweep = Sweep(arguments, Store(arguments.cache))
         identity = [point_config(spec, sweep.budget()) for spec in sweep.specs]
         run_id = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:12]
-        out = Path(arguments.out)
-        sweep.run(lambda: write_results(out, run_id, command, sweep))
+        out, unwritten = Path(arguments.out), [""]
+
+        def write() -> None:
+            unwritten[0] = lds.why_unwritten(lambda: write_results(out, run_id, command, sweep), out)
+
+        sweep.run(write)
     except (UsageError, StoreError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
@@ -385,7 +403,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if text := show_crossovers(estimator, crossovers(estimator)):
                 print(f"\n{device}:\n{text}")
         seconds = time.monotonic() - sweep.started
-        print(f"\nrun {run_id} in {seconds:.0f} s ({sweep.num_kept} points were kept); table: {out / 'scaling.csv'}")
+        where = "" if unwritten[0] else f"; table: {out / 'scaling.csv'}"
+        print(f"\nrun {run_id} in {seconds:.0f} s ({sweep.num_kept} points were kept){where}")
+    if unwritten[0]:
+        print(f"{parser.prog}: {unwritten[0]}; the same command writes it, from {arguments.cache}", file=sys.stderr)
+        return 1
     return 1 if all(row["error"] for row in sweep.rows) else 0
 
 

@@ -42,7 +42,8 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None
         projected = block["projected"].to_numpy(bool)
         axis.plot(x[~projected], y[~projected], **mark, zorder=3)
         axis.plot(x[projected], y[projected], **mark, markerfacecolor="white", zorder=3)
-        axis.plot([], [], **shape)  # the legend's, with line and marker
+        # The legend's, with line and marker, hollow where nothing was measured.
+        axis.plot([], [], **(shape | ({"markerfacecolor": "white"} if projected.all() else {})))
         if column == "seconds" and "seconds_low" in block and projected.any():
             ends = block[projected & block["seconds_low"].notna().to_numpy()]
             # An interval that reaches zero has no end on this axis: it is cut at a tenth of its value.
@@ -82,6 +83,13 @@ def law_of(block: pd.DataFrame, method: str) -> np.ndarray | None:
     return np.array([row["draws"] * draw_flops(*(row[name] for name in needed[:-1])) for _, row in block.iterrows()])
 
 
+def marks(rows: pd.DataFrame) -> str:
+    """What the markers of these rows mean."""
+    hollow = "Hollow: projected from smaller runs, bars the 95 % interval." if rows["projected"].any() else ""
+    filled = "" if rows["projected"].all() else "Filled: measured."
+    return f"{hollow} {filled}".strip()
+
+
 def explain(rows: pd.DataFrame, everything: pd.DataFrame, laws: list[str]) -> str:
     """The caption's facts: setting, what is projected, what failed, what the grey lines are."""
     parts = []
@@ -94,7 +102,7 @@ def explain(rows: pd.DataFrame, everything: pd.DataFrame, laws: list[str]) -> st
             + (f"; weights: {', '.join(sorted(map(str, set(rows['weights']))))}" if "weights" in rows else "")
             + "."
         )
-    parts.append("Hollow: projected from smaller sizes, bars the 95 % interval; filled: measured.")
+    parts.append(marks(rows))
     if "seconds_low" in rows and (rows["seconds_low"] < rows["seconds"] / 10).any():
         parts.append("A bar that reaches zero is cut at a tenth of its value.")
     if laws:

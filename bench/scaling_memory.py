@@ -5,7 +5,7 @@
 
 Weights count three times: the model, the checkpoint it started from, and the displacement. Activations are what
 autograd keeps of one minibatch until the backward pass. They are counted, not measured: the row's architecture on
-torch's meta device, every storage once, parameters left out, and attention matrices too, which no fused attention keeps.
+torch's meta device, every storage once, without parameters and attention matrices, which no fused attention keeps.
 """
 
 import re

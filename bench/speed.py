@@ -40,6 +40,7 @@ from bench.lds import (
     size,
     table,
     versions,
+    why_unwritten,
     without_nan,
     write_whole,
 )
@@ -210,7 +211,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         path = Path(arguments.out) / "speed.json"
-        write_whole(path, json.dumps(without_nan(record), indent=1) + "\n")
+        if unwritten := why_unwritten(
+            lambda: write_whole(path, json.dumps(without_nan(record), indent=1) + "\n"), path
+        ):
+            print(f"{parser.prog}: {unwritten}", file=sys.stderr)
+            return 1
         print(f"\nrecord: {path}")
     return 0
 

@@ -7,7 +7,6 @@
 Reads the cache only: it starts nothing, changes nothing, and asks nobody (not even Slurm).
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from retrain.campaign import Campaign
 from retrain.claims import Claims, Holder
 from retrain.jobs import MAX_ATTEMPTS
+from retrain.plugins import Parser
 from retrain.safe_files import one_line
 from retrain.store import Store, StoreError, default_cache
 
@@ -125,7 +125,7 @@ def details(state: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.status", description=str(__doc__).split("\n")[0])
+    parser = Parser(prog="python -m bench.status", description=str(__doc__).split("\n")[0], allow_abbrev=False)
     parser.add_argument("campaign", nargs="?", help="the beginning of a campaign's id (default: all)")
     parser.add_argument("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print a JSON list")

@@ -28,12 +28,13 @@ import numpy as np
 
 from bench import lds, metrics
 from bench.results import setting_text
-from retrain.jobs import add_cluster_arguments, cluster_options
+from retrain.jobs import add_cluster_arguments, bar, close_bars, cluster_options
 from retrain.plugins import UsageError
 from retrain.store import Store, StoreError, canonical_json
 
 # The paper's grid (app:hparam-sweep).
 PAPER_GRID = ("burn_in=0,100", "n_beta=100,300,1000,3000", "gamma=1000,3000,10000,30000,100000")
+GRID_EXAMPLES = {"ekfac": "damping=1e-8,1e-4,1e-2", "trak": "projection=128,512"}
 NUM_BUDGET_POINTS = 8
 TRAK_PROJECTIONS = (128, 256, 512)
 TRAK_CHECKPOINTS = (1, 2, 4)
@@ -44,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     lds.add_task_arguments(parser)
     add("--method", default="bif", help="the method whose settings are swept (default: bif)")
-    add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's grid)")
+    add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's, of BIF)")
     add("--budget", action="store_true", help="budget curves of BIF and TRAK instead of a sweep")
     add("--budget-methods", nargs="+", choices=("bif", "trak"), default=["bif", "trak"], help="(default: bif trak)")
     add("--budget-split", choices=("report", "all"), default="report", help="queries of a budget (default: report)")
@@ -61,12 +62,17 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_grid(texts: Sequence[str], method: str) -> dict[str, list[Any]]:
-    """Option -> values, checked against the method's own options."""
+def read_grid(texts: Sequence[str] | None, method: str) -> dict[str, list[Any]]:
+    """Option -> values, checked against the method's own options; the paper's grid where none is given."""
     from baselines.method import load_method
 
+    if texts is None:
+        options = {option.name for option in dataclasses.fields(load_method(method))}
+        if not options >= {text.partition("=")[0] for text in PAPER_GRID}:
+            example = GRID_EXAMPLES.get(method, "OPTION=V1,V2")
+            raise UsageError(f"--grid is needed for {method}, for example --grid {example}")
     grid: dict[str, list[Any]] = {}
-    for text in texts:
+    for text in texts or PAPER_GRID:
         option, equals, values = text.partition("=")
         if not equals or not values:
             raise UsageError(f'--grid takes OPTION=V1,V2, for example --grid gamma=1e3,1e4, not "{text}"')
@@ -114,8 +120,11 @@ class Bench:
         """(subsets, queries) of the scorer's question."""
         return self.truth.mean()[:, scorer.question.query_indices()]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, split: str) -> dict[str, Any]:
+        num_queries = len(self.task.query_indices(split))
         return {
+            "split": split,
+            "num_queries": min(num_queries, self.arguments.queries or num_queries),
             "task": self.task.name,
             "protocol": self.task.protocol,
             "alpha": self.arguments.alpha,
@@ -136,12 +145,10 @@ def score_of(result: metrics.LDS) -> dict[str, float]:
 
 def sweep(bench: Bench, method: str, grid: dict[str, list[Any]]) -> dict[str, Any]:
     """Every cell on `tune`; the best by raw LDS, and the best by normalised, once more on `report`."""
-    from bench.runner import progress_bar
-
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     cells = [
         score_cell(bench, method, chosen, "tune")
-        for chosen in progress_bar(combinations, total=len(combinations), description="cells")
+        for chosen in bar(combinations, desc="cells", unit="cell", delay=2, leave=False)
     ]
     best = {}
     for name in ("lds", "lds_normalised"):
@@ -150,7 +157,7 @@ def sweep(bench: Bench, method: str, grid: dict[str, list[Any]]) -> dict[str, An
             chosen = max(defined, key=lambda cell: cell[name])
             reported = score_cell(bench, method, {option: chosen[option] for option in grid}, "report")
             best[name] = {key: value for key, value in reported.items() if key != "traces"} | {"tune": chosen[name]}
-    return {**bench.describe(), "method": method, "split": "tune", "axes": grid, "cells": cells, "best_on_report": best}
+    return {**bench.describe("tune"), "method": method, "axes": grid, "cells": cells, "best_on_report": best}
 
 
 def score_cell(bench: Bench, name: str, options: dict[str, Any], split: str) -> dict[str, Any]:
@@ -169,13 +176,15 @@ def score_cell(bench: Bench, name: str, options: dict[str, Any], split: str) -> 
         }
     losses = bench.losses(scorer)
     cell |= score_of(metrics.linear_datamodelling_score(losses, prediction.raw))
+    if math.isnan(cell["lds"]):
+        cell["reason"] = f"undefined for every query: {lds.why_undefined(losses, prediction.raw)}"
     if prediction.normalised is not None:
         cell["lds_normalised"] = metrics.linear_datamodelling_score(losses, prediction.normalised).lds
     cell["seconds"] = prediction.record["fit_seconds"] + prediction.record["score_seconds"]
     cell |= {key: value for key, value in prediction.record["diagnostics"].items() if key in ("rhat", "ess")}
     entry = bench.store.read("scores", scorer.config())
     cell["traces"] = entry.arrays["mean_loss_trace"].tolist() if entry and "mean_loss_trace" in entry.arrays else []
-    return cell
+    return lds.without_nan(cell)
 
 
 # ---- what is spent ----
@@ -184,7 +193,7 @@ def score_cell(bench: Bench, name: str, options: dict[str, Any], split: str) -> 
 def budget(bench: Bench) -> dict[str, Any]:
     made = {"bif": bif_curves, "trak": trak_curves}
     curves = [curve for name in bench.arguments.budget_methods for curve in made[name](bench)]
-    return {**bench.describe(), "split": bench.arguments.budget_split, "curves": curves}
+    return {**bench.describe(bench.arguments.budget_split), "curves": curves}
 
 
 def bif_curves(bench: Bench) -> list[dict[str, Any]]:
@@ -287,15 +296,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     try:
         lds.check_device(arguments.device)
-        grid = {} if arguments.budget else read_grid(arguments.grid or PAPER_GRID, arguments.method)
+        grid = {} if arguments.budget else read_grid(arguments.grid, arguments.method)
         out = Path(arguments.out or ("runs/budget" if arguments.budget else "runs/sweep"))
         lds.check_out(str(out))
         bench = Bench(arguments)
+        lds.note_what_is_too_many(arguments, bench.task)
         result = budget(bench) if arguments.budget else sweep(bench, arguments.method, grid)
     except (UsageError, StoreError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        close_bars()
         print(f"{parser.prog}: interrupted; finished cells are kept, and the same command goes on", file=sys.stderr)
         return 130
     result = lds.without_nan(json.loads(json.dumps(result, default=dataclasses.asdict)))
@@ -315,10 +326,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seconds": round(time.perf_counter() - started, 1),
     }
     path = out / ("budget.json" if arguments.budget else "sweep.json")
-    lds.write_whole(path, json.dumps(record) + "\n")
+    unwritten = lds.why_unwritten(lambda: lds.write_whole(path, json.dumps(record) + "\n"), path)
     print(show_budget(result) if arguments.budget else show_sweep(result))
-    print(f"\nrun {run_id} in {record['seconds']:.0f} s; record: {path}")
-    return 0
+    print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
+    problems = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []
+    cells = result.get("cells", [])
+    if cells and all(cell["lds"] is None for cell in cells):
+        problems.append(f"no cell has an LDS; the first: {cells[0]['reason']}")
+    for problem in problems:
+        print(f"{parser.prog}: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -40,8 +40,26 @@ from typing import Any
 import numpy as np
 
 from bench import metrics
-from bench.lds import Parser, at_least, default_cache, fraction, number, share, table, without_nan
-from retrain.plugins import UsageError
+from bench.lds import (
+    SCORES_ARE,
+    add_task_arguments,
+    at_least,
+    build_task,
+    check_device,
+    check_out,
+    default_cluster,
+    fraction,
+    number,
+    one_line,
+    share,
+    table,
+    why_undefined,
+    why_unwritten,
+    without_nan,
+)
+from bench.lds import make_parser as make_lds_parser
+from retrain.jobs import add_cluster_arguments, close_bars, cluster_options
+from retrain.plugins import Parser, UsageError
 from retrain.safe_files import SafeFileError, read_arrays, read_json, read_safetensors, write_safetensors
 from retrain.store import Store, StoreError
 
@@ -263,13 +281,12 @@ def needed(arguments: argparse.Namespace, option: str) -> str:
 def export_truth(arguments: argparse.Namespace) -> Truth:
     """The ground truth that bench.lds made, retraining only what the cache does not have."""
     from bench.runner import ground_truth
-    from retrain.tasks import load_task
-    from retrain.train import Plan
+    from retrain.train import Plan, retrain_units
 
-    options: dict[str, Any] = {"protocol": arguments.protocol} if arguments.protocol else {}
-    if arguments.data_dir:
-        options["data_dir"] = arguments.data_dir
-    task = load_task(arguments.task, **options)
+    check_device(arguments.device)
+    task = build_task(arguments)
+    if unknown := {setting.partition("=")[0].rpartition(".")[0] for setting in arguments.set} - {task.name}:
+        raise UsageError(f'--set names "{sorted(unknown)[0]}", which is not the task ({task.name})')
     plan = Plan(
         alpha=arguments.alpha,
         alpha_attribution=arguments.alpha_attribution or task.default_alpha_attribution,
@@ -277,7 +294,17 @@ def export_truth(arguments: argparse.Namespace) -> Truth:
         num_subsets=arguments.subsets,
         replicates=arguments.replicates or task.default_replicates,
     )
-    found = ground_truth(task, plan, Store(arguments.cache), arguments.device)
+    arguments.cluster = arguments.cluster or default_cluster(arguments.device)
+    jobs, store = cluster_options(arguments), Store(arguments.cache)
+    units = retrain_units(task, plan, arguments.device)
+    if missing := sum(not store.has(unit.kind, unit.config) for unit in units):
+        text = f"{missing} of {len(units)} retrains are not in {store.root}"
+        if arguments.collect and arguments.cluster != "slurm":
+            raise UsageError(f"{text}; the same command without --collect makes them")
+        print(f"{text}: making them (--cluster {arguments.cluster})", file=sys.stderr, flush=True)
+    found = ground_truth(task, plan, store, arguments.device, **jobs)
+    if len(found.subsets) < plan.num_subsets:
+        raise UsageError("the ground truth is not complete; run the same command without --collect")
     queries = task.query_indices("report")
     record = {
         "source": "tda-bench",
@@ -296,17 +323,19 @@ def export_truth(arguments: argparse.Namespace) -> Truth:
 
 
 def read_scores(path: str, truth: Truth, sign: str) -> np.ndarray:
-    """(num_queries, num_train) float64; NaN stays and makes its query undefined."""
+    """(num_queries, num_train) float64, finite."""
     scores = np.asarray(one_array(path, "scores"), dtype=np.float64)
     expected = (truth.losses.shape[2], truth.masks.shape[1])
     if scores.shape != expected:
         hint = "; it is transposed" if scores.shape == expected[::-1] else ""
         raise UsageError(f"{path} has shape {scores.shape}; expected {expected}, (num_queries, num_train){hint}")
+    if bad := int((~np.isfinite(scores)).sum()):
+        raise UsageError(f"{path} holds {bad} scores that are NaN or infinite, of {scores.size}; expected finite ones")
     return -scores if sign == "helpfulness" else scores
 
 
-def score_files(folder: str, paths: Sequence[str], sign: str = "loss-change") -> tuple[list[dict[str, Any]], Truth]:
-    """A row for each score file, with the columns of bench.lds as far as they apply."""
+def score_files(folder: str, paths: Sequence[str], sign: str = SCORES_ARE[0]) -> tuple[list[dict[str, Any]], Truth]:
+    """A row for each score file, with the columns of bench.lds as far as they apply, and why queries are undefined."""
     truth = read_truth(folder)
     losses = truth.losses.mean(axis=0)
     ceiling = metrics.noise_ceiling(truth.losses)
@@ -320,6 +349,9 @@ def score_files(folder: str, paths: Sequence[str], sign: str = "loss-change") ->
             | {"ci_low": result.ci_low, "ci_high": result.ci_high}
             | {"lds_across_queries": result.across_queries, "ceiling": ceiling.ceiling}
         )
+        if result.num_undefined:
+            undefined = np.isnan(result.per_query)
+            rows[-1]["reason"] = why_undefined(losses[:, undefined], prediction[:, undefined])
     return rows, truth
 
 
@@ -329,16 +361,25 @@ def scores_command(argv: Sequence[str], prog: str = "python -m bench.lds") -> in
     parser.add_argument("--ground-truth", required=True, metavar="DIR", help="folder made by bench.truth")
     parser.add_argument("--scores", required=True, nargs="+", metavar="FILE", help="(num_queries, num_train) arrays")
     parser.add_argument(
-        "--scores-are", choices=("loss-change", "helpfulness"), default="loss-change", help="their sign"
+        "--scores-are", choices=SCORES_ARE, default=SCORES_ARE[0], help="their sign (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print rows as a JSON list")
+    taken, elsewhere = parser.known_options(), make_lds_parser().known_options()
+    given = dict.fromkeys(word.partition("=")[0] for word in argv)
+    if foreign := [name for name in given if name in elsewhere and name not in taken]:
+        options = ", ".join(name for name in taken if name.startswith("--"))
+        parser.exit(2, f"{prog}: {', '.join(foreign)} cannot be used with --ground-truth; its options are {options}\n")
     arguments = parser.parse_args(argv)
     try:
         rows, truth = score_files(arguments.ground_truth, arguments.scores, arguments.scores_are)
     except (UsageError, SafeFileError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    code = 1 if any(row["num_undefined"] for row in rows) else 0
+    reasons = [(row, row.pop("reason")) for row in rows if row["num_undefined"]]
+    for row, reason in reasons:
+        many = "every query" if row["num_undefined"] == row["num_queries"] else f"{row['num_undefined']} queries"
+        print(f"{prog}: LDS of {row['method']} is undefined for {many}: {reason}", file=sys.stderr)
+    code = 1 if reasons else 0
     if arguments.json:
         print(json.dumps(without_nan(rows), indent=1))
         return code
@@ -346,7 +387,7 @@ def scores_command(argv: Sequence[str], prog: str = "python -m bench.lds") -> in
     print(
         f"{truth.record.get('source', 'ground truth')}: {subsets} subsets x {replicates} replicate(s) of "
         f"{truth.masks.shape[1]} training examples, {queries} queries; noise ceiling {number(rows[0]['ceiling'])}"
-        + ("" if math.isfinite(rows[0]["ceiling"]) else " (unknown without replicates)")
+        + ("" if math.isfinite(rows[0]["ceiling"]) else f" (unknown{' without replicates' if replicates < 2 else ''})")
     )
     header = ["scores", "LDS", "95 % interval", "LDS/ceiling", "undefined", "across queries"]
     lines = [
@@ -369,32 +410,36 @@ def scores_command(argv: Sequence[str], prog: str = "python -m bench.lds") -> in
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.truth", description=__doc__.split("\n")[0], allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("export", help="write the ground truth of bench.lds as a folder for others")
-    export.add_argument("--task", default="digits")
-    export.add_argument("--protocol", default="")
-    export.add_argument("--alpha", type=fraction, required=True)
-    export.add_argument("--alpha-attribution", type=share)
-    export.add_argument("--subsets", type=at_least(metrics.MINIMUM_SUBSETS), default=100)
-    export.add_argument("--replicates", type=at_least(1))
-    export.add_argument("--seed", type=at_least(0), default=1)
-    export.add_argument("--data-dir")
-    export.add_argument("--device", default="auto")
-    export.add_argument("--cache", default=default_cache())
-    take = commands.add_parser("import", help="turn a published ground truth into such a folder")
-    take.add_argument("source", choices=tuple(SOURCES))
+    add = export.add_argument
+    add_task_arguments(export)
+    add("--alpha", type=fraction, required=True, help="alpha_retrain: share of the attributed examples kept")
+    add("--alpha-attribution", type=share, help="share of the training set attributed (default: the task's)")
+    add("--subsets", type=at_least(metrics.MINIMUM_SUBSETS), default=100, help="retrained subsets (default: 100)")
+    add("--replicates", type=at_least(1), help="retrains per subset (default: the task's)")
+    add("--seed", type=at_least(0), default=1, help="the experiment's seed (default: 1)")
+    add_cluster_arguments(export)
+    export.set_defaults(cluster=None)  # see `default_cluster`
+    take = commands.add_parser(
+        "import",
+        help="turn a published ground truth into such a folder",
+        description="trak's masks and dattri's ids name the examples each model was trained on; bergson's ids name "
+        "those it was trained without.",
+    )
+    take.add_argument("source", choices=tuple(SOURCES), help="whose ground truth")
     take.add_argument("--masks", metavar="FILE", help="trak: (num_subsets, num_train), 1 = kept")
     take.add_argument("--margins", metavar="FILE", help="trak: (num_subsets, num_queries), larger is better")
-    take.add_argument("--indices", metavar="FILE", help="dattri: ids each model was trained on")
+    take.add_argument("--indices", metavar="FILE", help="dattri: for each model, the ids it was trained on")
     take.add_argument("--values", metavar="FILE", help="dattri: (num_subsets, num_queries), flipped target values")
-    take.add_argument("--subsets", metavar="FILE", help="bergson: subsets.json, lists of ids left out")
+    take.add_argument("--subsets", metavar="FILE", help="bergson: subsets.json, for each model the ids left out")
     take.add_argument("--losses", metavar="FILE", help="bergson: (num_subsets, num_queries), larger is worse")
     take.add_argument("--num-train", type=at_least(2), help="dattri, bergson: number of training examples")
     take.add_argument(
         "--values-are", choices=VALUES_ARE, help="what the values are, if not what the source usually has"
     )
     check = commands.add_parser("check", help="verify a ground-truth folder")
-    check.add_argument("folder")
+    check.add_argument("folder", help="made by export or import")
     for command in (export, take):
         command.add_argument("--out", required=True, help="folder to write")
     return parser
@@ -407,14 +452,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "check":
             truth = read_truth(arguments.folder)
         else:
+            if arguments.command == "export":
+                check_out(arguments.out)
             truth = export_truth(arguments) if arguments.command == "export" else import_truth(arguments)
-            write_truth(Path(arguments.out), truth)
+            check_out(arguments.out)
+            if unwritten := why_unwritten(lambda: write_truth(Path(arguments.out), truth), arguments.out):
+                print(f"{parser.prog}: {unwritten}", file=sys.stderr)
+                return 1
     except (UsageError, SafeFileError, StoreError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         print(f"{parser.prog}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        close_bars()
+        print(f"{parser.prog}: interrupted; finished retrains are kept, and the same command goes on", file=sys.stderr)
+        return 130
+    except RuntimeError as error:
+        print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
+        return 1
     replicates, subsets, queries = truth.losses.shape
     kept = float(truth.masks.mean())
     print(

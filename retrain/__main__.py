@@ -15,16 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from retrain.jobs import JobError, add_cluster_arguments, cluster_options, run_units
-from retrain.plugins import UsageError
+from retrain.plugins import Parser, UsageError
 from retrain.store import Store, StoreError, default_cache
 from retrain.subsets import SCHEMES
-
-
-class Parser(argparse.ArgumentParser):
-    """One line on stderr, exit code 2."""
-
-    def error(self, message: str) -> Any:
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -61,7 +54,8 @@ def check(arguments: argparse.Namespace) -> None:
         ("--seeds", min(arguments.seeds), 0),
     ):
         if value < minimum:
-            raise UsageError(f"{flag} {value} is too few; expected at least {minimum}")
+            what = "is too few" if minimum else "is negative"
+            raise UsageError(f"{flag} {value} {what}; expected at least {minimum}")
 
 
 def build_task(arguments: argparse.Namespace) -> Any:

@@ -43,12 +43,13 @@ from retrain.claims import Claims, Holder
 from retrain.plugins import UsageError
 from retrain.store import Store, UnwritableStoreError
 
-__all__ = ["JobError", "Report", "Unit", "add_cluster_arguments", "cluster_options", "run_units"]
+__all__ = ["JobError", "Report", "Unit", "add_cluster_arguments", "bar", "close_bars", "cluster_options", "run_units"]
 
 CLUSTERS = ("inline", "local", "slurm")
 MAX_ATTEMPTS = 3
 LOG_LINES = 15
 POLL_SECONDS = 0.5
+LOG_SECONDS = 10.0  # between the frames of a progress bar that nobody watches
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ class Book:
             return True
         self.failed[key] = f"failed {self.attempts[key]} times, the last time with {outcome.reason}"
         unit = self.units[key]
-        logger.warning("%s %s %s", unit.kind, key, self.failed[key].splitlines()[0])
+        with beside_bars():
+            logger.warning("%s %s %s", unit.kind, key, self.failed[key].splitlines()[0])
         return False
 
 
@@ -203,6 +205,7 @@ def run_units(
                         gpus_per_job = int("cuda" in devices(by_key.values()))
                     run_slurm(book, run, jobs or 16, gpus_per_job, timeout_min, dict(slurm or {}), collect)
             except (KeyboardInterrupt, SystemExit):
+                close_bars()
                 if cluster != "slurm":
                     kept = sum(store.has_key(unit.kind, key) for key, unit in by_key.items())
                     logger.warning(
@@ -614,19 +617,66 @@ def _progress(progress: bool | Progress, name: str) -> Iterator[Progress]:
     elif not progress:
         yield lambda _done, _total: None
     else:
-        from tqdm import tqdm
+        made: list[Any] = []
 
-        with tqdm(desc=name or None, unit="unit", file=sys.stderr, dynamic_ncols=True, smoothing=0.1) as bar:
+        def show(num_done: int, num_total: int) -> None:
+            if not made:
+                # What was there before the run says nothing about its speed.
+                made.append(bar(desc=name or None, total=num_total, initial=num_done, unit="unit", smoothing=0.1))
+            made[0].update(num_done - made[0].n)
 
-            def show(num_done: int, num_total: int) -> None:
-                if bar.total != num_total:
-                    # What was there before the run says nothing about its speed.
-                    bar.reset(num_total)
-                    bar.initial = bar.n = num_done
-                    bar.refresh()
-                bar.update(num_done - bar.n)
-
+        try:
             yield show
+        finally:
+            for one in made:
+                one.close()
+
+
+def bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
+    """A progress bar with ETA on stderr: tqdm's on a terminal; elsewhere a line at most every LOG_SECONDS."""
+    from tqdm import tqdm
+
+    if sys.stderr.isatty():
+        return tqdm(items, file=sys.stderr, dynamic_ncols=True, **options)
+    # Below another bar, tqdm would move the cursor, and a bar that is not left behind would be wiped out with blanks.
+    calm = {"mininterval": LOG_SECONDS, "maxinterval": LOG_SECONDS, "position": 0, "leave": True}
+    return tqdm(items, file=_Lines(), **{**options, **calm})
+
+
+class _Lines:
+    """stderr as a log: every frame of a bar is a line, once."""
+
+    last = ""
+
+    def write(self, text: str) -> None:
+        frame = text.strip()
+        if frame and frame != self.last:
+            sys.stderr.write(f"{frame}\n")
+            self.last = frame
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    @property
+    def encoding(self) -> str:
+        return sys.stderr.encoding
+
+
+def close_bars() -> None:
+    """Before last words, so that they stand on a line of their own."""
+    from tqdm import tqdm
+
+    for one in list(getattr(tqdm, "_instances", [])):
+        one.close()
+
+
+@contextlib.contextmanager
+def beside_bars() -> Iterator[None]:
+    """What is printed inside stands above the bars that go on."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file=sys.stderr):
+        yield
 
 
 @contextlib.contextmanager

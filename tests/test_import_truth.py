@@ -188,8 +188,21 @@ def test_lds_scores_a_file(world: dict[str, Any], capsys: pytest.CaptureFixture[
     assert "has shape (30, 7); expected (7, 30), (num_queries, num_train); it is transposed" in capsys.readouterr().err
     holes = world["scores"].copy()
     holes[0, 0] = np.nan
-    assert lds.main(["--ground-truth", str(out), "--scores", save(world, "holes.npy", holes), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)[0]["num_undefined"] == 1
+    assert lds.main(["--ground-truth", str(out), "--scores", save(world, "holes.npy", holes), "--json"]) == 2
+    assert "holes.npy holds 1 scores that are NaN or infinite, of 210" in capsys.readouterr().err
+    flat = world["scores"].copy()
+    flat[:2] = 1.0
+    assert lds.main(["--ground-truth", str(out), "--scores", save(world, "flat.npy", flat), "--json"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)[0]["num_undefined"] == 2
+    assert "undefined for 2 queries: its predictions are the same for all 40 subsets" in captured.err
+
+
+def test_options_of_a_run_do_not_go_with_a_ground_truth(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        lds.main(["--ground-truth", "T", "--scores", "S", "--alpha", "0.1", "--subsets=4"])
+    assert stop.value.code == 2
+    assert "--alpha, --subsets cannot be used with --ground-truth; its options are" in capsys.readouterr().err
 
 
 def test_ours_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,8 +220,16 @@ def test_ours_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixt
         "2",
         "--device",
         "cpu",
+        "--cluster",
+        "inline",
+        "--cache",
+        str(tmp_path / "cache"),
+        "--out",
+        str(out),
     ]
-    assert truth.main([*command, "--cache", str(tmp_path / "cache"), "--out", str(out)]) == 0
+    assert truth.main([*command, "--collect"]) == 2
+    assert "8 of 8 retrains are not in" in capsys.readouterr().err
+    assert truth.main(command) == 0
     found = truth.read_truth(out)
     assert found.losses.shape[:2] == (2, 4)
     assert found.masks.sum(axis=1).tolist() == [60] * 4
@@ -216,4 +237,17 @@ def test_ours_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found.query_indices is not None
     assert len(found.query_indices) == found.losses.shape[2]
     assert found.record["task"]["name"] == "digits"
-    assert "4 subsets x 2 replicate(s)" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "4 subsets x 2 replicate(s)" in captured.out
+    assert "8 of 8 retrains are not in" in captured.err
+
+
+def test_a_truth_that_cannot_be_written_is_one_line(
+    world: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(truth, "write_safetensors", full)
+    assert run_import(world, *sources(world)["trak"])[0] == 1
+    assert capsys.readouterr().err.endswith("truth cannot be written: No space left on device\n")

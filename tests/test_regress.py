@@ -197,6 +197,18 @@ def test_the_gate_passes_and_writes_its_reports(mine: Path, capsys: pytest.Captu
     assert "| digits | `gradsim` | pass |" in (mine / "summary.md").read_text()
 
 
+def test_reports_that_cannot_be_written_come_after_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    verdict = regress.Verdict("digits", "bif", [Check("lds", 0.0, -0.02, True, "")], [], 1.0)
+    monkeypatch.setattr(regress, "compare", lambda *_: [verdict])
+    assert regress.main(["--junit", str(tmp_path / "absent" / "gate.xml"), "--summary", str(tmp_path / "s.md")]) == 1
+    captured = capsys.readouterr()
+    assert "passed (1 methods" in captured.out
+    assert captured.err.endswith("gate.xml cannot be written: No such file or directory\n")
+    assert (tmp_path / "s.md").exists()
+
+
 def test_broken_methods_fail_with_the_reason(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["Flipped", "Transposed", "Raising"]
     methods = [word for name in names for word in ("--method", f"broken:{name}")]

@@ -104,6 +104,8 @@ def test_the_leaderboard_is_the_rows_over_seeds(results: Path) -> None:
     assert row["seeds"] == 2
     assert row["lds"] == pytest.approx(frame["lds"].mean())
     assert row["runs"] == ["paper0000001"]
+    assert (row["low"], row["high"]) == pytest.approx((frame["ci_low"].min(), frame["ci_high"].max()))
+    assert row["bar"] == "lowest to highest end of the 2 seeds' 95 % intervals"
 
 
 def test_figures_that_do_not_fit_are_linked(results: Path, tmp_path: Path) -> None:
@@ -180,6 +182,20 @@ def test_sorting_and_filtering(browser: Browser, page: Path) -> None:
     assert browser.run(choose, "protocol", "scratch") == 5
     assert browser.run(choose, "task", "pythia14m") == 5
     assert browser.console() == []
+
+
+@needs_browser
+def test_every_interval_says_what_it_is_and_no_column_is_cut_off(browser: Browser, page: Path) -> None:
+    browser.look(1200, 900, "light")
+    browser.open(page)
+    kinds = """const select = document.querySelector('#filters select[name="protocol"]');
+        select.value = arguments[0]; select.dispatchEvent(new Event("change"));
+        const box = document.querySelector("#board .scroll");
+        const said = [...document.querySelectorAll("#table td small")].map((small) => small.textContent);
+        return [box.scrollWidth <= box.clientWidth, ...[...new Set(said)].sort()];"""
+    assert browser.run(kinds, "paper") == [True, "95 %, span of 2 seeds"]
+    assert browser.run(kinds, "scratch") == [True, "95 % interval"]
+    assert browser.run(kinds, "") == [True, "95 % interval", "95 %, span of 2 seeds"]
 
 
 @needs_browser

@@ -34,6 +34,8 @@ def test_ground_truth_is_made_once_and_found_again(tmp_path, capsys):
         (["--alpha", "x"], "invalid float"),
         (["--subsets", "0"], "too few"),
         (["--replicates", "-1"], "too few"),
+        (["--seeds", "-1"], "is negative"),
+        (["--substs", "3"], "unknown option --substs; did you mean --subsets?"),
         (["--task", "nowhere"], "digits"),
         (["--set", "bif.chains=4"], "--set takes digits.OPTION=VALUE"),
         (["--cluster", "cloud"], "inline"),

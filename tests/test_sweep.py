@@ -38,6 +38,22 @@ def test_a_sweep_marks_diverged_cells_and_reports_the_best_on_other_queries(
     assert "NaN" in capsys.readouterr().out
 
 
+def test_a_sweep_without_any_score_says_so_after_its_table(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bench.lds
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bench.lds, "write_whole", full)
+    assert main([*arguments, "--grid", "step_size=1.0"]) == 1
+    captured = capsys.readouterr()
+    assert "step_size" in captured.out
+    assert "sweep.json cannot be written: No space left on device" in captured.err
+    assert "no cell has an LDS; the first: " in captured.err
+
+
 def test_an_interrupted_sweep_goes_on_where_it_was(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +94,7 @@ def test_budget_curves_use_one_runs_traces(arguments: list[str], tmp_path: Path)
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
+        (["--method", "ekfac"], "--grid is needed for ekfac, for example --grid damping=1e-8,1e-4,1e-2"),
         (["--grid", "gamma"], "OPTION=V1,V2"),
         (["--grid", "gama=1"], "available"),
         (["--grid", "gamma=x"], "expected float"),

@@ -83,9 +83,21 @@
       hint(link, `${row.subsets} subsets, ${row.queries} queries, ${row.replicates} replicate(s); run ${row.runs.join(", ")}`);
       return [link];
     }
-    if (key === "interval") return [row.low === null ? "–" : row.seeds > 1 ? `± ${number(row.error)}` : `[${number(row.low)}, ${number(row.high)}]`];
+    if (key === "interval") {
+      if (row.low === null) return ["–"];
+      const [text, kind] = row.error !== null ? [`± ${number(row.error)}`, "standard error"]
+        : [`[${number(row.low)}, ${number(row.high)}]`, row.seeds > 1 ? `95 %, span of ${row.seeds} seeds` : "95 % interval"];
+      const box = make("span", { tabindex: "0" }, text, make("small", {}, kind));
+      hint(box, row.bar);
+      return [box];
+    }
     if (key === "meter") return [meter(row)];
     if (key === "ratio") return [number(row.ratio, 2)];
+    if (key === "ceiling" && row.ceiling_runs.length) {
+      const link = make("a", { href: "#run-" + row.ceiling_runs[0] }, number(row.ceiling, 2));
+      hint(link, `from the replicates of run ${row.ceiling_runs.join(", ")}`);
+      return [link];
+    }
     if (key === "ceiling") return [number(row.ceiling, 2)];
     if (key === "seconds") return [number(row.seconds, row.seconds < 10 ? 2 : 1)];
     if (key === "memory") return [number(row.memory, 0)];
@@ -176,10 +188,10 @@
         for (const event of ["mouseenter", "focus", "click"]) span.addEventListener(event, () => show(row, span));
         left.append(span);
       });
-      const card = make("div", { class: "card" }, make("h4", {}, `training sequence ${pair.train}`), make("h5", {}, "BIF with the chosen token"), right);
+      const card = make("div", { class: "card" }, make("h4", {}, `training sequence ${pair.train}`), make("h5", {}, `BIF with the chosen token; full colour: ±${Number(limit.toPrecision(2))}`), right);
       if (pair.ekfac) {
         const most = Math.max(...pair.ekfac.map(Math.abs)) || 1;
-        card.append(make("h5", {}, "EK-FAC with the whole query"), make("div", { class: "tokens" },
+        card.append(make("h5", {}, `EK-FAC with the whole query; full colour: ±${Number(most.toPrecision(2))}`), make("div", { class: "tokens" },
           ...pair.train_tokens.map((token, k) => make("span", { style: { background: colour(pair.ekfac[k], most) } }, token))));
       }
       explorer.append(make("div", { class: "pair" }, make("div", { class: "card" }, make("h4", {}, `query ${pair.query}`), left), card));

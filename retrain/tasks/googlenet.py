@@ -8,7 +8,9 @@ torchvision's own, downloaded once. Retraining finetunes the pretrained network'
 laptop can do a hundred times; the methods look at the network whose last layer was finetuned on everything.
 """
 
+import contextlib
 import hashlib
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -133,7 +135,8 @@ class GoogLeNet(Task):
         from torchvision.models import GoogLeNet_Weights
 
         try:
-            return GoogLeNet_Weights.IMAGENET1K_V1.get_state_dict(progress=False)
+            with contextlib.redirect_stdout(sys.stderr):  # where torch announces its download; --json has stdout
+                return GoogLeNet_Weights.IMAGENET1K_V1.get_state_dict(progress=False)
         except OSError as error:
             raise UsageError(
                 f"torchvision's GoogLeNet weights cannot be downloaded ({error}); give a file of them with --model, "
