@@ -11,6 +11,7 @@ score over its tokens, as kronfluence does: token t has what its own outer produ
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,7 +27,8 @@ from retrain.models.fused_cross_entropy import linear_cross_entropy
 from retrain.task import Task, mean_over_tokens
 
 OUTPUT_HEADS = ("lm_head", "embed_out")  # transformers 5, and before
-FIT_PASSES = {"ekfac": 2}  # over the training set; one for kronfluence's other strategies
+STRATEGIES = ("ekfac", "kfac", "diagonal", "identity")
+FIT_PASSES = {"ekfac": 2}  # over the training set; one for the other strategies
 
 
 def tracked_modules(model: nn.Module) -> list[str]:
@@ -45,12 +47,18 @@ class EKFAC(Method):
     version: ClassVar[int] = 1
     libraries: ClassVar[tuple[str, ...]] = ("kronfluence",)
 
-    strategy: str = "ekfac"  # any of kronfluence's: ekfac, kfac, diagonal, identity
+    strategy: str = "ekfac"  # any of kronfluence's
     damping: float = 1e-8
     self_influence: bool = True  # also compute each training example's own influence, for normalised scores
     fit_batch_size: int = batch_size_option(500)
     query_batch_size: int = batch_size_option(500)
     train_batch_size: int = batch_size_option(500)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.damping < math.inf:
+            raise ValueError(f"damping is {self.damping}; expected a number that is not negative")
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f'strategy is "{self.strategy}"; available: {", ".join(STRATEGIES)}')
 
     @property
     def config(self) -> dict[str, Any]:

@@ -5,8 +5,8 @@
 Every method is warmed up on a small version of the same question (libraries load, kernels are chosen), then timed by
 the suite's one clock: fit and score apart, the device synchronised. Nothing comes from the cache but the checkpoint.
 For BIF the table adds the time a draw takes, and how that compares with the arithmetic floor: the floating-point
-operations of one forward pass over all examples and one minibatch gradient (three forward passes), at the speed of a
-large matrix product on this machine, measured in the same run.
+operations of one forward pass over all examples and of its minibatch gradients (three forward passes each), at the
+speed of a large matrix product on this machine, measured in the same run.
 """
 
 import argparse
@@ -113,7 +113,8 @@ def add_floor(row: dict[str, Any], method: Any, problem: Any, peak: float) -> No
     """What BIF's draws would take at the measured peak, and the share of it that they reach."""
     examples = len(problem.attributed_indices) + len(problem.queries)
     minibatch = min(method.minibatch, len(problem.train))
-    per_draw = operations_per_example(problem) * (examples + 3 * method.thinning * minibatch)
+    gradients = 2 if method.gradient == "difference" else 1  # at the chain, and at the checkpoint
+    per_draw = operations_per_example(problem) * (examples + 3 * gradients * method.thinning * minibatch)
     draws = method.chains * (method.burn_in + method.draws)
     row["num_draws"] = draws
     row["seconds_per_draw"] = row["score_seconds"] / draws

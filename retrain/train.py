@@ -166,10 +166,11 @@ def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: st
 def retrain_units(task: Task, plan: Plan, device: str) -> list[Unit]:
     """Replicate by replicate, so that a run cut short has every subset once before any twice."""
     num_attributed = len(plan.attributed(task))
-    if plan.scheme == "fixed" and subsets.subset_size(num_attributed, plan.alpha) == num_attributed:
+    kept = round(plan.alpha * num_attributed)
+    if plan.scheme == "fixed" and not 0 < kept < num_attributed:
         raise UsageError(
-            f"alpha {plan.alpha:g} of {num_attributed} attributed examples keeps all of them, so that every subset is "
-            "the same; take a smaller --alpha, or attribute more"
+            f"alpha {plan.alpha:g} of {num_attributed} attributed examples keeps {'all' if kept else 'none'} of them: "
+            "subsets would not differ; take another --alpha, or attribute more"
         )
     return [
         retrain_unit(task, plan, subset, replicate, device)

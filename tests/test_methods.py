@@ -294,11 +294,11 @@ class TestPerExampleGradients:
         assert gradients.shape == (6, 4 + 15)
 
 
-@pytest.mark.parametrize("name", ["bif", "trak"])
+@pytest.mark.parametrize("name", ["bif", "trak", "ekfac"])
 def test_bad_options_are_refused(name: str) -> None:
     from retrain.plugins import UsageError
 
-    bad = {"bif": {"chains": 0}, "trak": {"projection": 50}}[name]
+    bad = {"bif": {"chains": 0}, "trak": {"projection": 50}, "ekfac": {"damping": -1.0}}[name]
     with pytest.raises(UsageError, match=next(iter(bad))):
         load_method(name, **bad)
     with pytest.raises(UsageError, match="available:"):
@@ -310,3 +310,8 @@ def test_an_unknown_method_lists_the_choices() -> None:
 
     with pytest.raises(UsageError, match=f"available: {', '.join(available_methods())}"):
         load_method("efkac")
+
+
+def test_a_kernel_without_an_inverse_is_refused(task: Planted, scratch: Path) -> None:
+    with pytest.raises(RuntimeError, match="rank 5 at most"):
+        run(load_method("trak", projection=101), make_problem(task, scratch))

@@ -220,6 +220,23 @@ def test_training_is_a_function_of_its_seeds(task) -> None:
         task.train([20], init_seed=1, order_seed=1, device=CPU)
 
 
+def test_a_model_with_dropout_is_finetuned_without(task) -> None:
+    """Its noise comes from the global generator, so that the same seed would give another model each time."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = CausalLM(GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16)))
+    tokens = torch.randint(32, (12, 8))
+    tuner = Finetuner(model, Examples(tokens, tokens), Recipe(batch_size=4, learning_rate=1e-2), CPU)
+    start = copy.deepcopy(model.state_dict())
+    found = []
+    for _ in range(2):
+        tuner.load(start)
+        tuner.run(batches(range(12), tuner.recipe, 7), 4)
+        found.append(weights(tuner.model_copy()))
+    assert torch.equal(*found)
+
+
 # ---- the task ----
 
 

@@ -32,6 +32,8 @@ def test_ground_truth_is_made_once_and_found_again(tmp_path, capsys):
         (["--alpha", "0"], "out of range"),
         (["--alpha", "1.5"], "out of range"),
         (["--alpha", "x"], "invalid float"),
+        (["--alpha", "0.9999"], "keeps all of them: subsets would not differ"),
+        (["--alpha", "0.0001"], "keeps none of them: subsets would not differ"),
         (["--subsets", "0"], "too few"),
         (["--replicates", "-1"], "too few"),
         (["--seeds", "-1"], "is negative"),

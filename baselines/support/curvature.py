@@ -15,6 +15,7 @@ precision gamma in the coordinates z has precision gamma (1 + H / damping) in th
 more where it is curved.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ from torch import Tensor
 from baselines.support.gradients import PerExampleGradients
 from retrain.examples import Examples
 from retrain.losses import Loss
+
+logger = logging.getLogger("tda-bench")
 
 LARGEST_SIDE = 8192  # of a matrix whose eigenvectors are computed
 LARGEST_DENSE = 1024  # numbers of a parameter without Kronecker structure that gets its whole matrix
@@ -105,6 +108,8 @@ def fit_curvature(
     batches = [(inputs.to(device), targets.to(device)) for inputs, targets in examples.batches(batch_size)]
     sides = _second_moments(gradients, loss, progress(batches, description="bif: curvature, its sides"))
     blocks = []
+    if not any(right is not None for side in sides.values() for right in side.moments[1:]):
+        logger.warning("curvature: no layer's gradients come as outer products, so no parameter has Kronecker factors")
     for name in gradients.names:
         parameter = gradients.model.get_parameter(name)
         left, right = (None if side is None else torch.linalg.eigh(side).eigenvectors for side in sides[name].moments)
