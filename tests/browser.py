@@ -20,6 +20,7 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--hide-scrollbars", "--disable-dev-shm-usage",
 ]  # fmt: skip
+PATIENCE_SECONDS = 60
 
 
 class Browser:
@@ -48,13 +49,13 @@ class Browser:
             self._call("DELETE", self.session, None)
         finally:
             self.driver.terminate()
-            self.driver.wait(10)
+            self.driver.wait(PATIENCE_SECONDS)
             shutil.rmtree(self.profile, ignore_errors=True)
 
     def _call(self, verb: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.root + path, data, {"Content-Type": "application/json"}, method=verb)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=2 * PATIENCE_SECONDS) as answer:
             return json.load(answer)["value"]
 
     def devtools(self, command: str, **parameters: Any) -> Any:
@@ -69,9 +70,11 @@ class Browser:
 
     def open(self, path: Path) -> None:
         self._call("POST", f"{self.session}/url", {"url": path.resolve().as_uri()})
-        for _ in range(100):
-            if self.run("return document.documentElement.dataset.ready") == "true":
-                return
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while self.run("return document.documentElement.dataset.ready") != "true":
+            if time.monotonic() > limit:
+                said = [entry.get("message") for entry in self.console()]
+                raise TimeoutError(f"{path} was not ready after {PATIENCE_SECONDS} s; its console says {said}")
             time.sleep(0.05)
 
     def run(self, script: str, *arguments: Any) -> Any:

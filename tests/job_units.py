@@ -33,6 +33,31 @@ def diary(path, what="begin"):
     return Counter(int(words[1]) for words in lines if words[0] == what)
 
 
+def begun_by(path):
+    """The processes that have begun a unit."""
+    lines = [line.split() for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
+    return {int(words[2]) for words in lines if words[0] == "begin"}
+
+
+def wait(condition, seconds=600.0):
+    """Wait for what a test or another unit does; by default for longer than any test waits for a unit."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            raise TimeoutError("this unit waited too long")
+        time.sleep(0.01)
+
+
+def hold(unit):
+    """Once `hold_after` units have ended the others wait for the file `gate` (without one: until they are killed).
+
+    A campaign with this cannot be over before the test has done to it what it wants, however slow the test is.
+    """
+    limit = unit.payload.get("hold_after")
+    if limit is not None and sum(diary(unit.payload["diary"], "end").values()) >= limit:
+        wait(lambda: "gate" in unit.payload and os.path.exists(unit.payload["gate"]))
+
+
 def keep(store, unit):
     index = unit.config["index"]
     store.write(unit.kind, unit.config, {"number": np.full(50, index, np.float32)}, {"pid": os.getpid()})
@@ -42,7 +67,28 @@ def keep(store, unit):
 def work(store, unit):
     note(unit)
     time.sleep(unit.payload.get("seconds", 0))
+    hold(unit)
     keep(store, unit)
+
+
+def ran_and_waited(thread="thread-self"):
+    """For how many seconds a thread (this one) has run, and has stood in the queue for a core, since it began."""
+    running, waiting, _ = map(int, Path(f"/proc/{thread}/schedstat").read_text().split())
+    return running / 1e9, waiting / 1e9
+
+
+def moment():
+    """Now, and how long this worker's two threads and its driver have stood in the queue for a core."""
+    threads = sorted(int(name) for name in os.listdir("/proc/self/task"))[:2]  # those of claims are younger
+    mine = sum(ran_and_waited(f"self/task/{thread}")[1] for thread in threads)
+    return [time.monotonic(), mine, ran_and_waited(os.getppid())[1]]
+
+
+def rest(store, unit):
+    """Only wait, and write down when."""
+    began = moment()
+    time.sleep(unit.payload["seconds"])
+    store.write(unit.kind, unit.config, {}, {"pid": os.getpid(), "moments": [began, moment()]})
 
 
 def burn(store, unit):
@@ -51,10 +97,7 @@ def burn(store, unit):
     total = 0
     for number in range(int(unit.payload["loops"])):
         total += number * number % 7
-    # How long this process has run, or stood in the queue for a core, since it began.
-    running, waiting, _ = map(int, Path("/proc/self/schedstat").read_text().split())
-    record = {"pid": os.getpid(), "wanted_seconds": (running + waiting) / 1e9}
-    store.write(unit.kind, unit.config, {}, record)
+    store.write(unit.kind, unit.config, {}, {"pid": os.getpid(), "wanted_seconds": sum(ran_and_waited())})
 
 
 def fail(store, unit):
@@ -90,7 +133,9 @@ def forget(store, unit):
 
 def environment(store, unit):
     names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-    time.sleep(0.3)
+    note(unit)
+    # Every worker gets a unit, however late it starts.
+    wait(lambda: len(begun_by(unit.payload["diary"])) >= unit.payload["num_workers"], 120)
     record = {name: os.environ.get(name) for name in names}
     store.write(unit.kind, unit.config, {}, {**record, "pid": os.getpid()})
 

@@ -46,12 +46,12 @@ def test_listing_tasks_and_methods_imports_none_of_them() -> None:
         "heavy = {'kronfluence', 'trak', 'transformers', 'sklearn'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "'bif', 'bif_cv', 'bif_devinterp', 'bif_kfac', 'ekfac', 'gradsim', 'random', 'trak'" in done.stdout
 
 
 def test_torchvision_imports_beside_whatever_torch_is_here() -> None:
     code = "import retrain, torchvision; from transformers import GPTNeoXForCausalLM; print('fine')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stdout.strip().endswith("fine"), done.stderr

@@ -418,6 +418,7 @@ def test_six_thousand_lookups_take_less_than_a_second(store):
         path = store.path("losses", config)
         path.mkdir(parents=True)
         (path / "entry.json").touch()
-    start = time.perf_counter()
+    start = time.process_time()  # not the seconds that others keep the machine busy
     assert sum(store.has("losses", config) for config in configs) == 3000
-    assert time.perf_counter() - start < 1
+    seconds = time.process_time() - start
+    assert seconds < 1, f"{seconds:.2f} s"

@@ -73,9 +73,9 @@ class Cluster:
             if self.accounting:
                 self._start_accounting()
             self.start_daemon("slurmctld", "-D")
-            self.wait_for(["scontrol", "ping"], "is UP", 30)
+            self.wait_for(["scontrol", "ping"], "is UP", 120)
             self.start_daemon("slurmd", "-D", "-N", self.host)
-            self.wait_for(["sinfo", "-h", "-o", "%T"], "idle", 30)
+            self.wait_for(["sinfo", "-h", "-o", "%T"], "idle", 120)
         except BaseException:
             self.down()
             raise
@@ -168,7 +168,7 @@ class Cluster:
             f"--log-file={folder / 'log'}",
             f"--seed-file={folder / 'seed'}",
         )
-        self.wait_for(["munge", "-n", "-S", str(folder / "socket")], "MUNGE", 20)
+        self.wait_for(["munge", "-n", "-S", str(folder / "socket")], "MUNGE", 120)
 
     def _start_accounting(self) -> None:
         data = self.folder / "mysql"
@@ -183,7 +183,7 @@ class Cluster:
             ],
             check=True,
             capture_output=True,
-            timeout=120,
+            timeout=600,
         )
         self.start_daemon(
             "mariadbd",
@@ -196,11 +196,11 @@ class Cluster:
             "--innodb-buffer-pool-size=64M",
         )
         self.wait_for(
-            ["mariadb-admin", "--no-defaults", f"--socket={database_socket}", "-u", "root", "ping"], "alive", 60
+            ["mariadb-admin", "--no-defaults", f"--socket={database_socket}", "-u", "root", "ping"], "alive", 300
         )
         self.environment["MYSQL_UNIX_PORT"] = database_socket
         self.start_daemon("slurmdbd", "-D")
-        self.wait_for(["sacctmgr", "-n", "list", "cluster"], None, 60)
+        self.wait_for(["sacctmgr", "-n", "list", "cluster"], None, 300)
         self.run("sacctmgr", "-i", "add", "cluster", "test")
 
     def start_daemon(self, name: str, *arguments: str) -> None:
@@ -228,7 +228,7 @@ class Cluster:
             time.sleep(0.2)
 
     def run(self, *command: str, check: bool = True) -> str:
-        result = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=60)
+        result = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=120)
         if check and result.returncode:
             raise RuntimeError(f"{' '.join(command)}: {(result.stdout + result.stderr).strip()}")
         return result.stdout

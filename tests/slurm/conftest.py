@@ -53,6 +53,12 @@ def log(tmp_path):
     return str(tmp_path / "diary")
 
 
+@pytest.fixture
+def gate(tmp_path):
+    """A file that is not there yet: units wait for it."""
+    return str(tmp_path / "gate")
+
+
 @pytest.fixture(autouse=True)
 def empty_queue(request):
     """Each test leaves the queue as it found it."""
@@ -61,4 +67,4 @@ def empty_queue(request):
         if name in request.fixturenames:
             cluster = request.getfixturevalue(name)
             cluster.run("scancel", "-u", "root", check=False)
-            wait_for(lambda cluster=cluster: not cluster.run("squeue", "-h").strip(), 60)
+            wait_for(lambda cluster=cluster: not cluster.run("squeue", "-h").strip())

@@ -9,11 +9,13 @@ from retrain.claims import Claims
 from retrain.jobs import run_units
 
 
-def wait_for(condition, seconds=60.0, step=0.1):
+def wait_for(condition, seconds=300.0, step=0.1):
+    """Wait until something is so, and return it."""
     limit = time.monotonic() + seconds
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < limit, "waited too long"
         time.sleep(step)
+    return value
 
 
 class Background:
@@ -33,7 +35,7 @@ class Background:
         self.thread = threading.Thread(target=target)
         self.thread.start()
 
-    def result(self, seconds=180.0):
+    def result(self, seconds=600.0):
         self.thread.join(seconds)
         assert not self.thread.is_alive(), "the driver hangs"
         if self.error is not None:
@@ -44,6 +46,12 @@ class Background:
 def running(cluster):
     lines = cluster.run("squeue", "-h", "-r", "-t", "RUNNING", "-o", "%i").split()
     return sorted(lines)
+
+
+def tasks(cluster, count):
+    """The names of this many tasks that run at the same time; None while there are not as many."""
+    names = running(cluster)
+    return names if len(names) == count else None
 
 
 def held_by(store, job=None):

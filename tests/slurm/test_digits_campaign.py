@@ -10,8 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 from retrain.campaign import Campaign
+from retrain.claims import Claims
 from retrain.store import Store
-from tests.slurm.helpers import held_by, running, wait_for
+from tests.slurm.helpers import held_by, running, tasks, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 NUM_SUBSETS = 200
@@ -38,34 +39,55 @@ def retrains(store):
     return {entry.key: {name: array.tobytes() for name, array in entry.arrays.items()} for entry in entries}
 
 
+def campaigns(store):
+    """The campaign of the retrains, once there is one."""
+    return [campaign for campaign in Campaign.all(store) if campaign.describe().get("num_units") == NUM_SUBSETS]
+
+
 def test_two_hundred_retrains_survive_everything(cluster, tmp_path):
     process = start(tmp_path, "slurm", "--cluster", "slurm", "--jobs", "4", "--timeout-min", "30")
     store = Store(tmp_path / "slurm")
-    count = lambda: len(list(store.entries("retrain")))  # noqa: E731
+
+    def count():
+        return len(list(store.entries("retrain")))
+
+    def reached(number):
+        assert process.poll() is None, f"the driver is gone: {process.stderr.read()}"
+        return count() >= number
+
     try:
-        wait_for(lambda: count() >= 5 and len(running(cluster)) == 4, 180)
+        # Ten units are this test's until the last mishap is over: on a fast machine, too, there is work left then.
+        campaign = wait_for(lambda: next(iter(campaigns(store)), None), 600)
+        held = [Claims(store.root).take(kind, key) for kind, key in campaign.unit_names()[-10:]]
+        wait_for(lambda: reached(5) and tasks(cluster, 4), 600)
         cancelled = running(cluster)[0]
         cluster.run("scancel", cancelled)
-        wait_for(lambda: count() >= 30, 180)
-        victim = next(holder for holder in held_by(store) if holder.job != cancelled)
+        wait_for(lambda: reached(30), 600)
+        # Between two units a task holds none.
+        victim = wait_for(lambda: next((holder for holder in held_by(store) if holder.job != cancelled), None))
         os.kill(victim.pid, signal.SIGKILL)
-        wait_for(lambda: count() >= 60, 180)
-        requeued = next(job for job in running(cluster) if job not in (cancelled, victim.job))
+        wait_for(lambda: reached(60), 600)
+        requeued = wait_for(lambda: next((job for job in running(cluster) if job not in (cancelled, victim.job)), None))
         cluster.run("scontrol", "requeue", requeued)
-        wait_for(lambda: count() >= 90, 180)
+        wait_for(lambda: reached(90), 600)
         cluster.stop_daemon("slurmd", signal.SIGKILL)
+        assert count() < NUM_SUBSETS - 10, "the campaign was over before the last mishap"
         time.sleep(4)
         cluster.start_daemon("slurmd", "-D", "-N", cluster.host)
-        assert count() < NUM_SUBSETS, "the campaign was over before the last mishap"
+        assert count() < NUM_SUBSETS
+        for claim in held:
+            claim.release()
         on_slurm = rows(process)
     finally:
         process.kill()
+    wait_for(lambda: tasks(cluster, 0) == [])  # they have said their last words
     # None lost, none twice: by the store, and by what the tasks say they finished.
     assert count() == NUM_SUBSETS
-    (campaign,) = [c for c in Campaign.all(store) if c.describe()["num_units"] == NUM_SUBSETS]
+    (campaign,) = campaigns(store)
     events = campaign.events(campaign.describe()["run"])
     finished = Counter(event["key"] for event in events if event["event"] == "done")
-    assert len(finished) == NUM_SUBSETS
+    # A task that is stopped right after storing its unit has no time left to say so.
+    assert NUM_SUBSETS - 3 <= len(finished) <= NUM_SUBSETS
     assert set(finished.values()) == {1}
     assert not (store.root / "quarantine").exists()
     inline = start(tmp_path, "inline")

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from retrain.campaign import Campaign
 from retrain.jobs import JobError, run_units
 from retrain.plugins import UsageError
 from tests.job_units import diary, unit, units
-from tests.slurm.helpers import Background, done_events, held_by, running, wait_for
+from tests.slurm.helpers import Background, done_events, held_by, running, tasks, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -29,21 +30,20 @@ def test_units_are_packed_into_few_tasks_each_done_once(cluster, store, log):
     assert set(done_events(store).values()) == {1}
 
 
-def test_cancel_kill_requeue_and_a_dead_slurmd(cluster, store, log):
+def test_cancel_kill_requeue_and_a_dead_slurmd(cluster, store, log, gate):
     """Every mishap at once, on short units: the one with real retrains is below."""
-    work = units(80, seconds=0.5, diary=log)
+    work = units(80, seconds=0.5, diary=log, hold_after=60, gate=gate)  # there is work left for after the mishaps
     background = Background(work, store, jobs=4, timeout_min=10)
     wait_for(lambda: sum(diary(log, "end").values()) >= 4)
-    wait_for(lambda: len(running(cluster)) == 4)
-    one, two, three, _ = running(cluster)
-    wait_for(lambda: held_by(store, two))
-    os.kill(held_by(store, two)[0].pid, signal.SIGKILL)
+    one, two, three, _ = wait_for(lambda: tasks(cluster, 4))
+    os.kill(wait_for(lambda: held_by(store, two))[0].pid, signal.SIGKILL)
     cluster.run("scancel", one)
     cluster.run("scontrol", "requeue", three)
     time.sleep(3)
     cluster.stop_daemon("slurmd", signal.SIGKILL)
     time.sleep(3)
     cluster.start_daemon("slurmd", "-D", "-N", cluster.host)
+    Path(gate).touch()
     report = background.result()
     assert report.complete
     assert len(list(store.entries("numbers"))) == 80
@@ -54,15 +54,19 @@ def test_cancel_kill_requeue_and_a_dead_slurmd(cluster, store, log):
     assert not (store.root / "quarantine").exists()
 
 
-def test_preemption_keeps_what_is_finished_and_goes_on(cluster, store, log):
-    background = Background(units(30, seconds=0.5, diary=log), store, jobs=1, timeout_min=10)
+def test_preemption_keeps_what_is_finished_and_goes_on(cluster, store, log, gate):
+    # Neither is over before it was seen, however slowly this test looks: the units wait for it, and so does the other.
+    work = units(30, seconds=0.5, diary=log, hold_after=15, gate=gate)
+    background = Background(work, store, jobs=1, timeout_min=10)
     wait_for(lambda: sum(diary(log, "end").values()) >= 3)
     (job,) = running(cluster)
+    script = f"until [ -e {gate} ]; do sleep 0.1; done"
     urgent = cluster.run(
-        "sbatch", "--parsable", "-p", "high", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"
+        "sbatch", "--parsable", "-p", "high", "--exclusive", "-o", "/dev/null", "--wrap", script
     ).strip()
-    wait_for(lambda: urgent in running(cluster), 90)
+    wait_for(lambda: urgent in running(cluster))
     assert job not in running(cluster)
+    Path(gate).touch()
     report = background.result()
     assert report.complete
     assert set(diary(log, "end").values()) == {1}
@@ -98,38 +102,43 @@ def test_bad_options_are_one_line(cluster, store):
         run_units(units(1), store, cluster="slurm", slurm={"time": "10"})
 
 
-def test_options_pass_through(cluster, store, log):
-    work = units(1, seconds=5, diary=log)
+def test_options_pass_through(cluster, store, log, gate):
+    work = units(1, diary=log, hold_after=0, gate=gate)
     options = {"partition": "high", "comment": "hello", "cpus_per_task": "2", "nice": "5"}
     background = Background(work, store, jobs=1, timeout_min=7, slurm=options)
-    wait_for(lambda: running(cluster))
-    shown = cluster.run("scontrol", "show", "job", running(cluster)[0])
+    shown = cluster.run("scontrol", "show", "job", *wait_for(lambda: tasks(cluster, 1)))
+    Path(gate).touch()
     for text in ("Partition=high", "Comment=hello", "NumCPUs=2", "Nice=5", "TimeLimit=00:07:00", "Requeue=1"):
         assert text in shown
     assert background.result().complete
 
 
 DRIVER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in a shell's background inherits an ignored one
 sys.path[:0] = [{root!r}]
 from tests.job_units import units
 from retrain.jobs import run_units
 from retrain.store import Store
-run_units(units({count}, seconds={seconds}, diary={diary!r}), Store({cache!r}), cluster="slurm", jobs=2, timeout_min=10)
+run_units(units({count}, **{payload!r}), Store({cache!r}), cluster="slurm", jobs=2, timeout_min=10)
 """
 
 
-def test_ctrl_c_leaves_jobs_alone_and_collect_comes_back(cluster, store, log):
-    text = DRIVER.format(root=str(ROOT), count=40, seconds=0.5, diary=log, cache=str(store.root))
+def test_ctrl_c_leaves_jobs_alone_and_collect_comes_back(cluster, store, log, gate):
+    payload = {"seconds": 0.5, "diary": log, "hold_after": 10, "gate": gate}
+    text = DRIVER.format(root=str(ROOT), count=40, payload=payload, cache=str(store.root))
     process = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: sum(diary(log, "end").values()) >= 2)
+    wait_for(lambda: sum(diary(log, "end").values()) >= 2 and tasks(cluster, 2))
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert "--collect" in errors
     assert "scancel" in errors
     assert len(running(cluster)) == 2
     submitted = len(slurm.submissions(Campaign.all(store)[0]))
-    work = units(40, seconds=0.5, diary=log)
+    work = units(40, **payload)
+    # The one who collects finds work in progress, and some that is not begun.
+    opener = threading.Timer(1.0, Path(gate).touch)
+    opener.start()
     report = run_units(work, store, cluster="slurm", jobs=2, collect=True)
     assert report.complete
     assert len(slurm.submissions(Campaign.all(store)[0])) == submitted
