@@ -276,9 +276,11 @@ def test_chains_that_run_away_are_judged() -> None:
     assert "non-finite loss at draw 30" in judge_chain(0, broken, 1.0, limit=5).reason
 
 
-def test_a_diverging_sampler_fails_with_its_reason(tmp_path: Path) -> None:
-    method = BIF(draws=60, chains=2, step_size=10.0, gamma=1.0, n_beta=50.0)
-    with pytest.raises(FloatingPointError, match=r"0 of 2 bif chains are healthy.*smaller bif.step_size"):
+@pytest.mark.parametrize(("gamma", "hint"), [(0.1, "smaller bif.step_size"), (1.0, r"1 / gamma = 1 or less")])
+def test_a_diverging_sampler_fails_with_its_reason(tmp_path: Path, gamma: float, hint: str) -> None:
+    """Whether it is the loss or the prior that throws it out."""
+    method = BIF(draws=60, chains=2, step_size=10.0, gamma=gamma, n_beta=50.0)
+    with pytest.raises(FloatingPointError, match=rf"0 of 2 bif chains are healthy.*{hint}"):
         method.score(make_problem(Planted(), tmp_path), None)
 
 
