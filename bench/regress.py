@@ -29,6 +29,7 @@ step summary.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -481,14 +482,20 @@ def judge_cost(
         if cost_again < cost:
             cost, seconds = cost_again, seconds_again
     note = f"{seconds:.1f} s here, {cost / usual:.2f} times the baseline's in units of the calibration kernel"
+    if cost > limit and not dear():
+        note += f"; passed, because that is less than {COST_SLACK:g} s more"
     return Check("cost", cost / usual, COST_RATIO, not dear(), note)
 
 
-def changes(record: dict[str, Any], now: dict[str, Any], label: str) -> list[str]:
+def changes(
+    record: dict[str, Any], now: dict[str, Any], label: str, defaults: dict[str, Any] | None = None
+) -> list[str]:
+    """What differs. What the baseline has no word of, because it is younger, is no change at its default."""
+    unchanged = {name for name, value in (defaults or {}).items() if name not in record and now.get(name) == value}
     return [
         f"{label} {name}: {record.get(name)!r} in the baseline, {now.get(name)!r} now"
-        for name in sorted({*record, *now})
-        if record.get(name) != now.get(name) and name not in ("python", "name")
+        for name in sorted({*record, *now} - unchanged - {"python", "name"})
+        if record.get(name) != now.get(name)
     ]
 
 
@@ -507,8 +514,9 @@ def derived_seed(seed: int, run: int) -> int:
 def gate(bench: Bench, method: "Method", reference: Reference, seed: int) -> Verdict:
     """Runs a method and judges it; whatever the method raises is a failed verdict, not the end of the gate."""
     start = time.perf_counter()
-    notes = changes(reference.record["versions"], versions(), "version of")
-    notes += changes(reference.record["method"], json.loads(canonical_json(method.config)), "option")
+    notes = changes(reference.record["versions"], versions(), "version of", versions())
+    defaults = {option.name: option.default for option in dataclasses.fields(method)}
+    notes += changes(reference.record["method"], json.loads(canonical_json(method.config)), "option", defaults)
     notes += changes(
         {k: v for k, v in bench.truth.record["task"].items() if k != "data"},
         {k: v for k, v in json.loads(canonical_json(bench.task.config)).items() if k != "data"},

@@ -252,6 +252,12 @@ def test_changed_versions_are_a_warning(world: World) -> None:
     assert "version of torch" in regress.junit([verdict])
 
 
+def test_an_option_that_is_younger_than_the_baseline_is_no_change_at_its_default() -> None:
+    now = {"draws": 50, "localiser": "isotropic", "shrinkage": True}
+    found = regress.changes({"draws": 50}, now, "option", {"draws": 100, "localiser": "isotropic", "shrinkage": False})
+    assert found == ["option shrinkage: None in the baseline, True now"]
+
+
 def test_the_recorded_baseline_is_small_and_sound() -> None:
     folder = Path(regress.default_baseline())
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1_500_000
