@@ -6,6 +6,8 @@ stored; metrics are computed from them afterwards.
 """
 
 import contextlib
+import ctypes
+import gc
 import json
 import logging
 import resource
@@ -401,6 +403,11 @@ def _peak_memory(device: torch.device) -> Iterator[list[int]]:
         yield peak
         peak[0] = torch.cuda.max_memory_allocated(device) - before
         return
+    # What the last method freed goes back first: glibc keeps it, and the next one's use of it would not show. (torch on
+    # aarch64 has an allocator of its own, which only MIMALLOC_PURGE_DELAY=0 in the environment makes do the same.)
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     # Linux forgets the old high-water mark when told to; elsewhere only a new record shows.
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
