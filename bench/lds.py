@@ -599,8 +599,8 @@ def show(outcome: Outcome, task: Any) -> str:
             f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
         )
         parts.append(one_seed_table(group) if len(seeds) == 1 else many_seeds_table(group))
-        if len(seeds) == 1:
-            parts.append(pairs_text(outcome.pairs, alpha, alpha_attribution))
+        text = pairs_text if len(seeds) == 1 else pairs_over_seeds_text
+        parts.append(text(outcome.pairs, alpha, alpha_attribution))
     for line in outcome.diagnostics:
         if line.get("rhat") is not None:
             parts.append(
@@ -660,36 +660,49 @@ def one_seed_table(group: pd.DataFrame) -> str:
 
 
 def many_seeds_table(group: pd.DataFrame) -> str:
-    header = ["method", "scores", "LDS", "standard error", "per seed", "undefined", "across queries", "seconds"]
+    """Means over seeds; the span is from the lowest to the highest end of the seeds' own 95 % intervals."""
+    header = [
+        "method", "scores", "LDS", "standard error", "95 % span", "LDS/ceiling", "per seed", "undefined",
+        "across queries", "fit s", "score s", "peak memory",
+    ]  # fmt: skip
     rows = []
     for (name, normalised), block in group.groupby(["method", "normalised"]):
         mean, error = metrics.mean_and_standard_error(block["lds"].to_numpy())
         values = " ".join(number(value) for value in block.sort_values("seed")["lds"])
-        seconds = (block["fit_seconds"] + block["score_seconds"]).median()
-        undefined = str(block["num_undefined"].sum())
-        kind = "train-normalised" if normalised else "raw"
-        across = number(block["lds_across_queries"].mean())
-        rows.append(
-            (
-                normalised,
-                -mean,
-                [name, kind, number(mean), number(error), values, undefined, across, number(seconds, 1)],
-            )
-        )
+        ceiling = block["ceiling"].mean()
+        line = [
+            name,
+            "train-normalised" if normalised else "raw",
+            number(mean),
+            number(error),
+            f"[{number(block['ci_low'].min())}, {number(block['ci_high'].max())}]",
+            number(mean / ceiling, 2) if ceiling > 0 else "-",
+            values,
+            str(block["num_undefined"].sum()),
+            number(block["lds_across_queries"].mean()),
+            number(block["fit_seconds"].median(), 1),
+            number(block["score_seconds"].median(), 1),
+            size(block["peak_memory_bytes"].max()),
+        ]
+        rows.append((normalised, -mean, line))
     return table(header, [line for _, _, line in sorted(rows, key=lambda row: row[:2])], left=2)
+
+
+def pairs_worth_showing(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> list[dict[str, Any]]:
+    return [
+        pair
+        for pair in pairs
+        if pair["alpha"] == alpha
+        and pair["alpha_attribution"] == alpha_attribution
+        and "random" not in (pair["method"], pair["against"])
+        and math.isfinite(pair["difference"])
+    ]
 
 
 def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:
     """Is one method really ahead of another, on the same subsets and queries?"""
     lines = []
-    for pair in pairs:
-        if (
-            pair["alpha"] != alpha
-            or pair["alpha_attribution"] != alpha_attribution
-            or "random" in (pair["method"], pair["against"])
-            or not math.isfinite(pair["difference"])
-        ):
-            continue
+    for pair in pairs_worth_showing(pairs, alpha, alpha_attribution):
         lines.append(
             [
                 f"{pair['method']} - {pair['against']}",
@@ -700,6 +713,31 @@ def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: flo
             ]
         )
     return "\n" + table(["paired difference", "scores", "LDS", "95 % interval", "p"], lines, left=2) if lines else ""
+
+
+def pairs_over_seeds_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:
+    """The same over several seeds: the mean difference, and for how many of them the interval excludes 0."""
+    found: dict[tuple[bool, str, str], list[dict[str, Any]]] = {}
+    for pair in pairs_worth_showing(pairs, alpha, alpha_attribution):
+        first, second, kind = pair["method"], pair["against"], pair["normalised"]
+        if (kind, second, first) in found:  # the better one comes first, and that may change from seed to seed
+            turned = {"difference": -pair["difference"], "ci_low": -pair["ci_high"], "ci_high": -pair["ci_low"]}
+            found[kind, second, first].append(turned)
+        else:
+            found.setdefault((kind, first, second), []).append(pair)
+    lines = [
+        [
+            f"{first} - {second}",
+            "train-normalised" if kind else "raw",
+            f"{np.mean([seed['difference'] for seed in seeds]):+.3f}",
+            " ".join(f"{seed['difference']:+.3f}" for seed in seeds),
+            f"{sum(seed['ci_low'] > 0 for seed in seeds)} of {len(seeds)}",
+            f"{sum(seed['ci_high'] < 0 for seed in seeds)} of {len(seeds)}",
+        ]
+        for (kind, first, second), seeds in found.items()
+    ]
+    header = ["paired difference", "scores", "LDS", "per seed", "interval above 0", "below 0"]
+    return "\n" + table(header, lines, left=2) if lines else ""
 
 
 def show_plan(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bench import lds
 from bench.lds import COLUMNS, ceiling_text, main, why_undefined
 from retrain.store import Store
 
@@ -88,7 +89,21 @@ def test_several_alphas_and_seeds_give_a_row_each(arguments: list[str], capsys: 
     rows = rows_of([*arguments, "--alpha", "0.3", "0.6", "--seeds", "1", "2"], capsys)
     assert {(row["alpha"], row["seed"]) for row in rows} == {(a, s) for a in (0.3, 0.6) for s in (1, 2)}
     assert main([*arguments, "--alpha", "0.3", "0.6", "--seeds", "1", "2"]) == 0
-    assert "standard error" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    for text in ("standard error", "95 % span", "LDS/ceiling", "peak memory"):
+        assert text in said
+
+
+def test_pairs_over_seeds_are_turned_the_same_way() -> None:
+    where = {"alpha": 0.1, "alpha_attribution": 1.0, "normalised": False}
+    seeds = [
+        where | {"method": "a", "against": "b", "difference": 0.03, "ci_low": 0.01, "ci_high": 0.05},
+        where | {"method": "b", "against": "a", "difference": 0.01, "ci_low": 0.002, "ci_high": 0.02},
+        where | {"method": "a", "against": "random", "difference": 0.5, "ci_low": 0.4, "ci_high": 0.6},
+        where | {"alpha": 0.5, "method": "a", "against": "b", "difference": 9.0, "ci_low": 8.0, "ci_high": 10.0},
+    ]
+    *_, line = lds.pairs_over_seeds_text(seeds, 0.1, 1.0).splitlines()
+    assert line.split() == ["a", "-", "b", "raw", "+0.010", "+0.030", "-0.010", "1", "of", "2", "1", "of", "2"]
 
 
 def test_a_second_run_computes_nothing_and_agrees(
