@@ -2,6 +2,7 @@
 # ruff: noqa: E402
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ os.environ |= {
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other; small tensors gain nothing from threads
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(scope="module")
+def light_garbage_collection() -> Iterator[None]:
+    """kronfluence collects garbage at every step, and what all the imports left behind makes that slow."""
+    import kronfluence  # noqa: F401
+    import transformers  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from retrain.plugins import UsageError
 from tests.planted import Planted
 from tests.test_methods import make_problem, run
 
+pytestmark = pytest.mark.usefixtures("light_garbage_collection")
+
 CPU = torch.device("cpu")
 
 

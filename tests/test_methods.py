@@ -14,6 +14,8 @@ from baselines.support.gradients import PerExampleGradients
 from retrain.losses import CrossEntropy
 from tests.planted import Planted
 
+pytestmark = pytest.mark.usefixtures("light_garbage_collection")
+
 # What suits 200 examples and 5 parameters; a method not named here must work with its defaults.
 SETTINGS: dict[str, dict] = {
     "bif": {
@@ -209,7 +211,7 @@ class TestPerExampleGradients:
     def test_language_model(self) -> None:
         from retrain.tasks import load_task
 
-        model = load_task("tinylm").build_model(0).eval()
+        model = load_task("tinylm", pretraining_steps=5).build_model(0).eval()
         tokens = torch.randint(0, 50, (3, 13))
         self.check(model, tokens[:, :-1], tokens[:, 1:])
 

@@ -1,10 +1,8 @@
 """bench.scaling: laws with known answers, points of two tiny models, and a sweep that survives what goes wrong."""
 
-import gc
 import json
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,22 +30,12 @@ from retrain.examples import Examples
 from retrain.models.pythia_suite import SUITE, Configuration, build_random, suite_configuration
 from retrain.plugins import UsageError
 
+pytestmark = pytest.mark.usefixtures("light_garbage_collection")
+
 KNOWN = {
     "14m": 14_067_712, "70m": 70_426_624, "160m": 162_322_944, "410m": 405_334_016, "1b": 1_011_781_632,
     "1.4b": 1_414_647_808, "2.8b": 2_775_208_960, "6.9b": 6_857_302_016, "12b": 11_846_072_320,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def light_garbage_collection() -> Iterator[None]:
-    """kronfluence collects garbage at every step, and what all the imports left behind makes that slow."""
-    import kronfluence  # noqa: F401
-    import transformers  # noqa: F401
-
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 # ---- shapes ----

@@ -11,6 +11,8 @@ from retrain.task import Task
 from retrain.tasks import available_tasks, load_task
 from retrain.train import task_from, task_specification
 
+pytestmark = pytest.mark.usefixtures("light_garbage_collection")
+
 # Small enough for seconds; a task that is not named runs as it is.
 SMALL = {
     "digits": {"epochs": 1, "num_train": 200, "widths": (4, 6, 6)},
