@@ -237,11 +237,11 @@ class TestPerExampleGradients:
         ]
         assert [list(sides) for sides in computed] == [[], ["head.weight"]], "a shared weight is no outer product"
 
-    @pytest.mark.parametrize(
-        "batch", [3, 7]
-    )  # as many as there are positions too: they must not be mistaken for examples
+    @pytest.mark.parametrize("batch", [3, 7])
     @pytest.mark.parametrize("with_batch_axis", [False, True])
     def test_position_embeddings_fall_back(self, batch: int, with_batch_axis: bool) -> None:
+        """Seven positions must not be mistaken for seven examples."""
+
         class Positions(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -250,9 +250,8 @@ class TestPerExampleGradients:
 
             def forward(self, tokens: torch.Tensor) -> torch.Tensor:
                 positions = torch.arange(tokens.shape[1])
-                return self.head(
-                    (self.embed(tokens) + self.position(positions[None] if with_batch_axis else positions)).tanh()
-                )
+                positions = positions[None] if with_batch_axis else positions
+                return self.head((self.embed(tokens) + self.position(positions)).tanh())
 
         tokens = torch.randint(0, 9, (batch, 8))
         self.check(Positions(), tokens[:, :-1], tokens[:, 1:], by_hooks=False)
