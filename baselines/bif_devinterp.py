@@ -42,7 +42,7 @@ from baselines.bif.sampler import RMSPROP_DECAY, RMSPROP_STABILITY
 from baselines.method import Attribution, Method, Problem
 from baselines.support.copies import detached_copy
 from baselines.support.gradients import trainable_parameters
-from retrain.plugins import UsageError
+from retrain.errors import UsageError
 from retrain.task import Task
 
 SAMPLERS = {"sgld": "sgmcmc_sgld", "rmsprop_sgld": "rmsprop_sgld"}

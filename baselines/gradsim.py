@@ -16,8 +16,8 @@ from baselines.method import Attribution, Method, Problem, batch_size_option
 from baselines.support.curvature import GradientsInMetric
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
 from baselines.support.memory import free_bytes
+from retrain.errors import UsageError
 from retrain.examples import Examples
-from retrain.plugins import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

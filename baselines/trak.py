@@ -27,8 +27,8 @@ from torch import Tensor
 from baselines.method import Attribution, Method, Problem, batch_size_option
 from baselines.support.copies import detached_copy
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
+from retrain.errors import UsageError
 from retrain.examples import Examples
-from retrain.plugins import UsageError
 
 SMALLEST_PROJECTION = 101  # traker's BasicProjector crashes on a single block
 PROJECTORS = ("dense", "sketch")

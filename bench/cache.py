@@ -13,7 +13,6 @@ computed again. Caches are merged by copying one folder over another.
 import argparse
 import fnmatch
 import math
-import os
 import shutil
 import sys
 import time
@@ -21,10 +20,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.tables import bytes_text
 from retrain.campaign import JOBS, Campaign
 from retrain.claims import Claims
-from retrain.plugins import Parser
-from retrain.safe_files import SafeFileError, one_line, read_json
+from retrain.command import Parser
+from retrain.safe_files import SafeFileError, folder_bytes, one_line, read_json
 from retrain.store import (
     ENTRY_FILE,
     QUARANTINE,
@@ -35,18 +35,6 @@ from retrain.store import (
     canonical_json,
     default_cache,
 )
-
-
-def size(num_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
-
-
-def folder_bytes(folder: Path) -> int:
-    return sum(os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
 
 
 def config_of(info: EntryInfo) -> dict[str, Any]:
@@ -78,15 +66,16 @@ def summary(store: Store) -> int:
         counts[1] += info.num_bytes()
     print(store.root)
     for kind, (count, num_bytes) in kinds.items():
-        print(f"  {kind:20} {count:8,} entries  {size(num_bytes):>10}")
+        print(f"  {kind:20} {count:8,} entries  {bytes_text(num_bytes):>10}")
     if not kinds:
         print("  empty")
     quarantined = list((store.root / QUARANTINE).glob("*"))
     if quarantined:
-        print(f"  {QUARANTINE:20} {len(quarantined):8,} entries  {size(folder_bytes(store.root / QUARANTINE)):>10}")
+        num_bytes = folder_bytes(store.root / QUARANTINE)
+        print(f"  {QUARANTINE:20} {len(quarantined):8,} entries  {bytes_text(num_bytes):>10}")
     campaigns = Campaign.all(store)
     if campaigns:
-        print(f"  {'campaign logs':20} {len(campaigns):8,} folders  {size(folder_bytes(store.root / JOBS)):>10}")
+        print(f"  {'campaign logs':20} {len(campaigns):8,} folders  {bytes_text(folder_bytes(store.root / JOBS)):>10}")
     return 0
 
 
@@ -94,7 +83,7 @@ def show_list(store: Store, arguments: argparse.Namespace) -> int:
     for info in chosen(store, arguments):
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(info.modified()))
         config = one_line(canonical_json(config_of(info)), arguments.width)
-        print(f"{info.kind}  {info.key}  {when}  {size(info.num_bytes()):>9}  {config}")
+        print(f"{info.kind}  {info.key}  {when}  {bytes_text(info.num_bytes()):>9}  {config}")
     return 0
 
 
@@ -110,7 +99,7 @@ def verify(store: Store, arguments: argparse.Namespace) -> int:
             print(f"damaged: {error}", file=sys.stderr)
             if not arguments.keep:
                 store.quarantine(info, str(error))
-    print(f"{num_entries:,} entries ({size(num_bytes)}) read, {num_damaged:,} damaged")
+    print(f"{num_entries:,} entries ({bytes_text(num_bytes)}) read, {num_damaged:,} damaged")
     return 1 if num_damaged else 0
 
 
@@ -125,7 +114,7 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
     if arguments.kind is None and arguments.older_than is None and not arguments.match and not arguments.all:
         raise StoreError("say what to delete: --kind, --older-than, --match, --quarantine, --logs or --all")
     infos = list(chosen(store, arguments))
-    what = f"{len(infos):,} entries ({size(sum(info.num_bytes() for info in infos))})"
+    what = f"{len(infos):,} entries ({bytes_text(sum(info.num_bytes() for info in infos))})"
     if not infos:
         print("nothing to delete")
     elif agreed(what, arguments):
@@ -136,7 +125,7 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
 
 
 def delete_folders(folders: list[Path], kind: str, arguments: argparse.Namespace) -> int:
-    what = f"{len(folders):,} {kind} ({size(sum(map(folder_bytes, folders)))})"
+    what = f"{len(folders):,} {kind} ({bytes_text(sum(map(folder_bytes, folders)))})"
     if not folders:
         print("nothing to delete")
     elif agreed(what, arguments):

@@ -19,19 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.lds import (
-    add_task_arguments,
-    at_least,
-    build_task,
-    check_device,
-    check_out,
-    options_of,
-    share,
-    why_unwritten,
-    write_whole,
-)
-from retrain.jobs import close_bars
-from retrain.plugins import Parser, UsageError
+from bench.record import why_unwritten
+from retrain.command import Parser, add_task_arguments, at_least, build_task, check_device, check_out, options_of, share
+from retrain.errors import UsageError
+from retrain.progress import close_bars
+from retrain.safe_files import write_whole
 from retrain.store import Store, StoreError, default_cache
 
 if TYPE_CHECKING:

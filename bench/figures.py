@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import re
 import sys
 import textwrap
@@ -28,11 +27,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from bench import style
-from bench.lds import Parser, number
 from bench.metrics import mean_and_standard_error
-from bench.results import Results, bars_of, load_results, over_seeds, setting_text
+from bench.results import Results, bars_of, load_results, over_seeds
 from bench.style import COLUMN, FAINT, INK, PAGE, in_order, look
-from retrain.safe_files import SafeFileError, read_text
+from bench.tables import number, setting_text
+from retrain.command import Parser
+from retrain.safe_files import SafeFileError, read_text, write_whole
 
 LANGUAGE_TASKS = ("pythia14m", "tinylm")
 PAPER_LLM_TABLE = {"gradsim": 0.198, "ekfac": 0.221, "bif": 0.110}  # tab:LLM_LDS_scores
@@ -895,9 +895,7 @@ def write(drawing: Drawing, out: Path, formats: tuple[str, ...]) -> list[str]:
     assert drawing.table is not None
     names = [f"{drawing.stem}.csv", f"{drawing.stem}.md"]
     for name, text in zip(names, (drawing.table.to_csv(index=False), markdown_table(drawing.table)), strict=True):
-        draft = out / f".{name}.{os.getpid()}"
-        draft.write_text(text)
-        os.replace(draft, out / name)
+        write_whole(out / name, text)
     return names
 
 
@@ -963,9 +961,7 @@ def write_index(path: Path, index: dict[str, Any], whole: bool) -> None:
     if not whole and path.exists():
         with contextlib.suppress(ValueError):
             index = json.loads(path.read_text()) | index
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(dict(sorted(index.items())), indent=1) + "\n")
-    os.replace(draft, path)
+    write_whole(path, json.dumps(dict(sorted(index.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

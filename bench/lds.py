@@ -18,11 +18,9 @@ import math
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +28,27 @@ import numpy as np
 import pandas as pd
 
 from bench import metrics
-from retrain.jobs import add_cluster_arguments, close_bars, cluster_options
-from retrain.plugins import Parser, UsageError
-from retrain.store import Store, StoreError, canonical_json, default_cache
+from bench.metrics import MINIMUM_SUBSETS
+from bench.record import DISTRIBUTIONS, code_commit, code_fingerprint, versions, why_unwritten, without_nan
+from bench.tables import bytes_text, number, table
+from retrain.command import (
+    Parser,
+    add_cluster_arguments,
+    add_task_arguments,
+    at_least,
+    build_task,
+    check_device,
+    check_out,
+    cluster_options,
+    default_cluster,
+    fraction,
+    options_of,
+    share,
+)
+from retrain.errors import UsageError, error_line
+from retrain.progress import close_bars
+from retrain.safe_files import write_whole
+from retrain.store import Store, StoreError, canonical_json
 from retrain.subsets import SCHEMES
 
 METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
@@ -45,60 +61,10 @@ PAIR_COLUMNS = [
     "task", "protocol", "method", "against", "normalised", "alpha", "alpha_attribution", "seed", "num_subsets",
     "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value", "run_id",
 ]  # fmt: skip
-MINIMUM_SUBSETS = 3
 SCORES_ARE = ("loss-change", "helpfulness")  # a positive score: the loss rises, or falls, with the example
 MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting processes pays
-DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transformers")
 
 logger = logging.getLogger("tda-bench")
-
-
-def fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}" is no number; expected a fraction such as 0.1') from None
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is out of range; expected a fraction above 0 and below 1")
-    return value
-
-
-def share(text: str) -> float:
-    """A fraction that may be all."""
-    try:
-        return 1.0 if float(text) == 1 else fraction(text)
-    except ValueError:
-        return fraction(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(str(error).replace("below 1", "at most 1")) from None
-
-
-def at_least(minimum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f'"{text}" is no whole number') from None
-        if value < minimum:
-            what = "is too few" if minimum else "is negative"
-            raise argparse.ArgumentTypeError(f"{value} {what}; expected at least {minimum}")
-        return value
-
-    return parse
-
-
-def add_task_arguments(parser: argparse.ArgumentParser) -> None:
-    """What names a task, its data and its options; `build_task` reads them."""
-    add = parser.add_argument
-    add("--task", default="auto", help="auto, or a file of retrain/tasks (default: auto)")
-    add("--protocol", default="", help="how to retrain, where the task offers several (default: the task's first)")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
-    add("--data-dir", help="folder with the task's data, where it needs one")
-    add("--model", help="model folder or name, where the task takes one")
-    add("--text", help="text file, where the task takes one")
-    add("--eval-text", help="text file of the queries, where the task takes one of their own")
-    add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
-    add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
 
 
 def make_parser() -> Parser:
@@ -134,48 +100,6 @@ def make_parser() -> Parser:
 
 
 # ---- what is asked ----
-
-
-def choose_task(name: str, data_dir: str | None) -> tuple[str, str]:
-    """The task, and one line saying why this one and how to get the other."""
-    from retrain.data.cifar10 import is_available
-    from retrain.train import choose_device
-
-    if name != "auto":
-        return name, ""
-    gpu, data = choose_device("auto").type == "cuda", is_available(data_dir)
-    if gpu and data:
-        return "cifar10", "task cifar10: a GPU and the data are here (--task digits takes the small embedded task)"
-    missing = " and ".join(["no CUDA GPU"] * (not gpu) + ["no CIFAR-10 data"] * (not data))
-    return "digits", f"task digits: {missing} here (--task cifar10 --data-dir DIR takes the paper's)"
-
-
-def options_of(name: str, settings: Sequence[str]) -> dict[str, str]:
-    """The --set options addressed to `name`."""
-    found = {}
-    for setting in settings:
-        target, equals, value = setting.partition("=")
-        owner, dot, option = target.rpartition(".")
-        if not equals or not dot or not owner or not option:
-            raise UsageError(f'--set takes NAME.OPTION=VALUE, for example --set bif.chains=4, not "{setting}"')
-        if owner == name:
-            found[option] = value
-    return found
-
-
-def build_task(arguments: argparse.Namespace) -> Any:
-    from retrain.tasks import load_task
-
-    name, line = choose_task(arguments.task, arguments.data_dir)
-    if line:
-        print(line, file=sys.stderr)
-    options: dict[str, Any] = dict(options_of(name, arguments.set))
-    if arguments.protocol:
-        options["protocol"] = arguments.protocol
-    for option in ("data_dir", "model", "text", "eval_text"):
-        if getattr(arguments, option) is not None:
-            options[option] = getattr(arguments, option)
-    return load_task(name, **options)
 
 
 def build_methods(arguments: argparse.Namespace, task: Any) -> list[Any]:
@@ -233,13 +157,6 @@ def question_of(arguments: argparse.Namespace, task: Any, seed: int, alpha_attri
         split=arguments.query_split,
         max_queries=arguments.queries,
     )
-
-
-def default_cluster(device: str) -> str:
-    """On a CPU every core retrains; a GPU is kept busy by one process."""
-    from retrain.train import choose_device
-
-    return "local" if choose_device(device).type == "cpu" and (os.cpu_count() or 1) > 1 else "inline"
 
 
 def plans_of(arguments: argparse.Namespace, task: Any, seed: int, alpha_attribution: float) -> list[Any]:
@@ -325,7 +242,7 @@ def predict(
             raise
         except Exception as error:
             logger.debug("the whole traceback of %s", method.name, exc_info=True)
-            outcome.problems.append(f"{method.name} failed: {one_line(error)}")
+            outcome.problems.append(f"{method.name} failed: {error_line(error)}")
             continue
         record = found[0].record
         if not_finite := record.get("num_scores_not_finite"):
@@ -338,11 +255,6 @@ def predict(
                 | record["diagnostics"]
             )
     return predictions
-
-
-def one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def score(task: Any, plan: Any, truth: Any, queries: np.ndarray, predictions: dict[str, Any], outcome: Outcome) -> None:
@@ -438,39 +350,6 @@ def compute_metrics(
 # ---- the record ----
 
 
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in ("tda-bench", *DISTRIBUTIONS):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def code_commit() -> str | None:
-    """The commit of this code, with + if it was changed since; None outside a checkout."""
-    here = Path(__file__).resolve().parent
-    try:
-        run_git: Callable[..., str] = lambda *words: subprocess.run(  # noqa: E731
-            ["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-        return run_git("rev-parse", "--short=12", "HEAD") + ("+" if run_git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def code_fingerprint() -> str:
-    """Of every source file of the suite: says which code ran where there is no checkout to name a commit."""
-    root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for path in sorted(
-        path for package in ("bench", "baselines", "retrain") for path in (root / package).rglob("*.py")
-    ):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def experiment_config(arguments: argparse.Namespace, task: Any, methods: list[Any]) -> dict[str, Any]:
     """What decides the numbers of a run, and so its id."""
     return {
@@ -528,58 +407,7 @@ def write_record(
         write_whole(folder / "pairs.csv", pd.DataFrame(outcome.pairs, columns=PAIR_COLUMNS).to_csv(index=False))
 
 
-def write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def why_unwritten(write: Callable[[], Any], where: Path | str) -> str:
-    """Empty when it was written; a full disk must not take with it what a run has found, which is printed all the
-    same."""
-    try:
-        write()
-    except OSError as error:
-        return f"{where} cannot be written: {error.strerror or error}"
-    return ""
-
-
-def without_nan(value: Any) -> Any:
-    """JSON has no NaN; a missing number is null."""
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
-
-
 # ---- what the user reads ----
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
-
-
-def size(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Columns aligned; the first `left` to the left, the numbers to the right."""
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    lines = []
-    for line in [header, ["-" * width for width in widths], *rows]:
-        cells = [
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def show(outcome: Outcome, task: Any) -> str:
@@ -652,7 +480,7 @@ def one_seed_table(group: pd.DataFrame) -> str:
             number(row["lds_across_queries"]),
             number(row["fit_seconds"], 1),
             number(row["score_seconds"], 1),
-            size(row["peak_memory_bytes"]),
+            bytes_text(row["peak_memory_bytes"]),
         ]
         for _, row in group.sort_values(["normalised", "lds"], ascending=[True, False]).iterrows()
     ]
@@ -682,7 +510,7 @@ def many_seeds_table(group: pd.DataFrame) -> str:
             number(block["lds_across_queries"].mean()),
             number(block["fit_seconds"].median(), 1),
             number(block["score_seconds"].median(), 1),
-            size(block["peak_memory_bytes"].max()),
+            bytes_text(block["peak_memory_bytes"].max()),
         ]
         rows.append((normalised, -mean, line))
     return table(header, [line for _, _, line in sorted(rows, key=lambda row: row[:2])], left=2)
@@ -818,7 +646,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 130
     except RuntimeError as error:
-        print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
+        print(f"{parser.prog}: {error_line(error)}", file=sys.stderr)
         return 1
     if arguments.json:
         print(
@@ -834,26 +662,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in outcome.problems:
         print(f"{parser.prog}: {problem}", file=sys.stderr)
     return 1 if outcome.problems else 0
-
-
-def check_device(name: str) -> None:
-    from retrain.train import choose_device
-
-    try:
-        device = choose_device(name)
-    except RuntimeError:
-        raise UsageError(f'unknown device "{name}"; expected auto, cpu, cuda, or cuda:N') from None
-    import torch
-
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f'device "{name}" was asked for, but torch sees no CUDA GPU; use --device cpu')
-
-
-def check_out(folder: str) -> None:
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f'--out "{folder}" cannot be made: {error.strerror}') from None
 
 
 if __name__ == "__main__":

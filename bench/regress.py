@@ -50,21 +50,13 @@ import numpy as np
 from scipy import stats
 
 from bench import metrics
-from bench.lds import (
-    at_least,
-    code_commit,
-    default_cache,
-    number,
-    one_line,
-    options_of,
-    table,
-    versions,
-    why_unwritten,
-)
-from retrain.jobs import bar, close_bars
-from retrain.plugins import Parser, UsageError
-from retrain.safe_files import SafeFileError, read_json, read_safetensors, write_safetensors
-from retrain.store import Store, StoreError, canonical_json
+from bench.record import code_commit, versions, why_unwritten
+from bench.tables import number, table
+from retrain.command import Parser, at_least, options_of
+from retrain.errors import UsageError, error_line
+from retrain.progress import bar, close_bars
+from retrain.safe_files import SafeFileError, read_json, read_safetensors, whole_file, write_safetensors, write_whole
+from retrain.store import Store, StoreError, canonical_json, default_cache
 
 if TYPE_CHECKING:
     from baselines.method import Attribution, Method
@@ -167,12 +159,12 @@ def evenly(count: int, at_most: int) -> np.ndarray:
 def write_pair(folder: Path, name: str, record: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """name.safetensors, then name.json, which holds the checksum of the first: readers see a whole pair or none."""
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{name}.{os.getpid()}"
-    with open(draft, "wb") as file:
+    with whole_file(folder / f"{name}.safetensors") as file:
         digest = write_safetensors(file, arrays)
-    os.replace(draft, folder / f"{name}.safetensors")
-    draft.write_text(json.dumps({"format": FORMAT, "arrays_sha256": digest, **record}, indent=1) + "\n")
-    os.replace(draft, folder / f"{name}.json")
+    write_whole(
+        folder / f"{name}.json",
+        json.dumps({"format": FORMAT, "arrays_sha256": digest, **record}, indent=1) + "\n",
+    )
 
 
 def read_pair(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -528,7 +520,7 @@ def gate(bench: Bench, method: "Method", reference: Reference, seed: int) -> Ver
         verdict.checks = judge(samples, reference, bench.truth.losses)
         verdict.checks.append(judge_cost(bench, method, seed, samples[0], reference))
     except Exception as error:
-        verdict.error = one_line(error)
+        verdict.error = error_line(error)
     verdict.seconds = time.perf_counter() - start
     return verdict
 

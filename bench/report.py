@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.lds import Parser, without_nan
+from bench.record import without_nan
 from bench.results import MANY_SEEDS, Results, bars_of, load_results, over_seeds
 from bench.style import FAINT, INK, look
-from retrain.safe_files import SafeFileError, read_json, read_text
+from retrain.command import Parser
+from retrain.safe_files import SafeFileError, read_json, read_text, write_whole
 
 MAX_BYTES = 5_000_000
 MAX_SVG_BYTES = 400_000  # a drawing of more strokes than this is shown as pixels
@@ -296,9 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f'--out "{out}" cannot be made: {error.strerror}')
     results = load_results(folder)
     page = build_page(results, out, Path(arguments.figures or folder / "figures")).encode()
-    draft = out / f".index.{os.getpid()}"
-    draft.write_bytes(page)
-    os.replace(draft, out / "index.html")
+    write_whole(out / "index.html", page)
     for problem in results.problems:
         print(f"{parser.prog}: {problem}", file=sys.stderr)
     print(f"{out / 'index.html'}: {len(results.rows)} rows of {len(results.records)} runs, {len(page) / 1e6:.1f} MB")

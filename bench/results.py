@@ -170,10 +170,3 @@ def bars_of(seeds: set[int]) -> str:
         whose = "their" if many else f"the {' or '.join(map(str, few))} seeds'"
         parts.append(f"{where}lowest to highest end of {whose} 95 % intervals")
     return "; ".join(parts)
-
-
-def setting_text(value: Any) -> str:
-    """A swept option's value as people write it; an empty pattern of parameters takes all of them."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value) or "all"
-    return f"{value:g}"

@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from torch import nn
 
 from baselines.method import Attribution, Method, Problem, load_method
 from retrain.campaign import Unit
-from retrain.jobs import bar, run_units
+from retrain.jobs import run_units
+from retrain.progress import progress_bar
 from retrain.store import Entry, Store
 from retrain.task import Split, Task
 from retrain.train import (
@@ -49,11 +50,6 @@ MAX_ROUNDS = 3  # how often damaged entries are made again before giving up
 
 class MethodFailedError(RuntimeError):
     """A method raised or gave no usable scores; the message is one line."""
-
-
-def progress_bar(items: Iterable, total: int | None = None, description: str = "") -> Iterable:
-    """A bar with ETA on stderr, shown only for what takes longer than a moment."""
-    return bar(items, total=total, desc=description, delay=2, leave=False)
 
 
 # ---- entries that must be there ----

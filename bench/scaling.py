@@ -27,7 +27,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench import lds
+from bench.record import code_commit, code_fingerprint, versions, why_unwritten, without_nan
 from bench.scaling_estimate import (
     against,
     by_device,
@@ -46,8 +46,11 @@ from bench.scaling_problem import load_queries
 from bench.scaling_processes import Processes, measure_peak
 from bench.scaling_rows import COLUMNS, make_row
 from bench.scaling_specs import cost_fingerprint, point_config, specifications
+from bench.tables import bytes_text, table
+from retrain.command import Parser, at_least, check_device, check_out
+from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE, Configuration, suite_configuration
-from retrain.plugins import UsageError
+from retrain.safe_files import write_whole
 from retrain.store import Store, StoreError, canonical_json, default_cache
 
 METHODS = ("bif", "ekfac", "gradsim", "trak")
@@ -71,23 +74,23 @@ LEAST_SECONDS = 5.0  # with less than this left, a point is not begun
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = lds.Parser(prog="python -m bench.scaling", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = Parser(prog="python -m bench.scaling", description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
     add("--models", nargs="+", help=f"of {' '.join(SUITE)}, or model folders (default: all; on a CPU 14m 31m)")
     add("--methods", nargs="+", help=f"files of baselines/, or package.module:Class (default: {' '.join(METHODS)})")
-    add("--train", type=lds.at_least(2), help="training sequences (default: 400; on a CPU 8)")
+    add("--train", type=at_least(2), help="training sequences (default: 400; on a CPU 8)")
     add("--queries", default="18", help="how many of our 18, or a JSON file of prompt and completion pairs")
-    add("--tokens", type=lds.at_least(2), help="length of every sequence (default: 150; on a CPU 32)")
-    add("--draws", type=lds.at_least(2), default=2000, help="of BIF, all chains together (default: 2000)")
-    add("--chains", type=lds.at_least(1), default=4, help="of BIF (default: 4)")
-    add("--fit-examples", type=lds.at_least(2), help="sequences EK-FAC is fitted on (default: the training sequences)")
+    add("--tokens", type=at_least(2), help="length of every sequence (default: 150; on a CPU 32)")
+    add("--draws", type=at_least(2), default=2000, help="of BIF, all chains together (default: 2000)")
+    add("--chains", type=at_least(1), default=4, help="of BIF (default: 4)")
+    add("--fit-examples", type=at_least(2), help="sequences EK-FAC is fitted on (default: the training sequences)")
     add("--budget-seconds", type=float, help="of one point; beyond it, projected (default: 600; on a CPU 20)")
     add("--total-seconds", type=float, help="of the whole sweep; larger models get more of it (default: no limit)")
     add("--random-weights", action="store_true", help="never load weights; the same architecture, initialised")
     add("--text", metavar="FILE", help="documents as .jsonl[.xz]; without it, training sequences are random tokens")
     add("--tokenizer", metavar="NAME", help="folder or name; without it, the model's own, or bytes")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
-    add("--seed", type=lds.at_least(0), default=1, help="of weights, tokens and methods (default: 1)")
+    add("--seed", type=at_least(0), default=1, help="of weights, tokens and methods (default: 1)")
     add("--set", action="append", default=[], metavar="METHOD.OPTION=VALUE", help="option of a method")
     add("--cache", default=default_cache(), help="where finished points are kept (default: %(default)s)")
     add("--out", default="runs/scaling", help="where scaling.csv and scaling.json go (default: %(default)s)")
@@ -182,7 +185,7 @@ class Sweep:
             key = self.store.key("scaling", config)
             for info in [info for info in self.store.entries("scaling") if info.key == key]:
                 self.store.remove(info)
-        self.store.write("scaling", config, {}, {"result": lds.without_nan(result)})
+        self.store.write("scaling", config, {}, {"result": without_nan(result)})
 
 
 # ---- what the user reads ----
@@ -225,13 +228,13 @@ def show(rows: Sequence[dict[str, Any]]) -> str:
                 duration(row["load_seconds"]),
                 duration(row["fit_seconds"]) if row["fit_seconds"] > 1e-3 else "-",
                 duration(row["score_seconds"]),
-                lds.size(row["peak_memory_bytes"]),
-                lds.size(row["disk_bytes"]) if row["disk_bytes"] else "-",
+                bytes_text(row["peak_memory_bytes"]),
+                bytes_text(row["disk_bytes"]) if row["disk_bytes"] else "-",
                 duration(each) if each else "-",
                 f"{row['floor_ratio']:.2f}" if row["floor_ratio"] else "-",
             ]
         )
-    text = lds.table(header, lines, left=2)
+    text = table(header, lines, left=2)
     if any(row["projected"] for row in rows):
         text += "\n* projected from smaller sizes; the interval is of fit + score"
     return "\n".join([text, *notes])
@@ -253,9 +256,9 @@ def write_results(out: Path, run_id: str, command: str, sweep: Sweep) -> dict[st
         "options": {spec["method"]: spec["options"] for spec in sweep.specs},
         "budget_seconds": sweep.arguments.budget_seconds,
         "total_seconds": sweep.arguments.total_seconds,
-        "versions": lds.versions(),
-        "commit": lds.code_commit(),
-        "code": lds.code_fingerprint(),
+        "versions": versions(),
+        "commit": code_commit(),
+        "code": code_fingerprint(),
         "cost_code": cost_fingerprint(),
         "cores": os.cpu_count(),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -273,8 +276,8 @@ def write_results(out: Path, run_id: str, command: str, sweep: Sweep) -> dict[st
 
 
 def write_both(out: Path, record: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    lds.write_whole(out / "scaling.json", json.dumps(lds.without_nan(record), indent=1) + "\n")
-    lds.write_whole(out / "scaling.csv", pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False))
+    write_whole(out / "scaling.json", json.dumps(without_nan(record), indent=1) + "\n")
+    write_whole(out / "scaling.csv", pd.DataFrame(rows, columns=COLUMNS).to_csv(index=False))
 
 
 # ---- the command ----
@@ -305,7 +308,7 @@ def estimate_command(arguments: argparse.Namespace) -> int:
         compared = against(by_device(read_rows(source)), read_rows(arguments.against))
         if not compared:
             raise UsageError(f"{arguments.against} has no row of a device and method that {source} has too")
-        print(json.dumps(lds.without_nan(compared), indent=1) if arguments.json else show_against(compared))
+        print(json.dumps(without_nan(compared), indent=1) if arguments.json else show_against(compared))
         return 0
     if not arguments.model:
         raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
@@ -323,7 +326,7 @@ def estimate_command(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{source} has no row that was measured; run python -m bench.scaling first")
     found = estimates(estimators, configuration, setting, arguments.methods)
     if arguments.json:
-        print(json.dumps(lds.without_nan(found), indent=1))
+        print(json.dumps(without_nan(found), indent=1))
         return 0
     print(show_estimates(found, configuration, setting, source))
     for device, estimator in estimators.items():
@@ -337,7 +340,7 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
         if not Path(path).is_file():
             raise UsageError(f"--merge {path}: there is no such file; expected a scaling.json of an earlier sweep")
     records = read_records(arguments.merge)
-    lds.check_out(arguments.out)
+    check_out(arguments.out)
     rows, points = merged_rows(records)
     estimators = by_device(rows)
     record = {
@@ -351,7 +354,7 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
         "points": points,
     }
     out = Path(arguments.out)
-    unwritten = lds.why_unwritten(lambda: write_both(out, record, rows), out)
+    unwritten = why_unwritten(lambda: write_both(out, record, rows), out)
     print(show(rows))
     for device, estimator in estimators.items():
         if text := show_crossovers(estimator, crossovers(estimator)):
@@ -375,15 +378,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         fill_defaults(arguments)
         if arguments.estimate:
             return estimate_command(arguments)
-        lds.check_device(arguments.device)
-        lds.check_out(arguments.out)
+        check_device(arguments.device)
+        check_out(arguments.out)
         sweep = Sweep(arguments, Store(arguments.cache))
         identity = [point_config(spec, sweep.budget()) for spec in sweep.specs]
         run_id = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:12]
         out, unwritten = Path(arguments.out), [""]
 
         def write() -> None:
-            unwritten[0] = lds.why_unwritten(lambda: write_results(out, run_id, command, sweep), out)
+            unwritten[0] = why_unwritten(lambda: write_results(out, run_id, command, sweep), out)
 
         sweep.run(write)
     except (UsageError, StoreError) as error:
@@ -396,7 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 130
     if arguments.json:
-        print(json.dumps(lds.without_nan(sweep.rows), indent=1))
+        print(json.dumps(without_nan(sweep.rows), indent=1))
     else:
         print(show(sweep.rows))
         for device, estimator in by_device(sweep.rows).items():

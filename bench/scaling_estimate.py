@@ -4,7 +4,6 @@ Everything comes from the rows of a measured scaling.csv; nothing is run.
 """
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from bench.lds import size, table
 from bench.scaling_fits import Crossover, Curve, Estimator, Setting, crossover_parameters, crossover_queries
+from bench.tables import bytes_text, duration, table
+from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE, Configuration
-from retrain.plugins import UsageError
 from retrain.safe_files import SafeFileError, read_text
 
 NEEDED = ("model", "parameters", "method", "score_seconds", "peak_memory_bytes", "device", "train", "token_parameters")
@@ -46,14 +45,6 @@ def by_device(rows: Sequence[dict[str, Any]]) -> dict[str, Estimator]:
     return {device: found for device, group in groups.items() if (found := Estimator(group)).rows}
 
 
-def duration(seconds: float | None) -> str:
-    if seconds is None or not math.isfinite(seconds):
-        return "-"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
-
-
 def estimates(
     estimators: dict[str, Estimator], configuration: Configuration, setting: Setting, methods: Sequence[str] | None
 ) -> list[dict[str, Any]]:
@@ -82,8 +73,8 @@ def show_estimates(
                 row["method"],
                 duration(row["seconds"]),
                 f"[{duration(row['seconds_low'])}, {duration(row['seconds_high'])}]",
-                size(row["peak_memory_bytes"]),
-                size(row["disk_bytes"]) if row["disk_bytes"] else "-",
+                bytes_text(row["peak_memory_bytes"]),
+                bytes_text(row["disk_bytes"]) if row["disk_bytes"] else "-",
                 f"{row['num_rows']}" + (", extrapolated" if row["beyond"] else ""),
             ]
             for row in found

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from bench.lds import Parser, table
 from bench.scaling_estimate import configuration_of, read_rows
 from bench.scaling_point import TRAINABLE
+from bench.tables import table
+from retrain.command import Parser
+from retrain.errors import UsageError
 from retrain.models.pythia_suite import Configuration, build_random
-from retrain.plugins import UsageError
 
 DEFAULT_ROWS = "results/scaling/scaling.csv"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.scaling_rows import make_row
+from retrain.errors import UsageError
 from retrain.models.pythia_suite import suite_configuration
-from retrain.plugins import UsageError
 
 # A budget or a text's folder may differ between sweeps of one campaign; these may not.
 SAME = ("options", "versions", "cost_code")

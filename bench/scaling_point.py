@@ -34,13 +34,14 @@ import torch
 from torch import nn
 
 from baselines.method import Attribution, Method, Problem, load_method
-from bench.lds import one_line, write_whole
 from bench.runner import _now, _resident_peak, measure
 from bench.scaling_fits import fit_line
 from bench.scaling_problem import ScalingTask, load_queries, open_tokenizer, query_examples, train_examples
 from bench.scaling_rows import axis_of, whole_size
+from retrain.errors import error_line
 from retrain.examples import Examples
 from retrain.models.pythia_suite import Configuration, build_random, keep_layers
+from retrain.safe_files import folder_bytes, write_whole
 from retrain.train import describe_device
 
 PLUGINS = {"ekfac": "bench.scaling_ekfac:LowMemoryEKFAC"}
@@ -96,10 +97,6 @@ class Watched:
 
     def score(self, problem: Problem, state: Any) -> Attribution:
         return self.method.score(problem, state)
-
-
-def folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 class Point:
@@ -366,8 +363,8 @@ def perform(spec: dict[str, Any], started: float) -> dict[str, Any]:
 
 def reason(error: BaseException) -> str:
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in str(error).lower():
-        return f"out of memory: {one_line(error)}"[:300]
-    return one_line(error)[:300]
+        return f"out of memory: {error_line(error)}"[:300]
+    return error_line(error)[:300]
 
 
 def main() -> int:

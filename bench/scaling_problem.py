@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.losses import CrossEntropy, Loss
-from retrain.plugins import UsageError
 from retrain.safe_files import SafeFileError, read_json
 from retrain.task import Task
 

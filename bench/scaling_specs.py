@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bench import lds
 from bench.scaling_problem import SAMPLED, load_queries
+from retrain.command import options_of
+from retrain.errors import UsageError
 from retrain.models.pythia_suite import HUB_PREFIX, Configuration, suite_configuration
-from retrain.plugins import UsageError
 
 POINT_VERSION = 1  # raised when what a point measures changes
 COST_FILES = ("baselines", "retrain/models", "bench/runner.py", "bench/scaling_point.py", "bench/scaling_ekfac.py")
@@ -66,7 +66,7 @@ def method_options(name: str, arguments: argparse.Namespace, cuda: bool, random_
         options = {"projection": 128 if arguments.train >= 256 else 101, "batch_size": 8}
     elif name == "gradsim":
         options = {"batch_size": 8}
-    given = lds.options_of(name, arguments.set)
+    given = options_of(name, arguments.set)
     if given:
         from baselines.method import load_method
         from bench.scaling_point import PLUGINS

@@ -23,28 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.lds import (
-    Parser,
-    add_task_arguments,
-    at_least,
-    build_methods,
-    build_task,
-    check_device,
-    check_out,
-    code_commit,
-    code_fingerprint,
-    number,
-    one_line,
-    question_of,
-    share,
-    size,
-    table,
-    versions,
-    why_unwritten,
-    without_nan,
-    write_whole,
-)
-from retrain.plugins import UsageError
+from bench.lds import build_methods, question_of
+from bench.record import code_commit, code_fingerprint, versions, why_unwritten, without_nan
+from bench.tables import bytes_text, number, table
+from retrain.command import Parser, add_task_arguments, at_least, build_task, check_device, check_out, share
+from retrain.errors import UsageError, error_line
+from retrain.safe_files import write_whole
 from retrain.store import Store, StoreError
 
 WARM_UP_QUERIES = 64  # and as many attributed examples
@@ -138,7 +122,7 @@ def show(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str
                     number(row["score_seconds"], 2),
                     number(row["seconds"], 2),
                     number(row["seconds"] / reference if reference else None, 2),
-                    size(row["peak_memory_bytes"]),
+                    bytes_text(row["peak_memory_bytes"]),
                     number(1000 * row["seconds_per_draw"] if "seconds_per_draw" in row else None, 2),
                     number(row.get("floor_seconds"), 2),
                     f"{100 * row['share_of_peak']:.0f} %" if "share_of_peak" in row else "",
@@ -196,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
         return 130
     except (RuntimeError, FloatingPointError) as error:
-        print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
+        print(f"{parser.prog}: {error_line(error)}", file=sys.stderr)
         return 1
     print(show(rows, question, peak))
     if arguments.out:

@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from bench.tables import duration, table
 from retrain.campaign import Campaign
 from retrain.claims import Claims, Holder
+from retrain.command import Parser
 from retrain.jobs import MAX_ATTEMPTS
-from retrain.plugins import Parser
 from retrain.safe_files import one_line
 from retrain.store import Store, StoreError, default_cache
 
@@ -78,22 +79,9 @@ def remaining(
     return num_left * statistics.median(seconds) / len(running)
 
 
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def table(states: list[dict[str, Any]]) -> str:
+def campaigns_table(states: list[dict[str, Any]]) -> str:
     header = ["campaign", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "what"]
-    rows = [header]
+    rows = []
     for state in states:
         counts = [f"{state[name]:,}" for name in ("num_done", "num_running", "num_failed", "num_missing", "num_units")]
         pace = state["seconds_per_unit"]
@@ -102,15 +90,7 @@ def table(states: list[dict[str, Any]]) -> str:
         rows.append(
             [state["campaign"], *counts, "-" if pace is None else f"{pace:.2f}", eta, state["cluster"], state["name"]]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column in (0, 8, 9) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return table(header, rows, left=(0, 8, 9))
 
 
 def details(state: dict[str, Any]) -> str:
@@ -148,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif not states:
         print(f"no campaign in {store.root}")
     else:
-        print(table(states))
+        print(campaigns_table(states))
         if arguments.campaign or len(states) == 1:
             for state in states:
                 print(details(state))

@@ -1,7 +1,6 @@
 """One look for every figure: colours that colour-blind readers tell apart, sizes for a paper's column, fixed bytes."""
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib.figure import Figure
+
+from retrain.safe_files import write_whole
 
 COLUMN, PAGE = 3.35, 6.9  # inches: one column of a two-column paper, and both
 INK, FAINT = "#1b1e23", "#d5d8dd"  # bench.report swaps these for the page's own colours
@@ -90,8 +91,6 @@ def save(figure: Figure, path: Path, formats: tuple[str, ...]) -> list[Path]:
         target = path.with_name(f"{path.name}.{ending}")
         data = io.BytesIO()
         figure.savefig(data, format=ending, metadata=METADATA[ending])
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
-        draft.write_bytes(data.getvalue())
-        os.replace(draft, target)
+        write_whole(target, data.getvalue())
         written.append(target)
     return written

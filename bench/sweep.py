@@ -27,10 +27,28 @@ from typing import Any
 import numpy as np
 
 from bench import lds, metrics
-from bench.results import setting_text
-from retrain.jobs import add_cluster_arguments, bar, close_bars, cluster_options
-from retrain.plugins import UsageError
+from bench.metrics import MINIMUM_SUBSETS
+from bench.record import code_commit, code_fingerprint, versions, why_unwritten, without_nan
+from bench.tables import number, setting_text, table
+from retrain.command import (
+    Parser,
+    add_cluster_arguments,
+    add_task_arguments,
+    at_least,
+    build_task,
+    check_device,
+    check_out,
+    cluster_options,
+    default_cluster,
+    fraction,
+    options_of,
+    share,
+)
+from retrain.errors import UsageError
+from retrain.progress import bar, close_bars
+from retrain.safe_files import write_whole
 from retrain.store import Store, StoreError, canonical_json
+from retrain.subsets import SCHEMES
 
 # The paper's grid (app:hparam-sweep).
 PAPER_GRID = ("burn_in=0,100", "n_beta=100,300,1000,3000", "gamma=1000,3000,10000,30000,100000")
@@ -41,21 +59,21 @@ TRAK_CHECKPOINTS = (1, 2, 4)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = lds.Parser(prog="python -m bench.sweep", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = Parser(prog="python -m bench.sweep", description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
-    lds.add_task_arguments(parser)
+    add_task_arguments(parser)
     add("--method", default="bif", help="the method whose settings are swept (default: bif)")
     add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's, of BIF)")
     add("--budget", action="store_true", help="budget curves of BIF and TRAK instead of a sweep")
     add("--budget-methods", nargs="+", choices=("bif", "trak"), default=["bif", "trak"], help="(default: bif trak)")
     add("--budget-split", choices=("report", "all"), default="report", help="queries of a budget (default: report)")
-    add("--alpha", type=lds.fraction, required=True, help="alpha_retrain")
-    add("--alpha-attribution", type=lds.share, help="share of the training set attributed (default: the task's)")
-    add("--subsets", type=lds.at_least(lds.MINIMUM_SUBSETS), default=100, help="retrained subsets (default: 100)")
-    add("--scheme", choices=lds.SCHEMES, default="fixed", help="subsets of fixed size, or independent draws")
-    add("--seed", type=lds.at_least(0), default=1, help="the experiment's seed (default: 1)")
-    add("--replicates", type=lds.at_least(1), help="retrains per subset (default: the task's)")
-    add("--queries", type=lds.at_least(1), help="only the first so many queries of each split")
+    add("--alpha", type=fraction, required=True, help="alpha_retrain")
+    add("--alpha-attribution", type=share, help="share of the training set attributed (default: the task's)")
+    add("--subsets", type=at_least(MINIMUM_SUBSETS), default=100, help="retrained subsets (default: 100)")
+    add("--scheme", choices=SCHEMES, default="fixed", help="subsets of fixed size, or independent draws")
+    add("--seed", type=at_least(0), default=1, help="the experiment's seed (default: 1)")
+    add("--replicates", type=at_least(1), help="retrains per subset (default: the task's)")
+    add("--queries", type=at_least(1), help="only the first so many queries of each split")
     add("--out", default="", help="where the result goes (default: runs/sweep or runs/budget)")
     add_cluster_arguments(parser)
     parser.set_defaults(cluster=None, force=False)
@@ -87,9 +105,9 @@ class Bench:
         from bench.runner import ground_truth
         from retrain.train import choose_device, describe_device
 
-        self.arguments, self.task, self.store = arguments, lds.build_task(arguments), Store(arguments.cache)
+        self.arguments, self.task, self.store = arguments, build_task(arguments), Store(arguments.cache)
         self.alpha_attribution = arguments.alpha_attribution or self.task.default_alpha_attribution
-        arguments.cluster = arguments.cluster or lds.default_cluster(arguments.device)
+        arguments.cluster = arguments.cluster or default_cluster(arguments.device)
         shape = argparse.Namespace(**{**vars(arguments), "alpha": [arguments.alpha]})
         (self.plan,) = lds.plans_of(shape, self.task, arguments.seed, self.alpha_attribution)
         self.device = describe_device(choose_device(arguments.device))
@@ -101,7 +119,7 @@ class Bench:
         """With the task's own settings, then --set, then these."""
         from baselines.method import load_method
 
-        chosen = {**self.task.method_settings.get(name, {}), **lds.options_of(name, self.arguments.set), **options}
+        chosen = {**self.task.method_settings.get(name, {}), **options_of(name, self.arguments.set), **options}
         return load_method(name, **chosen)
 
     def scorer(self, method: Any, split: str) -> Any:
@@ -184,7 +202,7 @@ def score_cell(bench: Bench, name: str, options: dict[str, Any], split: str) -> 
     cell |= {key: value for key, value in prediction.record["diagnostics"].items() if key in ("rhat", "ess")}
     entry = bench.store.read("scores", scorer.config())
     cell["traces"] = entry.arrays["mean_loss_trace"].tolist() if entry and "mean_loss_trace" in entry.arrays else []
-    return lds.without_nan(cell)
+    return without_nan(cell)
 
 
 # ---- what is spent ----
@@ -255,15 +273,15 @@ def show_sweep(result: dict[str, Any]) -> str:
     rows = [
         [
             *(setting_text(cell[option]) for option in options),
-            lds.number(cell["lds"]) if cell["lds"] is not None else "NaN",
-            lds.number(cell.get("lds_normalised")),
-            lds.number(cell.get("rhat")),
-            lds.number(cell.get("ess"), 0),
-            lds.number(cell.get("seconds"), 1),
+            number(cell["lds"]) if cell["lds"] is not None else "NaN",
+            number(cell.get("lds_normalised")),
+            number(cell.get("rhat")),
+            number(cell.get("ess"), 0),
+            number(cell.get("seconds"), 1),
         ]
         for cell in ordered
     ]
-    lines = [lds.table(header, rows, left=len(options)), ""]
+    lines = [table(header, rows, left=len(options)), ""]
     for name, best in result["best_on_report"].items():
         chosen = ", ".join(f"{option} {setting_text(best[option])}" for option in options)
         value = best["lds"] if name == "lds" else best["lds_normalised"]
@@ -278,14 +296,14 @@ def show_budget(result: dict[str, Any]) -> str:
             curve["method"],
             "train-normalised" if curve["normalised"] else "raw",
             f"{point['value']} {curve['axis']}",
-            lds.number(point["seconds"], 1),
-            lds.number(point["lds"]),
-            f"[{lds.number(point['ci_low'])}, {lds.number(point['ci_high'])}]",
+            number(point["seconds"], 1),
+            number(point["lds"]),
+            f"[{number(point['ci_low'])}, {number(point['ci_high'])}]",
         ]
         for curve in result["curves"]
         for point in curve["points"]
     ]
-    return lds.table(["method", "scores", "budget", "seconds", "LDS", "95 % interval"], rows, left=2)
+    return table(["method", "scores", "budget", "seconds", "LDS", "95 % interval"], rows, left=2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -295,10 +313,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     started = time.perf_counter()
     try:
-        lds.check_device(arguments.device)
+        check_device(arguments.device)
         grid = {} if arguments.budget else read_grid(arguments.grid, arguments.method)
         out = Path(arguments.out or ("runs/budget" if arguments.budget else "runs/sweep"))
-        lds.check_out(str(out))
+        check_out(str(out))
         bench = Bench(arguments)
         lds.note_what_is_too_many(arguments, bench.task)
         result = budget(bench) if arguments.budget else sweep(bench, arguments.method, grid)
@@ -309,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         close_bars()
         print(f"{parser.prog}: interrupted; finished cells are kept, and the same command goes on", file=sys.stderr)
         return 130
-    result = lds.without_nan(json.loads(json.dumps(result, default=dataclasses.asdict)))
+    result = without_nan(json.loads(json.dumps(result, default=dataclasses.asdict)))
     identity = {
         key: value for key, value in result.items() if key not in ("cells", "curves", "best_on_report", "device")
     }
@@ -319,14 +337,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "run_id": run_id,
         "command": shlex.join(["python", "-m", "bench.sweep", *argv]),
         "description": bench.task.description,
-        "versions": lds.versions(),
-        "commit": lds.code_commit(),
-        "code": lds.code_fingerprint(),
+        "versions": versions(),
+        "commit": code_commit(),
+        "code": code_fingerprint(),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(time.perf_counter() - started, 1),
     }
     path = out / ("budget.json" if arguments.budget else "sweep.json")
-    unwritten = lds.why_unwritten(lambda: lds.write_whole(path, json.dumps(record) + "\n"), path)
+    unwritten = why_unwritten(lambda: write_whole(path, json.dumps(record) + "\n"), path)
     print(show_budget(result) if arguments.budget else show_sweep(result))
     print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
     problems = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []

@@ -28,22 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.lds import (
-    Parser,
-    add_task_arguments,
-    at_least,
-    build_methods,
-    build_task,
-    check_device,
-    check_out,
-    code_commit,
-    one_line,
-    share,
-    versions,
-    without_nan,
-    write_whole,
-)
-from retrain.plugins import UsageError
+from bench.lds import build_methods
+from bench.record import code_commit, versions, without_nan
+from retrain.command import Parser, add_task_arguments, at_least, build_task, check_device, check_out, share
+from retrain.errors import UsageError, error_line
+from retrain.safe_files import whole_file, write_whole
 from retrain.store import Store, StoreError
 
 LABELLED = 80  # tokens up to which a heat map names each
@@ -145,7 +134,7 @@ def token_texts(task: Any, examples: Any, index: int) -> list[str]:
 
 def make_problem(question: Any, model: Any, device: Any, scratch: Path, queries: np.ndarray, trains: np.ndarray) -> Any:
     from baselines.method import Problem
-    from bench.runner import progress_bar
+    from retrain.progress import progress_bar
 
     return Problem(
         task=question.task,
@@ -282,9 +271,8 @@ def write(folder: Path, record: dict[str, Any], found: list[PairScores], summary
             written += style.save(figure, folder / f"tokens-{stem}", ("png",))
     record = without_nan(record)
     write_whole(folder / "tokens.html", page(summary, lead, {k: v for k, v in record.items() if k != "pairs"}, pairs))
-    draft = folder / f".tokens.{os.getpid()}.npz"
-    np.savez_compressed(draft, **arrays)  # type: ignore[arg-type]
-    os.replace(draft, folder / "tokens.npz")
+    with whole_file(folder / "tokens.npz") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     write_whole(folder / "tokens.json", json.dumps(record, indent=1) + "\n")
     return [folder / "tokens.html", *written]
 
@@ -390,7 +378,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
         return 130
     except (RuntimeError, FloatingPointError) as error:
-        print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
+        print(f"{parser.prog}: {error_line(error)}", file=sys.stderr)
         return 1
     print("\n".join(str(path) for path in written))
     return 0

@@ -30,7 +30,6 @@ import argparse
 import hashlib
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,27 +39,26 @@ from typing import Any
 import numpy as np
 
 from bench import metrics
-from bench.lds import (
-    SCORES_ARE,
+from bench.lds import SCORES_ARE, why_undefined
+from bench.lds import make_parser as make_lds_parser
+from bench.record import why_unwritten, without_nan, write_json
+from bench.tables import number, table
+from retrain.command import (
+    Parser,
+    add_cluster_arguments,
     add_task_arguments,
     at_least,
     build_task,
     check_device,
     check_out,
+    cluster_options,
     default_cluster,
     fraction,
-    number,
-    one_line,
     share,
-    table,
-    why_undefined,
-    why_unwritten,
-    without_nan,
 )
-from bench.lds import make_parser as make_lds_parser
-from retrain.jobs import add_cluster_arguments, close_bars, cluster_options
-from retrain.plugins import Parser, UsageError
-from retrain.safe_files import SafeFileError, read_arrays, read_json, read_safetensors, write_safetensors
+from retrain.errors import UsageError, error_line
+from retrain.progress import close_bars
+from retrain.safe_files import SafeFileError, read_arrays, read_json, read_safetensors, whole_file, write_safetensors
 from retrain.store import Store, StoreError
 
 FORMAT = "tda-bench ground truth 1"
@@ -151,18 +149,15 @@ def write_truth(folder: Path, truth: Truth) -> None:
         arrays["train_indices"] = truth.train_indices.astype(np.int64)
     if truth.query_indices is not None:
         arrays["query_indices"] = truth.query_indices.astype(np.int64)
-    draft = folder / f".draft.{os.getpid()}"
-    with open(draft, "wb") as file:
+    with whole_file(folder / "truth.safetensors") as file:
         digest = write_safetensors(file, arrays)
-    os.replace(draft, folder / "truth.safetensors")
     num_replicates, num_subsets, num_queries = truth.losses.shape
     sizes = {
         "num_subsets": num_subsets, "num_train": truth.masks.shape[1], "num_queries": num_queries,
         "num_replicates": num_replicates,
     }  # fmt: skip
     content = {"format": FORMAT, **sizes, **truth.record, "arrays_sha256": digest}
-    draft.write_text(json.dumps(without_nan(content), indent=1) + "\n")
-    os.replace(draft, folder / "truth.json")
+    write_json(folder / "truth.json", content)
 
 
 def read_truth(folder: str | Path) -> Truth:
@@ -470,7 +465,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: interrupted; finished retrains are kept, and the same command goes on", file=sys.stderr)
         return 130
     except RuntimeError as error:
-        print(f"{parser.prog}: {one_line(error)}", file=sys.stderr)
+        print(f"{parser.prog}: {error_line(error)}", file=sys.stderr)
         return 1
     replicates, subsets, queries = truth.losses.shape
     kept = float(truth.masks.mean())

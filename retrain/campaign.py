@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retrain.safe_files import SafeFileError, open_plain, parse_json, read_json
+from retrain.safe_files import SafeFileError, open_plain, parse_json, read_json, write_whole
 from retrain.store import KEY, KIND, Store, normalised, process_name
 
 JOBS = ".jobs"
@@ -77,7 +77,7 @@ class Campaign:
         digest = hashlib.sha256(lines.encode()).hexdigest()
         # Named by its content: jobs in a queue find the very list that they were submitted with.
         if not self._units_file(digest).exists():
-            replace_text(self._units_file(digest), lines)
+            write_whole(self._units_file(digest), lines)
         content = {
             "name": name,
             "cluster": cluster,
@@ -88,7 +88,7 @@ class Campaign:
             "process": process_name(),
             "started": time.time(),
         }
-        replace_text(self.folder / "campaign.json", json.dumps(content, indent=1) + "\n")
+        write_whole(self.folder / "campaign.json", json.dumps(content, indent=1) + "\n")
 
     def _units_file(self, digest: str) -> Path:
         return self.folder / f"units-{digest[:16]}.jsonl"
@@ -234,13 +234,3 @@ def _json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(content, dict):
             yield content
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Put `text` into a file at once: a reader sees the old or the new one."""
-    draft = path.with_name(f".{path.name}.{process_name()}.{secrets.token_hex(4)}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

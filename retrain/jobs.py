@@ -18,7 +18,6 @@ its unit tried again; Ctrl-C or a kill at any moment keeps every finished unit, 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import importlib
@@ -40,21 +39,19 @@ from typing import IO, Any
 
 from retrain.campaign import Campaign, EventLog, Unit, new_run
 from retrain.claims import Claims, Holder
-from retrain.plugins import UsageError
+from retrain.errors import UsageError
+from retrain.progress import Progress, beside_bars, close_bars, counting
 from retrain.store import Store, UnwritableStoreError
 
-__all__ = ["JobError", "Report", "Unit", "add_cluster_arguments", "bar", "close_bars", "cluster_options", "run_units"]
+__all__ = ["JobError", "Report", "Unit", "run_units"]
 
 CLUSTERS = ("inline", "local", "slurm")
 MAX_ATTEMPTS = 3
 LOG_LINES = 15
 POLL_SECONDS = 0.5
-LOG_SECONDS = 10.0  # between the frames of a progress bar that nobody watches
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 logger = logging.getLogger(__name__)
-
-Progress = Callable[[int, int], None]
 
 
 class JobError(RuntimeError):
@@ -177,7 +174,7 @@ def run_units(
     if len(present) == len(by_key) or (collect and cluster != "slurm"):
         pending = [key for key in by_key if key not in present]
         return Report([key for key in by_key if key in present], {}, pending, 0, time.perf_counter() - start)
-    with _progress(progress, name) as report_progress:
+    with counting(progress, name) as report_progress:
         campaign = Campaign.of(store, by_key)
         run = new_run()
         if cluster == "slurm":
@@ -611,75 +608,6 @@ def local_worker(outcomes: int) -> None:
 
 
 @contextlib.contextmanager
-def _progress(progress: bool | Progress, name: str) -> Iterator[Progress]:
-    if callable(progress):
-        yield progress
-    elif not progress:
-        yield lambda _done, _total: None
-    else:
-        made: list[Any] = []
-
-        def show(num_done: int, num_total: int) -> None:
-            if not made:
-                # What was there before the run says nothing about its speed.
-                made.append(bar(desc=name or None, total=num_total, initial=num_done, unit="unit", smoothing=0.1))
-            made[0].update(num_done - made[0].n)
-
-        try:
-            yield show
-        finally:
-            for one in made:
-                one.close()
-
-
-def bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
-    """A progress bar with ETA on stderr: tqdm's on a terminal; elsewhere a line at most every LOG_SECONDS."""
-    from tqdm import tqdm
-
-    if sys.stderr.isatty():
-        return tqdm(items, file=sys.stderr, dynamic_ncols=True, **options)
-    # Below another bar, tqdm would move the cursor, and a bar that is not left behind would be wiped out with blanks.
-    calm = {"mininterval": LOG_SECONDS, "maxinterval": LOG_SECONDS, "position": 0, "leave": True}
-    return tqdm(items, file=_Lines(), **{**options, **calm})
-
-
-class _Lines:
-    """stderr as a log: every frame of a bar is a line, once."""
-
-    last = ""
-
-    def write(self, text: str) -> None:
-        frame = text.strip()
-        if frame and frame != self.last:
-            sys.stderr.write(f"{frame}\n")
-            self.last = frame
-
-    def flush(self) -> None:
-        sys.stderr.flush()
-
-    @property
-    def encoding(self) -> str:
-        return sys.stderr.encoding
-
-
-def close_bars() -> None:
-    """Before last words, so that they stand on a line of their own."""
-    from tqdm import tqdm
-
-    for one in list(getattr(tqdm, "_instances", [])):
-        one.close()
-
-
-@contextlib.contextmanager
-def beside_bars() -> Iterator[None]:
-    """What is printed inside stands above the bars that go on."""
-    from tqdm import tqdm
-
-    with tqdm.external_write_mode(file=sys.stderr):
-        yield
-
-
-@contextlib.contextmanager
 def _terminable() -> Iterator[None]:
     """Make SIGTERM an ordinary exit (code 143), so that workers are ended and the log says what is kept."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -694,48 +622,3 @@ def _terminable() -> Iterator[None]:
     finally:
         if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-# -- the command line -------------------------------------------------------------------------------------------------
-
-
-def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags every command that runs units has; `cluster_options` turns them into arguments of `run_units`."""
-    group = parser.add_argument_group("where the work runs")
-    group.add_argument("--cluster", choices=CLUSTERS, default="inline", help="this process, local processes, or Slurm")
-    group.add_argument("--jobs", type=int, help="units at once (default: one per GPU or core; 16 on Slurm)")
-    group.add_argument(
-        "--gpus-per-job", type=int, help="GPUs for each job (default: 1 where there are any and they are used)"
-    )
-    group.add_argument(
-        "--slurm",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an sbatch option, e.g. --slurm partition=gpu --slurm qos=low; repeatable",
-    )
-    group.add_argument("--timeout-min", type=float, help="minutes for one unit (local) or one array task (Slurm)")
-    group.add_argument("--collect", action="store_true", help="start nothing: take what is or gets finished")
-
-
-def cluster_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of `run_units` that the flags of `add_cluster_arguments` ask for."""
-    slurm = {}
-    for item in args.slurm:
-        key, equals, value = item.partition("=")
-        key = key.strip().lstrip("-").replace("-", "_")
-        if not equals or not key:
-            raise UsageError(f'--slurm takes KEY=VALUE, for example --slurm partition=gpu, not "{item}"')
-        slurm[key] = value
-    if slurm and args.cluster != "slurm":
-        raise UsageError(f"--slurm options need --cluster slurm, not {args.cluster}")
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, not {args.jobs}")
-    return {
-        "cluster": args.cluster,
-        "jobs": args.jobs,
-        "gpus_per_job": args.gpus_per_job,
-        "slurm": slurm,
-        "timeout_min": args.timeout_min,
-        "collect": args.collect,
-    }

@@ -5,59 +5,17 @@ is imported until it is asked for, so a missing optional dependency hurts only w
 this repository is named `package.module:ClassName`.
 """
 
-import argparse
 import ast
-import difflib
 import importlib
 import inspect
-import re
-import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from retrain.errors import UsageError
+
 T = TypeVar("T")
 SUFFIX = "_scores"  # random_scores.py is `random` on the command line: a file random.py would shadow Python's own
-
-
-class UsageError(ValueError):
-    """The user asked for something that cannot be: one line on stderr, exit code 2."""
-
-
-class Parser(argparse.ArgumentParser):
-    """One line on stderr, exit code 2. A misspelt option or command is named, with the one that was probably meant."""
-
-    def __init__(self, **options: Any):
-        super().__init__(**{"allow_abbrev": False, **options})
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._given = [str(word) for word in (sys.argv[1:] if args is None else args)]
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> Any:
-        known = self.known_options()
-        for word in getattr(self, "_given", []):
-            name = word.partition("=")[0]
-            if name.startswith("--") and name not in known:
-                # Without their dashes: these alone would make any two short names alike.
-                meant = difflib.get_close_matches(name[2:], [option.lstrip("-") for option in known], n=1)
-                hint = f"did you mean --{meant[0]}?" if meant else "see --help"
-                self.exit(2, f"{self.prog}: unknown option {name}; {hint}\n")
-        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-            choices = [one.strip(" '") for one in choice[2].split(",")]
-            if meant := difflib.get_close_matches(choice[1], choices, n=1):
-                message += f"; did you mean {meant[0]}?"
-        self.exit(2, f"{self.prog}: {message}\n")
-
-    def known_options(self) -> list[str]:
-        """Its own, and those of the command that was given (of all its commands where none was)."""
-        known = list(self._option_string_actions)
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                given = [name for name in action.choices if name in getattr(self, "_given", [])]
-                for name in given[:1] or action.choices:
-                    known += action.choices[name]._option_string_actions
-        return known
 
 
 def plugin_name(cls: type) -> str:

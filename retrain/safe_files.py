@@ -1,4 +1,4 @@
-"""Read files that may be damaged or hostile: JSON, safetensors, .npy and .npz, without pickle and without surprises.
+"""Read files that may be damaged or hostile (JSON, safetensors, .npy, .npz), and write files whole or not at all.
 
 Used by the cache (`retrain/store.py`), by imported ground truth and by result files. Every reader opens the file once,
 refuses what is not a plain file, checks every declared size against the size on disk before anything is allocated, and
@@ -6,6 +6,7 @@ raises `SafeFileError` with one line that names the file, what is wrong and what
 
     arrays = read_arrays("losses.npz")          # {name: array}; also .npy and .safetensors
     record = read_json("run.json")
+    write_whole("run.json", text)               # a reader sees the old file or the new one
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import json
 import math
 import os
 import re
+import secrets
 import stat
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,6 +80,24 @@ def one_line(text: str, limit: int = 400) -> str:
 
 def quoted(text: str, limit: int = 80) -> str:
     return f"'{one_line(text, limit)}'"
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write that takes its name when it is complete: a reader sees the old one or the new one, whole."""
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with open(draft, "xb") as file:
+            yield file
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    with whole_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -440,3 +460,13 @@ def read_arrays(
     if suffix == ".npy":
         return {"array": read_npy(path, max_bytes, follow_links=follow_links)}
     raise SafeFileError(path, "has an unknown ending; .safetensors, .npz and .npy are read")
+
+
+def folder_bytes(folder: str | os.PathLike[str]) -> int:
+    """Of all files below it; links are not followed, and what goes meanwhile counts as nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total

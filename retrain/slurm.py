@@ -32,8 +32,8 @@ from typing import Any
 
 from retrain.campaign import Campaign, EventReader, append_line, read_lines
 from retrain.claims import Claim, Claims, Holder
+from retrain.errors import UsageError
 from retrain.jobs import Book, JobError, logger, perform, tail
-from retrain.plugins import UsageError
 from retrain.safe_files import one_line
 from retrain.store import Store, UnwritableStoreError, host_name
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from retrain import subsets
 from retrain.campaign import Unit
-from retrain.plugins import UsageError
+from retrain.errors import UsageError
 from retrain.store import Entry, Store
 from retrain.task import Task
 from retrain.tasks import load_task

@@ -34,9 +34,9 @@ from torch import Tensor
 from baselines.bif.method import BIF
 from baselines.bif_devinterp import BIFDevinterp, import_devinterp
 from baselines.method import Problem
+from retrain.errors import UsageError
 from retrain.models.causal_lm import CausalLM
 from retrain.models.pretrained import load_language_model
-from retrain.plugins import UsageError
 from retrain.tasks.pythia14m import Pythia14M
 
 FEW = 2  # draws of the short run

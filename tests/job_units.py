@@ -146,6 +146,6 @@ def large(store, unit):
 
 
 def refuse(store, unit):
-    from retrain.plugins import UsageError
+    from retrain.errors import UsageError
 
     raise UsageError("what was asked for cannot be")

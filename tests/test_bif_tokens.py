@@ -14,8 +14,8 @@ from baselines.bif.tokens import token_bif
 from baselines.method import Problem
 from bench.tokens import main, strongest_pairs
 from bench.tokens_page import packed, unpacked
+from retrain.errors import UsageError
 from retrain.examples import Examples
-from retrain.plugins import UsageError
 from retrain.tasks.tinylm import TinyLM
 from tests.browser import CHROMEDRIVER, CHROMIUM, Browser
 from tests.planted import Planted

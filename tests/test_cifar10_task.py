@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from retrain.data.cifar10 import BATCHES
+from retrain.errors import UsageError
 from retrain.models import resnet9_training
 from retrain.models.resnet9_training import (
     Engine,
@@ -21,7 +22,6 @@ from retrain.models.resnet9_training import (
     pixel_table,
     triangle,
 )
-from retrain.plugins import UsageError
 from retrain.tasks import cifar10
 from retrain.tasks.cifar10 import Cifar10, benchmark, normalised, replicate_correlation, with_protocol
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench import cache, examples, scaling, status, truth
-from retrain import jobs
+from retrain import jobs, progress
 from retrain.store import Store
 from tests.job_units import units
 
@@ -76,8 +76,8 @@ def test_examples_names_the_command_that_makes_its_scores(tmp_path: Path, capsys
 
 
 def test_in_a_log_a_bar_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in jobs.bar(range(3), desc="outer"):
-        for _ in jobs.bar(range(1000), desc="inner", leave=False):
+    for _ in progress.bar(range(3), desc="outer"):
+        for _ in progress.bar(range(1000), desc="inner", leave=False):
             pass
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["outer", *["inner"] * 6, "outer"]

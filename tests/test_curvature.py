@@ -13,9 +13,9 @@ from baselines.bif.method import BIF
 from baselines.bif.sampler import SAMPLERS, Position
 from baselines.support.curvature import Block, GradientsInMetric, Metric, fit_curvature
 from baselines.support.gradients import PerExampleGradients
+from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.losses import CrossEntropy, SquaredError
-from retrain.plugins import UsageError
 from tests.planted import Planted
 from tests.test_methods import make_problem, run
 

@@ -14,7 +14,8 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
 from bench import figures, style
-from bench.results import bars_of, load_results, over_seeds, setting_text
+from bench.results import bars_of, load_results, over_seeds
+from bench.tables import setting_text
 from tests.synthetic_results import write_budget, write_run, write_scaling, write_sweep
 
 

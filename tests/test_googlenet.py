@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from retrain.plugins import UsageError
+from retrain.errors import UsageError
 from retrain.tasks import load_task
 
 

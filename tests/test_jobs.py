@@ -20,8 +20,9 @@ from retrain import claims as claims_module
 from retrain import jobs
 from retrain.campaign import Campaign
 from retrain.claims import Claims, Holder
-from retrain.jobs import JobError, Unit, add_cluster_arguments, cluster_options, run_units
-from retrain.plugins import UsageError
+from retrain.command import add_cluster_arguments, cluster_options
+from retrain.errors import UsageError
+from retrain.jobs import JobError, Unit, run_units
 from retrain.store import Store, StoreError, UnwritableStoreError, host_name
 from tests.job_units import diary, unit, units
 
@@ -421,8 +422,10 @@ def test_a_campaign_can_be_read_back(store, log, caplog):
 
 def test_flags():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
     add_cluster_arguments(parser)
-    assert cluster_options(parser.parse_args([]))["cluster"] == "inline"
+    assert cluster_options(parser.parse_args([]))["cluster"] == ("local" if (os.cpu_count() or 1) > 1 else "inline")
+    assert cluster_options(parser.parse_args(["--device", "cuda"]))["cluster"] == "inline"
     options = "--cluster slurm --jobs 4 --slurm partition=gpu --slurm mem-per-cpu=2G --timeout-min 30 --collect"
     assert cluster_options(parser.parse_args(options.split())) == {
         "cluster": "slurm",

@@ -297,7 +297,7 @@ class TestPerExampleGradients:
 
 @pytest.mark.parametrize("name", ["bif", "trak", "ekfac"])
 def test_bad_options_are_refused(name: str) -> None:
-    from retrain.plugins import UsageError
+    from retrain.errors import UsageError
 
     bad = {"bif": {"chains": 0}, "trak": {"projection": 50}, "ekfac": {"damping": -1.0}}[name]
     with pytest.raises(UsageError, match=next(iter(bad))):
@@ -307,7 +307,7 @@ def test_bad_options_are_refused(name: str) -> None:
 
 
 def test_an_unknown_method_lists_the_choices() -> None:
-    from retrain.plugins import UsageError
+    from retrain.errors import UsageError
 
     with pytest.raises(UsageError, match=f"available: {', '.join(available_methods())}"):
         load_method("efkac")

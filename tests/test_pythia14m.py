@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from bench import lds
+from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models import lm_training, pretrained
 from retrain.models.causal_lm import CausalLM
 from retrain.models.lm_training import Finetuner, Recipe, batches
 from retrain.models.pretrained import load_language_model, load_tokenizer
-from retrain.plugins import UsageError
 from retrain.tasks import load_task
 from retrain.tasks.pythia14m import Pythia14M, main
 from retrain.train import task_from, task_specification

@@ -31,7 +31,7 @@ def test_ground_truth_is_made_once_and_found_again(tmp_path, capsys):
     [
         (["--alpha", "0"], "out of range"),
         (["--alpha", "1.5"], "out of range"),
-        (["--alpha", "x"], "invalid float"),
+        (["--alpha", "x"], "is no number"),
         (["--alpha", "0.9999"], "keeps all of them: subsets would not differ"),
         (["--alpha", "0.0001"], "keeps none of them: subsets would not differ"),
         (["--subsets", "0"], "too few"),
@@ -39,7 +39,7 @@ def test_ground_truth_is_made_once_and_found_again(tmp_path, capsys):
         (["--seeds", "-1"], "is negative"),
         (["--substs", "3"], "unknown option --substs; did you mean --subsets?"),
         (["--task", "nowhere"], "digits"),
-        (["--set", "bif.chains=4"], "--set takes digits.OPTION=VALUE"),
+        (["--set", "bif.chains=4"], "which is not the task (digits)"),
         (["--cluster", "cloud"], "inline"),
         (["--slurm", "partition=gpu"], "--cluster slurm"),
         (["--jobs", "0"], "--jobs"),

@@ -26,9 +26,9 @@ from bench.scaling_fits import (
 )
 from bench.scaling_problem import ByteTokenizer, CompletionLoss, ScalingTask, load_queries, query_examples
 from bench.scaling_rows import COLUMNS, make_row
+from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models.pythia_suite import SUITE, Configuration, build_random, suite_configuration
-from retrain.plugins import UsageError
 
 pytestmark = pytest.mark.usefixtures("light_garbage_collection")
 

@@ -12,8 +12,8 @@ import pytest
 from retrain import slurm
 from retrain.campaign import Campaign
 from retrain.claims import Claims
+from retrain.errors import UsageError
 from retrain.jobs import JobError, run_units
-from retrain.plugins import UsageError
 from retrain.store import Store
 from tests import fake_slurm
 from tests.job_units import diary, unit, units

@@ -6,7 +6,7 @@ import torch
 
 from baselines.method import Problem, available_methods, load_method
 from retrain import subsets
-from retrain.plugins import UsageError
+from retrain.errors import UsageError
 from retrain.task import Task
 from retrain.tasks import available_tasks, load_task
 from retrain.train import task_from, task_specification

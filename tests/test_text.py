@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrain.data.text import read_documents, token_ids, wrap_documents, wrap_tokens
-from retrain.plugins import UsageError
+from retrain.errors import UsageError
 
 END = 0
 

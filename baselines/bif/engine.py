@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from baselines.bif.sampler import SAMPLERS, Position
 from baselines.support.curvature import Metric
 from baselines.support.gradients import trainable_parameters
+from retrain.errors import UsageError
 from retrain.examples import Examples
-from retrain.plugins import UsageError
 from retrain.task import Task
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ from baselines.method import Attribution, Method, Problem, batch_size_option
 from baselines.support.curvature import GradientsInMetric, Metric, fit_curvature
 from baselines.support.gradients import PerExampleGradients
 from baselines.support.memory import free_bytes
+from retrain.errors import UsageError
 from retrain.examples import Examples
-from retrain.plugins import UsageError
 
 logger = logging.getLogger("tda-bench")
 

@@ -27,8 +27,8 @@ from baselines.bif.method import BIF
 from baselines.method import Problem
 from baselines.support.curvature import Metric
 from baselines.support.memory import free_bytes
+from retrain.errors import UsageError
 from retrain.examples import Examples
-from retrain.plugins import UsageError
 
 Pair = tuple[int, int]  # (query, training sequence): positions in the problem's queries and attributed sequences
 DRAWS_TOGETHER = 16  # draws whose token losses are held before they are added to the sums

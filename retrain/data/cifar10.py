@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.plugins import UsageError
+from retrain.errors import UsageError
 from retrain.store import default_cache
 
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))

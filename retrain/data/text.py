@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.plugins import UsageError
+from retrain.errors import UsageError
 
 SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".jsonl.zst")
 TOKENIZED_AT_ONCE = 256  # documents: the tokenizer spreads a batch over the cores

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from retrain.errors import UsageError
 from retrain.models.causal_lm import CausalLM
-from retrain.plugins import UsageError
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from retrain.errors import UsageError
 from retrain.models.causal_lm import CausalLM
-from retrain.plugins import UsageError
 from retrain.safe_files import SafeFileError, read_json
 
 HUB_PREFIX = "EleutherAI/pythia-"

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from retrain.data.cifar10 import CIFAR10, FINGERPRINT, NUM_CLASSES, load_cifar10
+from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.models.resnet9 import ResNet9, whitening_weight
 from retrain.models.resnet9_training import (
@@ -52,7 +53,6 @@ from retrain.models.resnet9_training import (
     triangle,
     with_border,
 )
-from retrain.plugins import UsageError
 from retrain.subsets import attributed_indices, masks
 from retrain.task import Task, not_in_key
 

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retrain.errors import UsageError
 from retrain.examples import Examples, Indices
-from retrain.plugins import UsageError
 from retrain.task import Task, not_in_key
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from retrain.data.text import read_documents, token_ids, wrap_tokens
+from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.models.causal_lm import PRECISIONS, CausalLM, compute_dtype
 from retrain.models.lm_training import Finetuner, Recipe, batches
@@ -45,7 +46,7 @@ from retrain.models.pretrained import (
     load_tokenizer,
     split_revision,
 )
-from retrain.plugins import UsageError, build
+from retrain.plugins import build
 from retrain.subsets import masks
 from retrain.task import Task, mean_over_tokens, not_in_key
 

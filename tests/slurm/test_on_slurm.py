@@ -12,8 +12,8 @@ import pytest
 
 from retrain import slurm
 from retrain.campaign import Campaign
+from retrain.errors import UsageError
 from retrain.jobs import JobError, run_units
-from retrain.plugins import UsageError
 from tests.job_units import diary, unit, units
 from tests.slurm.helpers import Background, done_events, held_by, running, tasks, wait_for
 

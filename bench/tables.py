@@ -1,0 +1,57 @@
+"""How numbers are written for people: digits, bytes, durations and aligned columns, alike in every command."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def interval(low: float | None, high: float | None, digits: int = 3) -> str:
+    return f"[{number(low, digits)}, {number(high, digits)}]"
+
+
+def bytes_text(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit in ("B", "KiB", "MiB") else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Three digits below two minutes, then the two largest units."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days:,} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s"
+
+
+def setting_text(value: Any) -> str:
+    """An option's value as people write it; an empty pattern of parameters takes all of them."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value) or "all"
+    return f"{value:g}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int | Sequence[int] = 1) -> str:
+    """Columns aligned; the first `left` (or the columns of these numbers) to the left, the others to the right."""
+    lefts = set(range(left) if isinstance(left, int) else left)
+    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    lines = []
+    for line in [header, ["-" * width for width in widths], *rows]:
+        cells = [
+            cell.ljust(w) if i in lefts else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

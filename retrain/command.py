@@ -1,0 +1,270 @@
+"""What every command shares: argument types, what names a task and a cluster, checks, and exit codes.
+
+`bench` and `retrain` build their command lines from this, so an option means the same wherever it is offered. A command
+translates its arguments into values and hands them on; what it raises becomes one line and an exit code in `guarded`.
+"""
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrain.errors import UsageError, error_line
+from retrain.jobs import CLUSTERS
+from retrain.progress import close_bars
+from retrain.safe_files import SafeFileError
+from retrain.store import StoreError, default_cache
+from retrain.subsets import SCHEMES
+
+KEPT = "finished work is kept, and the same command goes on"
+TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task with a flag of their own
+
+
+class Parser(argparse.ArgumentParser):
+    """One line on stderr, exit code 2. A misspelt option or command is named, with the one that was probably meant."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = [str(word) for word in (sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> Any:
+        known = self.known_options()
+        for word in getattr(self, "_given", []):
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                # Without their dashes: these alone would make any two short names alike.
+                meant = difflib.get_close_matches(name[2:], [option.lstrip("-") for option in known], n=1)
+                hint = f"did you mean --{meant[0]}?" if meant else "see --help"
+                self.exit(2, f"{self.prog}: unknown option {name}; {hint}\n")
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            choices = [one.strip(" '") for one in choice[2].split(",")]
+            if meant := difflib.get_close_matches(choice[1], choices, n=1):
+                message += f"; did you mean {meant[0]}?"
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def known_options(self) -> list[str]:
+        """Its own, and those of the command that was given (of all its commands where none was)."""
+        known = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                given = [name for name in action.choices if name in getattr(self, "_given", [])]
+                for name in given[:1] or action.choices:
+                    known += action.choices[name]._option_string_actions
+        return known
+
+
+# ---- types of arguments ----
+
+
+def fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is no number; expected a fraction such as 0.1') from None
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is out of range; expected a fraction above 0 and below 1")
+    return value
+
+
+def share(text: str) -> float:
+    """A fraction that may be all."""
+    try:
+        return 1.0 if float(text) == 1 else fraction(text)
+    except ValueError:
+        return fraction(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(str(error).replace("below 1", "at most 1")) from None
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f'"{text}" is no whole number') from None
+        if value < minimum:
+            what = "is too few" if minimum else "is negative"
+            raise argparse.ArgumentTypeError(f"{value} {what}; expected at least {minimum}")
+        return value
+
+    return parse
+
+
+def add_task_arguments(parser: argparse.ArgumentParser) -> None:
+    """What names a task, its data and its options; `build_task` reads them."""
+    add = parser.add_argument
+    add("--task", default="auto", help="auto, or a file of retrain/tasks (default: auto)")
+    add("--protocol", default="", help="how to retrain, where the task offers several (default: the task's first)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
+    add("--data-dir", help="folder with the task's data, where it needs one")
+    add("--model", help="model folder or name, where the task takes one")
+    add("--text", help="text file, where the task takes one")
+    add("--eval-text", help="text file of the queries, where the task takes one of their own")
+    add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
+    add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser, minimum_subsets: int = 1) -> None:
+    """Which subsets are retrained on, and how often; several alphas, shares and seeds make several experiments."""
+    add = parser.add_argument
+    add("--alpha", nargs="+", type=fraction, required=True, help="alpha_retrain: share of the attributed examples kept")
+    add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
+    add("--subsets", type=at_least(minimum_subsets), default=100, help="retrained subsets (default: 100)")
+    add("--scheme", choices=SCHEMES, default="fixed", help="subsets of fixed size, or independent draws")
+    add("--seeds", nargs="+", type=at_least(0), default=[1], help="whole experiments to repeat (default: 1)")
+    add("--replicates", type=at_least(1), help="retrains per subset, for the noise ceiling (default: the task's)")
+    add("--replicated-subsets", type=at_least(minimum_subsets), help="only the first so many subsets are replicated")
+
+
+def choose_task(name: str, data_dir: str | None) -> tuple[str, str]:
+    """The task, and one line saying why this one and how to get the other."""
+    from retrain.data.cifar10 import is_available
+    from retrain.train import choose_device
+
+    if name != "auto":
+        return name, ""
+    gpu, data = choose_device("auto").type == "cuda", is_available(data_dir)
+    if gpu and data:
+        return "cifar10", "task cifar10: a GPU and the data are here (--task digits takes the small embedded task)"
+    missing = " and ".join(["no CUDA GPU"] * (not gpu) + ["no CIFAR-10 data"] * (not data))
+    return "digits", f"task digits: {missing} here (--task cifar10 --data-dir DIR takes the paper's)"
+
+
+def options_of(name: str, settings: Sequence[str]) -> dict[str, str]:
+    """The --set options addressed to `name`."""
+    found = {}
+    for setting in settings:
+        target, equals, value = setting.partition("=")
+        owner, dot, option = target.rpartition(".")
+        if not equals or not dot or not owner or not option:
+            raise UsageError(f'--set takes NAME.OPTION=VALUE, for example --set bif.chains=4, not "{setting}"')
+        if owner == name:
+            found[option] = value
+    return found
+
+
+def build_task(arguments: argparse.Namespace) -> Any:
+    from retrain.tasks import load_task
+
+    name, line = choose_task(arguments.task, arguments.data_dir)
+    if line:
+        print(line, file=sys.stderr)
+    options: dict[str, Any] = dict(options_of(name, arguments.set))
+    if arguments.protocol:
+        options["protocol"] = arguments.protocol
+    for option in TASK_OPTIONS:
+        if getattr(arguments, option) is not None:
+            options[option] = getattr(arguments, option)
+    return load_task(name, **options)
+
+
+# ---- where the work runs ----
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags every command that runs units has; `cluster_options` turns them into arguments of `run_units`."""
+    group = parser.add_argument_group("where the work runs")
+    group.add_argument(
+        "--cluster",
+        choices=CLUSTERS,
+        help="this process, local processes, or Slurm (default: local where the device is a CPU of several cores)",
+    )
+    group.add_argument("--jobs", type=int, help="units at once (default: one per GPU or core; 16 on Slurm)")
+    group.add_argument(
+        "--gpus-per-job", type=int, help="GPUs for each job (default: 1 where there are any and they are used)"
+    )
+    group.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an sbatch option, e.g. --slurm partition=gpu --slurm qos=low; repeatable",
+    )
+    group.add_argument("--timeout-min", type=float, help="minutes for one unit (local) or one array task (Slurm)")
+    group.add_argument("--collect", action="store_true", help="start nothing: take what is or gets finished")
+
+
+def cluster_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `run_units` that the flags of `add_cluster_arguments` ask for."""
+    slurm = {}
+    for item in args.slurm:
+        key, equals, value = item.partition("=")
+        key = key.strip().lstrip("-").replace("-", "_")
+        if not equals or not key:
+            raise UsageError(f'--slurm takes KEY=VALUE, for example --slurm partition=gpu, not "{item}"')
+        slurm[key] = value
+    cluster = args.cluster or default_cluster(args.device)
+    if slurm and cluster != "slurm":
+        raise UsageError(f"--slurm options need --cluster slurm, not {cluster}")
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, not {args.jobs}")
+    return {
+        "cluster": cluster,
+        "jobs": args.jobs,
+        "gpus_per_job": args.gpus_per_job,
+        "slurm": slurm,
+        "timeout_min": args.timeout_min,
+        "collect": args.collect,
+    }
+
+
+def default_cluster(device: str) -> str:
+    """On a CPU every core retrains; a GPU is kept busy by one process."""
+    from retrain.train import choose_device
+
+    return "local" if choose_device(device).type == "cpu" and (os.cpu_count() or 1) > 1 else "inline"
+
+
+# ---- checks ----
+
+
+def check_device(name: str) -> None:
+    from retrain.train import choose_device
+
+    try:
+        device = choose_device(name)
+    except RuntimeError:
+        raise UsageError(f'unknown device "{name}"; expected auto, cpu, cuda, or cuda:N') from None
+    import torch
+
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f'device "{name}" was asked for, but torch sees no CUDA GPU; use --device cpu')
+
+
+def check_out(folder: str) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f'--out "{folder}" cannot be made: {error.strerror}') from None
+
+
+# ---- exit codes ----
+
+
+def guarded(
+    prog: str, work: Callable[[], int], interrupted: str = "finished work is kept, and the same command goes on"
+) -> int:
+    """Runs a command's work. 0: done; 1: it failed; 2: it was asked for what cannot be; 130: interrupted."""
+    try:
+        return work()
+    except (UsageError, StoreError, SafeFileError) as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        close_bars()
+        print(f"{prog}: interrupted; {interrupted}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # ... | head
+        sys.stderr.close()
+        return 0
+    except (RuntimeError, FloatingPointError) as error:
+        close_bars()
+        print(f"{prog}: {error_line(error)}", file=sys.stderr)
+        return 1

@@ -1,0 +1,85 @@
+"""Progress bars with ETA on stderr: tqdm's on a terminal; elsewhere a line now and again."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+LOG_SECONDS = 10.0  # between the frames of a progress bar that nobody watches
+
+Progress = Callable[[int, int], None]  # called with (number done, number of all)
+
+
+def bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
+    """A progress bar with ETA on stderr: tqdm's on a terminal; elsewhere a line at most every LOG_SECONDS."""
+    from tqdm import tqdm
+
+    if sys.stderr.isatty():
+        return tqdm(items, file=sys.stderr, dynamic_ncols=True, **options)
+    # Below another bar, tqdm would move the cursor, and a bar that is not left behind would be wiped out with blanks.
+    calm = {"mininterval": LOG_SECONDS, "maxinterval": LOG_SECONDS, "position": 0, "leave": True}
+    return tqdm(items, file=_Lines(), **{**options, **calm})
+
+
+def progress_bar(items: Iterable, total: int | None = None, description: str = "") -> Iterable:
+    """A bar over `items`, shown only for what takes longer than a moment."""
+    return bar(items, total=total, desc=description, delay=2, leave=False)
+
+
+class _Lines:
+    """stderr as a log: every frame of a bar is a line, once."""
+
+    last = ""
+
+    def write(self, text: str) -> None:
+        frame = text.strip()
+        if frame and frame != self.last:
+            sys.stderr.write(f"{frame}\n")
+            self.last = frame
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    @property
+    def encoding(self) -> str:
+        return sys.stderr.encoding
+
+
+def close_bars() -> None:
+    """Before last words, so that they stand on a line of their own."""
+    from tqdm import tqdm
+
+    for one in list(getattr(tqdm, "_instances", [])):
+        one.close()
+
+
+@contextlib.contextmanager
+def beside_bars() -> Iterator[None]:
+    """What is printed inside stands above the bars that go on."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file=sys.stderr):
+        yield
+
+
+@contextlib.contextmanager
+def counting(progress: bool | Progress, name: str) -> Iterator[Progress]:
+    """A function to call with (done, all): the caller's own, a bar's, or one that does nothing."""
+    if callable(progress):
+        yield progress
+    elif not progress:
+        yield lambda _done, _total: None
+    else:
+        made: list[Any] = []
+
+        def show(num_done: int, num_total: int) -> None:
+            if not made:
+                # What was there before the run says nothing about its speed.
+                made.append(bar(desc=name or None, total=num_total, initial=num_done, unit="unit", smoothing=0.1))
+            made[0].update(num_done - made[0].n)
+
+        try:
+            yield show
+        finally:
+            for one in made:
+                one.close()
