@@ -9,7 +9,7 @@ positive for a method that works.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from retrain import plugins
 from retrain.examples import Examples
 from retrain.task import Task
+from retrain.work import NoWork, Work
 
 T = TypeVar("T")
 
@@ -42,6 +43,7 @@ class Problem:
     seed: int
     device: torch.device
     scratch: Path  # an empty folder for what a library insists on writing; removed afterwards
+    work: Work = field(default_factory=NoWork)  # what an earlier attempt at the same unit had; see retrain/work.py
     # Further checkpoints, trained like the base model from other seeds; trained and kept when first asked for.
     checkpoint: Callable[[int], nn.Module] | None = None
     progress: Callable[..., Iterable] = no_progress  # progress(iterable, total=..., description=...)
@@ -74,6 +76,17 @@ class Attribution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large a problem is, known before anything is trained: what `Method.memory_bytes` judges by."""
+
+    num_train: int  # the whole training set
+    num_attributed: int
+    num_queries: int
+    num_parameters: int  # trainable ones
+    device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True)
 class Method(ABC):
     """Its fields are its options (`--set method.option=value`) and part of the cache key.
 
@@ -82,10 +95,17 @@ class Method(ABC):
 
     version: ClassVar[int] = 1  # raised when its scores would change
     libraries: ClassVar[tuple[str, ...]] = ()  # distributions whose version is part of the key
+    paper: ClassVar[str] = ""  # who proposed it
+    # What `bench.tune` may try: option -> values, crossed; the first of each is the default. Or a list of such grids.
+    grid: ClassVar[Mapping[str, tuple[Any, ...]] | Sequence[Mapping[str, tuple[Any, ...]]]] = {}
 
     def skip(self, task: Task) -> str | None:
         """Why it cannot run on this task, or None."""
         return None
+
+    def memory_bytes(self, size: Size) -> int:
+        """The most it will hold at once beside the model and the data; 0 where it adapts to what there is."""
+        return 0
 
     def fit(self, problem: Problem) -> Any:
         """Whatever depends on the training set but not on the queries; BIF and GradSim have nothing to fit."""
@@ -93,6 +113,28 @@ class Method(ABC):
 
     @abstractmethod
     def score(self, problem: Problem, state: Any) -> Attribution: ...
+
+    # ---- what survives: kept fits, and scores in parts ----
+
+    def pack_fit(self, state: Any) -> Mapping[str, Tensor] | None:
+        """What `fit` made, as arrays to keep and use again for other queries; None: it is made anew each time."""
+        return None
+
+    def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Any:
+        """The state that these arrays are, as if `fit` had just made it."""
+        raise NotImplementedError
+
+    def num_parts(self) -> int:
+        """How many pieces `score` falls into that can be made anywhere, in any order (BIF: its chains); 1: none."""
+        return 1
+
+    def score_part(self, problem: Problem, state: Any, part: int) -> Mapping[str, Tensor]:
+        """One piece, on the CPU; the same bits whoever makes it beside how many others."""
+        raise NotImplementedError
+
+    def merge(self, problem: Problem, state: Any, parts: Sequence[Mapping[str, Tensor]]) -> Attribution:
+        """The scores, from every piece in order; `score` of such a method does exactly this."""
+        raise NotImplementedError
 
     @property
     def name(self) -> str:
