@@ -1,7 +1,8 @@
 """Method: the one interface of every attribution method.
 
 A method is one file in `baselines/` (or a folder with a `method.py`); the file's name is its name on the command
-line. It only translates: the harness (`bench/runner.py`) seeds it, times it, meters its memory and stores its scores.
+line. It only translates: the harness (`bench/scoring.py`, `bench/measure.py`) seeds it, times it, meters its memory and
+stores its scores.
 
 **Sign.** `scores[j, i]` is the predicted change of query j's loss when training example i is *included*, the paper's
 d phi / d beta_i: helpful examples are negative. Hence `masks @ scores.T` predicts the retrained losses, and LDS is
@@ -19,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from baselines.support.attribution import Attribution
 from retrain import plugins
 from retrain.examples import Examples
+from retrain.source import source_fingerprint
 from retrain.task import Task
 from retrain.work import NoWork, Work
 
@@ -47,32 +50,14 @@ class Problem:
     # Further checkpoints, trained like the base model from other seeds; trained and kept when first asked for.
     checkpoint: Callable[[int], nn.Module] | None = None
     progress: Callable[..., Iterable] = no_progress  # progress(iterable, total=..., description=...)
+    shared: dict[str, Any] = field(
+        default_factory=dict
+    )  # what parts made in one process may share, e.g. captured passes
 
     @cached_property
     def attributed(self) -> Examples:
         """The n training examples to score."""
         return self.train.select(self.attributed_indices)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attribution:
-    """What a method answers."""
-
-    scores: Tensor  # (q, n) float32
-    # Each training example's own scale, (n,): dividing by it is the train-side half of the paper's normalised BIF.
-    train_scale: Tensor | None = None
-    # Numbers worth printing and keeping beside the scores (R-hat, dropped chains), JSON-able.
-    diagnostics: dict[str, Any] = field(default_factory=dict)
-    # Arrays worth keeping (loss traces): small ones.
-    arrays: dict[str, Tensor] = field(default_factory=dict)
-
-    def normalised(self) -> Tensor | None:
-        """(q, n): scores over the training examples' scale; None where the method has no such scale."""
-        if self.train_scale is None:
-            return None
-        # An example of scale zero has zero scores; dividing by one keeps them zero.
-        scale = self.train_scale.to(self.scores.device)
-        return self.scores / torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +81,18 @@ class Method(ABC):
     version: ClassVar[int] = 1  # raised when its scores would change
     libraries: ClassVar[tuple[str, ...]] = ()  # distributions whose version is part of the key
     paper: ClassVar[str] = ""  # who proposed it
+    library_settings: ClassVar[Mapping[str, Any]] = {}  # options with which the library behind it runs by default
+    warm_up: ClassVar[Mapping[str, Any]] = {}  # options that make it short without changing what it runs
     # What `bench.tune` may try: option -> values, crossed; the first of each is the default. Or a list of such grids.
     grid: ClassVar[Mapping[str, tuple[Any, ...]] | Sequence[Mapping[str, tuple[Any, ...]]]] = {}
 
     def skip(self, task: Task) -> str | None:
         """Why it cannot run on this task, or None."""
         return None
+
+    def paper_settings(self, task: Task) -> Mapping[str, Any]:
+        """The options that Kreer et al. give for a task like this one; empty where they give none."""
+        return {}
 
     def memory_bytes(self, size: Size) -> int:
         """The most it will hold at once beside the model and the data; 0 where it adapts to what there is."""
@@ -139,6 +130,16 @@ class Method(ABC):
     @property
     def name(self) -> str:
         return plugins.plugin_name(type(self))
+
+    @property
+    def source(self) -> str:
+        """A fingerprint of the code: edited, it is another method."""
+        return source_fingerprint(type(self).__module__, "baselines.support.attribution")
+
+    @property
+    def fit_config(self) -> dict[str, Any]:
+        """What a kept fit depends on: its key. A method whose scores alone use an option (a damping) leaves it out."""
+        return self.config
 
     @property
     def config(self) -> dict[str, Any]:

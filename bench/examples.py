@@ -19,81 +19,70 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.record import why_unwritten
-from retrain.command import Parser, add_task_arguments, at_least, build_task, check_device, check_out, options_of, share
+from bench.arguments import add_method_arguments, execution_of, experiment_of
+from bench.record import command_line, provenance, why_unwritten
+from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError
-from retrain.progress import close_bars
 from retrain.safe_files import write_whole
-from retrain.store import Store, StoreError, default_cache
+from retrain.store import default_cache
 
 if TYPE_CHECKING:
-    from bench.runner import Question
+    from bench.experiment import Session
+    from bench.variants import Variant
     from retrain.examples import Examples
     from retrain.task import Task
 
 MAX_TILE = 64  # pixels: larger images are shrunk
 TILES_ACROSS = 32
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SHOWN_METHODS = ("bif", "ekfac")
 
 
 # ---- images ----
 
 
-def command_for(arguments: argparse.Namespace, question: "Question", name: str) -> str:
-    """The bench.lds that leaves the scores that are asked for here."""
-    words = ["python", "-m", "bench.lds", "--task", question.task.name, "--alpha", "0.1"]
-    words += ["--seeds", str(question.seed), "--alpha-attribution", f"{question.alpha_attribution:g}"]
-    words += ["--methods", name]
-    for option in ("protocol", "data_dir", "model", "text", "eval_text"):
-        if value := getattr(arguments, option):
-            words += [f"--{option.replace('_', '-')}", value]
-    for setting in arguments.set:
-        if setting.partition("=")[0].rpartition(".")[0] in (question.task.name, name):
-            words += ["--set", setting]
-    if arguments.cache != default_cache():
-        words += ["--cache", arguments.cache]
-    return shlex.join(words)
-
-
-def stored_scores(arguments: argparse.Namespace, question: "Question", name: str, store: Store) -> np.ndarray:
+def stored_scores(session: "Session", variant: "Variant", raw: bool) -> np.ndarray:
     """(queries, train) float32, from the cache and from nowhere else."""
-    import torch
-
-    from baselines.method import Attribution, load_method
-    from bench.runner import Scorer
     from retrain.train import checkpoint_unit
 
-    task, device = question.task, arguments.device
-    method = load_method(name, **{**task.method_settings.get(name, {}), **options_of(name, arguments.set)})
-    base = checkpoint_unit(task, question.seed, 0, device)
-    entry = None
-    if store.has(base.kind, base.config):
-        entry = store.read("scores", Scorer(question, method, store, device).config())
-    if entry is None or "scores" not in entry.arrays:
+    (block,) = session.blocks
+    base = checkpoint_unit(session.task, block[0], 0, session.execution.device)
+    attribution = None
+    if session.store.has(base.kind, base.config):
+        attribution = session.scorer(variant, *block).stored_scores()
+    if attribution is None:
         raise UsageError(
-            f"the cache {store.root} has no scores of {name} on {task.name}, seed {question.seed}, alpha_attribution "
-            f"{question.alpha_attribution:g}, with these options; make them with `"
-            f"{command_for(arguments, question, name)}`"
+            f"the cache {session.store.root} has no scores of {variant.label} on {session.task.name}, seed {block[0]}, "
+            f"alpha_attribution {block[1]:g}, with these options; make them with `{command_for(session, variant)}`"
         )
-    scale = entry.arrays.get("train_scale")
-    attribution = Attribution(
-        scores=torch.from_numpy(np.array(entry.arrays["scores"])),
-        train_scale=None if scale is None or arguments.raw else torch.from_numpy(np.array(scale)),
-    )
-    scaled = attribution.normalised()
+    scaled = None if raw else attribution.normalised()
     return (attribution.scores if scaled is None else scaled).numpy()
 
 
+def command_for(session: "Session", variant: "Variant") -> str:
+    """The bench.lds that leaves the scores that are asked for here."""
+    experiment, (block,) = session.experiment, session.blocks
+    words = ["python", "-m", "bench.lds", "--task", experiment.task, "--alpha", "0.1", "--seeds", str(block[0])]
+    words += ["--alpha-attribution", f"{block[1]:g}", "--methods"]
+    words += [f"{variant.asked}@{variant.settings}" if variant.settings else variant.asked]
+    for option, value in experiment.task_options.items():
+        words += ["--set", f"{session.task.name}.{option}={value}"]
+    if session.execution.cache != default_cache():
+        words += ["--cache", session.execution.cache]
+    return shlex.join(words)
+
+
 def label_of(task: "Task", target: int) -> str:
-    return CIFAR10[target] if task.name == "cifar10" else str(target)
+    return task.class_names[target] if task.class_names else str(target)
 
 
-def image_examples(
-    arguments: argparse.Namespace, task: "Task", question: "Question", store: Store
-) -> tuple[dict[str, Any], Any]:
-    scores = {name: stored_scores(arguments, question, name, store) for name in arguments.methods}
+def image_examples(session: "Session", num_queries: int, shown: int, raw: bool) -> tuple[dict[str, Any], Any]:
+    task, (block,) = session.task, session.blocks
+    question = session.question(*block)
+    kind = "raw" if raw else "normalised"
+    variants = [variant for variant in session.active if variant.rows in ("both", kind)]
+    scores = {variant.label: stored_scores(session, variant, raw) for variant in variants}
     query_indices, attributed = question.query_indices(), question.attributed_indices()
-    chosen = np.unique(np.linspace(0, len(query_indices) - 1, arguments.queries).round().astype(int))
+    chosen = np.unique(np.linspace(0, len(query_indices) - 1, num_queries).round().astype(int))
     sheet = Sheet(task)
 
     def describe(examples: "Examples", index: int) -> dict[str, Any]:
@@ -105,7 +94,7 @@ def image_examples(
         methods = {}
         for name, matrix in scores.items():
             order = np.argsort(matrix[position], kind="stable")
-            sides = {"helpful": order[: arguments.shown], "harmful": order[::-1][: arguments.shown]}
+            sides = {"helpful": order[:shown], "harmful": order[::-1][:shown]}
             methods[name] = {
                 side: [
                     {
@@ -121,11 +110,13 @@ def image_examples(
     content = {
         "kind": "images",
         "task": task.name,
+        "protocol": task.protocol,
         "description": task.description,
         "seed": question.seed,
         "alpha_attribution": question.alpha_attribution,
-        "scores": "raw" if arguments.raw else "train-normalised",
-        "methods": list(arguments.methods),
+        "scores": "raw" if raw else "train-normalised",
+        "methods": list(scores),
+        "settings": {variant.label: variant.settings for variant in variants},
         "sprite": "images.png",
         "tile": list(sheet.tile),
         "queries": queries,
@@ -184,23 +175,18 @@ class Sheet:
 # ---- tokens ----
 
 
-def token_examples(arguments: argparse.Namespace, task: "Task", question: "Question", store: Store) -> dict[str, Any]:
+def token_examples(session: "Session", num_queries: int, candidates: int) -> dict[str, Any]:
     """Query tokens against training tokens: each query with the training sequence that moves it most."""
-    from baselines.method import load_method
-    from bench.runner import base_model
+    from bench.ground_truth import base_model
     from retrain.train import choose_device
 
-    device = choose_device(arguments.device)
-    model, _ = base_model(task, question.seed, store, arguments.device)
-    options: dict[str, Any] = {
-        "chains": 2,
-        "minibatch": 64,
-        **task.method_settings.get("bif", {}),
-        **options_of("bif", arguments.set),
-    }
-    method: Any = load_method("bif", **options)
-    queries = question.query_indices()[: arguments.queries]
-    attributed = question.attributed_indices()[: arguments.candidates]
+    task, (block,) = session.task, session.blocks
+    question = session.question(*block)
+    device = choose_device(session.execution.device)
+    model, _ = base_model(task, question.seed, session.store, session.execution.device)
+    method: Any = next(variant.method for variant in session.active if variant.method.name == "bif")
+    queries = question.query_indices()[:num_queries]
+    attributed = question.attributed_indices()[:candidates]
     traces = token_traces(method, task, model, attributed, queries, question.seed, device)  # (draws, examples, tokens)
     train, query = traces[:, : len(attributed)], traces[:, len(attributed) :]
     whole = correlation(query.mean(-1), train.mean(-1))  # (queries, train): sequence by sequence
@@ -315,58 +301,56 @@ def tokens_of(task: "Task", examples: "Examples", index: int) -> list[str]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.examples", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = Parser(prog="python -m bench.examples", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add_task_arguments(parser)
-    add("--methods", nargs="+", default=["bif", "ekfac"], help="whose scores are shown (default: bif ekfac)")
-    add("--queries", type=at_least(1), default=8, help="how many (default: 8)")
+    add_method_arguments(parser, SHOWN_METHODS)
+    add("--show", type=at_least(1), default=8, help="how many queries (default: 8)")
     add("--shown", type=at_least(1), default=4, help="most and least influential images of each (default: 4)")
     add("--candidates", type=at_least(1), default=64, help="language tasks: training sequences looked at (default: 64)")
     add("--raw", action="store_true", help="raw scores instead of train-normalised ones")
-    add("--seed", type=at_least(0), default=1, help="as bench.lds had it (default: 1)")
-    add("--alpha-attribution", type=share, help="as bench.lds had it (default: the task's)")
-    add("--out", default="results/examples", help="a folder for each task is made there (default: %(default)s)")
+    add("--seed", dest="seeds", nargs=1, type=at_least(0), help="as bench.lds had it (default: 1)")
+    add("--alpha-attribution", nargs=1, type=share, help="as bench.lds had it (default: the task's)")
+    add("--out", default=f"{RUNS}/examples", help="a folder for each task is made there (default: %(default)s)")
+    parser.set_defaults(alpha=[0.5])  # nothing is retrained
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
-    arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
-    try:
-        from bench.runner import Question
+    argv = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
+    arguments.methods = arguments.methods or list(SHOWN_METHODS)
+    command = command_line("bench.examples", argv)
+    return guarded(parser.prog, lambda: collect(arguments, command, parser.prog), "nothing was written")
 
-        check_device(arguments.device)
-        task = build_task(arguments)
-        alpha_attribution = arguments.alpha_attribution or task.default_alpha_attribution
-        question = Question(task=task, seed=arguments.seed, alpha_attribution=alpha_attribution)
-        store = Store(arguments.cache)
-        check_out(arguments.out)
-        picture = None
-        if task.image_shape() is not None:
-            content, picture = image_examples(arguments, task, question, store)
-        elif task.train_data.targets.ndim == 2:
-            content = token_examples(arguments, task, question, store)
-        else:
-            raise UsageError(f"task {task.name} has neither images nor tokens to show")
-    except (UsageError, StoreError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        close_bars()
-        print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
-        return 130
-    folder = Path(arguments.out) / f"{task.name}-seed{arguments.seed}"
-    if unwritten := why_unwritten(lambda: write(folder, content, picture), folder):
-        print(f"{parser.prog}: {unwritten}", file=sys.stderr)
+
+def collect(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    from bench.experiment import Session
+
+    session = Session(experiment_of(arguments), execution_of(arguments))
+    task, seed = session.task, session.blocks[0][0]
+    check_out(arguments.out)
+    picture = None
+    if task.image_shape() is not None:
+        content, picture = image_examples(session, arguments.show, arguments.shown, arguments.raw)
+    elif task.train_data.targets.ndim == 2:
+        content = token_examples(session, arguments.show, arguments.candidates)
+    else:
+        raise UsageError(f"task {task.name} has neither images nor tokens to show")
+    content |= {"command": command, **provenance(session.device())}
+    folder = Path(arguments.out) / f"{task.name}-seed{seed}"
+    if unwritten := why_unwritten(lambda: write_examples(folder, content, picture), folder):
+        print(f"{prog}: {unwritten}", file=sys.stderr)
         return 1
     count = len(content.get("queries", content.get("pairs", [])))
-    if count < arguments.queries:
-        print(f"--queries {arguments.queries}: there are {count} (report), and all are shown", file=sys.stderr)
+    if count < arguments.show:
+        print(f"--show {arguments.show}: there are {count} (report), and all are shown", file=sys.stderr)
     print(f"{count} queries written to {folder}")
     return 0
 
 
-def write(folder: Path, content: dict[str, Any], picture: Any) -> None:
+def write_examples(folder: Path, content: dict[str, Any], picture: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if picture is not None:
         picture.save(folder / "images.png", optimize=True)

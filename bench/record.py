@@ -1,6 +1,5 @@
 """What every record says of how it was made: versions, commit, the fingerprint of the code, device and command."""
 
-import hashlib
 import json
 import math
 import os
@@ -9,7 +8,6 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from retrain.safe_files import write_whole
+from retrain.source import code_fingerprint
 
 DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transformers")  # what numbers depend on
 
@@ -48,18 +47,6 @@ def code_commit() -> str | None:
         return run_git("rev-parse", "--short=12", "HEAD") + ("+" if run_git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-@lru_cache
-def code_fingerprint() -> str:
-    """Of every source file of the suite: says which code ran where there is no checkout to name a commit."""
-    root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for path in sorted(
-        path for package in ("bench", "baselines", "retrain") for path in (root / package).rglob("*.py")
-    ):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def command_line(program: str, argv: Sequence[str]) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from bench.lds import COLUMNS
 from bench.metrics import mean_and_standard_error
+from bench.rows import COLUMNS
 from retrain.safe_files import SafeFileError, read_json
 
 EXPERIMENT = ["name", "task", "protocol", "method", "normalised", "alpha", "alpha_attribution", "seed"]

@@ -10,12 +10,9 @@ speed of a large matrix product on this machine, measured in the same run.
 """
 
 import argparse
-import json
 import logging
-import shlex
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,29 +20,27 @@ from typing import Any
 
 import numpy as np
 
-from bench.lds import build_methods, question_of
-from bench.record import code_commit, code_fingerprint, versions, why_unwritten, without_nan
+from bench.arguments import add_method_arguments, add_query_arguments, execution_of, experiment_of
+from bench.record import command_line, provenance, why_unwritten, write_json
 from bench.tables import bytes_text, number, table
-from retrain.command import Parser, add_task_arguments, at_least, build_task, check_device, check_out, share
-from retrain.errors import UsageError, error_line
-from retrain.safe_files import write_whole
-from retrain.store import Store, StoreError
+from retrain.command import Parser, add_task_arguments, at_least, check_out, guarded, share
+from retrain.errors import UsageError
 
 WARM_UP_QUERIES = 64  # and as many attributed examples
-DEFAULT_METHODS = ("bif", "ekfac", "trak", "gradsim")
+TIMED_METHODS = ("bif", "ekfac", "trak", "gradsim")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.speed", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = Parser(prog="python -m bench.speed", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add_task_arguments(parser)
-    add("--methods", nargs="+", default=list(DEFAULT_METHODS), help="files of baselines/, or package.module:Class")
-    add("--alpha-attribution", type=share, help="share of the training set attributed (default: the task's)")
-    add("--queries", type=at_least(1), help="only the first so many queries of the split")
-    add("--query-split", choices=("tune", "report", "all"), default="report", help="which queries (default: report)")
-    add("--seed", type=at_least(0), default=1, help="seed of the checkpoint and the methods (default: 1)")
-    add("--repeats", type=at_least(1), default=1, help="timed runs a method; the median counts (default: 1)")
+    add_method_arguments(parser, TIMED_METHODS)
+    add("--alpha-attribution", nargs=1, type=share, help="share of the training set attributed (default: the task's)")
+    add_query_arguments(parser)
+    add("--seed", dest="seeds", nargs=1, type=at_least(0), help="of the checkpoint and the methods (default: 1)")
+    add("--repeats", type=at_least(1), default=3, help="timed runs a method; the median counts (default: 3)")
     add("--out", help="folder for speed.json (default: nothing is written)")
+    parser.set_defaults(alpha=[0.5])  # nothing is retrained
     return parser
 
 
@@ -61,25 +56,26 @@ def small_version(problem: Any) -> Any:
     )
 
 
-def time_method(method: Any, problem: Any, repeats: int) -> dict[str, Any]:
+def time_method(variant: Any, problem: Any, repeats: int) -> dict[str, Any]:
     """The row of the run whose total is the median."""
-    from baselines.bif.method import BIF
-    from bench.runner import measure
+    from bench.measure import measure
 
+    method = variant.method
     warm_up = small_version(problem)
     warm_up.scratch.mkdir(parents=True, exist_ok=True)
-    measure(replace(method, draws=2, burn_in=0) if isinstance(method, BIF) else method, warm_up)
+    measure(replace(method, **method.warm_up), warm_up)
     rows = []
     for repeat in range(repeats):
-        scratch = problem.scratch / f"{method.name}-{repeat}"
+        scratch = problem.scratch / f"timed-{repeat}"
         scratch.mkdir()
-        attribution, cost = measure(method, replace(problem, scratch=scratch))
+        attribution, cost = measure(method, replace(problem, scratch=scratch, shared={}))
         shutil.rmtree(scratch, ignore_errors=True)
         total = cost["fit_seconds"] + cost["score_seconds"]
         rows.append({"method": method.name, "seconds": total, **cost, "diagnostics": attribution.diagnostics})
         del attribution
     rows.sort(key=lambda row: row["seconds"])
-    return {**rows[len(rows) // 2], "all_seconds": [row["seconds"] for row in rows], "options": method.config}
+    known = {"label": variant.label, "settings": variant.settings, "options": method.config}
+    return {**rows[len(rows) // 2], **known, "all_seconds": [row["seconds"] for row in rows]}
 
 
 def operations_per_example(problem: Any) -> float:
@@ -106,22 +102,23 @@ def add_floor(row: dict[str, Any], method: Any, problem: Any, peak: float) -> No
     row["share_of_peak"] = row["floor_seconds"] / row["score_seconds"]
 
 
-def show(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str:
-    reference = next((row["seconds"] for row in rows if row["method"] == "bif"), None)
+def speed_table(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str:
+    reference = next((row for row in rows if row["method"] == "bif"), None)
     lines = [
         f"{question.task.description}: {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} "
         f"queries, {peak['device']}; peak {peak['flops'] / 1e9:,.0f} GFLOP/s "
-        f"({peak['dtype']} products of {peak['size']})",
+        f"({peak['dtype']} products of {peak['size']}); median of {len(rows[0]['all_seconds'])}",
         "",
         table(
-            ["method", "fit s", "score s", "total s", "x bif", "memory", "ms/draw", "floor s", "of peak"],
+            ["method", "fit s", "score s", "total s", f"x {reference['label'] if reference else '-'}", "memory",
+             "ms/draw", "floor s", "of peak"],
             [
                 [
-                    row["method"],
+                    row["label"],
                     number(row["fit_seconds"], 2),
                     number(row["score_seconds"], 2),
                     number(row["seconds"], 2),
-                    number(row["seconds"] / reference if reference else None, 2),
+                    number(row["seconds"] / reference["seconds"] if reference else None, 2),
                     bytes_text(row["peak_memory_bytes"]),
                     number(1000 * row["seconds_per_draw"] if "seconds_per_draw" in row else None, 2),
                     number(row.get("floor_seconds"), 2),
@@ -130,31 +127,29 @@ def show(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str
                 for row in rows
             ],
         ),
-    ]
+    ]  # fmt: skip
     return "\n".join(lines)
 
 
-def run(arguments: argparse.Namespace, task: Any, methods: list[Any], store: Store) -> tuple[list[dict], Any, dict]:
+def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dict[str, Any]]:
     from baselines.bif.method import BIF
-    from bench.runner import base_model, problem_of
+    from bench.ground_truth import base_model
     from bench.scaling_point import matmul_peak
+    from bench.scoring import problem_of
 
-    question = question_of(
-        arguments, task, arguments.seed, arguments.alpha_attribution or task.default_alpha_attribution
-    )
-    with store.scratch() as scratch:
-        model, _ = base_model(task, arguments.seed, store, arguments.device)
-        problem = problem_of(question, model, store, arguments.device, scratch)
+    task, device = session.task, session.execution.device
+    (block,) = session.blocks
+    question = session.question(*block)
+    with session.store.scratch() as scratch:
+        model, _ = base_model(task, question.seed, session.store, device)
+        problem = problem_of(question, model, session.store, device, scratch)
         peak = matmul_peak(problem.device)
         rows = []
-        for method in methods:
-            if reason := method.skip(task):
-                print(f"skipped {method.name}: {reason}", file=sys.stderr)
-                continue
-            row = time_method(method, problem, arguments.repeats)
+        for variant in session.active:
+            row = time_method(variant, problem, repeats)
             row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
-            if isinstance(method, BIF) and not method.control_variate:
-                add_floor(row, method, problem, peak["flops"])
+            if isinstance(variant.method, BIF) and not variant.method.control_variate:
+                add_floor(row, variant.method, problem, peak["flops"])
             rows.append(row)
     if not rows:
         raise UsageError("every method was skipped; there is nothing to time")
@@ -165,44 +160,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
+    arguments.methods = arguments.methods or list(TIMED_METHODS)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    try:
-        check_device(arguments.device)
-        if arguments.out:
-            check_out(arguments.out)
-        task = build_task(arguments)
-        methods = build_methods(arguments, task)
-        rows, question, peak = run(arguments, task, methods, Store(arguments.cache))
-    except (UsageError, StoreError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
-        return 130
-    except (RuntimeError, FloatingPointError) as error:
-        print(f"{parser.prog}: {error_line(error)}", file=sys.stderr)
-        return 1
-    print(show(rows, question, peak))
+    command = command_line("bench.speed", argv)
+    return guarded(parser.prog, lambda: time_methods(arguments, command, parser.prog), "nothing was written")
+
+
+def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    from bench.experiment import Session
+
+    if arguments.out:
+        check_out(arguments.out)
+    session = Session(experiment_of(arguments), execution_of(arguments))
+    rows, question, peak = time_all(session, arguments.repeats)
+    print(speed_table(rows, question, peak))
+    for label, reason in session.skipped.items():
+        print(f"skipped {label}: {reason}", file=sys.stderr)
+    for problem in session.out.problems:
+        print(f"{prog}: {problem}", file=sys.stderr)
     if arguments.out:
         record = {
-            "command": shlex.join(["python", "-m", "bench.speed", *argv]),
-            "description": task.description,
+            "command": command,
+            "description": question.task.description,
             "question": question.config(),
+            "experiment": session.experiment.to_json(),
             "rows": rows,
             "peak": peak,
-            "versions": versions(),
-            "commit": code_commit(),
-            "code": code_fingerprint(),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **provenance(session.device()),
         }
         path = Path(arguments.out) / "speed.json"
-        if unwritten := why_unwritten(
-            lambda: write_whole(path, json.dumps(without_nan(record), indent=1) + "\n"), path
-        ):
-            print(f"{parser.prog}: {unwritten}", file=sys.stderr)
+        if unwritten := why_unwritten(lambda: write_json(path, record), path):
+            print(f"{prog}: {unwritten}", file=sys.stderr)
             return 1
         print(f"\nrecord: {path}")
-    return 0
+    return 1 if session.out.problems else 0
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
     python -m bench.sweep --alpha 0.1 --grid gamma=1e3,1e4 n_beta=100,1000   # any other
     python -m bench.sweep --alpha 0.1 --budget [--budget-methods bif]        # LDS against draws and seconds
 
-A sweep scores every cell on the `tune` queries, keeps the loss traces, survives cells that diverge (their LDS is null),
-and measures the best cell once on the `report` queries: choosing and reporting never see the same queries. A budget
-curve cuts one run's stored loss traces after more and more draws, without sampling again; TRAK is scored anew for each
-projection and ensemble size. Each cell is cached by itself, so an interrupted sweep goes on where it was.
+A sweep scores every cell on the `tune` queries and on subsets of their own, keeps the loss traces, survives cells that
+diverge (their LDS is null), and measures the best cell once on the `report` queries and subsets: choosing and reporting
+never see the same. A budget curve cuts one run's stored loss traces after more and more draws, without sampling again;
+TRAK is scored anew for each projection and ensemble size.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import itertools
 import json
 import logging
 import math
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -26,29 +25,25 @@ from typing import Any
 
 import numpy as np
 
-from bench import lds, metrics
+from bench import metrics
+from bench.arguments import add_settings_argument, execution_of, experiment_of
 from bench.metrics import MINIMUM_SUBSETS
-from bench.record import code_commit, code_fingerprint, versions, why_unwritten, without_nan
-from bench.tables import number, setting_text, table
+from bench.record import command_line, provenance, why_unwritten, without_nan, write_json
+from bench.tables import interval, number, setting_text, table
 from retrain.command import (
+    RUNS,
     Parser,
     add_cluster_arguments,
+    add_plan_arguments,
     add_task_arguments,
     at_least,
-    build_task,
-    check_device,
     check_out,
-    cluster_options,
-    default_cluster,
-    fraction,
-    options_of,
-    share,
+    guarded,
+    one_of_each,
 )
 from retrain.errors import UsageError
-from retrain.progress import bar, close_bars
-from retrain.safe_files import write_whole
-from retrain.store import Store, StoreError, canonical_json
-from retrain.subsets import SCHEMES
+from retrain.progress import bar
+from retrain.store import canonical_json
 
 # The paper's grid (app:hparam-sweep).
 PAPER_GRID = ("burn_in=0,100", "n_beta=100,300,1000,3000", "gamma=1000,3000,10000,30000,100000")
@@ -59,24 +54,19 @@ TRAK_CHECKPOINTS = (1, 2, 4)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.sweep", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = Parser(prog="python -m bench.sweep", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add_task_arguments(parser)
     add("--method", default="bif", help="the method whose settings are swept (default: bif)")
     add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's, of BIF)")
+    add_settings_argument(parser)
     add("--budget", action="store_true", help="budget curves of BIF and TRAK instead of a sweep")
     add("--budget-methods", nargs="+", choices=("bif", "trak"), default=["bif", "trak"], help="(default: bif trak)")
     add("--budget-split", choices=("report", "all"), default="report", help="queries of a budget (default: report)")
-    add("--alpha", type=fraction, required=True, help="alpha_retrain")
-    add("--alpha-attribution", type=share, help="share of the training set attributed (default: the task's)")
-    add("--subsets", type=at_least(MINIMUM_SUBSETS), default=100, help="retrained subsets (default: 100)")
-    add("--scheme", choices=SCHEMES, default="fixed", help="subsets of fixed size, or independent draws")
-    add("--seed", type=at_least(0), default=1, help="the experiment's seed (default: 1)")
-    add("--replicates", type=at_least(1), help="retrains per subset (default: the task's)")
+    add_plan_arguments(parser, MINIMUM_SUBSETS)
     add("--queries", type=at_least(1), help="only the first so many queries of each split")
-    add("--out", default="", help="where the result goes (default: runs/sweep or runs/budget)")
+    add("--out", default="", help=f"where the result goes (default: {RUNS}/sweep or {RUNS}/budget)")
     add_cluster_arguments(parser)
-    parser.set_defaults(cluster=None, force=False)
     return parser
 
 
@@ -98,139 +88,65 @@ def read_grid(texts: Sequence[str] | None, method: str) -> dict[str, list[Any]]:
     return grid
 
 
-class Bench:
-    """One task, seed and alpha with its ground truth: what both kinds of run score against."""
+# ---- a grid of settings ----
 
-    def __init__(self, arguments: argparse.Namespace):
-        from bench.runner import ground_truth
-        from retrain.train import choose_device, describe_device
 
-        self.arguments, self.task, self.store = arguments, build_task(arguments), Store(arguments.cache)
-        self.alpha_attribution = arguments.alpha_attribution or self.task.default_alpha_attribution
-        arguments.cluster = arguments.cluster or default_cluster(arguments.device)
-        shape = argparse.Namespace(**{**vars(arguments), "alpha": [arguments.alpha]})
-        (self.plan,) = lds.plans_of(shape, self.task, arguments.seed, self.alpha_attribution)
-        self.device = describe_device(choose_device(arguments.device))
-        self.truth = ground_truth(self.task, self.plan, self.store, arguments.device, **cluster_options(arguments))
-        if len(self.truth.subsets) < self.plan.num_subsets:
-            raise UsageError("the ground truth is not complete; run the same command without --collect")
+def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]) -> tuple[dict[str, Any], Any]:
+    """Every cell on `tune`; the best by raw LDS, and the best by normalised, once more on `report`."""
+    from bench.cells import Cells
 
-    def method(self, name: str, **options: Any) -> Any:
-        """With the task's own settings, then --set, then these."""
-        from baselines.method import load_method
+    tuning = Cells(dataclasses.replace(experiment, query_split="tune", stream="tune"), execution)
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    cells = [
+        tuning.score(tuning.method(name, **chosen), chosen)
+        for chosen in bar(combinations, desc="cells", unit="cell", delay=2, leave=False)
+    ]
+    best = {}
+    for kind in ("lds", "lds_normalised"):
+        defined = [cell for cell in cells if cell.get(kind) is not None]
+        if defined:
+            chosen = max(defined, key=lambda cell: cell[kind])
+            reporting = Cells(dataclasses.replace(experiment, query_split="report", stream="report"), execution)
+            options = {option: chosen[option] for option in grid}
+            reported = reporting.score(reporting.method(name, **options), options)
+            best[kind] = {key: value for key, value in reported.items() if key != "traces"} | {"tune": chosen[kind]}
+    described = {"method": name, "options": tuning.method(name).config, "axes": grid}
+    return {**tuning.describe(), **described, "cells": cells, "best_on_report": best}, tuning
 
-        chosen = {**self.task.method_settings.get(name, {}), **options_of(name, self.arguments.set), **options}
-        return load_method(name, **chosen)
 
-    def scorer(self, method: Any, split: str) -> Any:
-        from bench.runner import Question, Scorer
+# ---- what is spent ----
 
-        question = Question(
-            task=self.task,
-            seed=self.arguments.seed,
-            alpha_attribution=self.alpha_attribution,
-            split=split,  # type: ignore[arg-type]
-            max_queries=self.arguments.queries,
-        )
-        return Scorer(question, method, self.store, self.arguments.device)
 
-    def losses(self, scorer: Any) -> np.ndarray:
-        """(subsets, queries) of the scorer's question."""
-        return self.truth.mean()[:, scorer.question.query_indices()]
+def budget(experiment: Any, execution: Any, names: Sequence[str], split: str) -> tuple[dict[str, Any], Any]:
+    from bench.cells import Cells
 
-    def describe(self, split: str) -> dict[str, Any]:
-        num_queries = len(self.task.query_indices(split))
-        return {
-            "split": split,
-            "num_queries": min(num_queries, self.arguments.queries or num_queries),
-            "task": self.task.name,
-            "protocol": self.task.protocol,
-            "alpha": self.arguments.alpha,
-            "alpha_attribution": self.alpha_attribution,
-            "seed": self.arguments.seed,
-            "num_subsets": self.plan.num_subsets,
-            "replicates": self.plan.replicates,
-            "device": self.device,
-        }
+    cells = Cells(dataclasses.replace(experiment, query_split=split), execution)
+    made = {"bif": bif_curves, "trak": trak_curves}
+    return {**cells.describe(), "curves": [curve for name in names for curve in made[name](cells)]}, cells
 
 
 def score_of(result: metrics.LDS) -> dict[str, float]:
     return {"lds": result.lds, "ci_low": result.ci_low, "ci_high": result.ci_high}
 
 
-# ---- a grid of settings ----
-
-
-def sweep(bench: Bench, method: str, grid: dict[str, list[Any]]) -> dict[str, Any]:
-    """Every cell on `tune`; the best by raw LDS, and the best by normalised, once more on `report`."""
-    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    cells = [
-        score_cell(bench, method, chosen, "tune")
-        for chosen in bar(combinations, desc="cells", unit="cell", delay=2, leave=False)
-    ]
-    best = {}
-    for name in ("lds", "lds_normalised"):
-        defined = [cell for cell in cells if cell.get(name) is not None]
-        if defined:
-            chosen = max(defined, key=lambda cell: cell[name])
-            reported = score_cell(bench, method, {option: chosen[option] for option in grid}, "report")
-            best[name] = {key: value for key, value in reported.items() if key != "traces"} | {"tune": chosen[name]}
-    return {**bench.describe("tune"), "method": method, "axes": grid, "cells": cells, "best_on_report": best}
-
-
-def score_cell(bench: Bench, name: str, options: dict[str, Any], split: str) -> dict[str, Any]:
-    """One cell: LDS raw and normalised, seconds, loss traces; null and a reason where the method fails."""
-    scorer = bench.scorer(bench.method(name, **options), split)
-    cell: dict[str, Any] = dict(options)
-    try:
-        (prediction,) = scorer.predictions([bench.plan])
-    except FloatingPointError as error:
-        traces = getattr(error, "mean_losses", None)
-        return cell | {
-            "lds": None,
-            "lds_normalised": None,
-            "reason": str(error),
-            "traces": [] if traces is None else traces.tolist(),
-        }
-    losses = bench.losses(scorer)
-    cell |= score_of(metrics.linear_datamodelling_score(losses, prediction.raw))
-    if math.isnan(cell["lds"]):
-        cell["reason"] = f"undefined for every query: {lds.why_undefined(losses, prediction.raw)}"
-    if prediction.normalised is not None:
-        cell["lds_normalised"] = metrics.linear_datamodelling_score(losses, prediction.normalised).lds
-    cell["seconds"] = prediction.record["fit_seconds"] + prediction.record["score_seconds"]
-    cell |= {key: value for key, value in prediction.record["diagnostics"].items() if key in ("rhat", "ess")}
-    entry = bench.store.read("scores", scorer.config())
-    cell["traces"] = entry.arrays["mean_loss_trace"].tolist() if entry and "mean_loss_trace" in entry.arrays else []
-    return without_nan(cell)
-
-
-# ---- what is spent ----
-
-
-def budget(bench: Bench) -> dict[str, Any]:
-    made = {"bif": bif_curves, "trak": trak_curves}
-    curves = [curve for name in bench.arguments.budget_methods for curve in made[name](bench)]
-    return {**bench.describe(bench.arguments.budget_split), "curves": curves}
-
-
-def bif_curves(bench: Bench) -> list[dict[str, Any]]:
+def bif_curves(cells: Any) -> list[dict[str, Any]]:
     """Raw and normalised LDS after more and more draws of one run's stored traces."""
     import torch
 
     from baselines.bif.covariance import covariance
 
-    method = bench.method("bif", keep_traces=True)
-    scorer = bench.scorer(method, bench.arguments.budget_split)
-    scorer.predictions([bench.plan])
-    entry = bench.store.read("scores", scorer.config())
-    if entry is None or "loss_traces" not in entry.arrays:  # cached before traces were asked for, or damaged since
-        scorer.predictions([bench.plan], force=True)
-        entry = bench.store.read("scores", scorer.config())
+    method = cells.method("bif", keep_traces=True)
+    scorer = cells.scorer(method)
+    cells.predictions(scorer)
+    entry = cells.store.read("scores", scorer.config)
+    if entry is None or "loss_traces" not in entry.arrays:  # damaged since
+        scorer.forget(cells.plans)
+        cells.predictions(scorer)
+        entry = cells.store.read("scores", scorer.config)
         assert entry is not None
     traces = torch.from_numpy(np.array(entry.arrays["loss_traces"]))  # (chains, draws, n + q)
     num_train = len(scorer.question.attributed_indices())
-    losses, masks = bench.losses(scorer), torch.from_numpy(bench.truth.masks).float()
+    losses, masks = cells.losses(scorer), torch.from_numpy(cells.truths[0].masks).float()
     curves: list[dict[str, Any]] = [
         {"method": "bif", "axis": "draws", "normalised": flag, "options": method.config, "points": []}
         for flag in (False, True)
@@ -248,17 +164,17 @@ def bif_curves(bench: Bench) -> list[dict[str, Any]]:
     return curves
 
 
-def trak_curves(bench: Bench) -> list[dict[str, Any]]:
+def trak_curves(cells: Any) -> list[dict[str, Any]]:
     """LDS against the projection's size with one checkpoint, and against checkpoints at the task's projection."""
     curves = []
-    usual = bench.method("trak").projection
+    usual = cells.method("trak").projection
     for axis, values in (("projection", sorted({*TRAK_PROJECTIONS, usual})), ("checkpoints", TRAK_CHECKPOINTS)):
         points = []
         for value in values:
-            if axis == "projection" and value >= len(bench.task.train_data):
+            if axis == "projection" and value >= len(cells.task.train_data):
                 continue  # the kernel would have no inverse
-            cell = score_cell(bench, "trak", {axis: value}, bench.arguments.budget_split)
-            points.append({"value": value} | {key: cell[key] for key in ("seconds", "lds", "ci_low", "ci_high")})
+            cell = cells.score(cells.method("trak", **{axis: value}), {axis: value})
+            points.append({"value": value} | {key: cell.get(key) for key in ("seconds", "lds", "ci_low", "ci_high")})
         curves.append({"method": "trak", "axis": axis, "normalised": False, "points": points})
     return curves
 
@@ -286,7 +202,7 @@ def show_sweep(result: dict[str, Any]) -> str:
         chosen = ", ".join(f"{option} {setting_text(best[option])}" for option in options)
         value = best["lds"] if name == "lds" else best["lds_normalised"]
         kind = "raw" if name == "lds" else "train-normalised"
-        lines.append(f"best {kind} on tune: {chosen} ({best['tune']:.3f}); on report: {value:.3f}")
+        lines.append(f"best {kind} on tune: {chosen} ({best['tune']:.3f}); on report: {number(value)}")
     return "\n".join(lines)
 
 
@@ -298,7 +214,7 @@ def show_budget(result: dict[str, Any]) -> str:
             f"{point['value']} {curve['axis']}",
             number(point["seconds"], 1),
             number(point["lds"]),
-            f"[{number(point['ci_low'])}, {number(point['ci_high'])}]",
+            interval(point["ci_low"], point["ci_high"]),
         ]
         for curve in result["curves"]
         for point in curve["points"]
@@ -311,48 +227,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    command = command_line("bench.sweep", argv)
+    kept = "finished cells are kept, and the same command goes on"
+    return guarded(parser.prog, lambda: explore(arguments, command, parser.prog), kept)
+
+
+def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
     started = time.perf_counter()
-    try:
-        check_device(arguments.device)
-        grid = {} if arguments.budget else read_grid(arguments.grid, arguments.method)
-        out = Path(arguments.out or ("runs/budget" if arguments.budget else "runs/sweep"))
-        check_out(str(out))
-        bench = Bench(arguments)
-        lds.note_what_is_too_many(arguments, bench.task)
-        result = budget(bench) if arguments.budget else sweep(bench, arguments.method, grid)
-    except (UsageError, StoreError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        close_bars()
-        print(f"{parser.prog}: interrupted; finished cells are kept, and the same command goes on", file=sys.stderr)
-        return 130
+    grid = {} if arguments.budget else read_grid(arguments.grid, arguments.method)
+    out = Path(arguments.out or f"{RUNS}/{'budget' if arguments.budget else 'sweep'}")
+    check_out(str(out))
+    one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
+    experiment, execution = experiment_of(arguments), execution_of(arguments)
+    if arguments.budget:
+        result, cells = budget(experiment, execution, arguments.budget_methods, arguments.budget_split)
+    else:
+        result, cells = sweep(experiment, execution, arguments.method, grid)
+    for note in cells.session.notes:
+        print(note, file=sys.stderr)
     result = without_nan(json.loads(json.dumps(result, default=dataclasses.asdict)))
-    identity = {
-        key: value for key, value in result.items() if key not in ("cells", "curves", "best_on_report", "device")
-    }
-    run_id = hashlib.sha256(canonical_json({**identity, "task_config": bench.task.config}).encode()).hexdigest()[:12]
+    run_id = hashlib.sha256(canonical_json(result, "result").encode()).hexdigest()[:12]
     record = {
         **result,
         "run_id": run_id,
-        "command": shlex.join(["python", "-m", "bench.sweep", *argv]),
-        "description": bench.task.description,
-        "versions": versions(),
-        "commit": code_commit(),
-        "code": code_fingerprint(),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": command,
+        "description": cells.task.description,
+        **provenance(cells.session.device()),
         "seconds": round(time.perf_counter() - started, 1),
     }
     path = out / ("budget.json" if arguments.budget else "sweep.json")
-    unwritten = why_unwritten(lambda: write_whole(path, json.dumps(record) + "\n"), path)
+    unwritten = why_unwritten(lambda: write_json(path, record, indent=None), path)
     print(show_budget(result) if arguments.budget else show_sweep(result))
     print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
     problems = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []
-    cells = result.get("cells", [])
-    if cells and all(cell["lds"] is None for cell in cells):
-        problems.append(f"no cell has an LDS; the first: {cells[0]['reason']}")
+    found = result.get("cells", [])
+    if found and all(cell["lds"] is None for cell in found):
+        problems.append(f"no cell has an LDS; the first: {found[0]['reason']}")
     for problem in problems:
-        print(f"{parser.prog}: {problem}", file=sys.stderr)
+        print(f"{prog}: {problem}", file=sys.stderr)
     return 1 if problems else 0
 
 

@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.lds import build_methods
 from bench.record import code_commit, versions, without_nan
-from retrain.command import Parser, add_task_arguments, at_least, build_task, check_device, check_out, share
+from bench.variants import build_variants
+from retrain.command import Parser, add_task_arguments, at_least, check_device, check_out, share, task_words
 from retrain.errors import UsageError, error_line
 from retrain.safe_files import whole_file, write_whole
 from retrain.store import Store, StoreError
@@ -99,17 +99,12 @@ def strongest_pairs(scores: np.ndarray, same: np.ndarray, count: int) -> list[tu
 
 def sequence_scores(question: Any, method: Any, store: Store, device: str) -> np.ndarray:
     """(queries, train), normalised: from the cache, or computed and kept there."""
-    from bench.runner import Scorer
+    from bench.scoring import Scorer
 
-    scorer = Scorer(question, method, store, device)
-    config = scorer.config()
-    entry = store.read("scores", config)
-    if entry is not None and "scores" in entry.arrays:
-        scale = entry.arrays.get("train_scale")
-        scores = np.array(entry.arrays["scores"])
-        return scores if scale is None else scores / np.where(scale > 0, scale, 1)
-    attribution, record = scorer.compute()
-    scorer._keep(config, attribution, record)
+    scorer = Scorer(question, method, store, device, keep_scores="always")
+    scorer.make(())
+    attribution = scorer.stored_scores()
+    assert attribution is not None
     normalised = attribution.normalised()
     return (attribution.scores if normalised is None else normalised).numpy()
 
@@ -299,15 +294,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace, command: str) -> list[Path]:
-    from bench.runner import Question, _threads, base_model
+    from bench.ground_truth import base_model
+    from bench.measure import cpu_threads
+    from bench.scoring import Question
+    from retrain.tasks import load_task
     from retrain.train import choose_device, describe_device
 
     started = time.perf_counter()
     check_device(arguments.device)
     check_out(arguments.out)
-    arguments.methods = [arguments.method]
-    task = build_task(arguments)
-    (method,) = build_methods(arguments, task)
+    name, options, others = task_words(arguments)
+    task = load_task(name, **options)
+    method = build_variants([arguments.method], task, others)[0].method
     if task.train_data.targets.dim() != 2:
         raise UsageError(f"task {task.name} has no tokens; take a language task, such as --task tinylm")
     if reason := method.skip(task):
@@ -329,7 +327,7 @@ def run(arguments: argparse.Namespace, command: str) -> list[Path]:
         if not places:
             raise UsageError("no pair of different sequences has a score; name some with --pairs")
     model, _ = base_model(task, question.seed, store, arguments.device)
-    with _threads(task.cpu_threads), warnings.catch_warnings():
+    with cpu_threads(task.cpu_threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries' own making, and nothing the user can act on
         found, diagnostics = score_tokens(question, method, model, device, places)
     num_tokens = task.train_data.targets.shape[1]

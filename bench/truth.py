@@ -1,199 +1,58 @@
 """Ground truth of others, and ours for others: score a method without retraining anything.
 
     python -m bench.truth export --task digits --alpha 0.1 --out DIR            # ours, from the cache of bench.lds
+    python -m bench.truth import arrays --masks masks.npy --losses losses.npy --out DIR
     python -m bench.truth import trak --masks masks.npy --margins margins.npy --out DIR
     python -m bench.truth import dattri --indices indices.npy --values values.npy --num-train 5000 --out DIR
     python -m bench.truth import bergson --subsets subsets.json --losses losses.npy --num-train 4096 --out DIR
     python -m bench.lds --ground-truth DIR --scores FILE                        # the LDS of anybody's scores
 
-A ground truth is a folder of two files, without pickle:
+`bench/truth_folder.py` describes the folder that is written. What others publish is turned into that form, each by its
+own declared convention:
 
-- `truth.safetensors`: `masks` (num_subsets, num_train) bool, True where the example was *kept*; `losses`
-  (num_replicates, num_subsets, num_queries) float32, larger is worse; and, where known, `train_indices` (num_train,)
-  and `query_indices` (num_queries,) into the data set they came from.
-- `truth.json`: what it is, where it came from, how values were turned into losses, and the checksum of the arrays.
+| source  | subsets                                    | values                           | become losses by |
+| ------- | ------------------------------------------ | -------------------------------- | ---------------- |
+| arrays  | `masks` (K, n), 1 = kept                   | losses (K, q), larger = worse    | as they are      |
+| trak    | `masks` (K, n), 1 = kept                   | margins (K, q), larger = better  | minus the margin |
+| dattri  | `indices` (K, size), the *kept* ids        | flipped targets, larger = better | minus the value  |
+| bergson | `subsets.json`, K lists of *left-out* ids  | losses (K, q), larger = worse    | as they are      |
 
-What others publish is turned into that form, each by its own declared convention:
-
-| source  | subsets                                    | values                          | become losses by |
-| ------- | ------------------------------------------ | ------------------------------- | ---------------- |
-| trak    | `masks` (K, n), 1 = kept                   | margins (K, q), larger = better | minus the margin |
-| dattri  | `indices` (K, size), the *kept* ids        | flipped targets, larger = better | minus the value |
-| bergson | `subsets.json`, K lists of *left-out* ids  | losses (K, q), larger = worse   | as they are      |
-
-`--values-are loss|output` overrides the last two columns, for instance for dattri before it flipped its values. A score
-file holds (num_queries, num_train): the predicted change of the query's loss when the example is included, so helpful
-examples are negative; `--scores-are helpfulness` takes the other sign.
+`--values-are loss|output` overrides the last two columns, for instance for dattri before it flipped its values.
 """
 
 import argparse
-import hashlib
-import json
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench import metrics
-from bench.lds import SCORES_ARE, why_undefined
-from bench.lds import make_parser as make_lds_parser
-from bench.record import why_unwritten, without_nan, write_json
-from bench.tables import number, table
+from bench.ground_truth import GroundTruth, ground_truth
+from bench.record import code_fingerprint, why_unwritten
+from bench.truth_folder import as_masks, as_values, check_orientation, one_array, read_truth, write_truth
 from retrain.command import (
     Parser,
     add_cluster_arguments,
+    add_plan_arguments,
     add_task_arguments,
     at_least,
     build_task,
     check_device,
     check_out,
     cluster_options,
-    default_cluster,
-    fraction,
-    share,
+    guarded,
+    plans_for,
 )
-from retrain.errors import UsageError, error_line
-from retrain.progress import close_bars
-from retrain.safe_files import SafeFileError, read_arrays, read_json, read_safetensors, whole_file, write_safetensors
-from retrain.store import Store, StoreError
+from retrain.errors import UsageError
+from retrain.safe_files import read_json
+from retrain.store import Store
 
-FORMAT = "tda-bench ground truth 1"
-SOURCES = {"trak": "output", "dattri": "output", "bergson": "loss"}
+SOURCES = {"arrays": "loss", "trak": "output", "dattri": "output", "bergson": "loss"}
 VALUES_ARE = ("loss", "output")  # larger is worse, or larger is better
 
 
-@dataclass(frozen=True)
-class Truth:
-    """A ground truth that has been checked."""
-
-    masks: np.ndarray  # (num_subsets, num_train) bool: kept
-    losses: np.ndarray  # (num_replicates, num_subsets, num_queries) float32
-    record: dict[str, Any]
-    train_indices: np.ndarray | None = None
-    query_indices: np.ndarray | None = None
-
-
-# ---- checking ----
-
-
-def as_masks(values: np.ndarray, where: str) -> np.ndarray:
-    """(num_subsets, num_train) bool."""
-    if values.ndim != 2:
-        raise UsageError(f"{where} has shape {values.shape}; expected (num_subsets, num_train)")
-    if values.dtype != bool and not np.isin(values, (0, 1)).all():
-        strange = values[~np.isin(values, (0, 1))].flat[0]
-        raise UsageError(f"{where} holds {strange:g}; expected 0 (left out) and 1 (kept) only")
-    masks = values.astype(bool)
-    if masks.shape[0] < metrics.MINIMUM_SUBSETS:
-        raise UsageError(f"{where} has {masks.shape[0]} subsets; at least {metrics.MINIMUM_SUBSETS} are needed")
-    kept = masks.sum(axis=1)
-    if (kept == 0).any() or (kept == masks.shape[1]).any():
-        bad = int(np.flatnonzero((kept == 0) | (kept == masks.shape[1]))[0])
-        raise UsageError(
-            f"{where}: subset {bad} keeps {kept[bad]} of {masks.shape[1]} examples; expected some kept, some not"
-        )
-    return masks
-
-
-def as_values(values: np.ndarray, where: str, num_subsets: int, num_train: int) -> np.ndarray:
-    """(num_replicates, num_subsets, num_queries) float32, finite."""
-    if values.dtype.kind not in "fiu":
-        raise UsageError(f"{where} has dtype {values.dtype}; expected numbers")
-    if values.ndim == 2:
-        values = values[None]
-    if values.ndim != 3:
-        raise UsageError(
-            f"{where} has shape {values.shape}; expected (num_subsets, num_queries) or "
-            "(num_replicates, num_subsets, num_queries)"
-        )
-    if values.shape[1] != num_subsets:
-        hint = ""
-        if values.shape[2] == num_subsets:
-            hint = "; it looks transposed: rows must be subsets and columns queries"
-        elif num_train == values.shape[1]:
-            hint = "; the masks look transposed: rows must be subsets and columns training examples"
-        raise UsageError(
-            f"{where} has {values.shape[1]} subsets (shape {values.shape}), but the masks have {num_subsets} "
-            f"(shape ({num_subsets}, {num_train})); expected the same number{hint}"
-        )
-    if bad := int((~np.isfinite(values)).sum()):
-        first = np.argwhere(~np.isfinite(values))[0]
-        raise UsageError(
-            f"{where} holds {bad} values that are NaN or infinite, the first at replicate {first[0]}, subset "
-            f"{first[1]}, query {first[2]}; expected finite ones: leave that query or that subset out"
-        )
-    return values.astype(np.float32)
-
-
-def check_orientation(masks: np.ndarray, where: str) -> None:
-    """Square masks hide a transposition; subsets of one size show it."""
-    rows, columns = masks.sum(axis=1), masks.sum(axis=0)
-    if len(set(columns.tolist())) == 1 and len(set(rows.tolist())) > 1:
-        raise UsageError(
-            f"{where} (shape {masks.shape}) has equal numbers of ones in columns but not in rows; it looks transposed: "
-            "expected rows to be subsets and columns training examples"
-        )
-
-
-# ---- the folder ----
-
-
-def write_truth(folder: Path, truth: Truth) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = {"masks": truth.masks, "losses": truth.losses}
-    if truth.train_indices is not None:
-        arrays["train_indices"] = truth.train_indices.astype(np.int64)
-    if truth.query_indices is not None:
-        arrays["query_indices"] = truth.query_indices.astype(np.int64)
-    with whole_file(folder / "truth.safetensors") as file:
-        digest = write_safetensors(file, arrays)
-    num_replicates, num_subsets, num_queries = truth.losses.shape
-    sizes = {
-        "num_subsets": num_subsets, "num_train": truth.masks.shape[1], "num_queries": num_queries,
-        "num_replicates": num_replicates,
-    }  # fmt: skip
-    content = {"format": FORMAT, **sizes, **truth.record, "arrays_sha256": digest}
-    write_json(folder / "truth.json", content)
-
-
-def read_truth(folder: str | Path) -> Truth:
-    """Verified: the checksum, every shape, and that nothing is NaN."""
-    folder = Path(folder)
-    if not (folder / "truth.json").exists():
-        raise UsageError(
-            f"{folder} has no truth.json; expected a folder made by `python -m bench.truth export` or `... import`"
-        )
-    record = read_json(folder / "truth.json")
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise UsageError(f'{folder / "truth.json"} is no ground truth of this suite; expected "format": "{FORMAT}"')
-    digest = hashlib.sha256()
-    arrays = read_safetensors(folder / "truth.safetensors", digest=digest)
-    if digest.hexdigest() != record.get("arrays_sha256"):
-        raise UsageError(
-            f"{folder / 'truth.safetensors'} does not match its checksum in truth.json (edited or damaged)"
-        )
-    if missing := {"masks", "losses"} - set(arrays):
-        raise UsageError(f"{folder / 'truth.safetensors'} lacks {', '.join(sorted(missing))}")
-    masks = as_masks(arrays["masks"], "masks")
-    losses = as_values(arrays["losses"], "losses", *masks.shape)
-    return Truth(masks, losses, record, arrays.get("train_indices"), arrays.get("query_indices"))
-
-
 # ---- importing ----
-
-
-def one_array(path: str, wanted: str) -> np.ndarray:
-    """The array of a .npy, .npz or .safetensors file: the one called `wanted`, or the only one there is."""
-    arrays = read_arrays(path, follow_links=True)
-    if wanted in arrays:
-        return arrays[wanted]
-    if len(arrays) == 1:
-        return next(iter(arrays.values()))
-    raise UsageError(f'{path} holds {", ".join(sorted(arrays)) or "nothing"}; expected an array named "{wanted}"')
 
 
 def id_lists(path: str, name: str) -> list[list[int]]:
@@ -236,11 +95,11 @@ def membership(lists: list[list[int]], num_train: int, path: str) -> np.ndarray:
     return named
 
 
-def import_truth(arguments: argparse.Namespace) -> Truth:
+def import_truth(arguments: argparse.Namespace) -> GroundTruth:
     source = arguments.source
-    if source == "trak":
+    if source in ("trak", "arrays"):
         masks = as_masks(one_array(needed(arguments, "masks"), "masks"), arguments.masks)
-        name = "margins"
+        name = "margins" if source == "trak" else "losses"
     else:
         subsets_name, name = ("indices", "values") if source == "dattri" else ("subsets", "losses")
         path = needed(arguments, subsets_name)
@@ -251,7 +110,7 @@ def import_truth(arguments: argparse.Namespace) -> Truth:
         masks = as_masks(named if source == "dattri" else ~named, path)
     path = needed(arguments, name)
     values = as_values(one_array(path, name), path, *masks.shape)
-    if source == "trak":
+    if source in ("trak", "arrays"):
         check_orientation(masks, arguments.masks)
     values_are = arguments.values_are or SOURCES[source]
     losses = values if values_are == "loss" else -values
@@ -260,7 +119,7 @@ def import_truth(arguments: argparse.Namespace) -> Truth:
         "values": name + (", larger is worse" if values_are == "loss" else ", larger is better: the sign was turned"),
         "subsets": "given as left-out ids, turned into kept" if source == "bergson" else "kept examples, as given",
     }
-    return Truth(masks, losses, record)
+    return GroundTruth.of_arrays(masks, losses, record=record)
 
 
 def needed(arguments: argparse.Namespace, option: str) -> str:
@@ -273,30 +132,23 @@ def needed(arguments: argparse.Namespace, option: str) -> str:
 # ---- exporting ----
 
 
-def export_truth(arguments: argparse.Namespace) -> Truth:
+def export_truth(arguments: argparse.Namespace) -> GroundTruth:
     """The ground truth that bench.lds made, retraining only what the cache does not have."""
-    from bench.runner import ground_truth
-    from retrain.train import Plan, retrain_units
+    from retrain.train import retrain_units
 
     check_device(arguments.device)
     task = build_task(arguments)
-    if unknown := {setting.partition("=")[0].rpartition(".")[0] for setting in arguments.set} - {task.name}:
-        raise UsageError(f'--set names "{sorted(unknown)[0]}", which is not the task ({task.name})')
-    plan = Plan(
-        alpha=arguments.alpha,
-        alpha_attribution=arguments.alpha_attribution or task.default_alpha_attribution,
-        seed=arguments.seed,
-        num_subsets=arguments.subsets,
-        replicates=arguments.replicates or task.default_replicates,
-    )
-    arguments.cluster = arguments.cluster or default_cluster(arguments.device)
+    plans = plans_for(arguments, task)
+    if len(plans) != 1:
+        raise UsageError("a ground truth is of one alpha, one share and one seed; export each to a folder of its own")
+    (plan,) = plans
     jobs, store = cluster_options(arguments), Store(arguments.cache)
     units = retrain_units(task, plan, arguments.device)
     if missing := sum(not store.has(unit.kind, unit.config) for unit in units):
         text = f"{missing} of {len(units)} retrains are not in {store.root}"
-        if arguments.collect and arguments.cluster != "slurm":
+        if arguments.collect and jobs["cluster"] != "slurm":
             raise UsageError(f"{text}; the same command without --collect makes them")
-        print(f"{text}: making them (--cluster {arguments.cluster})", file=sys.stderr, flush=True)
+        print(f"{text}: making them (--cluster {jobs['cluster']})", file=sys.stderr, flush=True)
     found = ground_truth(task, plan, store, arguments.device, **jobs)
     if len(found.subsets) < plan.num_subsets:
         raise UsageError("the ground truth is not complete; run the same command without --collect")
@@ -305,117 +157,26 @@ def export_truth(arguments: argparse.Namespace) -> Truth:
         "source": "tda-bench",
         "task": task.config,
         "protocol": task.protocol,
-        "alpha": plan.alpha,
-        "alpha_attribution": plan.alpha_attribution,
-        "seed": plan.seed,
+        **{name: getattr(plan, name) for name in ("alpha", "alpha_attribution", "seed", "scheme", "initialisation")},
         "values": "losses, larger is worse",
         "subsets": "kept examples",
+        "code": code_fingerprint(),
     }
-    return Truth(found.masks, found.losses[:, :, queries].astype(np.float32), record, plan.attributed(task), queries)
-
-
-# ---- scoring ----
-
-
-def read_scores(path: str, truth: Truth, sign: str) -> np.ndarray:
-    """(num_queries, num_train) float64, finite."""
-    scores = np.asarray(one_array(path, "scores"), dtype=np.float64)
-    expected = (truth.losses.shape[2], truth.masks.shape[1])
-    if scores.shape != expected:
-        hint = "; it is transposed" if scores.shape == expected[::-1] else ""
-        raise UsageError(f"{path} has shape {scores.shape}; expected {expected}, (num_queries, num_train){hint}")
-    if bad := int((~np.isfinite(scores)).sum()):
-        raise UsageError(f"{path} holds {bad} scores that are NaN or infinite, of {scores.size}; expected finite ones")
-    return -scores if sign == "helpfulness" else scores
-
-
-def score_files(folder: str, paths: Sequence[str], sign: str = SCORES_ARE[0]) -> tuple[list[dict[str, Any]], Truth]:
-    """A row for each score file, with the columns of bench.lds as far as they apply, and why queries are undefined."""
-    truth = read_truth(folder)
-    losses = truth.losses.mean(axis=0)
-    ceiling = metrics.noise_ceiling(truth.losses)
-    rows = []
-    for path in paths:
-        prediction = truth.masks.astype(np.float64) @ read_scores(path, truth, sign).T
-        result = metrics.linear_datamodelling_score(losses, prediction)
-        rows.append(
-            {"method": Path(path).stem}
-            | {name: getattr(result, name) for name in ("num_subsets", "num_queries", "num_undefined", "lds")}
-            | {"ci_low": result.ci_low, "ci_high": result.ci_high}
-            | {"lds_across_queries": result.across_queries, "ceiling": ceiling.ceiling}
-        )
-        if result.num_undefined:
-            undefined = np.isnan(result.per_query)
-            rows[-1]["reason"] = why_undefined(losses[:, undefined], prediction[:, undefined])
-    return rows, truth
-
-
-def scores_command(argv: Sequence[str], prog: str = "python -m bench.lds") -> int:
-    """`bench.lds --ground-truth DIR --scores FILE...`"""
-    parser = Parser(prog=prog, description="The LDS of given scores against a given ground truth.", allow_abbrev=False)
-    parser.add_argument("--ground-truth", required=True, metavar="DIR", help="folder made by bench.truth")
-    parser.add_argument("--scores", required=True, nargs="+", metavar="FILE", help="(num_queries, num_train) arrays")
-    parser.add_argument(
-        "--scores-are", choices=SCORES_ARE, default=SCORES_ARE[0], help="their sign (default: %(default)s)"
+    return GroundTruth(
+        found.masks, found.losses[:, :, queries], found.present, found.subsets, record, found.train_indices, queries
     )
-    parser.add_argument("--json", action="store_true", help="print rows as a JSON list")
-    taken, elsewhere = parser.known_options(), make_lds_parser().known_options()
-    given = dict.fromkeys(word.partition("=")[0] for word in argv)
-    if foreign := [name for name in given if name in elsewhere and name not in taken]:
-        options = ", ".join(name for name in taken if name.startswith("--"))
-        parser.exit(2, f"{prog}: {', '.join(foreign)} cannot be used with --ground-truth; its options are {options}\n")
-    arguments = parser.parse_args(argv)
-    try:
-        rows, truth = score_files(arguments.ground_truth, arguments.scores, arguments.scores_are)
-    except (UsageError, SafeFileError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    reasons = [(row, row.pop("reason")) for row in rows if row["num_undefined"]]
-    for row, reason in reasons:
-        many = "every query" if row["num_undefined"] == row["num_queries"] else f"{row['num_undefined']} queries"
-        print(f"{prog}: LDS of {row['method']} is undefined for {many}: {reason}", file=sys.stderr)
-    code = 1 if reasons else 0
-    if arguments.json:
-        print(json.dumps(without_nan(rows), indent=1))
-        return code
-    replicates, subsets, queries = truth.losses.shape
-    print(
-        f"{truth.record.get('source', 'ground truth')}: {subsets} subsets x {replicates} replicate(s) of "
-        f"{truth.masks.shape[1]} training examples, {queries} queries; noise ceiling {number(rows[0]['ceiling'])}"
-        + ("" if math.isfinite(rows[0]["ceiling"]) else f" (unknown{' without replicates' if replicates < 2 else ''})")
-    )
-    header = ["scores", "LDS", "95 % interval", "LDS/ceiling", "undefined", "across queries"]
-    lines = [
-        [
-            row["method"],
-            number(row["lds"]),
-            f"[{number(row['ci_low'])}, {number(row['ci_high'])}]",
-            number(row["lds"] / row["ceiling"], 2) if row["ceiling"] > 0 else "-",
-            str(row["num_undefined"]),
-            number(row["lds_across_queries"]),
-        ]
-        for row in rows
-    ]
-    print(table(header, lines))
-    return code
 
 
 # ---- the command ----
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.truth", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = Parser(prog="python -m bench.truth", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("export", help="write the ground truth of bench.lds as a folder for others")
-    add = export.add_argument
     add_task_arguments(export)
-    add("--alpha", type=fraction, required=True, help="alpha_retrain: share of the attributed examples kept")
-    add("--alpha-attribution", type=share, help="share of the training set attributed (default: the task's)")
-    add("--subsets", type=at_least(metrics.MINIMUM_SUBSETS), default=100, help="retrained subsets (default: 100)")
-    add("--replicates", type=at_least(1), help="retrains per subset (default: the task's)")
-    add("--seed", type=at_least(0), default=1, help="the experiment's seed (default: 1)")
+    add_plan_arguments(export, metrics.MINIMUM_SUBSETS)
     add_cluster_arguments(export)
-    export.set_defaults(cluster=None)  # see `default_cluster`
     take = commands.add_parser(
         "import",
         help="turn a published ground truth into such a folder",
@@ -423,12 +184,14 @@ def make_parser() -> argparse.ArgumentParser:
         "those it was trained without.",
     )
     take.add_argument("source", choices=tuple(SOURCES), help="whose ground truth")
-    take.add_argument("--masks", metavar="FILE", help="trak: (num_subsets, num_train), 1 = kept")
+    take.add_argument("--masks", metavar="FILE", help="arrays, trak: (num_subsets, num_train), 1 = kept")
     take.add_argument("--margins", metavar="FILE", help="trak: (num_subsets, num_queries), larger is better")
     take.add_argument("--indices", metavar="FILE", help="dattri: for each model, the ids it was trained on")
     take.add_argument("--values", metavar="FILE", help="dattri: (num_subsets, num_queries), flipped target values")
     take.add_argument("--subsets", metavar="FILE", help="bergson: subsets.json, for each model the ids left out")
-    take.add_argument("--losses", metavar="FILE", help="bergson: (num_subsets, num_queries), larger is worse")
+    take.add_argument(
+        "--losses", metavar="FILE", help="arrays, bergson: (num_subsets, num_queries), or (replicates, ...)"
+    )
     take.add_argument("--num-train", type=at_least(2), help="dattri, bergson: number of training examples")
     take.add_argument(
         "--values-are", choices=VALUES_ARE, help="what the values are, if not what the source usually has"
@@ -443,30 +206,20 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
-    try:
-        if arguments.command == "check":
-            truth = read_truth(arguments.folder)
-        else:
-            if arguments.command == "export":
-                check_out(arguments.out)
-            truth = export_truth(arguments) if arguments.command == "export" else import_truth(arguments)
+    return guarded(parser.prog, lambda: work(arguments, parser.prog))
+
+
+def work(arguments: argparse.Namespace, prog: str) -> int:
+    if arguments.command == "check":
+        truth = read_truth(arguments.folder)
+    else:
+        if arguments.command == "export":
             check_out(arguments.out)
-            if unwritten := why_unwritten(lambda: write_truth(Path(arguments.out), truth), arguments.out):
-                print(f"{parser.prog}: {unwritten}", file=sys.stderr)
-                return 1
-    except (UsageError, SafeFileError, StoreError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"{parser.prog}: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        close_bars()
-        print(f"{parser.prog}: interrupted; finished retrains are kept, and the same command goes on", file=sys.stderr)
-        return 130
-    except RuntimeError as error:
-        print(f"{parser.prog}: {error_line(error)}", file=sys.stderr)
-        return 1
+        truth = export_truth(arguments) if arguments.command == "export" else import_truth(arguments)
+        check_out(arguments.out)
+        if unwritten := why_unwritten(lambda: write_truth(Path(arguments.out), truth), arguments.out):
+            print(f"{prog}: {unwritten}", file=sys.stderr)
+            return 1
     replicates, subsets, queries = truth.losses.shape
     kept = float(truth.masks.mean())
     print(

@@ -23,8 +23,8 @@ from retrain.command import (
     check_device,
     cluster_options,
     guarded,
+    plans_for,
 )
-from retrain.errors import UsageError
 from retrain.jobs import run_units
 from retrain.store import Store
 
@@ -40,24 +40,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def all_units(arguments: argparse.Namespace, task: Any) -> list[Any]:
     """Base models first, then the subsets of every seed and alpha."""
-    from retrain.train import Plan, checkpoint_unit, retrain_units
+    from retrain.train import checkpoint_unit, retrain_units
 
-    seeds = list(dict.fromkeys(arguments.seeds))
-    units = [checkpoint_unit(task, seed, 0, arguments.device) for seed in seeds]
-    for seed in seeds:
-        for alpha_attribution in dict.fromkeys(arguments.alpha_attribution or [task.default_alpha_attribution]):
-            for alpha in dict.fromkeys(arguments.alpha):
-                plan = Plan(
-                    alpha=alpha,
-                    alpha_attribution=alpha_attribution,
-                    seed=seed,
-                    num_subsets=arguments.subsets,
-                    replicates=arguments.replicates or task.default_replicates,
-                    scheme=arguments.scheme,
-                    replicated_subsets=arguments.replicated_subsets,
-                )
-                units += retrain_units(task, plan, arguments.device)
-    return units
+    plans = plans_for(arguments, task)
+    units = [checkpoint_unit(task, seed, 0, arguments.device) for seed in dict.fromkeys(plan.seed for plan in plans)]
+    return units + [unit for plan in plans for unit in retrain_units(task, plan, arguments.device)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,8 +59,6 @@ def make_ground_truth(arguments: argparse.Namespace, prog: str) -> int:
     options = cluster_options(arguments)
     store = Store(arguments.cache)
     task = build_task(arguments)
-    if foreign := {setting.partition("=")[0].rpartition(".")[0] for setting in arguments.set} - {task.name}:
-        raise UsageError(f'--set names "{sorted(foreign)[0]}", which is not the task ({task.name})')
     units = all_units(arguments, task)
     if arguments.dry_run:
         num_done = sum(store.has(unit.kind, unit.config) for unit in units)

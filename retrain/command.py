@@ -17,9 +17,11 @@ from retrain.errors import UsageError, error_line
 from retrain.jobs import CLUSTERS
 from retrain.progress import close_bars
 from retrain.safe_files import SafeFileError
+from retrain.seeds import INITIALISATIONS
 from retrain.store import StoreError, default_cache
 from retrain.subsets import SCHEMES
 
+RUNS = "runs"  # where commands leave their records, and look for them
 KEPT = "finished work is kept, and the same command goes on"
 TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task with a flag of their own
 
@@ -100,7 +102,11 @@ def at_least(minimum: int) -> Callable[[str], int]:
 def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     """What names a task, its data and its options; `build_task` reads them."""
     add = parser.add_argument
-    add("--task", default="auto", help="auto, or a file of retrain/tasks (default: auto)")
+    add(
+        "--task",
+        default="auto",
+        help="auto, a file of retrain/tasks, a file of yours, or package.module:Class (default: auto)",
+    )
     add("--protocol", default="", help="how to retrain, where the task offers several (default: the task's first)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
     add("--data-dir", help="folder with the task's data, where it needs one")
@@ -111,16 +117,53 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser, minimum_subsets: int = 1) -> None:
+def add_plan_arguments(parser: argparse.ArgumentParser, minimum_subsets: int = 1, required: bool = True) -> None:
     """Which subsets are retrained on, and how often; several alphas, shares and seeds make several experiments."""
     add = parser.add_argument
-    add("--alpha", nargs="+", type=fraction, required=True, help="alpha_retrain: share of the attributed examples kept")
+    add(
+        "--alpha",
+        nargs="+",
+        type=fraction,
+        required=required,
+        help="alpha_retrain: share of the attributed examples that each subset keeps",
+    )
     add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
-    add("--subsets", type=at_least(minimum_subsets), default=100, help="retrained subsets (default: 100)")
-    add("--scheme", choices=SCHEMES, default="fixed", help="subsets of fixed size, or independent draws")
-    add("--seeds", nargs="+", type=at_least(0), default=[1], help="whole experiments to repeat (default: 1)")
+    add("--subsets", type=at_least(minimum_subsets), help="retrained subsets (default: 100)")
+    add("--scheme", choices=SCHEMES, help="subsets of fixed size, or independent draws (default: fixed)")
+    add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
     add("--replicates", type=at_least(1), help="retrains per subset, for the noise ceiling (default: the task's)")
     add("--replicated-subsets", type=at_least(minimum_subsets), help="only the first so many subsets are replicated")
+    add("--initialisation", choices=INITIALISATIONS, help="of retrained models: the base model's, or each its own")
+
+
+def one_of_each(arguments: argparse.Namespace, *names: str) -> None:
+    """For commands about one experiment, which share their flags with those about many."""
+    for name in names:
+        if len(getattr(arguments, name) or []) > 1:
+            raise UsageError(
+                f"--{name.replace('_', '-').removesuffix('s')} takes one value here; run the command for each"
+            )
+
+
+def plans_for(arguments: argparse.Namespace, task: Any) -> list[Any]:
+    """Every seed's, share's and alpha's Plan."""
+    from retrain.train import Plan
+
+    return [
+        Plan(
+            alpha=alpha,
+            alpha_attribution=alpha_attribution,
+            seed=seed,
+            num_subsets=arguments.subsets or 100,
+            replicates=arguments.replicates or task.default_replicates,
+            scheme=arguments.scheme or "fixed",
+            replicated_subsets=arguments.replicated_subsets,
+            initialisation=arguments.initialisation or "shared",
+        )
+        for seed in dict.fromkeys(arguments.seeds or [1])
+        for alpha_attribution in dict.fromkeys(arguments.alpha_attribution or [task.default_alpha_attribution])
+        for alpha in dict.fromkeys(arguments.alpha)
+    ]
 
 
 def choose_task(name: str, data_dir: str | None) -> tuple[str, str]:
@@ -137,31 +180,49 @@ def choose_task(name: str, data_dir: str | None) -> tuple[str, str]:
     return "digits", f"task digits: {missing} here (--task cifar10 --data-dir DIR takes the paper's)"
 
 
-def options_of(name: str, settings: Sequence[str]) -> dict[str, str]:
-    """The --set options addressed to `name`."""
-    found = {}
+def options_by_owner(settings: Sequence[str]) -> dict[str, dict[str, str]]:
+    """NAME -> OPTION -> VALUE of every --set."""
+    found: dict[str, dict[str, str]] = {}
     for setting in settings:
         target, equals, value = setting.partition("=")
         owner, dot, option = target.rpartition(".")
         if not equals or not dot or not owner or not option:
             raise UsageError(f'--set takes NAME.OPTION=VALUE, for example --set bif.chains=4, not "{setting}"')
-        if owner == name:
-            found[option] = value
+        found.setdefault(owner, {})[option] = value
     return found
 
 
-def build_task(arguments: argparse.Namespace) -> Any:
-    from retrain.tasks import load_task
+def options_of(name: str, settings: Sequence[str]) -> dict[str, str]:
+    """The --set options addressed to `name`."""
+    return options_by_owner(settings).get(name, {})
 
-    name, line = choose_task(arguments.task, arguments.data_dir)
+
+def task_words(
+    arguments: argparse.Namespace, default: str = "auto"
+) -> tuple[str, dict[str, Any], dict[str, dict[str, str]]]:
+    """What the command line says of the task: its name, its options, and the --set options of everybody else."""
+    name, line = choose_task(default if arguments.task == "auto" else arguments.task, arguments.data_dir)
     if line:
         print(line, file=sys.stderr)
-    options: dict[str, Any] = dict(options_of(name, arguments.set))
+    others = options_by_owner(arguments.set)
+    options: dict[str, Any] = {}
+    for owner in (name, Path(name.partition(".py")[0]).name):  # a file is called by its path or by its name
+        options |= others.pop(owner, {})
     if arguments.protocol:
         options["protocol"] = arguments.protocol
     for option in TASK_OPTIONS:
         if getattr(arguments, option) is not None:
             options[option] = getattr(arguments, option)
+    return name, options, others
+
+
+def build_task(arguments: argparse.Namespace) -> Any:
+    """The task of a command that takes no methods: whatever --set names must be the task's."""
+    from retrain.tasks import load_task
+
+    name, options, others = task_words(arguments)
+    if others:
+        raise UsageError(f'--set names "{sorted(others)[0]}", which is not the task ({name})')
     return load_task(name, **options)
 
 

@@ -446,6 +446,10 @@ class Store:
             raise StoreError(f"{info.path}: cannot be removed ({error.strerror})") from None
         shutil.rmtree(trash, ignore_errors=True)
 
+    def remove_key(self, kind: str, key: str) -> None:
+        """Delete the entry of this key, if it is there."""
+        self.remove(EntryInfo(self.place(kind, key), kind, key))
+
     # -- listing --------------------------------------------------------------------------------------------------
 
     def entries(self, kind: str | None = None) -> Iterator[EntryInfo]:

@@ -7,8 +7,10 @@ import numpy as np
 Scheme = Literal["fixed", "bernoulli"]
 SCHEMES: tuple[Scheme, ...] = ("fixed", "bernoulli")
 
-# Separate streams for separate purposes: a seed shared by name must not give correlated draws.
-_SUBSET_STREAM = 1
+# Separate streams for separate purposes: a seed shared by name must not give correlated draws. Methods are judged on
+# the subsets of `report`, their settings chosen on those of `tune`, and what retrains by itself learns from `learn`.
+Stream = Literal["report", "tune", "learn"]
+STREAMS: dict[Stream, int] = {"report": 1, "tune": 3, "learn": 4}
 _ATTRIBUTION_STREAM = 2
 
 
@@ -16,7 +18,9 @@ def subset_size(n: int, alpha: float) -> int:
     return max(1, round(alpha * n))
 
 
-def mask(seed: int, subset: int, alpha: float, n: int, scheme: Scheme = "fixed") -> np.ndarray:
+def mask(
+    seed: int, subset: int, alpha: float, n: int, scheme: Scheme = "fixed", stream: Stream = "report"
+) -> np.ndarray:
     """Which of n attributed examples subset number `subset` keeps: (n,) bool.
 
     `fixed` keeps exactly round(alpha * n) examples; `bernoulli` keeps each with probability alpha, independently, as
@@ -24,7 +28,7 @@ def mask(seed: int, subset: int, alpha: float, n: int, scheme: Scheme = "fixed")
     """
     if not 0 < alpha < 1:
         raise ValueError(f"alpha is {alpha}; expected a fraction between 0 and 1 of the attributed examples")
-    generator = np.random.default_rng([_SUBSET_STREAM, seed, subset])
+    generator = np.random.default_rng([STREAMS[stream], seed, subset])
     kept = np.zeros(n, dtype=bool)
     if scheme == "fixed":
         kept[generator.permutation(n)[: subset_size(n, alpha)]] = True
@@ -37,9 +41,11 @@ def mask(seed: int, subset: int, alpha: float, n: int, scheme: Scheme = "fixed")
     return kept
 
 
-def masks(seed: int, num_subsets: int, alpha: float, n: int, scheme: Scheme = "fixed") -> np.ndarray:
+def masks(
+    seed: int, num_subsets: int, alpha: float, n: int, scheme: Scheme = "fixed", stream: Stream = "report"
+) -> np.ndarray:
     """(num_subsets, n) bool."""
-    return np.stack([mask(seed, subset, alpha, n, scheme) for subset in range(num_subsets)])
+    return np.stack([mask(seed, subset, alpha, n, scheme, stream) for subset in range(num_subsets)])
 
 
 def attributed_indices(seed: int, alpha_attribution: float, n: int) -> np.ndarray:

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from retrain.examples import Batch, Examples, Indices
 from retrain.losses import CrossEntropy, Loss, mean_over_tokens
 from retrain.plugins import plugin_name
+from retrain.source import source_fingerprint
 
 Split = Literal["tune", "report", "all"]
+TRAINING = ("retrain.seeds", "retrain.subsets")  # what turns a task into ground truth
 
 
 def not_in_key(default: Any = MISSING) -> Any:
@@ -43,6 +45,8 @@ class Task(ABC):
     cpu_threads: ClassVar[int] = 0
     # What works on this task, per method; chosen on `tune` queries. `--set method.option=value` overrides it.
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    class_names: ClassVar[tuple[str, ...]] = ()  # of a classification task, where they are more than numbers
 
     protocol: str = ""
 
@@ -134,9 +138,15 @@ class Task(ABC):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What identifies this task in a cache key: its name, version, key fields, and the bytes of its data."""
+        """What identifies this task in a cache key: its name, key fields, source, and the bytes of its data."""
         in_key = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("key", True)}
-        return {"name": self.name, "version": self.version, **in_key, "data": self.data_fingerprint}
+        named = {"name": self.name, "version": self.version, "source": self.source}
+        return {**named, **in_key, "data": self.data_fingerprint}
+
+    @property
+    def source(self) -> str:
+        """A fingerprint of the code: edited, it is another task."""
+        return source_fingerprint(type(self).__module__, *TRAINING)
 
     @cached_property
     def data_fingerprint(self) -> str:
@@ -146,4 +156,4 @@ class Task(ABC):
     @property
     def scoring_config(self) -> dict[str, Any]:
         """What scores depend on beside the checkpoint's own weights: not how models are retrained on subsets."""
-        return {"name": self.name, "version": self.version, "data": self.data_fingerprint}
+        return {"name": self.name, "version": self.version, "source": self.source, "data": self.data_fingerprint}

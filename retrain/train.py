@@ -19,16 +19,12 @@ from torch import nn
 from retrain import subsets
 from retrain.campaign import Unit
 from retrain.errors import UsageError
+from retrain.plugins import plugin_reference
+from retrain.seeds import Initialisation, checkpoint_seeds, retrain_seeds
+from retrain.source import code_fingerprint
 from retrain.store import Entry, Store
 from retrain.task import Task
 from retrain.tasks import load_task
-
-_BASE_STREAM, _SUBSET_STREAM, _CHECKPOINT_STREAM = 21, 22, 23
-
-
-def derived_seed(*parts: int) -> int:
-    """A 32-bit seed from named parts; distinct parts give unrelated seeds."""
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
 @lru_cache
@@ -63,7 +59,8 @@ def task_specification(task: Task) -> str:
     """What a worker needs to build the same task, folders included."""
     options = {f.name: getattr(task, f.name) for f in fields(task)}
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
-    return json.dumps({"name": task.name, "options": options}, sort_keys=True, default=str)
+    reference = plugin_reference(type(task))
+    return json.dumps({"name": reference, "source": task.source, "options": options}, sort_keys=True, default=str)
 
 
 @lru_cache(maxsize=4)
@@ -71,7 +68,13 @@ def task_from(specification: str) -> Task:
     """Built once a process: its data stays loaded from unit to unit."""
     content = json.loads(specification)
     options = {name: tuple(v) if isinstance(v, list) else v for name, v in content["options"].items()}
-    return load_task(content["name"], **options)
+    task = load_task(content["name"], **options)
+    if task.source != content["source"]:
+        raise UsageError(
+            f"the code of task {task.name} was edited while this run was going on; what is finished is kept under the "
+            "code that made it: run the same command again"
+        )
+    return task
 
 
 # ---- the base model, and further checkpoints like it ----
@@ -81,8 +84,7 @@ def checkpoint_unit(task: Task, seed: int, number: int, device: str) -> Unit:
     """Checkpoint 0 is the base model of the experiment's seed; the others differ in every seed."""
     config = {
         "task": task.config,
-        "init_seed": seed if number == 0 else derived_seed(seed, number, _CHECKPOINT_STREAM),
-        "order_seed": derived_seed(seed, number, _BASE_STREAM),
+        **checkpoint_seeds(seed, number),
         "versions": library_versions("torch"),
     }
     payload = {"task": task_specification(task), "device": device}
@@ -94,7 +96,7 @@ def train_checkpoint(store: Store, unit: Unit) -> Entry:
     with one_thread(device):
         model = task.train_base(init_seed=unit.config["init_seed"], order_seed=unit.config["order_seed"], device=device)
         losses = task.losses(model, task.query_data, device)
-    record = {"device": describe_device(device), "mean_query_loss": float(losses.mean())}
+    record = {"device": describe_device(device), "code": code_fingerprint(), "mean_query_loss": float(losses.mean())}
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in model.state_dict().items()}
     return store.write(unit.kind, unit.config, arrays, record)
 
@@ -124,7 +126,9 @@ def checkpoint_fingerprint(entry: Entry) -> str:
 class Plan:
     """Which subsets are retrained on: num_subsets of the attributed examples, each `replicates` times.
 
-    With `replicated_subsets` only the first so many are retrained more than once: enough for the noise ceiling.
+    With `replicated_subsets` only the first so many are retrained more than once: enough for the noise ceiling. Models
+    start from the base model's initial weights, so that replicates differ in the order of the data alone, or with
+    `initialisation` fresh each from its own.
     """
 
     alpha: float
@@ -134,6 +138,8 @@ class Plan:
     replicates: int = 1
     scheme: subsets.Scheme = "fixed"
     replicated_subsets: int | None = None
+    initialisation: Initialisation = "shared"
+    stream: subsets.Stream = "report"
 
     def replicates_of(self, subset: int) -> int:
         everyone = self.replicated_subsets is None or subset < self.replicated_subsets
@@ -145,7 +151,8 @@ class Plan:
 
     def masks(self, task: Task) -> np.ndarray:
         """(num_subsets, n) bool: which attributed examples each subset keeps."""
-        return subsets.masks(self.seed, self.num_subsets, self.alpha, len(self.attributed(task)), self.scheme)
+        n = len(self.attributed(task))
+        return subsets.masks(self.seed, self.num_subsets, self.alpha, n, self.scheme, self.stream)
 
 
 def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: str) -> Unit:
@@ -157,6 +164,8 @@ def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: st
         "seed": plan.seed,
         "subset": subset,
         "replicate": replicate,
+        "initialisation": plan.initialisation,
+        "stream": plan.stream,
         "versions": library_versions("torch"),
     }
     payload = {"task": task_specification(task), "device": device}
@@ -185,14 +194,19 @@ def train_one(store: Store, unit: Unit) -> Entry:
     task, device = task_from(unit.payload["task"]), choose_device(unit.payload["device"])
     config = unit.config
     attributed = subsets.attributed_indices(config["seed"], config["alpha_attribution"], len(task.train_data))
-    kept = subsets.mask(config["seed"], config["subset"], config["alpha"], len(attributed), config["scheme"])
-    order_seed = derived_seed(
-        config["seed"], config["subset"], config["replicate"], round(config["alpha"] * 1e6), _SUBSET_STREAM
+    kept = subsets.mask(
+        config["seed"], config["subset"], config["alpha"], len(attributed), config["scheme"], config["stream"]
     )
+    init_seed, order_seed = retrain_seeds(config)
     with one_thread(device):
-        model = task.train(attributed[kept], init_seed=config["seed"], order_seed=order_seed, device=device)
+        model = task.train(attributed[kept], init_seed=init_seed, order_seed=order_seed, device=device)
         losses = task.losses(model, task.query_data, device)
-    record = {"device": describe_device(device), "num_kept": int(kept.sum()), "mean_loss": _finite(losses.mean())}
+    record = {
+        "device": describe_device(device),
+        "code": code_fingerprint(),
+        "num_kept": int(kept.sum()),
+        "mean_loss": _finite(losses.mean()),
+    }
     return store.write(unit.kind, unit.config, {"losses": losses.numpy()}, record)
 
 

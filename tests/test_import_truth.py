@@ -7,9 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import lds, truth
+from bench import lds, truth, truth_folder
+from bench.truth_folder import read_truth
+from bench.truth_scores import score_files
 
 NUM_SUBSETS, NUM_TRAIN, NUM_QUERIES = 40, 30, 7
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records go to ./runs."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
 
 
 @pytest.fixture
@@ -47,18 +55,19 @@ def sources(world: dict[str, Any]) -> dict[str, list[str]]:
     return {
         "trak": ["trak", "--masks", save(world, "masks.npy", masks.astype(np.int64)), "--margins", minus],
         "dattri": ["dattri", "--indices", kept, "--values", minus, *train],
+        "arrays": ["arrays", "--masks", save(world, "kept.npy", masks), "--losses", save(world, "plain.npy", losses)],
         "bergson": ["bergson", "--subsets", str(subsets), "--losses", save(world, "losses.npy", losses), *train],
     }
 
 
-@pytest.mark.parametrize("source", ["trak", "dattri", "bergson"])
+@pytest.mark.parametrize("source", ["arrays", "trak", "dattri", "bergson"])
 def test_each_source_comes_out_the_same(world: dict[str, Any], source: str) -> None:
     code, out = run_import(world, *sources(world)[source])
     assert code == 0
-    found = truth.read_truth(out)
+    found = read_truth(out)
     np.testing.assert_array_equal(found.masks, world["masks"])
     np.testing.assert_allclose(found.losses[0], world["losses"], rtol=1e-6)
-    rows, _ = truth.score_files(str(out), [str(world["folder"] / "scores.npy")])
+    rows = score_files(read_truth(out), [str(world["folder"] / "scores.npy")])["rows"]
     assert rows[0]["lds"] > 0.95
     assert found.record["source"] == source
 
@@ -68,13 +77,13 @@ def test_the_conventions_matter(world: dict[str, Any]) -> None:
     arguments = sources(world)
     score = [str(world["folder"] / "scores.npy")]
     _, out = run_import(world, *arguments["trak"], "--values-are", "loss")
-    assert truth.score_files(str(out), score)[0][0]["lds"] < -0.95
+    assert score_files(read_truth(out), score)["rows"][0]["lds"] < -0.95
     as_if_kept = save(world, "left-out.npy", np.stack([np.flatnonzero(~row) for row in world["masks"]]))
     train = ["--num-train", str(NUM_TRAIN)]
     _, out = run_import(world, "dattri", "--indices", as_if_kept, "--values", arguments["dattri"][4], *train)
-    assert truth.score_files(str(out), score)[0][0]["lds"] < -0.95
+    assert score_files(read_truth(out), score)["rows"][0]["lds"] < -0.95
     _, out = run_import(world, *arguments["bergson"])
-    assert truth.score_files(str(out), score, "helpfulness")[0][0]["lds"] < -0.95
+    assert score_files(read_truth(out), score, "helpfulness")["rows"][0]["lds"] < -0.95
 
 
 def test_bergson_also_as_a_table_of_numbered_subsets(world: dict[str, Any]) -> None:
@@ -82,7 +91,7 @@ def test_bergson_also_as_a_table_of_numbered_subsets(world: dict[str, Any]) -> N
     table = {str(k): np.flatnonzero(~row).tolist() for k, row in reversed(list(enumerate(world["masks"])))}
     Path(arguments[2]).write_text(json.dumps(table))
     _, out = run_import(world, *arguments)
-    np.testing.assert_array_equal(truth.read_truth(out).masks, world["masks"])
+    np.testing.assert_array_equal(read_truth(out).masks, world["masks"])
 
 
 def with_nan(array: np.ndarray) -> np.ndarray:
@@ -183,6 +192,8 @@ def test_lds_scores_a_file(world: dict[str, Any], capsys: pytest.CaptureFixture[
     assert row["lds"] > 0.95
     assert lds.main(command) == 0
     assert "30 training examples, 7 queries" in capsys.readouterr().out
+    (record,) = Path("runs").glob("given-*/scores.json")
+    assert json.loads(record.read_text())["rows"][0]["lds"] == row["lds"]
     transposed = save(world, "transposed.npy", world["scores"].T)
     assert lds.main(["--ground-truth", str(out), "--scores", transposed]) == 2
     assert "has shape (30, 7); expected (7, 30), (num_queries, num_train); it is transposed" in capsys.readouterr().err
@@ -230,7 +241,7 @@ def test_ours_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixt
     assert truth.main([*command, "--collect"]) == 2
     assert "8 of 8 retrains are not in" in capsys.readouterr().err
     assert truth.main(command) == 0
-    found = truth.read_truth(out)
+    found = read_truth(out)
     assert found.losses.shape[:2] == (2, 4)
     assert found.masks.sum(axis=1).tolist() == [60] * 4
     assert found.train_indices is not None
@@ -248,6 +259,6 @@ def test_a_truth_that_cannot_be_written_is_one_line(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(truth, "write_safetensors", full)
+    monkeypatch.setattr(truth_folder, "write_safetensors", full)
     assert run_import(world, *sources(world)["trak"])[0] == 1
     assert capsys.readouterr().err.endswith("truth cannot be written: No space left on device\n")

@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bench import lds
-from bench.lds import COLUMNS, ceiling_text, main, why_undefined
+from bench.lds import main
+from bench.rows import COLUMNS, why_undefined
+from bench.summary import ceiling_text, pairs_over_seeds_text
 from retrain.store import Store
 
 PLANTED = "tests.planted:Planted"
@@ -81,7 +82,7 @@ def test_rows_have_the_documented_columns_and_one_row_a_method_and_normalisation
 def test_the_table_names_what_it_shows(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--replicates", "2"]) == 0
     out = capsys.readouterr().out
-    for text in ("gradsim", "train-normalised", "95 % interval", "noise ceiling", "12 subsets x 2", "run.json"):
+    for text in ("gradsim", "norm.", "95 % interval", "noise ceiling", "12 subsets x 2", "run.json"):
         assert text in out
 
 
@@ -90,19 +91,24 @@ def test_several_alphas_and_seeds_give_a_row_each(arguments: list[str], capsys: 
     assert {(row["alpha"], row["seed"]) for row in rows} == {(a, s) for a in (0.3, 0.6) for s in (1, 2)}
     assert main([*arguments, "--alpha", "0.3", "0.6", "--seeds", "1", "2"]) == 0
     said = capsys.readouterr().out
-    for text in ("standard error", "95 % span", "LDS/ceiling", "peak memory"):
+    for text in ("s.e.", "95 % span", "of ceiling", "memory"):
+        assert text in said
+    assert max(len(line) for line in said.splitlines() if "record:" not in line) <= 100
+    assert main([*arguments, "--alpha", "0.3", "--seeds", "1", "2", "--wide"]) == 0
+    said = capsys.readouterr().out
+    for text in ("per seed", "across queries", "fit s"):
         assert text in said
 
 
 def test_pairs_over_seeds_are_turned_the_same_way() -> None:
     where = {"alpha": 0.1, "alpha_attribution": 1.0, "normalised": False}
     seeds = [
-        where | {"method": "a", "against": "b", "difference": 0.03, "ci_low": 0.01, "ci_high": 0.05},
-        where | {"method": "b", "against": "a", "difference": 0.01, "ci_low": 0.002, "ci_high": 0.02},
-        where | {"method": "a", "against": "random", "difference": 0.5, "ci_low": 0.4, "ci_high": 0.6},
-        where | {"alpha": 0.5, "method": "a", "against": "b", "difference": 9.0, "ci_low": 8.0, "ci_high": 10.0},
+        where | {"label": "a", "against": "b", "difference": 0.03, "ci_low": 0.01, "ci_high": 0.05},
+        where | {"label": "b", "against": "a", "difference": 0.01, "ci_low": 0.002, "ci_high": 0.02},
+        where | {"label": "a", "against": "random", "difference": 0.5, "ci_low": 0.4, "ci_high": 0.6},
+        where | {"alpha": 0.5, "label": "a", "against": "b", "difference": 9.0, "ci_low": 8.0, "ci_high": 10.0},
     ]
-    *_, line = lds.pairs_over_seeds_text(seeds, 0.1, 1.0).splitlines()
+    *_, line = pairs_over_seeds_text(seeds, 0.1, 1.0).splitlines()
     assert line.split() == ["a", "-", "b", "raw", "+0.010", "+0.030", "-0.010", "1", "of", "2", "1", "of", "2"]
 
 
@@ -111,7 +117,7 @@ def test_a_second_run_computes_nothing_and_agrees(
 ) -> None:
     first = rows_of(arguments, capsys)
     monkeypatch.setattr("tests.planted.Planted.train", lambda *_, **__: pytest.fail("retrained"))
-    monkeypatch.setattr("bench.runner.measure", lambda *_: pytest.fail("scored again"))
+    monkeypatch.setattr("bench.scoring.metered", lambda *_: pytest.fail("scored again"))
     assert rows_of(arguments, capsys) == first
 
 
@@ -209,7 +215,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 def test_more_than_there_is_is_noted(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--queries", "999", "--replicated-subsets", "99", "--dry-run"]) == 0
-    error = capsys.readouterr().err
+    error = capsys.readouterr().out
     assert "--queries 999: there are 20 (report), and all are used" in error
     assert "--replicated-subsets 99: there are 12 subsets, and all are replicated" in error
 
@@ -252,7 +258,12 @@ def test_nan_scores_are_reported_and_never_averaged_away(
     assert row["num_undefined"] == 3
     assert row["lds"] is not None
     assert "3 scores that are not finite" in captured.err
-    assert count(tmp_path / "cache", "scores") == 0
+    assert row["note"] == "3 scores are not finite"
+    (info,) = Store(tmp_path / "cache").entries("scores")
+    before = info.modified()
+    time.sleep(0.02)
+    assert main([*arguments, "--json", "--methods", "tests.bad_methods:GivesNaN"]) == 1
+    assert info.modified() > before, "evidence, not a result: it is made again"
 
 
 def test_what_is_undefined_for_every_query_is_a_problem(
@@ -285,18 +296,18 @@ def test_a_full_disk_costs_the_record_and_not_the_table(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bench.lds.write_whole", full)
+    monkeypatch.setattr("bench.experiment.write_whole", full)
     assert main(arguments) == 1
     captured = capsys.readouterr()
     assert "gradsim" in captured.out
-    assert "run.json cannot be written: No space left on device; the same command writes it" in captured.err
+    assert "cannot be written: No space left on device; the same command writes it" in captured.err
     assert "Traceback" not in captured.err
     monkeypatch.undo()
     assert main(arguments) == 0
 
 
 @pytest.mark.parametrize("damage", ["truncate", "edit"])
-@pytest.mark.parametrize("kind", ["retrain", "model", "predictions"])
+@pytest.mark.parametrize("kind", ["retrain", "model", "predictions", "scores"])
 def test_a_damaged_entry_is_named_and_made_again(
     damage: str, kind: str, arguments: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

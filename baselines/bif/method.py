@@ -63,6 +63,7 @@ class BIF(Method):
     """Defaults are the paper's for the ResNet-9 (tab:bif_hyperparam_summary); a task may recommend its own."""
 
     version: ClassVar[int] = 1
+    warm_up: ClassVar[dict[str, Any]] = {"draws": 2, "burn_in": 0}
 
     sampler: str = "sgld"
     chains: int = 4

@@ -1,6 +1,7 @@
 """How much memory there is to use."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -22,3 +23,11 @@ def free_bytes(device: torch.device) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return 4 << 30
+
+
+def refuse_if_too_large(method: Any, size: Any) -> str | None:
+    """Why a method would not fit, before anything is computed; None where it does or says nothing of itself."""
+    needed, free = method.memory_bytes(size), free_bytes(size.device)
+    if needed <= free:
+        return None
+    return f"it would hold {needed / 2**30:.1f} GiB at once, and {free / 2**30:.1f} GiB are free"

@@ -76,6 +76,9 @@ class Cifar10(Task):
     protocols: ClassVar[tuple[str, ...]] = ("paper", "scratch")
     default_alpha_attribution: ClassVar[float] = 0.1
     losses_batch_size: ClassVar[int] = 2500
+    class_names: ClassVar[tuple[str, ...]] = (
+        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+    )  # fmt: skip
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {
         # Steps of 1 / gamma make successive draws nearly independent: the paper's 1e-5 at gamma 1e4 needs ten times
         # as many for the same effective sample size.

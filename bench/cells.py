@@ -1,0 +1,103 @@
+"""One method at many settings against one ground truth: what sweeps and tuning have in common.
+
+A cell is one setting, scored for every alpha; a cell that diverges is a cell without LDS, with its reason and its loss
+traces. Each is cached by itself, so an interrupted sweep goes on where it was.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from baselines.method import Method, load_method
+from bench import metrics
+from bench.experiment import Execution, Experiment, Session
+from bench.record import without_nan
+from bench.rows import why_undefined
+from bench.scoring import MethodFailedError, Prediction, Scorer
+from bench.variants import settings_of
+from retrain.errors import UsageError
+
+
+class Cells:
+    """An experiment of one seed and share with its ground truth; its methods play no part."""
+
+    def __init__(self, experiment: Experiment, execution: Execution):
+        self.session = Session(replace(experiment, methods=("random",), options={}), execution)
+        self.options, self.settings, self.execution = experiment.options, experiment.settings, execution
+        self.task, self.store = self.session.task, self.session.store
+        (self.block,) = self.session.blocks
+        self.seed, self.alpha_attribution = self.block
+        self.plans = self.session.plans(*self.block)
+        found = self.session.retrain()
+        self.truths = [found[self.seed, self.alpha_attribution, plan.alpha] for plan in self.plans]
+        if any(len(truth.subsets) < plan.num_subsets for truth, plan in zip(self.truths, self.plans, strict=True)):
+            raise UsageError("the ground truth is not complete; run the same command without --collect")
+
+    def method(self, name: str, **options: Any) -> Method:
+        """With the task's own settings, then the experiment's, then these."""
+        _, chosen = settings_of(load_method(name), self.task, self.settings)
+        recommended = self.task.method_settings.get(name, {})
+        return load_method(name, **{**recommended, **chosen["raw"], **self.options.get(name, {}), **options})
+
+    def scorer(self, method: Method) -> Scorer:
+        question = self.session.question(*self.block)
+        return Scorer(question, method, self.store, self.execution.device, self.execution.keep_scores)
+
+    def losses(self, scorer: Scorer, position: int = 0) -> np.ndarray:
+        """(subsets, queries) of the scorer's question, at the alpha of that position."""
+        return self.truths[position].mean()[:, scorer.question.query_indices()]
+
+    def predictions(self, scorer: Scorer) -> list[Prediction]:
+        return scorer.make(self.plans, progress=False)
+
+    def score(self, method: Method, swept: dict[str, Any]) -> dict[str, Any]:
+        """LDS raw and normalised (the mean over alphas), seconds, loss traces; a reason where the method fails."""
+        scorer, cell = self.scorer(method), dict(swept)
+        try:
+            predictions = self.predictions(scorer)
+        except (RuntimeError, FloatingPointError, MethodFailedError) as error:
+            nothing = {"lds": None, "lds_normalised": None}
+            return {**cell, **nothing, "reason": str(error).splitlines()[0], "traces": traces_of(scorer)}
+        raw, normalised = [], []
+        for position, prediction in enumerate(predictions):
+            losses = self.losses(scorer, position)
+            raw.append(metrics.linear_datamodelling_score(losses, prediction.raw))
+            if prediction.normalised is not None:
+                normalised.append(metrics.linear_datamodelling_score(losses, prediction.normalised))
+            if math.isnan(raw[-1].lds):
+                cell["reason"] = f"undefined for every query: {why_undefined(losses, prediction.raw)}"
+        record = predictions[0].record
+        cell |= {name: float(np.mean([getattr(one, name) for one in raw])) for name in ("lds", "ci_low", "ci_high")}
+        cell["lds_normalised"] = float(np.mean([one.lds for one in normalised])) if normalised else None
+        cell["seconds"] = record["fit_seconds"] + record["score_seconds"]
+        cell |= {key: value for key, value in record["diagnostics"].items() if key in ("rhat", "ess", "mixing")}
+        cell["traces"] = traces_of(scorer)
+        return without_nan(cell)
+
+    def describe(self) -> dict[str, Any]:
+        experiment = self.session.experiment
+        question = self.session.question(*self.block)
+        return {
+            "split": experiment.query_split,
+            "stream": experiment.stream,
+            "num_queries": len(question.query_indices()),
+            "task": self.task.name,
+            "protocol": self.task.protocol,
+            "alpha": self.plans[0].alpha if len(self.plans) == 1 else [plan.alpha for plan in self.plans],
+            "alpha_attribution": self.alpha_attribution,
+            "seed": self.seed,
+            "num_subsets": self.plans[0].num_subsets,
+            "replicates": self.plans[0].replicates,
+            "task_config": self.task.config,
+        }
+
+
+def traces_of(scorer: Scorer) -> list[list[float]]:
+    """(chains, draws): the mean training loss of every chain, of diverged ones too; empty without chains."""
+    entry = scorer.store.read("scores", scorer.config)
+    if entry is not None and "mean_loss_trace" in entry.arrays:
+        return entry.arrays["mean_loss_trace"].tolist()
+    parts = [scorer.store.read(unit.kind, unit.config) for unit in scorer.part_units()]
+    return [part.arrays["mean_losses"].tolist() for part in parts if part is not None and "mean_losses" in part.arrays]

@@ -1,0 +1,470 @@
+"""An Experiment is a value: what is asked, apart from how it runs and from what comes back.
+
+    from bench import Experiment, run
+    result = run(Experiment(task="digits", alpha=(0.1,), methods=("ekfac", "ekfac@damping=1e-4")))
+    print(result)                  # the tables of `python -m bench.lds`
+    result.frame()                 # a pandas DataFrame, a row a method, seed and alpha
+
+It stands in every record, and is read from a file: TOML with the same names, or a `run.json`, which is the same run
+again, settings included. `run` retrains on random subsets, scores with every method and measures LDS; everything
+finished is kept, so an interrupted run goes on where it was.
+"""
+
+import hashlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench.arguments import DEFAULT_METHODS, SPLITS
+from bench.ground_truth import GroundTruth, assemble, obtain
+from bench.metrics import MINIMUM_SUBSETS
+from bench.record import DISTRIBUTIONS, provenance, versions, without_nan, write_json
+from bench.rows import COLUMNS, PAIR_COLUMNS, Rows, add_rows
+from bench.scoring import Prediction, Question, Scorer, close_desk
+from bench.summary import show
+from bench.variants import SETTINGS, Variant, build_variants
+from retrain.errors import UsageError, error_line
+from retrain.jobs import Unit, run_units
+from retrain.safe_files import read_json, read_text, write_whole
+from retrain.seeds import INITIALISATIONS
+from retrain.store import Store, canonical_json, default_cache
+from retrain.subsets import SCHEMES, STREAMS
+from retrain.task import Task
+from retrain.tasks import load_task
+from retrain.train import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What is asked. Every list makes one experiment more: seeds x shares x alphas, each with every method."""
+
+    task: str = "digits"  # a file of retrain/tasks, a file of yours, or package.module:Class
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    # As bench/variants.py spells them, or as a record describes them (a mapping: name, label, options).
+    methods: Sequence[str | Mapping[str, Any]] = DEFAULT_METHODS
+    settings: str = "auto"  # tuned, library, paper or default; auto: tuned where the task has been tuned
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> option -> value, of all variants
+    alpha: Sequence[float] = (0.1,)  # alpha_retrain: share of the attributed examples that each subset keeps
+    alpha_attribution: Sequence[float] = ()  # share of the training set that is attributed; empty: the task's
+    seeds: Sequence[int] = (1,)
+    subsets: int = 100
+    scheme: str = "fixed"  # or "bernoulli"
+    stream: str = "report"  # which subsets: those that are reported, or those that settings are chosen on
+    replicates: int | None = None  # retrains per subset, for the noise ceiling; None: the task's
+    replicated_subsets: int | None = None  # only the first so many are replicated
+    initialisation: str = "shared"  # or "fresh": each retraining from its own initial weights
+    query_split: str = "report"
+    queries: int | None = None  # only the first so many of the split
+
+    def __post_init__(self) -> None:
+        for name in ("methods", "alpha", "alpha_attribution", "seeds"):
+            given = getattr(self, name)
+            values = (given,) if isinstance(given, str | int | float | Mapping) else tuple(given)
+            object.__setattr__(self, name, tuple(dict.fromkeys(values)) if name != "methods" else values)
+        for name, choices in (
+            ("settings", SETTINGS), ("scheme", SCHEMES), ("stream", tuple(STREAMS)), ("query_split", SPLITS),
+            ("initialisation", INITIALISATIONS),
+        ):  # fmt: skip
+            if getattr(self, name) not in choices:
+                raise UsageError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
+        for name, highest in (("alpha", 1.0), ("alpha_attribution", 1.0)):
+            for value in getattr(self, name):
+                _check(name, value, (int, float), 0 < value < highest or (name != "alpha" and value == 1), "a fraction")
+        for seed in self.seeds:
+            _check("seeds", seed, int, seed >= 0, "whole numbers from 0 on")
+        for name, least in (
+            ("subsets", MINIMUM_SUBSETS), ("replicates", 1), ("replicated_subsets", MINIMUM_SUBSETS), ("queries", 1),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None:
+                _check(name, value, int, value >= least, f"at least {least}")
+        if not self.methods or not self.alpha or not self.seeds:
+            raise UsageError("an experiment needs at least one method, one alpha and one seed")
+
+    def to_json(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def build_task(self) -> Task:
+        return load_task(self.task, **self.task_options)
+
+
+def _check(name: str, value: Any, kind: Any, fine: bool, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind) or not fine:
+        raise UsageError(f"{name} is {str(value)[:40]}; expected {expected}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How it runs: where, on what, and what is done again. None of it changes a number."""
+
+    device: str = "auto"
+    cache: str = field(default_factory=default_cache)
+    jobs: Mapping[str, Any] = field(default_factory=dict)  # cluster, jobs, gpus_per_job, slurm, timeout_min, collect
+    keep_scores: str = "auto"  # cache score matrices: always, never, or up to 1 GiB
+    force: bool = False  # retrain and score again, whatever is cached
+    rescore: bool = False  # score again, and keep the retrains
+    progress: bool = True
+
+    def scoring_jobs(self) -> dict[str, Any]:
+        """Methods run one at a time on a CPU unless --jobs says otherwise: beside each other they would slow down."""
+        jobs = dict(self.jobs)
+        if jobs.get("cluster") == "local" and jobs.get("jobs") is None and choose_device(self.device).type == "cpu":
+            jobs["jobs"] = 1
+        return jobs
+
+
+# ---- from a file ----
+
+
+def read_experiment(path: str | Path) -> Experiment:
+    """From a TOML file with Experiment's names, or from a run.json, whose settings are taken as they were."""
+    path = Path(path)
+    if path.suffix == ".json":
+        record = read_json(path, follow_links=True)
+        content = record.get("experiment") if isinstance(record, dict) else None
+        if not isinstance(content, dict):
+            raise UsageError(f"{path} holds no experiment; expected a run.json of this version, or a .toml file")
+        described = record.get("config", {}).get("methods")
+        content = {**content, "methods": described} if isinstance(described, list) else content
+    else:
+        content = _toml(path)
+    known = {f.name for f in fields(Experiment)}
+    if unknown := sorted(set(content) - known):
+        raise UsageError(
+            f'{path} says "{unknown[0]}", which no experiment has; its names are {", ".join(sorted(known))}'
+        )
+    try:
+        return Experiment(**content)
+    except (TypeError, AttributeError) as error:
+        raise UsageError(f"{path}: {error_line(error)}") from None
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(read_text(path, follow_links=True))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is no TOML: {error}") from None
+
+
+# ---- what comes back ----
+
+
+@dataclass
+class Result:
+    """What a run came to. `problems` are what went wrong; the rows that could be made are there all the same."""
+
+    experiment: Experiment
+    task: Task
+    variants: list[Variant]
+    out: Rows
+    skipped: dict[str, str]
+    seconds: float
+    device: str
+    notes: list[str] = field(default_factory=list)
+    run_id: str = ""
+
+    def frame(self) -> pd.DataFrame:
+        """A row for every method, seed, alpha and kind of score; the columns are those of lds.csv."""
+        return pd.DataFrame(self.out.rows, columns=COLUMNS)
+
+    def pairs(self) -> pd.DataFrame:
+        """The paired difference of every two methods on the same subsets and queries."""
+        return pd.DataFrame(self.out.pairs, columns=PAIR_COLUMNS)
+
+    @property
+    def problems(self) -> list[str]:
+        return self.out.problems
+
+    def __str__(self) -> str:
+        return show(self.out, self.task.description, self.task.protocol)
+
+    def text(self, wide: bool = False) -> str:
+        return show(self.out, self.task.description, self.task.protocol, wide)
+
+    def config(self) -> dict[str, Any]:
+        """What decided the numbers."""
+        return {
+            "task": self.task.config,
+            "methods": [variant.describe() for variant in self.variants],
+            **{name: value for name, value in self.experiment.to_json().items() if name not in ("task", "methods")},
+            "alpha_attribution": list(shares_of(self.experiment, self.task)),
+            "replicates": self.experiment.replicates or self.task.default_replicates,
+            "versions": {name: version for name, version in versions().items() if name in DISTRIBUTIONS},
+        }
+
+    def name_it(self) -> None:
+        """Its id: of what was asked, by which code, and of what came out, so that no two results share one."""
+        found = without_nan([self.config(), self.out.rows, self.out.pairs, self.out.ceilings])
+        self.run_id = hashlib.sha256(canonical_json(found, "result").encode()).hexdigest()[:12]
+        for row in [*self.out.rows, *self.out.pairs]:
+            row["run_id"] = self.run_id
+
+    def save(self, out: str | Path, command: str = "") -> Path:
+        """Writes run.json, lds.csv and pairs.csv to a folder of the run's own; a record that is there stays."""
+        folder = Path(out) / self.run_id
+        path = folder / "run.json"
+        if path.exists():
+            return path
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.out.pairs:
+            write_whole(folder / "pairs.csv", self.pairs().to_csv(index=False))
+        write_whole(folder / "lds.csv", self.frame().to_csv(index=False))
+        record = {
+            "run_id": self.run_id,
+            "command": command,
+            "description": self.task.description,
+            "experiment": self.experiment.to_json(),
+            "config": self.config(),
+            **provenance(self.device),
+            "seconds": round(self.seconds, 2),
+            **{name: getattr(self.out, name) for name in ("rows", "ceilings", "pairs", "diagnostics")},
+            "skipped": self.skipped,
+            "problems": self.out.problems,
+        }
+        write_json(path, record)  # last: where it is, the others are
+        return path
+
+
+# ---- running ----
+
+
+def shares_of(experiment: Experiment, task: Task) -> Sequence[float]:
+    return experiment.alpha_attribution or (task.default_alpha_attribution,)
+
+
+def plans_of(experiment: Experiment, task: Task, seed: int, alpha_attribution: float) -> list[Plan]:
+    """One an alpha."""
+    return [
+        Plan(
+            alpha=alpha,
+            alpha_attribution=alpha_attribution,
+            seed=seed,
+            num_subsets=experiment.subsets,
+            replicates=experiment.replicates or task.default_replicates,
+            scheme=experiment.scheme,  # type: ignore[arg-type]
+            replicated_subsets=experiment.replicated_subsets,
+            initialisation=experiment.initialisation,  # type: ignore[arg-type]
+            stream=experiment.stream,  # type: ignore[arg-type]
+        )
+        for alpha in experiment.alpha
+    ]
+
+
+class Session:
+    """An experiment with its task, methods and store at hand: what `run` and the dry run have in common."""
+
+    def __init__(self, experiment: Experiment, execution: Execution):
+        self.experiment, self.execution = experiment, execution
+        self.task = experiment.build_task()
+        self.variants = build_variants(experiment.methods, self.task, experiment.options, experiment.settings)
+        self.store = Store(execution.cache)
+        self.out, self.skipped = Rows(), dict[str, str]()
+        self.blocks = [(seed, share) for seed in experiment.seeds for share in shares_of(experiment, self.task)]
+        self.active = [variant for variant in self.variants if not self._passed_over(variant)]
+        self.notes = self._what_is_too_many()
+
+    def _passed_over(self, variant: Variant) -> bool:
+        """A method that cannot run here, or would not fit in memory, is named before anything is computed."""
+        from baselines.support.memory import refuse_if_too_large
+
+        if reason := variant.method.skip(self.task):
+            self.skipped[variant.label] = reason
+            return True
+        for seed, share in self.blocks[:1]:
+            if reason := refuse_if_too_large(variant.method, self.question(seed, share).size(self.execution.device)):
+                self.out.problems.append(f"{variant.label} was not started: {reason}")
+                return True
+        return False
+
+    def _what_is_too_many(self) -> list[str]:
+        """One line for each option that asks for more than there is, of which all is taken."""
+        asked, notes = self.experiment, []
+        count = len(self.task.query_indices(asked.query_split))  # type: ignore[arg-type]
+        if asked.queries is not None and asked.queries > count:
+            notes.append(f"--queries {asked.queries}: there are {count} ({asked.query_split}), and all are used")
+        if asked.replicated_subsets is not None and asked.replicated_subsets > asked.subsets:
+            replicated = f"--replicated-subsets {asked.replicated_subsets}"
+            notes.append(f"{replicated}: there are {asked.subsets} subsets, and all are replicated")
+        return notes
+
+    def device(self) -> str:
+        """The device's name."""
+        return describe_device(choose_device(self.execution.device))
+
+    def plans(self, seed: int, share: float) -> list[Plan]:
+        return plans_of(self.experiment, self.task, seed, share)
+
+    def question(self, seed: int, share: float) -> Question:
+        return Question(
+            task=self.task,
+            seed=seed,
+            alpha_attribution=share,
+            split=self.experiment.query_split,  # type: ignore[arg-type]
+            max_queries=self.experiment.queries,
+        )
+
+    def scorer(self, variant: Variant, seed: int, share: float) -> Scorer:
+        question = self.question(seed, share)
+        return Scorer(question, variant.method, self.store, self.execution.device, self.execution.keep_scores)
+
+    def base_units(self) -> list[Unit]:
+        return [checkpoint_unit(self.task, seed, 0, self.execution.device) for seed in self.experiment.seeds]
+
+    def retrains(self) -> dict[tuple[int, float, float], list[Unit]]:
+        """(seed, share, alpha) -> units."""
+        return {
+            (seed, share, plan.alpha): retrain_units(self.task, plan, self.execution.device)
+            for seed, share in self.blocks
+            for plan in self.plans(seed, share)
+        }
+
+    # ---- the three steps ----
+
+    def retrain(self) -> dict[tuple[int, float, float], GroundTruth]:
+        """The ground truth of every plan; all of it is one campaign, so that no worker waits between seeds."""
+        by_plan = self.retrains()
+        units = [*self.base_units(), *(unit for some in by_plan.values() for unit in some)]
+        jobs = {"name": f"{self.task.name} ground truth", "progress": self.execution.progress, **self.execution.jobs}
+        entries = obtain(units, self.store, force=self.execution.force, **jobs)
+        found = {}
+        for seed, share in self.blocks:
+            for plan in self.plans(seed, share):
+                keys = [self.store.key(unit.kind, unit.config) for unit in by_plan[seed, share, plan.alpha]]
+                truth = assemble(self.task, plan, [entries[key] for key in keys if key in entries])
+                if missing := plan.num_subsets - len(truth.subsets):
+                    self.out.problems.append(
+                        f"{missing} of {plan.num_subsets} subsets are missing at alpha {plan.alpha:g}, seed {seed}; "
+                        "the same command without --collect makes them"
+                    )
+                found[seed, share, plan.alpha] = truth
+        return found
+
+    def score(self) -> dict[tuple[int, float], list[tuple[Variant, list[Prediction]]]]:
+        """Every variant's predictions, one a plan. One that fails is reported, and the others go on."""
+        redo = self.execution.force or self.execution.rescore
+        waiting: list[tuple[Variant, Scorer, list[Plan], list[Unit]]] = []
+        base = [unit for unit in self.base_units() if not self.store.has(unit.kind, unit.config)]
+        for seed, share in self.blocks:
+            if any(unit.config["init_seed"] == seed for unit in base):  # only with --collect
+                self.out.problems.append(f"seed {seed} has no base model yet; nothing was scored")
+                continue
+            for variant in self.active:
+                scorer, plans = self.scorer(variant, seed, share), self.plans(seed, share)
+                if redo:
+                    scorer.forget(plans)
+                waiting.append((variant, scorer, plans, scorer.missing(plans)))
+        failed = self._make([units for *_, units in waiting if units])
+        found: dict[tuple[int, float], list[tuple[Variant, list[Prediction]]]] = {block: [] for block in self.blocks}
+        for variant, scorer, plans, units in waiting:
+            keys = [self.store.key(unit.kind, unit.config) for unit in units]
+            if reason := next((failed[key] for key in keys if key in failed), None):
+                self.out.problems.append(f"{variant.label} failed: {reason}")
+            elif any(not self.store.has_key(unit.kind, key) for unit, key in zip(units, keys, strict=True)):
+                self.out.problems.append(
+                    f"{variant.label} has no scores yet for seed {scorer.question.seed}; nothing was started"
+                )
+            else:
+                predictions = scorer.predictions(plans)
+                self._note(variant, scorer, predictions[0])
+                found[scorer.question.seed, scorer.question.alpha_attribution].append((variant, predictions))
+        return found
+
+    def _make(self, needed: list[list[Unit]]) -> dict[str, str]:
+        """Key -> reason of what failed. Parts first, for they can be made anywhere; then the scores they make up."""
+        jobs = {"progress": self.execution.progress, **self.execution.scoring_jobs()}
+        name = f"{self.task.name} scores"
+        failed: dict[str, str] = {}
+        try:
+            if jobs.get("cluster", "inline") == "inline":
+                report = run_units([units[-1] for units in needed], self.store, name=name, **jobs)
+                return report.failed
+            for phase, units in (
+                ("parts", [unit for some in needed for unit in some[:-1]]),
+                ("", [some[-1] for some in needed]),
+            ):
+                if units:
+                    failed |= run_units(units, self.store, name=f"{name} {phase}".strip(), **jobs).failed
+            return failed
+        finally:
+            close_desk()
+
+    def _note(self, variant: Variant, scorer: Scorer, prediction: Prediction) -> None:
+        if not_finite := prediction.record.get("num_scores_not_finite"):
+            self.out.problems.append(
+                f"{variant.label} gave {not_finite} scores that are not finite; the queries they touch are undefined"
+            )
+        if prediction.record.get("diagnostics"):
+            where = {"seed": scorer.question.seed, "alpha_attribution": scorer.question.alpha_attribution}
+            named = {"method": variant.method.name, "label": variant.label}
+            self.out.diagnostics.append({**named, **where, **prediction.record["diagnostics"]})
+
+    def measure(self, truths: Mapping[tuple[int, float, float], GroundTruth], predictions: Mapping[Any, Any]) -> None:
+        for seed, share in self.blocks:
+            queries = self.question(seed, share).query_indices()
+            for position, plan in enumerate(self.plans(seed, share)):
+                truth = truths[seed, share, plan.alpha]
+                if len(truth.subsets) >= MINIMUM_SUBSETS:
+                    here = [(variant, found[position]) for variant, found in predictions[seed, share]]
+                    add_rows(self.out, self.task, plan, truth, queries, here)
+
+
+def run(experiment: Experiment, execution: Execution | None = None) -> Result:
+    """Makes what is missing, and measures."""
+    execution = execution or Execution()
+    started = time.perf_counter()
+    session = Session(experiment, execution)
+    truths = session.retrain()
+    session.measure(truths, session.score())
+    seconds = time.perf_counter() - started
+    result = Result(
+        experiment,
+        session.task,
+        session.variants,
+        session.out,
+        session.skipped,
+        seconds,
+        session.device(),
+        session.notes,
+    )
+    result.name_it()
+    return result
+
+
+def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
+    """What a run would compute, and with `force` or `rescore` what it would do again."""
+    execution = execution or Execution()
+    session = Session(experiment, execution)
+    store, lines = session.store, []
+    again = execution.force or execution.rescore
+    for seed in experiment.seeds:
+        base = checkpoint_unit(session.task, seed, 0, execution.device)
+        trained = store.has(base.kind, base.config)
+        lines.append(f"seed {seed}: base model {_state(trained, execution.force, 'to train', 'to train again')}")
+        for share in shares_of(experiment, session.task):
+            plans = session.plans(seed, share)
+            for plan in plans:
+                units = retrain_units(session.task, plan, execution.device)
+                done = sum(store.has(unit.kind, unit.config) for unit in units)
+                redone = f", of which {done} again" if execution.force and done else ""
+                todo = len(units) if execution.force else len(units) - done
+                lines.append(
+                    f"  alpha {plan.alpha:g} of {share:g}: {done} of {len(units)} retrains cached, {todo} to do{redone}"
+                )
+            for variant in session.active:
+                cached = trained and session.scorer(variant, seed, share).cached(plans)
+                lines.append(f"  {variant.label}: {_state(cached, again, 'to score', 'to score again')}")
+    lines += [f"  {label}: skipped, {reason}" for label, reason in session.skipped.items()]
+    return "\n".join([*session.notes, *lines, *(f"  {problem}" for problem in session.out.problems)])
+
+
+def _state(cached: bool, again: bool, todo: str, redo: str) -> str:
+    return todo if not cached else redo if again else "cached"

@@ -1,0 +1,100 @@
+"""What really happens: the losses of models retrained on subsets, from the store or by retraining.
+
+`obtain` is the way to entries that must be there; `ground_truth` assembles a plan's retrains into arrays, and
+`base_model` loads the checkpoint that methods look at.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from retrain.jobs import Unit, run_units
+from retrain.store import Entry, Store
+from retrain.task import Task
+from retrain.train import Plan, checkpoint_unit, choose_device, load_checkpoint, retrain_units
+
+MAX_ROUNDS = 3  # how often damaged entries are made again before giving up
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """Checked arrays: whose they are, ours or another's, no longer matters."""
+
+    masks: np.ndarray  # (subsets, n) bool: which training examples were kept
+    losses: np.ndarray  # (replicates, subsets, queries) float32; zeros where a retrain is not `present`
+    present: np.ndarray  # (replicates, subsets) bool: which retrains there are
+    subsets: np.ndarray  # which of the plan's subsets these are; all of them unless --collect found some missing
+    record: dict[str, Any] = field(default_factory=dict)  # where it came from
+    train_indices: np.ndarray | None = None  # (n,) into the data set, where known
+    query_indices: np.ndarray | None = None  # (queries,)
+
+    @classmethod
+    def of_arrays(cls, masks: np.ndarray, losses: np.ndarray, **known: Any) -> "GroundTruth":
+        """Of complete ones."""
+        present = np.ones(losses.shape[:2], dtype=bool)
+        return cls(masks, losses, present, np.arange(len(masks)), **known)
+
+    def mean(self) -> np.ndarray:
+        """(subsets, queries): averaged over replicates."""
+        return self.losses.sum(axis=0) / self.present.sum(axis=0)[:, None]
+
+
+def obtain(units: Sequence[Unit], store: Store, *, force: bool = False, **job_options: Any) -> dict[str, Entry]:
+    """Every unit's verified entry by key, computing what is missing or damaged. Missing ones are left out (collect)."""
+    by_key = {store.key(unit.kind, unit.config): unit for unit in units}
+    if force:
+        for key, unit in by_key.items():
+            store.remove_key(unit.kind, key)
+    entries: dict[str, Entry] = {}
+    for _ in range(MAX_ROUNDS):
+        missing = [unit for key, unit in by_key.items() if key not in entries]
+        if not missing:
+            break
+        report = run_units(missing, store, **job_options)
+        if report.failed:
+            reason = next(iter(report.failed.values()))
+            raise RuntimeError(f"{len(report.failed)} of {len(by_key)} units failed; the first: {reason}")
+        # Reading verifies; what is damaged is quarantined, comes back as None and goes into the next round.
+        for key, unit in by_key.items():
+            if key not in entries and (entry := store.read(unit.kind, unit.config)) is not None:
+                entries[key] = entry
+        if job_options.get("collect"):
+            break
+    return entries
+
+
+def ground_truth(task: Task, plan: Plan, store: Store, device: str, *, force: bool = False, **jobs: Any) -> GroundTruth:
+    units = retrain_units(task, plan, device)
+    name = jobs.pop("name", f"{task.name} retrains, alpha {plan.alpha:g}, seed {plan.seed}")
+    entries = obtain(units, store, force=force, name=name, progress=jobs.pop("progress", True), **jobs)
+    return assemble(task, plan, list(entries.values()))
+
+
+def assemble(task: Task, plan: Plan, entries: Sequence[Entry]) -> GroundTruth:
+    """A plan's retrains as arrays, each at the place of its number; subsets that lack one are left out."""
+    found = {(entry.config["replicate"], entry.config["subset"]): entry.arrays["losses"] for entry in entries}
+    complete = [
+        subset
+        for subset in range(plan.num_subsets)
+        if all((replicate, subset) in found for replicate in range(plan.replicates_of(subset)))
+    ]
+    num_queries = len(next(iter(found.values()))) if complete else 0
+    losses = np.zeros((plan.replicates, len(complete), num_queries), dtype=np.float32)
+    present = np.zeros(losses.shape[:2], dtype=bool)
+    for position, subset in enumerate(complete):
+        for replicate in range(plan.replicates_of(subset)):
+            losses[replicate, position] = found[replicate, subset]
+            present[replicate, position] = True
+    attributed = plan.attributed(task)
+    return GroundTruth(plan.masks(task)[complete], losses, present, np.array(complete, dtype=int), {}, attributed)
+
+
+def base_model(
+    task: Task, seed: int, store: Store, device: str, number: int = 0, force: bool = False
+) -> tuple[nn.Module, Entry]:
+    unit = checkpoint_unit(task, seed, number, device)
+    (entry,) = obtain([unit], store, force=force).values()
+    return load_checkpoint(task, entry, choose_device(device)), entry

@@ -1,0 +1,150 @@
+"""From ground truth and predictions to rows: LDS with its interval, the ceiling, and the paired differences."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bench import metrics
+from bench.ground_truth import GroundTruth
+from bench.scoring import Prediction
+from bench.variants import Variant
+from retrain.task import Task
+from retrain.train import Plan
+
+COLUMNS = [
+    "task", "protocol", "method", "label", "settings", "normalised", "alpha", "alpha_attribution", "seed",
+    "num_subsets", "num_replicates", "num_queries", "num_undefined", "lds", "ci_low", "ci_high", "lds_across_queries",
+    "ceiling", "ceiling_low", "ceiling_high", "fit_seconds", "score_seconds", "peak_memory_bytes", "device", "note",
+    "run_id",
+]  # fmt: skip
+PAIR_COLUMNS = [
+    "task", "protocol", "label", "against", "normalised", "alpha", "alpha_attribution", "seed", "num_subsets",
+    "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value", "run_id",
+]  # fmt: skip
+MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting processes pays
+
+Made = tuple[str, bool]  # label, normalised
+
+
+@dataclass
+class Rows:
+    """What a run came to, as plain data: lists of dictionaries, as they stand in a record."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    ceilings: list[dict[str, Any]] = field(default_factory=list)
+    diagnostics: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def add_rows(
+    out: Rows,
+    task: Task,
+    plan: Plan,
+    truth: GroundTruth,
+    queries: np.ndarray,
+    predictions: Sequence[tuple[Variant, Prediction]],
+) -> None:
+    """Adds the rows of one (seed, alpha): raw and train-normalised, every variant, and the paired differences."""
+    losses = truth.mean()[:, queries]
+    where = {
+        "task": task.name,
+        "protocol": task.protocol,
+        "alpha": plan.alpha,
+        "alpha_attribution": plan.alpha_attribution,
+        "seed": plan.seed,
+    }
+    made: dict[Made, np.ndarray] = {}
+    behind: dict[Made, tuple[Variant, Prediction]] = {}
+    for normalised, kind in ((False, "raw"), (True, "normalised")):
+        for variant, prediction in predictions:
+            values = prediction.normalised if normalised else prediction.raw
+            if values is not None and variant.rows in ("both", kind):
+                made[variant.label, normalised] = values[truth.subsets]
+                behind[variant.label, normalised] = variant, prediction
+    pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
+    ceiling, results, differences = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs)
+    names = ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated", "num_undefined")
+    out.ceilings.append(
+        where
+        | {name: getattr(ceiling, name) for name in names}
+        | {"num_replicates": plan.replicates, "initialisation": plan.initialisation}
+        | {"mean_loss": float(losses.mean())}
+    )
+    for (label, normalised), result in results.items():
+        variant, prediction = behind[label, normalised]
+        if result.num_undefined == result.num_queries:
+            kind = "train-normalised LDS" if normalised else "LDS"
+            out.problems.append(
+                f"{kind} of {label} is undefined for every query at alpha {plan.alpha:g}, seed {plan.seed}: "
+                f"{why_undefined(losses, made[label, normalised])}"
+            )
+        numbers = ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")
+        costs = ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")
+        out.rows.append(
+            where
+            | {"method": variant.method.name, "label": label, "settings": variant.settings}
+            | {"origin": variant.origin, "normalised": normalised, "num_replicates": plan.replicates}
+            | {name: getattr(result, name) for name in numbers}
+            | {"lds_across_queries": result.across_queries}
+            | {"ceiling": ceiling.ceiling, "ceiling_low": ceiling.ci_low, "ceiling_high": ceiling.ci_high}
+            | {"spread": float(np.nanstd(result.per_query)) if result.num_undefined < len(queries) else math.nan}
+            | {name: prediction.record[name] for name in costs}
+            | {"note": note_of(prediction.record)}
+        )
+    compared = ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
+    for ((label, normalised), (against, _)), pair in differences.items():
+        out.pairs.append(
+            where
+            | {"label": label, "against": against, "normalised": normalised}
+            | {name: getattr(pair, name) for name in compared}
+        )
+
+
+def note_of(record: Mapping[str, Any]) -> str:
+    """What a reader of the row must know: chains that have not mixed, scores that are not finite."""
+    notes = []
+    if count := record.get("num_scores_not_finite"):
+        notes.append(f"{count} scores are not finite")
+    if mixing := record.get("diagnostics", {}).get("mixing"):
+        notes.append(str(mixing))
+    return "; ".join(notes)
+
+
+def why_undefined(losses: np.ndarray, prediction: np.ndarray) -> str:
+    """Of a correlation across subsets; both (subsets, queries)."""
+    for name, values in (("the retrained losses", losses), ("its predictions", prediction)):
+        finite = np.isfinite(values).all(axis=0)
+        if not finite.any():
+            return f"{name} are not finite"
+        if not (values != values[:1]).any(axis=0)[finite].any():
+            return f"{name} are the same for all {len(values)} subsets"
+    return "losses or predictions are not finite, or the same for all subsets"
+
+
+def compute_metrics(
+    replicates: np.ndarray,
+    present: np.ndarray,
+    losses: np.ndarray,
+    made: dict[Made, np.ndarray],
+    pairs: list[tuple[Made, Made]],
+) -> tuple[metrics.Ceiling, dict[Made, metrics.LDS], dict[tuple[Made, Made], metrics.Difference]]:
+    """All of a block's numbers; on all cores where there is enough to do (10,000 queries take half a second each)."""
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        (functools.partial(metrics.noise_ceiling, present=present), (replicates,))
+    ]
+    calls += [(metrics.linear_datamodelling_score, (losses, made[key])) for key in made]
+    calls += [(metrics.paired_difference, (losses, made[a], made[b])) for a, b in pairs]
+    if losses.size * len(calls) < MANY_NUMBERS:
+        done = [function(*arguments) for function, arguments in calls]
+    else:
+        from joblib import Parallel, delayed
+
+        done = Parallel(n_jobs=-1)(delayed(function)(*arguments) for function, arguments in calls)
+    ceiling, *rest = done
+    return ceiling, dict(zip(made, rest)), dict(zip(pairs, rest[len(made) :], strict=True))

@@ -1,0 +1,407 @@
+"""Methods as units of work: scores that are claimed, resumed, spread like retrains, and kept.
+
+A method's answer to a question falls into entries of the store: its fit where it can be kept (reused for other
+queries), its parts where it has some (BIF's chains, each made anywhere), its scores, and what they predict for each
+plan of subsets. Two drivers on one cache share the work; a kill costs what was not saved since (`retrain/work.py`).
+Raw outputs are stored; metrics are computed from them afterwards.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from baselines.method import Attribution, Method, Problem, Size, load_method
+from bench.ground_truth import base_model, obtain
+from bench.measure import Cost, metered
+from retrain.errors import UsageError
+from retrain.jobs import Unit, run_units
+from retrain.plugins import plugin_reference
+from retrain.progress import progress_bar
+from retrain.source import code_fingerprint, source_fingerprint
+from retrain.store import Entry, Store
+from retrain.subsets import attributed_indices
+from retrain.task import Split, Task
+from retrain.train import (
+    Plan,
+    checkpoint_fingerprint,
+    choose_device,
+    describe_device,
+    library_versions,
+    task_from,
+    task_specification,
+)
+from retrain.work import Work
+
+KEEP_SCORES = {"auto": 2**30, "always": 2**62, "never": 0}  # largest score matrix kept, in bytes
+MAX_FIT_BYTES = 2 * 2**30  # a larger fit is not kept
+
+
+class MethodFailedError(RuntimeError):
+    """A method raised or gave no usable scores; the message is one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Everything a method's scores depend on beside the method: what is attributed to what."""
+
+    task: Task
+    seed: int
+    alpha_attribution: float
+    split: Split = "report"
+    max_queries: int | None = None
+
+    def attributed_indices(self) -> np.ndarray:
+        return attributed_indices(self.seed, self.alpha_attribution, len(self.task.train_data))
+
+    def query_indices(self) -> np.ndarray:
+        """Into the task's queries."""
+        return self.task.query_indices(self.split)[: self.max_queries]
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "task": self.task.scoring_config,
+            "seed": self.seed,
+            "alpha_attribution": self.alpha_attribution,
+            "split": self.split,
+            "num_queries": len(self.query_indices()),
+        }
+
+    def size(self, device: str) -> Size:
+        """Known before anything is trained."""
+        model = self.task.build_model(0)
+        return Size(
+            num_train=len(self.task.train_data),
+            num_attributed=len(self.attributed_indices()),
+            num_queries=len(self.query_indices()),
+            num_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            device=choose_device(device),
+        )
+
+
+def problem_of(question: Question, model: nn.Module, store: Store, device_name: str, scratch: Path) -> Problem:
+    """The question as a method is asked it, at this checkpoint."""
+
+    def checkpoint(number: int) -> nn.Module:
+        return base_model(question.task, question.seed, store, device_name, number)[0]
+
+    return Problem(
+        task=question.task,
+        model=model,
+        train=question.task.train_data,
+        attributed_indices=question.attributed_indices(),
+        queries=question.task.query_data.select(question.query_indices()),
+        seed=question.seed,
+        device=choose_device(device_name),
+        scratch=scratch,
+        checkpoint=checkpoint,
+        progress=progress_bar,
+    )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a method predicts for every subset and query, and what that cost."""
+
+    raw: np.ndarray  # (subsets, queries): sum of scores over the subset's members
+    normalised: np.ndarray | None  # the same from train-normalised scores
+    record: dict[str, Any]  # seconds, memory, diagnostics, device
+
+
+# ---- one method on one question ----
+
+
+class Scorer:
+    """The entries of one method's answer to one question: their keys, their units, and what is in them."""
+
+    def __init__(self, question: Question, method: Method, store: Store, device: str, keep_scores: str = "auto"):
+        self.question, self.method, self.store, self.device_name = question, method, store, device
+        self.device = choose_device(device)
+        self.keep_scores = keep_scores
+
+    @cached_property
+    def base(self) -> tuple[nn.Module, Entry]:
+        return base_model(self.question.task, self.question.seed, self.store, self.device_name)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The key of the scores: the question, the checkpoint's own weights, the method, its code and libraries."""
+        return {**self.question.config(), **self._made_by(self.method.config)}
+
+    def _made_by(self, method_config: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "checkpoint": checkpoint_fingerprint(self.base[1]),
+            "method": method_config,
+            "source": self.method.source,
+            "harness": source_fingerprint("bench.measure"),
+            "versions": library_versions("torch", *self.method.libraries),
+        }
+
+    @cached_property
+    def fit_config(self) -> dict[str, Any]:
+        """The key of a kept fit: nothing of the queries, nor of what is attributed."""
+        task = self.question.task.scoring_config
+        return {"task": task, "seed": self.question.seed, **self._made_by(self.method.fit_config)}
+
+    def part_config(self, part: int) -> dict[str, Any]:
+        return {**self.config, "part": part}
+
+    def plan_config(self, plan: Plan) -> dict[str, Any]:
+        names = ("alpha", "scheme", "num_subsets", "stream")
+        return {**self.config, "plan_seed": plan.seed, **{name: getattr(plan, name) for name in names}}
+
+    @property
+    def keeps_fit(self) -> bool:
+        return type(self.method).pack_fit is not Method.pack_fit
+
+    def _unit(self, kind: str, config: dict[str, Any], call: str, plans: Sequence[Plan] = (), part: int = 0) -> Unit:
+        question, method = self.question, self.method
+        payload = {
+            "task": task_specification(question.task),
+            "keep_scores": self.keep_scores,
+            "question": {
+                "seed": question.seed,
+                "alpha_attribution": question.alpha_attribution,
+                "split": question.split,
+                "max_queries": question.max_queries,
+            },
+            "method": {
+                "name": plugin_reference(type(method)),
+                "source": method.source,
+                "options": {f.name: getattr(method, f.name) for f in fields(method)},
+            },
+            "plans": [{f.name: getattr(plan, f.name) for f in fields(plan)} for plan in plans],
+            "part": part,
+            "device": self.device_name,
+        }
+        return Unit(kind=kind, config=config, call=f"bench.scoring:{call}", payload=json.loads(json.dumps(payload)))
+
+    def fit_unit(self) -> Unit:
+        return self._unit("fit", self.fit_config, "make_fit")
+
+    def part_units(self) -> list[Unit]:
+        """Empty for a method that scores in one piece."""
+        count = self.method.num_parts()
+        return [self._unit("part", self.part_config(k), "make_part", part=k) for k in range(count)] if count > 1 else []
+
+    def score_unit(self, plans: Sequence[Plan]) -> Unit:
+        return self._unit("scores", self.config, "make_scores", plans)
+
+    # ---- what is there ----
+
+    def cached(self, plans: Sequence[Plan]) -> bool:
+        """Whether nothing would have to be computed."""
+        if self.stored_scores() is not None:
+            return True
+        return all(self.store.has("predictions", self.plan_config(plan)) for plan in plans)
+
+    def stored_scores(self) -> Attribution | None:
+        entry = self.store.read("scores", self.config)
+        return None if entry is None or "scores" not in entry.arrays else attribution_of(entry)
+
+    def forget(self, plans: Sequence[Plan], *, fits: bool = True) -> None:
+        """Removes what this method made, so that it is made again."""
+        gone = [(unit.kind, unit.config) for unit in self.part_units()] + [("scores", self.config)]
+        gone += [("predictions", self.plan_config(plan)) for plan in plans]
+        gone += [("fit", self.fit_config)] if fits and self.keeps_fit else []
+        for kind, config in gone:
+            self.store.remove_key(kind, self.store.key(kind, config))
+
+    def missing(self, plans: Sequence[Plan]) -> list[Unit]:
+        """The units that must be done, in an order in which they can be; empty when everything is there."""
+        found = [self._stored_prediction(plan) for plan in plans]
+        entry = self.store.read("scores", self.config)
+        flawed = entry is not None and entry.record.get("num_scores_not_finite")
+        if not flawed and entry is not None and ("scores" in entry.arrays or None not in found):
+            return []
+        if entry is not None:  # not finite: evidence, not a result; or too large to have been kept, and asked for anew
+            self.forget(plans, fits=False)
+        return [*self.part_units(), self.score_unit(plans)]
+
+    def predictions(self, plans: Sequence[Plan]) -> list[Prediction]:
+        """One a plan, from the store; `missing` says what has to be made first."""
+        found = [self._stored_prediction(plan) for plan in plans]
+        if None in found:
+            entry = self.store.read("scores", self.config)
+            if entry is None or "scores" not in entry.arrays:
+                raise MethodFailedError(f"{self.method.name} left no scores in the cache")
+            attribution = attribution_of(entry)
+            found = [
+                made or self.keep_prediction(plan, attribution, entry.record)
+                for made, plan in zip(found, plans, strict=True)
+            ]
+        return [prediction for prediction in found if prediction is not None]
+
+    def make(self, plans: Sequence[Plan], **jobs: Any) -> list[Prediction]:
+        """The predictions, made where they are missing; raises what the method raises."""
+        if units := self.missing(plans):
+            obtain(units[-1:], self.store, **jobs)
+        return self.predictions(plans)
+
+    def _stored_prediction(self, plan: Plan) -> Prediction | None:
+        entry = self.store.read("predictions", self.plan_config(plan))
+        if entry is None:
+            return None
+        return Prediction(entry.arrays["raw"], entry.arrays.get("normalised"), entry.record)
+
+    def keep_prediction(self, plan: Plan, attribution: Attribution, record: Mapping[str, Any]) -> Prediction:
+        masks = torch.from_numpy(plan.masks(self.question.task)).float()
+        raw = (masks @ attribution.scores.float().T).numpy()
+        scaled = attribution.normalised()
+        arrays = {"raw": raw} if scaled is None else {"raw": raw, "normalised": (masks @ scaled.float().T).numpy()}
+        self.store.write("predictions", self.plan_config(plan), arrays, record)
+        return Prediction(raw, arrays.get("normalised"), dict(record))
+
+
+def attribution_of(entry: Entry) -> Attribution:
+    """The one way from stored scores to arrays."""
+    scale = entry.arrays.get("train_scale")
+    return Attribution(
+        scores=torch.from_numpy(np.array(entry.arrays["scores"])),
+        train_scale=None if scale is None else torch.from_numpy(np.array(scale)),
+        diagnostics=entry.record.get("diagnostics", {}),
+    )
+
+
+# ---- the units' work, in whatever process ----
+
+
+class _Desk:
+    """What a process needs to work on one method's units; kept from unit to unit of the same method."""
+
+    def __init__(self, store: Store, payload: Mapping[str, Any]):
+        question = Question(task=task_from(payload["task"]), **payload["question"])
+        options = {name: tuple(v) if isinstance(v, list) else v for name, v in payload["method"]["options"].items()}
+        method = load_method(payload["method"]["name"], **options)
+        if method.source != payload["method"]["source"]:
+            raise UsageError(
+                f"the code of method {method.name} was edited while this run was going on; run the same command again"
+            )
+        self.scorer = Scorer(question, method, store, payload["device"], payload["keep_scores"])
+        self.shared: dict[str, Any] = {}
+        self.fitted: tuple[Any, Cost] | None = None
+
+    def problem(self, unit: Unit, scratch: Path) -> Problem:
+        scorer = self.scorer
+        problem = problem_of(scorer.question, scorer.base[0], scorer.store, scorer.device_name, scratch)
+        work = Work.of(scorer.store, unit.kind, scorer.store.key(unit.kind, unit.config))
+        return replace(problem, work=work, shared=self.shared)
+
+    def fit(self, problem: Problem) -> tuple[Any, Cost]:
+        """The method's fit, from the store where it can be kept, and what it cost whoever made it."""
+        if self.fitted is None:
+            scorer, method = self.scorer, self.scorer.method
+            entry = scorer.store.read("fit", scorer.fit_config) if scorer.keeps_fit else None
+            if scorer.keeps_fit and entry is None:
+                report = run_units([scorer.fit_unit()], scorer.store)  # claimed: whoever else needs it waits
+                if report.failed:
+                    raise MethodFailedError(next(iter(report.failed.values())).splitlines()[0])
+                entry = scorer.store.read("fit", scorer.fit_config)
+            if entry is not None and "too_large" not in entry.record:
+                arrays = {name: torch.from_numpy(np.array(value)) for name, value in entry.arrays.items()}
+                names = ("seconds", "peak_memory_bytes", "threads")
+                self.fitted = method.unpack_fit(problem, arrays), Cost(**{name: entry.record[name] for name in names})
+            else:
+                self.fitted = _metered(problem, lambda: method.fit(problem))
+        return self.fitted
+
+
+_desks: dict[str, _Desk] = {}
+
+
+def _desk(store: Store, unit: Unit) -> _Desk:
+    name = json.dumps([str(store.root), unit.payload["task"], unit.payload["question"], unit.payload["method"]])
+    if name not in _desks:
+        _desks.clear()  # one at a time: it holds a model and what the method shares between its parts
+        _desks[name] = _Desk(store, unit.payload)
+    return _desks[name]
+
+
+def close_desk() -> None:
+    """Frees what the last method held."""
+    _desks.clear()
+
+
+def _metered(problem: Problem, work: Any) -> tuple[Any, Cost]:
+    return metered(work, problem.seed, problem.device, problem.task.cpu_threads)
+
+
+def make_fit(store: Store, unit: Unit) -> None:
+    desk = _desk(store, unit)
+    with store.scratch() as scratch:
+        problem = desk.problem(unit, scratch)
+        state, cost = _metered(problem, lambda: desk.scorer.method.fit(problem))
+        packed = desk.scorer.method.pack_fit(state) or {}
+    arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in packed.items()}
+    record: dict[str, Any] = {**vars(cost), "device": describe_device(problem.device), "code": code_fingerprint()}
+    if not packed or sum(array.nbytes for array in arrays.values()) > MAX_FIT_BYTES:
+        arrays, record = {}, {**record, "too_large": True}
+        desk.fitted = state, cost
+    store.write(unit.kind, unit.config, arrays, record)
+
+
+def make_part(store: Store, unit: Unit) -> None:
+    desk = _desk(store, unit)
+    with store.scratch() as scratch:
+        problem = desk.problem(unit, scratch)
+        state, _ = desk.fit(problem)
+        part = unit.payload["part"]
+        made, cost = _metered(problem, lambda: desk.scorer.method.score_part(problem, state, part))
+    arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in made.items()}
+    store.write(unit.kind, unit.config, arrays, {**vars(cost), "code": code_fingerprint()})
+
+
+def make_scores(store: Store, unit: Unit) -> None:
+    desk = _desk(store, unit)
+    scorer, method = desk.scorer, desk.scorer.method
+    parts = obtain(scorer.part_units(), store) if scorer.part_units() else {}
+    model, _ = scorer.base
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with store.scratch() as scratch:
+        problem = desk.problem(unit, scratch)
+        state, fitted = desk.fit(problem)
+        if parts:
+            in_order = sorted(parts.values(), key=lambda entry: entry.config["part"])
+            pieces = [{n: torch.from_numpy(np.array(v)) for n, v in entry.arrays.items()} for entry in in_order]
+            attribution, cost = _metered(problem, lambda: method.merge(problem, state, pieces))
+        else:
+            attribution, cost = _metered(problem, lambda: method.score(problem, state))
+    _check(method, attribution, problem)
+    after = model.state_dict()
+    if any(not torch.equal(before[name], after[name]) for name in before):
+        raise MethodFailedError(f"{method.name} changed the model it was given; expected it untouched")
+    record = {
+        "fit_seconds": fitted.seconds,
+        "score_seconds": cost.seconds + sum(entry.record["seconds"] for entry in parts.values()),
+        "peak_memory_bytes": max(
+            [fitted.peak_memory_bytes, cost.peak_memory_bytes, *(e.record["peak_memory_bytes"] for e in parts.values())]
+        ),
+        "threads": cost.threads,
+        "device": describe_device(problem.device),
+        "code": code_fingerprint(),
+        "diagnostics": attribution.diagnostics,
+        "num_scores_not_finite": int((~torch.isfinite(attribution.scores)).sum()),
+    }
+    for plan in unit.payload["plans"]:
+        scorer.keep_prediction(Plan(**plan), attribution, record)
+    arrays = {name: value.numpy() for name, value in attribution.arrays.items()}
+    if attribution.scores.numel() * 4 <= KEEP_SCORES[scorer.keep_scores]:
+        arrays["scores"] = attribution.scores.numpy()
+        if attribution.train_scale is not None:
+            arrays["train_scale"] = attribution.train_scale.numpy()
+    store.write(unit.kind, unit.config, arrays, record)
+
+
+def _check(method: Method, attribution: Attribution, problem: Problem) -> None:
+    expected = (len(problem.queries), len(problem.attributed_indices))
+    if tuple(attribution.scores.shape) != expected:
+        raise MethodFailedError(
+            f"{method.name} gave scores of shape {tuple(attribution.scores.shape)}; "
+            f"expected {expected}: queries x training examples"
+        )

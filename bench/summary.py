@@ -1,0 +1,208 @@
+"""The tables that a run prints: a block for every (alpha_attribution, alpha), methods by score, in 100 columns.
+
+`wide` adds what a narrower reader can do without: the spread over queries, undefined ones, LDS across queries, the
+settings, and the seconds of fit and score apart.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bench import metrics
+from bench.rows import Rows
+from bench.tables import bytes_text, duration, interval, number, table
+
+KINDS = {False: "raw", True: "norm."}
+
+
+def show(out: Rows, description: str, protocol: str, wide: bool = False) -> str:
+    """The tables; the words above each say what they are of."""
+    frame = pd.DataFrame(out.rows)
+    if frame.empty:
+        return "no rows: no method finished"
+    parts = []
+    for (alpha_attribution, alpha), group in frame.groupby(["alpha_attribution", "alpha"], sort=True):
+        first = group.iloc[0]
+        seeds = sorted(group["seed"].unique())
+        ceilings = [c for c in out.ceilings if c["alpha"] == alpha and c["alpha_attribution"] == alpha_attribution]
+        parts.append(
+            f"\n{description}, protocol {protocol}: alpha {alpha:g} of {alpha_attribution:g} of the training set,\n"
+            f"{first['num_subsets']} subsets x {replicates_text(ceilings[0], first)}, {first['num_queries']} queries, "
+            f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
+        )
+        parts.append(one_seed_table(group, wide) if len(seeds) == 1 else many_seeds_table(group, ceilings, wide))
+        text = pairs_text if len(seeds) == 1 else pairs_over_seeds_text
+        parts.append(text(out.pairs, alpha, alpha_attribution))
+    parts += settings_lines(frame)
+    parts += list(dict.fromkeys(filter(None, map(chains_line, out.diagnostics))))
+    return "\n".join(part for part in parts if part)
+
+
+def settings_lines(frame: pd.DataFrame) -> list[str]:
+    """One line for each method with settings of its own: a number without them says little."""
+    lines = []
+    for (label, settings, origin), rows in frame.groupby(["label", "settings", "origin"], sort=False):
+        kinds = sorted(set(rows["normalised"]))
+        only = (
+            ""
+            if len(kinds) == 2 or len(set(frame[frame["label"] == label]["settings"])) == 1
+            else f", {KINDS[kinds[0]]}"
+        )
+        if settings or origin != "default":
+            lines.append(f"{label}{only}: {settings or 'defaults'} ({origin})")
+    return [f"\nsettings  {lines[0]}", *(f"          {line}" for line in lines[1:])] if lines else []
+
+
+def chains_line(line: dict[str, Any]) -> str:
+    if line.get("rhat") is None:
+        return ""
+    dropped = f"; dropped {'; '.join(line['dropped_chains'])}" if line.get("dropped_chains") else ""
+    mixing = f"; {line['mixing']}" if line.get("mixing") else ""
+    return (
+        f"{line['label']} chains, seed {line['seed']}: R-hat {line['rhat']:.3f}, ESS {number(line['ess'], 0)} of "
+        f"{line['num_draws']} draws (mean loss); per example, median R-hat {number(line['rhat_examples_median'])}, "
+        f"ESS {number(line['ess_examples_median'], 0)}{dropped}{mixing}"
+    )
+
+
+def replicates_text(ceiling: dict[str, Any], row: Any) -> str:
+    """How often subsets were retrained on: "2", or "2 (25 of them)" where only some were replicated."""
+    replicated, times = ceiling["num_subsets_replicated"], ceiling["num_replicates"]
+    text = f"{times} ({replicated} of them)" if times > 1 and replicated < row["num_subsets"] else str(times)
+    return f"{text}, fresh initialisations" if ceiling.get("initialisation") == "fresh" else text
+
+
+def ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
+    if unknown := [c for c in ceilings if not math.isfinite(c["ceiling"])]:
+        replicated = unknown[0]["num_subsets_replicated"]
+        if unknown[0]["num_replicates"] < 2:
+            reason = "needs --replicates 2"
+        elif replicated < metrics.MINIMUM_SUBSETS:
+            reason = f"{replicated} subsets were retrained on twice; needs {metrics.MINIMUM_SUBSETS}"
+        else:
+            reason = "the retrained losses are not finite, or the same for all subsets"
+        return f"noise ceiling unknown ({reason})"
+    value = pooled_ceiling_of(ceilings)
+    if len(ceilings) == 1:
+        return f"noise ceiling {value:.3f} {interval(ceilings[0]['ci_low'], ceilings[0]['ci_high'])}"
+    return f"noise ceiling {value:.3f} (of the seeds' mean reliability)"
+
+
+def pooled_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:
+    """The square root of the mean reliability: a seed whose own is near 0 then counts as what it is."""
+    found = [c["reliability"] for c in ceilings if c["reliability"] is not None]
+    mean = float(np.mean(found)) if found else math.nan
+    return math.sqrt(max(mean, 0.0)) if math.isfinite(mean) else math.nan
+
+
+def share_text(value: float, ceiling: float) -> str:
+    return number(value / ceiling, 2) if ceiling > 0 else "-"
+
+
+def one_seed_table(group: pd.DataFrame, wide: bool) -> str:
+    header = ["method", "scores", "LDS", "95 % interval", "of ceiling", "seconds", "memory"]
+    header += ["spread", "undefined", "across queries", "fit s", "score s"] if wide else []
+    rows = []
+    for _, row in group.sort_values(["normalised", "lds"], ascending=[True, False]).iterrows():
+        line = [
+            row["label"],
+            KINDS[row["normalised"]],
+            number(row["lds"]),
+            interval(row["ci_low"], row["ci_high"]),
+            share_text(row["lds"], row["ceiling"]),
+            number(row["fit_seconds"] + row["score_seconds"], 1),
+            bytes_text(row["peak_memory_bytes"]),
+        ]
+        if wide:
+            line += [number(row["spread"]), str(row["num_undefined"]), number(row["lds_across_queries"])]
+            line += [number(row["fit_seconds"], 1), number(row["score_seconds"], 1)]
+        rows.append(line)
+    if not wide and (undefined := group[group["num_undefined"] > 0]["label"].unique()).size:
+        return (
+            table(header, rows, left=2) + f"\nundefined for some queries: {', '.join(undefined)} (--wide counts them)"
+        )
+    return table(header, rows, left=2)
+
+
+def many_seeds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
+    """Means over seeds; the span is from the lowest to the highest end of the seeds' own 95 % intervals."""
+    header = ["method", "scores", "LDS", "s.e.", "95 % span", "of ceiling", "seconds", "memory"]
+    header += ["per seed", "undefined", "across queries", "s.e.", "fit s", "score s"] if wide else []
+    ceiling, rows = pooled_ceiling_of(ceilings), []
+    for (label, normalised), block in group.groupby(["label", "normalised"]):
+        mean, error = metrics.mean_and_standard_error(block["lds"].to_numpy())
+        line = [
+            label,
+            KINDS[normalised],
+            number(mean),
+            number(error),
+            interval(block["ci_low"].min(), block["ci_high"].max()),
+            share_text(mean, ceiling),
+            number((block["fit_seconds"] + block["score_seconds"]).median(), 1),
+            bytes_text(block["peak_memory_bytes"].max()),
+        ]
+        if wide:
+            across, across_error = metrics.mean_and_standard_error(block["lds_across_queries"].to_numpy())
+            line += [" ".join(number(value) for value in block.sort_values("seed")["lds"])]
+            line += [str(block["num_undefined"].sum()), number(across), number(across_error)]
+            line += [number(block["fit_seconds"].median(), 1), number(block["score_seconds"].median(), 1)]
+        rows.append((normalised, -mean, line))
+    return table(header, [line for _, _, line in sorted(rows, key=lambda row: row[:2])], left=2)
+
+
+def pairs_worth_showing(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> list[dict[str, Any]]:
+    return [
+        pair
+        for pair in pairs
+        if pair["alpha"] == alpha
+        and pair["alpha_attribution"] == alpha_attribution
+        and "random" not in (pair["label"], pair["against"])
+        and math.isfinite(pair["difference"])
+    ]
+
+
+def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:
+    """Is one method really ahead of another, on the same subsets and queries?"""
+    lines = [
+        [
+            f"{pair['label']} - {pair['against']}",
+            KINDS[pair["normalised"]],
+            f"{pair['difference']:+.3f}",
+            f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]",
+            f"{pair['p_value']:.2g}",
+        ]
+        for pair in pairs_worth_showing(pairs, alpha, alpha_attribution)
+    ]
+    return "\n" + table(["paired difference", "scores", "LDS", "95 % interval", "p"], lines, left=2) if lines else ""
+
+
+def pairs_over_seeds_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:
+    """The same over several seeds: the mean difference, and for how many of them the interval excludes 0."""
+    found: dict[tuple[bool, str, str], list[dict[str, Any]]] = {}
+    for pair in pairs_worth_showing(pairs, alpha, alpha_attribution):
+        first, second, kind = pair["label"], pair["against"], pair["normalised"]
+        if (kind, second, first) in found:  # the better one comes first, and that may change from seed to seed
+            turned = {"difference": -pair["difference"], "ci_low": -pair["ci_high"], "ci_high": -pair["ci_low"]}
+            found[kind, second, first].append(turned)
+        else:
+            found.setdefault((kind, first, second), []).append(pair)
+    lines = [
+        [
+            f"{first} - {second}",
+            KINDS[kind],
+            f"{np.mean([seed['difference'] for seed in seeds]):+.3f}",
+            " ".join(f"{seed['difference']:+.3f}" for seed in seeds),
+            f"{sum(seed['ci_low'] > 0 for seed in seeds)} of {len(seeds)}",
+            f"{sum(seed['ci_high'] < 0 for seed in seeds)} of {len(seeds)}",
+        ]
+        for (kind, first, second), seeds in found.items()
+    ]
+    header = ["paired difference", "scores", "LDS", "per seed", "above 0", "below 0"]
+    return "\n" + table(header, lines, left=2) if lines else ""
+
+
+def seconds_text(seconds: float) -> str:
+    return duration(round(seconds, 1))

@@ -1,0 +1,45 @@
+"""The settings that `bench.tune` chose: one file a task and protocol, with the record of the choice in it.
+
+Files lie in `bench/tuned/` and ship with the package; `$TDA_BENCH_TUNED` names a folder of one's own that is looked
+into first, which is where `bench.tune --keep` writes by default.
+"""
+
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from retrain.safe_files import SafeFileError, read_json
+from retrain.task import Task
+
+PACKAGED = Path(__file__).parent / "tuned_settings"
+FORMAT = "tda-bench tuned settings 1"
+
+
+def tuned_folders() -> list[Path]:
+    own = os.environ.get("TDA_BENCH_TUNED")
+    return [*([Path(own)] if own else []), PACKAGED]
+
+
+def tuned_file(task: Task) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", f"{task.name}-{task.protocol}").strip("-") + ".json"
+
+
+def tuned_settings(task: Task, method: str) -> dict[str, dict[str, Any]] | None:
+    """{"raw": options, "normalised": options} of a method on a task, or None where nobody chose any."""
+    for folder in tuned_folders():
+        path = folder / tuned_file(task)
+        if path.is_file():
+            found = _read(path, path.stat().st_mtime_ns)["methods"].get(method)
+            if found is not None:
+                return {kind: found[kind]["options"] for kind in ("raw", "normalised")}
+    return None
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, stamp: int) -> dict[str, Any]:
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("methods"), dict):
+        raise SafeFileError(path, f'is no file of tuned settings; expected "format": "{FORMAT}"')
+    return content

@@ -1,0 +1,176 @@
+"""Variants: one method with its settings is one row, and the same method with other settings is another.
+
+    ekfac                              the method with the settings that --settings picks
+    ekfac@damping=1e-4                 with these options on top
+    stiff=ekfac@damping=1e-4           under a label of one's own
+    mine.py:Residuals@temperature=2    anybody's
+
+Where an option is set more than once, the last of these counts: the method's own default, the task's recommendation,
+the chosen settings (tuned, library or paper), --set, and what stands behind the @.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from baselines.method import Method, load_method
+from bench.tables import setting_text
+from bench.tuned import tuned_settings
+from retrain.errors import UsageError
+from retrain.plugins import option_value
+from retrain.task import Task
+
+SETTINGS = ("auto", "tuned", "library", "paper", "default")
+Kinds = Literal["both", "raw", "normalised"]
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.+:@/-]{0,59}")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A variant as it was asked for: `label=name@option=value,...`"""
+
+    name: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
+
+
+def spelled(text: str) -> Spelling:
+    before, at, behind = text.partition("@")
+    label, equals, name = before.rpartition("=")
+    if equals and not LABEL.fullmatch(label):
+        raise UsageError(f'"{text}": the label "{label}" has characters that tables and file names cannot take')
+    options: dict[str, str] = {}
+    for one in behind.split(",") if at else []:
+        option, is_set, value = one.partition("=")
+        if not is_set or not option:
+            raise UsageError(
+                f'"{text}" is no variant; expected METHOD@OPTION=VALUE,OPTION=VALUE such as ekfac@damping=1e-4'
+            )
+        options[option] = value
+    if not name:
+        raise UsageError(f'"{text}" names no method; expected METHOD or METHOD@OPTION=VALUE')
+    return Spelling(name, options, label)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with its settings, and the rows it stands for."""
+
+    method: Method
+    label: str
+    rows: Kinds = "both"  # settings chosen by raw LDS and by normalised LDS may differ
+    origin: str = "default"  # where its settings come from: tuned, library, paper, default
+    asked: str = ""  # how the method was named
+
+    @property
+    def settings(self) -> str:
+        """The options that are not the method's own defaults, as people write them."""
+        return ",".join(f"{name}={setting_text(value)}" for name, value in changed_options(self.method).items())
+
+    def describe(self) -> dict[str, Any]:
+        """For records: who it is, which options it had, and which code it was."""
+        return {
+            "asked": self.asked,
+            "label": self.label,
+            "rows": self.rows,
+            "origin": self.origin,
+            "settings": self.settings,
+            "source": self.method.source,
+            **self.method.config,
+        }
+
+
+def changed_options(method: Method) -> dict[str, Any]:
+    """The options in the key that differ from the class's defaults."""
+    return {
+        f.name: getattr(method, f.name)
+        for f in fields(method)
+        if f.metadata.get("key", True) and getattr(method, f.name) != f.default
+    }
+
+
+def build_variants(
+    wanted: Sequence[str | Mapping[str, Any]],
+    task: Task,
+    options: Mapping[str, Mapping[str, Any]],
+    settings: str = "auto",
+) -> list[Variant]:
+    """The variants that these words, or descriptions of a record, ask for; `options` are method -> option -> value."""
+    made: list[Variant] = []
+    for one in wanted:
+        made += _variants_of(spelled(one), task, options, settings) if isinstance(one, str) else [_described(one, task)]
+    known = {name for variant in made for name in (variant.asked, variant.method.name)}
+    if unknown := sorted(set(options) - known):
+        raise UsageError(
+            f'--set names "{unknown[0]}", which is neither the task ({task.name}) nor a method of this run '
+            f"({', '.join(sorted(known))})"
+        )
+    by_row: dict[tuple[str, str], Variant] = {}
+    for variant in made:
+        for kind in ("raw", "normalised") if variant.rows == "both" else (variant.rows,):
+            other = by_row.setdefault((variant.label, kind), variant)
+            if other.method != variant.method or other.method.source != variant.method.source:
+                raise UsageError(
+                    f'two variants are called "{variant.label}" ({other.settings or "defaults"}; '
+                    f"{variant.settings or 'defaults'}): give one a label of its own, LABEL={variant.method.name}@..."
+                )
+    return list(dict.fromkeys(by_row.values()))
+
+
+def _variants_of(
+    spelling: Spelling, task: Task, options: Mapping[str, Mapping[str, Any]], settings: str
+) -> list[Variant]:
+    name = spelling.name
+    plain = load_method(name)
+    own = {**options.get(name, {}), **options.get(plain.name, {}), **spelling.options}
+    origin, chosen = settings_of(plain, task, settings)
+    label = spelling.label or plain.name
+    if spelling.options and not spelling.label:
+        defaults = {f.name: f.default for f in fields(plain)}
+        label += "@" + ",".join(
+            f"{option}={setting_text(option_value(value, defaults.get(option), option))}"
+            for option, value in spelling.options.items()
+        )
+    recommended = task.method_settings.get(plain.name, {})
+    made: dict[Kinds, Method] = {
+        kind: load_method(name, **{**recommended, **extra, **own}) for kind, extra in chosen.items()
+    }
+    if len(set(made.values())) == 1:
+        return [Variant(next(iter(made.values())), label, "both", origin, name)]
+    return [Variant(method, label, kind, origin, name) for kind, method in made.items()]
+
+
+def _described(content: Mapping[str, Any], task: Task) -> Variant:
+    """The variant that a record describes, with the very settings it had there."""
+    try:
+        name, label, rows = content["asked"], content["label"], content["rows"]
+        known = {f.name for f in fields(load_method(name))}
+    except (KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"{str(content)[:80]} describes no method; expected asked, label, rows and its options"
+        ) from None
+    own = {option: value for option, value in content.items() if option in known}
+    method = load_method(name, **{**task.method_settings.get(str(content.get("name")), {}), **own})
+    return Variant(method, label, rows, str(content.get("origin", "default")), name)
+
+
+def settings_of(method: Method, task: Task, settings: str) -> tuple[str, dict[Kinds, dict[str, Any]]]:
+    """(where they come from, raw and normalised -> options)"""
+    both: dict[str, Any] = {}
+    if settings in ("auto", "tuned"):
+        tuned = tuned_settings(task, method.name)
+        if tuned is not None:
+            return "tuned", {"raw": dict(tuned["raw"]), "normalised": dict(tuned["normalised"])}
+        if settings == "tuned":
+            raise UsageError(
+                f"there are no tuned settings of {method.name} on task {task.name}, protocol {task.protocol}; make "
+                f"them with `python -m bench.tune --task {task.name} --methods {method.name}`, or take --settings "
+                "default"
+            )
+        settings = "default"
+    if settings == "library":
+        both = dict(method.library_settings)
+    elif settings == "paper":
+        both = dict(method.paper_settings(task))
+    return settings, {"raw": both, "normalised": both}
