@@ -1,1 +1,51 @@
-"""What the user runs: compares what the methods predict (`baselines`) with what really happens (`retrain`)."""
+"""How well training-data attribution methods predict what happens when training data is left out.
+
+From Python, ten names are enough; each says in its docstring what it takes:
+
+    from bench import Experiment, run, lds
+
+    result = run(Experiment(task="digits", alpha=(0.1,), methods=("ekfac", "gradsim")))
+    print(result)                                       # the table of `python -m bench.lds`
+    frame = result.frame()                              # a pandas DataFrame
+    found = lds(masks, losses, scores)                  # plain arrays: LDS, its interval, the ceiling
+
+Names are imported when they are first used, so that a command that needs no torch does not wait for it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.2.0"
+
+_HOMES = {
+    "Execution": "bench.experiment",
+    "Experiment": "bench.experiment",
+    "Result": "bench.experiment",
+    "lds": "bench.arrays",
+    "load_checkpoint": "bench.api",
+    "load_results": "bench.results",
+    "plot": "bench.api",
+    "read_experiment": "bench.experiment",
+    "run": "bench.experiment",
+    "scores": "bench.api",
+}
+__all__ = [
+    "Execution", "Experiment", "Result", "lds", "load_checkpoint", "load_results", "plot", "read_experiment", "run",
+    "scores",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from bench.api import load_checkpoint, plot, scores
+    from bench.arrays import lds
+    from bench.experiment import Execution, Experiment, Result, read_experiment, run
+    from bench.results import load_results
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bench' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
