@@ -15,17 +15,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import metrics
 from bench.metrics import (
     average_ranks,
     lds_across_queries,
     lds_over_ceiling,
     linear_datamodelling_score,
     mean_and_standard_error,
+    mean_over_replicates,
     noise_ceiling,
     paired_difference,
+    ranks,
     spearman_per_column,
 )
+from bench.metrics.ceiling import StepUp
+from bench.metrics.ranks import leave_one_out
 
 NUM_EXAMPLES = 100
 
@@ -67,7 +70,7 @@ def test_leaving_a_subset_out_is_exact(num_subsets, rounded):
     truth, prediction = (table.T for table in planted(num_subsets, 5, seed=3))
     if rounded:
         truth, prediction = np.round(2 * truth), np.round(2 * prediction)
-    whole, without = metrics._leave_one_out(truth, prediction)
+    whole, without = leave_one_out(truth, prediction)
     for j in range(len(truth)):
         assert whole[j] == pytest.approx(stats.spearmanr(truth[j], prediction[j]).statistic, abs=1e-12)
         for k in range(0, num_subsets, max(1, num_subsets // 20)):
@@ -173,7 +176,7 @@ def test_seed_decides_the_interval():
 def test_blocks_of_queries_do_not_show(monkeypatch):
     truth, prediction = planted()
     whole = linear_datamodelling_score(truth, prediction)
-    monkeypatch.setattr(metrics, "_QUERIES_PER_BLOCK", 5)
+    monkeypatch.setattr(ranks, "QUERIES_PER_BLOCK", 5)
     assert linear_datamodelling_score(truth, prediction) == whole
 
 
@@ -242,7 +245,7 @@ REGIMES = {
 
 @pytest.mark.parametrize("name", REGIMES)
 def test_intervals_cover_the_truth(name):
-    """92 to 98 % of 400 draws; see the module's opening for more regimes and sizes."""
+    """92 to 98 % of 400 draws; see STATISTICS.md for more regimes and sizes."""
     regime, num_draws = REGIMES[name], 400
     limit, worse_limit = regime.limits()
     covered = covered_difference = 0
@@ -317,7 +320,7 @@ def test_ceiling_recovers_known_reliability(num_replicates):
     # The noiseless losses are the best prediction there is.
     best = linear_datamodelling_score(replicates.mean(axis=0), signal)
     assert best.lds == pytest.approx(result.ceiling, abs=0.03)
-    ratio = lds_over_ceiling(replicates.mean(axis=0), signal, result)
+    ratio = lds_over_ceiling(replicates, signal, ceiling=result)
     assert ratio.ratio == pytest.approx(best.lds / result.ceiling)
     assert ratio.ci_low - 0.005 < ratio.ratio < ratio.ci_high + 0.005
     assert ratio.ratio == pytest.approx(1.0, abs=0.03)
@@ -328,15 +331,15 @@ def test_own_coefficients_approach_the_ceiling():
     coefficients, masks = rng.normal(size=(60, NUM_EXAMPLES)), draw_masks(100, rng)
     prediction = masks @ coefficients.T
     replicates = prediction + 5.0 * rng.normal(size=(4, 100, 60))
-    ratio = lds_over_ceiling(replicates.mean(axis=0), prediction, noise_ceiling(replicates))
+    ratio = lds_over_ceiling(replicates, prediction)
     assert ratio.ratio == pytest.approx(1.0, abs=0.03)
 
 
 def test_step_up_is_spearman_brown_for_even_halves():
-    step_up = metrics._StepUp(half_a=0.5, half_b=0.5, whole=0.25)
+    step_up = StepUp(half_a=0.5, half_b=0.5, whole=0.25)
     assert step_up.reliability(0.6) == pytest.approx(2 * 0.6 / 1.6)
     # Odd: two replicates against one, noise as large as the signal, so (2/3)(1/2) under the root and 3/4 in all.
-    assert metrics._StepUp(0.5, 1.0, 1 / 3).reliability(math.sqrt(1 / 3)) == pytest.approx(0.75)
+    assert StepUp(0.5, 1.0, 1 / 3).reliability(math.sqrt(1 / 3)) == pytest.approx(0.75)
 
 
 def test_ragged_replicates():
@@ -352,7 +355,10 @@ def test_ragged_replicates():
     as_list = [replicates[present[:, k], k] for k in range(200)]
     assert noise_ceiling(as_list) == result
     truth = np.array([losses.mean(axis=0) for losses in as_list])
-    ratio = lds_over_ceiling(truth, signal, result)
+    np.testing.assert_array_equal(mean_over_replicates(replicates, present=present), truth)
+    np.testing.assert_array_equal(mean_over_replicates(as_list), truth)
+    ratio = lds_over_ceiling(replicates, signal, present=present)
+    assert ratio == lds_over_ceiling(as_list, signal, ceiling=result)
     assert ratio.ci_low < 1.0 < ratio.ci_high
     assert ratio.ratio == pytest.approx(1.0, abs=0.05)
 
@@ -368,7 +374,7 @@ def test_one_replicate_has_no_ceiling():
     result = noise_ceiling(replicates)
     assert math.isnan(result.ceiling)
     assert math.isnan(result.reliability)
-    ratio = lds_over_ceiling(replicates[0], signal, result)
+    ratio = lds_over_ceiling(replicates, signal)
     assert math.isnan(ratio.ratio)
     assert math.isfinite(ratio.lds)
 
@@ -379,7 +385,7 @@ def test_negative_reliability_is_kept_and_never_divided_by():
     result = noise_ceiling(replicates)
     assert result.ceiling == 0.0
     assert -1.0 <= result.reliability < 0.0
-    ratio = lds_over_ceiling(replicates.mean(axis=0), signal, result)
+    ratio = lds_over_ceiling(replicates, signal, ceiling=result)
     assert math.isnan(ratio.ratio)
     assert math.isnan(ratio.ci_low)
 
@@ -394,7 +400,7 @@ def test_ceiling_and_ratio_intervals_cover():
         replicates, signal = draw_replicates(2, num_subsets=60, num_queries=40, seed=draw)
         prediction = signal + np.random.default_rng([draw, 4]).normal(size=signal.shape)
         result = noise_ceiling(replicates, seed=draw, num_bootstrap=500)
-        ratio = lds_over_ceiling(replicates.mean(axis=0), prediction, result, seed=draw, num_bootstrap=500)
+        ratio = lds_over_ceiling(replicates, prediction, ceiling=result, seed=draw, num_bootstrap=500)
         covered += result.ci_low <= ceiling <= result.ci_high
         covered_ratio += ratio.ci_low <= score / ceiling <= ratio.ci_high
     assert 0.90 <= covered / num_draws <= 0.99
@@ -435,7 +441,7 @@ def test_errors_say_what_came_and_what_to_do():
     with pytest.raises(ValueError, match="without any"):
         noise_ceiling(np.stack([truth, truth]), present=np.zeros((2, 40), dtype=bool))
     with pytest.raises(ValueError, match="same replicates"):
-        lds_over_ceiling(truth, prediction, noise_ceiling(draw_replicates(2)[0]))
+        lds_over_ceiling(truth[None], prediction, ceiling=noise_ceiling(draw_replicates(2)[0]))
 
 
 def test_ten_thousand_queries_are_quick():

@@ -1,0 +1,50 @@
+"""How well predictions rank what really happened: the linear datamodelling score (LDS) and how sure one can be of it.
+
+    from bench.metrics import linear_datamodelling_score
+    print(linear_datamodelling_score(truth, masks @ scores.T))
+
+Pure numpy and scipy; the commands of `bench` call it on stored arrays. Two arrays meet here, both (num_subsets,
+num_queries):
+
+- `truth[k, j]`: query j's loss after retraining on subset k, averaged over replicates;
+- `prediction[k, j]`: the sum of query j's scores over the members of subset k. A score is the predicted change of the
+  loss when the example is included, so a method that works correlates positively.
+
+LDS is the mean over queries of the Spearman correlation across subsets. A query whose truth or prediction is constant
+or not finite has no correlation: it is left out of the mean and counted in `num_undefined`, which every result carries.
+STATISTICS.md, beside this file, derives the intervals and the ceilings and says how well they hold.
+"""
+
+from bench.metrics.ceiling import Ceiling, CeilingRatio, lds_over_ceiling, noise_ceiling
+from bench.metrics.checks import MINIMUM_SUBSETS, mean_over_replicates
+from bench.metrics.linear import AdditiveShare, LinearCeiling, LinearRatio, lds_over_linear_ceiling, linear_ceiling
+from bench.metrics.plain import ArrayScore, score_arrays
+from bench.metrics.ranks import average_ranks, spearman_per_column
+from bench.metrics.score import LDS, Difference, lds_across_queries, linear_datamodelling_score, paired_difference
+from bench.metrics.seeds import PooledCeiling, mean_and_standard_error, pooled_ceiling
+
+__all__ = [
+    "LDS",
+    "MINIMUM_SUBSETS",
+    "AdditiveShare",
+    "ArrayScore",
+    "Ceiling",
+    "CeilingRatio",
+    "Difference",
+    "LinearCeiling",
+    "LinearRatio",
+    "PooledCeiling",
+    "average_ranks",
+    "lds_across_queries",
+    "lds_over_ceiling",
+    "lds_over_linear_ceiling",
+    "linear_ceiling",
+    "linear_datamodelling_score",
+    "mean_and_standard_error",
+    "mean_over_replicates",
+    "noise_ceiling",
+    "paired_difference",
+    "pooled_ceiling",
+    "score_arrays",
+    "spearman_per_column",
+]

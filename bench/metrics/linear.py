@@ -1,0 +1,367 @@
+"""The linear ceiling: the LDS that the best additive score could be expected to reach, however it was found.
+
+    from bench.metrics import linear_ceiling
+    print(linear_ceiling(masks, replicates))
+
+The share of the variance over subsets that is additive in the training examples comes from how the products of two
+subsets' outcomes grow with their overlap (Haseman and Elston's regression). No coefficients are fitted, so there may be
+many more training examples than subsets. STATISTICS.md derives it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special, stats
+
+from bench.metrics.checks import BoolArray, FloatArray, as_replicates, check_confidence
+from bench.metrics.ranks import defined_columns, rank_rows
+from bench.metrics.score import LDS
+
+MINIMUM_SUBSETS_LINEAR = 10  # with fewer, the interval has nothing to rest on
+_NUMBERS_PER_BLOCK = 1 << 21
+_QUERIES_FOR_PAIRS = 2048  # enough to know what queries share; all of them would cost as much as everything else
+
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditiveShare:
+    """A share of the variance over subsets, pooled over queries. Chance may carry it below 0 or above 1."""
+
+    share: float
+    ci_low: float
+    ci_high: float
+    standard_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearCeiling:
+    """What the best additive score could be expected to reach: against the truth as averaged, and against one run."""
+
+    ceiling: float  # against the mean over replicates, which LDS is measured against
+    ci_low: float
+    ci_high: float
+    single_run: float  # against one run; the same where there are no replicates
+    single_run_ci_low: float
+    single_run_ci_high: float
+    share: AdditiveShare  # of the replicate mean's variance
+    share_of_run: AdditiveShare  # of a single run's variance
+    share_of_signal: AdditiveShare | None  # of what is not noise of retraining; None without replicates
+    confidence: float
+    num_subsets: int
+    num_examples: int
+    num_queries: int
+    num_undefined: int
+    num_replicates: float  # harmonic mean over subsets
+    per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,) share, noisy; NaN where undefined
+
+    @property
+    def touches_zero(self) -> bool:
+        """Whether the interval of the share reaches 0: then nothing should be divided by the ceiling."""
+        return not self.share.ci_low > 0.0
+
+
+def best_spearman(share: float) -> float:
+    """Spearman's correlation of two jointly normal values, of which one explains so much of the other's variance."""
+    return 6.0 / math.pi * math.asin(0.5 * math.sqrt(min(max(share, 0.0), 1.0))) if not math.isnan(share) else math.nan
+
+
+# ---- overlaps ----
+
+
+def _overlap_weights(masks: BoolArray) -> Float32Array:
+    """W, (K, K), symmetric, zero on the diagonal: y' W y is the additive variance in outcomes y of mean 0.
+
+    It is the slope of y_k y_l on the overlap of subsets k and l beyond chance, over all pairs of different subsets and
+    with an intercept, in units in which a subset overlaps itself by 1. Dividing by tr(W H G H), H being the centring
+    matrix, takes out what centring y does to the slope.
+    """
+    num_subsets = len(masks)
+    centred = masks.astype(np.float32) - np.float32(masks.mean())
+    overlap = centred @ centred.T
+    overlap /= np.float32(np.trace(overlap, dtype=np.float64) / num_subsets)
+    row_overlap = overlap.sum(axis=1, dtype=np.float64)
+    on_diagonal = float(np.trace(overlap, dtype=np.float64))
+    weights = overlap - np.float32((row_overlap.sum() - on_diagonal) / (num_subsets * (num_subsets - 1)))
+    np.fill_diagonal(weights, 0.0)
+    row_weights = weights.sum(axis=1, dtype=np.float64)
+    found = _total(weights, overlap) - 2.0 * float(row_weights @ row_overlap) / num_subsets
+    found += float(row_weights.sum() * row_overlap.sum()) / num_subsets**2
+    weights /= np.float32(found)
+    return weights
+
+
+def _total(a: NDArray, b: NDArray) -> float:
+    """The sum of the products of all elements, row by row in double precision."""
+    return float(sum(float(np.dot(x, y)) for x, y in zip(a, b)))
+
+
+# ---- outcomes ----
+
+
+@dataclass(frozen=True)
+class _Outcomes:
+    """A block of queries in units of a single run's standard deviation; (queries, subsets) unless said otherwise."""
+
+    mean: FloatArray  # over replicates, centred
+    squares: FloatArray  # of the single runs; their mean over subsets is 1
+    noise: FloatArray  # (queries,): variance of a run about what its subset's runs average to; 0 where unknown
+    noise_influence: FloatArray
+
+
+def _standardise(values: FloatArray, exists: BoolArray, normal_scores: bool) -> _Outcomes:
+    """values: (replicates, subsets, queries), finite and no query constant; exists: (replicates, subsets)."""
+    num_replicates, num_subsets, num_queries = values.shape
+    counts = exists.sum(axis=0)
+    again = exists & (counts >= 2)
+    placed = np.zeros((num_queries, num_replicates, num_subsets))
+    placed[:, exists] = values[exists].T
+    if _knows_noise(exists):
+        # What a replicate adds to every subset alike moves no rank, and is no noise.
+        residual = np.where(again, placed - (placed.sum(axis=1) / counts)[:, None, :], 0.0)
+        placed -= (residual.sum(axis=2) / np.maximum(again.sum(axis=1), 1))[:, :, None]
+    runs = placed[:, exists]  # (queries, runs)
+    num_runs = runs.shape[1]
+    if normal_scores:
+        runs = special.ndtri((rank_rows(runs).ranks - 0.375) / (num_runs + 0.25))
+    runs -= runs.mean(axis=1, keepdims=True)
+    # A variance with K - 1 in the denominator is one.
+    runs *= np.sqrt(num_runs * (1.0 - 1.0 / num_subsets) / np.einsum("jr,jr->j", runs, runs))[:, None]
+    placed[:] = 0.0
+    placed[:, exists] = runs
+    mean = placed.sum(axis=1) / counts
+    squares = np.einsum("jrk,jrk->jk", placed, placed)
+    squares *= (num_subsets / squares.sum(axis=1))[:, None]
+
+    noise, influence = np.zeros(num_queries), np.zeros((num_queries, num_subsets))
+    if _knows_noise(exists):
+        residual = np.where(again, placed - mean[:, None, :], 0.0)
+        freedom = np.where(counts >= 2, counts - 1, 0)
+        lost = 1.0 - 1.0 / int((counts >= 2).sum())
+        by_subset = np.einsum("jrk,jrk->jk", residual, residual) / (freedom.sum() * lost)
+        noise = by_subset.sum(axis=1)
+        influence = num_subsets * (by_subset - noise[:, None] * (freedom / freedom.sum()))
+    return _Outcomes(mean - mean.mean(axis=1, keepdims=True), squares, noise, influence)
+
+
+def _knows_noise(exists: BoolArray) -> bool:
+    return int((exists.sum(axis=0) >= 2).sum()) >= 2
+
+
+# ---- how sure ----
+
+
+class _Pool:
+    """Means over queries of several statistics, and the two-way variance of any weighted sum of these means."""
+
+    def __init__(self, num_statistics: int, num_subsets: int):
+        self.values: list[FloatArray] = []
+        self.by_subset = np.zeros((num_statistics, num_subsets))
+        self.squares = np.zeros((num_statistics, num_statistics))
+
+    def add(self, values: Sequence[FloatArray], influence: Sequence[FloatArray]) -> None:
+        """Each value: (queries of a block,); each influence: (queries of a block, subsets)."""
+        self.values.append(np.stack(values))
+        self.by_subset += np.stack([table.sum(axis=0) for table in influence])
+        self.squares += [[float(np.vdot(a, b)) for b in influence] for a in influence]
+
+    def means(self) -> FloatArray:
+        return np.concatenate(self.values, axis=1).mean(axis=1)
+
+    def interval(self, weights: Sequence[float], centre: float, on_pairs: float, confidence: float) -> AdditiveShare:
+        """The interval around `centre` of the sum of means that these weights make.
+
+        Leaving subsets out in turn counts the variance that lives on pairs of subsets twice (Efron and Stein), and
+        where there are more examples than subsets that is nearly all there is: `on_pairs` is taken out once.
+        """
+        weight = np.asarray(weights)
+        by_query = weight @ np.concatenate(self.values, axis=1)
+        num_queries, num_subsets = len(by_query), self.by_subset.shape[1]
+        if num_queries < 2:
+            return AdditiveShare(share=centre, ci_low=math.nan, ci_high=math.nan, standard_error=math.nan)
+        together = weight @ self.by_subset / num_queries
+        freedom = num_subsets * (num_subsets - 1)
+        each = float(weight @ self.squares @ weight) / num_queries / freedom
+        unshared = max(0.0, each - float(together @ together) / freedom) * num_queries / (num_queries - 1)
+        shared = max(0.0, each - unshared - on_pairs)
+        from_queries = float(by_query.var(ddof=1)) / num_queries
+        variance = from_queries + shared
+        if variance <= 1e-30:
+            return AdditiveShare(share=centre, ci_low=centre, ci_high=centre, standard_error=0.0)
+        degrees = variance**2 / (from_queries**2 / (num_queries - 1) + shared**2 / (num_subsets - 1))
+        error = math.sqrt(variance)
+        reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, degrees))
+        return AdditiveShare(share=centre, ci_low=centre - reach, ci_high=centre + reach, standard_error=error)
+
+
+def _variance_on_pairs(weights: Float32Array, outcomes: Float32Array) -> float:
+    """Of the mean over queries of y' W y: the part of its variance that lives on pairs of subsets and is shared by all.
+
+    outcomes: (some of the queries, subsets). What queries do not share is in the mean's variance too, divided by their
+    number; their own squares tell how much that is.
+    """
+    num_queries = len(outcomes)
+    if num_queries < 2:
+        return 0.0
+    squared = weights * weights
+    products = outcomes.T @ outcomes
+    products *= products
+    together = 2.0 * _total(squared, products) / num_queries**2
+    squares = outcomes * outcomes
+    each = 2.0 * _total(squares, squares @ squared) / num_queries
+    return max(0.0, together - each / num_queries) * num_queries / (num_queries - 1)
+
+
+# ---- the estimate ----
+
+
+class _Estimate:
+    """Goes over the queries block by block: their shares, and what the intervals need to know."""
+
+    def __init__(self, weights: Float32Array, exists: BoolArray, normal_scores: bool):
+        self.weights, self.exists, self.normal_scores = weights, exists, normal_scores
+        self.pool = _Pool(3, len(weights))
+        self.of_mean: list[Float32Array] = []  # (queries, subsets) of the queries that stand for all of them
+        self.of_run: list[Float32Array] = []
+
+    def add(self, values: FloatArray, for_pairs: BoolArray) -> FloatArray:
+        """values: (replicates, subsets, queries); for_pairs: (queries,). The queries' shares, (queries,)."""
+        num_subsets = len(self.weights)
+        outcomes = _standardise(values, self.exists, self.normal_scores)
+        mean = outcomes.mean.astype(np.float32)
+        # Each subset's part of y' W y. The variance that it is divided by is made from the same outcomes, which makes
+        # the ratio low by 2 / K where they are normal.
+        part = num_subsets / (1.0 - 2.0 / num_subsets) * outcomes.mean * (mean @ self.weights)
+        additive = part.mean(axis=1)
+        variance = np.einsum("jk,jk->j", outcomes.mean, outcomes.mean) / (num_subsets - 1)
+        share = additive / variance
+        about_run = outcomes.squares - 1.0
+        about_mean = outcomes.mean**2 * (num_subsets / (num_subsets - 1) / variance)[:, None] - 1.0
+        self.pool.add(
+            (share, additive, 1.0 - outcomes.noise),
+            (
+                2.0 * (part / variance[:, None] - share[:, None]) - share[:, None] * about_mean,
+                2.0 * (part - additive[:, None]) - additive[:, None] * about_run,
+                outcomes.noise[:, None] * about_run - outcomes.noise_influence,
+            ),
+        )
+        self.of_run.append(mean[for_pairs])
+        self.of_mean.append((mean / np.sqrt(variance, dtype=np.float32)[:, None])[for_pairs])
+        return share
+
+    def shares(self, confidence: float) -> tuple[AdditiveShare, AdditiveShare, AdditiveShare | None]:
+        """Of the replicate mean's variance, of a run's, and of the signal's."""
+        nothing = AdditiveShare(share=math.nan, ci_low=math.nan, ci_high=math.nan, standard_error=math.nan)
+        knows_noise = _knows_noise(self.exists)
+        if not self.of_mean:
+            return nothing, nothing, nothing if knows_noise else None
+        share, additive, signal = self.pool.means().tolist()
+        on_pairs = _variance_on_pairs(self.weights, np.concatenate(self.of_mean))
+        of_mean = self.pool.interval((1.0, 0.0, 0.0), share, on_pairs, confidence)
+        if len(self.exists) == 1:
+            return of_mean, of_mean, None
+        on_pairs = _variance_on_pairs(self.weights, np.concatenate(self.of_run))
+        of_run = self.pool.interval((0.0, 1.0, 0.0), additive, on_pairs, confidence)
+        of_signal = nothing if knows_noise else None
+        if knows_noise and signal > 0.0:
+            ratio = additive / signal
+            weights = (0.0, 1.0 / signal, -ratio / signal)
+            of_signal = self.pool.interval(weights, ratio, on_pairs / signal**2, confidence)
+        return of_mean, of_run, of_signal
+
+
+def linear_ceiling(
+    masks: ArrayLike,
+    replicates: ArrayLike | Sequence[ArrayLike],
+    *,
+    present: ArrayLike | None = None,
+    normal_scores: bool = True,
+    confidence: float = 0.95,
+) -> LinearCeiling:
+    """What LDS the best additive score could be expected to reach: a number for each example, summed over the members.
+
+    masks: (num_subsets, num_examples), subsets drawn uniformly: all of one size, or every example by itself with one
+    probability. replicates, present: as `bench.metrics.noise_ceiling` takes them, (num_replicates, num_subsets,
+    num_queries). Replicates are not needed, but they separate the noise of retraining; without them both ceilings are
+    the same and `share_of_signal` is None.
+
+    With `normal_scores` each query's outcomes are replaced by the normal quantiles of their ranks, so that, as for LDS,
+    monotone transforms of a query's losses change nothing; without, the shares are of the variance of the losses as
+    they are. Where queries differ much in their share, the root of the mean share makes the ceiling too high: never
+    flattering, as with the noise ceiling.
+    """
+    kept = np.asarray(masks, dtype=bool)
+    values, exists = as_replicates(replicates, present)
+    num_subsets, num_queries = values.shape[1:]
+    check_confidence(confidence, 1)
+    if kept.ndim != 2 or len(kept) != num_subsets:
+        raise ValueError(f"masks has shape {kept.shape}; expected ({num_subsets}, num_examples), one row a subset.")
+    if num_subsets < MINIMUM_SUBSETS_LINEAR:
+        raise ValueError(f"got {num_subsets} subsets; the linear ceiling needs at least {MINIMUM_SUBSETS_LINEAR}.")
+    if (kept == kept[0]).all():
+        raise ValueError("all subsets are the same, so that their overlaps say nothing; pass subsets that differ.")
+
+    defined = np.flatnonzero(defined_columns(values[exists]))
+    for_pairs = np.zeros(num_queries, dtype=bool)
+    for_pairs[defined[np.linspace(0, len(defined) - 1, min(len(defined), _QUERIES_FOR_PAIRS)).astype(int)]] = True
+    estimate = _Estimate(_overlap_weights(kept), exists, normal_scores)
+    per_query = np.full(num_queries, np.nan)
+    size = max(1, _NUMBERS_PER_BLOCK // (num_subsets * len(values)))
+    for start in range(0, len(defined), size):
+        block = defined[start : start + size]
+        per_query[block] = estimate.add(values[:, :, block], for_pairs[block])
+    of_mean, of_run, of_signal = estimate.shares(confidence)
+    return LinearCeiling(
+        ceiling=best_spearman(of_mean.share),
+        ci_low=best_spearman(of_mean.ci_low),
+        ci_high=best_spearman(of_mean.ci_high),
+        single_run=best_spearman(of_run.share),
+        single_run_ci_low=best_spearman(of_run.ci_low),
+        single_run_ci_high=best_spearman(of_run.ci_high),
+        share=of_mean,
+        share_of_run=of_run,
+        share_of_signal=of_signal,
+        confidence=confidence,
+        num_subsets=num_subsets,
+        num_examples=kept.shape[1],
+        num_queries=num_queries,
+        num_undefined=num_queries - len(defined),
+        num_replicates=1.0 / float((1.0 / exists.sum(axis=0)).mean()),
+        per_query=per_query,
+    )
+
+
+# ---- what a method leaves on the table ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearRatio:
+    """LDS divided by the linear ceiling."""
+
+    ratio: float  # NaN when the ceiling's interval touches 0
+    ci_low: float
+    ci_high: float
+    standard_error: float
+    confidence: float
+
+
+def lds_over_linear_ceiling(score: LDS, linear: LinearCeiling) -> LinearRatio:
+    """1 for the best additive score there is; what is missing, a better additive method could have.
+
+    The two may come from different subsets, as long as these are drawn alike. Their errors are taken as independent:
+    on the same subsets and queries they move together, and the interval is wider than it need be.
+    """
+    ratio = low = high = error = math.nan
+    if not linear.touches_zero:
+        height, share = linear.ceiling, min(linear.share.share, 1.0)
+        slope = 1.5 / (math.pi * math.sqrt(share * (1.0 - 0.25 * share)))
+        ratio = score.lds_corrected / height
+        error = math.hypot(score.standard_error, ratio * slope * linear.share.standard_error) / height
+        reach = error * float(stats.norm.ppf(0.5 + 0.5 * score.confidence))
+        low, high = ratio - reach, ratio + reach
+    return LinearRatio(ratio=ratio, ci_low=low, ci_high=high, standard_error=error, confidence=score.confidence)

@@ -1,0 +1,112 @@
+"""LDS of plain arrays: masks, retrained losses and scores in, the score with its interval and ceilings out.
+
+from bench.metrics import score_arrays
+print(score_arrays(masks, losses, scores))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bench.metrics.ceiling import Ceiling, CeilingRatio, lds_over_ceiling, noise_ceiling
+from bench.metrics.checks import MINIMUM_SUBSETS, FloatArray, mean_over_replicates
+from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR, LinearCeiling, linear_ceiling
+from bench.metrics.score import linear_datamodelling_score
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayScore:
+    """How well scores predict retrained losses."""
+
+    lds: float  # mean over queries of Spearman's correlation across subsets; NaN when no query has one
+    ci_low: float
+    ci_high: float
+    confidence: float
+    num_subsets: int
+    num_queries: int
+    num_undefined: int  # queries without a correlation: constant or not finite
+    across_queries: float  # Spearman across queries, mean over subsets: the paper's printed formula
+    ceiling: Ceiling | None  # what a perfect prediction could reach; None without replicates
+    over_ceiling: CeilingRatio | None  # LDS divided by it
+    linear_ceiling: LinearCeiling | None  # what the best additive score could reach; None with too few subsets
+    per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,), NaN where undefined
+
+
+def score_arrays(
+    masks: ArrayLike,
+    losses: ArrayLike,
+    scores: ArrayLike,
+    *,
+    present: ArrayLike | None = None,
+    seed: int = 0,
+    num_bootstrap: int = 1000,
+    confidence: float = 0.95,
+) -> ArrayScore:
+    """The linear datamodelling score of `scores`, with its 95 % interval over subsets and queries.
+
+    masks: (K, n), which of n training examples each of K subsets keeps; losses: (K, q), each query's loss after
+    retraining on each subset, or (R, K, q) with R replicates, which give the ceiling; scores: (q, n), the predicted
+    change of the query's loss when the example is included (helpful examples are negative). present: (R, K), False
+    where a replicate is missing.
+    """
+    kept = _as_masks(masks)
+    given = np.asarray(losses, dtype=np.float64)
+    values = given[None] if given.ndim == 2 else given
+    if values.ndim != 3 or values.shape[1] != len(kept):
+        raise ValueError(
+            f"losses has shape {given.shape} beside masks of shape {kept.shape}; expected ({len(kept)}, q) or "
+            f"(R, {len(kept)}, q): subsets x queries, or replicates x subsets x queries."
+        )
+    predicted = np.asarray(scores)
+    predicted = predicted.astype(np.float32 if predicted.dtype == np.float32 else np.float64, copy=False)
+    expected = (values.shape[2], kept.shape[1])
+    if predicted.shape != expected:
+        hint = "; they are transposed" if predicted.shape == expected[::-1] else ""
+        raise ValueError(f"scores has shape {predicted.shape}; expected {expected}: queries x training examples{hint}.")
+    truth = mean_over_replicates(values, present=present)
+    with np.errstate(invalid="ignore"):  # a score that is not finite makes its query undefined
+        prediction = kept.astype(predicted.dtype) @ predicted.T
+    result = linear_datamodelling_score(
+        truth, prediction, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence
+    )
+    ceiling = ratio = linear = None
+    again = len(values) if present is None else np.asarray(present, dtype=bool).sum(axis=0)
+    if int((np.broadcast_to(again, len(kept)) >= 2).sum()) >= MINIMUM_SUBSETS:
+        ceiling = noise_ceiling(values, present=present, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence)
+        ratio = lds_over_ceiling(
+            values,
+            prediction,
+            present=present,
+            ceiling=ceiling,
+            seed=seed,
+            num_bootstrap=num_bootstrap,
+            confidence=confidence,
+        )
+    if len(kept) >= MINIMUM_SUBSETS_LINEAR:
+        linear = linear_ceiling(kept, values, present=present, confidence=confidence)
+    return ArrayScore(
+        lds=result.lds,
+        ci_low=result.ci_low,
+        ci_high=result.ci_high,
+        confidence=confidence,
+        num_subsets=result.num_subsets,
+        num_queries=result.num_queries,
+        num_undefined=result.num_undefined,
+        across_queries=result.across_queries,
+        ceiling=ceiling,
+        over_ceiling=ratio,
+        linear_ceiling=linear,
+        per_query=result.per_query,
+    )
+
+
+def _as_masks(masks: ArrayLike) -> np.ndarray:
+    kept = np.asarray(masks)
+    if kept.ndim != 2:
+        raise ValueError(f"masks has shape {kept.shape}; expected (K, n): subsets x training examples.")
+    if kept.dtype != bool and not np.isin(kept, (0, 1)).all():
+        raise ValueError(f"masks holds values other than 0 and 1 ({kept.dtype}); pass True where an example is kept.")
+    return kept.astype(bool)

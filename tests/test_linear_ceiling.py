@@ -1,0 +1,210 @@
+"""The linear ceiling recovers planted shares of additive variance, and its interval covers them.
+
+A query's loss on a subset is a sum over the subset's members, plus something that depends on the subset but on no
+example by itself, plus noise of retraining, in known shares.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from bench.metrics import (
+    lds_over_linear_ceiling,
+    linear_ceiling,
+    linear_datamodelling_score,
+    noise_ceiling,
+    spearman_per_column,
+)
+from bench.metrics.linear import best_spearman
+
+
+@dataclass(frozen=True)
+class Planted:
+    additive: float  # shares of a single run's variance
+    interaction: float = 0.0  # noise is the rest
+    num_subsets: int = 300
+    num_examples: int = 300
+    num_queries: int = 40
+    num_replicates: int = 1
+    alpha: float = 0.5
+    scheme: str = "fixed"
+    shared: float = 0.5  # of everything, by all queries, in units of their own part
+
+    def draw_masks(self, rng: np.random.Generator) -> np.ndarray:
+        chances = rng.random((self.num_subsets, self.num_examples))
+        if self.scheme == "bernoulli":
+            return chances < self.alpha
+        return np.argsort(chances, axis=1) < round(self.alpha * self.num_examples)
+
+    def mixed(self, rng: np.random.Generator, *shape: int) -> np.ndarray:
+        own, common = rng.normal(size=shape), rng.normal(size=(*shape[:-1], 1))
+        return (own + self.shared * common) / math.sqrt(1 + self.shared**2)
+
+    def draw(self, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """masks (K, n), losses (R, K, q), and the additive part alone (K, q)."""
+        rng = np.random.default_rng([seed, 11])
+        masks = self.draw_masks(rng)
+        coefficients = self.mixed(rng, self.num_examples, self.num_queries)
+        additive = (masks - self.alpha) @ coefficients
+        coefficients -= coefficients.mean(axis=0) * (self.scheme == "fixed")
+        additive /= np.sqrt(self.alpha * (1 - self.alpha) * (coefficients**2).sum(axis=0))
+        size = (self.num_replicates, self.num_subsets, self.num_queries)
+        losses = math.sqrt(self.additive) * additive + math.sqrt(self.interaction) * self.mixed(rng, *size[1:])
+        noise = math.sqrt(max(0.0, 1 - self.additive - self.interaction))
+        return masks, losses + noise * self.mixed(rng, *size), additive
+
+
+@pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_planted_shares_are_recovered(share, scheme):
+    world = Planted(share, interaction=0.5 * (1 - share), scheme=scheme, alpha=0.2)
+    found = [linear_ceiling(*world.draw(seed)[:2]) for seed in range(10)]
+    assert sum(one.share.ci_low <= share <= one.share.ci_high for one in found) >= 9
+    assert np.mean([one.share.share for one in found]) == pytest.approx(share, abs=0.03)
+    assert all(one.share == one.share_of_run and one.share_of_signal is None for one in found)
+
+
+def test_a_linear_problem_has_share_one():
+    found = linear_ceiling(*Planted(1.0).draw(0)[:2])
+    assert found.share.ci_low <= 1.0 <= found.share.ci_high
+    assert found.share.share == pytest.approx(1.0, abs=0.05)
+    assert found.ceiling == pytest.approx(1.0, abs=0.05)
+
+
+def test_pairs_of_examples_and_noise_have_share_zero():
+    world = Planted(0.0)
+    rng = np.random.default_rng(0)
+    masks = world.draw_masks(rng)
+    signs = 2.0 * masks - 1.0
+    pairs = rng.normal(size=(40, 300, 300)) * (1 - np.eye(300))
+    losses = np.stack([((signs @ weights) * signs).sum(axis=1) for weights in pairs], axis=1)
+    for outcomes in (losses[None], rng.normal(size=(2, 300, 40)), world.draw(1)[1]):
+        found = linear_ceiling(masks, outcomes)
+        assert found.share.ci_low <= 0.0 <= found.share.ci_high
+        assert found.share.share == pytest.approx(0.0, abs=0.1)
+        assert found.touches_zero
+
+
+def test_replicates_separate_noise():
+    world = Planted(0.3, interaction=0.3, num_replicates=2, num_queries=100)
+    masks, losses, additive = world.draw(3)
+    found = linear_ceiling(masks, losses)
+    assert found.share_of_run.ci_low <= 0.3 <= found.share_of_run.ci_high
+    assert found.share.ci_low <= 0.3 / 0.8 <= found.share.ci_high
+    assert found.share_of_signal is not None
+    assert found.share_of_signal.ci_low <= 0.5 <= found.share_of_signal.ci_high
+    # What they promise is what the planted coefficients themselves score.
+    assert found.ci_low <= linear_datamodelling_score(losses.mean(axis=0), additive).lds <= found.ci_high
+    assert found.single_run_ci_low <= linear_datamodelling_score(losses[0], additive).lds <= found.single_run_ci_high
+    assert found.single_run < found.ceiling < noise_ceiling(losses).ceiling
+    best = lds_over_linear_ceiling(linear_datamodelling_score(losses.mean(axis=0), additive), found)
+    assert best.ci_low < 1.0 < best.ci_high
+    assert best.ratio == pytest.approx(1.0, abs=0.1)
+
+
+def test_some_subsets_with_a_second_replicate_are_enough():
+    world = Planted(0.3, interaction=0.3, num_replicates=2, num_queries=100)
+    masks, losses, _ = world.draw(4)
+    present = np.ones((2, 300), dtype=bool)
+    present[1, 100:] = False
+    losses[1, 100:] = np.nan
+    found = linear_ceiling(masks, losses, present=present)
+    assert found.num_replicates == pytest.approx(1 / (1 / 6 + 2 / 3))
+    assert found.share_of_run.ci_low <= 0.3 <= found.share_of_run.ci_high
+    assert found.share_of_signal is not None
+    assert found.share_of_signal.ci_low <= 0.5 <= found.share_of_signal.ci_high
+
+
+def test_what_replicates_add_to_every_subset_is_no_noise():
+    masks, losses, _ = Planted(0.4, interaction=0.6, num_replicates=2).draw(5)
+    found = linear_ceiling(masks, losses + np.array([0.0, 3.0])[:, None, None], normal_scores=False)
+    assert found.share_of_signal is not None
+    assert found.share_of_signal.share == pytest.approx(linear_ceiling(masks, losses[:1]).share.share, abs=0.03)
+
+
+def test_monotone_transforms_change_nothing_unless_asked():
+    masks, losses, _ = Planted(0.5).draw(6)
+    before, after = linear_ceiling(masks, losses), linear_ceiling(masks, np.exp(2 * losses))
+    assert after == before
+    raw = linear_ceiling(masks, losses, normal_scores=False)
+    assert raw.share.share == pytest.approx(before.share.share, abs=0.03)
+    assert linear_ceiling(masks, np.exp(2 * losses), normal_scores=False).share.share < 0.5 * raw.share.share
+
+
+WORLDS = {
+    "few examples": Planted(0.5, 0.2, num_subsets=100, num_examples=100),
+    "many examples": Planted(0.5, 0.2, num_subsets=100, num_examples=800, num_queries=20),
+    "nothing additive": Planted(0.0, 0.5, num_subsets=100, num_queries=20, num_replicates=2),
+    "independent queries": Planted(0.3, 0.3, num_subsets=60, num_examples=60, shared=0.0, scheme="bernoulli"),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_intervals_cover_the_planted_share(name):
+    """At least 90 % of 200 draws; STATISTICS.md has more."""
+    world = WORLDS[name]
+    found = [linear_ceiling(*world.draw(100 + draw)[:2]).share_of_run for draw in range(200)]
+    covered = np.mean([one.ci_low <= world.additive <= one.ci_high for one in found])
+    assert 0.9 <= covered <= 0.99, covered
+    spread = np.std([one.share for one in found])
+    assert np.sqrt(np.mean([one.standard_error**2 for one in found])) == pytest.approx(spread, rel=0.2)
+    assert np.mean([one.share for one in found]) == pytest.approx(world.additive, abs=0.03)
+
+
+def test_undefined_queries_are_counted_and_left_out():
+    masks, losses, _ = Planted(0.5).draw(7)
+    clean = linear_ceiling(masks, losses[:, :, 2:])
+    losses[:, :, 0] = 1.0
+    losses[0, 3, 1] = np.nan
+    found = linear_ceiling(masks, losses)
+    assert found.num_undefined == 2
+    assert np.isnan(found.per_query[:2]).all()
+    assert found.share.share == pytest.approx(clean.share.share, abs=1e-9)
+    nothing = linear_ceiling(masks, np.ones((1, 300, 3)))
+    assert math.isnan(nothing.ceiling)
+    assert nothing.num_undefined == 3
+
+
+def test_blocks_of_queries_do_not_show(monkeypatch):
+    masks, losses, _ = Planted(0.5, num_replicates=2).draw(8)
+    whole = linear_ceiling(masks, losses)
+    monkeypatch.setattr("bench.metrics.linear._NUMBERS_PER_BLOCK", 2 * 300 * 7)
+    blocked = linear_ceiling(masks, losses)
+    assert blocked.share.share == pytest.approx(whole.share.share, abs=1e-6)
+    assert blocked.share.standard_error == pytest.approx(whole.share.standard_error, rel=1e-4)
+
+
+def test_errors_say_what_came():
+    masks, losses, _ = Planted(0.5).draw(9)
+    with pytest.raises(ValueError, match=r"masks has shape \(300,\).*300"):
+        linear_ceiling(masks[:, 0], losses)
+    with pytest.raises(ValueError, match="9 subsets"):
+        linear_ceiling(masks[:9], losses[:, :9])
+    with pytest.raises(ValueError, match="all subsets are the same"):
+        linear_ceiling(np.ones_like(masks), losses)
+    with pytest.raises(ValueError, match="confidence"):
+        linear_ceiling(masks, losses, confidence=95)
+
+
+def test_best_spearman_is_that_of_normal_values():
+    rng = np.random.default_rng(0)
+    signal = rng.normal(size=(20_000, 1))
+    mixed = math.sqrt(0.4) * signal + math.sqrt(0.6) * rng.normal(size=signal.shape)
+    assert best_spearman(0.4) == pytest.approx(spearman_per_column(mixed, signal)[0], abs=0.01)
+    assert best_spearman(1.0) == pytest.approx(1.0)
+    assert best_spearman(-0.1) == 0.0
+
+
+def test_a_thousand_subsets_of_many_queries_are_quick():
+    """About a second on one core; the limit leaves room for a busy machine."""
+    world = Planted(0.5, num_subsets=1000, num_examples=1000, num_queries=1000)
+    masks, losses, _ = world.draw(10)
+    start = time.process_time()
+    found = linear_ceiling(masks, losses)
+    assert time.process_time() - start < 15.0
+    assert found.share.ci_low <= 0.5 <= found.share.ci_high
