@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Without a GPU, the tested versions (newer torch brings CUDA along); with one, whatever is newest. CONSTRAINTS= lifts it.
+CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,constraints.txt)
 
-.PHONY: lds test test-slurm lint types ci clean
+.PHONY: lds test test-slurm lint types gate figures wheel ci clean
 
 lds: $(VENV)/.installed
 	$(BIN)/python -m bench.lds --alpha 0.1 --task digits
@@ -23,12 +25,23 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
+# The project's own gate: has a method become worse, or dearer, than its recorded baseline?
+gate: $(VENV)/.installed
+	$(BIN)/python -m bench.regress --cost warn
+
+figures: $(VENV)/.installed
+	$(BIN)/python -m bench.figures --results results
+	$(BIN)/python -m bench.report --results results
+
+wheel: $(VENV)/.installed
+	$(BIN)/python -m build --wheel
+
 # The stamp is touched last: an interrupted install is done again.
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist

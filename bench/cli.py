@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if "" not in sys.path and "." not in sys.path:
         sys.path.append("")  # plug-ins of one's own are found here; last, so that they shadow nothing
-    parser = Parser(prog="tda-bench", description=str(__doc__).split("\n")[0], epilog=_overview(), formatter_class=_plain())
+    parser = Parser(
+        prog="tda-bench", description=str(__doc__).split("\n")[0], epilog=_overview(), formatter_class=_plain()
+    )
     from bench import __version__
 
     parser.add_argument("--version", action="version", version=f"tda-bench {__version__}")

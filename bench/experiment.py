@@ -13,7 +13,7 @@ finished is kept, so an interrupted run goes on where it was.
 import hashlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -72,17 +72,18 @@ class Experiment:
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise UsageError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
-        for name, highest in (("alpha", 1.0), ("alpha_attribution", 1.0)):
+        for name in ("alpha", "alpha_attribution"):
             for value in getattr(self, name):
-                _check(name, value, (int, float), 0 < value < highest or (name != "alpha" and value == 1), "a fraction")
+                whole = name != "alpha"
+                _check(name, value, (int, float), lambda v, w=whole: 0 < v < 1 or (w and v == 1), "a fraction")
         for seed in self.seeds:
-            _check("seeds", seed, int, seed >= 0, "whole numbers from 0 on")
+            _check("seeds", seed, int, lambda v: v >= 0, "whole numbers from 0 on")
         for name, least in (
             ("subsets", MINIMUM_SUBSETS), ("replicates", 1), ("replicated_subsets", MINIMUM_SUBSETS), ("queries", 1),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None:
-                _check(name, value, int, value >= least, f"at least {least}")
+                _check(name, value, int, lambda v, low=least: v >= low, f"at least {least}")
         if not self.methods or not self.alpha or not self.seeds:
             raise UsageError("an experiment needs at least one method, one alpha and one seed")
 
@@ -93,8 +94,8 @@ class Experiment:
         return load_task(self.task, **self.task_options)
 
 
-def _check(name: str, value: Any, kind: Any, fine: bool, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or not fine:
+def _check(name: str, value: Any, kind: Any, fine: Callable[[Any], bool], expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind) or not fine(value):
         raise UsageError(f"{name} is {str(value)[:40]}; expected {expected}")
 
 

@@ -1,7 +1,7 @@
 """The settings that `bench.tune` chose: one file a task and protocol, with the record of the choice in it.
 
-Files lie in `bench/tuned/` and ship with the package; `$TDA_BENCH_TUNED` names a folder of one's own that is looked
-into first, which is where `bench.tune --keep` writes by default.
+Files lie in `bench/tuned_settings/` and ship with the package; `$TDA_BENCH_TUNED` names a folder of one's own that is
+looked into first.
 """
 
 import os
@@ -14,7 +14,7 @@ from retrain.safe_files import SafeFileError, read_json
 from retrain.task import Task
 
 PACKAGED = Path(__file__).parent / "tuned_settings"
-FORMAT = "tda-bench tuned settings 1"
+TUNED_FORMAT = "tda-bench tuned settings 1"
 
 
 def tuned_folders() -> list[Path]:
@@ -40,6 +40,10 @@ def tuned_settings(task: Task, method: str) -> dict[str, dict[str, Any]] | None:
 @lru_cache(maxsize=64)
 def _read(path: Path, stamp: int) -> dict[str, Any]:
     content = read_json(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("methods"), dict):
-        raise SafeFileError(path, f'is no file of tuned settings; expected "format": "{FORMAT}"')
+    if (
+        not isinstance(content, dict)
+        or content.get("format") != TUNED_FORMAT
+        or not isinstance(content.get("methods"), dict)
+    ):
+        raise SafeFileError(path, f'is no file of tuned settings; expected "format": "{TUNED_FORMAT}"')
     return content

@@ -1,0 +1,279 @@
+"""Choose every method's settings by one rule, on queries and on subsets that are never reported.
+
+    python -m bench.tune --task digits                                # every method that declares a grid
+    python -m bench.tune --task cifar10 --alpha 0.1 0.5 --methods ekfac trak bif --seconds 60
+    python -m bench.lds --task digits --alpha 0.1 --settings tuned    # what was chosen is used
+
+Each method's file declares a small grid of what matters (`Method.grid`). Every method gets the same number of settings
+(`--tries`), or the same seconds (`--seconds`), its defaults first and the rest in an order that a seed decides. A
+setting's LDS is the mean over the alphas and seeds asked for, on the `tune` queries and on subsets of a stream of their
+own. The best by raw LDS and the best by normalised LDS are chosen separately; settings that a paired 95 % interval
+cannot tell from the best count as ties, and the cheapest of them is taken. The record keeps the whole grid.
+"""
+
+import argparse
+import hashlib
+import itertools
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import metrics
+from bench.arguments import execution_of, experiment_of
+from bench.metrics import MINIMUM_SUBSETS
+from bench.record import command_line, provenance, why_unwritten, without_nan, write_json
+from bench.tables import number, setting_text, table
+from bench.tuned import TUNED_FORMAT, tuned_file
+from retrain.command import (
+    RUNS,
+    Parser,
+    add_cluster_arguments,
+    add_plan_arguments,
+    add_task_arguments,
+    at_least,
+    check_out,
+    guarded,
+)
+from retrain.errors import UsageError
+from retrain.progress import bar
+from retrain.store import canonical_json
+
+TRIES = 12
+KINDS = ("raw", "normalised")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m bench.tune", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add_task_arguments(parser)
+    add("--methods", nargs="+", help="whose settings are chosen (default: every method that declares a grid)")
+    add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
+    add("--queries", type=at_least(1), help="only the first so many tune queries")
+    add("--tries", type=at_least(1), default=TRIES, help="settings a method (default: %(default)s)")
+    add("--seconds", type=float, help="seconds a method instead, its fits and scores counted")
+    add("--out", default=f"{RUNS}/tune", help="where the record and the chosen settings go (default: %(default)s)")
+    add_cluster_arguments(parser)
+    return parser
+
+
+# ---- the grid ----
+
+
+def settings_to_try(method: Any, seed: int) -> Iterator[dict[str, Any]]:
+    """The defaults, then the crossed grid in an order that the seed decides."""
+    grids = [method.grid] if isinstance(method.grid, Mapping) else list(method.grid)
+    crossed = [dict(zip(grid, values, strict=True)) for grid in grids for values in itertools.product(*grid.values())]
+    order = np.random.default_rng([7, seed]).permutation(len(crossed))
+    seen: list[dict[str, Any]] = [{}]
+    yield {}
+    for place in order:
+        changed = {name: value for name, value in crossed[place].items() if getattr(method, name) != value}
+        if changed not in seen:
+            seen.append(changed)
+            yield crossed[place]
+
+
+@dataclass
+class Tried:
+    """One setting, with what it came to in every block (seed, alpha)."""
+
+    options: dict[str, Any]
+    seconds: float = math.nan
+    reason: str = ""
+    predictions: dict[str, list[np.ndarray]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    lds: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(KINDS))
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+def try_settings(blocks: Sequence[Any], name: str, options: dict[str, Any]) -> Tried:
+    """Scores one setting on every block's tune queries and subsets."""
+    tried = Tried(options, seconds=0.0)
+    values: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for cells in blocks:
+        try:
+            scorer = cells.scorer(cells.method(name, **options))
+            predictions = cells.predictions(scorer)
+        except (RuntimeError, FloatingPointError, UsageError) as error:
+            tried.reason = str(error).splitlines()[0]
+            tried.lds = dict.fromkeys(KINDS)
+            return tried
+        record = predictions[0].record
+        tried.seconds += record["fit_seconds"] + record["score_seconds"]
+        tried.diagnostics = {k: v for k, v in record["diagnostics"].items() if k in ("rhat", "ess", "mixing")}
+        for position, prediction in enumerate(predictions):
+            losses = cells.losses(scorer, position)
+            for kind, made in (("raw", prediction.raw), ("normalised", prediction.normalised)):
+                if made is not None:
+                    tried.predictions[kind].append(made)
+                    values[kind].append(float(np.nanmean(metrics.spearman_per_column(losses, made))))
+    tried.lds = {kind: float(np.mean(found)) if found else None for kind, found in values.items()}
+    return tried
+
+
+# ---- the choice ----
+
+
+def choose(tried: Sequence[Tried], losses: Sequence[np.ndarray], kind: str) -> dict[str, Any] | None:
+    """The cheapest of those that cannot be told from the best; None where no setting has a score."""
+    defined = [one for one in tried if one.lds[kind] is not None and math.isfinite(one.lds[kind] or math.nan)]
+    if not defined:
+        return None
+    best = max(defined, key=lambda one: one.lds[kind] or -1.0)
+    ties = [one for one in defined if one is best or not clearly_behind(one, best, losses, kind)]
+    chosen = min(ties, key=lambda one: one.seconds)
+    return {
+        "options": chosen.options,
+        "lds": chosen.lds[kind],
+        "seconds": chosen.seconds,
+        "best": {"options": best.options, "lds": best.lds[kind], "seconds": best.seconds},
+        "num_ties": len(ties),
+        "num_tried": len(tried),
+    }
+
+
+def clearly_behind(one: Tried, best: Tried, losses: Sequence[np.ndarray], kind: str) -> bool:
+    """Whether the paired difference, its blocks taken as independent, has a 95 % interval above 0."""
+    pairs = zip(losses, best.predictions[kind], one.predictions[kind], strict=True)
+    found = [metrics.paired_difference(truth, a, b) for truth, a, b in pairs]
+    differences = np.array([pair.difference for pair in found])
+    errors = np.array([(pair.ci_high - pair.ci_low) / (2 * 1.96) for pair in found])
+    return bool(differences.mean() - 1.96 * math.sqrt((errors**2).sum()) / len(found) > 0)
+
+
+def tune_method(blocks: Sequence[Any], name: str, tries: int, seconds: float | None) -> dict[str, Any]:
+    """The whole grid as far as it was gone through, and what was chosen."""
+    losses = [
+        cells.losses(cells.scorer(cells.method("random")), position)
+        for cells in blocks
+        for position in range(len(cells.plans))
+    ]
+    tried: list[Tried] = []
+    spent = 0.0
+    wanted = list(settings_to_try(blocks[0].method(name), blocks[0].seed))
+    for options in bar(wanted[:tries] if seconds is None else wanted, desc=name, unit="setting", delay=2, leave=False):
+        if seconds is not None and tried and spent >= seconds:
+            break
+        tried.append(try_settings(blocks, name, options))
+        spent += tried[-1].seconds if math.isfinite(tried[-1].seconds) else 0.0
+    return {
+        "grid": [
+            {"options": one.options, **{f"lds_{kind}": one.lds[kind] for kind in KINDS}, "seconds": one.seconds}
+            | one.diagnostics
+            | ({"reason": one.reason} if one.reason else {})
+            for one in tried
+        ],
+        "chosen": {kind: choose(tried, losses, kind) for kind in KINDS},
+        "seconds": spent,
+        "num_settings": len(wanted),
+    }
+
+
+# ---- the command ----
+
+
+def tunable_methods() -> list[str]:
+    from baselines.method import available_methods, load_method
+
+    found = []
+    for name in available_methods():
+        try:
+            if load_method(name).grid:
+                found.append(name)
+        except UsageError:
+            continue  # an extra that is not installed
+    return found
+
+
+def show_tuning(found: Mapping[str, Any]) -> str:
+    rows = []
+    for name, one in found.items():
+        for kind, chosen in one["chosen"].items():
+            if chosen is not None:
+                options = ",".join(f"{k}={setting_text(v)}" for k, v in chosen["options"].items()) or "defaults"
+                default = one["grid"][0][f"lds_{kind}"]
+                found_lds = [number(value) for value in (chosen["lds"], chosen["best"]["lds"], default)]
+                ties = f"{chosen['num_ties']} of {chosen['num_tried']}"
+                rows.append([name, kind, options, *found_lds, ties, number(chosen["seconds"], 1)])
+    header = ["method", "by", "chosen", "LDS", "best", "defaults", "ties", "seconds"]
+    return table(header, rows, left=3) if rows else "nothing was chosen: no setting has a score"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    argv = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    command = command_line("bench.tune", argv)
+    kept = "finished settings are kept, and the same command goes on"
+    return guarded(parser.prog, lambda: tune(arguments, command, parser.prog), kept)
+
+
+def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    from bench.cells import Cells
+
+    names = arguments.methods or tunable_methods()
+    arguments.methods, arguments.alpha = None, arguments.alpha or [0.1]
+    if arguments.seconds is not None and not 0 < arguments.seconds < math.inf:
+        raise UsageError(f"--seconds is {arguments.seconds}; expected a number above 0")
+    check_out(arguments.out)
+    started = time.perf_counter()
+    asked = replace(experiment_of(arguments), query_split="tune", stream="tune", settings="default")
+    execution = execution_of(arguments)
+    blocks = [Cells(replace(asked, seeds=(seed,)), execution) for seed in asked.seeds]
+    found = {}
+    for name in names:
+        method = blocks[0].method(name)
+        if not method.grid:
+            raise UsageError(f"{name} declares no grid; there is nothing to choose")
+        if reason := method.skip(blocks[0].task):
+            print(f"skipped {name}: {reason}", file=sys.stderr)
+            continue
+        found[name] = tune_method(blocks, name, arguments.tries, arguments.seconds)
+    first = blocks[0]
+    record = without_nan(
+        {
+            **first.describe(),
+            "seeds": list(asked.seeds),
+            "alphas": list(asked.alpha),
+            "tries": arguments.tries,
+            "seconds_each": arguments.seconds,
+            "methods": found,
+        }
+    )
+    run_id = hashlib.sha256(canonical_json(record, "result").encode()).hexdigest()[:12]
+    made = {"run_id": run_id, "command": command, "description": first.task.description}
+    record |= {**made, **provenance(first.session.device()), "seconds": round(time.perf_counter() - started, 1)}
+    chosen = {
+        "format": TUNED_FORMAT,
+        **{
+            name: record[name] for name in ("task", "protocol", "alphas", "seeds", "run_id", "commit", "code", "device")
+        },
+        "rule": str(__doc__).split("\n\n")[2].replace("\n", " "),
+        "methods": {name: one["chosen"] for name, one in found.items() if all(one["chosen"].values())},
+    }
+    out = Path(arguments.out)
+    path = out / "tune.json"
+
+    def write() -> None:
+        write_json(path, record)
+        write_json(out / tuned_file(first.task), chosen)
+
+    unwritten = why_unwritten(write, path)
+    print(show_tuning(found))
+    print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
+    if not unwritten:
+        print(f"to use it: TDA_BENCH_TUNED={out} python -m bench.lds --task {asked.task} --settings tuned ...")
+    if unwritten:
+        print(f"{prog}: {unwritten}", file=sys.stderr)
+    return 1 if unwritten else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
