@@ -27,10 +27,10 @@ from retrain.source import source_fingerprint
 from retrain.task import Task
 from retrain.work import NoWork, Work
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 
-def no_progress(items: Iterable[T], total: int | None = None, description: str = "") -> Iterable[T]:
+def no_progress(items: Iterable[Item], total: int | None = None, description: str = "") -> Iterable[Item]:
     return items
 
 

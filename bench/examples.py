@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.arguments import add_method_arguments, execution_of, experiment_of
+from bench.arguments import add_method_arguments
 from bench.record import command_line, provenance, why_unwritten
 from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError
@@ -327,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def collect(arguments: argparse.Namespace, command: str, prog: str) -> int:
     from bench.experiment import Session
+    from bench.translate import execution_of, experiment_of
 
     session = Session(experiment_of(arguments), execution_of(arguments))
     task, seed = session.task, session.blocks[0][0]

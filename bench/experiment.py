@@ -11,9 +11,10 @@ finished is kept, so an interrupted run goes on where it was.
 """
 
 import hashlib
+import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -72,18 +73,16 @@ class Experiment:
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise UsageError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
-        for name in ("alpha", "alpha_attribution"):
+        for name, highest in (("alpha", _BELOW_ONE), ("alpha_attribution", 1.0)):
             for value in getattr(self, name):
-                whole = name != "alpha"
-                _check(name, value, (int, float), lambda v, w=whole: 0 < v < 1 or (w and v == 1), "a fraction")
+                _check(name, value, (int, float), _ABOVE_ZERO, highest, "a fraction")
         for seed in self.seeds:
-            _check("seeds", seed, int, lambda v: v >= 0, "whole numbers from 0 on")
+            _check("seeds", seed, int, 0, math.inf, "whole numbers from 0 on")
         for name, least in (
             ("subsets", MINIMUM_SUBSETS), ("replicates", 1), ("replicated_subsets", MINIMUM_SUBSETS), ("queries", 1),
         ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None:
-                _check(name, value, int, lambda v, low=least: v >= low, f"at least {least}")
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), int, least, math.inf, f"at least {least}")
         if not self.methods or not self.alpha or not self.seeds:
             raise UsageError("an experiment needs at least one method, one alpha and one seed")
 
@@ -94,8 +93,11 @@ class Experiment:
         return load_task(self.task, **self.task_options)
 
 
-def _check(name: str, value: Any, kind: Any, fine: Callable[[Any], bool], expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or not fine(value):
+_ABOVE_ZERO, _BELOW_ONE = math.ulp(0.0), 1 - 2**-53
+
+
+def _check(name: str, value: Any, kind: Any, low: float, high: float, expected: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
         raise UsageError(f"{name} is {str(value)[:40]}; expected {expected}")
 
 

@@ -16,12 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.arguments import (
-    add_method_arguments,
-    add_query_arguments,
-    execution_of,
-    experiment_of,
-)
+from bench.arguments import add_method_arguments, add_query_arguments
 from bench.metrics import MINIMUM_SUBSETS
 from bench.record import command_line, why_unwritten, without_nan
 from retrain.command import (
@@ -79,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
     from bench.experiment import dry_run, run
+    from bench.translate import execution_of, experiment_of
 
     experiment, execution = experiment_of(arguments), execution_of(arguments)
     if arguments.dry_run:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.arguments import add_method_arguments, add_query_arguments, execution_of, experiment_of
+from bench.arguments import add_method_arguments, add_query_arguments
 from bench.record import command_line, provenance, why_unwritten, write_json
 from bench.tables import bytes_text, number, table
 from retrain.command import Parser, add_task_arguments, at_least, check_out, guarded, share
@@ -168,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
     from bench.experiment import Session
+    from bench.translate import execution_of, experiment_of
 
     if arguments.out:
         check_out(arguments.out)

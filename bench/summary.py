@@ -15,7 +15,7 @@ from bench import metrics
 from bench.rows import Rows
 from bench.tables import bytes_text, duration, interval, number, table
 
-KINDS = {False: "raw", True: "norm."}
+SCORES_CALLED = {False: "raw", True: "norm."}
 
 
 def show(out: Rows, description: str, protocol: str, wide: bool = False) -> str:
@@ -49,7 +49,7 @@ def settings_lines(frame: pd.DataFrame) -> list[str]:
         only = (
             ""
             if len(kinds) == 2 or len(set(frame[frame["label"] == label]["settings"])) == 1
-            else f", {KINDS[kinds[0]]}"
+            else f", {SCORES_CALLED[kinds[0]]}"
         )
         if settings or origin != "default":
             lines.append(f"{label}{only}: {settings or 'defaults'} ({origin})")
@@ -109,7 +109,7 @@ def one_seed_table(group: pd.DataFrame, wide: bool) -> str:
     for _, row in group.sort_values(["normalised", "lds"], ascending=[True, False]).iterrows():
         line = [
             row["label"],
-            KINDS[row["normalised"]],
+            SCORES_CALLED[row["normalised"]],
             number(row["lds"]),
             interval(row["ci_low"], row["ci_high"]),
             share_text(row["lds"], row["ceiling"]),
@@ -136,7 +136,7 @@ def many_seeds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wi
         mean, error = metrics.mean_and_standard_error(block["lds"].to_numpy())
         line = [
             label,
-            KINDS[normalised],
+            SCORES_CALLED[normalised],
             number(mean),
             number(error),
             interval(block["ci_low"].min(), block["ci_high"].max()),
@@ -169,7 +169,7 @@ def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: flo
     lines = [
         [
             f"{pair['label']} - {pair['against']}",
-            KINDS[pair["normalised"]],
+            SCORES_CALLED[pair["normalised"]],
             f"{pair['difference']:+.3f}",
             f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]",
             f"{pair['p_value']:.2g}",
@@ -192,7 +192,7 @@ def pairs_over_seeds_text(pairs: list[dict[str, Any]], alpha: float, alpha_attri
     lines = [
         [
             f"{first} - {second}",
-            KINDS[kind],
+            SCORES_CALLED[kind],
             f"{np.mean([seed['difference'] for seed in seeds]):+.3f}",
             " ".join(f"{seed['difference']:+.3f}" for seed in seeds),
             f"{sum(seed['ci_low'] > 0 for seed in seeds)} of {len(seeds)}",

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bench import metrics
-from bench.arguments import add_settings_argument, execution_of, experiment_of
+from bench.arguments import add_settings_argument
 from bench.metrics import MINIMUM_SUBSETS
 from bench.record import command_line, provenance, why_unwritten, without_nan, write_json
 from bench.tables import interval, number, setting_text, table
@@ -233,6 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    from bench.translate import execution_of, experiment_of
+
     started = time.perf_counter()
     grid = {} if arguments.budget else read_grid(arguments.grid, arguments.method)
     out = Path(arguments.out or f"{RUNS}/{'budget' if arguments.budget else 'sweep'}")

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from bench import metrics
-from bench.arguments import execution_of, experiment_of
 from bench.metrics import MINIMUM_SUBSETS
 from bench.record import command_line, provenance, why_unwritten, without_nan, write_json
 from bench.tables import number, setting_text, table
@@ -46,7 +45,7 @@ from retrain.progress import bar
 from retrain.store import canonical_json
 
 TRIES = 12
-KINDS = ("raw", "normalised")
+CHOSEN_BY = ("raw", "normalised")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -87,22 +86,22 @@ class Tried:
     options: dict[str, Any]
     seconds: float = math.nan
     reason: str = ""
-    predictions: dict[str, list[np.ndarray]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
-    lds: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(KINDS))
+    predictions: dict[str, list[np.ndarray]] = field(default_factory=lambda: {kind: [] for kind in CHOSEN_BY})
+    lds: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(CHOSEN_BY))
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
 
 def try_settings(blocks: Sequence[Any], name: str, options: dict[str, Any]) -> Tried:
     """Scores one setting on every block's tune queries and subsets."""
     tried = Tried(options, seconds=0.0)
-    values: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    values: dict[str, list[float]] = {kind: [] for kind in CHOSEN_BY}
     for cells in blocks:
         try:
             scorer = cells.scorer(cells.method(name, **options))
             predictions = cells.predictions(scorer)
         except (RuntimeError, FloatingPointError, UsageError) as error:
             tried.reason = str(error).splitlines()[0]
-            tried.lds = dict.fromkeys(KINDS)
+            tried.lds = dict.fromkeys(CHOSEN_BY)
             return tried
         record = predictions[0].record
         tried.seconds += record["fit_seconds"] + record["score_seconds"]
@@ -164,12 +163,12 @@ def tune_method(blocks: Sequence[Any], name: str, tries: int, seconds: float | N
         spent += tried[-1].seconds if math.isfinite(tried[-1].seconds) else 0.0
     return {
         "grid": [
-            {"options": one.options, **{f"lds_{kind}": one.lds[kind] for kind in KINDS}, "seconds": one.seconds}
+            {"options": one.options, **{f"lds_{kind}": one.lds[kind] for kind in CHOSEN_BY}, "seconds": one.seconds}
             | one.diagnostics
             | ({"reason": one.reason} if one.reason else {})
             for one in tried
         ],
-        "chosen": {kind: choose(tried, losses, kind) for kind in KINDS},
+        "chosen": {kind: choose(tried, losses, kind) for kind in CHOSEN_BY},
         "seconds": spent,
         "num_settings": len(wanted),
     }
@@ -217,6 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
     from bench.cells import Cells
+    from bench.translate import execution_of, experiment_of
 
     names = arguments.methods or tunable_methods()
     arguments.methods, arguments.alpha = None, arguments.alpha or [0.1]

@@ -28,7 +28,7 @@ INERT = (
     "baselines.method", "baselines.support.memory",
 )  # fmt: skip
 INERT_FOLDERS = ("retrain.data.", "retrain.jobs.")
-KEY_DIGITS = 16
+FINGERPRINT_DIGITS = 16
 
 
 def source_fingerprint(*modules: str) -> str:
@@ -45,7 +45,7 @@ def _fingerprint(modules: tuple[str, ...], loaded: tuple[int, ...]) -> str:
     ]
     for name, meaning in sorted(named):
         digest.update(f"{name}\0{meaning}\0".encode())
-    return digest.hexdigest()[:KEY_DIGITS]
+    return digest.hexdigest()[:FINGERPRINT_DIGITS]
 
 
 @lru_cache(maxsize=1)
@@ -55,7 +55,7 @@ def code_fingerprint() -> str:
     digest = hashlib.sha256()
     for path in sorted(path for package in OURS for path in (root / package).rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:KEY_DIGITS]
+    return digest.hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def source_files(*modules: str) -> dict[str, Path]:

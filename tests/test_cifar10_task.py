@@ -23,7 +23,7 @@ from retrain.models.resnet9_training import (
     triangle,
 )
 from retrain.tasks import cifar10
-from retrain.tasks.cifar10 import Cifar10, benchmark, normalised, replicate_correlation, with_protocol
+from retrain.tasks.cifar10 import Cifar10, benchmark_cifar10, normalised_images, replicate_correlation, with_protocol
 
 CPU = torch.device("cpu")
 ROWS = 40
@@ -77,7 +77,7 @@ def test_warmup_and_training_images_split_the_official_ones(task):
     assert len(task.query_data) == ROWS
     both = np.concatenate([task.train_indices, task.warmup_indices])
     assert np.array_equal(np.sort(both), np.arange(5 * ROWS))
-    expected = normalised(task.cifar10.train_images)[task.train_indices[7]]
+    expected = normalised_images(task.cifar10.train_images)[task.train_indices[7]]
     assert torch.equal(task.train_data.inputs[7], expected)
     assert task.train_data.targets[7] == task.cifar10.train_labels[task.train_indices[7]]
     assert task.image_shape() == tuple(task.query_data.inputs.shape[1:])
@@ -86,7 +86,7 @@ def test_warmup_and_training_images_split_the_official_ones(task):
 def test_normalised_undoes_the_channels_mean_and_spread():
     image = torch.tensor([0, 128, 255], dtype=torch.uint8).reshape(1, 3, 1, 1)
     expected = [(0 - 0.4914) / 0.2470, (128 / 255 - 0.4822) / 0.2435, (1 - 0.4465) / 0.2616]
-    assert torch.allclose(normalised(image).flatten(), torch.tensor(expected))
+    assert torch.allclose(normalised_images(image).flatten(), torch.tensor(expected))
 
 
 def test_config_names_what_matters_and_no_folder(task, folder):
@@ -292,7 +292,7 @@ def test_steps_equal_torch_sgd(folder):
     ]  # fmt: skip
     optimizer = torch.optim.SGD(groups, momentum=0.85, nesterov=True)
     plan = task._engine(CPU)._plan(task.train_indices[indices], 2, np.random.default_rng([cifar10._ORDER_STREAM, 4]))
-    images, labels = normalised(task.cifar10.train_images), task.cifar10.train_labels
+    images, labels = normalised_images(task.cifar10.train_images), task.cifar10.train_labels
     for step, share in enumerate(triangle(4)):
         for group in optimizer.param_groups:
             group["lr"] = group["base"] * share
@@ -411,7 +411,7 @@ def test_replicate_correlation_of_known_orders():
 
 
 def test_benchmark_prints_what_the_issue_asks_for(folder, capsys):
-    results = benchmark(make_task(folder), CPU, num_retrains=2, seeds=(1,), alpha_attribution=0.2)
+    results = benchmark_cifar10(make_task(folder), CPU, num_retrains=2, seeds=(1,), alpha_attribution=0.2)
     printed = capsys.readouterr().out
     assert "test accuracy mean" in printed
     for protocol in PROTOCOLS:

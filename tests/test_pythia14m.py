@@ -16,7 +16,7 @@ from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models import lm_training, pretrained
 from retrain.models.causal_lm import CausalLM
-from retrain.models.lm_training import Finetuner, Recipe, batches
+from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.models.pretrained import load_language_model, load_tokenizer
 from retrain.tasks import load_task
 from retrain.tasks.pythia14m import Pythia14M, main
@@ -111,7 +111,7 @@ def test_other_architectures_and_capped_logits_run_as_transformers_has_them(tmp_
 # ---- finetuning ----
 
 
-def plain_finetune(model: CausalLM, data: Examples, steps: list[torch.Tensor], recipe: Recipe) -> torch.Tensor:
+def plain_finetune(model: CausalLM, data: Examples, steps: list[torch.Tensor], recipe: Finetuning) -> torch.Tensor:
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     for number, chosen in enumerate(steps):
         optimizer.param_groups[0]["lr"] = recipe.learning_rate * (1 - number / len(steps))
@@ -123,7 +123,7 @@ def plain_finetune(model: CausalLM, data: Examples, steps: list[torch.Tensor], r
 
 
 def test_finetuning_is_adamw_with_a_linear_decay_whatever_the_micro_batch(task) -> None:
-    recipe = Recipe(batch_size=8, learning_rate=1e-2, weight_decay=0.01, epochs=2)
+    recipe = Finetuning(batch_size=8, learning_rate=1e-2, weight_decay=0.01, epochs=2)
     chosen = np.array([3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 11])
     steps = list(batches(chosen, recipe, order_seed=5))
     assert [len(step) for step in steps] == [8, 3, 8, 3]
@@ -144,7 +144,7 @@ def test_finetuning_is_adamw_with_a_linear_decay_whatever_the_micro_batch(task) 
 
 def test_a_narrow_copy_computes_and_the_weights_stay_wide(task, monkeypatch, capsys) -> None:
     """As on a GPU: bf16 passes, float32 weights and optimizer; a compiler that fails is done without."""
-    recipe = Recipe(batch_size=8, learning_rate=1e-3, epochs=4)
+    recipe = Finetuning(batch_size=8, learning_rate=1e-3, epochs=4)
 
     def run(compiled: bool = False) -> torch.Tensor:
         engine = Finetuner(task.build_model(0), task.train_data, recipe, CPU, compiled=compiled)
@@ -169,7 +169,7 @@ def test_a_narrow_copy_computes_and_the_weights_stay_wide(task, monkeypatch, cap
 @pytest.mark.cuda
 def test_captured_steps_are_the_same_steps(task) -> None:
     device = torch.device("cuda")
-    recipe = Recipe(batch_size=8, learning_rate=1e-3, epochs=8)
+    recipe = Finetuning(batch_size=8, learning_rate=1e-3, epochs=8)
     results = []
     for capture, compiled in ((True, False), (False, False), (True, True)):
         engine = Finetuner(task.build_model(0), task.train_data, recipe, device, capture=capture, compiled=compiled)
@@ -186,7 +186,7 @@ def test_captured_steps_are_the_same_steps(task) -> None:
 
 def test_a_capture_that_fails_leaves_training_as_it_was(task, monkeypatch, capsys) -> None:
     """On a CPU nothing can be captured: the engine says so and goes on with the same steps."""
-    recipe = Recipe(batch_size=4, learning_rate=1e-2, epochs=3)
+    recipe = Finetuning(batch_size=4, learning_rate=1e-2, epochs=3)
 
     def run(capturing: bool) -> torch.Tensor:
         engine = Finetuner(task.build_model(0), task.train_data, recipe, CPU)
@@ -227,7 +227,7 @@ def test_a_model_with_dropout_is_finetuned_without(task) -> None:
     torch.manual_seed(0)
     model = CausalLM(GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16)))
     tokens = torch.randint(32, (12, 8))
-    tuner = Finetuner(model, Examples(tokens, tokens), Recipe(batch_size=4, learning_rate=1e-2), CPU)
+    tuner = Finetuner(model, Examples(tokens, tokens), Finetuning(batch_size=4, learning_rate=1e-2), CPU)
     start = copy.deepcopy(model.state_dict())
     found = []
     for _ in range(2):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from retrain.models.fused_cross_entropy import linear_cross_entropy
 
-PRECISIONS = {"bfloat16": torch.bfloat16, "tf32": torch.float32, "float32": torch.float32}
+LANGUAGE_PRECISIONS = {"bfloat16": torch.bfloat16, "tf32": torch.float32, "float32": torch.float32}
 
 
 class CausalLM(nn.Module):
@@ -118,10 +118,10 @@ def sample_tokens(hidden: Tensor, weight: Tensor) -> Tensor:
     return torch.cat(drawn)
 
 
-def compute_dtype(precision: str, model: nn.Module, device: torch.device) -> torch.dtype | None:
+def language_dtype(precision: str, model: nn.Module, device: torch.device) -> torch.dtype | None:
     """What a language model computes in: `precision` on CUDA, its own on the CPU or where it already is narrow."""
     narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in model.parameters())
-    return None if narrow or device.type != "cuda" else PRECISIONS[precision]
+    return None if narrow or device.type != "cuda" else LANGUAGE_PRECISIONS[precision]
 
 
 def _runs_directly(transformer: nn.Module) -> bool:

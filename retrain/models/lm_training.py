@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from retrain.examples import Examples, Indices
-from retrain.models.causal_lm import CausalLM, compute_dtype
+from retrain.models.causal_lm import CausalLM, language_dtype
 
-CAPTURE_AFTER = 3  # runs of a batch size as it is before it is captured: those also warm the libraries up
-MAX_GRAPHS = 4
+CAPTURE_BATCH_AFTER = 3  # runs of a batch size as it is before it is captured: those also warm the libraries up
+MAX_BATCH_GRAPHS = 4
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Finetuning:
     """AdamW's settings. `micro_batch` sequences at a time go through the model; it changes memory, not the steps."""
 
     batch_size: int = 256
@@ -45,7 +45,7 @@ class Recipe:
         return self.epochs * -(-num_examples // self.batch_size)
 
 
-def batches(indices: Indices, recipe: Recipe, order_seed: int) -> Iterator[Tensor]:
+def batches(indices: Indices, recipe: Finetuning, order_seed: int) -> Iterator[Tensor]:
     """Positions of each step's examples: every one once an epoch, in an order of its own; the last may be smaller."""
     chosen = torch.as_tensor(indices, dtype=torch.long)
     generator = torch.Generator().manual_seed(order_seed)
@@ -60,7 +60,7 @@ class Finetuner:
         self,
         model: nn.Module,
         examples: Examples,
-        recipe: Recipe,
+        recipe: Finetuning,
         device: torch.device,
         *,
         precision: str = "bfloat16",
@@ -72,7 +72,7 @@ class Finetuner:
         self.model = model.to(self.device).eval()
         self.examples = examples.to(self.device)
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        dtype = compute_dtype(precision, model, self.device)
+        dtype = language_dtype(precision, model, self.device)
         # What computes: the model itself, or a copy of it in a narrower type.
         self.working = self.model
         if dtype is not None and any(parameter.dtype != dtype for parameter in self.parameters):
@@ -130,7 +130,7 @@ class Finetuner:
         """One step, by replaying a graph where there is one for this batch size."""
         size = len(chosen)
         if self.capturing and size not in self.graphs:
-            if self.times_seen[size] >= CAPTURE_AFTER and len(self.graphs) < MAX_GRAPHS:
+            if self.times_seen[size] >= CAPTURE_BATCH_AFTER and len(self.graphs) < MAX_BATCH_GRAPHS:
                 self._capture(chosen)
             self.times_seen[size] += 1
         if self.capturing and size in self.graphs:

@@ -153,10 +153,10 @@ class Cifar10(Task):
 
     def load_train_data(self) -> Examples:
         data, chosen = self.cifar10, torch.from_numpy(self.train_indices)
-        return Examples(normalised(data.train_images[chosen]), data.train_labels[chosen])
+        return Examples(normalised_images(data.train_images[chosen]), data.train_labels[chosen])
 
     def load_query_data(self) -> Examples:
-        return Examples(normalised(self.cifar10.test_images), self.cifar10.test_labels)
+        return Examples(normalised_images(self.cifar10.test_images), self.cifar10.test_labels)
 
     def image_shape(self) -> tuple[int, int, int]:
         return (3, 32, 32)
@@ -188,7 +188,7 @@ class Cifar10(Task):
 
     @cached_property
     def _whitening(self) -> Tensor:
-        return whitening_weight(normalised(self.cifar10.train_images[torch.from_numpy(self.warmup_indices)]))
+        return whitening_weight(normalised_images(self.cifar10.train_images[torch.from_numpy(self.warmup_indices)]))
 
     def build_model(self, seed: int) -> ResNet9:
         model = ResNet9(num_classes=NUM_CLASSES, widths=self.widths, generator=torch.Generator().manual_seed(seed))
@@ -237,7 +237,7 @@ class Cifar10(Task):
             data = self.cifar10
             self._engines[str(device)] = Engine(
                 self.build_model(0),
-                normalised(data.train_images),
+                normalised_images(data.train_images),
                 data.train_labels,
                 self._recipe,
                 device,
@@ -331,7 +331,7 @@ class Cifar10(Task):
         return (logits.argmax(1).cpu() == self.query_data.targets).float().mean().item()
 
 
-def normalised(images: Tensor) -> Tensor:
+def normalised_images(images: Tensor) -> Tensor:
     """float32 with about mean 0 and standard deviation 1, from uint8 (n, 3, height, width)."""
     mean = torch.tensor(CHANNEL_MEAN, device=images.device).view(1, 3, 1, 1)
     std = torch.tensor(CHANNEL_STD, device=images.device).view(1, 3, 1, 1)
@@ -371,7 +371,7 @@ def replicate_correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float((standardised_ranks(first) * standardised_ranks(second)).sum(0).mean())
 
 
-def benchmark(
+def benchmark_cifar10(
     task: Cifar10,
     device: torch.device,
     *,
@@ -461,7 +461,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         task = Cifar10(
             data_dir=options.data_dir, capture=not options.no_capture, check_fingerprint=not options.any_images
         )
-        benchmark(task, torch.device(options.device), num_retrains=options.retrains)
+        benchmark_cifar10(task, torch.device(options.device), num_retrains=options.retrains)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

@@ -21,7 +21,7 @@ from retrain.examples import Examples, Indices
 from retrain.models.resnet9 import ResNet9, whitening_weight
 from retrain.task import Task
 
-NUM_CLASSES = 10
+NUM_DIGITS = 10
 NUM_IMAGES = 1797
 
 
@@ -109,7 +109,7 @@ class Digits(Task):
             order = torch.randperm(len(data), generator=generator).to(device)
             for start in batch_starts:
                 chosen = order[start : start + self.batch_size]
-                optimizer.param_groups[0]["lr"] = self.learning_rate * triangle((step + 1) / (num_steps + 1))
+                optimizer.param_groups[0]["lr"] = self.learning_rate * rise_and_fall((step + 1) / (num_steps + 1))
                 outputs = model(data.inputs[chosen])
                 loss = F.cross_entropy(outputs, data.targets[chosen], label_smoothing=self.label_smoothing)
                 optimizer.zero_grad(set_to_none=True)
@@ -119,6 +119,6 @@ class Digits(Task):
         return model.eval()
 
 
-def triangle(progress: float, peak: float = 0.23) -> float:
+def rise_and_fall(progress: float, peak: float = 0.23) -> float:
     """The learning rate's share of its maximum: up to 1 at `peak` of the training, then down to 0."""
     return progress / peak if progress < peak else (1 - progress) / (1 - peak)

@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from retrain.data.text import read_documents, token_ids, wrap_tokens
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
-from retrain.models.causal_lm import PRECISIONS, CausalLM, compute_dtype
-from retrain.models.lm_training import Finetuner, Recipe, batches
+from retrain.models.causal_lm import LANGUAGE_PRECISIONS, CausalLM, language_dtype
+from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.models.pretrained import (
     check_vocabulary,
     hub_snapshot,
@@ -112,8 +112,8 @@ class Pythia14M(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("precision", "measure_precision"):
-            if getattr(self, name) not in PRECISIONS:
-                raise ValueError(f'{name} is "{getattr(self, name)}"; available: {", ".join(PRECISIONS)}')
+            if getattr(self, name) not in LANGUAGE_PRECISIONS:
+                raise ValueError(f'{name} is "{getattr(self, name)}"; available: {", ".join(LANGUAGE_PRECISIONS)}')
         if self.length < 2 or min(self.num_train, self.num_queries) < 1:
             raise ValueError("length must be at least 2, num_train and num_queries at least 1")
         self._recipe  # noqa: B018  (checks its own values)
@@ -203,8 +203,8 @@ class Pythia14M(Task):
         return copy.deepcopy(self._pretrained)
 
     @property
-    def _recipe(self) -> Recipe:
-        return Recipe(
+    def _recipe(self) -> Finetuning:
+        return Finetuning(
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             weight_decay=self.weight_decay,
@@ -251,7 +251,7 @@ class Pythia14M(Task):
         inputs, targets = batch
         if not isinstance(model, CausalLM):  # a wrapper, say, that decides its precision itself
             return super().loss(model, batch)
-        return model.token_losses(inputs, targets, compute_dtype(precision, model, inputs.device))
+        return model.token_losses(inputs, targets, language_dtype(precision, model, inputs.device))
 
     @torch.no_grad()
     def losses(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
@@ -340,7 +340,9 @@ def _weights_fingerprint(name: str, allow_download: bool) -> str:
 # ---- seconds, tokens a second and memory, in one command ----
 
 
-def benchmark(task: Pythia14M, device: torch.device, *, num_finetunes: int, alpha: float = 0.5) -> dict[str, Any]:
+def benchmark_pythia14m(
+    task: Pythia14M, device: torch.device, *, num_finetunes: int, alpha: float = 0.5
+) -> dict[str, Any]:
     """Print, and return, what the task's issue asks to be shown. Timings begin after a warm-up of their own."""
     on_cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_cuda else "CPU"
@@ -406,7 +408,7 @@ def benchmark(task: Pythia14M, device: torch.device, *, num_finetunes: int, alph
 def _forward_rate(task: Pythia14M, model: nn.Module, device: torch.device, synchronised: Any) -> float:
     """Tokens a second of the losses of every training sequence, as BIF takes them: weights cast once beforehand."""
     assert isinstance(model, CausalLM)
-    model = model.to(compute_dtype(task.precision, model, device) or torch.float32)
+    model = model.to(language_dtype(task.precision, model, device) or torch.float32)
     if task.compiled and device.type == "cuda":
         model = model.compiled()
     data = task.train_data.to(device)
@@ -423,7 +425,12 @@ def _forward_rate(task: Pythia14M, model: nn.Module, device: torch.device, synch
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m retrain.tasks.pythia14m", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--benchmark", action="store_true", required=True, help="time finetuning, measuring and the forward pass")
+    add(
+        "--benchmark",
+        action="store_true",
+        required=True,
+        help="time finetuning, measuring and the forward pass",
+    )
     add("--model", default=DEFAULT_MODEL, help="PATH_OR_NAME[@revision] (default: %(default)s)")
     add("--text", default="", help="FILE.jsonl[.xz|.gz|.zst]")
     add("--eval-text", default="", help="the queries' own text file")
@@ -445,7 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             {"model": options.model, "text": options.text, "eval_text": options.eval_text} | settings
             | {"capture": not options.no_capture, "compiled": options.compile},
         )  # fmt: skip
-        benchmark(task, torch.device(options.device), num_finetunes=options.finetunes)
+        benchmark_pythia14m(task, torch.device(options.device), num_finetunes=options.finetunes)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from retrain.backends import without_onednn
 from retrain.examples import Batch, Examples, Indices
-from retrain.models.causal_lm import CausalLM, compute_dtype
-from retrain.models.lm_training import Finetuner, Recipe, batches
+from retrain.models.causal_lm import CausalLM, language_dtype
+from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.task import Task
 
 VOCABULARY = 128  # ASCII; anything else is byte 0
@@ -96,7 +96,7 @@ class TinyLM(Task):
     def _finetuner(self, device: torch.device) -> Finetuner:
         """What trains on this device, run after run."""
         if str(device) not in self._finetuners:
-            recipe = Recipe(self.batch_size, self.learning_rate, self.weight_decay, self.epochs, self.batch_size)
+            recipe = Finetuning(self.batch_size, self.learning_rate, self.weight_decay, self.epochs, self.batch_size)
             self._finetuners[str(device)] = Finetuner(
                 _untrained(self, 0), self.train_data, recipe, device, precision=self.precision
             )
@@ -111,7 +111,7 @@ class TinyLM(Task):
         inputs, targets = batch
         if not isinstance(model, CausalLM):
             return super().loss(model, batch)
-        return model.token_losses(inputs, targets, compute_dtype(self.precision, model, inputs.device))
+        return model.token_losses(inputs, targets, language_dtype(self.precision, model, inputs.device))
 
 
 def _untrained(task: TinyLM, seed: int) -> nn.Module:
@@ -141,7 +141,7 @@ def _pretrained_weights(task: TinyLM, seed: int) -> dict[str, Tensor]:
     data = task._examples(task.num_train + task.num_queries, None)
     generator = torch.Generator().manual_seed(seed)
     chosen = (torch.randint(len(data), (32,), generator=generator) for _ in range(task.pretraining_steps))
-    recipe = Recipe(32, task.pretraining_rate, task.weight_decay)
+    recipe = Finetuning(32, task.pretraining_rate, task.weight_decay)
     engine = Finetuner(model, data, recipe, torch.device("cpu"), precision=task.precision)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the same sums whatever the number of cores
