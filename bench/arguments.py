@@ -16,7 +16,7 @@ def add_method_arguments(parser: argparse.ArgumentParser, default: Sequence[str]
         "--methods",
         nargs="+",
         metavar="METHOD",
-        help="METHOD, METHOD@OPTION=VALUE,... or LABEL=METHOD@...; a METHOD is a file of baselines/, a file of yours, or "
+        help="METHOD, METHOD@OPTION=VALUE,... or LABEL=METHOD@...; a METHOD is a file of baselines/ or of yours, or "
         f"package.module:Class (default: {' '.join(default)})",
     )
     add_settings_argument(parser)
