@@ -46,6 +46,7 @@ class Task(ABC):
     # What works on this task, per method; chosen on `tune` queries. `--set method.option=value` overrides it.
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {}
 
+    pretrained: ClassVar[bool] = False  # models start from given weights: no seed decides them
     class_names: ClassVar[tuple[str, ...]] = ()  # of a classification task, where they are more than numbers
 
     protocol: str = ""

@@ -174,6 +174,10 @@ def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: st
 
 def retrain_units(task: Task, plan: Plan, device: str) -> list[Unit]:
     """Replicate by replicate, so that a run cut short has every subset once before any twice."""
+    if plan.initialisation == "fresh" and task.pretrained:
+        raise UsageError(
+            f"task {task.name} starts from pretrained weights; there is no --initialisation but the shared one"
+        )
     num_attributed = len(plan.attributed(task))
     kept = round(plan.alpha * num_attributed)
     if plan.scheme == "fixed" and not 0 < kept < num_attributed:

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from retrain.data.cifar10 import BATCHES
 from retrain.errors import UsageError
 from retrain.models import resnet9_training
 from retrain.models.resnet9_training import (
@@ -24,29 +23,17 @@ from retrain.models.resnet9_training import (
 )
 from retrain.tasks import cifar10
 from retrain.tasks.cifar10 import Cifar10, benchmark_cifar10, normalised_images, replicate_correlation, with_protocol
+from tests.made_up import CIFAR10_ROWS, CIFAR10_WARMUP, cifar10_folder
 
 CPU = torch.device("cpu")
-ROWS = 40
-NUM_WARMUP = 50
+ROWS, NUM_WARMUP = CIFAR10_ROWS, CIFAR10_WARMUP
 NUM_TRAIN = 5 * ROWS - NUM_WARMUP
 PROTOCOLS = ("paper", "scratch")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Images whose class is a colour and a corner, in the official file layout."""
-    rng = np.random.default_rng(0)
-    folder = tmp_path_factory.mktemp("data") / "cifar-10-batches-py"
-    folder.mkdir()
-    colours = rng.integers(0, 256, (10, 3, 1, 1))
-    for name in BATCHES:
-        labels = rng.integers(0, 10, ROWS)
-        images = rng.normal(128, 40, (ROWS, 3, 32, 32)) + 0.5 * (colours[labels] - 128)
-        for image, label in zip(images, labels, strict=True):
-            image[label % 3, 16 * (label % 2) :][:12, :12] += 60
-        record = {b"data": images.clip(0, 255).astype(np.uint8).reshape(ROWS, 3072), b"labels": labels.tolist()}
-        (folder / name).write_bytes(pickle.dumps(record, protocol=2))
-    return folder
+    return cifar10_folder(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture

@@ -10,33 +10,20 @@ from retrain.errors import UsageError
 from retrain.tasks import load_task
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from PIL import Image
-    from torchvision.models import googlenet
-
-    folder = tmp_path_factory.mktemp("imagenet")
-    generator = np.random.default_rng(0)
-    for part, count in (("train", 6), ("val", 2)):
-        for brightness, name in ((60, "cat"), (180, "dog")):
-            (folder / part / name).mkdir(parents=True)
-            for k in range(count):
-                pixels = (brightness + 20 * generator.normal(size=(40, 50, 3))).clip(0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / part / name / f"{k}.png")
-    torch.manual_seed(0)
-    torch.save(googlenet(weights=None, init_weights=False).state_dict(), folder / "weights.pth")
-    return folder
+@pytest.fixture
+def folder(images: Path) -> Path:
+    return images
 
 
 def test_it_trains_its_last_layer(folder: Path) -> None:
     task = load_task("googlenet", data_dir=str(folder), model=str(folder / "weights.pth"), size=64, epochs=40)
-    assert len(task.train_data) == 12
-    assert len(task.query_data) == 4
+    assert len(task.train_data) == 30
+    assert len(task.query_data) == 16
     assert task.train_data.inputs.shape[1:] == task.image_shape() == (3, 64, 64)
     device = torch.device("cpu")
     before = task.build_model(1)
-    model = task.train(np.arange(12), init_seed=1, order_seed=2, device=device)
-    again = task.train(np.arange(12), init_seed=1, order_seed=2, device=device)
+    model = task.train(np.arange(30), init_seed=1, order_seed=2, device=device)
+    again = task.train(np.arange(30), init_seed=1, order_seed=2, device=device)
     assert torch.equal(model.fc.weight, again.fc.weight)  # type: ignore[union-attr]
     assert torch.equal(model.conv1.conv.weight, before.conv1.conv.weight)  # type: ignore[union-attr]
     assert task.losses(model, task.train_data, device).mean() < task.losses(before, task.train_data, device).mean()

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bench import lds
+import bench.lds as lds
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models import lm_training, pretrained
@@ -21,7 +21,8 @@ from retrain.models.pretrained import load_language_model, load_tokenizer
 from retrain.tasks import load_task
 from retrain.tasks.pythia14m import Pythia14M, main
 from retrain.train import task_from, task_specification
-from tests.tiny_language import save_both, save_model, save_tokenizer, write_text
+from tests.made_up import language_folder
+from tests.tiny_language import save_model, save_tokenizer, write_text
 
 CPU = torch.device("cpu")
 
@@ -29,11 +30,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """model/ with a tokenizer, train.jsonl and eval.jsonl."""
-    folder = tmp_path_factory.mktemp("language")
-    save_both(folder / "tiny-stand-in")
-    write_text(folder / "train.jsonl", 40)
-    write_text(folder / "eval.jsonl", 30, seed=1)
-    return folder
+    return language_folder(tmp_path_factory.mktemp("language"))
 
 
 def make(folder: Path, **options) -> Pythia14M:
@@ -153,7 +150,7 @@ def test_a_narrow_copy_computes_and_the_weights_stay_wide(task, monkeypatch, cap
         return weights(engine.model_copy())
 
     start, wide = weights(task.build_model(0)), run()
-    monkeypatch.setattr(lm_training, "compute_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(lm_training, "language_dtype", lambda *_: torch.bfloat16)
     narrow = run()
     assert narrow.dtype == torch.float32
     assert 0 < (narrow - wide).norm() < 0.2 * (wide - start).norm()

@@ -149,8 +149,9 @@ class GoogLeNet(Task):
 
         left_out = ("aux1.", "aux2.", "fc.")
         weights = {name: value for name, value in self._pretrained.items() if not name.startswith(left_out)}
-        network = googlenet(weights=None, aux_logits=False, init_weights=False, transform_input=False)
-        network.fc = nn.Linear(network.fc.in_features, len(self.classes))
+        with torch.random.fork_rng(devices=[]):  # torchvision draws weights that are replaced at once
+            network = googlenet(weights=None, aux_logits=False, init_weights=False, transform_input=False)
+            network.fc = nn.Linear(network.fc.in_features, len(self.classes))
         missing, unexpected = network.load_state_dict(weights, strict=False)
         if unexpected or any(not name.startswith("fc.") for name in missing):
             strange = (unexpected or [name for name in missing if not name.startswith("fc.")])[0]
