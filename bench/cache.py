@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.tables import bytes_text
-from retrain.campaign import JOBS, Campaign
-from retrain.claims import Claims
 from retrain.command import Parser
+from retrain.jobs.campaign import JOBS, Campaign
+from retrain.jobs.claims import Claims
 from retrain.safe_files import SafeFileError, folder_bytes, one_line, read_json
 from retrain.store import (
     ENTRY_FILE,

@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from baselines.method import Attribution, Method, Problem, load_method
-from retrain.campaign import Unit
-from retrain.jobs import run_units
+from retrain.jobs import Unit, run_units
 from retrain.progress import progress_bar
 from retrain.store import Entry, Store
 from retrain.task import Split, Task

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.tables import duration, table
-from retrain.campaign import Campaign
-from retrain.claims import Claims, Holder
 from retrain.command import Parser
-from retrain.jobs import MAX_ATTEMPTS
+from retrain.jobs.book import MAX_ATTEMPTS
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims, Holder
 from retrain.safe_files import one_line
 from retrain.store import Store, StoreError, default_cache
 

@@ -43,6 +43,7 @@ from bench.lds import SCORES_ARE, why_undefined
 from bench.lds import make_parser as make_lds_parser
 from bench.record import why_unwritten, without_nan, write_json
 from bench.tables import number, table
+from retrain.array_files import read_arrays
 from retrain.command import (
     Parser,
     add_cluster_arguments,
@@ -58,7 +59,7 @@ from retrain.command import (
 )
 from retrain.errors import UsageError, error_line
 from retrain.progress import close_bars
-from retrain.safe_files import SafeFileError, read_arrays, read_json, read_safetensors, whole_file, write_safetensors
+from retrain.safe_files import SafeFileError, read_json, read_safetensors, whole_file, write_safetensors
 from retrain.store import Store, StoreError
 
 FORMAT = "tda-bench ground truth 1"

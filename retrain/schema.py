@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retrain.safe_files import SafeFileError, one_line, quoted
+from retrain.safe_files import SafeFileError, is_text, one_line, quoted
 
 MAX_TEXT = 2**20
 MAX_ITEMS = 10**7
@@ -129,6 +129,10 @@ ANY = Anything()
 def check(value: Any, schema: Any, path: str | os.PathLike[str], where: str = "") -> Any:
     """`value`, when it is like `schema`; `where` names it in the line that refuses it."""
     here = where or "its content"
+    if hasattr(schema, "accepts"):
+        if not schema.accepts(value):
+            raise SafeFileError(path, f"{here} is {_shown(value)}; expected {schema}")
+        return value
     if isinstance(schema, Maybe):
         return value if value is None else check(value, schema.schema, path, where)
     if isinstance(schema, list):
@@ -142,10 +146,8 @@ def check(value: Any, schema: Any, path: str | os.PathLike[str], where: str = ""
             raise SafeFileError(path, f"{here} has {len(value):,} items; expected a number{expected}")
         for index, item in enumerate(value):
             check(item, schema.item, path, f"{where}[{index}]")
-    elif isinstance(schema, dict):
+    else:
         _check_table(value, schema, path, where)
-    elif not schema.accepts(value):
-        raise SafeFileError(path, f"{here} is {_shown(value)}; expected {schema}")
     return value
 
 
@@ -158,29 +160,25 @@ def conforms(value: Any, schema: Any) -> bool:
     return True
 
 
-def is_text(value: str) -> bool:
-    """Whether a string is characters only: JSON can also hold half of a surrogate pair, which no file takes."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _check_table(value: Any, schema: Mapping[str, Any], path: str | os.PathLike[str], where: str) -> None:
     here = where or "its content"
     if not isinstance(value, dict):
         raise SafeFileError(path, f"{here} is {_shown(value)}; expected a table")
     for name, item in value.items():
         # A file's own "b?" or "*" is a name like any other, and never the schema's mark.
-        names = [name] if name != "*" and not name.endswith("?") else []
-        field = next((schema[known] for known in (*names, f"{name}?", "*") if known in schema), None)
-        if field is None:
+        if name in schema and name != "*" and not name.endswith("?"):
+            field = schema[name]
+        elif f"{name}?" in schema:
+            field = schema[f"{name}?"]
+        elif "*" in schema:
+            field = schema["*"]
+        else:
             known = ", ".join(known.removesuffix("?") for known in schema)
             raise SafeFileError(path, f"{here} has the unknown field {quoted(name, 60)}; known: {known}")
         if not is_text(name):
             raise SafeFileError(path, f"{here} has a field whose name is not text: {quoted(name, 60)}")
-        check(item, field, path, f"{where}.{name}" if where else name)
+        if field is not ANY:
+            check(item, field, path, f"{where}.{name}" if where else name)
     for name in schema:
         if name != "*" and not name.endswith("?") and name not in value:
             raise SafeFileError(path, f"{here} has no field {quoted(name, 60)}")

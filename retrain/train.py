@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from retrain import subsets
-from retrain.campaign import Unit
 from retrain.errors import UsageError
+from retrain.jobs import Unit
 from retrain.store import Entry, Store
 from retrain.task import Task
 from retrain.tasks import load_task

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain import claims as claims_module
-from retrain import jobs
-from retrain.campaign import Campaign
-from retrain.claims import Claims, Holder
 from retrain.command import add_cluster_arguments, cluster_options
 from retrain.errors import UsageError
-from retrain.jobs import JobError, Unit, run_units
-from retrain.store import Store, StoreError, UnwritableStoreError, host_name
+from retrain.jobs import JobError, Unit, local, run_units
+from retrain.jobs import claims as claims_module
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims, Holder
+from retrain.processes import host_name
+from retrain.store import Store, StoreError, UnwritableStoreError
 from tests.job_units import diary, unit, units
 
 ROOT = Path(__file__).parent.parent
@@ -104,7 +104,7 @@ def test_a_unit_that_takes_too_long_is_stopped(store, log):
 
 
 def test_workers_that_cannot_start_are_one_error(store, monkeypatch):
-    monkeypatch.setattr(jobs, "worker_environment", lambda *_: {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"})
+    monkeypatch.setattr(local, "worker_environment", lambda *_: {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"})
     with pytest.raises(JobError, match="no worker process starts"):
         run_units(units(2), store, cluster="local", jobs=1)
 
@@ -112,7 +112,7 @@ def test_workers_that_cannot_start_are_one_error(store, monkeypatch):
 def test_workers_have_their_share_of_cores_and_their_own_gpu(store, log, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(jobs, "cores", lambda: 6)
+    monkeypatch.setattr(local, "cores", lambda: 6)
     work = units(4, "environment", diary=log, num_workers=2)
     run_units(work, store, cluster="local", jobs=2, gpus_per_job=1)
     records = [store.read("numbers", {"index": index}).record for index in range(4)]
@@ -280,7 +280,7 @@ def test_a_full_disk_is_one_error_and_resumes(tmp_path, log):
 
 
 def test_a_claim_is_exclusive_until_released(store):
-    claims = Claims(store.root, "campaign")
+    claims = Claims(store.root, "c" * 12)
     claim = claims.take("numbers", "a" * 20)
     assert claims.take("numbers", "a" * 20) is None
     assert claims.holder("numbers", "a" * 20).pid == os.getpid()

@@ -9,11 +9,10 @@ import time
 
 import pytest
 
-from retrain import slurm
-from retrain.campaign import Campaign
-from retrain.claims import Claims
 from retrain.errors import UsageError
-from retrain.jobs import JobError, run_units
+from retrain.jobs import JobError, run_units, slurm, slurm_task
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims
 from retrain.store import Store
 from tests import fake_slurm
 from tests.job_units import diary, unit, units
@@ -108,7 +107,7 @@ def task(store, log, monkeypatch):
 
     def requeue(command, **_):
         requeued.append(command)
-        raise slurm.Stopped(signal.SIGTERM)  # what Slurm does to a job that it takes back
+        raise slurm_task.Stopped(signal.SIGTERM)  # what Slurm does to a job that it takes back
 
     def run(work, time_limit_s=3600.0, stop=None):
         """`stop` is a signal that this process gets while it is at a unit."""
@@ -116,7 +115,7 @@ def task(store, log, monkeypatch):
         campaign = Campaign.of(store, by_key)
         campaign.write(by_key, name="", cluster="slurm", run="run1")
         digest = campaign.describe()["units_sha256"]
-        worker = slurm.ArrayWorker(str(store.root), campaign.id, "run1", digest, time_limit_s, 3)
+        worker = slurm_task.ArrayWorker(str(store.root), campaign.id, "run1", digest, time_limit_s, 3)
         kept = [signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)]
         over, num_begun = threading.Event(), sum(diary(log).values())
 
@@ -140,7 +139,7 @@ def task(store, log, monkeypatch):
             for number, handler in zip((signal.SIGUSR2, signal.SIGTERM), kept, strict=True):
                 signal.signal(number, handler)
 
-    monkeypatch.setattr(slurm.subprocess, "run", requeue)
+    monkeypatch.setattr(slurm_task.subprocess, "run", requeue)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     return run, requeued
 
@@ -209,7 +208,7 @@ def test_what_slurm_refuses_is_one_line(store, monkeypatch):
 
 
 def test_options_reach_sbatch(store):
-    campaign = Campaign(store, "abc")
+    campaign = Campaign(store, "a" * 12)
     options = {"partition": "gpu", "mem_per_cpu": "2G", "cpus_per_task": "4", "exclusive": "true", "nice": "5"}
     options |= {"setup": "module load cuda"}
     parameters = slurm.sbatch_parameters(campaign, 8, 1, 30, options)
