@@ -145,6 +145,7 @@ class Book:
             self.finish(key)
             return False
         if attempt.status == "fatal":
+            self.log.add("fatal", reason=attempt.reason, error=attempt.error)
             raise fatal_error(attempt.error, attempt.reason)
         if attempt.status == "unfinished":
             self.log.add("unfinished", key=key, reason=attempt.reason)
@@ -159,6 +160,7 @@ class Book:
             return False
         unit = self.units[key]
         if why := self.same.failed(unit.kind, key, attempt):
+            self.log.add("fatal", reason=why, error=RepeatedFailureError.__name__)
             raise RepeatedFailureError(why)
         if self.attempts[key] < self.max_attempts:
             return True

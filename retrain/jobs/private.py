@@ -17,15 +17,20 @@ from retrain.jobs.campaign import Campaign
 HINT = "name a folder of your own that the nodes see, too: export TDA_BENCH_STATE=/path"
 
 
-def private_path(campaign: Campaign) -> Path:
-    """Where a campaign's private folder is, whether or not it exists."""
+def private_path(campaign: Campaign) -> Path | None:
+    """Where a campaign's private folder is, whether or not it exists; None where nobody knows a home folder."""
+    state = _state_folder()
+    if state is None:
+        return None
     digest = hashlib.sha256(os.path.realpath(campaign.store.root).encode("utf-8", "surrogateescape")).hexdigest()
-    return _state_folder() / "slurm" / f"{campaign.id}-{digest[:12]}"
+    return state / "slurm" / f"{campaign.id}-{digest[:12]}"
 
 
 def private_folder(campaign: Campaign) -> Path:
     """The folder itself, made where it is missing; one that others could write or that is not ours is refused."""
     path = private_path(campaign)
+    if path is None:
+        raise JobError(f"there is no home folder for what Slurm's tasks need (HOME is not set); {HINT}")
     state = path.parent.parent
     try:
         state.parent.mkdir(parents=True, exist_ok=True)
@@ -38,14 +43,14 @@ def private_folder(campaign: Campaign) -> Path:
     return path
 
 
-def _state_folder() -> Path:
+def _state_folder() -> Path | None:
     given = os.environ.get("TDA_BENCH_STATE")
     if given:
         return Path(os.path.abspath(os.path.expanduser(given)))
     try:
         parent = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     except RuntimeError:
-        raise JobError(f"there is no home folder for what Slurm's tasks need (HOME is not set); {HINT}") from None
+        return None
     return Path(os.path.abspath(parent)) / "tda-bench"
 
 

@@ -320,7 +320,7 @@ class _Driver:
                 self.book.give_up(key, "\n".join([reason, *self._log_tail(last)]))
 
     def _log_tail(self, job: str) -> list[str]:
-        return tail(self.folder / f"{job}_0_log.out")
+        return tail(self.folder / f"{job}_0_log.out") if self.folder is not None else []
 
     def _submit_what_is_needed(self) -> None:
         num_free = self.book.num_open - sum(self.book.is_open(key) for _, key in self.claims.held())
