@@ -97,12 +97,21 @@ def test_recursion_and_canonical_text():
         canonical_json(deep)
 
 
+def nested(depth):
+    value = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 def test_what_cannot_be_kept_leaves_nothing(store):
     for arrays, record, reason in [
         ({"a": np.array([object()])}, {}, "dtype object"),
         ({"a": [1, 2]}, {}, "numpy array"),
         (ARRAYS, {"loss": float("nan")}, r"record\.loss is nan"),
         (ARRAYS, {"x": "y" * (17 * 2**20)}, "bytes of JSON"),
+        (ARRAYS, {"x": nested(70)}, "nested"),
+        ({"\ud800": np.zeros(1)}, {}, "name must be"),
     ]:
         with pytest.raises(StoreError, match=reason):
             store.write("losses", CONFIG, arrays, record)
@@ -411,6 +420,12 @@ def test_listing_passes_over_junk_and_removal_is_whole(store):
     assert list(store.entries("absent")) == []
     assert infos[0].num_bytes() > 100
     assert infos[0].modified() > 1e9
+    assert store.remove_key("scores", infos[1].key)
+    assert not store.remove_key("scores", infos[1].key)
+    assert list(store.entries()) == infos[:1]
+    for kind, key in (("..", infos[0].key), ("losses", "../../x"), ("quarantine", infos[0].key)):
+        with pytest.raises(StoreError, match="not the name of an entry"):
+            store.remove_key(kind, key)
     store.remove(infos[0])
     assert not entry.path.exists()
     assert infos[0].num_bytes() == 0
