@@ -20,6 +20,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -398,6 +399,12 @@ def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
         for begin in range(0, len(data), 2**24):
             file.write(data[begin : begin + 2**24])
     return digest.hexdigest()
+
+
+def remove_folder(folder: str | os.PathLike[str]) -> None:
+    """As much of it as goes; what cannot be removed is not worth an error."""
+    with suppress(OSError):  # rmtree itself ignores most of them, not all
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def folder_bytes(folder: str | os.PathLike[str]) -> int:

@@ -22,7 +22,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,7 +51,7 @@ from retrain.entry import (
     sync_folder,
 )
 from retrain.processes import host_name, process_alive, process_name
-from retrain.safe_files import ABOUT_THE_FILE, PassingFileError, SafeFileError, make_folder, one_line
+from retrain.safe_files import ABOUT_THE_FILE, PassingFileError, SafeFileError, make_folder, one_line, remove_folder
 
 __all__ = [
     "DamagedEntryError",
@@ -271,7 +270,7 @@ class Store:
             fill_entry(temporary, kind, key, config, record, arrays)
             winner = self._publish(temporary, path, kind, config)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove_folder(temporary)
         loaded = {name: np.asarray(array) for name, array in arrays.items()}
         return winner or Entry(path, key, kind, config, record, loaded)
 
@@ -319,7 +318,7 @@ class Store:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
     def _temporary_folder(self) -> Path:
         return make_folder(make_folder(self.root / TEMPORARY) / f"{process_name()}.{secrets.token_hex(8)}")
@@ -327,14 +326,14 @@ class Store:
     def _clean_temporary(self) -> None:
         """Remove temporary folders of dead processes of this host, and those of other hosts older than a week."""
         host, parent = host_name(), self.root / TEMPORARY
-        for name in _folder_names(parent, TEMPORARY_NAME) if not parent.is_symlink() else []:
+        for name in _folder_names(parent, TEMPORARY_NAME) if not os.path.islink(parent) else []:
             owner, pid, _ = name.split(".")
             try:
                 old = time.time() - os.lstat(parent / name).st_mtime > OLD_SECONDS
             except OSError:
                 continue
             if not process_alive(int(pid)) if owner == host else old:
-                shutil.rmtree(parent / name, ignore_errors=True)
+                remove_folder(parent / name)
 
     def remove(self, info: EntryInfo) -> None:
         """Delete an entry, as atomically as it was written: it is moved aside first."""
@@ -354,7 +353,7 @@ class Store:
             return False
         except OSError as error:
             raise StoreError(f"{path}: cannot be removed ({error.strerror})") from None
-        shutil.rmtree(trash, ignore_errors=True)
+        remove_folder(trash)
         return True
 
     # -- listing --------------------------------------------------------------------------------------------------

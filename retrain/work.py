@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Container, Iterator, Mapping
@@ -34,6 +33,7 @@ from retrain.safe_files import (
     make_folder,
     read_json,
     read_safetensors,
+    remove_folder,
     whole_file,
     write_safetensors,
     write_whole,
@@ -97,7 +97,7 @@ class Work:
         return (arrays, content["record"]) if digest.hexdigest() == content["arrays_sha256"] else None
 
     def clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
     def mark(self) -> str:
         """What is saved, as a short text, empty for nothing; an attempt that got on leaves another than it found.
@@ -172,7 +172,7 @@ class UnfinishedWork:
         return folder_bytes(self.path)
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_folder(self.path)
 
 
 def work_folder(root: Path, kind: str, key: str) -> Path:

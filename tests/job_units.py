@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.jobs import Unit
+from retrain.work import Work
 
 
 def unit(index, action="work", **payload):
@@ -138,6 +139,23 @@ def environment(store, unit):
     wait(lambda: len(begun_by(unit.payload["diary"])) >= unit.payload["num_workers"], 120)
     record = {name: os.environ.get(name) for name in names}
     store.write(unit.kind, unit.config, {}, {**record, "pid": os.getpid()})
+
+
+def saves(store, unit):
+    """Count up to `steps`, saving every number; wait for a while after each, and for `gate` after the first."""
+    note(unit)
+    work = Work.of(store, unit.kind, store.key(unit.kind, unit.config))
+    state = work.load("count")
+    count = int(state[0]["count"]) if state else 0
+    while count < unit.payload["steps"]:
+        count += 1
+        if count > unit.payload.get("saved_steps", 10**9):
+            wait(lambda: False)
+        if "seconds" in unit.payload:
+            time.sleep(unit.payload["seconds"])
+        work.save("count", {"count": np.array(count)}, {"count": count})
+        note(unit, "step")
+    keep(store, unit)
 
 
 def large(store, unit):

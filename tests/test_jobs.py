@@ -22,7 +22,7 @@ from retrain.jobs import JobError, Unit, local, run_units
 from retrain.jobs import claims as claims_module
 from retrain.jobs.campaign import Campaign
 from retrain.jobs.claims import Claims, Holder
-from retrain.processes import host_name
+from retrain.processes import host_name, process_started
 from retrain.store import Store, StoreError, UnwritableStoreError
 from tests.job_units import diary, unit, units
 
@@ -295,7 +295,8 @@ def test_a_claim_is_exclusive_until_released(store):
 def planted(claims, age=0.0, **values):
     path = claims.path("numbers", "b" * 20)
     path.parent.mkdir(exist_ok=True)
-    holder = {**vars(Holder.this_process()), **values}
+    alive = os.getppid()  # this process knows what it holds itself
+    holder = {**vars(Holder.this_process()), "pid": alive, "started": process_started(alive), **values}
     path.write_text(json.dumps(holder))
     os.utime(path, (time.time() - age,) * 2)
     return path

@@ -25,7 +25,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import threading
 import time
 from dataclasses import asdict, dataclass, field
@@ -35,7 +34,7 @@ from typing import Any
 from retrain.entry import KIND
 from retrain.jobs.campaign import CAMPAIGN_ID, JOB
 from retrain.processes import host_name, process_alive, process_started
-from retrain.safe_files import PassingFileError, SafeFileError, make_folder, read_json
+from retrain.safe_files import PassingFileError, SafeFileError, make_folder, read_json, remove_folder
 from retrain.schema import Number, Text, Whole, check
 from retrain.store import Store, StoreError
 from retrain.work import Work, work_folder
@@ -97,6 +96,9 @@ class Holder:
         return f"{self.host} pid {self.pid}" + (f" (Slurm job {self.job})" if self.job else "")
 
 
+# The claims that this process holds now, by their tokens: nobody knows better.
+_MINE: set[str] = set()
+
 # What stands in a claim's place and is none.
 UNKNOWN = Holder(host="an unreadable claim,", pid=0, started=0)
 
@@ -111,6 +113,7 @@ class Claim:
     _released: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def __post_init__(self) -> None:
+        _MINE.add(self.holder.token)
         threading.Thread(target=self._renew, name="claim", daemon=True).start()
 
     def _renew(self) -> None:
@@ -120,6 +123,7 @@ class Claim:
 
     def release(self) -> None:
         self._released.set()
+        _MINE.discard(self.holder.token)
         seen = _see(self.path)
         if seen is not None and seen.holder.token == self.holder.token:
             with contextlib.suppress(OSError):
@@ -230,6 +234,9 @@ class Claims:
             began = process_started(holder.pid)
             if began and holder.started and began != holder.started:
                 return True
+            if holder.pid == os.getpid():
+                # Ours, and if we do not hold it we could not remove it when we were done.
+                return holder.token not in _MINE
         else:
             if asker is not None and holder.job and holder.job == asker.job and holder.restart < asker.restart:
                 return True
@@ -288,7 +295,7 @@ def _locked(path: Path):
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path)
         else:
             os.unlink(path)
 
