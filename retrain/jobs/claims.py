@@ -50,7 +50,7 @@ DRAFT_SECONDS = 86400.0  # a draft older than this was left by a killed process
 CLAIM_NAME = re.compile(rf"({KIND.pattern})\.([0-9a-f]{{1,64}})")
 HOLDER = {
     "host": Text(at_most=200),
-    "pid": Whole(1, 2**31),
+    "pid": Whole(1, 2**31 - 1),
     "started": Whole(0),
     "job": Text(f"({JOB.pattern})?"),
     "restart": Whole(0),
