@@ -106,7 +106,7 @@ def failure(error: Exception, campaign: Campaign | None, unit: Unit, key: str) -
     file, line = blamed(error)
     place = f"{file}:{line}" if file else ""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-MAX_TRACEBACK:]
-    first = f"{error_line(error, 500)} ({shortened(file)}:{line})" if file else error_line(error, 500)
+    first = one_line(error_line(error, 500), 600) + (f" ({one_line(shortened(file))}:{line})" if file else "")
     log = _log_traceback(text, campaign, unit, key)
     if log is not None:
         lines = [first, f"    the traceback is in {log}"]
