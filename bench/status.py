@@ -112,12 +112,18 @@ def details(state: dict[str, Any], now: float) -> str:
     if len(state["holders"]) > MAX_HOLDERS:
         lines.append(f"and {len(state['holders']) - MAX_HOLDERS:,} more are held")
     if state["stopped"]:
-        lines += [one_line(line) for line in state["stopped"].splitlines()]
+        lines += reason_lines(state["stopped"])
     for key, reason in state["failed"].items():
-        lines.append(f"failed {key}: " + "\n".join(one_line(line) for line in reason.splitlines()))
+        lines += reason_lines(f"failed {key}: {reason}")
     if state["num_missing"] and not state["num_running"]:
         lines.append("nobody works on it: run its command again to go on")
     return "\n".join(lines)
+
+
+def reason_lines(reason: str) -> list[str]:
+    """A reason from a log, whoever wrote it: further lines are indented, so that none passes for one of ours."""
+    first, *others = (one_line(line) for line in reason.split("\n"))
+    return [first, *(f"    {line.strip()}" for line in others)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

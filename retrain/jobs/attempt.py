@@ -48,7 +48,7 @@ class Attempt:
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Attempt:
         """The one that failed or died by what a log says of it; people read it, so no line may pass for another."""
-        reason = "\n".join(one_line(line, 1000) for line in event.get("reason", "").splitlines())
+        reason = "\n".join(one_line(line, 1000) for line in event.get("reason", "").split("\n"))
         return cls("failed", 0.0, reason, event.get("error", ""), event.get("place", ""))
 
 
