@@ -5,6 +5,8 @@
     python -m bench.cache verify                           read everything; damaged entries are quarantined, exit code 1
     python -m bench.cache prune --kind scores --older-than 30       delete (asks first; --yes does not)
     python -m bench.cache prune --quarantine               delete what was quarantined
+    python -m bench.cache list --work                      what unfinished units have saved, to go on from
+    python -m bench.cache prune --work                     delete it, where nobody is at it
 
 Entries are found by what they are, so pruning costs time but never correctness: whatever a command needs again is
 computed again. Caches are merged by copying one folder over another.
@@ -21,20 +23,23 @@ from pathlib import Path
 from typing import Any
 
 from bench.tables import bytes_text
-from retrain.campaign import JOBS, Campaign
-from retrain.claims import Claims
 from retrain.command import Parser
+from retrain.entry import ENTRY_FILE
+from retrain.jobs.campaign import JOBS, Campaign
+from retrain.jobs.claims import Claims
+from retrain.jobs.private import private_path
 from retrain.safe_files import SafeFileError, folder_bytes, one_line, read_json
 from retrain.store import (
-    ENTRY_FILE,
     QUARANTINE,
     DamagedEntryError,
     EntryInfo,
+    PassingStoreError,
     Store,
     StoreError,
     canonical_json,
     default_cache,
 )
+from retrain.work import UnfinishedWork, unfinished_work
 
 
 def config_of(info: EntryInfo) -> dict[str, Any]:
@@ -58,6 +63,15 @@ def chosen(store: Store, arguments: argparse.Namespace) -> Iterator[EntryInfo]:
         yield info
 
 
+def chosen_work(store: Store, arguments: argparse.Namespace) -> Iterator[UnfinishedWork]:
+    """The unfinished work that --kind and --older-than describe."""
+    now = time.time()
+    for work in unfinished_work(store):
+        old = arguments.older_than is None or now - work.modified() >= arguments.older_than * 86400
+        if old and arguments.kind in (None, work.kind):
+            yield work
+
+
 def summary(store: Store) -> int:
     kinds: dict[str, list[int]] = {}
     for info in store.entries():
@@ -73,6 +87,10 @@ def summary(store: Store) -> int:
     if quarantined:
         num_bytes = folder_bytes(store.root / QUARANTINE)
         print(f"  {QUARANTINE:20} {len(quarantined):8,} entries  {bytes_text(num_bytes):>10}")
+    work = unfinished_work(store)
+    if work:
+        num_bytes = sum(one.num_bytes() for one in work)
+        print(f"  {'unfinished work':20} {len(work):8,} folders  {bytes_text(num_bytes):>10}")
     campaigns = Campaign.all(store)
     if campaigns:
         print(f"  {'campaign logs':20} {len(campaigns):8,} folders  {bytes_text(folder_bytes(store.root / JOBS)):>10}")
@@ -80,27 +98,44 @@ def summary(store: Store) -> int:
 
 
 def show_list(store: Store, arguments: argparse.Namespace) -> int:
+    if arguments.work:
+        held = Claims(store.root).held()
+        for work in chosen_work(store, arguments):
+            holder = held.get((work.kind, work.key))
+            print(f"{line_of(work)}  {one_line(f'held by {holder}') if holder else 'nobody is at it'}")
+        return 0
     for info in chosen(store, arguments):
-        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(info.modified()))
-        config = one_line(canonical_json(config_of(info)), arguments.width)
-        print(f"{info.kind}  {info.key}  {when}  {bytes_text(info.num_bytes()):>9}  {config}")
+        print(f"{line_of(info)}  {one_line(canonical_json(config_of(info)), arguments.width)}")
     return 0
 
 
+def line_of(item: EntryInfo | UnfinishedWork) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(item.modified()))
+    return f"{item.kind}  {item.key}  {when}  {bytes_text(item.num_bytes()):>9}"
+
+
 def verify(store: Store, arguments: argparse.Namespace) -> int:
-    num_entries = num_damaged = num_bytes = 0
+    num_entries = num_damaged = num_unread = num_bytes = 0
     for info in chosen(store, arguments):
         num_entries += 1
         num_bytes += info.num_bytes()
         try:
             store.verified(info.kind, info.key)
         except DamagedEntryError as error:
+            if store.arriving(info):
+                num_unread += 1
+                print(f"changed just now, perhaps still being copied: {error}", file=sys.stderr)
+                continue
             num_damaged += 1
             print(f"damaged: {error}", file=sys.stderr)
             if not arguments.keep:
                 store.quarantine(info, str(error))
-    print(f"{num_entries:,} entries ({bytes_text(num_bytes)}) read, {num_damaged:,} damaged")
-    return 1 if num_damaged else 0
+        except PassingStoreError as error:
+            num_unread += 1
+            print(f"not read: {error}", file=sys.stderr)
+    unread = f", {num_unread:,} not to be judged now" if num_unread else ""
+    print(f"{num_entries:,} entries ({bytes_text(num_bytes)}) read, {num_damaged:,} damaged{unread}")
+    return 1 if num_damaged or num_unread else 0
 
 
 def prune(store: Store, arguments: argparse.Namespace) -> int:
@@ -109,10 +144,16 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
         return delete_folders(folders, "quarantined entries", arguments)
     if arguments.logs:
         busy = {holder.campaign for holder in Claims(store.root).held().values()}
-        folders = [campaign.folder for campaign in Campaign.all(store) if campaign.id not in busy]
+        idle = [campaign for campaign in Campaign.all(store) if campaign.id not in busy]
+        folders = [campaign.folder for campaign in idle]
+        folders += [path for campaign in idle if (path := private_path(campaign)) is not None and path.is_dir()]
         return delete_folders(folders, "folders of campaign logs", arguments)
+    if arguments.work:
+        held = Claims(store.root).held()
+        folders = [work.path for work in chosen_work(store, arguments) if (work.kind, work.key) not in held]
+        return delete_folders(folders, "folders of unfinished work", arguments)
     if arguments.kind is None and arguments.older_than is None and not arguments.match and not arguments.all:
-        raise StoreError("say what to delete: --kind, --older-than, --match, --quarantine, --logs or --all")
+        raise StoreError("say what to delete: --kind, --older-than, --match, --quarantine, --logs, --work or --all")
     infos = list(chosen(store, arguments))
     what = f"{len(infos):,} entries ({bytes_text(sum(info.num_bytes() for info in infos))})"
     if not infos:
@@ -168,6 +209,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("summary", parents=[common], help="entries and bytes by kind (the default)")
     listing = commands.add_parser("list", parents=[common, which], help="every entry")
+    listing.add_argument("--work", action="store_true", help="what unfinished units have saved instead")
     listing.add_argument("--width", type=int, default=120, help="characters of the configuration shown")
     checking = commands.add_parser("verify", parents=[common, which], help="check every checksum")
     checking.add_argument("--keep", action="store_true", help="only report damaged entries, leave them where they are")
@@ -175,6 +217,7 @@ def make_parser() -> argparse.ArgumentParser:
     pruning.add_argument("--all", action="store_true", help="every entry")
     pruning.add_argument("--quarantine", action="store_true", help="what was quarantined")
     pruning.add_argument("--logs", action="store_true", help="logs of campaigns that nobody works on")
+    pruning.add_argument("--work", action="store_true", help="what unfinished units have saved, where nobody is at it")
     pruning.add_argument("--dry-run", action="store_true", help="only say what would go")
     pruning.add_argument("--yes", action="store_true", help="do not ask")
     return parser

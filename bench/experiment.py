@@ -370,7 +370,7 @@ class Session:
         for variant, scorer, plans, units in waiting:
             keys = [self.store.key(unit.kind, unit.config) for unit in units]
             if reason := next((failed[key] for key in keys if key in failed), None):
-                self.out.problems.append(f"{variant.label} failed: {reason}")
+                self.out.problems.append(f"{variant.label} failed: {'; '.join(map(str.strip, reason.splitlines()))}")
             elif any(not self.store.has_key(unit.kind, key) for unit, key in zip(units, keys, strict=True)):
                 self.out.problems.append(
                     f"{variant.label} has no scores yet for seed {scorer.question.seed}; nothing was started"
@@ -383,7 +383,9 @@ class Session:
 
     def _make(self, needed: list[list[Unit]]) -> dict[str, str]:
         """Key -> reason of what failed. Parts first, for they can be made anywhere; then the scores they make up."""
-        jobs = {"progress": self.execution.progress, **self.execution.scoring_jobs()}
+        # A method that raises would raise again, and one that fails must not stop the others.
+        jobs = {"progress": self.execution.progress, "retry_errors": False, "same_failures": 0}
+        jobs |= self.execution.scoring_jobs()
         name = f"{self.task.name} scores"
         failed: dict[str, str] = {}
         try:

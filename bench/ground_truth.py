@@ -19,6 +19,10 @@ from retrain.train import Plan, checkpoint_unit, choose_device, load_checkpoint,
 MAX_ROUNDS = 3  # how often damaged entries are made again before giving up
 
 
+class UnitsFailedError(RuntimeError):
+    """Work that was asked for could not be done; the message is the first failure's, in one line."""
+
+
 @dataclass(frozen=True)
 class GroundTruth:
     """Checked arrays: whose they are, ours or another's, no longer matters."""
@@ -56,7 +60,8 @@ def obtain(units: Sequence[Unit], store: Store, *, force: bool = False, **job_op
         report = run_units(missing, store, **job_options)
         if report.failed:
             reason = next(iter(report.failed.values()))
-            raise RuntimeError(f"{len(report.failed)} of {len(by_key)} units failed; the first: {reason}")
+            many = f"{len(report.failed)} of {len(by_key)} units failed; the first: " if len(by_key) > 1 else ""
+            raise UnitsFailedError(many + "; ".join(map(str.strip, reason.splitlines())))
         # Reading verifies; what is damaged is quarantined, comes back as None and goes into the next round.
         for key, unit in by_key.items():
             if key not in entries and (entry := store.read(unit.kind, unit.config)) is not None:

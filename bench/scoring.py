@@ -40,6 +40,7 @@ from retrain.train import (
 from retrain.work import Work
 
 KEEP_SCORES = {"auto": 2**30, "always": 2**62, "never": 0}  # largest score matrix kept, in bytes
+ONCE: dict[str, Any] = {"retry_errors": False, "same_failures": 0}  # a method that raises would raise again
 MAX_FIT_BYTES = 2 * 2**30  # a larger fit is not kept
 
 
@@ -241,7 +242,7 @@ class Scorer:
     def make(self, plans: Sequence[Plan], **jobs: Any) -> list[Prediction]:
         """The predictions, made where they are missing; raises what the method raises."""
         if units := self.missing(plans):
-            obtain(units[-1:], self.store, **jobs)
+            obtain(units[-1:], self.store, **ONCE, **jobs)
         return self.predictions(plans)
 
     def _stored_prediction(self, plan: Plan) -> Prediction | None:
@@ -299,7 +300,7 @@ class _Desk:
             scorer, method = self.scorer, self.scorer.method
             entry = scorer.store.read("fit", scorer.fit_config) if scorer.keeps_fit else None
             if scorer.keeps_fit and entry is None:
-                report = run_units([scorer.fit_unit()], scorer.store)  # claimed: whoever else needs it waits
+                report = run_units([scorer.fit_unit()], scorer.store, **ONCE)  # claimed: whoever else needs it waits
                 if report.failed:
                     raise MethodFailedError(next(iter(report.failed.values())).splitlines()[0])
                 entry = scorer.store.read("fit", scorer.fit_config)
@@ -360,7 +361,7 @@ def make_part(store: Store, unit: Unit) -> None:
 def make_scores(store: Store, unit: Unit) -> None:
     desk = _desk(store, unit)
     scorer, method = desk.scorer, desk.scorer.method
-    parts = obtain(scorer.part_units(), store) if scorer.part_units() else {}
+    parts = obtain(scorer.part_units(), store, **ONCE) if scorer.part_units() else {}
     model, _ = scorer.base
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with store.scratch() as scratch:

@@ -1,7 +1,7 @@
-"""What is done, running, failed and missing in a campaign, and when it will be finished.
+"""What is done, running, failed and missing in a campaign, who holds what, and when it will be finished.
 
     python -m bench.status                     every campaign of the cache, the latest first
-    python -m bench.status 3f2a                one campaign (the beginning of its id), with its failures
+    python -m bench.status 3f2a                one campaign (the beginning of its id), with its holders and failures
     python -m bench.status --json              the same for programs
 
 Reads the cache only: it starts nothing, changes nothing, and asks nobody (not even Slurm).
@@ -16,19 +16,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.tables import duration, table
-from retrain.campaign import Campaign
-from retrain.claims import Claims, Holder
 from retrain.command import Parser
-from retrain.jobs import MAX_ATTEMPTS
+from retrain.jobs.book import MAX_ATTEMPTS
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims, Holder
 from retrain.safe_files import one_line
 from retrain.store import Store, StoreError, default_cache
 
 # The pace is taken from the latest units: a campaign's first ones also load data and compile.
 RECENT_UNITS = 50
+MAX_HOLDERS = 20
 
 
 def state_of(campaign: Campaign, held: dict[tuple[str, str], Holder], now: float) -> dict[str, Any]:
-    """The counts of a campaign, its workers, its failures and the seconds until it is done (None: cannot be said)."""
+    """The counts of a campaign, its holders, its failures and the seconds until it is done (None: cannot be said)."""
     content = campaign.describe()
     names = campaign.unit_names()
     present = campaign.store.present(names)
@@ -37,14 +38,17 @@ def state_of(campaign: Campaign, held: dict[tuple[str, str], Holder], now: float
     reasons: dict[str, str] = {}
     finished: list[float] = []
     seconds: list[float] = []
-    for event in campaign.events(str(content.get("run"))):
-        kind, key = event.get("event"), event.get("key")
-        if kind in ("failed", "died") and isinstance(key, str):
+    stopped = ""
+    for event in campaign.events(content.get("run", "")):
+        kind, key = event["event"], event.get("key", "")
+        if kind in ("failed", "died"):
             trials[key] += 1
-            reasons[key] = str(event.get("reason"))
+            reasons[key] = event.get("reason", "")
         elif kind == "done":
             seconds.append(event.get("seconds", 0.0))
             finished.append(event["time"])
+        elif kind == "fatal":
+            stopped = event.get("reason", "")
     keys = {name[1] for name in names if name not in present and name not in running}
     failed = {key: reasons[key] for key, count in trials.items() if count >= MAX_ATTEMPTS and key in keys}
     num_missing = len(names) - len(present) - len(running) - len(failed)
@@ -53,6 +57,7 @@ def state_of(campaign: Campaign, held: dict[tuple[str, str], Holder], now: float
         "name": one_line(str(content.get("name") or ""), 60),
         "cluster": one_line(str(content.get("cluster") or ""), 20),
         "command": one_line(str(content.get("command") or ""), 400),
+        "kinds": dict(Counter(kind for kind, _ in names)),
         "num_units": len(names),
         "num_done": len(present),
         "num_running": len(running),
@@ -61,7 +66,12 @@ def state_of(campaign: Campaign, held: dict[tuple[str, str], Holder], now: float
         "seconds_per_unit": statistics.median(seconds) if seconds else None,
         "eta_seconds": remaining(num_missing + len(running), running, seconds, finished, now),
         "workers": sorted({str(holder) for holder in running.values()}),
+        "holders": [
+            {"kind": kind, "key": key, "host": holder.host, "pid": holder.pid, "job": holder.job, "since": holder.since}
+            for (kind, key), holder in sorted(running.items())
+        ],
         "failed": dict(sorted(failed.items())),
+        "stopped": stopped,
     }
 
 
@@ -80,28 +90,40 @@ def remaining(
 
 
 def campaigns_table(states: list[dict[str, Any]]) -> str:
-    header = ["campaign", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "what"]
+    header = ["campaign", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "kind", "what"]
     rows = []
     for state in states:
         counts = [f"{state[name]:,}" for name in ("num_done", "num_running", "num_failed", "num_missing", "num_units")]
         pace = state["seconds_per_unit"]
         complete = state["num_done"] == state["num_units"]
         eta = "done" if complete else duration(state["eta_seconds"])
-        rows.append(
-            [state["campaign"], *counts, "-" if pace is None else f"{pace:.2f}", eta, state["cluster"], state["name"]]
-        )
-    return table(header, rows, left=(0, 8, 9))
+        seconds = "-" if pace is None else f"{pace:.2f}"
+        kinds = ", ".join(state["kinds"]) or "-"
+        rows.append([state["campaign"], *counts, seconds, eta, state["cluster"], kinds, state["name"]])
+    return table(header, rows, left=(0, 8, 9, 10))
 
 
-def details(state: dict[str, Any]) -> str:
+def details(state: dict[str, Any], now: float) -> str:
     lines = [f"command: {state['command']}"]
-    if state["workers"]:
-        lines.append(f"workers: {'; '.join(state['workers'][:20])}")
+    for held in state["holders"][:MAX_HOLDERS]:
+        holder = f"{held['host']} pid {held['pid']}" + (f" (Slurm job {held['job']})" if held["job"] else "")
+        age = duration(max(0.0, round(now - held["since"])))
+        lines.append(one_line(f"{held['kind']} {held['key']} is held by {holder} for {age}"))
+    if len(state["holders"]) > MAX_HOLDERS:
+        lines.append(f"and {len(state['holders']) - MAX_HOLDERS:,} more are held")
+    if state["stopped"]:
+        lines += reason_lines(state["stopped"])
     for key, reason in state["failed"].items():
-        lines.append(f"failed {key}: " + "\n".join(one_line(line) for line in reason.splitlines()))
+        lines += reason_lines(f"failed {key}: {reason}")
     if state["num_missing"] and not state["num_running"]:
         lines.append("nobody works on it: run its command again to go on")
     return "\n".join(lines)
+
+
+def reason_lines(reason: str) -> list[str]:
+    """A reason from a log, whoever wrote it: further lines are indented, so that none passes for one of ours."""
+    first, *others = (one_line(line) for line in reason.split("\n"))
+    return [first, *(f"    {line.strip()}" for line in others)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,19 +132,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args(argv)
+    now = time.time()
     try:
         store = Store(arguments.cache, create=False)
+        found = Campaign.all(store)
+        if arguments.campaign:
+            found = [campaign for campaign in found if campaign.id.startswith(arguments.campaign)]
+            if not found:
+                raise StoreError(f'no campaign begins with "{arguments.campaign}" in {store.root}')
+        held = Claims(store.root).held()
+        states = [state_of(campaign, held, now) for campaign in found]
     except StoreError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    found = Campaign.all(store)
-    if arguments.campaign:
-        found = [campaign for campaign in found if campaign.id.startswith(arguments.campaign)]
-        if not found:
-            print(f'{parser.prog}: no campaign begins with "{arguments.campaign}" in {store.root}', file=sys.stderr)
-            return 2
-    held = Claims(store.root).held()
-    states = [state_of(campaign, held, time.time()) for campaign in found]
     if arguments.json:
         print(json.dumps(states, indent=1))
     elif not states:
@@ -131,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(campaigns_table(states))
         if arguments.campaign or len(states) == 1:
             for state in states:
-                print(details(state))
+                print(details(state, now))
         elif any(state["num_failed"] for state in states):
             print("why units failed: python -m bench.status CAMPAIGN")
     return 0

@@ -15,8 +15,9 @@ import numpy as np
 from bench import metrics
 from bench.ground_truth import GroundTruth
 from bench.record import write_json
+from retrain.array_files import read_arrays
 from retrain.errors import UsageError
-from retrain.safe_files import read_arrays, read_json, read_safetensors, whole_file, write_safetensors
+from retrain.safe_files import read_json, read_safetensors, whole_file, write_safetensors
 
 TRUTH_FORMAT = "tda-bench ground truth 1"
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from retrain import subsets
-from retrain.campaign import Unit
 from retrain.errors import UsageError
+from retrain.jobs import Unit
 from retrain.plugins import plugin_reference
 from retrain.seeds import Initialisation, checkpoint_seeds, retrain_seeds
 from retrain.source import code_fingerprint

@@ -7,25 +7,44 @@ checksum: a torn or edited one counts as absent. `folder` is for what a library 
     work = Work.of(store, kind, key)
     state = work.load("chain")                       # None, or (arrays, record) of an earlier attempt
     if work.due(): work.save("chain", arrays, {"draw": 812})
+
+What nobody came back to is removed after a week (`clean_work`); `python -m bench.cache` lists and prunes it.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-import shutil
+import re
+import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from retrain.safe_files import SafeFileError, read_json, read_safetensors, whole_file, write_safetensors, write_whole
-from retrain.store import Store, normalised
+from retrain.entry import KEY, KIND, TABLE, normalised
+from retrain.safe_files import (
+    PassingFileError,
+    SafeFileError,
+    folder_bytes,
+    make_folder,
+    read_json,
+    read_safetensors,
+    remove_folder,
+    whole_file,
+    write_safetensors,
+    write_whole,
+)
+from retrain.schema import Choice, Text, check
+from retrain.store import OLD_SECONDS, Store
 
 WORK = ".work"  # beside the store's kinds
 SAVE_SECONDS = 30.0  # between two saves: a kill loses at most this and the save's own time
+STATE = {"turn": Choice(0, 1), "arrays_sha256": Text("[0-9a-f]{64}"), "record": TABLE}
+STATE_FILE = re.compile(r".+\.[01]\.safetensors")
 
 
 class Work:
@@ -37,7 +56,7 @@ class Work:
 
     @classmethod
     def of(cls, store: Store, kind: str, key: str) -> "Work":
-        return cls(store.root / WORK / f"{kind}.{key}")
+        return cls(work_folder(store.root, kind, key))
 
     def due(self) -> bool:
         """Whether it is time to save again."""
@@ -45,8 +64,9 @@ class Work:
 
     def save(self, name: str, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
         """Replaces what was saved under this name. A disk that takes nothing must not stop the work itself."""
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError, PassingFileError):
+            make_folder(self.folder.parent)
+            make_folder(self.folder)
             before = self._description(name)
             turn = 1 - int((before or {}).get("turn", 0))
             with whole_file(self._arrays(name, turn)) as file:
@@ -60,30 +80,57 @@ class Work:
         self._saved = time.monotonic()
 
     def load(self, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-        """(arrays, record) as saved last; None when there is nothing sound."""
+        """(arrays, record) as saved last; None when there is nothing sound.
+
+        An error of the system is raised: taking it for nothing would begin anew, over what an hour had made.
+        """
         content = self._description(name)
         if content is None:
             return None
         digest = hashlib.sha256()
         try:
             arrays = read_safetensors(self._arrays(name, content["turn"]), digest=digest)
+        except PassingFileError:
+            raise
         except SafeFileError:
             return None
         return (arrays, content["record"]) if digest.hexdigest() == content["arrays_sha256"] else None
 
     def clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
+
+    def mark(self) -> str:
+        """What is saved, as a short text, empty for nothing; an attempt that got on leaves another than it found.
+
+        Of states it is their content: saving the same once more is no progress. Of other files, size and time.
+        """
+        lines = []
+        for path in sorted(_files(self.folder)):
+            name = path.relative_to(self.folder).as_posix()
+            if path.name.startswith(".") or STATE_FILE.fullmatch(name):
+                continue  # drafts, and arrays that a description names by their checksum
+            try:
+                content = self._description(name.removesuffix(".json")) if name.endswith(".json") else None
+                if content is not None:
+                    lines.append(json.dumps([name, content["arrays_sha256"], content["record"]], sort_keys=True))
+                else:
+                    status = os.lstat(path)
+                    lines.append(json.dumps([name, status.st_size, status.st_mtime_ns]))
+            except (OSError, PassingFileError):
+                continue
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
     def _arrays(self, name: str, turn: int) -> Path:
         return self.folder / f"{name}.{turn}.safetensors"
 
     def _description(self, name: str) -> dict[str, Any] | None:
+        path = self.folder / f"{name}.json"
         try:
-            content = read_json(self.folder / f"{name}.json")
+            return check(read_json(path), STATE, path)
+        except PassingFileError:
+            raise
         except SafeFileError:
             return None
-        sound = isinstance(content, dict) and content.get("turn") in (0, 1) and isinstance(content.get("record"), dict)
-        return content if sound else None
 
 
 class NoWork(Work):
@@ -100,3 +147,66 @@ class NoWork(Work):
 
     def load(self, name: str) -> None:
         return None
+
+
+# ---- all of it ----
+
+
+@dataclass(frozen=True)
+class UnfinishedWork:
+    """A folder of work as it is listed."""
+
+    path: Path
+    kind: str
+    key: str
+
+    def modified(self) -> float:
+        """When anything in it changed last, in seconds since 1970; 0 when it is gone."""
+        newest = 0.0
+        for path in (self.path, *_files(self.path)):
+            with contextlib.suppress(OSError):
+                newest = max(newest, os.lstat(path).st_mtime)
+        return newest
+
+    def num_bytes(self) -> int:
+        return folder_bytes(self.path)
+
+    def remove(self) -> None:
+        remove_folder(self.path)
+
+
+def work_folder(root: Path, kind: str, key: str) -> Path:
+    return root / WORK / f"{kind}.{key}"
+
+
+def unfinished_work(store: Store) -> list[UnfinishedWork]:
+    """Every folder of work in a cache, by name; whatever else lies there is passed over."""
+    found = []
+    parent = store.root / WORK
+    try:
+        if not stat.S_ISDIR(os.lstat(parent).st_mode):
+            return []
+        with os.scandir(parent) as items:
+            names = sorted(item.name for item in items if item.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+    for name in names:
+        kind, _, key = name.rpartition(".")
+        if KIND.fullmatch(kind) and KEY.fullmatch(key):
+            found.append(UnfinishedWork(parent / name, kind, key))
+    return found
+
+
+def clean_work(store: Store, held: Container[tuple[str, str]]) -> None:
+    """Remove the work of units that are done, and what nobody has touched for a week; never of a unit that is held."""
+    for work in unfinished_work(store):
+        if (work.kind, work.key) not in held and (
+            store.has_key(work.kind, work.key) or time.time() - work.modified() > OLD_SECONDS
+        ):
+            work.remove()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
+        for name in names:
+            yield Path(place) / name

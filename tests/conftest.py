@@ -11,7 +11,8 @@ import tempfile
 USER_FOLDERS = tempfile.mkdtemp(prefix="tda-bench-tests-")
 atexit.register(shutil.rmtree, USER_FOLDERS, ignore_errors=True)
 os.environ |= {
-    name: f"{USER_FOLDERS}/{name}" for name in ("TDA_BENCH_CACHE", "XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
+    name: f"{USER_FOLDERS}/{name}"
+    for name in ("TDA_BENCH_CACHE", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HOME", "TORCH_HOME")
 }
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other; small tensors gain nothing from threads
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -50,6 +51,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.made_up import image_folder
 
     return image_folder(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(autouse=True)
+def damage_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test has just damaged would be waited for: somebody might be copying it into the cache."""
+    monkeypatch.setattr("retrain.store.QUIET_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -109,6 +109,13 @@ def end(name, job):
             time.sleep(0.02)
 
 
+def time_out(name):
+    """End a job as Slurm does when its time is up and it did not listen to the warning."""
+    job = jobs()[name]
+    (state_folder() / f"{name}.json").write_text(json.dumps({**job, "ended": "TIMEOUT"}))
+    os.killpg(job["pid"], signal.SIGKILL)
+
+
 def scancel(arguments):
     if any(word.startswith("--state") for word in arguments):
         return
@@ -121,7 +128,7 @@ def scontrol(arguments):
     name = arguments[-1]
     job = jobs()[name]
     if arguments[0] == "show":
-        print(f"JobId={name} JobState={'RUNNING' if job['pid'] in live_groups() else 'FAILED'}")
+        print(f"JobId={name} JobState={'RUNNING' if job['pid'] in live_groups() else job.get('ended', 'FAILED')}")
     elif os.fork() == 0:
         # The caller may be the job itself: somebody else has to end it.
         os.setsid()

@@ -1,5 +1,7 @@
 """Synthetic units for the tests of the job layer: what they do is written down, so that it can be counted."""
 
+import ctypes
+import json
 import os
 import signal
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.jobs import Unit
+from retrain.work import Work
 
 
 def unit(index, action="work", **payload):
@@ -138,6 +141,40 @@ def environment(store, unit):
     wait(lambda: len(begun_by(unit.payload["diary"])) >= unit.payload["num_workers"], 120)
     record = {name: os.environ.get(name) for name in names}
     store.write(unit.kind, unit.config, {}, {**record, "pid": os.getpid()})
+
+
+def saves(store, unit):
+    """Count up to `steps` and save every number; after `per_attempt` steps it hangs until somebody stops it."""
+    note(unit)
+    work = Work.of(store, unit.kind, store.key(unit.kind, unit.config))
+    state = work.load("count")
+    first = int(state[0]["count"]) if state else 0
+    for count in range(first + 1, unit.payload["steps"] + 1):
+        if count > first + unit.payload.get("per_attempt", 10**9):
+            wait(lambda: False)
+        if "seconds" in unit.payload:
+            time.sleep(unit.payload["seconds"])
+        work.save("count", {"count": np.array(count)}, {"count": count})
+        note(unit, "step")
+    keep(store, unit)
+
+
+def grip(store, unit):
+    """Hold Python's lock for ever, as a careless library may: no other thread of this process runs."""
+    note(unit)
+    ctypes.PyDLL(None).sleep(10**6)
+
+
+def mistake(store, unit):
+    """The same bug in every unit."""
+    note(unit)
+    return [][unit.config["index"]]
+
+
+def mistake_in_library(store, unit):
+    """A bug whose innermost frames are a library's."""
+    note(unit)
+    json.loads("{")
 
 
 def large(store, unit):

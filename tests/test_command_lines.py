@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from bench import cache, examples, scaling, status, truth
-from retrain import jobs, progress
+from retrain import progress
+from retrain.jobs import book as jobs_book
+from retrain.jobs import run as jobs_run
 from retrain.store import Store
 from tests.job_units import units
 
@@ -92,14 +94,14 @@ class Terminal(io.StringIO):
 def test_last_words_stand_on_a_line_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(jobs.logger, "warning", lambda text, *values: terminal.write(text % values + "\n"))
+    monkeypatch.setattr(jobs_book.logger, "warning", lambda text, *values: terminal.write(text % values + "\n"))
 
-    def interrupted(book: jobs.Book) -> None:
+    def interrupted(book: jobs_book.Book) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jobs, "_run_inline", interrupted)
+    monkeypatch.setattr(jobs_run, "run_inline", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        jobs.run_units(units(4), Store(tmp_path), progress=True, name="numbers")
+        jobs_run.run_units(units(4), Store(tmp_path), progress=True, name="numbers")
     *_, frame, words = terminal.getvalue().splitlines()
     assert "0/4" in frame
     assert words.startswith("stopped: 0 of 4 units")

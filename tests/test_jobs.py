@@ -2,10 +2,10 @@
 
 import argparse
 import contextlib
-import errno
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,15 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain import claims as claims_module
-from retrain import jobs
-from retrain.campaign import Campaign
-from retrain.claims import Claims, Holder
 from retrain.command import add_cluster_arguments, cluster_options
 from retrain.errors import UsageError
-from retrain.jobs import JobError, Unit, run_units
-from retrain.store import Store, StoreError, UnwritableStoreError, host_name
-from tests.job_units import diary, unit, units
+from retrain.jobs import JobError, Unit, local, run_units
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims
+from retrain.store import Store, StoreError, UnwritableStoreError
+from retrain.work import unfinished_work
+from tests.job_units import begun_by, diary, unit, units
 
 ROOT = Path(__file__).parent.parent
 
@@ -73,8 +72,14 @@ def test_failures_are_reported_with_their_log_and_stop_nobody(store, log, cluste
     keys = [store.key("numbers", {"index": index}) for index in range(7)]
     assert report.done == [keys[0], keys[1], keys[2], keys[4]]
     assert set(report.failed) == {keys[3], keys[5], keys[6]}
-    assert report.failed[keys[3]].startswith("failed 3 times, the last time with ValueError: unit 3 cannot be done")
-    assert "job_units.py" in report.failed[keys[3]]
+    assert re.match(
+        r"failed 3 times, the last time with ValueError: unit 3 cannot be done \(.*tests/job_units.py:\d+\)\n"
+        r"    the traceback is in (.*)$",
+        report.failed[keys[3]],
+    )
+    text = Path(report.failed[keys[3]].split("the traceback is in ")[1]).read_text()
+    assert text.count("Traceback (most recent call last)") == 3
+    assert 'raise ValueError(f"unit {unit.config' in text
     assert "without writing" in report.failed[keys[5]]
     assert "no_such_function" in report.failed[keys[6]]
     assert not report.complete
@@ -95,16 +100,26 @@ def test_a_worker_that_is_killed_is_replaced_and_its_unit_tried_again(store, log
     assert sum(diary(log, "end").values()) == 5
 
 
-def test_a_unit_that_takes_too_long_is_stopped(store, log):
-    work = [unit(0, "work", seconds=100, diary=log), *units(3, diary=log)[1:]]
+def test_a_unit_that_takes_too_long_is_stopped_and_goes_on_where_it_saved_its_work(store, log):
+    work = [unit(0, "work", seconds=100, diary=log), unit(1, diary=log)]
+    work += [unit(2, "saves", steps=2, per_attempt=1, diary=log)]
     # The limit is for the quick units too, and these have one attempt: seconds, where they need milliseconds.
     report = run_units(work, store, cluster="local", jobs=2, timeout_min=4 / 60, max_attempts=1)
     assert len(report.done) == 2
-    assert "--timeout-min" in next(iter(report.failed.values()))
+    assert "--timeout-min" in report.failed[store.key("numbers", {"index": 0})]
+    assert diary(log) == {0: 1, 1: 1, 2: 2}
+    assert diary(log, "step") == {2: 2}
+    (campaign,) = Campaign.all(store)
+    events = [(e["event"], e["key"]) for e in campaign.events(campaign.describe()["run"]) if e["event"] != "done"]
+    assert sorted(events) == [
+        ("failed", store.key("numbers", {"index": 0})),
+        ("unfinished", store.key("numbers", {"index": 2})),
+    ]
+    assert unfinished_work(store) == []
 
 
 def test_workers_that_cannot_start_are_one_error(store, monkeypatch):
-    monkeypatch.setattr(jobs, "worker_environment", lambda *_: {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"})
+    monkeypatch.setattr(local, "worker_environment", lambda *_: {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"})
     with pytest.raises(JobError, match="no worker process starts"):
         run_units(units(2), store, cluster="local", jobs=1)
 
@@ -112,7 +127,7 @@ def test_workers_that_cannot_start_are_one_error(store, monkeypatch):
 def test_workers_have_their_share_of_cores_and_their_own_gpu(store, log, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(jobs, "cores", lambda: 6)
+    monkeypatch.setattr(local, "cores", lambda: 6)
     work = units(4, "environment", diary=log, num_workers=2)
     run_units(work, store, cluster="local", jobs=2, gpus_per_job=1)
     records = [store.read("numbers", {"index": index}).record for index in range(4)]
@@ -242,6 +257,39 @@ def test_workers_end_with_a_killed_driver(store, log):
     assert 2 <= len(list(store.entries())) <= 3
 
 
+def test_workers_end_with_a_killed_driver_whatever_they_do(store, log):
+    """One that holds Python's lock cannot notice the end of its stdin."""
+    process = driver(store, 2, "local", action="grip", diary=log)
+    wait_for(lambda: len(diary(log)) == 2, process)
+    assert len(workers_of(store)) == 2
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not workers_of(store))
+
+
+def test_a_worker_whose_driver_is_gone_already_does_not_begin():
+    code = "from retrain.processes import die_with; die_with(1 + __import__('os').getppid()); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_worker_that_was_put_to_sleep_is_replaced(store, log, monkeypatch):
+    monkeypatch.setattr(local, "STALE_SECONDS", 0.3)
+    gate = f"{log}.gate"
+    work = units(3, diary=log, hold_after=0, gate=gate)
+    outcome = {}
+    thread = threading.Thread(target=lambda: outcome.update(report=run_units(work, store, cluster="local", jobs=2)))
+    thread.start()
+    wait_for(lambda: len(begun_by(log)) == 2)
+    sleeper = begun_by(log).pop()
+    os.kill(sleeper, signal.SIGSTOP)
+    wait_for(lambda: len(begun_by(log)) == 3)
+    Path(gate).touch()
+    thread.join(120)
+    assert outcome["report"].complete
+    assert sleeper not in workers_of(store)
+
+
 def test_overlapping_campaigns_share_the_work(store, log):
     """Two drivers and four workers on the same units: none is done twice."""
     drivers = [driver(store, 60, "local", seconds=0.05, diary=log) for _ in range(2)]
@@ -274,126 +322,6 @@ def test_a_full_disk_is_one_error_and_resumes(tmp_path, log):
         assert not (store.root / "quarantine").exists()
     finally:
         subprocess.run(["umount", str(folder)], check=True)
-
-
-# -- claims -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_claim_is_exclusive_until_released(store):
-    claims = Claims(store.root, "campaign")
-    claim = claims.take("numbers", "a" * 20)
-    assert claims.take("numbers", "a" * 20) is None
-    assert claims.holder("numbers", "a" * 20).pid == os.getpid()
-    assert list(claims.held()) == [("numbers", "a" * 20)]
-    claim.release()
-    assert claims.holder("numbers", "a" * 20) is None
-    with claims.take("numbers", "a" * 20) as again:
-        assert again.previous is None
-    assert claims.held() == {}
-
-
-def planted(claims, age=0.0, **values):
-    path = claims.path("numbers", "b" * 20)
-    path.parent.mkdir(exist_ok=True)
-    holder = {**vars(Holder.this_process()), **values}
-    path.write_text(json.dumps(holder))
-    os.utime(path, (time.time() - age,) * 2)
-    return path
-
-
-def test_stale_claims_are_taken_over(store, monkeypatch):
-    claims = Claims(store.root)
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    key = "b" * 20
-    for stale, values in [
-        (False, {}),
-        (True, {"pid": dead.pid}),
-        (True, {"started": 1}),  # the same process id, another process
-        (False, {"age": 10_000}),  # alive on this host, however long it takes
-        (False, {"host": "elsewhere"}),
-        (True, {"host": "elsewhere", "age": 10_000}),
-        (False, {"host": "elsewhere", "age": 60}),
-    ]:
-        planted(claims, **values)
-        claim = claims.take("numbers", key)
-        assert (claim is not None) == stale, values
-        if claim:
-            assert claim.previous is not None
-            claim.release()
-    # A requeued Slurm job knows that its earlier self is gone; another job does not.
-    planted(claims, host="elsewhere", job="7_1", restart=0)
-    assert claims.take("numbers", key) is None
-    monkeypatch.setenv("SLURM_JOB_ID", "9")
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    claims.take("numbers", key).release()
-
-
-def test_strange_claim_files_are_held_until_old(store):
-    claims = Claims(store.root)
-    for text in ("", "[]", "{}", '{"pid": "x"}', "\0" * 100):
-        path = planted(claims)
-        path.write_text(text)
-        assert claims.take("numbers", "b" * 20) is None
-        os.utime(path, (1, 1))
-        claims.take("numbers", "b" * 20).release()
-
-
-def test_claims_are_renewed_while_held(store, monkeypatch):
-    monkeypatch.setattr(claims_module, "RENEW_SECONDS", 0.02)
-    claim = Claims(store.root).take("numbers", "c" * 20)
-    os.utime(claim.path, (1, 1))
-    wait_for(lambda: claim.path.stat().st_mtime > 1e9)
-    claim.release()
-
-
-def test_one_of_many_threads_takes_over(store):
-    claims = Claims(store.root)
-
-    def take(taken):
-        taken.append(claims.take("numbers", "b" * 20))
-
-    for _ in range(30):
-        planted(claims, started=1)
-        taken = []
-        threads = [threading.Thread(target=take, args=(taken,)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        (winner,) = [claim for claim in taken if claim]
-        winner.release()
-
-
-def test_claims_without_hard_links(store, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(errno.EPERM, "no hard links here")
-
-    monkeypatch.setattr(claims_module.os, "link", refuse)
-    test_a_claim_is_exclusive_until_released(store)
-    test_stale_claims_are_taken_over(store, monkeypatch)
-
-
-def test_what_killed_processes_left_is_cleaned(store):
-    claims = Claims(store.root)
-    run_units(units(2), store)
-    keys = [store.key("numbers", {"index": index}) for index in (0, 1, 2)]
-    planted(claims, started=1).rename(claims.path("numbers", keys[0]))  # dead, and its unit done: goes
-    planted(claims, started=1).rename(claims.path("numbers", keys[2]))  # dead, its unit not done: to be taken over
-    mine = claims.take("numbers", keys[1])  # alive: stays
-    (claims.folder / ".draft").write_text("")
-    os.utime(claims.folder / ".draft", (1, 1))
-    (claims.folder / ".fresh").write_text("")
-    claims.clean(store)
-    assert set(os.listdir(claims.folder)) == {f"numbers.{keys[1]}", f"numbers.{keys[2]}", ".fresh", ".lock"}
-    mine.release()
-
-
-def test_the_host_name_is_fit_for_a_file():
-    assert "/" not in host_name()
-    assert "." not in host_name()
 
 
 # -- records and flags ------------------------------------------------------------------------------------------------

@@ -329,7 +329,7 @@ def test_a_damaged_entry_is_named_and_made_again(
 
 
 def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    from retrain.claims import Claims
+    from retrain.jobs.claims import Claims
 
     cache = tmp_path / "cache"
     command = [

@@ -3,7 +3,7 @@
 import pytest
 
 from retrain import __main__ as command
-from retrain.campaign import Campaign
+from retrain.jobs.campaign import Campaign
 from retrain.store import Store
 
 SMALL = ["--task", "digits", "--alpha", "0.05", "--subsets", "2", "--replicates", "1", "--device", "cpu"]

@@ -1,6 +1,7 @@
 """Damaged and hostile files: every one is refused with one line, none is executed."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -13,13 +14,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from retrain import safe_files
+from retrain.array_files import read_arrays, read_npy, read_npz
 from retrain.safe_files import (
+    PassingFileError,
     SafeFileError,
+    make_folder,
     one_line,
-    read_arrays,
     read_json,
-    read_npy,
-    read_npz,
     read_safetensors,
     read_text,
     write_safetensors,
@@ -104,7 +106,9 @@ HOSTILE = {
     "overlap.safetensors": (tensors({"a": tensor(), "b": tensor()}, b"\0" * 8), "overlaps"),
     "gap.safetensors": (tensors({"a": tensor(), "b": tensor(offsets=(12, 20))}, b"\0" * 20), "gap"),
     "negative.safetensors": (tensors({"a": tensor(shape=(-2, -1))}, b"\0" * 8), "at least 0"),
-    "overflow.safetensors": (tensors({"a": tensor(shape=(2**32, 2**32, 2**32))}, b"\0" * 8), "needs"),
+    "overflow.safetensors": (tensors({"a": tensor(shape=(2**32, 2**32, 2**32))}, b"\0" * 8), "larger than any"),
+    "hidden_size.safetensors": (tensors({"a": tensor(shape=(2**62, 0), offsets=(0, 0))}), "larger than any array"),
+    "many_hidden_sizes.safetensors": (tensors({"a": tensor(shape=[2**40] * 9 + [0], offsets=(0, 0))}), "larger than"),
     "boolean_size.safetensors": (tensors({"a": tensor(shape=(True, 2))}, b"\0" * 8), "integers"),
     "float_size.safetensors": (tensors({"a": tensor(shape=(2.0,))}, b"\0" * 8), "integers"),
     "dimensions.safetensors": (tensors({"a": tensor(shape=[1] * 65 + [2])}, b"\0" * 8), "no valid shape"),
@@ -126,8 +130,9 @@ HOSTILE = {
     "header_beyond.npy": (npy(length=9000), "ends after"),
     "truncated.npy": (npy(data=b"\0" * 5), "needs 8"),
     "trailing.npy": (npy(data=b"\0" * 9), "needs 8"),
-    "huge_shape.npy": (npy(shape="(9223372036854775807, 4)"), "needs"),
+    "huge_shape.npy": (npy(shape="(9223372036854775807, 4)"), "larger than any"),
     "overflow.npy": (npy(shape="(99999999999999999999,)"), "at least 0"),
+    "hidden_size.npy": (npy(shape="(4611686018427387904, 0)", data=b""), "larger than any array"),
     "negative.npy": (npy(shape="(-2,)"), "does not write"),
     "code.npy": (npy(shape="(__import__('os').system('touch executed'),)"), "does not write"),
     "structured.npy": (npy(descr="[('a', '<f4')]"), "does not write"),
@@ -150,7 +155,11 @@ HOSTILE = {
     "nan.json": (b'{"a": NaN}', "NaN"),
     "infinity.json": (b'{"a": -Infinity}', "Infinity"),
     "huge_float.json": (b'{"a": 1e999}', "not finite"),
-    "huge_integer.json": (b'{"a": ' + b"9" * 100_000 + b"}", "not valid JSON"),
+    "huge_integer.json": (b'{"a": ' + b"9" * 100_000 + b"}", "100,000 digits"),
+    "400_digits.json": (b'{"a": -' + b"9" * 400 + b"}", "401 digits"),
+    "half_a_character.json": (rb'{"a": ["\ud800x"]}', "surrogate"),
+    "half_a_name.json": (rb'{"\uDFFF": 1}', "surrogate"),
+    "half_a_name.safetensors": (tensors(rb'{"\uDFFF": {}}'), "surrogate"),
     "duplicate.json": (b'{"a": 1, "a": 2}', "twice"),
     "deep.json": (b"[" * 200_000 + b"]" * 200_000, "nested"),
     "deep_enough.json": (b'{"a":' * 100 + b"1" + b"}" * 100, "nested"),
@@ -211,6 +220,56 @@ def test_what_is_not_a_plain_file_is_refused():
     with pytest.raises(SafeFileError, match="device"):
         read_npy("device.npy", follow_links=True)
     assert read_npy("link.npy", follow_links=True).shape == (2,)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EACCES])
+@pytest.mark.parametrize("where", ["open", "fstat", "read"])
+def test_an_error_of_the_system_says_nothing_about_the_file(monkeypatch, number, where):
+    np.savez("a.npz", a=np.zeros(9))
+    np.save("a.npy", np.zeros(9))
+    Path("a.json").write_text("{}")
+    with open("a.safetensors", "wb") as file:
+        write_safetensors(file, ARRAYS)
+
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    class Unreadable(io.BytesIO):
+        read = readinto = fail
+
+    with monkeypatch.context() as patch:
+        if where == "read":
+            patch.setattr(safe_files.os, "fdopen", lambda *_: Unreadable())
+        else:
+            patch.setattr(safe_files.os, where, fail)
+        for name in ("a.npz", "a.npy", "a.json", "a.safetensors"):
+            with pytest.raises(PassingFileError, match=f"{name}: cannot be (opened|read)") as caught:
+                read_json(name) if name == "a.json" else read_arrays(name)
+            assert str(caught.value).isprintable()
+    assert read_json("a.json") == {}
+
+
+def test_too_little_memory_says_nothing_about_the_file(monkeypatch):
+    with open("a.safetensors", "wb") as file:
+        write_safetensors(file, ARRAYS)
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(safe_files.np, "frombuffer", fail)
+    with pytest.raises(PassingFileError, match="does not fit in memory"):
+        read_safetensors("a.safetensors")
+
+
+def test_folders_that_are_links_are_refused():
+    Path("real").mkdir()
+    Path("link").symlink_to("real")
+    Path("file").write_text("")
+    assert make_folder("real") == make_folder(Path("real")) == Path("real")
+    assert make_folder("new").is_dir()
+    for name in ("link", "file"):
+        with pytest.raises(NotADirectoryError, match=name):
+            make_folder(name)
 
 
 def test_every_truncation_and_bit_flip_of_sound_files_is_refused_or_sound():

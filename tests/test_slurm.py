@@ -3,18 +3,23 @@
 import logging
 import os
 import signal
+import stat
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from retrain import slurm
-from retrain.campaign import Campaign
-from retrain.claims import Claims
+from bench import cache as cache_command
 from retrain.errors import UsageError
-from retrain.jobs import JobError, run_units
+from retrain.jobs import JobError, private, run_units, slurm, slurm_task
+from retrain.jobs.book import RepeatedFailureError
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims
+from retrain.jobs.private import private_path
 from retrain.store import Store
+from retrain.work import Work, unfinished_work
 from tests import fake_slurm
 from tests.job_units import diary, unit, units
 
@@ -23,6 +28,8 @@ from tests.job_units import diary, unit, units
 def store(tmp_path, monkeypatch):
     for name, value in fake_slurm.install(tmp_path).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TDA_BENCH_STATE", raising=False)
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(slurm, "MAX_POLL_SECONDS", 0.3)
     monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.3)
@@ -58,9 +65,13 @@ def report_of(thread, outcome):
     return outcome["report"]
 
 
-def events(store, kind):
+def all_events(store):
     (campaign,) = Campaign.all(store)
-    return [event for event in campaign.events(campaign.describe()["run"]) if event["event"] == kind]
+    return campaign.events(campaign.describe()["run"])
+
+
+def events(store, kind):
+    return [event for event in all_events(store) if event["event"] == kind]
 
 
 def test_a_campaign_with_every_mishap(store, log, tmp_path, caplog):
@@ -108,21 +119,21 @@ def task(store, log, monkeypatch):
 
     def requeue(command, **_):
         requeued.append(command)
-        raise slurm.Stopped(signal.SIGTERM)  # what Slurm does to a job that it takes back
+        raise slurm_task.Stopped(signal.SIGTERM)  # what Slurm does to a job that it takes back
 
-    def run(work, time_limit_s=3600.0, stop=None):
-        """`stop` is a signal that this process gets while it is at a unit."""
+    def run(work, time_limit_s=3600.0, stop=None, when=None, same_failures=0):
+        """`stop` is a signal that this process gets while it is at a unit, once `when` is so."""
         by_key = {store.key(unit.kind, unit.config): unit for unit in work}
         campaign = Campaign.of(store, by_key)
         campaign.write(by_key, name="", cluster="slurm", run="run1")
         digest = campaign.describe()["units_sha256"]
-        worker = slurm.ArrayWorker(str(store.root), campaign.id, "run1", digest, time_limit_s, 3)
+        worker = slurm_task.ArrayWorker(str(store.root), campaign.id, "run1", digest, time_limit_s, 3, same_failures)
         kept = [signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)]
         over, num_begun = threading.Event(), sum(diary(log).values())
 
         def send():
             while not over.wait(0.01):
-                if sum(diary(log).values()) > num_begun:
+                if sum(diary(log).values()) > num_begun and (when is None or when()):
                     os.kill(os.getpid(), stop)
                     return
 
@@ -140,7 +151,7 @@ def task(store, log, monkeypatch):
             for number, handler in zip((signal.SIGUSR2, signal.SIGTERM), kept, strict=True):
                 signal.signal(number, handler)
 
-    monkeypatch.setattr(slurm.subprocess, "run", requeue)
+    monkeypatch.setattr(slurm_task.subprocess, "run", requeue)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     return run, requeued
 
@@ -173,6 +184,116 @@ def test_a_unit_that_no_task_can_finish_in_time_is_given_up(store, task, log):
     assert run(units(1, seconds=100, diary=log)) == 0
     assert diary(log) == {0: 3}
     assert [event["reason"] for event in events(store, "failed")] == ["it takes more than --timeout-min 0.005"] * 3
+
+
+def test_a_unit_that_saves_its_work_goes_on_however_many_tasks_it_takes(store, task, log):
+    run, requeued = task
+    work = [unit(0, "saves", steps=6, per_attempt=1, diary=log)]
+    for count in range(1, 6):
+        stop = lambda count=count: sum(diary(log, "step").values()) >= count  # noqa: E731
+        assert run(work, time_limit_s=0.3, stop=signal.SIGUSR2, when=stop) == "back in the queue"
+        assert [event["event"] for event in all_events(store)[-2:]] == ["unfinished", "exit"]
+    assert run(work) == 1
+    assert events(store, "failed") == []
+    assert len(events(store, "unfinished")) == len(requeued) == 5
+    assert all(event["advanced"] for event in events(store, "exit")[:-1])
+    assert diary(log, "step") == {0: 6}
+    assert unfinished_work(store) == []
+
+
+def test_a_unit_that_saved_once_and_then_stands_still_is_given_up(store, task, log):
+    run, _ = task
+    Work.of(store, "numbers", store.key("numbers", {"index": 0})).save("count", {}, {"count": 3})
+    for _ in range(3):
+        run(units(1, seconds=100, diary=log), time_limit_s=0.3, stop=signal.SIGUSR2)
+    assert len(events(store, "failed")) == 3
+    assert events(store, "unfinished") == []
+
+
+def test_a_task_that_its_time_limit_killed_is_no_failure_where_it_saved_its_work(store, log):
+    """It did not listen to the warning, so the driver finds out; with one attempt a unit, nothing may be counted."""
+    work = [unit(0, "saves", steps=3, per_attempt=1, diary=log)]
+    thread, outcome = in_background(work, store, jobs=1, timeout_min=5, max_attempts=1)
+    for count in (1, 2):
+        wait_for(lambda count=count: sum(diary(log, "step").values()) == count)
+        (holder,) = [h for (kind, _), h in Claims(store.root).held().items() if kind == "numbers"]
+        wait_for(lambda holder=holder: holder.job in str(slurm.submissions(Campaign.all(store)[0])))
+        fake_slurm.time_out(holder.job)
+    assert report_of(thread, outcome).complete
+    assert diary(log) == {0: 3}
+    assert [event["event"] for event in all_events(store) if "key" in event] == ["unfinished", "unfinished", "done"]
+
+
+def test_a_bug_stops_the_campaign_on_slurm_too(store, log):
+    with pytest.raises(RepeatedFailureError, match="IndexError: list index out of range"):
+        run_units(units(50, "mistake", diary=log), store, cluster="slurm", jobs=2, timeout_min=5)
+    wait_for(lambda: slurm.live_jobs() == {})
+    assert 3 <= sum(diary(log).values()) <= 8
+
+
+def test_tasks_stop_at_a_bug_without_their_driver(store, task, log):
+    run, _ = task
+    said = run(units(50, "mistake", diary=log), same_failures=3)
+    assert said.startswith("stopped, as the first 3 units failed alike")
+    assert sum(diary(log).values()) == 3
+    (event,) = events(store, "fatal")
+    assert event["error"] == "RepeatedFailureError"
+
+
+# -- what submitit pickles --------------------------------------------------------------------------------------------
+
+
+def test_pickles_lie_outside_the_cache_where_only_their_owner_may_write(store):
+    assert run_units(units(2), store, cluster="slurm", jobs=1, timeout_min=5).complete
+    wait_for(lambda: slurm.live_jobs() == {})
+    (campaign,) = Campaign.all(store)
+    folder = private_path(campaign)
+    assert list(folder.glob("*_submitted.pkl"))
+    assert not list(store.root.rglob("*.pkl"))
+    for path in (folder, folder.parent, folder.parent.parent):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert path.stat().st_uid == os.geteuid()
+    assert private_path(Campaign(Store(store.root.parent / "other"), campaign.id)) != folder
+    assert cache_command.main(["prune", "--logs", "--yes", "--cache", str(store.root)]) == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("what", ["open to others", "a link", "a file", "another's"])
+def test_a_private_folder_that_is_not_private_is_refused(store, monkeypatch, tmp_path, what):
+    state = Path(os.environ["XDG_STATE_HOME"]) / "tda-bench"
+    state.parent.mkdir(parents=True)
+    if what == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        state.symlink_to(tmp_path / "elsewhere")
+    elif what == "a file":
+        state.write_text("")
+    else:
+        state.mkdir(mode=0o755 if what == "open to others" else 0o700)
+    with monkeypatch.context() as patch:
+        if what == "another's":
+            patch.setattr(private.os, "geteuid", lambda: 12345)
+        with pytest.raises(JobError, match="TDA_BENCH_STATE") as caught:
+            run_units(units(1), store, cluster="slurm", jobs=1)
+    assert str(caught.value).isprintable()
+    assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_without_a_home_slurm_says_what_to_set(store, monkeypatch, tmp_path):
+    def unknown(*_):
+        raise KeyError("no such user")
+
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(JobError, match=r"HOME is not set.*TDA_BENCH_STATE"):
+        run_units(units(1), store, cluster="slurm", jobs=1)
+    monkeypatch.setenv("TDA_BENCH_STATE", str(tmp_path / "mine"))
+    assert run_units(units(1), store, cluster="slurm", jobs=1).complete
+    wait_for(lambda: slurm.live_jobs() == {})
+    assert list((tmp_path / "mine").rglob("*_submitted.pkl"))
+
+
+# -- drivers ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_driver_that_comes_back_joins_the_jobs_that_run(store, log):
@@ -209,7 +330,7 @@ def test_what_slurm_refuses_is_one_line(store, monkeypatch):
 
 
 def test_options_reach_sbatch(store):
-    campaign = Campaign(store, "abc")
+    campaign = Campaign(store, "a" * 12)
     options = {"partition": "gpu", "mem_per_cpu": "2G", "cpus_per_task": "4", "exclusive": "true", "nice": "5"}
     options |= {"setup": "module load cuda"}
     parameters = slurm.sbatch_parameters(campaign, 8, 1, 30, options)

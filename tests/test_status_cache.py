@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from bench import cache, status
-from retrain.campaign import Campaign
-from retrain.claims import Claims
 from retrain.jobs import Unit, run_units
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims
 from retrain.store import Store
 from tests.job_units import unit, units
 
@@ -69,6 +69,7 @@ def test_status_of_six_thousand_units_takes_less_than_two_seconds(store, capsys)
         folder = store.place("numbers", key)
         folder.mkdir(parents=True)
         (folder / "entry.json").touch()
+        (folder / "arrays.safetensors").touch()
         log.add("done", key=key, seconds=1.0)
     command = [sys.executable, "-m", "bench.status", "--cache", str(store.root), "--json"]
     # Its own seconds, not those that others keep the machine busy.

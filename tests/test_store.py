@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from retrain import entry as entry_module
 from retrain import store as store_module
-from retrain.store import DamagedEntryError, Store, StoreError, canonical_json, host_name, normalised
+from retrain.processes import host_name
+from retrain.store import DamagedEntryError, Store, StoreError, canonical_json, normalised
 
 CONFIG = {"task": "digits", "alpha": 0.1, "subset": 3, "sizes": (1, 2)}
 ARRAYS = {"loss": np.arange(6, dtype=np.float32).reshape(2, 3), "kept": np.array([True, False])}
@@ -64,7 +66,10 @@ def test_key_is_a_function_of_what_matters(store):
         (Path("x"), "portable"),
         (float("nan"), "nan"),
         (float("inf"), "inf"),
-        ({1: 2}, "keys must be strings"),
+        ({1: 2}, "keys must be text"),
+        ({"a": "\ud800"}, "half of a surrogate pair"),
+        ({"\udfff": 1}, "keys must be text"),
+        ({"a": 10**100}, "more than 100 digits"),
         ({"a": {"b": {1, 2}}}, r"config\.a\.b is a set"),
         (b"x", "bytes"),
         (np.arange(2), "ndarray"),
@@ -92,12 +97,21 @@ def test_recursion_and_canonical_text():
         canonical_json(deep)
 
 
+def nested(depth):
+    value = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
 def test_what_cannot_be_kept_leaves_nothing(store):
     for arrays, record, reason in [
         ({"a": np.array([object()])}, {}, "dtype object"),
         ({"a": [1, 2]}, {}, "numpy array"),
         (ARRAYS, {"loss": float("nan")}, r"record\.loss is nan"),
         (ARRAYS, {"x": "y" * (17 * 2**20)}, "bytes of JSON"),
+        (ARRAYS, {"x": nested(70)}, "nested"),
+        ({"\ud800": np.zeros(1)}, {}, "name must be"),
     ]:
         with pytest.raises(StoreError, match=reason):
             store.write("losses", CONFIG, arrays, record)
@@ -132,7 +146,7 @@ def resealed(change):
     def both(content):
         change(content)
         content.pop("sha256")
-        content["sha256"] = store_module._sha256(content)
+        content["sha256"] = entry_module._sha256(content)
 
     return both
 
@@ -265,14 +279,14 @@ def test_the_first_writer_wins(store):
 
 def test_a_writer_that_loses_the_race_gets_the_winner(store, monkeypatch):
     rival = Store(store.root)
-    fill = store_module._fill
+    fill = store_module.fill_entry
 
     def slow_fill(*arguments):
         fill(*arguments)
-        monkeypatch.setattr(store_module, "_fill", fill)
+        monkeypatch.setattr(store_module, "fill_entry", fill)
         rival.write("losses", CONFIG, ARRAYS, {"writer": "rival"})
 
-    monkeypatch.setattr(store_module, "_fill", slow_fill)
+    monkeypatch.setattr(store_module, "fill_entry", slow_fill)
     assert store.write("losses", CONFIG, ARRAYS, {"writer": "us"}).record == {"writer": "rival"}
     assert os.listdir(store.root / ".tmp") == []
 
@@ -307,7 +321,7 @@ def test_no_space_is_one_clear_line_and_no_damage(store, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "write_safetensors", full)
+        patch.setattr(entry_module, "write_safetensors", full)
         with pytest.raises(StoreError, match="no space left") as caught:
             store.write("losses", CONFIG, ARRAYS, RECORD)
         assert str(caught.value).isprintable()
@@ -378,7 +392,7 @@ def test_stale_temporary_folders_go_and_live_ones_stay(store):
         "junk": True,
     }
     for name in names:
-        (store.root / ".tmp" / name).mkdir()
+        (store.root / ".tmp" / name).mkdir(parents=True, exist_ok=True)
     os.utime(store.root / ".tmp" / "otherhost.1.dd", (1, 1))
     Store(store.root)
     assert {name: (store.root / ".tmp" / name).exists() for name in names} == names
@@ -406,6 +420,12 @@ def test_listing_passes_over_junk_and_removal_is_whole(store):
     assert list(store.entries("absent")) == []
     assert infos[0].num_bytes() > 100
     assert infos[0].modified() > 1e9
+    assert store.remove_key("scores", infos[1].key)
+    assert not store.remove_key("scores", infos[1].key)
+    assert list(store.entries()) == infos[:1]
+    for kind, key in (("..", infos[0].key), ("losses", "../../x"), ("quarantine", infos[0].key)):
+        with pytest.raises(StoreError, match="not the name of an entry"):
+            store.remove_key(kind, key)
     store.remove(infos[0])
     assert not entry.path.exists()
     assert infos[0].num_bytes() == 0
@@ -418,6 +438,7 @@ def test_six_thousand_lookups_take_less_than_a_second(store):
         path = store.path("losses", config)
         path.mkdir(parents=True)
         (path / "entry.json").touch()
+        (path / "arrays.safetensors").touch()
     start = time.process_time()  # not the seconds that others keep the machine busy
     assert sum(store.has("losses", config) for config in configs) == 3000
     seconds = time.process_time() - start

@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import resource
 import sys
 from pathlib import Path
 
@@ -56,6 +57,9 @@ def test_real_zstandard(tmp_path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UsageError, match="cut short"):
         list(read_documents(path))
+    path.write_bytes(zstandard.compress(b"\0" * 2**28) * 40)
+    with pytest.raises(UsageError, match="which no text does"):
+        list(read_documents(path))
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,9 @@ def test_real_zstandard(tmp_path) -> None:
         ([LINES[0], '{"content": "abc"}'], 'line 2 of .* has no text in the field "text"'),
         (['"abc"'], 'line 1 of .* has no text in the field "text"'),
         (['{"text": 3}'], 'line 1 of .* has no text in the field "text"'),
+        ([LINES[0], r'{"text": "\ud800"}'], "line 2 of .* half of a surrogate pair"),
+        (["[" * 100_000], "line 1 of .* is not JSON"),
+        (['{"text": ' + "9" * 5000 + "}"], "line 1 of .* is not JSON"),
     ],
 )
 def test_wrong_files_are_named_with_their_line(tmp_path, lines, message) -> None:
@@ -86,6 +93,36 @@ def test_files_that_are_not_there_or_no_text(tmp_path) -> None:
         list(read_documents(tmp_path / "latin.jsonl"))
     with pytest.raises(UsageError, match=r"has no documents with meta.set = z"):
         list(read_documents(write(tmp_path / "text.jsonl", LINES), where={"meta.set": "z"}))
+
+
+@pytest.mark.parametrize("content", [b"\0", b"\n", b" "])
+@pytest.mark.parametrize(("suffix", "compress"), [(".xz", lzma.compress), (".gz", gzip.compress)])
+def test_a_small_file_of_ten_gigabytes_is_one_line(tmp_path, suffix, compress, content) -> None:
+    """1.6 MB of .xz that unpack to 10 GB: many small ones, one behind the other, as the format allows."""
+    path = tmp_path / f"text.jsonl{suffix}"
+    path.write_bytes(compress(content * 2**24) * 640)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError, match=r"more than .* bytes") as caught:
+        list(read_documents(path))
+    assert "\n" not in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
+
+
+def test_long_documents_are_read_and_endless_lines_refused(tmp_path, monkeypatch) -> None:
+    long = json.dumps({"text": "x" * 5_000_000})
+    assert [len(text) for text in read_documents(write(tmp_path / "a.jsonl", [LINES[0], long]))] == [3, 5_000_000]
+    monkeypatch.setattr("retrain.data.text.MAX_LINE_BYTES", 1_000_000)
+    with pytest.raises(UsageError, match=r"line 2 of .* has more than 1,000,000 bytes"):
+        list(read_documents(write(tmp_path / "a.jsonl", [LINES[0], long])))
+
+
+def test_lines_are_the_same_wherever_the_chunks_end(tmp_path, monkeypatch) -> None:
+    lines = [json.dumps({"text": "a" * length}) for length in range(20)] + [""] * 3 + LINES
+    path = write(tmp_path / "a.jsonl", lines)
+    expected = list(read_documents(path))
+    for size in (1, 2, 3, 7, 64, 1000):
+        monkeypatch.setattr("retrain.data.text.CHUNK_BYTES", size)
+        assert list(read_documents(path)) == expected
 
 
 @pytest.mark.parametrize(("suffix", "opener"), [(".xz", lzma.open), (".gz", gzip.open)])

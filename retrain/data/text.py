@@ -5,28 +5,38 @@
 
 A file has one JSON object a line with the field `text`, plain or compressed (.xz, .gz, .zst). Documents are joined with
 the tokenizer's end-of-text token and cut into sequences; what is left at the end is dropped. Nothing is cached: 5,680
-articles take less than a minute on two cores.
+articles take less than a minute on two cores. A line that is too long, or a small file that unpacks without end, is
+refused before it fills the memory.
 """
 
 import gzip
 import json
 import lzma
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+import zlib
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, nullcontext
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from retrain.errors import UsageError
+from retrain.safe_files import is_text
 
 SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".jsonl.zst")
 TOKENIZED_AT_ONCE = 256  # documents: the tokenizer spreads a batch over the cores
+MAX_LINE_BYTES = 64 * 2**20  # of one document: a long book has a few MB
+# Text shrinks to a tenth or a fiftieth; what unpacks to more than this is no text.
+MAX_COMPRESSION_RATIO = 200
+ALWAYS_ALLOWED_BYTES = 4 * 2**20
+CHUNK_BYTES = 2**20
+# Four compressed bytes can be 128 KiB in a .zst: what one piece of the file unpacks to stays small.
+ZSTANDARD_CHUNK_BYTES = 2**10
 
 
 def read_documents(path: str | Path, *, field: str = "text", where: dict[str, str] | None = None) -> Iterator[str]:
@@ -46,18 +56,20 @@ def read_documents(path: str | Path, *, field: str = "text", where: dict[str, st
 
 def _documents(path: Path, field: str, where: dict[str, str]) -> Iterator[str]:
     num_documents = 0
-    for number, line in enumerate(_readable(path), start=1):
+    for number, line in _readable(path):
         if not line.strip():
             continue
         try:
             content = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f'line {number} of "{path}" is not JSON ({error}); expected one object a line') from None
         text = content.get(field) if isinstance(content, dict) else None
         if not isinstance(text, str):
             raise UsageError(
                 f'line {number} of "{path}" has no text in the field "{field}"; expected {{"{field}": "..."}}'
             )
+        if not is_text(text):
+            raise UsageError(f'line {number} of "{path}" holds half of a surrogate pair, which is no character')
         if all(_value(content, name) == value for name, value in where.items()):
             num_documents += 1
             yield text
@@ -75,14 +87,14 @@ def _value(content: Any, name: str) -> Any:
     return content
 
 
-def _readable(path: Path) -> Iterator[str]:
-    """Lines of text; a file that ends in the middle of its compression says so."""
+def _readable(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, text) of the lines that are not empty; a file that ends in the middle of its compression says so."""
     try:
-        for line in _lines(path):
-            yield line.decode()
+        for number, line in _lines(path):
+            yield number, line.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f'"{path}" is not UTF-8 text ({error.reason}); expected JSON lines') from None
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, OSError) as error:
         raise UsageError(f'"{path}" is damaged or cut short ({error}); copy or download it again') from None
     except Exception as error:
         if type(error).__name__ != "ZstdError":  # of a package that need not be there
@@ -90,11 +102,52 @@ def _readable(path: Path) -> Iterator[str]:
         raise UsageError(f'"{path}" is damaged ({error}); copy or download it again') from None
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The same in bytes; no line is ever longer than `MAX_LINE_BYTES`."""
+    pieces: list[bytes] = []
+    length, number = 0, 1
+    with closing(_chunks(path)) as chunks:
+        for chunk in chunks:
+            first, *others = chunk.split(b"\n")
+            pieces.append(first)
+            length += len(first)
+            if length > MAX_LINE_BYTES:
+                raise UsageError(
+                    f'line {number} of "{path}" has more than {MAX_LINE_BYTES:,} bytes; expected one document a line'
+                )
+            if others:
+                if length:
+                    yield number, b"".join(pieces)
+                yield from ((number + i, line) for i, line in enumerate(others[:-1], start=1) if line)
+                pieces, length = others[-1:], len(others[-1])
+                number += len(others)
+    if length:
+        yield number, b"".join(pieces)
+
+
+def _chunks(path: Path) -> Generator[bytes, None, None]:
+    """A file's bytes, unpacked piece by piece; one that unpacks to more than any text does is refused on the way."""
+    unpacked = 0
+    with open(path, "rb") as packed, closing(_unpacked(path, packed)) as chunks:
+        for chunk in chunks:
+            unpacked += len(chunk)
+            if unpacked > ALWAYS_ALLOWED_BYTES + MAX_COMPRESSION_RATIO * packed.tell():
+                raise UsageError(
+                    f'"{path}" unpacks to more than {unpacked:,} bytes from its first {packed.tell():,}, which no text '
+                    "does; if it is yours, pass it uncompressed"
+                )
+            yield chunk
+
+
+def _unpacked(path: Path, packed: IO[bytes]) -> Generator[bytes, None, None]:
+    if path.suffix == ".zst" and sys.version_info < (3, 14):
+        yield from _zstandard_chunks(packed)
+        return
     openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".zst": _zstandard_opener}
-    opener = openers.get(path.suffix, open)
-    with opener(path, "rb") as file:
-        yield from file
+    opener = openers.get(path.suffix, lambda file, _: nullcontext(file))
+    with opener(packed, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
 
 
 def check_zstandard() -> None:
@@ -102,32 +155,25 @@ def check_zstandard() -> None:
         raise UsageError("reading .zst needs the package zstandard: pip install zstandard")
 
 
-def _zstandard_opener(path: Path, mode: str) -> Any:
-    if sys.version_info >= (3, 14):
-        from compression import zstd
+def _zstandard_opener(packed: IO[bytes], mode: str) -> Any:
+    from compression import zstd  # Python 3.14
 
-        return zstd.open(path, mode)
-    return closing(_zstandard_lines(path))
+    return zstd.open(packed, mode)
 
 
-def _zstandard_lines(path: Path) -> Iterator[bytes]:
+def _zstandard_chunks(packed: IO[bytes]) -> Iterator[bytes]:
     """Frame by frame: the package's own file object takes a file that ends early for one that ends."""
     import zstandard
 
-    decompressor, frame, pending = zstandard.ZstdDecompressor(), None, b""
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            while chunk:
-                frame = frame or decompressor.decompressobj()
-                pending += frame.decompress(chunk)
-                chunk = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
-            *lines, pending = pending.split(b"\n")
-            yield from lines
+    decompressor, frame = zstandard.ZstdDecompressor(), None
+    while chunk := packed.read(ZSTANDARD_CHUNK_BYTES):
+        while chunk:
+            frame = frame or decompressor.decompressobj()
+            yield frame.decompress(chunk)
+            chunk = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
     if frame is not None:
         raise EOFError("the last frame does not end")
-    if pending:
-        yield pending
 
 
 def token_ids(documents: Iterable[str], tokenizer: Any) -> Iterator[np.ndarray]:

@@ -4,9 +4,9 @@ import threading
 import time
 from collections import Counter
 
-from retrain.campaign import Campaign
-from retrain.claims import Claims
 from retrain.jobs import run_units
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims
 
 
 def wait_for(condition, seconds=300.0, step=0.1):

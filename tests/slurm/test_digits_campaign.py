@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from retrain.campaign import Campaign
-from retrain.claims import Claims
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims
 from retrain.store import Store
 from tests.slurm.helpers import held_by, running, tasks, wait_for
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from retrain import slurm
-from retrain.campaign import Campaign
 from retrain.errors import UsageError
-from retrain.jobs import JobError, run_units
+from retrain.jobs import JobError, run_units, slurm
+from retrain.jobs.campaign import Campaign
 from tests.job_units import diary, unit, units
 from tests.slurm.helpers import Background, done_events, held_by, running, tasks, wait_for
 

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from retrain.campaign import Campaign
+from retrain.jobs.campaign import Campaign
 from tests.job_units import diary, units
 from tests.slurm.helpers import Background, held_by, wait_for
 

@@ -1,0 +1,337 @@
+"""Who is working on what: one small file per unit in progress, so that no two workers do the same unit.
+
+A claim is a file `<root>/.claims/<kind>.<key>` that appears whole (hard link) and names its holder: host, process,
+Slurm job. While it is held its time stamp is renewed. It is stale, and is taken over, when
+
+- its holder is a dead process of this host, or an earlier incarnation of the same Slurm job;
+- its holder is elsewhere and has not renewed it for `STALE_SECONDS` by the clock of the disk;
+- this process itself has watched it for `STALE_SECONDS` and nothing changed: whatever clocks say, and also where the
+  holder was stopped, names no possible process, or is no file at all.
+
+Claims only save work: the store itself stays correct when two workers race on one unit, because the first whole entry
+wins.
+
+    claim = Claims(store.root).take("losses", key)
+    if claim is not None:
+        with claim: ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrain.entry import KIND
+from retrain.jobs.campaign import CAMPAIGN_ID, JOB
+from retrain.processes import host_name, process_alive, process_started
+from retrain.safe_files import PassingFileError, SafeFileError, make_folder, read_json, remove_folder
+from retrain.schema import Number, Text, Whole, check
+from retrain.store import Store, StoreError
+from retrain.work import Work, work_folder
+
+CLAIMS = ".claims"
+LOCK = ".lock"
+RENEW_SECONDS = 10.0
+# Several missed renewals: a holder on another host that is only slow (or whose disk is) keeps its claim.
+STALE_SECONDS = 90.0
+LOCK_SECONDS = 5.0
+DRAFT_SECONDS = 86400.0  # a draft older than this was left by a killed process
+
+CLAIM_NAME = re.compile(rf"({KIND.pattern})\.([0-9a-f]{{1,64}})")
+HOLDER = {
+    "host": Text(at_most=200),
+    "pid": Whole(1, 2**31 - 1),
+    "started": Whole(0),
+    "job": Text(f"({JOB.pattern})?"),
+    "restart": Whole(0),
+    "token": Text("[0-9a-f]{1,64}"),
+    "since": Number(0, 1e11),
+    "campaign": Text(f"({CAMPAIGN_ID.pattern})?"),
+    "work?": Text("[0-9a-f]{0,64}"),
+}
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a claim."""
+
+    host: str
+    pid: int
+    started: int
+    job: str = ""
+    restart: int = 0
+    token: str = ""
+    since: float = 0.0
+    campaign: str = ""
+    work: str = ""  # what earlier attempts had saved when it began: see Work.mark
+
+    @classmethod
+    def this_process(cls, campaign: str = "", work: str = "") -> Holder:
+        array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+        job = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+        restart = os.environ.get("SLURM_RESTART_COUNT", "")
+        return cls(
+            host=host_name(),
+            pid=os.getpid(),
+            started=process_started(os.getpid()),
+            job=job if JOB.accepts(job) else "",
+            restart=int(restart) if restart.isdigit() else 0,
+            token=secrets.token_hex(8),
+            since=time.time(),
+            campaign=campaign,
+            work=work,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.host} pid {self.pid}" + (f" (Slurm job {self.job})" if self.job else "")
+
+
+# The claims that this process holds now, by their tokens: nobody knows better.
+_MINE: set[str] = set()
+
+# What stands in a claim's place and is none.
+UNKNOWN = Holder(host="an unreadable claim,", pid=0, started=0)
+
+
+@dataclass
+class Claim:
+    """A claim held by this process; `previous` is the dead holder it was taken from, if any."""
+
+    path: Path
+    holder: Holder
+    previous: Holder | None = None
+    _released: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    def __post_init__(self) -> None:
+        _MINE.add(self.holder.token)
+        threading.Thread(target=self._renew, name="claim", daemon=True).start()
+
+    def _renew(self) -> None:
+        while not self._released.wait(RENEW_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(self.path, follow_symlinks=False)
+
+    def release(self) -> None:
+        self._released.set()
+        _MINE.discard(self.holder.token)
+        seen = _see(self.path)
+        if seen is not None and seen.holder.token == self.holder.token:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """A claim as it was seen; it is another one after every renewal."""
+
+    holder: Holder
+    renewed: float
+    mark: tuple[Any, ...]
+
+
+class Claims:
+    """The claims of one cache folder. Keep one object while you wait: it is what remembers how long it has watched."""
+
+    def __init__(self, root: str | os.PathLike[str], campaign: str = ""):
+        self.root = Path(root)
+        self.folder = self.root / CLAIMS
+        self.campaign = campaign
+        self._watched: dict[Path, tuple[tuple[Any, ...], float]] = {}
+
+    def path(self, kind: str, key: str) -> Path:
+        return self.folder / f"{kind}.{key}"
+
+    def take(self, kind: str, key: str) -> Claim | None:
+        """The claim on a unit, or None while another live process holds it."""
+        path = self.path(kind, key)
+        make_folder(self.folder)
+        mine = Holder.this_process(self.campaign, Work(work_folder(self.root, kind, key)).mark())
+        draft = self.folder / f".{mine.token}"
+        try:
+            draft.write_text(json.dumps(asdict(mine)))
+            previous = None
+            for _ in range(10):
+                if _appear(draft, path):
+                    return Claim(path, mine, previous)
+                seen = _see(path)
+                if seen is None:
+                    continue  # released this moment
+                # The draft's time stamp is "now" by the clock of the disk, which all hosts share.
+                if not self._stale(path, seen, draft.stat().st_mtime, mine):
+                    return None
+                if self._break(path, seen.holder):
+                    previous = seen.holder if seen.holder.pid else previous
+            return None
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+    def holder(self, kind: str, key: str) -> Holder | None:
+        """Who holds a unit now; None when nobody does or only a dead process."""
+        path = self.path(kind, key)
+        seen = _see(path)
+        return None if seen is None or self._stale(path, seen, time.time()) else seen.holder
+
+    def vacant(self, kind: str, key: str) -> bool:
+        """Whether nobody holds a unit; what a dead holder left is removed, so that the next one to ask has it."""
+        path = self.path(kind, key)
+        seen = _see(path)
+        if seen is None:
+            return True
+        return self._stale(path, seen, time.time()) and self._break(path, seen.holder)
+
+    def held(self, *, stale: bool = False) -> dict[tuple[str, str], Holder]:
+        """{(kind, key): holder} of every live claim, and with `stale` of the dead ones too."""
+        try:
+            names = [match for name in os.listdir(self.folder) if (match := CLAIM_NAME.fullmatch(name))]
+        except OSError:
+            return {}
+        found = {}
+        for kind, key in (name.groups() for name in names):
+            seen = _see(self.path(kind, key))
+            if seen is not None and (stale or not self._stale(self.path(kind, key), seen, time.time())):
+                found[kind, key] = seen.holder
+        return found
+
+    def clean(self, store: Store) -> None:
+        """Remove what killed processes left: claims on units that are done, and drafts older than a day."""
+        with contextlib.suppress(OSError, StoreError):
+            for name in os.listdir(self.folder):
+                match = CLAIM_NAME.fullmatch(name)
+                if match is not None:
+                    if store.has_key(*match.groups()):
+                        self.vacant(*match.groups())
+                    continue
+                age = time.time() - os.lstat(self.folder / name).st_mtime
+                if name.startswith(".") and name != LOCK and age > DRAFT_SECONDS:
+                    _remove(self.folder / name)
+
+    def free(self, kind: str, key: str, holder: Holder) -> bool:
+        """Remove the claim of a holder that is known to be gone; false when it is no longer this holder's."""
+        return self._break(self.path(kind, key), holder)
+
+    def _stale(self, path: Path, seen: _Sight, now: float, asker: Holder | None = None) -> bool:
+        holder = seen.holder
+        if holder.pid and holder.host == host_name():
+            if not process_alive(holder.pid):
+                return True
+            began = process_started(holder.pid)
+            if began and holder.started and began != holder.started:
+                return True
+            if holder.pid == os.getpid():
+                # Ours, and if we do not hold it we could not remove it when we were done.
+                return holder.token not in _MINE
+        else:
+            if asker is not None and holder.job and holder.job == asker.job and holder.restart < asker.restart:
+                return True
+            if now - seen.renewed > STALE_SECONDS:
+                return True
+        mark, since = self._watched.get(path, (None, 0.0))
+        if mark != seen.mark:
+            self._watched[path] = (seen.mark, time.monotonic())
+            return False
+        return time.monotonic() - since > STALE_SECONDS
+
+    def _break(self, path: Path, holder: Holder) -> bool:
+        """Remove a stale claim; false when somebody else was faster.
+
+        Only one process breaks at a time, and only the very claim it found stale: otherwise the slower of two would
+        remove the fresh claim of the faster. Where the lock cannot be had (a disk without locks, an owner that was
+        stopped) the worst that happens is work done twice.
+        """
+        with _locked(self.folder / LOCK):
+            seen = _see(path)
+            if seen is None or seen.holder.token != holder.token:
+                return False
+            aside = self.folder / f".{secrets.token_hex(8)}"
+            try:
+                os.rename(path, aside)  # also what is no file
+            except FileNotFoundError:
+                return False
+            _remove(aside)
+            self._watched.pop(path, None)
+            return True
+
+
+@contextlib.contextmanager
+def _locked(path: Path):
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except OSError:
+        yield
+        return
+    try:
+        limit = time.monotonic() + LOCK_SECONDS
+        while time.monotonic() < limit:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.005)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            remove_folder(path)
+        else:
+            os.unlink(path)
+
+
+def _appear(draft: Path, path: Path) -> bool:
+    """Give a file its second name, whole and at once; false when something has that name already."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+            raise
+        # A disk without hard links: whoever makes the file has it, though others may see it empty for a moment.
+        try:
+            with open(path, "x") as file:
+                file.write(draft.read_text())
+        except FileExistsError:
+            return False
+    return True
+
+
+def _see(path: Path) -> _Sight | None:
+    """What is in a claim's place; None when there is nothing."""
+    try:
+        status = os.lstat(path)
+        mark: tuple[Any, ...] = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
+        try:
+            holder = Holder(**check(read_json(path, max_bytes=65536), HOLDER, path))
+        except PassingFileError:
+            # It cannot be read just now. Whoever has it keeps it; a watcher sees no change by that.
+            return _Sight(UNKNOWN, time.time(), mark)
+        except SafeFileError:
+            if not os.path.lexists(path):
+                return None
+            holder = UNKNOWN
+    except OSError:
+        return None
+    return _Sight(holder, status.st_mtime, mark)

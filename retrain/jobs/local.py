@@ -1,0 +1,364 @@
+"""Worker processes on this machine: started once, they take unit after unit, each with its share of the hardware.
+
+They are our own and not submitit's LocalExecutor, which starts a process for every submission (importing torch takes
+seconds, a retrain often less) and pins nothing. A worker never outlives its driver: it ends with its stdin, and Linux
+kills it when the driver dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from retrain.errors import UsageError
+from retrain.jobs.attempt import Attempt, do_unit, tail
+from retrain.jobs.book import MAX_ATTEMPTS, Book, JobError, Waiting, logger
+from retrain.jobs.claims import STALE_SECONDS, Claims
+from retrain.jobs.unit import Unit
+from retrain.processes import die_with, process_stopped
+from retrain.store import Store
+from retrain.work import Work
+
+POLL_SECONDS = 0.5
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+# -- what there is to share -------------------------------------------------------------------------------------------
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [
+        str(index) for index, _ in enumerate(line for line in listing.stdout.splitlines() if line.startswith("GPU"))
+    ]
+
+
+def devices(units: Iterable[Unit]) -> set[str]:
+    """The kinds of device that units name in their payload: cpu, cuda, auto."""
+    return {str(unit.payload.get("device", "cpu")).partition(":")[0] for unit in units}
+
+
+def worker_environment(index: int, jobs: int, gpus: list[str], gpus_per_job: int) -> dict[str, str]:
+    """The environment of local worker `index`: a share of the cores, and its own GPUs where it has any."""
+    environment = dict(os.environ)
+    share = max(1, cores() // jobs)
+    for variable in THREAD_VARIABLES:
+        given = environment.get(variable, "")
+        environment[variable] = str(min(share, int(given))) if given.isdigit() and int(given) else str(share)
+    if gpus_per_job:
+        first = index * gpus_per_job
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[(first + i) % len(gpus)] for i in range(gpus_per_job))
+    # The worker finds modules where this process does, wherever it was started.
+    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry or os.curdir) for entry in sys.path)
+    return environment
+
+
+# -- the driver -------------------------------------------------------------------------------------------------------
+
+
+def run_local(book: Book, run: str, jobs: int | None, gpus_per_job: int | None, timeout_min: float | None) -> None:
+    """Do a campaign's open units in worker processes."""
+    if gpus_per_job is None:
+        # Without this, every core would start a process on the same GPU.
+        gpus = visible_gpus() if devices(book.units.values()) != {"cpu"} else []
+        gpus_per_job = min(1, len(gpus))
+    else:
+        gpus = visible_gpus() if gpus_per_job else []
+    if gpus_per_job > len(gpus):
+        raise UsageError(f"--gpus-per-job {gpus_per_job} asks for more GPUs than this machine has ({len(gpus)})")
+    if jobs is None:
+        jobs = len(gpus) // gpus_per_job if gpus_per_job else cores()
+    if gpus_per_job and jobs * gpus_per_job > len(gpus):
+        logger.warning("%d jobs share %d GPUs: some jobs run on the same one", jobs, len(gpus))
+    jobs = min(jobs, book.num_open)
+    try:
+        book.campaign.subfolder("logs")
+    except OSError as error:
+        raise book.store.unwritable(error) from None
+    pool = _Pool(book, run, jobs, gpus, gpus_per_job, timeout_min)
+    try:
+        pool.run()
+    finally:
+        pool.end()
+
+
+class LocalWorker:
+    """The driver's end of one worker process: units go down its stdin, attempts come up a pipe of their own."""
+
+    def __init__(self, root: Path, campaign: str, log_path: Path, environment: dict[str, str]):
+        self.log_path = log_path
+        self.key: str | None = None
+        self.since = 0.0
+        self.saved_before = ""  # the mark of its unit's work when it got the unit
+        self.ready = False
+        self.killed_because = ""
+        self.stopped_since: float | None = None
+        self._log_offset = 0
+        self._buffer = b""
+        read_end, write_end = os.pipe()
+        code = f"from retrain.jobs.local import local_worker; local_worker({write_end}, {os.getpid()})"
+        try:
+            with open(log_path, "ab") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[write_end],
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C is for the driver, which then ends its workers
+                )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        os.set_blocking(read_end, False)
+        self.attempts = read_end
+        self.send({"root": str(root), "campaign": campaign})
+
+    def send(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # a dead worker is noticed by the end of its other pipe
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def give(self, key: str, unit: Unit, saved_before: str) -> None:
+        self.key, self.since, self.saved_before = key, time.monotonic(), saved_before
+        with contextlib.suppress(OSError):
+            self._log_offset = self.log_path.stat().st_size
+        self.send({"key": key, **unit.to_json()})
+
+    def messages(self) -> tuple[list[dict[str, Any]], bool]:
+        """(messages that have arrived, whether the worker is gone)."""
+        gone = False
+        while True:
+            try:
+                data = os.read(self.attempts, 65536)
+            except BlockingIOError:
+                break
+            if not data:
+                gone = True
+                break
+            self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        return [json.loads(line) for line in lines], gone
+
+    def last_lines(self) -> list[str]:
+        """The end of what it logged since its present unit began."""
+        return tail(self.log_path, self._log_offset)
+
+    def kill(self, why: str) -> None:
+        self.killed_because = why
+        self.process.kill()
+
+    def end(self) -> int:
+        """Stop it, if it still runs, and return its exit code."""
+        if self.process.poll() is None:
+            self.process.kill()
+        code = self.process.wait()
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        os.close(self.attempts)
+        return code
+
+
+class _Pool:
+    """Keeps `jobs` workers busy until every unit is done or has failed."""
+
+    def __init__(self, book: Book, run: str, jobs: int, gpus: list[str], gpus_per_job: int, timeout_min: float | None):
+        self.book = book
+        self.run_name = run
+        self.jobs = jobs
+        self.gpus = gpus
+        self.gpus_per_job = gpus_per_job
+        self.timeout_s = timeout_min * 60 if timeout_min else float("inf")
+        self.claims = Claims(book.store.root, book.campaign.id)
+        self.waiting = Waiting()
+        self.queue = deque(book.open())
+        self.busy: set[str] = set()
+        self.workers: dict[int, LocalWorker] = {}
+        self.num_started = 0
+        self.false_starts = 0
+        self.selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        next_poll = 0.0
+        while self.book.num_open:
+            while len(self.workers) < min(self.jobs, self.book.num_open):
+                self._start(next(index for index in range(self.jobs) if index not in self.workers))
+            for event, _ in self.selector.select(timeout=POLL_SECONDS):
+                self._listen(event.data)
+            if time.monotonic() >= next_poll:
+                next_poll = time.monotonic() + POLL_SECONDS
+                self._poll()
+
+    def _start(self, index: int) -> None:
+        log_path = self.book.campaign.folder / "logs" / f"{self.run_name}-{self.num_started}.log"
+        environment = worker_environment(index, self.jobs, self.gpus, self.gpus_per_job)
+        try:
+            worker = LocalWorker(self.book.store.root, self.book.campaign.id, log_path, environment)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self.book.store.unwritable(error) from None
+            raise JobError(f"a worker process cannot be started: {error}") from None
+        self.num_started += 1
+        self.workers[index] = worker
+        self.selector.register(worker.attempts, selectors.EVENT_READ, index)
+
+    def _listen(self, index: int) -> None:
+        worker = self.workers[index]
+        messages, gone = worker.messages()
+        for message in messages:
+            if "ready" in message:
+                worker.ready = True
+                self.false_starts = 0
+            else:
+                worker.key = None
+                self._enter(message.pop("key"), Attempt(**message))
+            self._feed(worker)
+        if gone:
+            self._bury(index)
+
+    def _feed(self, worker: LocalWorker) -> None:
+        while self.queue:
+            key = self.queue.popleft()
+            if self.book.is_open(key):
+                worker.give(key, self.book.units[key], self._saved(key))
+                return
+
+    def _saved(self, key: str) -> str:
+        return Work.of(self.book.store, self.book.units[key].kind, key).mark()
+
+    def _enter(self, key: str, attempt: Attempt) -> None:
+        if attempt.status == "busy":
+            self.busy.add(key)
+        elif self.book.record(key, attempt):
+            self.queue.append(key)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Give waiting workers what has come back into the queue."""
+        for worker in self.workers.values():
+            if worker.ready and worker.key is None and self.queue:
+                self._feed(worker)
+
+    def _bury(self, index: int) -> None:
+        """Account for a worker that is gone; the main loop starts another in its place."""
+        worker = self.workers.pop(index)
+        self.selector.unregister(worker.attempts)
+        code = worker.end()
+        cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code == -signal.SIGKILL:
+            cause = worker.killed_because or f"{cause} (out of memory?)"
+        if worker.key is None:
+            self.false_starts += not worker.ready
+            if self.false_starts >= MAX_ATTEMPTS:
+                lines = "\n".join([f"no worker process starts: the last one {cause}", *worker.last_lines()])
+                raise JobError(lines)
+            return
+        reason = "\n".join([f"the worker {cause}; its log is {worker.log_path}", *worker.last_lines()])
+        if self.book.in_store(worker.key):
+            self._enter(worker.key, Attempt("done", time.monotonic() - worker.since))
+        elif worker.killed_because and self._saved(worker.key) not in ("", worker.saved_before):
+            # We stopped it, not the unit itself, and it got on: that is no failure, and it goes on from there.
+            self._enter(worker.key, Attempt("unfinished", reason=f"{cause}; it saved its work and goes on"))
+        else:
+            self._enter(worker.key, Attempt("failed", reason=reason))
+
+    def _poll(self) -> None:
+        for key in list(self.busy):
+            unit = self.book.units[key]
+            if self.book.in_store(key):
+                self.busy.discard(key)
+                self.book.finish(key)
+            elif self.claims.vacant(unit.kind, key):
+                self.busy.discard(key)
+                self.queue.append(key)
+        self._wake()
+        if len(self.busy) == self.book.num_open:
+            for key in list(self.busy)[:1]:
+                unit = self.book.units[key]
+                self.waiting.say(unit, key, self.claims.holder(unit.kind, key), len(self.busy))
+        for worker in self.workers.values():
+            self._stop_if_overdue(worker)
+
+    def _stop_if_overdue(self, worker: LocalWorker) -> None:
+        now = time.monotonic()
+        if worker.key is not None and now - worker.since > self.timeout_s:
+            worker.kill(f"was stopped after --timeout-min {self.timeout_s / 60:g}")
+        elif not process_stopped(worker.process.pid):
+            worker.stopped_since = None
+        elif worker.stopped_since is None:
+            worker.stopped_since = now
+        elif now - worker.stopped_since > STALE_SECONDS:
+            worker.kill("was asleep for too long (SIGSTOP), and was ended")
+
+    def end(self) -> None:
+        for worker in self.workers.values():
+            worker.end()
+        self.workers.clear()
+        self.selector.close()
+
+
+# -- the worker -------------------------------------------------------------------------------------------------------
+
+
+def local_worker(attempts: int, driver: int) -> None:
+    """The life of a worker process: read units from stdin, do them, report to the file descriptor `attempts`."""
+    die_with(driver)
+    lines: deque[bytes] = deque()
+    arrived = threading.Semaphore(0)
+
+    def listen(source: IO[bytes]) -> None:
+        for line in source:
+            lines.append(line)
+            arrived.release()
+        # The driver is gone, or done with us. An unfinished unit leaves nothing behind, so there is nothing to clean.
+        os._exit(0)
+
+    def say(message: dict[str, Any]) -> None:
+        os.write(attempts, json.dumps(message).encode() + b"\n")
+
+    threading.Thread(target=listen, args=(sys.stdin.buffer,), daemon=True).start()
+    arrived.acquire()
+    setup = json.loads(lines.popleft())
+    store = Store(setup["root"], create=False)  # the driver made it; a full disk must not stop us before we can say so
+    claims = Claims(store.root, setup["campaign"])
+    say({"ready": True})
+    while True:
+        arrived.acquire()
+        content = json.loads(lines.popleft())
+        unit, key = Unit.from_json(content), content["key"]
+        attempt = do_unit(store, claims, key, unit)
+        if attempt.status == "failed":
+            print(f"{unit.kind} {key}: {attempt.reason}", file=sys.stderr, flush=True)
+        say({"key": key, **vars(attempt)})

@@ -1,0 +1,54 @@
+"""A unit: one piece of work that can be done anywhere, any number of times, with one result."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from retrain.entry import KEY, KIND, TABLE, normalised
+from retrain.schema import Text
+from retrain.store import Store
+
+CALL = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+# A unit as a line of a campaign's list.
+UNIT_LINE = {
+    "key": Text(KEY.pattern),
+    "kind": Text(KIND.pattern),
+    "config": TABLE,
+    "call": Text(CALL),
+    "payload": TABLE,
+}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Its result is an entry of the store: it is done when the store has (kind, config).
+
+    `call` names the function, "package.module:function", that computes and writes the entry when called as
+    function(store, unit); `payload` is what it needs beyond the configuration. Both are plain JSON data, so that a
+    unit is the same in this process, in another one and on another machine.
+    """
+
+    kind: str
+    config: dict[str, Any]
+    call: str
+    payload: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", normalised(self.config, "config"))
+        object.__setattr__(self, "payload", normalised(self.payload, "payload"))
+        if not Text(CALL).accepts(self.call):
+            raise ValueError(f'a unit\'s call must read "package.module:function", not {self.call!r}')
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "config": self.config, "call": self.call, "payload": self.payload}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Unit:
+        return cls(content["kind"], content["config"], content["call"], content["payload"])
+
+    def function(self) -> Callable[[Store, Unit], Any]:
+        module, _, function = self.call.partition(":")
+        return getattr(importlib.import_module(module), function)
