@@ -26,7 +26,7 @@ from bench.ground_truth import GroundTruth, assemble, obtain
 from bench.metrics import MINIMUM_SUBSETS
 from bench.record import DISTRIBUTIONS, provenance, versions, without_nan, write_json
 from bench.rows import COLUMNS, PAIR_COLUMNS, Rows, add_rows
-from bench.scoring import Prediction, Question, Scorer, close_desk
+from bench.scoring import ONCE, Prediction, Question, Scorer, close_desk
 from bench.summary import show
 from bench.variants import SETTINGS, Variant, build_variants
 from retrain.errors import UsageError, error_line
@@ -383,9 +383,7 @@ class Session:
 
     def _make(self, needed: list[list[Unit]]) -> dict[str, str]:
         """Key -> reason of what failed. Parts first, for they can be made anywhere; then the scores they make up."""
-        # A method that raises would raise again, and one that fails must not stop the others.
-        jobs = {"progress": self.execution.progress, "retry_errors": False, "same_failures": 0}
-        jobs |= self.execution.scoring_jobs()
+        jobs: dict[str, Any] = {"progress": self.execution.progress, **ONCE, **self.execution.scoring_jobs()}
         name = f"{self.task.name} scores"
         failed: dict[str, str] = {}
         try:
