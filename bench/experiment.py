@@ -31,6 +31,7 @@ from bench.summary import show
 from bench.variants import SETTINGS, Variant, build_variants
 from retrain.errors import UsageError, error_line
 from retrain.jobs import Unit, run_units
+from retrain.progress import watching
 from retrain.safe_files import read_json, read_text, write_whole
 from retrain.seeds import INITIALISATIONS
 from retrain.store import Store, canonical_json, default_cache
@@ -38,6 +39,7 @@ from retrain.subsets import SCHEMES, STREAMS
 from retrain.task import Task
 from retrain.tasks import load_task
 from retrain.train import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
+from retrain.work import told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,22 +385,26 @@ class Session:
 
     def _make(self, needed: list[list[Unit]]) -> dict[str, str]:
         """Key -> reason of what failed. Parts first, for they can be made anywhere; then the scores they make up."""
-        jobs: dict[str, Any] = {"progress": self.execution.progress, **ONCE, **self.execution.scoring_jobs()}
-        name = f"{self.task.name} scores"
-        failed: dict[str, str] = {}
+        jobs: dict[str, Any] = {**ONCE, **self.execution.scoring_jobs()}
+        last = [units[-1] for units in needed]
+        parts = [unit for units in needed for unit in units[:-1]]
+        name, failed = f"{self.task.name} scores", dict[str, str]()
         try:
             if jobs.get("cluster", "inline") == "inline":
-                report = run_units([units[-1] for units in needed], self.store, name=name, **jobs)
-                return report.failed
-            for phase, units in (
-                ("parts", [unit for some in needed for unit in some[:-1]]),
-                ("", [some[-1] for some in needed]),
-            ):
+                return run_units(last, self.store, name=name, progress=self.execution.progress, **jobs).failed
+            for phase, units in ((f"{name}, parts", parts), (name, last)):
                 if units:
-                    failed |= run_units(units, self.store, name=f"{name} {phase}".strip(), **jobs).failed
+                    failed |= self._run_elsewhere(phase, units, jobs)
             return failed
         finally:
             close_desk()
+
+    def _run_elsewhere(self, name: str, units: list[Unit], jobs: dict[str, Any]) -> dict[str, str]:
+        keys = [(unit.kind, self.store.key(unit.kind, unit.config)) for unit in units]
+        if not self.execution.progress:
+            return run_units(units, self.store, name=name, **jobs).failed
+        with watching(name, lambda: "; ".join(filter(None, (told(self.store, *key) for key in keys)))) as progress:
+            return run_units(units, self.store, name=name, progress=progress, **jobs).failed
 
     def _note(self, variant: Variant, scorer: Scorer, prediction: Prediction) -> None:
         if not_finite := prediction.record.get("num_scores_not_finite"):

@@ -7,6 +7,7 @@ Raw outputs are stored; metrics are computed from them afterwards.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -37,7 +38,7 @@ from retrain.train import (
     task_from,
     task_specification,
 )
-from retrain.work import Work
+from retrain.work import Work, telling
 
 KEEP_SCORES = {"auto": 2**30, "always": 2**62, "never": 0}  # largest score matrix kept, in bytes
 ONCE: dict[str, Any] = {"retry_errors": False, "same_failures": 0}  # a method that raises would raise again
@@ -180,6 +181,7 @@ class Scorer:
             "plans": [{f.name: getattr(plan, f.name) for f in fields(plan)} for plan in plans],
             "part": part,
             "device": self.device_name,
+            "driver": os.getpid(),  # whose terminal shows a bar; in any other process progress goes to a file
         }
         return Unit(kind=kind, config=config, call=f"bench.scoring:{call}", payload=json.loads(json.dumps(payload)))
 
@@ -292,7 +294,8 @@ class _Desk:
         scorer = self.scorer
         problem = problem_of(scorer.question, scorer.base[0], scorer.store, scorer.device_name, scratch)
         work = Work.of(scorer.store, unit.kind, scorer.store.key(unit.kind, unit.config))
-        return replace(problem, work=work, shared=self.shared)
+        progress = problem.progress if os.getpid() == unit.payload["driver"] else telling(work)
+        return replace(problem, work=work, shared=self.shared, progress=progress)
 
     def fit(self, problem: Problem) -> tuple[Any, Cost]:
         """The method's fit, from the store where it can be kept, and what it cost whoever made it."""

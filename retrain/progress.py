@@ -2,9 +2,11 @@
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+WATCH_SECONDS = 1.0
 LOG_SECONDS = 10.0  # between the frames of a progress bar that nobody watches
 
 Progress = Callable[[int, int], None]  # called with (number done, number of all)
@@ -83,3 +85,30 @@ def counting(progress: bool | Progress, name: str) -> Iterator[Progress]:
         finally:
             for one in made:
                 one.close()
+
+
+@contextlib.contextmanager
+def watching(name: str, say: Callable[[], str]) -> Iterator[Progress]:
+    """A bar of units that also shows what `say` answers, once a second: how far the units in progress are."""
+    stop = threading.Event()
+    made: list[Any] = []
+
+    def show(num_done: int, num_total: int) -> None:
+        if not made:
+            made.append(bar(desc=name, total=num_total, initial=num_done, unit="unit", smoothing=0.1))
+        made[0].update(num_done - made[0].n)
+
+    def ask() -> None:
+        while not stop.wait(WATCH_SECONDS):
+            if made and (words := say()):
+                made[0].set_postfix_str(words, refresh=sys.stderr.isatty())
+
+    thread = threading.Thread(target=ask, name="watching", daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        stop.set()
+        thread.join()
+        for one in made:
+            one.close()

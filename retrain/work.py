@@ -18,7 +18,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from retrain.safe_files import (
     SafeFileError,
     folder_bytes,
     make_folder,
+    one_line,
     read_json,
     read_safetensors,
     remove_folder,
@@ -42,6 +43,8 @@ from retrain.schema import Choice, Text, check
 from retrain.store import OLD_SECONDS, Store
 
 WORK = ".work"  # beside the store's kinds
+PROGRESS = ".progress.json"  # hidden: saying how far it is is no saved work
+TELL_SECONDS = 1.0
 SAVE_SECONDS = 30.0  # between two saves: a kill loses at most this and the save's own time
 STATE = {"turn": Choice(0, 1), "arrays_sha256": Text("[0-9a-f]{64}"), "record": TABLE}
 STATE_FILE = re.compile(r".+\.[01]\.safetensors")
@@ -131,6 +134,34 @@ class Work:
             raise
         except SafeFileError:
             return None
+
+
+def telling(work: Work) -> Callable[..., Iterator[Any]]:
+    """A progress function for a process that nobody watches: how far it is goes to a file that `told` reads."""
+
+    def progress(items: Iterable[Any], total: int | None = None, description: str = "") -> Iterator[Any]:
+        count = total if total is not None else len(items) if isinstance(items, Sized) else None
+        latest = time.monotonic()
+        for done, item in enumerate(items):
+            if time.monotonic() - latest >= TELL_SECONDS:
+                latest = time.monotonic()
+                with contextlib.suppress(OSError):
+                    make_folder(work.folder.parent)
+                    make_folder(work.folder)
+                    write_whole(work.folder / PROGRESS, json.dumps({"what": description, "done": done, "of": count}))
+            yield item
+
+    return progress
+
+
+def told(store: Store, kind: str, key: str) -> str:
+    """How far a unit is, in a few words; empty where it has said nothing."""
+    try:
+        content = read_json(Work.of(store, kind, key).folder / PROGRESS, max_bytes=4096)
+        share = f" {100 * content['done'] / content['of']:.0f} %" if content["of"] else ""
+        return one_line(f"{content['what']}{share}", 60)
+    except (SafeFileError, KeyError, TypeError, ZeroDivisionError):
+        return ""
 
 
 class NoWork(Work):
