@@ -18,11 +18,9 @@ import platform
 import re
 import shlex
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ import numpy as np
 
 from bench.lds import build_methods
 from bench.record import code_commit, versions, without_nan
+from bench.token_scores import PairScores, score_tokens, strongest_pairs
 from retrain.command import Parser, add_task_arguments, at_least, build_task, check_device, check_out, share
 from retrain.errors import UsageError, error_line
 from retrain.safe_files import whole_file, write_whole
@@ -37,20 +36,6 @@ from retrain.store import Store, StoreError
 
 LABELLED = 80  # tokens up to which a heat map names each
 HELPS, HARMS = "#0072b2", "#d55e00"  # Okabe and Ito's
-
-
-@dataclass
-class PairScores:
-    """What one pair came to."""
-
-    query: int  # index into the task's queries
-    train: int  # index into the task's training data
-    query_tokens: list[str]
-    train_tokens: list[str]
-    score: float  # sequence level, raw
-    measures: dict[str, np.ndarray]  # (query tokens or 1, training tokens) each
-    correlation: float | None = None  # sequence level, normalised
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 # ---- which pairs ----
@@ -77,26 +62,6 @@ def given_pairs(question: Any, pairs: Sequence[tuple[int, int]]) -> list[tuple[i
     return [(queries[query], trains[train]) for query, train in dict.fromkeys(pairs)]
 
 
-def strongest_pairs(scores: np.ndarray, same: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Positions of the largest scores by size, each query and each training sequence at most once.
-
-    A pair of one and the same sequence (`same`, (queries, train)) says nothing about tokens: it is passed over.
-    """
-    # A query's own scale would decide otherwise: rows are put on one footing first.
-    spread = np.sqrt(np.mean(scores**2, axis=1, keepdims=True))
-    sizes = np.abs(scores) / np.where(spread > 0, spread, 1)
-    sizes = np.where(np.isfinite(sizes) & ~same, sizes, -1)
-    found: list[tuple[int, int]] = []
-    for _ in range(min(count, *scores.shape)):
-        query, train = (int(k) for k in np.unravel_index(np.argmax(sizes), sizes.shape))
-        if sizes[query, train] < 0:
-            break
-        found.append((query, train))
-        sizes[query] = -1
-        sizes[:, train] = -1
-    return found
-
-
 def sequence_scores(question: Any, method: Any, store: Store, device: str) -> np.ndarray:
     """(queries, train), normalised: from the cache, or computed and kept there."""
     from bench.runner import Scorer
@@ -112,93 +77,6 @@ def sequence_scores(question: Any, method: Any, store: Store, device: str) -> np
     scorer._keep(config, attribution, record)
     normalised = attribution.normalised()
     return (attribution.scores if normalised is None else normalised).numpy()
-
-
-# ---- their tokens ----
-
-
-def token_texts(task: Any, examples: Any, index: int) -> list[str]:
-    """The text of the tokens whose losses are measured: the targets."""
-    ids = [int(i) for i in examples.targets[index]]
-    decode = getattr(task, "decode", None)
-    if decode is None and getattr(task, "tokenizer", None) is not None:
-        decode = task.tokenizer.decode
-    if decode is None and isinstance(getattr(task, "model", None), str):
-        from retrain.models.pretrained import load_tokenizer
-
-        decode = load_tokenizer(task.model, allow_download=False).decode
-    if decode is not None:
-        return [str(decode([i])) for i in ids]
-    return [chr(i) if 32 <= i < 127 else "\n" if i == 10 else "\ufffd" for i in ids]
-
-
-def make_problem(question: Any, model: Any, device: Any, scratch: Path, queries: np.ndarray, trains: np.ndarray) -> Any:
-    from baselines.method import Problem
-    from retrain.progress import progress_bar
-
-    return Problem(
-        task=question.task,
-        model=model,
-        train=question.task.train_data,
-        attributed_indices=trains,
-        queries=question.task.query_data.select(queries),
-        seed=question.seed,
-        device=device,
-        scratch=scratch,
-        progress=progress_bar,
-    )
-
-
-def score_tokens(
-    question: Any, method: Any, model: Any, device: Any, places: list[tuple[int, int]]
-) -> tuple[list[PairScores], dict[str, Any]]:
-    """Every pair's matrices, and what the method has to say about them."""
-    queries, trains = question.query_indices(), question.attributed_indices()
-    indices = [(int(queries[query]), int(trains[train])) for query, train in places]
-    own_queries, own_trains = (sorted({pair[side] for pair in indices}) for side in (0, 1))
-    pairs = [(own_queries.index(query), own_trains.index(train)) for query, train in indices]
-    with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
-        problem = make_problem(question, model, device, Path(scratch), np.array(own_queries), np.array(own_trains))
-        found, diagnostics = (_bif if method.name == "bif" else _ekfac)(method, problem, pairs)
-    task = question.task
-    return [
-        PairScores(
-            query=query,
-            train=train,
-            query_tokens=token_texts(task, task.query_data, query),
-            train_tokens=token_texts(task, task.train_data, train),
-            **scores,
-        )
-        for (query, train), scores in zip(indices, found, strict=True)
-    ], diagnostics
-
-
-def _bif(method: Any, problem: Any, pairs: list[tuple[int, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    from baselines.bif.tokens import token_bif
-
-    tokens = token_bif(method, problem, pairs)
-    return [
-        {
-            "measures": {"correlation": tokens.correlation[k].numpy(), "covariance": tokens.covariance[k].numpy()},
-            "score": float(tokens.sequence[k]),
-            "correlation": float(tokens.sequence_correlation[k]),
-        }
-        for k in range(len(pairs))
-    ], tokens.diagnostics
-
-
-def _ekfac(method: Any, problem: Any, pairs: list[tuple[int, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    import torch
-
-    torch.manual_seed(problem.seed)
-    state = method.fit(problem)
-    tokens = method.token_scores(problem, state)  # (queries, train, tokens)
-    scores = method.score(problem, state).scores
-    gap = float((tokens.sum(-1) - scores).abs().max() / scores.abs().max())
-    return [
-        {"measures": {"score": tokens[query, train][None].numpy()}, "score": float(scores[query, train])}
-        for query, train in pairs
-    ], {"largest_gap_between_sums_and_scores": gap}
 
 
 # ---- what is written ----
