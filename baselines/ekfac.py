@@ -39,7 +39,7 @@ from retrain.task import Task, mean_over_tokens
 STRATEGIES = ("ekfac", "kfac", "diagonal", "identity")
 HEURISTIC = 0.1  # kronfluence's share of the mean eigenvalue where it is given no damping
 BATCHES_TOGETHER = 8  # between two looks at whether to save: kronfluence's factors come to the CPU after each
-QUERY_SHARE = 0.25  # of the free memory, for the preconditioned gradients of a batch of queries
+QUERY_GRADIENTS_SHARE = 0.25  # of the free memory, for the preconditioned gradients of a batch of queries
 
 Factors = dict[str, dict[str, Tensor]]  # kind -> module -> tensor, as kronfluence has them
 
@@ -249,7 +249,9 @@ class EKFAC(Method):
         from kronfluence.score.pairwise import compute_pairwise_scores_with_loaders
 
         factors, damping = self._damped(state.factors)
-        room = QUERY_SHARE * free_bytes(problem.device) / (4 * sum(p.numel() for p in state.model.parameters()))
+        room = (
+            QUERY_GRADIENTS_SHARE * free_bytes(problem.device) / (4 * sum(p.numel() for p in state.model.parameters()))
+        )
         query_batch_size = min(parts_that_fit(self.query_batch_size, room), len(queries))
         found = compute_pairwise_scores_with_loaders(
             loaded_factors=factors,

@@ -123,7 +123,7 @@ def _visible(text: str) -> str:
     return text.replace("\n", "↵").replace(" ", "·").replace("$", r"\$") or "∅"
 
 
-def write(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> list[Path]:
+def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> list[Path]:
     import matplotlib as mpl
 
     from bench import style
@@ -176,7 +176,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(arguments: argparse.Namespace, command: str) -> list[Path]:
+def make_tokens(arguments: argparse.Namespace, command: str) -> list[Path]:
     from bench.runner import Question, _threads, base_model
     from retrain.train import choose_device, describe_device
 
@@ -239,7 +239,7 @@ def run(arguments: argparse.Namespace, command: str) -> list[Path]:
         + (". Blue tokens help (the losses rise and fall together)" if method.name == "bif" else ". Blue tokens help")
         + ", orange tokens harm."
     )
-    return write(Path(arguments.out), record, found, f"{task.name}: {about}", lead)
+    return write_tokens(Path(arguments.out), record, found, f"{task.name}: {about}", lead)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
-        written = run(arguments, shlex.join(["python", "-m", "bench.tokens", *argv]))
+        written = make_tokens(arguments, shlex.join(["python", "-m", "bench.tokens", *argv]))
     except (UsageError, StoreError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2

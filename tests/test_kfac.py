@@ -1,5 +1,6 @@
 """kfac: exact where the Fisher is a Kronecker product, and kronfluence's EK-FAC everywhere at equal settings."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,17 @@ def test_it_is_kronfluences_ekfac(kind: str, request: Any, tmp_path: Path) -> No
         assert spearmanr(expected.scores.flatten(), found.scores.flatten()).statistic > 0.999
         assert (expected.scores - found.scores).norm() < 0.01 * expected.scores.norm()
         torch.testing.assert_close(found.train_scale, expected.train_scale, rtol=0.01, atol=0)
+
+
+@pytest.mark.cuda
+def test_it_is_kronfluences_ekfac_on_a_gpu(images: tuple[Any, nn.Module], tmp_path: Path) -> None:
+    task, model = images
+    device = torch.device("cuda")
+    problem = a_problem(task, copy.deepcopy(model).to(device), task.train_data, task.query_data, tmp_path)
+    problem = replace(problem, device=device)
+    found = [run(load_method("ekfac"), problem), run(KFAC(layers="kronfluence"), problem)]
+    assert spearmanr(found[0].scores.flatten(), found[1].scores.flatten()).statistic > 0.98
+    assert torch.equal(run(KFAC(layers="kronfluence"), problem).scores, found[1].scores), "deterministic"
 
 
 def test_a_sequences_curvature_is_that_of_its_mean_loss(language: tuple[Any, nn.Module], tmp_path: Path) -> None:

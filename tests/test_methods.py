@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 
 from baselines.method import Attribution, Method, Problem, Size, available_methods, load_method
 from baselines.support.gradients import PerExampleGradients
-from baselines.support.pieces import Scattered, Whole
+from baselines.support.pieces import Scattered, Whole, patches, strided_patches
 from baselines.trak import TRAK
 from retrain.errors import UsageError
 from retrain.losses import CrossEntropy
@@ -276,6 +276,18 @@ class TestPerExampleGradients:
                 return self.head(inputs * self.shared(torch.ones(1, 2)).sum(0))
 
         self.check(Mean(), torch.randn(5, 4), torch.randint(0, 3, (5,)), way="vmap")
+
+    @pytest.mark.parametrize("channels_last", [False, True])
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"padding": 1}, {"stride": 2, "padding": (0, 2)}, {"dilation": (2, 1), "stride": (1, 3)}],
+        ids=str,
+    )
+    def test_patches_on_a_gpu_are_those_on_the_cpu(self, options: dict, channels_last: bool) -> None:
+        convolution = torch.nn.Conv2d(3, 4, (2, 3), **options)
+        images = torch.randn(5, 3, 7, 8)
+        images = images.to(memory_format=torch.channels_last) if channels_last else images
+        assert torch.equal(strided_patches(convolution, images), patches(convolution, images))
 
     def test_what_vmap_cannot_follow_is_looped_over(self) -> None:
         class Looks(torch.nn.Module):

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from baselines.support.gradients import Basis, Labels, PerExampleGradients, write_rows
+from baselines.support.memory import free_bytes
 from baselines.support.pieces import Outer
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples
@@ -37,6 +38,7 @@ from retrain.work import NoWork, Work
 logger = logging.getLogger("tda-bench")
 
 SIDES, SIZES = 0, 1  # the two passes of a fit, which draw labels of their own
+RESIDENT_SHARE = 0.1  # of the free memory, for the examples
 _LABEL_STREAM = 41
 
 
@@ -209,6 +211,8 @@ def fit_curvature(
         arrays, record = saved
         stage, first = record["stage"], record["next"]
         sums = _Sums.of(arrays, len(gradients.groups), device)
+    if examples.nbytes < RESIDENT_SHARE * free_bytes(device):
+        examples = examples.to(device)  # once, and not batch by batch in either pass
     starts = range(0, len(examples), batch_size)
     while stage <= SIZES:
         if stage == SIZES and not sums.sizes:

@@ -156,7 +156,11 @@ def patches(module: Any, inputs: Tensor) -> Tensor:
     """(batch, positions, in_channels * kernel) of a convolution, in the order of the weight's own flattening."""
     if inputs.device.type == "cpu":
         return F.unfold(inputs, module.kernel_size, module.dilation, module.padding, module.stride).transpose(1, 2)
-    # torch's unfold starts a kernel for every single image there; a view with overlapping strides takes one copy.
+    return strided_patches(module, inputs)
+
+
+def strided_patches(module: Any, inputs: Tensor) -> Tensor:
+    """The same by one copy of a view with overlapping strides: on a GPU torch's unfold starts a kernel an image."""
     (high, wide), (down, right) = module.kernel_size, module.stride
     (gap_down, gap_right), (above, beside) = module.dilation, module.padding
     inputs = F.pad(inputs, (beside, beside, above, above))
