@@ -1,8 +1,12 @@
 """ekfac: eigenvalue-corrected Kronecker-factored influence functions, computed by kronfluence.
 
-kronfluence's documented settings: true Fisher with sampled labels, factors fitted on the whole training set, summed
-losses, damping 1e-8 (the paper's). It scores +g_query^T H^-1 g_train, so the sign is flipped here. It wraps linear and
-convolution layers only; a frozen layer and a language model's output head are left out.
+True Fisher with sampled labels, factors fitted on the whole training set, summed losses. kronfluence scores
++g_query^T H^-1 g_train, so the sign is flipped here. It wraps linear and convolution layers only; a frozen layer and a
+language model's output head are left out. Damping is kronfluence's own heuristic, a tenth of each layer's mean
+eigenvalue; its default, and the paper's, is 1e-8 (`library_settings`).
+
+The fit runs block by block (eight batches each), and what it has is saved as it goes: killed, it goes on where it was,
+to the same bits, because the labels of a batch are seeded by its place. What is fitted serves any queries and damping.
 
 A language model's losses go from its last hidden states past the logits, and its sampled labels come chunk by chunk: at
 1,024 tokens and a vocabulary of 50,304 a sequence has 206 MB of logits. `token_scores` splits a training sequence's
@@ -11,54 +15,108 @@ score over its tokens, as kronfluence does: token t has what its own outer produ
 
 import contextlib
 import logging
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from baselines.method import Attribution, Method, Problem, batch_size_option
+from baselines.method import Attribution, Method, Problem, Size, batch_size_option
 from baselines.support.copies import detached_copy
-from retrain.examples import Examples
+from baselines.support.curvature import SIDES, SIZES, seeded_labels
+from baselines.support.damping import check_damping
+from baselines.support.inner_products import parts_that_fit
+from baselines.support.kronfluence_layers import tracked_modules
+from baselines.support.memory import free_bytes
+from retrain.examples import Columns, Examples
+from retrain.losses import keep_ignored
 from retrain.models.causal_lm import CausalLM, sample_tokens
 from retrain.models.fused_cross_entropy import linear_cross_entropy
 from retrain.task import Task, mean_over_tokens
 
-OUTPUT_HEADS = ("lm_head", "embed_out")  # transformers 5, and before
 STRATEGIES = ("ekfac", "kfac", "diagonal", "identity")
-FIT_PASSES = {"ekfac": 2}  # over the training set; one for the other strategies
+HEURISTIC = 0.1  # kronfluence's share of the mean eigenvalue where it is given no damping
+BATCHES_TOGETHER = 8  # between two looks at whether to save: kronfluence's factors come to the CPU after each
+QUERY_GRADIENTS_SHARE = 0.25  # of the free memory, for the preconditioned gradients of a batch of queries
+
+Factors = dict[str, dict[str, Tensor]]  # kind -> module -> tensor, as kronfluence has them
 
 
-def tracked_modules(model: nn.Module) -> list[str]:
-    """Trainable linear and convolution layers, without a language model's output head."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if type(module) in (nn.Linear, nn.Conv2d)
-        and module.weight.requires_grad
-        and name.rpartition(".")[2] not in OUTPUT_HEADS
-    ]
+@dataclass
+class Fitted:
+    """What kronfluence computes with: a wrapped copy of the model, the task's translation, and the factors."""
+
+    model: nn.Module
+    task: Any
+    process: "OneProcess"
+    arguments: Any
+    factors: Factors
+
+
+@dataclass
+class OneProcess:
+    """kronfluence's view of where it runs. Its own is one for the whole process and never changes its device."""
+
+    device: torch.device
+    num_processes: int = 1
+    process_index: int = 0
+    use_distributed: bool = False
+    is_main_process: bool = True
+
+    def wait_for_everyone(self) -> None:
+        return None
+
+
+@dataclass
+class Loader:
+    """Batches in order, as kronfluence's functions take them: (targets, inputs, position of the first)."""
+
+    dataset: Examples
+    batch_size: int
+    first: int = 0
+    last: int | None = None
+
+    def _starts(self) -> range:
+        return range(self.first, len(self.dataset) if self.last is None else self.last, self.batch_size)
+
+    def __len__(self) -> int:
+        return len(self._starts())
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Any, int]]:
+        for start in self._starts():
+            chosen = slice(start, start + self.batch_size)
+            yield self.dataset.targets[chosen], self.dataset.inputs[chosen], start
 
 
 @dataclass(frozen=True, kw_only=True)
 class EKFAC(Method):
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     libraries: ClassVar[tuple[str, ...]] = ("kronfluence",)
+    paper: ClassVar[str] = "Grosse et al. 2023, Studying large language model generalization with influence functions"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "relative_damping": (0.1, 1e-4, 1e-3, 0.01, 0.03, 0.3, 1.0, 10.0),
+    }
+    library_settings: ClassVar[dict[str, Any]] = {"damping": 1e-8}
+    paper_settings: ClassVar[dict[str, Any]] = {"damping": 1e-8}  # appendix:lds-results
 
     strategy: str = "ekfac"  # any of kronfluence's
-    damping: float = 1e-8
+    damping: float | None = None  # added to every eigenvalue; None: relative_damping of each layer's mean eigenvalue
+    relative_damping: float = HEURISTIC
     self_influence: bool = True  # also compute each training example's own influence, for normalised scores
     fit_batch_size: int = batch_size_option(500)
     query_batch_size: int = batch_size_option(500)
     train_batch_size: int = batch_size_option(500)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.damping < math.inf:
-            raise ValueError(f"damping is {self.damping}; expected a number that is not negative")
+        check_damping(self.damping, self.relative_damping)
         if self.strategy not in STRATEGIES:
             raise ValueError(f'strategy is "{self.strategy}"; available: {", ".join(STRATEGIES)}')
+        if self.strategy == "kfac" and self.damping is None and self.relative_damping != HEURISTIC:
+            raise ValueError(
+                f"relative_damping is {self.relative_damping}; strategy kfac takes {HEURISTIC} or a damping"
+            )
 
     @property
     def config(self) -> dict[str, Any]:
@@ -67,105 +125,218 @@ class EKFAC(Method):
         other = {} if self.fit_batch_size == default else {"fit_batch_size": self.fit_batch_size}
         return super().config | other
 
+    @property
+    def fit_config(self) -> dict[str, Any]:
+        """A fit serves every damping."""
+        of_scores = ("damping", "relative_damping", "self_influence")
+        return {name: value for name, value in self.config.items() if name not in of_scores}
+
     def skip(self, task: Task) -> str | None:
         if not tracked_modules(task.build_model(0)):
             return "the model has no trainable linear or convolution layer"
         return None
 
-    def fit(self, problem: Problem) -> Any:
-        from kronfluence.analyzer import Analyzer, prepare_model
+    def memory_bytes(self, size: Size) -> int:
+        """A copy of the model, factors (four times as much, about), a query's gradient, and the scores twice."""
+        return 4 * (7 * size.num_parameters + 2 * size.num_attributed * size.num_queries)
+
+    # ---- the fit ----
+
+    def _wrapped(self, problem: Problem, factors: Factors) -> Fitted:
+        from kronfluence.analyzer import prepare_model
         from kronfluence.arguments import FactorArguments
 
         logging.getLogger("kronfluence").setLevel(logging.ERROR)
         # kronfluence replaces modules inside their parent, so the model itself must not be one of them.
         model = nn.Sequential(detached_copy(problem.model))
-        task = _translate(problem.task, tracked_modules(model))
-        model = prepare_model(model, task)
-        analyzer = Analyzer(
-            analysis_name="ekfac",
-            model=model,
-            task=task,
-            cpu=problem.device.type == "cpu",
-            output_dir=str(problem.scratch),
+        task = _translate(problem.task, tracked_modules(model), problem.seed)
+        arguments = FactorArguments(strategy=self.strategy, covariance_max_examples=None, lambda_max_examples=None)
+        prepared = prepare_model(model, task).to(problem.device)
+        return Fitted(prepared, task, OneProcess(problem.device), arguments, factors)
+
+    def fit(self, problem: Problem) -> Fitted:
+        from kronfluence.factor.config import FactorConfig
+        from kronfluence.factor.covariance import fit_covariance_matrices_with_loader
+        from kronfluence.factor.eigen import fit_lambda_matrices_with_loader, perform_eigendecomposition
+
+        fitted = self._wrapped(problem, {})
+        needs = FactorConfig.CONFIGS[self.strategy]
+        stages = [SIDES] * needs.requires_covariance_matrices + [SIZES] * needs.requires_lambda_matrices
+        shared = {"model": fitted.model, "state": fitted.process, "factor_args": fitted.arguments, "disable_tqdm": True}
+        stage_done, next_start, sums, basis = self._resumed(problem)
+        num_batches = _num_batches(problem.train, self.fit_batch_size)
+
+        for stage in stages:
+            if stage < stage_done:
+                continue
+            if stage == SIZES and needs.requires_eigendecomposition_for_lambda and not basis:
+                basis = perform_eigendecomposition(covariance_factors=sums, **shared)
+                sums = {}
+            fitted.task.stage = stage
+            first = next_start if stage == stage_done else 0
+
+            def one(loader: Loader, stage: int = stage, basis: Factors = basis) -> Factors:
+                if stage == SIDES:
+                    return fit_covariance_matrices_with_loader(task=fitted.task, loader=loader, **shared)[1]
+                of_basis = {"eigen_factors": basis} if basis else {}
+                return fit_lambda_matrices_with_loader(task=fitted.task, loader=loader, **of_basis, **shared)[1]
+
+            what = "ekfac: eigenvalues" if stage == SIZES else "ekfac: covariances"
+            with fitted.task.ticking(problem, num_batches, what):
+                sums = self._add_up(problem, stage, first, sums, basis, one)
+        if needs.requires_eigendecomposition and not basis:
+            basis, sums = perform_eigendecomposition(covariance_factors=sums, **shared), {}
+        fitted.factors = basis | sums
+        return fitted
+
+    def _add_up(
+        self,
+        problem: Problem,
+        stage: int,
+        first: int,
+        sums: Factors,
+        basis: Factors,
+        one: Callable[[Loader], Factors],
+    ) -> Factors:
+        """kronfluence's factors are sums over examples: those of each block are added, and saved now and again."""
+        size = min(self.fit_batch_size, len(problem.train))
+        step = BATCHES_TOGETHER * size
+        for start in range(first, len(problem.train), step):
+            last = min(start + step, len(problem.train))
+            new = one(Loader(problem.train, size, start, last))
+            for kind, by_module in new.items():
+                for module, value in by_module.items():
+                    old = sums.setdefault(kind, {}).get(module)
+                    sums[kind][module] = value if old is None else old.add_(value)
+            if problem.work.due():
+                arrays = {f"{part}|{name}": value.numpy() for part, factors in (("sums", sums), ("basis", basis))
+                          for name, value in _flattened(factors).items()}  # fmt: skip
+                problem.work.save("factors", arrays, {"stage": stage, "next": last})
+        return sums
+
+    def _resumed(self, problem: Problem) -> tuple[int, int, Factors, Factors]:
+        """The stage that an earlier attempt was at, where it was there, its sums, and the basis if it had one."""
+        saved = problem.work.load("factors")
+        if saved is None:
+            return SIDES, 0, {}, {}
+        arrays, record = saved
+        parts: dict[str, dict[str, Tensor]] = {"sums": {}, "basis": {}}
+        for name, value in arrays.items():
+            part, _, rest = name.partition("|")
+            parts[part][rest] = torch.from_numpy(np.array(value))
+        return record["stage"], record["next"], _nested(parts["sums"]), _nested(parts["basis"])
+
+    def pack_fit(self, state: Fitted) -> Mapping[str, Tensor] | None:
+        return _flattened(state.factors) or None
+
+    def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Fitted:
+        return self._wrapped(problem, _nested(arrays))
+
+    # ---- scores ----
+
+    def _damped(self, factors: Factors) -> tuple[Factors, float | None]:
+        """The factors to invert and the damping to tell kronfluence; of another share than its own, already added."""
+        if self.damping is not None or self.relative_damping == HEURISTIC or "lambda_matrix" not in factors:
+            return factors, self.damping
+        shifted = {
+            module: (value.double() + self.relative_damping * value.double().mean()).to(value.dtype)
+            for module, value in factors["lambda_matrix"].items()
+        }
+        return factors | {"lambda_matrix": shifted}, 0.0
+
+    def _pairwise(self, problem: Problem, state: Fitted, queries: Examples, train: Examples, **options: Any) -> Tensor:
+        from kronfluence.arguments import ScoreArguments
+        from kronfluence.score.pairwise import compute_pairwise_scores_with_loaders
+
+        factors, damping = self._damped(state.factors)
+        room = (
+            QUERY_GRADIENTS_SHARE * free_bytes(problem.device) / (4 * sum(p.numel() for p in state.model.parameters()))
+        )
+        query_batch_size = min(parts_that_fit(self.query_batch_size, room), len(queries))
+        found = compute_pairwise_scores_with_loaders(
+            loaded_factors=factors,
+            model=state.model,
+            state=state.process,  # type: ignore[arg-type]
+            task=state.task,
+            query_loader=Loader(queries, query_batch_size),  # type: ignore[arg-type]
+            per_device_query_batch_size=query_batch_size,
+            train_loader=Loader(train, min(self.train_batch_size, len(train))),  # type: ignore[arg-type]
+            score_args=ScoreArguments(damping_factor=damping, **options),
+            factor_args=state.arguments,
+            tracked_module_names=None,
             disable_tqdm=True,
         )
-        arguments = FactorArguments(strategy=self.strategy, covariance_max_examples=None, lambda_max_examples=None)
-        if self.strategy != "identity":
-            total = FIT_PASSES.get(self.strategy, 1) * _num_batches(problem.train, self.fit_batch_size)
-            with task.ticking(problem, total, "ekfac: fit"):
-                analyzer.fit_all_factors(
-                    factors_name="factors",
-                    dataset=problem.train,
-                    per_device_batch_size=min(self.fit_batch_size, len(problem.train)),
-                    factor_args=arguments,
-                    overwrite_output_dir=True,
-                )
-        else:
-            analyzer.fit_all_factors(factors_name="factors", dataset=problem.train, factor_args=arguments)
-        return analyzer
+        return -found["all_modules"].float()
 
-    def score(self, problem: Problem, state: Any) -> Attribution:
+    def score(self, problem: Problem, state: Fitted) -> Attribution:
         from kronfluence.arguments import ScoreArguments
+        from kronfluence.score.self import compute_self_scores_with_loaders
 
-        arguments = ScoreArguments(damping_factor=self.damping)
         num_train_batches = _num_batches(problem.attributed, self.train_batch_size)
         total = _num_batches(problem.queries, self.query_batch_size) * (1 + num_train_batches)
+        saved = problem.work.load("pairwise")
+        parts = [] if saved is None else [torch.from_numpy(saved[0]["scores"].copy())]
+        first = sum(len(part) for part in parts)
+        step = BATCHES_TOGETHER * self.query_batch_size
         with state.task.ticking(problem, total, "ekfac: scores"):
-            state.compute_pairwise_scores(
-                scores_name="scores",
-                factors_name="factors",
-                query_dataset=problem.queries,
-                train_dataset=problem.attributed,
-                per_device_query_batch_size=min(self.query_batch_size, len(problem.queries)),
-                per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
-                score_args=arguments,
-                overwrite_output_dir=True,
-            )
-        scores = -state.load_pairwise_scores("scores")["all_modules"].float()
+            for start in range(first, len(problem.queries), step):
+                queries = problem.queries.select(range(start, min(start + step, len(problem.queries))))
+                parts.append(self._pairwise(problem, state, queries, problem.attributed))
+                if problem.work.due():
+                    problem.work.save("pairwise", {"scores": torch.cat(parts).numpy()}, {})
+        used = self.damping if self.damping is not None else f"{self.relative_damping:g} of each layer's mean"
+        diagnostics = {"damping": "none" if self.strategy == "identity" else used}
         if not self.self_influence:
-            return Attribution(scores=scores)
+            return Attribution(scores=torch.cat(parts), diagnostics=diagnostics)
+        factors, damping = self._damped(state.factors)
         with state.task.ticking(problem, num_train_batches, "ekfac: self-influence"):
-            state.compute_self_scores(
-                scores_name="self",
-                factors_name="factors",
-                train_dataset=problem.attributed,
-                per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
-                score_args=arguments,
-                overwrite_output_dir=True,
-            )
-        own = state.load_self_scores("self")["all_modules"].float()
-        return Attribution(scores=scores, train_scale=own.clamp(min=0).sqrt())
+            own = compute_self_scores_with_loaders(
+                loaded_factors=factors,
+                model=state.model,
+                state=state.process,  # type: ignore[arg-type]
+                task=state.task,
+                train_loader=Loader(problem.attributed, self.train_batch_size),  # type: ignore[arg-type]
+                score_args=ScoreArguments(damping_factor=damping),
+                factor_args=state.arguments,
+                tracked_module_names=None,
+                disable_tqdm=True,
+            )["all_modules"].float()
+        scale = own.clamp(min=0).sqrt()
+        return Attribution(scores=torch.cat(parts), train_scale=scale, diagnostics=diagnostics)
 
-    def token_scores(self, problem: Problem, state: Any, train: Examples | None = None) -> Tensor:
+    def token_scores(self, problem: Problem, state: Fitted, train: Examples | None = None) -> Tensor:
         """(q, n, tokens) float32: the part of each training token in the scores, whose sum over tokens they are.
 
         `state` is what `fit` gave; `train` are the training sequences to look at, by default the attributed ones.
         """
-        from kronfluence.arguments import ScoreArguments
-
         train = problem.attributed if train is None else train
-        state.compute_pairwise_scores(
-            scores_name="token_scores",
-            factors_name="factors",
-            query_dataset=problem.queries,
-            train_dataset=train,
-            per_device_query_batch_size=min(self.query_batch_size, len(problem.queries)),
-            per_device_train_batch_size=min(self.train_batch_size, len(train)),
-            score_args=ScoreArguments(damping_factor=self.damping, compute_per_token_scores=True),
-            overwrite_output_dir=True,
-        )
-        return -state.load_pairwise_scores("token_scores")["all_modules"].float()
+        return self._pairwise(problem, state, problem.queries, train, compute_per_token_scores=True)
 
 
 def _num_batches(examples: Examples, batch_size: int) -> int:
     return -(-len(examples) // batch_size)
 
 
-def _translate(task: Task, names: list[str]) -> Any:
-    """kronfluence's view of a task."""
+def _flattened(factors: Factors) -> dict[str, Tensor]:
+    return {f"{kind}|{module}": value for kind, values in factors.items() for module, value in values.items()}
+
+
+def _nested(arrays: Mapping[str, Tensor]) -> Factors:
+    factors: Factors = {}
+    for name, value in arrays.items():
+        kind, _, module = name.partition("|")
+        factors.setdefault(kind, {})[module] = value
+    return factors
+
+
+# ---- the task, as kronfluence sees it ----
+
+
+def _translate(task: Task, names: list[str], seed: int) -> Any:
     from kronfluence.task import Task as KronfluenceTask
 
     class Translation(KronfluenceTask):
+        stage = SIDES
         _ticks: Iterator[Any] = iter(())
 
         @contextlib.contextmanager
@@ -181,14 +352,16 @@ def _translate(task: Task, names: list[str]) -> Any:
 
         def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
             next(self._ticks, None)
-            inputs, targets = batch
+            targets, inputs, start = batch
             inner = model[0] if isinstance(model, nn.Sequential) else model
+            drawing = seeded_labels(targets.device, seed, self.stage, start) if sample else contextlib.nullcontext()
             if isinstance(inner, CausalLM) and inner.has_plain_head:
-                return _language_loss(inner, inputs, None if sample else targets)
+                with drawing:
+                    return _language_loss(inner, inputs, None if sample else targets)
             outputs = model(inputs)
             if sample:
-                with torch.no_grad():
-                    targets = task.loss_function.sample_targets(outputs)
+                with drawing, torch.no_grad():
+                    targets = keep_ignored(task.loss_function.sample_targets(outputs).to(targets.dtype), targets)
             # Summed over the batch: a mean would shrink every gradient by the batch size.
             return mean_over_tokens(task.loss_function.per_example(outputs, targets)).sum()
 
@@ -197,6 +370,10 @@ def _translate(task: Task, names: list[str]) -> Any:
 
         def get_influence_tracked_modules(self) -> list[str]:
             return names
+
+        def get_attention_mask(self, batch: Any) -> Tensor | None:
+            """Padding is no activation."""
+            return batch[1].get("attention_mask") if isinstance(batch[1], Columns) else None
 
     return Translation()
 

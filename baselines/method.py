@@ -82,6 +82,7 @@ class Method(ABC):
     libraries: ClassVar[tuple[str, ...]] = ()  # distributions whose version is part of the key
     paper: ClassVar[str] = ""  # who proposed it
     library_settings: ClassVar[Mapping[str, Any]] = {}  # options with which the library behind it runs by default
+    paper_settings: ClassVar[Mapping[str, Any]] = {}  # options that Kreer et al. give
     warm_up: ClassVar[Mapping[str, Any]] = {}  # options that make it short without changing what it runs
     # What `bench.tune` may try: option -> values, crossed; the first of each is the default. Or a list of such grids.
     grid: ClassVar[Mapping[str, tuple[Any, ...]] | Sequence[Mapping[str, tuple[Any, ...]]]] = {}
@@ -90,9 +91,9 @@ class Method(ABC):
         """Why it cannot run on this task, or None."""
         return None
 
-    def paper_settings(self, task: Task) -> Mapping[str, Any]:
-        """The options that Kreer et al. give for a task like this one; empty where they give none."""
-        return {}
+    def settings_in_paper(self, task: Task) -> Mapping[str, Any]:
+        """The options that Kreer et al. give for a task like this one; by default those of every task."""
+        return self.paper_settings
 
     def memory_bytes(self, size: Size) -> int:
         """The most it will hold at once beside the model and the data; 0 where it adapts to what there is."""

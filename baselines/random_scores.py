@@ -1,16 +1,21 @@
 """random: independent normal scores. The control: its LDS interval must contain 0."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from baselines.method import Attribution, Method, Problem
+from baselines.method import Attribution, Method, Problem, Size
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomScores(Method):
+    paper: ClassVar[str] = "no one's: a control"
+
+    def memory_bytes(self, size: Size) -> int:
+        return 8 * size.num_attributed * size.num_queries
+
     def score(self, problem: Problem, state: Any) -> Attribution:
         # One stream an example, so that permuting the training set permutes the scores.
         columns = [

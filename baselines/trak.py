@@ -1,12 +1,15 @@
 """trak: Tracing with the Randomly-projected After Kernel, computed by traker; one checkpoint or an ensemble.
 
-traker's two extension points are used: per-example gradients come from `baselines/support/gradients.py` (the same
-numbers as its own vmap, faster), and the model output is the task's own (`retrain/losses.py`), so that classification,
-regression and next-token prediction need no code here. The kernel is fitted on the whole training set.
+traker's extension points are used: per-example gradients come from `baselines/support/gradients.py` (the same numbers
+as its own vmap, faster), projections from `baselines/support/projectors.py`, and the model output is the task's own
+(`retrain/losses.py`), so that classification, regression and next-token prediction need no code here. The kernel is
+fitted on the whole training set.
 
-A dense projection of 14 million numbers is drawn anew for every batch and takes longer than the gradients. The `sketch`
-projector instead gives each parameter a random sign and one of `projection` buckets, and adds up: inner products are
-unbiased with the variance of a dense Gaussian projection (Charikar et al. 2002), for one pass over the gradients.
+Its inverse needs a ridge: without one the smallest eigenvalues, which are noise, decide. The ridge is a share of the
+kernel's mean eigenvalue (trace over rank), so that one number suits any model; an absolute one can be given, and
+`library_settings` have traker's 0. With a ridge a projection may exceed the number of training examples, and more is
+better; one that reaches the number of parameters is left out. Without a ridge one above the rank is reduced to a
+quarter of the examples. Diagnostics say what was used.
 
 traker's score is the predicted rise of the query's model output f (the margin); the loss falls as f rises, so the
 query's slope d loss / d f, which is negative, turns it into a change of loss. traker rescales the inverse kernel by its
@@ -15,74 +18,162 @@ mean absolute entry: scores are in arbitrary units, which no rank notices.
 
 import contextlib
 import logging
+import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from baselines.method import Attribution, Method, Problem, batch_size_option
+from baselines.method import Attribution, Method, Problem, Size, batch_size_option
 from baselines.support.copies import detached_copy
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
+from baselines.support.projectors import make_projector
 from retrain.errors import UsageError
 from retrain.examples import Examples
 
-SMALLEST_PROJECTION = 101  # traker's BasicProjector crashes on a single block
 PROJECTORS = ("dense", "sketch")
-_SKETCH_STREAM = 31
+SMALLEST_REDUCED = 16  # what is left of a projection without a ridge
+
+
+@dataclass
+class Features:
+    """traker with every training example's features, the checkpoints' weights, and what the kernels came to."""
+
+    traker: Any
+    weights: list[dict[str, Tensor]]
+    kernels: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TRAK(Method):
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     libraries: ClassVar[tuple[str, ...]] = ("traker",)
+    paper: ClassVar[str] = "Park et al. 2023, TRAK: Attributing model behavior at scale"
+    grid: ClassVar[Sequence[Mapping[str, tuple[Any, ...]]]] = (
+        {"relative_ridge": (10.0, 0.1, 1.0, 3.0, 30.0, 100.0, 1000.0)},
+        {"relative_ridge": (10.0, 100.0), "projection": (4096, 512)},
+        {"checkpoints": (3,)},
+    )
+    library_settings: ClassVar[dict[str, Any]] = {"projection": 2048, "ridge": 0.0, "projector": "dense"}
 
     projection: int = 2048  # dimension of the random projection
     checkpoints: int = 1  # how many independently trained models are averaged
-    ridge: float = 0.0  # added to the kernel's diagonal
-    projector: str = "dense"  # traker's own, or "sketch" for millions of parameters
+    ridge: float | None = None  # added to the kernel's diagonal; None: relative_ridge of the kernel's mean eigenvalue
+    relative_ridge: float = 10.0
+    projector: str = "sketch"  # or "dense", traker's own: as accurate, and far slower for millions of parameters
     batch_size: int = batch_size_option(250)
 
     def __post_init__(self) -> None:
-        if self.projection < SMALLEST_PROJECTION:
-            raise ValueError(f"projection is {self.projection}; traker needs at least {SMALLEST_PROJECTION}")
-        if self.checkpoints < 1:
-            raise ValueError(f"checkpoints is {self.checkpoints}; expected at least 1")
+        for name in ("projection", "checkpoints"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        for name in ("ridge", "relative_ridge"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+                raise ValueError(f"{name} is {value!r}; expected a number that is not negative")
         if self.projector not in PROJECTORS:
             raise ValueError(f'projector is "{self.projector}"; available: {", ".join(PROJECTORS)}')
 
     @property
-    def config(self) -> dict[str, Any]:
-        """The dense projector is not named, so that scores from before there was another keep their key."""
-        return {k: v for k, v in super().config.items() if (k, v) != ("projector", "dense")}
+    def _ridged(self) -> bool:
+        return bool(self.relative_ridge if self.ridge is None else self.ridge)
 
-    def fit(self, problem: Problem) -> Any:
+    @property
+    def fit_config(self) -> dict[str, Any]:
+        """Features serve every ridge; without any they may be fewer."""
+        others = {name: value for name, value in self.config.items() if name not in ("ridge", "relative_ridge")}
+        return {**others, "ridged": self._ridged}
+
+    def memory_bytes(self, size: Size) -> int:
+        """Gradients (in float64 too), features; the kernel and its inverse; scores of the whole training set twice."""
+        p = self.projection  # as asked for: more than there are parameters is a mistake, not a plan
+        smaller = min(p, size.num_train)
+        features = 20 * size.num_train * p + 24 * smaller * smaller
+        return features + 8 * size.num_train * size.num_queries + 4 * size.num_parameters * (self.checkpoints + 2)
+
+    def _projection(self, num_train: int, dimension: int) -> int:
+        """What of it makes sense here."""
+        if self._ridged or self.projection <= min(num_train, dimension):
+            return min(self.projection, dimension)
+        if dimension <= num_train:
+            return dimension
+        reduced = num_train // 4
+        if reduced < SMALLEST_REDUCED:
+            raise UsageError(
+                f"trak without a ridge inverts a kernel of rank {num_train} at most, from {num_train} training "
+                "examples; expected more of them, or a ridge: --set trak.relative_ridge=10"
+            )
+        return reduced
+
+    # ---- features ----
+
+    def fit(self, problem: Problem) -> Features:
+        features = self._empty(problem)
+        for model_id, weights in enumerate(features.weights):
+            features.traker.load_checkpoint(weights, model_id=model_id)
+            self._featurize(problem, features.traker, model_id)
+        return self._finished(features)
+
+    def _empty(self, problem: Problem) -> Features:
         if self.checkpoints > 1 and problem.checkpoint is None:
             raise UsageError("trak.checkpoints is above 1, but this problem offers no further checkpoints")
-        rank = min(len(problem.train), sum(p.numel() for p in trainable_parameters(problem.model).values()))
-        if self.projection > rank and self.ridge == 0:
-            raise RuntimeError(
-                f"trak.projection is {self.projection}, but {len(problem.train):,} training examples and the model's "
-                f"trainable parameters give a kernel of rank {rank:,} at most, which has no inverse; take a smaller "
-                "--set trak.projection=..., or add to its diagonal with --set trak.ridge=..."
-            )
-        states = [problem.model.state_dict()]
-        states += [problem.checkpoint(k).state_dict() for k in range(1, self.checkpoints) if problem.checkpoint]
-        traker = _make_traker(self, problem)
-        for model_id, weights in enumerate(states):
-            traker.load_checkpoint(weights, model_id=model_id)
-            for inputs, targets in self._batches(problem, problem.train, f"trak: features {model_id + 1}"):
-                traker.featurize(batch=(inputs, targets), num_samples=len(inputs))
-        with _quiet():
-            traker.finalize_features()
-        return traker, states
+        weights = [problem.model.state_dict()]
+        weights += [problem.checkpoint(k).state_dict() for k in range(1, self.checkpoints) if problem.checkpoint]
+        return Features(_make_traker(self, problem), weights)
 
-    def score(self, problem: Problem, state: Any) -> Attribution:
-        traker, states = state
-        for model_id, weights in enumerate(states):
+    def _featurize(self, problem: Problem, traker: Any, model_id: int) -> None:
+        """Batch after batch; what is new is saved now and again, and an earlier attempt's taken as it is."""
+        store = traker.saver.current_store
+        done, count = 0, len(problem.train)
+        while (saved := problem.work.load(f"features-{model_id}-{done}")) is not None:
+            arrays, record = saved
+            _put(store, slice(done, record["end"]), arrays)
+            done = record["end"]
+        unsaved = done
+        starts = range(done, count, self.batch_size)
+        for start in problem.progress(starts, total=len(starts), description=f"trak: features {model_id + 1}"):
+            stop = min(start + self.batch_size, count)
+            inputs, targets = problem.train.inputs[start:stop], problem.train.targets[start:stop]
+            batch = (inputs.to(problem.device), targets.to(problem.device))
+            traker.featurize(batch=batch, inds=np.arange(start, stop))
+            if problem.work.due():
+                kept = {name: np.array(store[name][unsaved:stop]) for name in ("grads", "out_to_loss")}
+                problem.work.save(f"features-{model_id}-{unsaved}", kept, {"end": stop})
+                unsaved = stop
+        traker.saver.serialize_current_model_id_metadata()
+
+    def _finished(self, features: Features) -> Features:
+        with _quiet():
+            features.traker.finalize_features()
+        features.kernels = features.traker.score_computer.kernels
+        return features
+
+    def pack_fit(self, state: Features) -> Mapping[str, Tensor]:
+        arrays: dict[str, Tensor] = {}
+        for model_id in range(len(state.weights)):
+            state.traker.saver.load_current_store(model_id)
+            store = state.traker.saver.current_store
+            arrays |= {f"{name}|{model_id}": _tensor(store[name]) for name in ("grads", "out_to_loss")}
+        return arrays
+
+    def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Features:
+        features = self._empty(problem)
+        for model_id, weights in enumerate(features.weights):
+            features.traker.load_checkpoint(weights, model_id=model_id)
+            own = {name: arrays[f"{name}|{model_id}"].numpy() for name in ("grads", "out_to_loss")}
+            _put(features.traker.saver.current_store, slice(None), own)
+            features.traker.saver.serialize_current_model_id_metadata()
+        return self._finished(features)
+
+    # ---- scores ----
+
+    def score(self, problem: Problem, state: Features) -> Attribution:
+        traker = state.traker
+        for model_id, weights in enumerate(state.weights):
             traker.start_scoring_checkpoint("queries", weights, model_id=model_id, num_targets=len(problem.queries))
             for inputs, targets in self._batches(problem, problem.queries, f"trak: queries {model_id + 1}"):
                 traker.score(batch=(inputs, targets), num_samples=len(inputs))
@@ -98,7 +189,8 @@ class TRAK(Method):
             )
         chosen = torch.as_tensor(problem.attributed_indices)
         scores = by_train[chosen].T.float() * slopes[:, None].float()
-        return Attribution(scores=scores.contiguous(), train_scale=scale[chosen])
+        diagnostics = {"projection": traker.proj_dim, "kernels": state.kernels}
+        return Attribution(scores=scores.contiguous(), train_scale=scale[chosen], diagnostics=diagnostics)
 
     def _train_scale(self, traker: Any) -> Tensor:
         """sqrt of each training example's kernel norm times its weight Q: the scale of its column of scores."""
@@ -106,30 +198,38 @@ class TRAK(Method):
         for model_id in traker.saver.model_ids:
             traker.saver.load_current_store(model_id)
             store = traker.saver.current_store
-            grads, features = (
-                torch.from_numpy(store["grads"][:]).float(),
-                torch.from_numpy(store["features"][:]).float(),
-            )
-            norms = norms + (grads * features).sum(1).clamp(min=0).sqrt()
-            weights = weights + torch.from_numpy(store["out_to_loss"][:]).float().flatten().abs()
+            norms = norms + (_tensor(store["grads"]) * _tensor(store["features"])).sum(1).clamp(min=0).sqrt()
+            weights = weights + _tensor(store["out_to_loss"]).flatten().abs()
         return norms * weights / self.checkpoints**2
 
-    def _batches(self, problem: Problem, examples: Examples, description: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, problem: Problem, examples: Examples, description: str) -> Iterator[tuple[Any, Tensor]]:
         total = -(-len(examples) // self.batch_size)
-        for inputs, targets in problem.progress(
-            examples.batches(self.batch_size), total=total, description=description
-        ):
+        batches = examples.batches(self.batch_size)
+        for inputs, targets in problem.progress(batches, total=total, description=description):
             yield inputs.to(problem.device), targets.to(problem.device)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(array)).float()
+
+
+def _put(store: Mapping[str, np.ndarray], place: slice, arrays: Mapping[str, np.ndarray]) -> None:
+    for name, values in arrays.items():
+        store[name][place] = values
+    store["is_featurized"][place] = 1
 
 
 def _make_traker(method: TRAK, problem: Problem) -> Any:
     from trak import TRAKer
     from trak.gradient_computers import AbstractGradientComputer
     from trak.modelout_functions import AbstractModelOutput
+    from trak.score_computers import BasicScoreComputer
 
     loss = problem.task.loss_function
     model = detached_copy(problem.model)
     names = list(trainable_parameters(model))
+    dimension = sum(model.get_parameter(name).numel() for name in names)
+    projection = method._projection(len(problem.train), dimension)
 
     class ModelOutput(AbstractModelOutput):
         def __init__(self) -> None:
@@ -160,61 +260,42 @@ def _make_traker(method: TRAK, problem: Problem) -> Any:
         def compute_loss_grad(self, batch: Any) -> Tensor:
             return self.modelout_fn.get_out_to_loss_grad(self.model, self.weights, self.buffers, batch)
 
-    dimension = sum(model.get_parameter(name).numel() for name in names)
+    class Kernel(BasicScoreComputer):
+        """X (X^T X + ridge)^-1 in float64: rounding must not decide what the smallest eigenvalues are."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.kernels: list[dict[str, float]] = []
+
+        def get_xtx(self, grads: Tensor) -> Tensor:
+            """Of the shorter side: X^T X, or X X^T, which has the same eigenvalues other than 0."""
+            wide = grads.to(self.device, torch.float64)
+            return wide @ wide.T if len(wide) < wide.shape[1] else wide.T @ wide
+
+        def get_x_xtx_inv(self, grads: Tensor, xtx: Tensor) -> Tensor:
+            mean = float(xtx.trace()) / len(xtx)
+            ridge = method.relative_ridge * mean if method.ridge is None else method.ridge
+            self.kernels.append({"mean_eigenvalue": mean, "ridge": ridge})
+            inverse = torch.linalg.inv(xtx + ridge * torch.eye(len(xtx), dtype=xtx.dtype, device=xtx.device))
+            inverse = (inverse / inverse.abs().mean()).to(self.dtype)
+            grads = grads.to(self.device)
+            return inverse @ grads if len(grads) < grads.shape[1] else grads @ inverse
+
     return TRAKer(
         model=model,
         task=ModelOutput(),
-        projector=Sketch(dimension, method.projection, problem.seed, problem.device)
-        if method.projector == "sketch"
-        else None,
+        projector=make_projector(method.projector, dimension, projection, problem.seed, problem.device),
         train_set_size=len(problem.train),
         save_dir=str(problem.scratch / "trak"),
         device=str(problem.device),  # traker compares it with the text "cpu"
         gradient_computer=GradientComputer,
-        proj_dim=method.projection,
+        score_computer=Kernel,
+        proj_dim=projection,
         use_half_precision=False,
         projector_seed=problem.seed,
         grad_wrt=names,
-        lambda_reg=method.ridge,
         logging_level=logging.CRITICAL,
     )
-
-
-class Sketch:
-    """traker's view of a random projection (batch, dimension) -> (batch, projection) with one entry +-1 a parameter.
-
-    Every bucket gets equally many parameters, in a random order: adding up then is a gather and a sum over the last
-    axis. Drawn on the CPU, so that it is the same on every device. As with traker's +-1 matrices, squared norms come
-    out `projection` times too large.
-    """
-
-    proj_type = "sketch"
-
-    def __init__(self, dimension: int, projection: int, seed: int, device: torch.device):
-        self.grad_dim, self.proj_dim, self.seed, self.device = dimension, projection, seed, device
-        self._drawn_for: int | None = None
-        self.free_memory()
-
-    def free_memory(self) -> None:
-        self.order = self.signs = torch.empty(0)
-        self._drawn_for = None
-
-    def _draw(self, model_id: int) -> None:
-        seed = int(np.random.SeedSequence([self.seed, model_id, _SKETCH_STREAM]).generate_state(1)[0])
-        generator = torch.Generator().manual_seed(seed)
-        padded = -(-self.grad_dim // self.proj_dim) * self.proj_dim
-        order = torch.randperm(padded, generator=generator)
-        signs = torch.randint(0, 2, (padded,), generator=generator).float().mul_(2).sub_(1)
-        signs[order >= self.grad_dim] = 0  # the padding
-        signs *= self.proj_dim**0.5
-        self.order = order.clamp(max=self.grad_dim - 1).to(self.device)
-        self.signs, self._drawn_for = signs.to(self.device), model_id
-
-    def project(self, grads: Tensor, model_id: int) -> Tensor:
-        if self._drawn_for != model_id:
-            self._draw(model_id)
-        gathered = grads.index_select(1, self.order).mul_(self.signs)
-        return gathered.view(len(grads), self.proj_dim, -1).sum(2)
 
 
 @contextlib.contextmanager

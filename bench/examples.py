@@ -176,125 +176,46 @@ class Sheet:
 
 
 def token_examples(session: "Session", num_queries: int, candidates: int) -> dict[str, Any]:
-    """Query tokens against training tokens: each query with the training sequence that moves it most."""
+    """Query tokens against training tokens: each query with the training sequence that moves it most, by BIF."""
     from bench.ground_truth import base_model
+    from bench.token_scores import score_tokens, strongest_of_each_query
     from retrain.train import choose_device
 
     task, (block,) = session.task, session.blocks
     question = session.question(*block)
     device = choose_device(session.execution.device)
     model, _ = base_model(task, question.seed, session.store, session.execution.device)
-    method: Any = next(variant.method for variant in session.active if variant.method.name == "bif")
-    queries = question.query_indices()[:num_queries]
-    attributed = question.attributed_indices()[:candidates]
-    traces = token_traces(method, task, model, attributed, queries, question.seed, device)  # (draws, examples, tokens)
-    train, query = traces[:, : len(attributed)], traces[:, len(attributed) :]
-    whole = correlation(query.mean(-1), train.mean(-1))  # (queries, train): sequence by sequence
-    per_token = ekfac_per_token(task, model, attributed, queries, question.seed, device)
-    pairs = []
-    for j, index in enumerate(queries):
-        i = int(np.argmax(np.abs(whole[j])))
-        pairs.append(
-            {
-                "query": int(index),
-                "train": int(attributed[i]),
-                "query_tokens": tokens_of(task, task.query_data, int(index)),
-                "train_tokens": tokens_of(task, task.train_data, int(attributed[i])),
-                # The paper's sign: minus the correlation, so that tokens which rise and fall together are negative.
-                "bif": np.round(-correlation(query[:, j], train[:, i]), 3).tolist(),
-                "ekfac": [float(f"{value:.3g}") for value in per_token[j, i]],
-            }
-        )
+    variants = {variant.method.name: variant for variant in session.active}
+    if missing := {"bif", "ekfac"} - set(variants):
+        raise UsageError(f"per-token examples are of bif and ekfac; {sorted(missing)[0]} is missing from --methods")
+    bif, ekfac = variants["bif"].method, variants["ekfac"].method
+    places = strongest_of_each_query(question, bif, model, device, num_queries, candidates)
+    both, diagnostics = score_tokens(question, bif, model, device, places)
+    of_train, _ = score_tokens(question, ekfac, model, device, places)
+    pairs = [
+        {
+            "query": pair.query,
+            "train": pair.train,
+            "query_tokens": pair.query_tokens,
+            "train_tokens": pair.train_tokens,
+            # The paper's sign: tokens that rise and fall together are negative.
+            "bif": np.round(pair.measures["correlation"], 3).tolist(),
+            "ekfac": [float(f"{value:.3g}") for value in other.measures["score"][0]],
+        }
+        for pair, other in zip(both, of_train, strict=True)
+    ]
     return {
         "kind": "tokens",
         "task": task.name,
+        "protocol": task.protocol,
         "description": task.description,
         "seed": question.seed,
         "scores": "normalised BIF",
         "methods": ["bif", "ekfac"],
-        "num_draws": len(traces),
+        "settings": {name: variants[name].settings for name in ("bif", "ekfac")},
+        "num_draws": diagnostics["num_draws"],
         "pairs": pairs,
     }
-
-
-def ekfac_per_token(
-    task: "Task", model: Any, attributed: np.ndarray, queries: np.ndarray, seed: int, device: Any
-) -> np.ndarray:
-    """(queries, train, tokens): what each token of a training sequence adds to EK-FAC's score; they sum to it."""
-    import tempfile
-
-    from kronfluence.arguments import ScoreArguments
-
-    from baselines.method import Problem, load_method
-
-    method: Any = load_method("ekfac", **task.method_settings.get("ekfac", {}))
-    with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
-        problem = Problem(
-            task=task,
-            model=model,
-            train=task.train_data,
-            attributed_indices=attributed,
-            queries=task.query_data.select(queries),
-            seed=seed,
-            device=device,
-            scratch=Path(scratch),
-        )
-        analyzer = method.fit(problem)
-        analyzer.compute_pairwise_scores(
-            scores_name="tokens",
-            factors_name="factors",
-            query_dataset=problem.queries,
-            train_dataset=problem.attributed,
-            per_device_query_batch_size=len(queries),
-            per_device_train_batch_size=min(method.train_batch_size, len(attributed)),
-            score_args=ScoreArguments(damping_factor=method.damping, compute_per_token_scores=True),
-            overwrite_output_dir=True,
-        )
-        return -analyzer.load_pairwise_scores("tokens")["all_modules"].float().numpy()
-
-
-def token_traces(
-    method: Any, task: "Task", model: Any, attributed: np.ndarray, queries: np.ndarray, seed: int, device: Any
-) -> np.ndarray:
-    """Every token's loss at every draw: (chains x draws, train + queries, tokens), centred within nothing yet."""
-    import torch
-
-    from baselines.bif.engine import Workbench
-    from retrain.examples import Examples
-
-    chosen = [task.train_data.select(attributed), task.query_data.select(queries)]
-    inputs, targets = (torch.cat([getattr(e, name) for e in chosen]) for name in ("inputs", "targets"))
-    measured = task.resident(Examples(inputs, targets), device)
-    workbench = Workbench(method, task, model, task.resident(task.train_data, device), measured)
-    traces = []
-    for chain in range(method.chains):
-        for _ in workbench.draws(seed, chain):
-            with torch.no_grad():
-                losses = task.loss(workbench.model, (measured.inputs, measured.targets))
-            traces.append(losses.float().cpu().numpy())
-    found = np.stack(traces)
-    if not np.isfinite(found).all():
-        raise UsageError("the chain diverged; try a smaller --set bif.step_size or a larger --set bif.gamma")
-    return found
-
-
-def correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """(a, b) correlations over the draws of two arrays (draws, a) and (draws, b)."""
-    parts = []
-    for values in (first, second):
-        centred = values - values.mean(axis=0)
-        spread = np.sqrt((centred**2).sum(axis=0))
-        parts.append(centred / np.where(spread > 0, spread, 1))
-    return parts[0].T @ parts[1]
-
-
-def tokens_of(task: "Task", examples: "Examples", index: int) -> list[str]:
-    """The text of the tokens whose losses are measured: the targets."""
-    ids = examples.targets[index].tolist()
-    tokenizer = getattr(task, "tokenizer", None)
-    if tokenizer is not None:
-        return [tokenizer.decode([i]) for i in ids]
-    return [chr(i) if 32 <= i < 127 else "\n" if i == 10 else "\ufffd" for i in ids]
 
 
 # ---- the command ----

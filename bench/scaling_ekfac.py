@@ -25,6 +25,7 @@ QUERY_SHARE = 0.25  # of the free memory, for one batch's preconditioned query g
 @dataclass(frozen=True, kw_only=True)
 class LowMemoryEKFAC(EKFAC):
     fit_examples: int = 0  # factors are fitted on this many training sequences; 0: all
+    damping: float | None = 1e-8  # kronfluence's own, and the paper's
     self_influence: bool = False
     fit_batch_size: int = batch_size_option(32)
     query_batch_size: int = batch_size_option(32)

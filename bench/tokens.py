@@ -13,44 +13,28 @@ each pair, `tokens.npz` with the matrices and `tokens.json` with the record of h
 import argparse
 import json
 import logging
-import os
-import platform
 import re
-import shlex
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.record import code_commit, versions, without_nan
-from bench.variants import build_variants
-from retrain.command import Parser, add_task_arguments, at_least, check_device, check_out, share, task_words
-from retrain.errors import UsageError, error_line
+from bench.arguments import add_query_arguments, add_settings_argument
+from bench.record import command_line, provenance, without_nan
+from bench.token_scores import PairScores, score_tokens, strongest_pairs
+from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, guarded, share
+from retrain.errors import UsageError
 from retrain.safe_files import whole_file, write_whole
-from retrain.store import Store, StoreError
+
+if TYPE_CHECKING:
+    from bench.experiment import Session
 
 LABELLED = 80  # tokens up to which a heat map names each
 HELPS, HARMS = "#0072b2", "#d55e00"  # Okabe and Ito's
-
-
-@dataclass
-class PairScores:
-    """What one pair came to."""
-
-    query: int  # index into the task's queries
-    train: int  # index into the task's training data
-    query_tokens: list[str]
-    train_tokens: list[str]
-    score: float  # sequence level, raw
-    measures: dict[str, np.ndarray]  # (query tokens or 1, training tokens) each
-    correlation: float | None = None  # sequence level, normalised
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 # ---- which pairs ----
@@ -77,123 +61,16 @@ def given_pairs(question: Any, pairs: Sequence[tuple[int, int]]) -> list[tuple[i
     return [(queries[query], trains[train]) for query, train in dict.fromkeys(pairs)]
 
 
-def strongest_pairs(scores: np.ndarray, same: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Positions of the largest scores by size, each query and each training sequence at most once.
-
-    A pair of one and the same sequence (`same`, (queries, train)) says nothing about tokens: it is passed over.
-    """
-    # A query's own scale would decide otherwise: rows are put on one footing first.
-    spread = np.sqrt(np.mean(scores**2, axis=1, keepdims=True))
-    sizes = np.abs(scores) / np.where(spread > 0, spread, 1)
-    sizes = np.where(np.isfinite(sizes) & ~same, sizes, -1)
-    found: list[tuple[int, int]] = []
-    for _ in range(min(count, *scores.shape)):
-        query, train = (int(k) for k in np.unravel_index(np.argmax(sizes), sizes.shape))
-        if sizes[query, train] < 0:
-            break
-        found.append((query, train))
-        sizes[query] = -1
-        sizes[:, train] = -1
-    return found
-
-
-def sequence_scores(question: Any, method: Any, store: Store, device: str) -> np.ndarray:
+def sequence_scores(session: "Session") -> np.ndarray:
     """(queries, train), normalised: from the cache, or computed and kept there."""
-    from bench.scoring import Scorer
-
-    scorer = Scorer(question, method, store, device, keep_scores="always")
+    (block,) = session.blocks
+    scorer = session.scorer(session.active[-1], *block)
+    scorer.keep_scores = "always"
     scorer.make(())
     attribution = scorer.stored_scores()
     assert attribution is not None
     normalised = attribution.normalised()
     return (attribution.scores if normalised is None else normalised).numpy()
-
-
-# ---- their tokens ----
-
-
-def token_texts(task: Any, examples: Any, index: int) -> list[str]:
-    """The text of the tokens whose losses are measured: the targets."""
-    ids = [int(i) for i in examples.targets[index]]
-    decode = getattr(task, "decode", None)
-    if decode is None and getattr(task, "tokenizer", None) is not None:
-        decode = task.tokenizer.decode
-    if decode is None and isinstance(getattr(task, "model", None), str):
-        from retrain.models.pretrained import load_tokenizer
-
-        decode = load_tokenizer(task.model, allow_download=False).decode
-    if decode is not None:
-        return [str(decode([i])) for i in ids]
-    return [chr(i) if 32 <= i < 127 else "\n" if i == 10 else "\ufffd" for i in ids]
-
-
-def make_problem(question: Any, model: Any, device: Any, scratch: Path, queries: np.ndarray, trains: np.ndarray) -> Any:
-    from baselines.method import Problem
-    from retrain.progress import progress_bar
-
-    return Problem(
-        task=question.task,
-        model=model,
-        train=question.task.train_data,
-        attributed_indices=trains,
-        queries=question.task.query_data.select(queries),
-        seed=question.seed,
-        device=device,
-        scratch=scratch,
-        progress=progress_bar,
-    )
-
-
-def score_tokens(
-    question: Any, method: Any, model: Any, device: Any, places: list[tuple[int, int]]
-) -> tuple[list[PairScores], dict[str, Any]]:
-    """Every pair's matrices, and what the method has to say about them."""
-    queries, trains = question.query_indices(), question.attributed_indices()
-    indices = [(int(queries[query]), int(trains[train])) for query, train in places]
-    own_queries, own_trains = (sorted({pair[side] for pair in indices}) for side in (0, 1))
-    pairs = [(own_queries.index(query), own_trains.index(train)) for query, train in indices]
-    with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
-        problem = make_problem(question, model, device, Path(scratch), np.array(own_queries), np.array(own_trains))
-        found, diagnostics = (_bif if method.name == "bif" else _ekfac)(method, problem, pairs)
-    task = question.task
-    return [
-        PairScores(
-            query=query,
-            train=train,
-            query_tokens=token_texts(task, task.query_data, query),
-            train_tokens=token_texts(task, task.train_data, train),
-            **scores,
-        )
-        for (query, train), scores in zip(indices, found, strict=True)
-    ], diagnostics
-
-
-def _bif(method: Any, problem: Any, pairs: list[tuple[int, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    from baselines.bif.tokens import token_bif
-
-    tokens = token_bif(method, problem, pairs)
-    return [
-        {
-            "measures": {"correlation": tokens.correlation[k].numpy(), "covariance": tokens.covariance[k].numpy()},
-            "score": float(tokens.sequence[k]),
-            "correlation": float(tokens.sequence_correlation[k]),
-        }
-        for k in range(len(pairs))
-    ], tokens.diagnostics
-
-
-def _ekfac(method: Any, problem: Any, pairs: list[tuple[int, int]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    import torch
-
-    torch.manual_seed(problem.seed)
-    state = method.fit(problem)
-    tokens = method.token_scores(problem, state)  # (queries, train, tokens)
-    scores = method.score(problem, state).scores
-    gap = float((tokens.sum(-1) - scores).abs().max() / scores.abs().max())
-    return [
-        {"measures": {"score": tokens[query, train][None].numpy()}, "score": float(scores[query, train])}
-        for query, train in pairs
-    ], {"largest_gap_between_sums_and_scores": gap}
 
 
 # ---- what is written ----
@@ -240,7 +117,7 @@ def _visible(text: str) -> str:
     return text.replace("\n", "↵").replace(" ", "·").replace("$", r"\$") or "∅"
 
 
-def write(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> list[Path]:
+def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> list[Path]:
     import matplotlib as mpl
 
     from bench import style
@@ -276,90 +153,78 @@ def write(folder: Path, record: dict[str, Any], found: list[PairScores], summary
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.tokens", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser = Parser(prog="python -m bench.tokens", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add_task_arguments(parser)
-    add("--method", choices=("bif", "ekfac"), default="bif", help="(default: bif)")
+    add("--method", default="bif", help="bif or ekfac, with @options where you like (default: bif)")
+    add_settings_argument(parser)
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--pairs", nargs="+", type=parse_pair, metavar="QUERY:TRAIN", help="indices of the task's data")
     chosen.add_argument(
         "--top", type=at_least(1), default=3, help="the strongest pairs, by sequence score (default: 3)"
     )
-    add("--seed", type=at_least(0), default=1, help="the experiment, as in bench.lds (default: 1)")
-    add("--alpha-attribution", type=share, help="share of the training set looked at (default: the task's)")
-    add("--query-split", choices=("tune", "report", "all"), default="report", help="which queries (default: report)")
-    add("--queries", type=at_least(1), help="only the first so many queries of the split")
-    add("--out", default="runs/tokens", help="folder to write to (default: %(default)s)")
+    add("--seed", dest="seeds", nargs=1, type=at_least(0), help="the experiment, as in bench.lds (default: 1)")
+    add("--alpha-attribution", nargs=1, type=share, help="share of the training set looked at (default: the task's)")
+    add_query_arguments(parser)
+    add("--out", default=f"{RUNS}/tokens", help="folder to write to (default: %(default)s)")
+    parser.set_defaults(alpha=[0.5])  # nothing is retrained
     return parser
 
 
-def run(arguments: argparse.Namespace, command: str) -> list[Path]:
+def make_tokens(
+    session: "Session", pairs: Sequence[tuple[int, int]] | None, top: int, out: Path, command: str
+) -> list[Path]:
     from bench.ground_truth import base_model
     from bench.measure import cpu_threads
-    from bench.scoring import Question
-    from retrain.tasks import load_task
-    from retrain.train import choose_device, describe_device
+    from retrain.train import choose_device
 
     started = time.perf_counter()
-    check_device(arguments.device)
-    check_out(arguments.out)
-    name, options, others = task_words(arguments)
-    task = load_task(name, **options)
-    method = build_variants([arguments.method], task, others)[0].method
+    task, execution, (block,) = session.task, session.execution, session.blocks
     if task.train_data.targets.dim() != 2:
         raise UsageError(f"task {task.name} has no tokens; take a language task, such as --task tinylm")
-    if reason := method.skip(task):
-        raise UsageError(f"{method.name} cannot run on {task.name}: {reason}")
-    question = Question(
-        task=task,
-        seed=arguments.seed,
-        alpha_attribution=arguments.alpha_attribution or task.default_alpha_attribution,
-        split=arguments.query_split,
-        max_queries=arguments.queries,
-    )
-    store, device = Store(arguments.cache), choose_device(arguments.device)
-    if arguments.pairs:
-        places = given_pairs(question, arguments.pairs)
+    if not session.active:
+        (label, reason), *_ = session.skipped.items()
+        raise UsageError(f"{label} cannot run on {task.name}: {reason}")
+    variant = session.active[-1]
+    method, question = variant.method, session.question(*block)
+    if pairs:
+        places = given_pairs(question, pairs)
     else:
         own = task.query_data.targets[question.query_indices()], task.train_data.targets[question.attributed_indices()]
         same = np.stack([(own[1] == query).all(1).numpy() for query in own[0]])
-        places = strongest_pairs(sequence_scores(question, method, store, arguments.device), same, arguments.top)
+        places = strongest_pairs(sequence_scores(session), same, top)
         if not places:
             raise UsageError("no pair of different sequences has a score; name some with --pairs")
-    model, _ = base_model(task, question.seed, store, arguments.device)
+    model, _ = base_model(task, question.seed, session.store, execution.device)
     with cpu_threads(task.cpu_threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries' own making, and nothing the user can act on
-        found, diagnostics = score_tokens(question, method, model, device, places)
+        found, diagnostics = score_tokens(question, method, model, choose_device(execution.device), places)
     num_tokens = task.train_data.targets.shape[1]
-    about = "normalised per-token BIF" if method.name == "bif" else "EK-FAC per training token"
+    about = "EK-FAC per training token" if method.name == "ekfac" else "normalised per-token BIF"
+    sizes = {"train": len(question.attributed_indices()), "queries": len(question.query_indices())}
     record = {
         "command": command,
         "task": task.config,
         "description": task.description,
-        "method": method.config,
+        "method": variant.describe(),
         "seed": question.seed,
         "alpha_attribution": question.alpha_attribution,
         "query_split": question.split,
-        "n": {"train": len(question.attributed_indices()), "queries": len(question.query_indices()),
-              "tokens": num_tokens, "pairs": len(found)},
+        "n": {**sizes, "tokens": num_tokens, "pairs": len(found)},
         "sign": "negative: including the training token lowers the query token's loss",
-        "device": describe_device(device),
-        "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
-        "versions": versions(),
-        "commit": code_commit(),
+        **provenance(session.device()),
         "diagnostics": diagnostics,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(time.perf_counter() - started, 2),
         "pairs": [],
-    }  # fmt: skip
+    }
     draws = f", {diagnostics['num_draws']} draws" if "num_draws" in diagnostics else ""
     lead = (
         f"{task.description}; seed {question.seed}{draws}, {len(found)} pairs of {num_tokens} tokens, chosen "
-        + ("by hand" if arguments.pairs else f"as the strongest of {len(question.query_indices())} queries")
-        + (". Blue tokens help (the losses rise and fall together)" if method.name == "bif" else ". Blue tokens help")
+        + ("by hand" if pairs else f"as the strongest of {len(question.query_indices())} queries")
+        + (". Blue tokens help" if method.name == "ekfac" else ". Blue tokens help (the losses rise and fall together)")
         + ", orange tokens harm."
     )
-    return write(Path(arguments.out), record, found, f"{task.name}: {about}", lead)
+    return write_tokens(out, record, found, f"{task.name}: {about}", lead)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -367,17 +232,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    try:
-        written = run(arguments, shlex.join(["python", "-m", "bench.tokens", *argv]))
-    except (UsageError, StoreError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted; nothing was written", file=sys.stderr)
-        return 130
-    except (RuntimeError, FloatingPointError) as error:
-        print(f"{parser.prog}: {error_line(error)}", file=sys.stderr)
-        return 1
+    return guarded(
+        parser.prog, lambda: look_inside(arguments, command_line("bench.tokens", argv)), "nothing was written"
+    )
+
+
+def look_inside(arguments: argparse.Namespace, command: str) -> int:
+    from bench.experiment import Session
+    from bench.translate import execution_of, experiment_of
+
+    check_out(arguments.out)
+    arguments.methods = [arguments.method]
+    session = Session(experiment_of(arguments), execution_of(arguments))
+    written = make_tokens(session, arguments.pairs, arguments.top, Path(arguments.out), command)
     print("\n".join(str(path) for path in written))
     return 0
 

@@ -172,5 +172,5 @@ def settings_of(method: Method, task: Task, settings: str) -> tuple[str, dict[Ki
     if settings == "library":
         both = dict(method.library_settings)
     elif settings == "paper":
-        both = dict(method.paper_settings(task))
+        both = dict(method.settings_in_paper(task))
     return settings, {"raw": both, "normalised": both}

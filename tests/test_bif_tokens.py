@@ -12,7 +12,8 @@ from baselines.bif.engine import Workbench
 from baselines.bif.method import BIF
 from baselines.bif.tokens import token_bif
 from baselines.method import Problem
-from bench.tokens import main, strongest_pairs
+from bench.token_scores import strongest_pairs
+from bench.tokens import main
 from bench.tokens_page import packed, unpacked
 from retrain.errors import UsageError
 from retrain.examples import Examples

@@ -2,15 +2,20 @@
 
 import copy
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 from scipy.stats import spearmanr
 
-from baselines.method import Attribution, Method, Problem, available_methods, load_method
+from baselines.method import Attribution, Method, Problem, Size, available_methods, load_method
 from baselines.support.gradients import PerExampleGradients
+from baselines.support.pieces import Scattered, Whole, patches, strided_patches
+from baselines.trak import TRAK
+from retrain.errors import UsageError
 from retrain.losses import CrossEntropy
 from tests.planted import Planted
 
@@ -25,7 +30,8 @@ SETTINGS: dict[str, dict] = {
         "chains": 2, "draws": 40, "burn_in": 5, "minibatch": 200, "n_beta": 200.0, "gamma": 1e-3, "step_size": 0.004,
     },
     "bif_kfac": {"chains": 2, "draws": 10, "minibatch": 200, "gamma": 2e4, "step_size": 5e-5, "damping": 0.01},
-    "trak": {"projection": 101, "ridge": 1e-3},
+    "ekfac": {"damping": 1e-8},
+    "kfac": {"damping": 1e-8},
 }  # fmt: skip
 SETTINGS["bif_devinterp"] = {**SETTINGS["bif"], "draws": 10}  # three milliseconds a step
 # What it takes to be accurate, where that is more: the other properties hold at any number of draws.
@@ -36,7 +42,7 @@ ACCURATE: dict[str, dict] = {
     "bif_devinterp": {"chains": 4, "draws": 400},
 }
 # What exact leave-one-out correlation each must reach: EK-FAC and BIF are influence functions here, exactly.
-ACCURACY = {"bif": 0.95, "bif_cv": 0.8, "bif_kfac": 0.95, "ekfac": 0.95, "trak": 0.8, "gradsim": 0.5}
+ACCURACY = {"bif": 0.95, "bif_cv": 0.8, "bif_kfac": 0.95, "ekfac": 0.95, "kfac": 0.95, "trak": 0.8, "gradsim": 0.5}
 
 
 def make_problem(task: Planted, folder: Path, indices: np.ndarray | None = None, seed: int = 3) -> Problem:
@@ -186,11 +192,13 @@ def test_random_scores_differ_between_seeds_and_examples(task: Planted, scratch:
 
 
 def test_batch_sizes_that_sampled_labels_depend_on_are_in_the_key() -> None:
-    for name, option, default in (("ekfac", "fit_batch_size", 500), ("bif_kfac", "gradient_batch_size", 250)):
+    sampled = (("ekfac", "fit_batch_size", 500), ("kfac", "fit_batch_size", 500))
+    for name, option, default in (*sampled, ("bif_kfac", "gradient_batch_size", 250)):
         assert option not in load_method(name).config, "as before it was known, so that scores keep their key"
         assert load_method(name, **{option: default}).config == load_method(name).config
         assert load_method(name, **{option: 7}).config == load_method(name).config | {option: 7}
     assert load_method("bif", gradient_batch_size=7).config == load_method("bif").config
+    assert load_method("kfac", labels="exact", fit_batch_size=7).config == load_method("kfac", labels="exact").config
 
 
 class TestPerExampleGradients:
@@ -232,15 +240,17 @@ class TestPerExampleGradients:
         self.check(Tied(), tokens[:, :-1], tokens[:, 1:], vmap_too=False)  # vmap knows no padding
         untied = Tied()
         untied.head = torch.nn.Linear(4, 9)
-        computed = [
-            PerExampleGradients(model, CrossEntropy().per_example).sides((tokens, tokens)) for model in (Tied(), untied)
-        ]
-        assert [list(sides) for sides in computed] == [[], ["head.weight"]], "a shared weight is no outer product"
+        kinds = []
+        for model in (Tied(), untied):
+            gradients = PerExampleGradients(model, CrossEntropy().per_example)
+            (pieces,) = gradients.each(tokens, lambda _: [(tokens, None)])
+            kinds.append(type(pieces[gradients.names.index("embed.weight")]))
+        assert kinds == [Whole, Scattered], "a shared weight is no outer product"
 
     @pytest.mark.parametrize("batch", [3, 7])
     @pytest.mark.parametrize("with_batch_axis", [False, True])
-    def test_position_embeddings_fall_back(self, batch: int, with_batch_axis: bool) -> None:
-        """Seven positions must not be mistaken for seven examples."""
+    def test_position_embeddings(self, batch: int, with_batch_axis: bool) -> None:
+        """Seven positions must not be mistaken for seven examples; a row for all examples is repeated for each."""
 
         class Positions(torch.nn.Module):
             def __init__(self) -> None:
@@ -254,14 +264,63 @@ class TestPerExampleGradients:
                 return self.head((self.embed(tokens) + self.position(positions)).tanh())
 
         tokens = torch.randint(0, 9, (batch, 8))
-        self.check(Positions(), tokens[:, :-1], tokens[:, 1:], by_hooks=False)
+        self.check(Positions(), tokens[:, :-1], tokens[:, 1:], way="hooks" if with_batch_axis else "vmap")
+
+    def test_a_row_for_all_examples_that_is_not_broadcast_falls_back(self) -> None:
+        class Mean(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.shared, self.head = torch.nn.Linear(2, 4), torch.nn.Linear(4, 3)
+
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                return self.head(inputs * self.shared(torch.ones(1, 2)).sum(0))
+
+        self.check(Mean(), torch.randn(5, 4), torch.randint(0, 3, (5,)), way="vmap")
+
+    @pytest.mark.parametrize("channels_last", [False, True])
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"padding": 1}, {"stride": 2, "padding": (0, 2)}, {"dilation": (2, 1), "stride": (1, 3)}],
+        ids=str,
+    )
+    def test_patches_on_a_gpu_are_those_on_the_cpu(self, options: dict, channels_last: bool) -> None:
+        convolution = torch.nn.Conv2d(3, 4, (2, 3), **options)
+        images = torch.randn(5, 3, 7, 8)
+        images = images.to(memory_format=torch.channels_last) if channels_last else images
+        assert torch.equal(strided_patches(convolution, images), patches(convolution, images))
+
+    def test_what_vmap_cannot_follow_is_looped_over(self) -> None:
+        class Looks(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale, self.linear = torch.nn.Parameter(torch.ones(4)), torch.nn.Linear(4, 3)
+                self.unused = torch.nn.Linear(2, 2)
+
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                if (inputs > 100).any():  # control flow that looks at values
+                    inputs = inputs / 2
+                return self.linear(inputs * self.scale)
+
+        compute = PerExampleGradients(Looks(), CrossEntropy().per_example)
+        inputs, targets = torch.randn(6, 4), torch.randint(0, 3, (6,))
+        gradients = compute((inputs, targets))
+        assert compute.way == "loop"
+        own = PerExampleGradients(compute.model, CrossEntropy().per_example, ["linear.weight", "linear.bias"])
+        torch.testing.assert_close(own((inputs, targets)), gradients[:, 4:19])
+        assert own.way == "hooks"
+        assert not gradients[:, 19:].any()
+        joined = PerExampleGradients(compute.model, CrossEntropy().per_example, join_biases=True)
+        assert joined.groups == [("scale",), ("linear.weight", "linear.bias"), ("unused.weight", "unused.bias")]
+        (pieces,) = joined.each(inputs, lambda _: [(targets, None)])
+        weight_and_bias = torch.cat([gradients[:, 4:16].reshape(6, 3, 4), gradients[:, 16:19, None]], dim=2)
+        torch.testing.assert_close(pieces[1].matrices(), weight_and_bias)
 
     def check(
         self,
         model: torch.nn.Module,
         inputs: torch.Tensor,
         targets: torch.Tensor,
-        by_hooks: bool = True,
+        way: str = "hooks",
         vmap_too: bool = True,
     ) -> None:
         from retrain.losses import mean_over_tokens
@@ -270,7 +329,7 @@ class TestPerExampleGradients:
         for function in (loss.per_example, loss.model_output):
             compute = PerExampleGradients(model, function)
             computed = compute((inputs, targets))
-            assert compute._use_hooks == by_hooks
+            assert compute.way == way
             by_vmap = compute._by_vmap((inputs, targets)) if vmap_too else computed
             parameters = [model.get_parameter(name) for name in compute.names]
             for i in range(len(inputs)):
@@ -291,15 +350,13 @@ class TestPerExampleGradients:
 
         compute = PerExampleGradients(Scaled(), CrossEntropy().per_example)
         gradients = compute((torch.randn(6, 4), torch.randint(0, 3, (6,))))
-        assert not compute._use_hooks
+        assert compute.way == "vmap"
         assert gradients.shape == (6, 4 + 15)
 
 
 @pytest.mark.parametrize("name", ["bif", "trak", "ekfac"])
 def test_bad_options_are_refused(name: str) -> None:
-    from retrain.errors import UsageError
-
-    bad = {"bif": {"chains": 0}, "trak": {"projection": 50}, "ekfac": {"damping": -1.0}}[name]
+    bad = {"bif": {"chains": 0}, "trak": {"projection": 0}, "ekfac": {"damping": -1.0}}[name]
     with pytest.raises(UsageError, match=next(iter(bad))):
         load_method(name, **bad)
     with pytest.raises(UsageError, match="available:"):
@@ -307,12 +364,106 @@ def test_bad_options_are_refused(name: str) -> None:
 
 
 def test_an_unknown_method_lists_the_choices() -> None:
-    from retrain.errors import UsageError
-
     with pytest.raises(UsageError, match=f"available: {', '.join(available_methods())}"):
         load_method("efkac")
 
 
-def test_a_kernel_without_an_inverse_is_refused(task: Planted, scratch: Path) -> None:
-    with pytest.raises(RuntimeError, match="rank 5 at most"):
-        run(load_method("trak", projection=101), make_problem(task, scratch))
+class TestTrak:
+    def test_it_runs_with_its_defaults_on_a_few_examples(self, tmp_path: Path) -> None:
+        few = Planted(num_train=30, num_queries=5)
+        answer = run(load_method("trak"), make_problem(few, tmp_path))
+        assert torch.isfinite(answer.scores).all()
+        assert answer.diagnostics["projection"] == 5, "no more than there are parameters"
+
+    def test_a_kernel_without_an_inverse_is_refused(self, scratch: Path) -> None:
+        few = Planted(num_train=20, num_queries=5, dimension=60)
+        with pytest.raises(UsageError, match=r"rank 20 at most.*relative_ridge"):
+            run(load_method("trak", ridge=0.0), make_problem(few, scratch))
+
+    def test_without_a_ridge_a_projection_above_the_rank_is_reduced(self, scratch: Path) -> None:
+        task = Planted(num_train=80, num_queries=5, dimension=120)
+        answer = run(load_method("trak", **TRAK.library_settings), make_problem(task, scratch))
+        assert answer.diagnostics["projection"] == 20
+        assert answer.diagnostics["kernels"][0]["ridge"] == 0
+
+    @pytest.mark.parametrize("num_train", [20, 200], ids=["more numbers than examples", "fewer"])
+    def test_a_ridge_is_a_share_of_the_mean_eigenvalue(self, tmp_path: Path, num_train: int) -> None:
+        """Of the eigenvalues that are not zero, whichever side is longer; and the scores are ridge regression's."""
+        task = Planted(num_train=num_train, num_queries=5, dimension=40)
+        problem = make_problem(task, tmp_path)
+        answer = run(load_method("trak", relative_ridge=0.5), problem)
+        inputs = torch.cat([task.train_data.inputs, torch.ones(num_train, 1)], dim=1).double()
+        queries = torch.cat([task.query_data.inputs, torch.ones(5, 1)], dim=1).double()
+        mean = inputs.square().sum() / min(inputs.shape)
+        kernel = answer.diagnostics["kernels"][0]
+        assert kernel["mean_eigenvalue"] == pytest.approx(float(mean), rel=1e-4)
+        assert kernel["ridge"] == pytest.approx(0.5 * float(mean), rel=1e-4)
+        weights = torch.linalg.solve(inputs.T @ inputs + 0.5 * mean * torch.eye(41), inputs.T)
+        slopes = [
+            (problem.model(e.inputs).squeeze(1) - e.targets).detach().double()
+            for e in (task.query_data, task.train_data)
+        ]
+        expected = -slopes[0][:, None] * (queries @ weights) * slopes[1]
+        scale = (answer.scores * expected).sum() / expected.square().sum()
+        assert scale > 0
+        torch.testing.assert_close(answer.scores.double(), scale * expected, rtol=1e-3, atol=1e-4 * float(scale))
+
+    def test_dense_projections_are_trakers_own(self) -> None:
+        from trak.projectors import BasicProjector, ProjectionType
+
+        from baselines.support.projectors import make_projector
+
+        device = torch.device("cpu")
+        rows = torch.randn(4, 700)
+        for width in (40, 250):  # one block, and several with a last one cut short
+            theirs = BasicProjector(700, width, 3, ProjectionType.normal, device)
+            ours = make_projector("dense", 700, width, 3, device)
+            for model_id in (0, 1):
+                torch.testing.assert_close(ours.project(rows, model_id), theirs.project(rows, model_id))
+            ours.free_memory()
+            torch.testing.assert_close(ours.project(rows, 1), theirs.project(rows, 1))
+
+    def test_too_large_a_projection_is_known_before_the_work(self) -> None:
+        size = Size(
+            num_train=1000, num_attributed=1000, num_queries=10, num_parameters=9000, device=torch.device("cpu")
+        )
+        assert load_method("trak", projection=10**9).memory_bytes(size) > 2**40
+        assert load_method("trak").memory_bytes(size) < 2**30
+
+
+@pytest.mark.parametrize("name", ["ekfac", "kfac", "trak", "gradsim", "random"])
+def test_memory_is_planned_and_papers_and_grids_are_there(name: str) -> None:
+    method = load_method(name)
+    sizes = [
+        Size(num_train=n, num_attributed=n, num_queries=10, num_parameters=10_000, device=torch.device("cpu"))
+        for n in (100, 10**9)
+    ]
+    assert 0 < method.memory_bytes(sizes[0]) < 2**30 < method.memory_bytes(sizes[1])
+    assert method.paper
+    grids = [method.grid] if isinstance(method.grid, dict) else list(method.grid)
+    settings = [dict(zip(grid, values)) for grid in grids for values in product(*grid.values())]
+    assert len(settings) <= 12
+    for setting in settings + [getattr(method, f"{kind}_settings", {}) for kind in ("library", "paper")]:
+        load_method(name, **setting)
+
+
+@pytest.mark.parametrize("name", ["ekfac", "kfac", "trak"])
+def test_a_kept_fit_gives_the_same_scores_for_other_queries(name: str, task: Planted, tmp_path: Path) -> None:
+    """A fit serves other queries, and whatever of the options its key leaves out."""
+    problems = []
+    for k in range(3):
+        (tmp_path / str(k)).mkdir()
+        problems.append(make_problem(task, tmp_path / str(k)))
+    first, second, third = problems
+    method = build(name)
+    kept = method.pack_fit(method.fit(replace(first, queries=task.query_data.select(range(3)))))
+    assert kept is not None
+    written = save({k: v.contiguous() for k, v in kept.items()})
+    other = build(name, **({"damping": 0.1} if name != "trak" else {"relative_ridge": 3.0}))
+    assert other.fit_config == method.fit_config  # type: ignore[attr-defined]
+    assert build(name, **({"strategy": "kfac"} if name == "ekfac" else {"labels": "exact"} if name == "kfac" else
+                         {"projection": 7})).fit_config != method.fit_config  # type: ignore[attr-defined]  # fmt: skip
+    again = other.score(second, other.unpack_fit(second, load(written)))
+    fresh = run(other, third)
+    assert torch.equal(again.scores, fresh.scores)
+    assert torch.equal(again.train_scale, fresh.train_scale)

@@ -1,10 +1,16 @@
-"""A tiny GPT-NeoX and its tokenizer on disk, made on the fly: what the language tests load in place of Pythia."""
+"""A tiny GPT-NeoX and its tokenizer on disk, made on the fly: what the language tests load in place of Pythia.
+
+And a tiny BERT with padded sentences: a model of several inputs.
+"""
 
 import json
 import random
 from pathlib import Path
 
 import torch
+from torch import nn
+
+from retrain.examples import Columns, Examples
 
 WORDS = [f"w{number}" for number in range(50)]
 END = "<|endoftext|>"
@@ -50,3 +56,39 @@ def write_text(path: Path, num_documents: int, *, seed: int = 0, words: int = 20
         for _ in range(num_documents):
             file.write(json.dumps({"text": " ".join(chooser.choices(WORDS, k=words))}) + "\n")
     return path
+
+
+class SentenceClassifier(nn.Module):
+    """A Hugging Face encoder as a task's model: Columns of ids and masks in, logits (batch, classes) out."""
+
+    def __init__(self, encoder: nn.Module):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, inputs: Columns) -> torch.Tensor:
+        return self.encoder(**inputs).logits
+
+
+def tiny_bert(seed: int = 0) -> SentenceClassifier:
+    """Made on the spot, with an attention that looks at its mask's values as transformers has it."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    configuration = BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12,
+        max_position_embeddings=10, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = BertForSequenceClassification(configuration)
+        for parameter in model.parameters():
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    return SentenceClassifier(model).eval()
+
+
+def sentences(count: int, length: int = 7) -> Examples:
+    """Of one to `length` words, padded; what they are about is in their first word."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 30, (count, length), generator=generator)
+    lengths = torch.randint(1, length + 1, (count, 1), generator=generator)
+    mask = (torch.arange(length) < lengths).long()
+    return Examples({"input_ids": ids * mask, "attention_mask": mask}, ids[:, 0] % 3)

@@ -36,10 +36,10 @@ from baselines.bif.covariance import BLOCK, CENTRINGS, Agreement, Kept, Streamed
 from baselines.bif.diagnostics import ChainHealth, effective_sample_size, judge_chain, split_rhat
 from baselines.bif.engine import DISPLACEMENTS, GRADIENTS, Workbench, sampled_names
 from baselines.bif.sampler import SAMPLERS
-from baselines.gradsim import inner_products
 from baselines.method import Attribution, Method, Problem, batch_size_option
 from baselines.support.curvature import GradientsInMetric, Metric, fit_curvature
 from baselines.support.gradients import PerExampleGradients
+from baselines.support.inner_products import inner_products
 from baselines.support.memory import free_bytes
 from retrain.errors import UsageError
 from retrain.examples import Examples

@@ -1,45 +1,59 @@
 """The loss's curvature as a Kronecker-factored picture, and coordinates in which a Gaussian of that shape is round.
 
-    curvature = fit_curvature(gradients, loss, train, ...)        # gradients: PerExampleGradients
-    metric = Metric(curvature, damping=0.1)
+    blocks = fit_curvature(gradients, loss, train, ...)           # gradients: PerExampleGradients; a block a group
+    GradientsInBasis(gradients, blocks)((inputs, targets))        # (batch, dimension), in the blocks' eigenvectors
+    metric = Metric(blocks, damping=0.1)
     metric.to_weights(coordinates), metric.of_gradient(gradient)  # a tensor a parameter, in the parameters' order
     metric.of_rows(rows)                                          # per-example gradients, (batch, dimension)
 
 The curvature is the Fisher information with labels sampled from the model (for cross-entropy the Gauss-Newton matrix
-in expectation), eigenvalue-corrected as EK-FAC's: a linear or convolution weight has eigenvectors on its output and on
-its input side, and the eigenvalues are the mean squares of per-example gradients in that basis. A small parameter of
-any other kind (a bias) has its whole matrix; a side or a parameter too large for that stays in its own axes.
+in expectation; with `exact` every label counts with its probability instead), eigenvalue-corrected as EK-FAC's: a
+linear or convolution weight has eigenvectors on its output and on its input side, an embedding on its output side, and
+the eigenvalues are the mean squares of per-example gradients in that basis. A small parameter of any other kind (a
+bias) has its whole matrix; a side or a parameter too large for that stays in its own axes.
 
 With eigenvectors Q and eigenvalues h, a displacement is Q s z, s = (1 + h / damping)^-1/2. An isotropic Gaussian of
 precision gamma in the coordinates z has precision gamma (1 + H / damping) in the weights: gamma where the loss is flat,
 more where it is curved.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from baselines.support.gradients import PerExampleGradients
-from retrain.examples import Examples
-from retrain.losses import Loss
+from baselines.support.gradients import Basis, Labels, PerExampleGradients, write_rows
+from baselines.support.memory import free_bytes
+from baselines.support.pieces import Outer
+from retrain.errors import UsageError
+from retrain.examples import Batch, Examples
+from retrain.losses import Loss, keep_ignored
+from retrain.work import NoWork, Work
 
 logger = logging.getLogger("tda-bench")
 
-LARGEST_SIDE = 8192  # of a matrix whose eigenvectors are computed
-LARGEST_DENSE = 1024  # numbers of a parameter without Kronecker structure that gets its whole matrix
+SIDES, SIZES = 0, 1  # the two passes of a fit, which draw labels of their own
+RESIDENT_SHARE = 0.1  # of the free memory, for the examples
+_LABEL_STREAM = 41
 
 
 @dataclass
 class Block:
-    """One parameter as a matrix: eigenvectors (columns) of either side, None for the axes themselves."""
+    """One group of parameters as a matrix: eigenvectors (columns) of either side, None for the axes themselves."""
 
     shape: torch.Size
     eigenvalues: Tensor  # (rows, columns)
     left: Tensor | None = None  # (rows, rows)
     right: Tensor | None = None  # (columns, columns)
+
+    @property
+    def basis(self) -> Basis:
+        return self.left, self.right
 
     def to_basis(self, values: Tensor) -> Tensor:
         """(..., rows, columns) from the parameter's axes into the eigenvectors' basis."""
@@ -82,14 +96,89 @@ class Metric:
         return rows
 
 
-class GradientsInMetric:
+class GradientsInBasis:
+    """Per-example gradients in the blocks' eigenvectors: a metric that they diagonalise is a weight a number."""
+
+    def __init__(self, gradients: PerExampleGradients, blocks: list[Block]):
+        self.gradients, self.blocks = gradients, blocks
+        self.dimension = sum(block.eigenvalues.numel() for block in blocks)
+
+    def __call__(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        """(batch, dimension) float32, written to `out` where there is one."""
+        inputs, targets = batch
+        if out is None:
+            out = torch.empty(len(targets), self.dimension, device=targets.device)
+        (pieces,) = self.gradients.each(inputs, lambda _: [(targets, None)])
+        return write_rows(pieces, [block.basis for block in self.blocks], out)
+
+
+class GradientsInMetric(GradientsInBasis):
     """Per-example gradients in a metric's coordinates: their inner products are g^T (1 + H / damping)^-1 g'."""
 
     def __init__(self, gradients: PerExampleGradients, metric: Metric):
-        self.gradients, self.metric, self.dimension = gradients, metric, gradients.dimension
+        super().__init__(gradients, metric.blocks)
+        self.metric = metric
 
-    def __call__(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return self.metric.of_rows(self.gradients(batch))
+    def __call__(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        rows = super().__call__(batch, out)
+        for scale, part in zip(self.metric.scales, rows.split(self.metric.sizes, dim=1), strict=True):
+            part *= scale.flatten()
+        return rows
+
+
+# ---- labels ----
+
+
+@contextlib.contextmanager
+def seeded_labels(device: torch.device, seed: int, stage: int, start: int) -> Iterator[None]:
+    """Labels drawn here depend on the seed, the pass and the batch's first example: a resumed fit draws the same."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(np.random.SeedSequence([seed, stage, start, _LABEL_STREAM]).generate_state(1)[0]))
+        yield
+
+
+def check_exact(loss: Loss, examples: Examples) -> None:
+    """Refuses what has no list of all labels."""
+    if not hasattr(loss, "all_targets"):
+        raise UsageError(f"the loss {type(loss).__name__} has no all_targets, so only labels=sampled works here")
+    if examples.targets.dim() != 1:
+        raise UsageError("labels=exact goes through every label of an example; of sequences take labels=sampled")
+
+
+def _labels(loss: Loss, targets: Tensor, exact: bool, seeded: Callable[[], Any]) -> Labels:
+    def choose(outputs: Tensor) -> Iterable[tuple[Tensor, Tensor | None]]:
+        if exact:
+            return [(label, share.sqrt()) for label, share in loss.all_targets(outputs)]  # type: ignore[attr-defined]
+        with seeded():
+            return [(keep_ignored(loss.sample_targets(outputs).to(targets.dtype), targets), None)]
+
+    return choose
+
+
+# ---- the fit ----
+
+
+@dataclass
+class _Sums:
+    """What the passes add up, one of each a group."""
+
+    left: list[Tensor | None]
+    right: list[Tensor | None]
+    sizes: list[Tensor]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        parts = [(name, k, value) for name in ("left", "right", "sizes") for k, value in enumerate(getattr(self, name))]
+        return {f"{name}.{k}": value.cpu().numpy() for name, k, value in parts if value is not None}
+
+    @classmethod
+    def of(cls, arrays: dict[str, np.ndarray], count: int, device: torch.device) -> "_Sums":
+        def get(name: str, k: int) -> Tensor | None:
+            value = arrays.get(f"{name}.{k}")
+            return None if value is None else torch.from_numpy(np.array(value)).to(device)
+
+        sizes = [size for k in range(count) if (size := get("sizes", k)) is not None]
+        return cls([get("left", k) for k in range(count)], [get("right", k) for k in range(count)], sizes)
 
 
 @torch.no_grad()
@@ -100,80 +189,85 @@ def fit_curvature(
     batch_size: int,
     device: torch.device,
     progress: Callable[..., Iterable] = lambda items, **_: items,
+    *,
+    seed: int | None = None,
+    exact: bool = False,
+    token_scale: bool = True,
+    work: Work | None = None,
+    description: str = "curvature",
 ) -> list[Block]:
-    """One block a parameter, in the order of `gradients.names`; labels come from torch's global (seeded) generator.
+    """One block a group of `gradients`, in their order.
 
-    Two passes: the sides' second moments, then the eigenvalues in their common basis.
+    Two passes: the sides' second moments, then the eigenvalues in their common basis. Labels are drawn batch by batch,
+    each from a stream of its own where there is a `seed`, otherwise from torch's global generator. Both passes resume
+    from `work`. Without `token_scale` a sequence's curvature is the second moment of its gradients, as kronfluence has
+    it; the mean of its tokens' losses has tokens times as much, because their labels are independent.
     """
-    batches = [(inputs.to(device), targets.to(device)) for inputs, targets in examples.batches(batch_size)]
-    sides = _second_moments(gradients, loss, progress(batches, description="bif: curvature, its sides"))
+    if exact:
+        check_exact(loss, examples)
+    work = NoWork() if work is None else work
+    stage, first, sums = SIDES, 0, _Sums([], [], [])
+    if seed is not None and (saved := work.load("curvature")) is not None:
+        arrays, record = saved
+        stage, first = record["stage"], record["next"]
+        sums = _Sums.of(arrays, len(gradients.groups), device)
+    if examples.nbytes < RESIDENT_SHARE * free_bytes(device):
+        examples = examples.to(device)  # once, and not batch by batch in either pass
+    starts = range(0, len(examples), batch_size)
+    while stage <= SIZES:
+        if stage == SIZES and not sums.sizes:
+            sums.left, sums.right = ([_eigenvectors(side) for side in sides] for sides in (sums.left, sums.right))
+        what = "its size" if stage == SIZES else "its sides"
+        for start in progress([s for s in starts if s >= first], description=f"{description}: {what}"):
+            chosen = slice(start, start + batch_size)
+            inputs, targets = examples.inputs[chosen].to(device), examples.targets[chosen].to(device)
+
+            def seeded(stage: int = stage, start: int = start) -> Any:
+                return contextlib.nullcontext() if seed is None else seeded_labels(device, seed, stage, start)
+
+            for number, pieces in enumerate(gradients.each(inputs, _labels(loss, targets, exact, seeded))):
+                (_add_sides if stage == SIDES else _add_sizes)(sums, pieces, number, start)
+            if seed is not None and work.due():
+                work.save("curvature", sums.arrays(), {"stage": stage, "next": start + batch_size})
+        stage, first = stage + 1, 0
+    tokens = examples.targets[0].numel() if token_scale else 1
     blocks = []
-    if not any(right is not None for side in sides.values() for right in side.moments[1:]):
-        logger.warning("curvature: no layer's gradients come as outer products, so no parameter has Kronecker factors")
-    for name in gradients.names:
-        parameter = gradients.model.get_parameter(name)
-        left, right = (None if side is None else torch.linalg.eigh(side).eigenvectors for side in sides[name].moments)
-        eigenvalues = torch.zeros(parameter.numel(), device=device).view(sides[name].shape)
-        blocks.append(Block(parameter.shape, eigenvalues, left, right))
-    for batch in progress(batches, description="bif: curvature, its size"):
-        rows = gradients(_with_sampled_labels(gradients, loss, batch))
-        for block, part in zip(blocks, rows.split([block.eigenvalues.numel() for block in blocks], dim=1)):
-            block.eigenvalues += block.to_basis(part.reshape(len(rows), *block.eigenvalues.shape)).square().sum(0)
-    # The labels of a sequence's tokens are independent: the mean of its tokens' gradients has 1 / tokens of the
-    # curvature of the mean of its tokens' losses.
-    tokens = examples.targets[0].numel()
-    for block in blocks:
-        block.eigenvalues *= tokens / len(examples)
+    for k, group in enumerate(gradients.groups):
+        size = sums.sizes[k] * (tokens / len(examples))
+        shape = gradients.model.get_parameter(group[0]).shape if len(group) == 1 else size.shape
+        blocks.append(Block(shape, size, sums.left[k], sums.right[k]))
     return blocks
 
 
-def _with_sampled_labels(
-    gradients: PerExampleGradients, loss: Loss, batch: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    return batch[0], loss.sample_targets(gradients.model(batch[0])).to(batch[1].dtype)
+def _add_sides(sums: _Sums, pieces: list[Any], number: int, start: int) -> None:
+    if not sums.left and not any(isinstance(piece, Outer) for piece in pieces):
+        logger.warning("curvature: no layer's gradients come as outer products; its sides are those of the products")
+    for k, piece in enumerate(pieces):
+        left, right = piece.moments(columns_too=number == 0)
+        if start == 0 and number == 0:
+            sums.left.append(left)
+            sums.right.append(right)
+        else:
+            for sides, new in ((sums.left, left), (sums.right, right)):
+                old = sides[k]
+                if old is not None and new is not None:
+                    old += new
 
 
-@dataclass
-class _Sides:
-    """A parameter as a matrix of this shape, and its sides' summed outer products; None where a side keeps its axes."""
-
-    shape: tuple[int, int]
-    moments: list[Tensor | None]
-
-    def add(self, moments: list[Tensor | None]) -> None:
-        self.moments = [
-            None if old is None or new is None else old + new for old, new in zip(self.moments, moments, strict=True)
-        ]
+def _add_sizes(sums: _Sums, pieces: list[Any], number: int, start: int) -> None:
+    for k, piece in enumerate(pieces):
+        new = piece.squares(sums.left[k], sums.right[k])
+        if start == 0 and number == 0:
+            sums.sizes.append(new)
+        else:
+            sums.sizes[k] += new
 
 
-def _second_moments(
-    gradients: PerExampleGradients, loss: Loss, batches: Iterable[tuple[Tensor, Tensor]]
-) -> dict[str, _Sides]:
-    """By parameter. A layer's weight is a matrix, of outputs by inputs; everything else is one long vector."""
-    found: dict[str, _Sides] = {}
-    sizes = {name: gradients.model.get_parameter(name).numel() for name in gradients.names}
-    for batch in batches:
-        batch = _with_sampled_labels(gradients, loss, batch)
-        matrices = gradients.sides(batch)
-        new = {
-            name: _Sides((outputs.shape[1], inputs.shape[1]), [_second_moment(outputs), _second_moment(inputs)])
-            for name, (outputs, inputs) in matrices.items()
-        }
-        vectors = [name for name in gradients.names if name not in matrices]
-        small = [name for name in vectors if sizes[name] <= LARGEST_DENSE]
-        new |= {name: _Sides((sizes[name], 1), [None, None]) for name in vectors}
-        if small:
-            rows = PerExampleGradients(gradients.model, gradients.function, small)(batch)
-            for name, part in zip(small, rows.split([sizes[name] for name in small], dim=1), strict=True):
-                new[name].moments[0] = _second_moment(part)
-        for name, sides in new.items():
-            if name in found:
-                found[name].add(sides.moments)
-            else:
-                found[name] = sides
-    return found
-
-
-def _second_moment(vectors: Tensor) -> Tensor | None:
-    """(size, size) from (count, size); None above the largest size."""
-    return vectors.T @ vectors if vectors.shape[1] <= LARGEST_SIDE else None
+def _eigenvectors(moment: Tensor | None) -> Tensor | None:
+    if moment is None:
+        return None
+    try:
+        found = torch.linalg.eigh(moment).eigenvectors
+    except torch.linalg.LinAlgError:  # of nearly equal eigenvalues, in float32
+        found = torch.linalg.eigh(moment.double()).eigenvectors.float()
+    return found.contiguous()  # as a kept one comes back: another layout would be other roundings

@@ -6,6 +6,9 @@
 A hub download goes through huggingface_hub, which keeps only whole files: an interrupted one leaves nothing that a
 later run could take for a model, and the same command resumes it. Before weights are used, every shard that the index
 names must be there and hold every parameter.
+
+Nothing of a model runs: a folder that asks for code of its own (`auto_map`) is refused before transformers sees it, and
+every loader is told `trust_remote_code=False`, because it would otherwise ask whoever is at the keyboard, or a pipe.
 """
 
 import json
@@ -17,6 +20,7 @@ import torch
 
 from retrain.errors import UsageError
 from retrain.models.causal_lm import CausalLM
+from retrain.safe_files import SafeFileError, read_text
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
@@ -54,6 +58,7 @@ def model_folder(name: str, *, weights: bool = True, allow_download: bool = True
         folder = _download(path, revision, weights=weights, allow_download=allow_download)
     if not (folder / "config.json").is_file():
         raise UsageError(f'"{name}" has no config.json; expected a model in the format of transformers')
+    _refuse_code(folder, name)
     if weights:
         _check_weights(folder, name)
     return folder
@@ -87,7 +92,7 @@ def load_tokenizer(name: str, *, allow_download: bool = True) -> Any:
     if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
         raise UsageError(f'"{name}" has no tokenizer.json; expected the tokenizer beside the model')
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise UsageError(f'cannot load the tokenizer of "{name}": {_one_line(error)}') from error
     if tokenizer.eos_token_id is None:
@@ -112,6 +117,7 @@ def _from_pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, A
 
     option = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
     settings: dict[str, Any] = {option: dtype, "local_files_only": True, "output_loading_info": True}
+    settings |= {"trust_remote_code": False, "weights_only": True}
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # its progress and reports; what matters is checked here
     transformers.logging.disable_progress_bar()
@@ -125,6 +131,28 @@ def _from_pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, A
             return load(str(folder), attn_implementation="eager", **settings)
     finally:
         transformers.logging.set_verbosity(verbosity)
+
+
+def _refuse_code(folder: Path, name: str) -> None:
+    """A configuration of the model, its tokenizer or its generation that names Python to run."""
+    for file in sorted(folder.glob("*config*.json")):
+        try:
+            content = json.loads(read_text(file, follow_links=True))  # the hub's cache is links
+        except (SafeFileError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f'"{file}" cannot be read ({_one_line(error)}); copy or download the model again'
+            ) from None
+        if _names_code(content):
+            raise UsageError(
+                f'"{name}" wants Python code of its own to run ("auto_map" in {file.name}), which is never done here; '
+                "expected a model that transformers itself knows"
+            )
+
+
+def _names_code(content: Any) -> bool:
+    if isinstance(content, list):
+        return any(_names_code(part) for part in content)
+    return isinstance(content, dict) and ("auto_map" in content or any(_names_code(v) for v in content.values()))
 
 
 def _check_weights(folder: Path, name: str) -> None:

@@ -90,6 +90,7 @@ class Cifar10(Task):
         },
         "trak": {"projection": 4096, "batch_size": 1000},
         "ekfac": {"query_batch_size": 2000, "train_batch_size": 500, "fit_batch_size": 1000},
+        "kfac": {"fit_batch_size": 1000},  # EK-FAC's, so that both draw the same labels
         "gradsim": {"batch_size": 250},
     }  # fmt: skip
 

@@ -37,8 +37,6 @@ class Digits(Task):
         "bif": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 1000.0, "minibatch": 64},
         # Damping is the best of six on the tune queries (results/sweep-kfac-digits).
         "bif_kfac": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 200.0, "minibatch": 64, "draws": 10, "damping": 1e-5},
-        # The kernel must have full rank, so the projection stays well below the 1,200 training images.
-        "trak": {"projection": 128},
     }
 
     num_train: int = 1200

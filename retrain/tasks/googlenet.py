@@ -42,7 +42,6 @@ class GoogLeNet(Task):
             "chains": 15, "draws": 1000, "burn_in": 10, "step_size": 1e-4, "n_beta": 10.0, "gamma": 1000.0,
             "minibatch": 256,
         },
-        "trak": {"projection": 256},  # well below the number of training images
     }  # fmt: skip
 
     data_dir: str = not_in_key("")

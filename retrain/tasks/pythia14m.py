@@ -89,6 +89,7 @@ class Pythia14M(Task):
         # kronfluence goes through the training sequences once for every batch of queries.
         "ekfac": {"query_batch_size": 256, "train_batch_size": 64, "fit_batch_size": 64},
         "gradsim": {"batch_size": 16},
+        "kfac": {"fit_batch_size": 16, "batch_size": 16},
     }  # fmt: skip
 
     length: int = 1024

@@ -38,7 +38,6 @@ class TinyLM(Task):
         "bif": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 1000.0, "minibatch": 32, "draws": 75},
         # Damping is the best of five on the tune queries (results/sweep-kfac-tinylm).
         "bif_kfac": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 200.0, "minibatch": 32, "draws": 10, "damping": 1e-3},
-        "trak": {"projection": 128},  # well below the number of training sequences
     }
 
     length: int = 32

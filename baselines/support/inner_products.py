@@ -1,0 +1,117 @@
+"""Every query's gradient times every attributed example's, in blocks that fit: GradSim, kfac, and BIF's linear part.
+
+    inner_products(problem, gradients, batch_size, "gradsim")                    # minus g_query . g_train
+    inner_products(problem, gradients, batch_size, "kfac", weights=1 / h)        # minus sum_k g_query,k g_train,k / h_k
+
+The smaller of the two sets is held, as much of it as fits at once, and the other streams past it: each block of scores
+is one matrix product. What is finished is kept as the work goes on, and resumed.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baselines.method import Attribution, Problem
+from baselines.support.memory import free_bytes
+from retrain.examples import Batch, Examples
+
+HELD_SHARE, BATCH_SHARE = 0.5, 0.1  # of the free memory, for the gradients held and for a batch of streaming ones
+
+
+class Rows(Protocol):
+    """Per-example gradients, one a row."""
+
+    dimension: int
+
+    def __call__(self, batch: Batch, out: Tensor | None = None) -> Tensor: ...
+
+
+@torch.no_grad()
+def inner_products(
+    problem: Problem, gradients: Rows, batch_size: int, description: str, weights: Tensor | None = None
+) -> Attribution:
+    """Minus the (weighted) inner product of every query's and attributed example's gradient; the scale is the norm."""
+    device, dimension = problem.device, gradients.dimension
+    queries, attributed = problem.queries, problem.attributed
+    holds_train = len(attributed) < len(queries)
+    held, streaming = (attributed, queries) if holds_train else (queries, attributed)
+    free = free_bytes(device)
+    batch_size = parts_that_fit(batch_size, BATCH_SHARE * free / (4 * dimension))
+    at_once = parts_that_fit(len(held), HELD_SHARE * free / (4 * dimension) - 2 * batch_size)
+
+    scores, scale = torch.zeros(len(held), len(streaming)), torch.zeros(len(attributed))
+    steps = [(first, start) for first in range(0, len(held), at_once) for start in range(0, len(streaming), batch_size)]
+    done = 0
+    if (saved := problem.work.load("inner_products")) is not None:
+        arrays, record = saved
+        # Blocks of another size would be the same numbers in other roundings: what was begun is finished as begun.
+        at_once, batch_size, done = record["at_once"], record["batch_size"], record["done"]
+        scores, scale = torch.from_numpy(arrays["scores"].copy()), torch.from_numpy(arrays["scale"].copy())
+        steps = [(a, b) for a in range(0, len(held), at_once) for b in range(0, len(streaming), batch_size)]
+
+    def norms(rows: Tensor) -> Tensor:
+        squares = rows.square().sum(1) if weights is None else rows.square() @ weights
+        return squares.clamp(min=0).sqrt().cpu()
+
+    block: Tensor | None = None
+    buffer = torch.empty(min(batch_size, len(streaming)), dimension, device=device)
+    for number, (first, start) in enumerate(problem.progress(steps[done:], description=description), done):
+        if block is None or start == 0:
+            last = min(first + at_once, len(held))
+            block = None  # given back before the next is made
+            block = _hold(gradients, held, first, last, batch_size, device, scale if holds_train else None, norms)
+            if weights is not None:
+                block *= weights
+        stop = min(start + batch_size, len(streaming))
+        rows = gradients(_batch(streaming, start, stop, device), out=buffer[: stop - start])
+        scores[first : first + len(block), start:stop] = -(block @ rows.T).cpu()
+        if not holds_train and first == 0:
+            scale[start:stop] = norms(rows)
+        if problem.work.due():
+            problem.work.save(
+                "inner_products",
+                {"scores": scores.numpy(), "scale": scale.numpy()},
+                {"at_once": at_once, "batch_size": batch_size, "done": number + 1},
+            )
+    return Attribution(scores=scores.T.contiguous() if holds_train else scores, train_scale=scale)
+
+
+def held_bytes(num_train: int, num_queries: int, dimension: int) -> int:
+    """The least that `inner_products` can do with: one gradient held and one streaming, and the scores twice."""
+    return 4 * (4 * dimension + 2 * num_train * num_queries)
+
+
+def parts_that_fit(wanted: int, room: float) -> int:
+    """As many of them as there is room for: all, a half, a quarter, ..., so that a little more or less memory free
+    does not change how sums are cut."""
+    parts = 1
+    while parts < wanted and math.ceil(wanted / parts) > room:
+        parts *= 2
+    return math.ceil(wanted / parts)
+
+
+def _batch(examples: Examples, start: int, stop: int, device: torch.device) -> Batch:
+    return examples.inputs[start:stop].to(device), examples.targets[start:stop].to(device)
+
+
+def _hold(
+    gradients: Rows,
+    examples: Examples,
+    first: int,
+    last: int,
+    batch_size: int,
+    device: torch.device,
+    scale: Tensor | None,
+    norms: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """(last - first, dimension); their norms go to `scale`."""
+    block = torch.empty(last - first, gradients.dimension, device=device)
+    for start in range(first, last, batch_size):
+        stop = min(start + batch_size, last)
+        rows = gradients(_batch(examples, start, stop, device), out=block[start - first : stop - first])
+        if scale is not None:
+            scale[start:stop] = norms(rows)
+    return block
