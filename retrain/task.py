@@ -9,6 +9,7 @@ The experiment's seed is every model's init_seed, so the retrained models start 
 replicates of a subset differ in order_seed alone.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
@@ -142,7 +143,17 @@ class Task(ABC):
         """What identifies this task in a cache key: its name, key fields, source, and the bytes of its data."""
         in_key = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("key", True)}
         named = {"name": self.name, "version": self.version, "source": self.source}
-        return {**named, **in_key, "data": self.data_fingerprint}
+        weights = {"weights": self.weights_fingerprint} if self.pretrained else {}
+        return {**named, **in_key, "data": self.data_fingerprint, **weights}
+
+    @cached_property
+    def weights_fingerprint(self) -> str:
+        """Of a pretrained model's weights, wherever they came from."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.build_model(0).state_dict().items()):
+            digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:20]
 
     @property
     def source(self) -> str:

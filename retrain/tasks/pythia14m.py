@@ -174,14 +174,6 @@ class Pythia14M(Task):
         return _load_model(self.model, self.allow_download)
 
     @property
-    def weights_fingerprint(self) -> str:
-        return _weights_fingerprint(self.model, self.allow_download)
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        return {**super().config, "weights": self.weights_fingerprint}
-
-    @property
     def is_stand_in(self) -> bool:
         """Whether the weights are something else than EleutherAI's, as far as their name tells."""
         return not names_eleutherai(self.model)
@@ -328,15 +320,6 @@ def _new(documents: Iterable[str], seen: dict[bytes, None]) -> Iterator[str]:
 @lru_cache(maxsize=2)
 def _load_model(name: str, allow_download: bool) -> CausalLM:
     return load_language_model(name, allow_download=allow_download)
-
-
-@lru_cache(maxsize=8)
-def _weights_fingerprint(name: str, allow_download: bool) -> str:
-    digest = hashlib.sha256()
-    for key, value in sorted(_load_model(name, allow_download).state_dict().items()):
-        digest.update(f"{key}{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(np.ascontiguousarray(value.numpy()).tobytes())
-    return digest.hexdigest()[:20]
 
 
 # ---- seconds, tokens a second and memory, in one command ----
