@@ -68,16 +68,28 @@ class Configuration:
         """Sum of d_in^3 + d_out^3 over the tracked layers: what EK-FAC's eigendecompositions grow with."""
         return float(sum(d_in**3 + d_out**3 for d_in, d_out in self.linear_shapes))
 
-    def factor_bytes(self, bytes_per_number: int = 2) -> int:
-        """What EK-FAC's fit writes: covariances and eigenvectors of both sides, and a lambda for every weight.
+    @property
+    def num_covariances(self) -> int:
+        """Numbers in the covariances of both sides of the tracked layers, or in their eigenvectors.
 
         kronfluence treats a bias as one more input, so the input side has d_in + 1 rows.
         """
-        numbers = sum(
-            2 * ((d_in + 1) ** 2 + d_out**2) + (d_in + 1) + d_out + (d_in + 1) * d_out
-            for d_in, d_out in self.linear_shapes
-        )
-        return numbers * bytes_per_number
+        return sum((d_in + 1) ** 2 + d_out**2 for d_in, d_out in self.linear_shapes)
+
+    @property
+    def num_lambdas(self) -> int:
+        """EK-FAC's corrected eigenvalues: one a weight and bias of the tracked layers."""
+        return sum((d_in + 1) * d_out for d_in, d_out in self.linear_shapes)
+
+    @property
+    def rotation_cost(self) -> float:
+        """FLOP that turn one sequence's gradients into the eigenbasis: two products a tracked layer."""
+        return float(sum(2 * (d_in + 1) * d_out * (d_in + 1 + d_out) for d_in, d_out in self.linear_shapes))
+
+    def factor_bytes(self, bytes_per_number: int = 2) -> int:
+        """What EK-FAC's fit writes: covariances and eigenvectors of both sides, and a lambda for every weight."""
+        eigenvalues = sum(d_in + 1 + d_out for d_in, d_out in self.linear_shapes)
+        return (2 * self.num_covariances + eigenvalues + self.num_lambdas) * bytes_per_number
 
     def with_layers(self, layers: int) -> "Configuration":
         """As wide, but only so many blocks deep."""
