@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from bench.scaling.held_out import leave_one_out
 from bench.scaling.lines import Curve, bilinear, fit_line, student
 from bench.scaling.plan import measuring_seconds
 from bench.scaling.specifications import METHOD_FILES, ROOT, SHARED_FILES, Request, cost_fingerprint, specifications
+from bench.scaling.verdict import BEGIN, END, verdict_text
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE
 from tests.scaling_laws import LAW, bif_law, ekfac_law, ekfac_parts, rows_by_law
@@ -198,6 +200,30 @@ def test_the_shipped_rates_are_those_of_the_results_and_hold_their_own_checks(
     assert max(abs(one["seconds_off"]) for one in inner if one["method"] == "bif") < 0.15
     assert scaling.main(["--check"]) == 0
     assert f"{len(checked)} of {len(checked)} inside their interval" in capsys.readouterr().out
+
+
+def test_the_page_of_the_results_says_what_the_rates_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its verdict is made from the rows: a page with other numbers is out of date."""
+    page = ROOT / "results" / "scaling" / "README.md"
+    assert scaling.main(["--verdict"]) == 0
+    said = capsys.readouterr().out.strip()
+    made = page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert made == said, "run python -m bench.scaling --verdict results/scaling/README.md"
+    assert "400 training sequences" in page.read_text().split("**")[0], "the setting stands in the first sentence"
+    (tmp_path / "page.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert scaling.main(["--verdict", str(tmp_path / "page.md")]) == 0
+    assert (tmp_path / "page.md").read_text() == f"before\n{BEGIN}\n\n{said}\n\n{END}\nafter\n"
+    (tmp_path / "page.md").write_text("no markers")
+    assert scaling.main(["--verdict", str(tmp_path / "page.md")]) == 2
+
+
+def test_a_verdict_has_the_laws_own_numbers() -> None:
+    said = verdict_text("machine", Estimator(rows_by_law(("14m", "70m", "410m", "1b", "2.8b"))))
+    many = replace(LAW, fit_examples=PAPER_FITTED)
+    ratio = ekfac_law(SUITE["2.8b"], many) / bif_law(SUITE["2.8b"], many)
+    assert f"BIF {ratio:,.0f}x cheaper" in said
+    assert re.search(r"\| 400 \| .* \| EK-FAC \d\.\dx cheaper", said)
+    assert "\\* projected from smaller runs" in said
 
 
 # ---- the estimate command ----

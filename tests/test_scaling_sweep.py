@@ -53,6 +53,7 @@ def test_a_hundred_draws_are_timed_where_they_fit_and_then_all_of_them_if_those_
     assert climb(law, budget=60, target=2000, first=8, wanted=100)[0] == [8, 100]
     assert climb(law, budget=2000, target=2000, first=8, wanted=100)[0] == [8, 100, 2000]
     assert max(climb(law, budget=30, target=2000, first=8, wanted=100)[0]) < 100
+    assert climb(law, budget=30, target=2000, first=16, wanted=16)[0] == [16], "no more than were wanted"
 
 
 # ---- rows ----
@@ -150,7 +151,7 @@ def test_ekfac_rows_are_lines_in_blocks_where_the_whole_was_too_deep() -> None:
     assert rows[0]["disk_bytes"] == 50 * layers
     assert rows[1]["projected_from"] == "1, 2, 4 of 10 layers; 8, 16 of 1000 fitting sequences"
     (alone,) = make_rows(spec | {"fit_sets": [8]}, {"rungs": [ekfac_rung(1)]}, None)
-    assert alone["error"] == "no time left; a projection needs two depths"
+    assert alone["error"] == "1 of 10 layers were measured, and a projection needs two depths"
 
 
 def test_an_ekfac_row_that_cannot_be_had_says_why_beside_those_that_can() -> None:
@@ -472,6 +473,35 @@ def sweep_record(run_id: str, points: list[dict[str, Any]], **changes: Any) -> d
         "points": points,
     }  # fmt: skip
     return record | changes
+
+
+def test_parts_of_a_campaign_are_merged_row_by_row(tmp_path: Path) -> None:
+    """A row measured whole counts before a projected one, a hundred draws before eight, whatever the order."""
+    few, many = ({"rungs": [rung(draws, 0.1 * draws, tick_seconds=0.1)]} for draws in (8, 100))
+    deep, shallow = {"rungs": [ekfac_rung(2, (8, 16))]}, {"rungs": [ekfac_rung(1), ekfac_rung(2, (8,))]}
+    trak = {"rungs": [rung(0, 1.0), rung(0, 1.0)]}
+    parts: list[list[tuple[dict[str, Any], dict[str, Any]]]] = [
+        [
+            (specification("bif", timed_draws=8), few),
+            (specification("ekfac", fit_sets=[8, 64]), shallow),
+        ],
+        [(specification("bif"), many), (specification("ekfac", fit_sets=[8, 16, 64], depths=[2]), deep)],
+        [(specification("trak", options={"batch_size": 8}), trak)],
+        [(specification("trak", options={"batch_size": 1}), trak)],
+    ]
+    paths = []
+    for number, part in enumerate(parts):
+        points = [{"model": "tiny", "method": s["method"], "spec": s, "cost_code": "x", **r} for s, r in part]
+        paths.append(str(tmp_path / f"{number}.json"))
+        record = {"run_id": str(number), "versions": {}, "rows": [], "points": points}
+        Path(paths[-1]).write_text(json.dumps(record))
+    assert scaling.main(["--merge", *paths, "--out", str(tmp_path / "out")]) == 0
+    rows = rows_of(tmp_path)
+    assert [(row["method"], row["fit_examples"], row["run_id"]) for row in rows] == [
+        ("bif", None, 1), ("ekfac", 8, 1), ("ekfac", 16, 1), ("ekfac", 64, 1), ("trak", None, 2),
+    ]  # fmt: skip
+    assert rows[0]["timed_draws"] == 100
+    assert rows[3]["fit_sizes"] == "8, 16"
 
 
 def test_sweeps_of_one_machine_are_merged_and_others_are_not(

@@ -54,6 +54,7 @@ from bench.scaling.problem import load_queries
 from bench.scaling.show import show_rows, write_csv, write_table
 from bench.scaling.specifications import Request, specifications
 from bench.scaling.sweep import Sweep
+from bench.scaling.verdict import verdict_text, write_verdict
 from bench.tables import duration
 from retrain.command import Parser, at_least, check_device, check_out, guarded
 from retrain.errors import UsageError
@@ -127,6 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--rates", metavar="FILE", help="with --merge: also write the rows here, as estimates read them")
     add("--estimate", action="store_true", help="run nothing: predict the cost of --model from measured rows")
     add("--check", action="store_true", help="run nothing: every measured model predicted from the others")
+    add("--verdict", nargs="?", const="", metavar="FILE", help="run nothing: who is cheaper, as Markdown; into a page")
     add("--model", help="with --estimate: a size of the suite, or a model folder")
     add("--against", metavar="FILE", help="with --estimate: hold predictions against this other sweep's scaling.csv")
     add("--from", dest="source", metavar="FILE", help="rows that estimates rest on (default: the package's)")
@@ -258,6 +260,19 @@ def check_command(arguments: argparse.Namespace) -> int:
             if text := show_own_checks(estimators[device].rows):
                 print(f"\n{text}")
     return 0 if all(one["inside"] for one in everything) else 1
+
+
+def verdict_command(arguments: argparse.Namespace) -> int:
+    texts = []
+    for device, estimator in rates_of(arguments).items():
+        if not set(BOTH) <= set(estimator.methods()):
+            raise UsageError(f"there is no measured row of both {' and '.join(BOTH)} on {device}")
+        texts.append(verdict_text(device, estimator))
+    if arguments.verdict:
+        write_verdict(Path(arguments.verdict), "\n\n".join(texts))
+    else:
+        print("\n\n".join(texts))
+    return 0
 
 
 def merge_command(arguments: argparse.Namespace, command: str) -> int:
@@ -399,6 +414,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return merge_command(arguments, command)
         if arguments.check:
             return check_command(arguments)
+        if arguments.verdict is not None:
+            return verdict_command(arguments)
         fill_defaults(arguments)
         if arguments.estimate:
             return estimate_command(arguments)

@@ -51,17 +51,25 @@ def crossover(
     i = int(changes[0])
     share = gap[i] / (gap[i] - gap[i + 1])
     value = float(np.exp(np.log(grid[i]) + share * np.log(grid[i + 1] / grid[i])))
-    # 1 where the first is surely cheaper, -1 where the second is, 0 where the intervals overlap.
-    sure = np.array([1 if a[2] < b[1] else -1 if b[2] < a[1] else 0 for a, b in at])
-    below, above = np.nonzero(sure[: i + 1])[0], np.nonzero(sure[i + 1 :])[0]
+    # How far the intervals are apart, in log: negative where they overlap.
+    apart = np.array([max(math.log(b[1] / a[2]), math.log(a[1] / b[2])) for a, b in at])
+    below, above = np.nonzero(apart[: i + 1] > 0)[0], np.nonzero(apart[i + 1 :] > 0)[0]
     return Crossover(
         axis=axis,
         value=value,
         cheaper_above=names[1] if gap[i] < 0 < gap[i + 1] else names[0],
-        low=float(grid[below[-1]]) if len(below) else None,
-        high=float(grid[i + 1 + above[0]]) if len(above) else None,
+        low=_zero(grid, apart, int(below[-1]), value) if len(below) else None,
+        high=_zero(grid, apart, i + int(above[0]), value) if len(above) else None,
         model=model,
     )
+
+
+def _zero(grid: np.ndarray, values: np.ndarray, i: int, otherwise: float) -> float:
+    """Where the values cross zero between i and i + 1, straight in log; where both are above, the crossing itself."""
+    if values[i] * values[i + 1] > 0:
+        return otherwise
+    share = values[i] / (values[i] - values[i + 1])
+    return float(np.exp(np.log(grid[i]) + share * np.log(grid[i + 1] / grid[i])))
 
 
 def _ends(estimate: Estimate) -> Ends:

@@ -51,7 +51,8 @@ def _why_not(rungs: list[dict[str, Any]], spec: dict[str, Any], result: dict[str
     if depths[-1] >= whole:
         return None
     if len(rungs) < 2:
-        return result.get("error") or f"{no_time_left(result)}; a projection needs two depths"
+        known = f"{depths[0]} of {whole} layers were measured, and a projection needs two depths"
+        return result.get("error") or (f"{no_time_left(result)}; {known}" if result.get("stopped") else known)
     totals = [rung["fit_seconds"] + rung["score_seconds"] for rung in rungs]
     if fit_line(depths, totals).slope <= 0:
         seconds = ", ".join(f"{total:.3g} s" for total in totals)

@@ -17,7 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patheffects import withStroke
 
 from bench.scaling.costs import Setting, draw_flops
-from bench.scaling.fits import Estimate, Estimator, number_of
+from bench.scaling.fits import Estimator, number_of, ratio_ends
 from bench.scaling.lines import Curve
 from bench.style import INK, in_order, look
 from bench.tables import duration
@@ -278,10 +278,3 @@ def _paper_fact(estimator: Estimator, setting: Setting) -> str:
         f"There, with {setting.queries:,} queries, EK-FAC takes {duration(ekfac.seconds)} and BIF "
         f"{duration(bif.seconds)}: {ekfac.seconds / bif.seconds:,.0f} times as long ({low:,.0f} to {high:,.0f})."
     )
-
-
-def ratio_ends(first: Estimate, second: Estimate) -> tuple[float, float]:
-    """95 % interval of the first's seconds over the second's, their errors taken as independent."""
-    deviation = math.hypot(math.log(first.seconds_high / first.seconds), math.log(second.seconds_high / second.seconds))
-    ratio = first.seconds / second.seconds
-    return ratio * math.exp(-deviation), ratio * math.exp(deviation)

@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.scaling.costs import Setting, chain_bytes, covariance_flops, draw_flops, ekfac_needs, lambda_flops
 from bench.scaling.ekfac_rows import ONE_SIZE_ERROR, SCORE_PARTS
-from bench.scaling.lines import Curve, fit_line
+from bench.scaling.lines import curve_through, fit_line
 from retrain.models.pythia_suite import SUITE, Configuration
 
 LEAST_DEVIATION = 0.03  # in log: no run repeats itself better
@@ -36,6 +36,13 @@ class Estimate:
     num_models: int
     beyond: bool  # larger or smaller than every measured model
     fit_examples: int | None  # of a method that is fitted
+
+
+def ratio_ends(first: Estimate, second: Estimate) -> tuple[float, float]:
+    """95 % interval of the first's seconds over the second's, their errors taken as independent."""
+    deviation = math.hypot(math.log(first.seconds_high / first.seconds), math.log(second.seconds_high / second.seconds))
+    ratio = first.seconds / second.seconds
+    return ratio * math.exp(-deviation), ratio * math.exp(deviation)
 
 
 @dataclass(frozen=True)
@@ -64,12 +71,16 @@ class Estimator:
     def __init__(self, rows: Sequence[dict[str, Any]]):
         self.rows = [row for row in rows if not row.get("error") and number_of(row.get("score_seconds")) is not None]
         self._known: dict[tuple[str, Configuration, Setting], Estimate] = {}
+        self._by_method: dict[str, list[dict[str, Any]]] = {}
 
     def methods(self) -> list[str]:
         return list(dict.fromkeys(row["method"] for row in self.rows))
 
     def of(self, method: str) -> list[dict[str, Any]]:
-        return sorted((row for row in self.rows if row["method"] == method), key=lambda row: row["parameters"])
+        if method not in self._by_method:
+            rows = (row for row in self.rows if row["method"] == method)
+            self._by_method[method] = sorted(rows, key=lambda row: row["parameters"])
+        return self._by_method[method]
 
     def fitted(self, method: str) -> bool:
         """Whether its rows name a fitting set."""
@@ -158,8 +169,8 @@ def _bif_parts(rows: list[dict[str, Any]], configuration: Configuration, setting
     """Setup plus draws x FLOP x seconds a FLOP, the last from the curve across models."""
     rows = _closest_work(rows, setting)
     sizes = [row["token_parameters"] for row in rows]
-    pace = Curve(sizes, [row["seconds_per_draw"] / _row_flops(row) for row in rows])
-    setup = Curve(sizes, [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in rows])
+    pace = curve_through(sizes, [row["seconds_per_draw"] / _row_flops(row) for row in rows])
+    setup = curve_through(sizes, [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in rows])
     d = configuration.num_token_parameters
     flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
     deviation = math.hypot(pace.deviation(d), _distance(rows, setting))
@@ -181,16 +192,16 @@ def _ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
     one_size = all("," not in str(row.get("fit_sizes") or row["fit_examples"]) for row in known)
     unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
     width, parts = configuration.hidden, []
-    eigen = Curve(widths, [row["eigen_seconds"] / row["eigen_cost"] for row in known])
+    eigen = curve_through(widths, [row["eigen_seconds"] / row["eigen_cost"] for row in known])
     parts.append(Part(eigen.at(width) * configuration.eigen_cost, eigen.deviation(width)))
     for name, flops in (("covariance", covariance_flops), ("lambda", lambda_flops)):
         paces = [row[f"{name}_per_example"] / flops(shape, count) for row, shape, count in zip(known, shapes, tokens)]
-        pace = Curve(widths, paces)
+        pace = curve_through(widths, paces)
         seconds = pace.at(width) * flops(configuration, setting.tokens) * setting.fit_examples
         parts.append(Part(seconds, math.hypot(pace.deviation(width), unsplit)))
     fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
     if any(fixed):
-        pace = Curve(widths, [max(value, 1e-3) / shape.factor_bytes() for value, shape in zip(fixed, shapes)])
+        pace = curve_through(widths, [max(value, 1e-3) / shape.factor_bytes() for value, shape in zip(fixed, shapes)])
         parts.append(Part(pace.at(width) * configuration.factor_bytes(), 0.5))
     parts.append(_score_part(known, widths, configuration, setting))
     return [part for part in parts if part.seconds > 0]
@@ -212,7 +223,7 @@ def _score_part(rows: list[dict[str, Any]], widths: list[int], configuration: Co
     spans = [score_span(row, setting.train, setting.queries) for row in rows]
     unit = [row["token_parameters"] * row["tokens"] for row in rows]
     middles = [math.sqrt(low * high) for low, high in spans]
-    curve = Curve(widths, [middle / work for middle, work in zip(middles, unit)])
+    curve = curve_through(widths, [middle / work for middle, work in zip(middles, unit)])
     seconds = curve.at(configuration.hidden) * configuration.num_token_parameters * setting.tokens
     unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
     deviation = math.hypot(curve.deviation(configuration.hidden), unknown)
@@ -250,7 +261,7 @@ def _other_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
             here *= max(1.0, setting.fit_examples / row["fit_examples"])
             deviation = math.hypot(deviation, ONE_SIZE_ERROR)
         seconds.append(here * wanted / ((row["train"] + row["queries"]) * row["tokens"]))
-    curve = Curve([row["token_parameters"] for row in known], seconds)
+    curve = curve_through([row["token_parameters"] for row in known], seconds)
     return [Part(curve.at(d), math.hypot(curve.deviation(d), deviation))]
 
 
@@ -271,7 +282,7 @@ def _memory(rows: list[dict[str, Any]], configuration: Configuration, setting: S
         for row in known
     ]
     wanted = arithmetic(configuration, setting.tokens, setting.minibatch)
-    return Curve(sizes, over).at(configuration.num_parameters) * wanted
+    return curve_through(sizes, over).at(configuration.num_parameters) * wanted
 
 
 def _disk(rows: list[dict[str, Any]], configuration: Configuration) -> float:
@@ -281,7 +292,7 @@ def _disk(rows: list[dict[str, Any]], configuration: Configuration) -> float:
         return 0.0
     sizes = [row["parameters"] for row in known]
     if all(number_of(row.get("factor_bytes")) for row in known):
-        over = Curve(sizes, [row["disk_bytes"] / row["factor_bytes"] for row in known])
+        over = curve_through(sizes, [row["disk_bytes"] / row["factor_bytes"] for row in known])
         number_bytes = 4 if known[-1].get("dtype") == "float32" else 2
         return over.at(configuration.num_parameters) * configuration.factor_bytes(number_bytes)
-    return Curve(sizes, [row["disk_bytes"] for row in known]).at(configuration.num_parameters)
+    return curve_through(sizes, [row["disk_bytes"] for row in known]).at(configuration.num_parameters)

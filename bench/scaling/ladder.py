@@ -32,6 +32,8 @@ def ladder(
                 yield wanted
             elif at_most * target <= left() and allowed(target):
                 yield target
+            elif 0 < wanted <= size:
+                return  # as many as were wanted; more would only cost
             elif allowed(min(2 * first, target)):
                 yield min(2 * first, target)
             else:

@@ -8,7 +8,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -150,7 +150,11 @@ class Curve:
     def _miss(self, i: int) -> float:
         return self._log_at(np.delete(self.x, i), np.delete(self.y, i), float(self.x[i])) - float(self.y[i])
 
-    def growth(self, end: int) -> float:
+    @cached_property
+    def growths(self) -> tuple[float, float]:
+        return self._growth(0), self._growth(-1)
+
+    def _growth(self, end: int) -> float:
         """What the error grows by a factor of e beyond this end (0 or -1): twice as the end is missed by the others."""
         if len(self.x) < 3:
             return UNKNOWN_ERROR
@@ -164,7 +168,7 @@ class Curve:
         beyond = 0.0
         if len(self.x) and not self.x[0] <= at <= self.x[-1]:
             end = 0 if at < self.x[0] else -1
-            beyond = self.growth(end) * abs(at - float(self.x[end]))
+            beyond = self.growths[end] * abs(at - float(self.x[end]))
         if not self.misses:
             return math.hypot(UNKNOWN_ERROR, beyond)
         # A model of a few million parameters waits for its kernels to start: that says little about one of billions.
@@ -172,3 +176,13 @@ class Curve:
         squares = np.square([miss for _, miss in self.misses])
         near = math.sqrt(float(weights @ squares / weights.sum()))
         return math.hypot(near * student(len(self.misses)) / student(0), beyond)
+
+
+def curve_through(sizes: Sequence[float], costs: Sequence[float]) -> Curve:
+    """The same curve for the same numbers: what it misses is worked out once."""
+    return _curve(tuple(sizes), tuple(costs))
+
+
+@lru_cache(maxsize=4096)
+def _curve(sizes: tuple[float, ...], costs: tuple[float, ...]) -> Curve:
+    return Curve(sizes, costs)

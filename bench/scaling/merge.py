@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.scaling.methods import AXES
+from bench.scaling.methods import AXES, PRIVATE_FIELDS
 from bench.scaling.rows import make_rows
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import suite_configuration
@@ -45,7 +45,7 @@ def _with_specification(record: dict[str, Any], point: dict[str, Any], fit_sets:
     if spec is None:
         method = point["method"]
         spec = {
-            **record["setting"],
+            **{name: value for name, value in record["setting"].items() if name not in PRIVATE_FIELDS},
             "configuration": asdict(suite_configuration(point["model"])),
             "model": point["model"],
             "method": method,
@@ -72,13 +72,19 @@ def _check(paths: Sequence[str], records: Sequence[dict[str, Any]]) -> None:
         for point in record["points"]:
             where, other = first_of.setdefault(point["method"], (path, point))
             pairs = [("cost_code", point["cost_code"], other["cost_code"])]
-            pairs += [(name, point["spec"].get(name), other["spec"].get(name)) for name in ("options", *SAME_FIELDS)]
+            pairs.append(("options", _options(point["spec"]), _options(other["spec"])))
+            pairs += [(name, point["spec"].get(name), other["spec"].get(name)) for name in SAME_FIELDS]
             for name, ours, theirs in pairs:
                 if ours != theirs:
                     raise UsageError(
                         f"{path} differs from {where} in {point['method']}'s {name}: {ours} against {theirs}; merge "
                         "sweeps of one setting and one version of the code"
                     )
+
+
+def _options(spec: dict[str, Any]) -> dict[str, Any]:
+    """Without batch sizes, which depend on the model."""
+    return {name: value for name, value in spec["options"].items() if not name.endswith("batch_size")}
 
 
 def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -104,5 +110,7 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
     return rows, [point for record in records for point in record["points"]]
 
 
-def _rank(row: dict[str, Any]) -> tuple[bool, bool, float]:
-    return bool(row["error"]), bool(row["projected"]), -float(row["depth"] or 0)
+def _rank(row: dict[str, Any]) -> tuple[float, ...]:
+    """Smaller is better: with numbers, measured, deeper, from more draws, from more fitting sets."""
+    num_sizes = str(row["fit_sizes"] or "").count(",")
+    return bool(row["error"]), bool(row["projected"]), -(row["depth"] or 0), -(row["timed_draws"] or 0), -num_sizes

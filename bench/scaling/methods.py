@@ -10,13 +10,16 @@ from typing import Any
 from baselines.method import Method, load_method
 from bench.scaling.problem import SAMPLED
 from retrain.command import options_of
+from retrain.models.pythia_suite import Configuration
 
 PLUGINS = {
     "ekfac": "bench.scaling.ekfac:LowMemoryEKFAC",
     "bif_tokens": "bench.scaling.token_bif:TokenBIF",
 }
 COMPARED = ("bif", "ekfac", "gradsim", "trak")
+GRADIENT_BYTES = 8 * 2**30
 AXES = {"bif": "draws", "ekfac": "layers"}  # of records from before a specification named its axis
+PRIVATE_FIELDS = ("text", "query_file", "tokenizer", "weights", "device")  # of a specification: paths of a machine
 KERNEL_SEQUENCES = 256  # with fewer training sequences than this, TRAK's projection is its smallest
 
 
@@ -24,7 +27,16 @@ def build(name: str, options: dict[str, Any]) -> Method:
     return load_method(PLUGINS.get(name, name), **options)
 
 
-def method_options(name: str, settings: Sequence[str], *, train: int, chains: int, cuda: bool, random: bool) -> Any:
+def method_options(
+    name: str,
+    settings: Sequence[str],
+    configuration: Configuration,
+    *,
+    train: int,
+    chains: int,
+    cuda: bool,
+    random: bool,
+) -> dict[str, Any]:
     """The paper's settings, then --set."""
     options: dict[str, Any] = {}
     if name in ("bif", "bif_tokens"):
@@ -35,7 +47,9 @@ def method_options(name: str, settings: Sequence[str], *, train: int, chains: in
         if random:
             options["divergence_limit"] = 1e9  # a walk from nowhere leads nowhere; its cost is the same
     elif name == "trak":
-        options = {"projection": 128 if train >= KERNEL_SEQUENCES else 101, "batch_size": 8}
+        # traker holds a batch's gradients in float32.
+        together = max(1, min(8, GRADIENT_BYTES // (4 * configuration.num_tracked_parameters)))
+        options = {"projection": 128 if train >= KERNEL_SEQUENCES else 101, "batch_size": together}
     elif name == "gradsim":
         options = {"batch_size": 8}
     given = options_of(name, settings)

@@ -139,7 +139,7 @@ def _of_method(
     tokenizer = request.tokenizer or (None if weights == "random" else weights)
     text = f"{Path(request.text).name}" if request.text else "random tokens"
     options = method_options(
-        method, request.settings, train=request.train, chains=request.chains,
+        method, request.settings, configuration, train=request.train, chains=request.chains,
         cuda=shared["device"].startswith("cuda"), random=weights == "random",
     )  # fmt: skip
     built = build(method, options)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.record import code_commit, code_fingerprint, versions, without_nan
+from bench.scaling.methods import PRIVATE_FIELDS
 from bench.scaling.processes import Processes
 from bench.scaling.rows import make_rows
 from bench.scaling.show import progress_line
@@ -23,7 +24,6 @@ from retrain.store import Store, canonical_json
 from retrain.work import Work
 
 LEAST_SECONDS = 5.0  # with less than this left, a point is not begun
-PRIVATE = ("text", "query_file", "tokenizer", "weights", "device")  # of a specification: paths of this machine
 
 
 def weight(spec: dict[str, Any]) -> float:
@@ -96,7 +96,7 @@ class Sweep:
             row["run_id"] = self.run_id
             print(progress_line(row, index + 1, len(self.specs)), file=sys.stderr, flush=True)
         self.rows += rows
-        public = {name: value for name, value in spec.items() if name not in PRIVATE}
+        public = {name: value for name, value in spec.items() if name not in PRIVATE_FIELDS}
         self.points.append(
             {
                 "model": rows[0]["model"], "method": spec["method"], "spec": public,
@@ -123,8 +123,9 @@ class Sweep:
             "measure_peak": self.peak_flops is None,
         }  # fmt: skip
         result = processes.measure({**spec, **here}, limit, more=len(waiting) > 1)
-        if result.get("stopped"):
-            result["stopped"] += self.parts_of(spec)
+        for ending in ("stopped", "error"):
+            if result.get(ending):
+                result[ending] += self.parts_of(spec)
         return result
 
     def parts_of(self, spec: dict[str, Any]) -> str:
