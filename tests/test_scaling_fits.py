@@ -18,12 +18,29 @@ from bench import scaling
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
 from bench.scaling.crossover import crossing_in, crossing_in_parameters
 from bench.scaling.estimate import PAPER_FITTED, RATES, by_device, cheapest, estimates, read_rows
-from bench.scaling.figure import FIT_LINES, PANELS, blocks_of, can_draw, draw, draw_laws, draw_panel, explain, usable
+from bench.scaling.figure import (
+    FIT_LINES,
+    PANELS,
+    blocks_of,
+    can_draw,
+    draw_cheaper,
+    draw_laws,
+    draw_panel,
+    explain,
+    usable,
+)
 from bench.scaling.fits import Estimator, score_span
 from bench.scaling.held_out import leave_one_out
 from bench.scaling.lines import Curve, bilinear, fit_line, student
 from bench.scaling.plan import measuring_seconds
-from bench.scaling.specifications import METHOD_FILES, ROOT, SHARED_FILES, Request, cost_fingerprint, specifications
+from bench.scaling.specifications import (
+    METHOD_FILES,
+    ROOT,
+    SHARED_FILES,
+    SweepRequest,
+    cost_fingerprint,
+    specifications,
+)
 from bench.scaling.verdict import BEGIN, END, verdict_text
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE
@@ -309,7 +326,7 @@ def test_every_part_of_the_campaign_fits_its_command(capsys: pytest.CaptureFixtu
     estimator = by_device(read_rows(RATES))["NVIDIA H200"]
     totals = dict.fromkeys(NEEDS, 0.0)
     measured: set[tuple[str, str]] = set()
-    base = Request(models=(), methods=(), device="cpu")
+    base = SweepRequest(models=(), methods=(), device="cpu")
     for part in PARTS:
         specs = [spec for request in requests_of(part, base) for spec in specifications(request)]
         seconds = sum(measuring_seconds(spec, estimator, part.budget_seconds) or 30.0 for spec in specs)
@@ -347,7 +364,7 @@ def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
     with matplotlib.rc_context(settings):
         figure = style.new_figure(style.PAGE, 2.8)
         axes = list(figure.subplots(1, 2, sharey=True))
-        said = draw(axes, rows)
+        said = draw_cheaper(axes, rows)
         figure.canvas.draw()
     at = replace(LAW, fit_examples=PAPER_FITTED)
     for count in (18, 1800):

@@ -11,7 +11,7 @@ cost does not depend on them; EK-FAC's fitting sets beyond what is measured are 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.scaling.specifications import Request
+from bench.scaling.specifications import SweepRequest
 from retrain.errors import UsageError
 
 PAPER_SETS = (400, 10_000, 1_000_000)  # rows that every model has, measured or projected
@@ -96,6 +96,6 @@ def find_part(name: str) -> CampaignPart:
     raise UsageError(f'unknown part "{name}" of the campaign; expected one of {", ".join(part.name for part in PARTS)}')
 
 
-def requests_of(part: CampaignPart, base: Request) -> list[Request]:
+def requests_of(part: CampaignPart, base: SweepRequest) -> list[SweepRequest]:
     """What the part measures, with the device, text and seed of `base`."""
     return [replace(base, random_weights=True, **changes) for changes in part.requests]

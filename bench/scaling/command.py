@@ -30,16 +30,16 @@ from bench.record import why_unwritten, without_nan
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
 from bench.scaling.costs import Setting
 from bench.scaling.estimate import (
-    BOTH,
     PAPER_FITTED,
     RATES,
+    RIVALS,
     as_plain,
     by_device,
     cheapest,
     crossovers,
     describe_question,
     estimates,
-    label_of,
+    method_label,
     read_rows,
     show_crossovers,
     show_estimates,
@@ -49,10 +49,10 @@ from bench.scaling.fits import Estimator, configuration_of
 from bench.scaling.held_out import against, leave_one_out, setting_of, show_held_out, show_own_checks
 from bench.scaling.merge import merged_rows, read_records
 from bench.scaling.methods import COMPARED
-from bench.scaling.plan import show_plan
+from bench.scaling.plan import show_points
 from bench.scaling.problem import load_queries
 from bench.scaling.show import show_rows, write_csv, write_table
-from bench.scaling.specifications import Request, specifications
+from bench.scaling.specifications import SweepRequest, specifications
 from bench.scaling.sweep import Sweep
 from bench.scaling.verdict import verdict_text, write_verdict
 from bench.tables import duration
@@ -168,9 +168,9 @@ def query_counts(words: Sequence[str]) -> tuple[tuple[int, ...], str | None]:
     return counts or (len(load_queries(path)),), path
 
 
-def request_of(arguments: argparse.Namespace) -> Request:
+def request_of(arguments: argparse.Namespace) -> SweepRequest:
     counts, query_file = query_counts(arguments.queries)
-    return Request(
+    return SweepRequest(
         models=tuple(arguments.models), methods=tuple(arguments.methods), train=arguments.train, queries=counts,
         query_file=query_file, tokens=arguments.tokens, draws=arguments.draws, timed_draws=arguments.timed_draws,
         chains=min(arguments.chains, arguments.draws), fit_examples=tuple(arguments.fit_examples),
@@ -231,13 +231,13 @@ def estimate_command(arguments: argparse.Namespace) -> int:
 
 def crossing_lines(estimator: Estimator, configuration: Any, setting: Setting, fit_sets: Sequence[int]) -> list[str]:
     """Where BIF and EK-FAC cost the same: in fitting sequences once, in queries and model size for each fitting set."""
-    if not set(BOTH) <= set(estimator.methods()):
+    if not set(RIVALS) <= set(estimator.methods()):
         return []
     lines: list[str] = []
     for fit in fit_sets:
         asked = replace(setting, fit_examples=fit)
-        here = {method: estimator.estimate(method, configuration, asked).seconds for method in BOTH}
-        cheaper = label_of(min(BOTH, key=lambda method: here[method]))
+        here = {method: estimator.estimate(method, configuration, asked).seconds for method in RIVALS}
+        cheaper = method_label(min(RIVALS, key=lambda method: here[method]))
         found = crossovers(estimator, configuration, asked)
         if fit != fit_sets[0]:
             found = [pair for pair in found if pair[0] != "fit_examples"]
@@ -265,8 +265,8 @@ def check_command(arguments: argparse.Namespace) -> int:
 def verdict_command(arguments: argparse.Namespace) -> int:
     texts = []
     for device, estimator in rates_of(arguments).items():
-        if not set(BOTH) <= set(estimator.methods()):
-            raise UsageError(f"there is no measured row of both {' and '.join(BOTH)} on {device}")
+        if not set(RIVALS) <= set(estimator.methods()):
+            raise UsageError(f"there is no measured row of both {' and '.join(RIVALS)} on {device}")
         texts.append(verdict_text(device, estimator))
     if arguments.verdict:
         write_verdict(Path(arguments.verdict), "\n\n".join(texts))
@@ -315,8 +315,8 @@ def laws_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     estimators = by_device(rows)
     found: dict[str, list[Any]] = {}
     for device, estimator in estimators.items():
-        both = {row["model"] for row in estimator.of(BOTH[0])} & {row["model"] for row in estimator.of(BOTH[1])}
-        firsts = {row["model"]: row for row in reversed(estimator.of(BOTH[0])) if row["model"] in both}
+        both = {row["model"] for row in estimator.of(RIVALS[0])} & {row["model"] for row in estimator.of(RIVALS[1])}
+        firsts = {row["model"]: row for row in reversed(estimator.of(RIVALS[0])) if row["model"] in both}
         found[device] = [
             asdict(crossing)
             for row in firsts.values()
@@ -333,9 +333,9 @@ def show_results(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> N
     print(show_rows(rows, arguments.wide))
     for device, estimator in by_device(rows).items():
         lines = []
-        for row in estimator.of(BOTH[0]):
+        for row in estimator.of(RIVALS[0]):
             configuration = configuration_of(row)
-            partners = [one for one in estimator.of(BOTH[1]) if one["model"] == row["model"]]
+            partners = [one for one in estimator.of(RIVALS[1]) if one["model"] == row["model"]]
             if configuration is None or not partners:
                 continue
             setting = replace(setting_of(row), fit_examples=int(partners[0]["fit_examples"]))
@@ -347,13 +347,13 @@ def show_results(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> N
 # ---- commands that measure ----
 
 
-def list_campaign(base: Request) -> int:
+def list_campaign(base: SweepRequest) -> int:
     """Every part, with the seconds that the package's rates predict for a H200."""
     ((device, estimator),) = list(by_device(read_rows(RATES)).items())[:1]
     totals = dict.fromkeys(NEEDS, 0.0)
     for part in PARTS:
         specs = [spec for request in requests_of(part, base) for spec in specifications(request)]
-        text, seconds = show_plan(specs, estimator, part.budget_seconds)
+        text, seconds = show_points(specs, estimator, part.budget_seconds)
         totals[part.needed_for] += seconds
         print(f"{part.name} ({part.needed_for}), about {duration(seconds)}: {part.decides}\n{text}\n")
     sums = ", ".join(f"{name} {duration(seconds)}" for name, seconds in totals.items())
@@ -372,7 +372,7 @@ def sweep_command(arguments: argparse.Namespace, command: str) -> int:
     if arguments.dry_run:
         ((device, estimator),) = list(rates_of(arguments).items())[:1]
         specs = [spec for request in requests for spec in specifications(request)]
-        text, seconds = show_plan(specs, estimator, budget)
+        text, seconds = show_points(specs, estimator, budget)
         print(f"{text}\nabout {duration(seconds)} by the rates of {device}")
         return 0
     check_device(arguments.device)

@@ -26,13 +26,13 @@ def add_ekfac(row: dict[str, Any], spec: dict[str, Any], result: dict[str, Any])
         return [row | {"error": error}]
     parts = Parts(rungs, spec)
     rows = []
-    for fit_examples, queries in asked(spec):
+    for fit_examples, queries in asked_rows(spec):
         here = row | {"fit_examples": fit_examples, "queries": queries}
         rows.append(parts.row(here, result.get("error") or no_time_left(result)))
     return rows
 
 
-def asked(spec: dict[str, Any]) -> list[tuple[int, int]]:
+def asked_rows(spec: dict[str, Any]) -> list[tuple[int, int]]:
     """(fitting sequences, queries) of each row."""
     fit_sets = spec.get("fit_sets") or [spec["fit_examples"]]
     counts = spec.get("query_counts") or [spec["queries"]]

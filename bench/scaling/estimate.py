@@ -28,10 +28,10 @@ NEEDED_COLUMNS = (
 )  # fmt: skip
 PAPER_FITTED = 1_000_000  # sequences of the Pile that the paper fits EK-FAC on (sec:appendix-scaling)
 LABELS = {"bif": "BIF", "ekfac": "EK-FAC", "gradsim": "GradSim", "trak": "TRAK", "bif_tokens": "BIF, every token"}
-BOTH = ("bif", "ekfac")
+RIVALS = ("bif", "ekfac")
 
 
-def label_of(method: str) -> str:
+def method_label(method: str) -> str:
     return LABELS.get(method, method.rpartition(":")[2])
 
 
@@ -88,7 +88,7 @@ def show_estimates(found: Sequence[Estimate]) -> str:
     header = ["method", "fitted on", "fit + score", "95 % interval", "peak memory", "disk", "models measured"]
     rows = [
         [
-            label_of(one.method),
+            method_label(one.method),
             f"{one.fit_examples:,}" if one.fit_examples else "-",
             duration(one.seconds),
             f"[{duration(one.seconds_low)}, {duration(one.seconds_high)}]",
@@ -111,13 +111,13 @@ def cheapest(found: Sequence[Estimate]) -> str:
         here = sorted((one for one in found if one.fit_examples in (None, size)), key=lambda one: one.seconds)
         first, rest = here[0], here[1:]
         unsure = bool(rest) and rest[0].seconds_low <= first.seconds_high
-        name = label_of(first.method) + (" (not surely: intervals overlap)" if unsure else "")
+        name = method_label(first.method) + (" (not surely: intervals overlap)" if unsure else "")
         winners.setdefault(name, []).append(f"{size:,}" if size else "")
         text = f"{name}, {duration(first.seconds)}"
         if rest:
             ratio = rest[0].seconds / first.seconds
             times = f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
-            text += f"; {label_of(rest[0].method)} takes {times} times as long"
+            text += f"; {method_label(rest[0].method)} takes {times} times as long"
     if len(sizes) == 1:
         return f"cheapest: {text}"
     where = "; ".join(f"{name} with {' or '.join(sets)}" for name, sets in winners.items())
@@ -128,14 +128,14 @@ def crossovers(
     estimator: Estimator, configuration: Configuration | None, setting: Setting
 ) -> list[tuple[str, Crossover | None]]:
     """Where BIF and EK-FAC cost the same, in fitting sequences and queries of one model, and in model size."""
-    if not set(BOTH) <= set(estimator.methods()):
+    if not set(RIVALS) <= set(estimator.methods()):
         return []
     found: list[tuple[str, Crossover | None]] = []
     if configuration is not None:
         for axis in ("fit_examples", "queries"):
-            found.append((axis, crossing_in(estimator, configuration, setting, axis, BOTH)))
-    if min(len({row["model"] for row in estimator.of(method)}) for method in BOTH) > 1:
-        found.append(("parameters", crossing_in_parameters(estimator, setting, BOTH)))
+            found.append((axis, crossing_in(estimator, configuration, setting, axis, RIVALS)))
+    if min(len({row["model"] for row in estimator.of(method)}) for method in RIVALS) > 1:
+        found.append(("parameters", crossing_in_parameters(estimator, setting, RIVALS)))
     return found
 
 
@@ -155,7 +155,7 @@ def show_crossovers(
             where = f"at any number of {words[axis]}" if axis != "parameters" else "at every size of the suite"
             lines.append(f"{others[axis]}: {cheaper_now} is cheaper {where}")
             continue
-        above = label_of(crossing.cheaper_above)
+        above = method_label(crossing.cheaper_above)
         unsure = [
             f"{word} {_rounded(end)}"
             for word, end in (("from", crossing.low), ("to", crossing.high))

@@ -17,6 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patheffects import withStroke
 
 from bench.scaling.costs import Setting, draw_flops
+from bench.scaling.estimate import PAPER_FITTED, RIVALS
 from bench.scaling.fits import Estimator, number_of, ratio_ends
 from bench.scaling.lines import Curve
 from bench.style import INK, in_order, look
@@ -168,10 +169,9 @@ def _shown_fits(rows: pd.DataFrame) -> list[tuple[int, str]]:
 # ---- who is cheaper where ----
 
 FEW_AND_MANY = (18, 1800)  # queries of the two panels
-FITTING_SETS = (400, 1_000_000)  # the vertical axis, from the small one to the paper's
+FITTING_SETS = (400, PAPER_FITTED)  # the vertical axis, from the small one to the paper's
 PAPER_MODEL = "2.8b"
-LEVELS = (0.1, 1.0, 10.0, 100.0, 1000.0)
-BOTH_METHODS = ("bif", "ekfac")
+RATIO_LEVELS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
 def can_draw(rows: pd.DataFrame) -> bool:
@@ -179,10 +179,10 @@ def can_draw(rows: pd.DataFrame) -> bool:
     if not {"lambda_per_example", "seconds_per_draw", "token_parameters", "tokens"} <= set(rows):
         return False
     known = rows[_without_error(rows)]
-    return all(known.loc[known["method"] == method, "model"].nunique() > 1 for method in BOTH_METHODS)
+    return all(known.loc[known["method"] == method, "model"].nunique() > 1 for method in RIVALS)
 
 
-def draw(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int] = FEW_AND_MANY) -> str:
+def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int] = FEW_AND_MANY) -> str:
     """A panel a number of queries: EK-FAC's seconds over BIF's, model size x fitting set; the caption's facts.
 
     `rows` are those of scaling.csv of one device. Blue: BIF is cheaper; orange: EK-FAC. Pale between dashes: their
@@ -194,7 +194,7 @@ def draw(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int] = FEW_
     estimator = Estimator(records)
     base = _setting(estimator)
     fits = np.geomspace(*FITTING_SETS, 25)
-    largest = min(max(row["parameters"] for row in estimator.of(method)) for method in BOTH_METHODS)
+    largest = min(max(row["parameters"] for row in estimator.of(method)) for method in RIVALS)
     colours = LinearSegmentedColormap.from_list("cheaper", [look("ekfac")["color"], "#ffffff", look("bif")["color"]])
     facts = []
     for axis, count in zip(axes, queries, strict=True):
@@ -203,8 +203,8 @@ def draw(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int] = FEW_
         axis.contourf(sizes, fits, apart, levels=[-99, 0], colors="#ffffff", alpha=0.5, zorder=1)
         axis.contour(sizes, fits, apart, levels=[0], colors=LAW, linestyles="dashed", linewidths=0.6)
         axis.contour(
-            sizes, fits, ratio, levels=np.log10(LEVELS), colors=INK, linestyles="solid",
-            linewidths=[1.6 if level == 1 else 0.6 for level in LEVELS],
+            sizes, fits, ratio, levels=np.log10(RATIO_LEVELS), colors=INK, linestyles="solid",
+            linewidths=[1.6 if level == 1 else 0.6 for level in RATIO_LEVELS],
         )  # fmt: skip
         _label_levels(axis, sizes, fits, ratio)
         axis.axvline(largest, color=LAW, linestyle=(0, (1, 1)), linewidth=0.9)
@@ -233,7 +233,7 @@ def draw(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int] = FEW_
 def _label_levels(axis: Axes, sizes: np.ndarray, fits: np.ndarray, ratio: np.ndarray) -> None:
     """Each contour's factor, above it at three quarters of the panel's width."""
     column = int(0.75 * len(sizes))
-    for level in LEVELS:
+    for level in RATIO_LEVELS:
         at = math.log10(level)
         if ratio[0, column] < at < 0.97 * ratio[-1, column]:
             height = math.exp(float(np.interp(at, ratio[:, column], np.log(fits))))
@@ -272,7 +272,7 @@ def _ratios(estimator: Estimator, setting: Setting, fits: np.ndarray) -> tuple[n
 
 def _paper_fact(estimator: Estimator, setting: Setting) -> str:
     at = replace(setting, fit_examples=FITTING_SETS[1])
-    bif, ekfac = (estimator.estimate(method, SUITE[PAPER_MODEL], at) for method in BOTH_METHODS)
+    bif, ekfac = (estimator.estimate(method, SUITE[PAPER_MODEL], at) for method in RIVALS)
     low, high = ratio_ends(ekfac, bif)
     return (
         f"There, with {setting.queries:,} queries, EK-FAC takes {duration(ekfac.seconds)} and BIF "

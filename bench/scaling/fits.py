@@ -46,7 +46,7 @@ def ratio_ends(first: Estimate, second: Estimate) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Part:
+class CostPart:
     seconds: float
     deviation: float  # one standard deviation, in log
 
@@ -165,7 +165,7 @@ def _distance(rows: list[dict[str, Any]], setting: Setting) -> float:
     return SETTING_ERROR * min(abs(math.log2(wanted / (row["train"] + row["queries"]))) for row in rows)
 
 
-def _bif_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[Part]:
+def _bif_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
     """Setup plus draws x FLOP x seconds a FLOP, the last from the curve across models."""
     rows = _closest_work(rows, setting)
     sizes = [row["token_parameters"] for row in rows]
@@ -174,7 +174,7 @@ def _bif_parts(rows: list[dict[str, Any]], configuration: Configuration, setting
     d = configuration.num_token_parameters
     flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
     deviation = math.hypot(pace.deviation(d), _distance(rows, setting))
-    return [Part(setup.at(d), 0.5), Part(setting.draws * flops * pace.at(d), deviation)]
+    return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.at(d), deviation)]
 
 
 def _row_flops(row: dict[str, Any]) -> float:
@@ -183,7 +183,7 @@ def _row_flops(row: dict[str, Any]) -> float:
     )
 
 
-def _ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[Part]:
+def _ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
     """Eigendecompositions by cubes, two passes over the fitting sequences, what is fixed by bytes, and scores."""
     known = _first_of_each(rows)
     shapes = [shape_of(row) for row in known]
@@ -193,16 +193,16 @@ def _ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
     unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
     width, parts = configuration.hidden, []
     eigen = curve_through(widths, [row["eigen_seconds"] / row["eigen_cost"] for row in known])
-    parts.append(Part(eigen.at(width) * configuration.eigen_cost, eigen.deviation(width)))
+    parts.append(CostPart(eigen.at(width) * configuration.eigen_cost, eigen.deviation(width)))
     for name, flops in (("covariance", covariance_flops), ("lambda", lambda_flops)):
         paces = [row[f"{name}_per_example"] / flops(shape, count) for row, shape, count in zip(known, shapes, tokens)]
         pace = curve_through(widths, paces)
         seconds = pace.at(width) * flops(configuration, setting.tokens) * setting.fit_examples
-        parts.append(Part(seconds, math.hypot(pace.deviation(width), unsplit)))
+        parts.append(CostPart(seconds, math.hypot(pace.deviation(width), unsplit)))
     fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
     if any(fixed):
         pace = curve_through(widths, [max(value, 1e-3) / shape.factor_bytes() for value, shape in zip(fixed, shapes)])
-        parts.append(Part(pace.at(width) * configuration.factor_bytes(), 0.5))
+        parts.append(CostPart(pace.at(width) * configuration.factor_bytes(), 0.5))
     parts.append(_score_part(known, widths, configuration, setting))
     return [part for part in parts if part.seconds > 0]
 
@@ -218,7 +218,9 @@ def shape_of(row: dict[str, Any]) -> Configuration:
     )
 
 
-def _score_part(rows: list[dict[str, Any]], widths: list[int], configuration: Configuration, setting: Setting) -> Part:
+def _score_part(
+    rows: list[dict[str, Any]], widths: list[int], configuration: Configuration, setting: Setting
+) -> CostPart:
     """By each row's own sequences, queries and pairs, with a pace a token-parameter across models."""
     spans = [score_span(row, setting.train, setting.queries) for row in rows]
     unit = [row["token_parameters"] * row["tokens"] for row in rows]
@@ -227,7 +229,7 @@ def _score_part(rows: list[dict[str, Any]], widths: list[int], configuration: Co
     seconds = curve.at(configuration.hidden) * configuration.num_token_parameters * setting.tokens
     unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
     deviation = math.hypot(curve.deviation(configuration.hidden), unknown)
-    return Part(seconds, deviation)
+    return CostPart(seconds, deviation)
 
 
 def score_span(row: dict[str, Any], train: int, queries: int) -> tuple[float, float]:
@@ -247,7 +249,7 @@ def score_span(row: dict[str, Any], train: int, queries: int) -> tuple[float, fl
     return min(ends), max(ends)
 
 
-def _other_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[Part]:
+def _other_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
     """In proportion to the tokens of all sequences; of a fitted method, by its own line in the fitting sequences."""
     known = _closest_work(rows, setting)
     wanted, d = (setting.train + setting.queries) * setting.tokens, configuration.num_token_parameters
@@ -262,7 +264,7 @@ def _other_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
             deviation = math.hypot(deviation, ONE_SIZE_ERROR)
         seconds.append(here * wanted / ((row["train"] + row["queries"]) * row["tokens"]))
     curve = curve_through([row["token_parameters"] for row in known], seconds)
-    return [Part(curve.at(d), math.hypot(curve.deviation(d), deviation))]
+    return [CostPart(curve.at(d), math.hypot(curve.deviation(d), deviation))]
 
 
 def _memory(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> float:

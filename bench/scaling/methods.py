@@ -23,7 +23,7 @@ PRIVATE_FIELDS = ("text", "query_file", "tokenizer", "weights", "device")  # of 
 KERNEL_SEQUENCES = 256  # with fewer training sequences than this, TRAK's projection is its smallest
 
 
-def build(name: str, options: dict[str, Any]) -> Method:
+def build_method(name: str, options: dict[str, Any]) -> Method:
     return load_method(PLUGINS.get(name, name), **options)
 
 
@@ -54,7 +54,7 @@ def method_options(
         options = {"batch_size": 8}
     given = options_of(name, settings)
     if given:
-        checked = build(name, given)
+        checked = build_method(name, given)
         options |= {option: getattr(checked, option) for option in given}
     return options
 
@@ -83,4 +83,4 @@ def sized(spec: dict[str, Any], size: dict[str, int]) -> Method:
         options["fit_examples"] = size["fit_examples"]
     if spec["method"] == "trak" and size["train"] <= options["projection"]:
         options["ridge"] = 1.0  # a kernel of few sequences has no inverse; its cost is the same
-    return build(spec["method"], options)
+    return build_method(spec["method"], options)

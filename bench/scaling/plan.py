@@ -68,7 +68,7 @@ def _stages_seconds(spec: dict[str, Any], configuration: Configuration, seconds:
     return spent
 
 
-def show_plan(specs: Sequence[dict[str, Any]], estimator: Estimator, budget: float) -> tuple[str, float]:
+def show_points(specs: Sequence[dict[str, Any]], estimator: Estimator, budget: float) -> tuple[str, float]:
     """A line a point, and the seconds of all whose rates are known."""
     lines, total = [], 0.0
     for spec in specs:

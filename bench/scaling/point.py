@@ -225,7 +225,7 @@ def perform_point(spec: dict[str, Any], started: float) -> dict[str, Any]:
     try:
         point.run()
     except Exception as error:
-        point.result["error"] = reason(error)
+        point.result["error"] = failure_reason(error)
     finally:
         shutil.rmtree(point.scratch, ignore_errors=True)
         if point.axis == "layers":
@@ -234,7 +234,7 @@ def perform_point(spec: dict[str, Any], started: float) -> dict[str, Any]:
     return point.result
 
 
-def reason(error: BaseException) -> str:
+def failure_reason(error: BaseException) -> str:
     """In one line; memory and disk by name, since these are what larger models run into."""
     if isinstance(error, RefusedError):
         return str(error)

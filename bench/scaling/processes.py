@@ -55,7 +55,7 @@ class Processes:
             except subprocess.TimeoutExpired:
                 ended = False
         finally:
-            stop(process)
+            end_process(process)
         found: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"rungs": []}
         if not ended:
             found["stopped"] = f"stopped after {limit:.0f} s"
@@ -65,10 +65,10 @@ class Processes:
 
     def close(self) -> None:
         if self.spare is not None:
-            stop(self.spare)
+            end_process(self.spare)
 
 
-def stop(process: subprocess.Popen[str]) -> None:
+def end_process(process: subprocess.Popen[str]) -> None:
     """The point and whatever it started."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):

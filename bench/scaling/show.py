@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from bench.record import without_nan
-from bench.scaling.estimate import label_of
+from bench.scaling.estimate import method_label
 from bench.scaling.rows import ROW_COLUMNS
 from bench.tables import bytes_text, duration, table
 from retrain.safe_files import write_whole
@@ -31,7 +31,7 @@ def show_rows(rows: Sequence[dict[str, Any]], wide: bool = False) -> str:
     notes: list[str] = []
     for row in rows:
         name = [
-            row["model"], label_of(row["method"]), f"{row['fit_examples']:,.0f}" if row["fit_examples"] else "-",
+            row["model"], method_label(row["method"]), f"{row['fit_examples']:,.0f}" if row["fit_examples"] else "-",
             f"{row['queries']:,.0f}",
         ]  # fmt: skip
         if row["error"]:

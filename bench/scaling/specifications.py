@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.scaling.measuring import CLOCK_FILE
-from bench.scaling.methods import axis_of, build, is_fitted, method_options
+from bench.scaling.methods import axis_of, build_method, is_fitted, method_options
 from bench.scaling.problem import load_queries
 from bench.scaling.sizes import MOST_FITTED
 from retrain.errors import UsageError
@@ -35,7 +35,7 @@ METHOD_FILES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class SweepRequest:
     """A sweep, or a part of one: every model with every method, at each fitting set and number of queries."""
 
     models: tuple[str, ...]
@@ -84,11 +84,11 @@ def weights_of(name: str, configuration: Configuration, random_weights: bool) ->
     return hub_name if hub_reachable(hub_name) else "random"
 
 
-def digest(data: bytes) -> str:
+def short_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def specifications(request: Request) -> list[dict[str, Any]]:
+def specifications(request: SweepRequest) -> list[dict[str, Any]]:
     """One a point: BIF and EK-FAC side by side from the smallest model to the largest, then the other methods."""
     configurations = [(name, suite_configuration(name)) for name in dict.fromkeys(request.models)]
     configurations.sort(key=lambda pair: pair[1].num_parameters)
@@ -110,7 +110,7 @@ def specifications(request: Request) -> list[dict[str, Any]]:
     ]
 
 
-def _shared(request: Request) -> dict[str, Any]:
+def _shared(request: SweepRequest) -> dict[str, Any]:
     """What every point of the request has in common."""
     from retrain.train import choose_device, describe_device
 
@@ -123,8 +123,8 @@ def _shared(request: Request) -> dict[str, Any]:
         "query_file": request.query_file,
         "tokens": request.tokens,
         "text": request.text,
-        "text_digest": digest(Path(request.text).read_bytes()) if request.text else "",
-        "query_digest": digest(json.dumps(pairs[: max(request.queries)]).encode()),
+        "text_digest": short_digest(Path(request.text).read_bytes()) if request.text else "",
+        "query_digest": short_digest(json.dumps(pairs[: max(request.queries)]).encode()),
         "device": str(device),
         "device_name": describe_device(device),
         "dtype": "bfloat16" if device.type == "cuda" else "float32",
@@ -133,7 +133,7 @@ def _shared(request: Request) -> dict[str, Any]:
 
 
 def _of_method(
-    request: Request, model: tuple[str, Configuration], weights: str, method: str, shared: dict[str, Any]
+    request: SweepRequest, model: tuple[str, Configuration], weights: str, method: str, shared: dict[str, Any]
 ) -> list[dict[str, Any]]:
     name, configuration = model
     tokenizer = request.tokenizer or (None if weights == "random" else weights)
@@ -142,7 +142,7 @@ def _of_method(
         method, request.settings, configuration, train=request.train, chains=request.chains,
         cuda=shared["device"].startswith("cuda"), random=weights == "random",
     )  # fmt: skip
-    built = build(method, options)
+    built = build_method(method, options)
     axis, fitted = axis_of(method, built), is_fitted(method, built)
     chains = getattr(built, "chains", 0) if axis == "draws" else 0
     common = {
@@ -185,7 +185,7 @@ def cost_fingerprint(method: str) -> str:
         {path for name in names for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))}
         | {CLOCK_FILE}
     )
-    return digest(b"".join(f"{path.name}\0".encode() + path.read_bytes() for path in files))
+    return short_digest(b"".join(f"{path.name}\0".encode() + path.read_bytes() for path in files))
 
 
 def point_config(spec: dict[str, Any], budget: tuple[float, float | None] | None) -> dict[str, Any]:

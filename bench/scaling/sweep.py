@@ -17,7 +17,7 @@ from bench.scaling.methods import PRIVATE_FIELDS
 from bench.scaling.processes import Processes
 from bench.scaling.rows import make_rows
 from bench.scaling.show import progress_line
-from bench.scaling.specifications import Request, cost_fingerprint, point_config, specifications
+from bench.scaling.specifications import SweepRequest, cost_fingerprint, point_config, specifications
 from bench.scaling.stages import finished_parts
 from retrain.models.pythia_suite import Configuration
 from retrain.store import Store, canonical_json
@@ -26,14 +26,20 @@ from retrain.work import Work
 LEAST_SECONDS = 5.0  # with less than this left, a point is not begun
 
 
-def weight(spec: dict[str, Any]) -> float:
+def time_share(spec: dict[str, Any]) -> float:
     """A point's part of --total-seconds: starting costs the same for all, measuring grows with the model."""
     return 1.0 + 3.0 * (Configuration(**spec["configuration"]).num_parameters / 1e9) ** 0.5
 
 
 class Sweep:
     def __init__(
-        self, requests: list[Request], store: Store, *, budget_seconds: float, total_seconds: float | None, force: bool
+        self,
+        requests: list[SweepRequest],
+        store: Store,
+        *,
+        budget_seconds: float,
+        total_seconds: float | None,
+        force: bool,
     ):
         self.store, self.force = store, force
         self.budget_seconds, self.total_seconds = budget_seconds, total_seconds
@@ -111,7 +117,7 @@ class Sweep:
             left = total - (time.monotonic() - self.started)
             if left < LEAST_SECONDS:
                 return {"rungs": [], "error": f"no time left{self.parts_of(spec)}"}
-            share = weight(spec) / sum(weight(self.specs[index]) for index in waiting)
+            share = time_share(spec) / sum(time_share(self.specs[index]) for index in waiting)
             budget = min(budget, left * share)
             limit = min(left, 3 * budget + 60)
         work = self.work(spec)

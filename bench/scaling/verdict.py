@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.scaling.costs import Setting
 from bench.scaling.crossover import crossing_in
-from bench.scaling.estimate import BOTH, PAPER_FITTED
+from bench.scaling.estimate import PAPER_FITTED, RIVALS
 from bench.scaling.fits import Estimate, Estimator, configuration_of, number_of, ratio_ends, total_of
 from bench.scaling.held_out import leave_one_out, setting_of
 from bench.tables import bytes_text, duration
@@ -45,7 +45,7 @@ def _verdict(device: str, estimator: Estimator, setting: Setting) -> str:
     ]
     for count in VERDICT_SETS:
         asked = replace(setting, fit_examples=count)
-        bif, ekfac = (estimator.estimate(method, SUITE[VERDICT_MODEL], asked) for method in BOTH)
+        bif, ekfac = (estimator.estimate(method, SUITE[VERDICT_MODEL], asked) for method in RIVALS)
         paper = " (the paper)" if count == PAPER_FITTED else ""
         lines.append(f"| {count:,}{paper} | {_with_interval(ekfac)} | {_with_interval(bif)} | {_who(ekfac, bif)} |")
     return "\n".join(lines)
@@ -108,7 +108,7 @@ def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Settin
         configuration = configuration_of(row)
         if configuration is None or row["model"] not in both:
             continue
-        crossing = crossing_in(estimator, configuration, setting, "fit_examples", BOTH)
+        crossing = crossing_in(estimator, configuration, setting, "fit_examples", RIVALS)
         if crossing is not None:
             found.append(f"{row['model']} {float(f'{crossing.value:.2g}'):,.0f}")
     if not found:
@@ -120,7 +120,7 @@ def _checks(estimator: Estimator) -> str:
     """How far off each model is when it is predicted from the others alone."""
     lines = []
     everything = leave_one_out(estimator)
-    for method in BOTH:
+    for method in RIVALS:
         checked = [one for one in everything if one["method"] == method]
         inner = [one for one in checked if not one["beyond"]]
         if not inner:
