@@ -30,7 +30,7 @@ from bench.scaling.figure import (
     usable,
 )
 from bench.scaling.fits import Estimator, score_span
-from bench.scaling.held_out import leave_one_out
+from bench.scaling.held_out import each_from_the_others
 from bench.scaling.lines import Curve, bilinear, fit_line, student
 from bench.scaling.plan import measuring_seconds
 from bench.scaling.specifications import (
@@ -200,7 +200,7 @@ def test_every_model_is_inside_the_interval_that_the_others_give_it() -> None:
                 row[name] *= float(np.exp(0.05 * generator.normal()))
         if row["method"] == "bif":
             row["score_seconds"] = 2.0 + 2000 * row["seconds_per_draw"]
-    found = leave_one_out(Estimator(rows))
+    found = each_from_the_others(Estimator(rows))
     assert len(found) == 2 * len(SIZES)
     assert sum(one["inside"] for one in found) >= len(found) - 1
     assert {one["model"] for one in found if one["beyond"]} == {"14m", "2.8b"}

@@ -290,15 +290,15 @@ def test_a_point_of_ekfac_that_is_cut_short_is_a_row_and_goes_on_with_the_same_c
 def test_what_exceeds_the_budget_is_projected_and_flagged(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metered = points.metered
+    measured_run = points.measured_run
 
     def by_law(watched: Any, problem: Any) -> Any:
         """The real run, with the seconds of a law: what a busy machine adds is no part of this test."""
-        attribution, cost = metered(watched, problem)
+        attribution, cost = measured_run(watched, problem)
         draws = getattr(getattr(watched, "method", watched), "draws", 0)
         return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.1 * draws}
 
-    monkeypatch.setattr(points, "metered", by_law)
+    monkeypatch.setattr(points, "measured_run", by_law)
     monkeypatch.setattr(points.Ticks, "median", lambda self: None)
     arguments = [*tiny, "--methods", "bif", "--draws", "4000", "--chains", "1", "--budget-seconds", "0.01"]
     assert scaling.main(arguments) == 0

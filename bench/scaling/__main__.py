@@ -1,3 +1,5 @@
+"""`python -m bench.scaling`: see bench/scaling/command.py."""
+
 import sys
 
 from bench.scaling.command import main

@@ -46,7 +46,7 @@ from bench.scaling.estimate import (
     slopes,
 )
 from bench.scaling.fits import Estimator, configuration_of
-from bench.scaling.held_out import against, leave_one_out, setting_of, show_held_out, show_own_checks
+from bench.scaling.held_out import against, each_from_the_others, setting_of, show_held_out, show_own_checks
 from bench.scaling.merge import merged_rows, read_records
 from bench.scaling.methods import COMPARED
 from bench.scaling.plan import show_points
@@ -248,7 +248,7 @@ def crossing_lines(estimator: Estimator, configuration: Any, setting: Setting, f
 def check_command(arguments: argparse.Namespace) -> int:
     """0 where every model is inside the interval that the others give it, else 1."""
     estimators = rates_of(arguments)
-    checked = {device: leave_one_out(estimator) for device, estimator in estimators.items()}
+    checked = {device: each_from_the_others(estimator) for device, estimator in estimators.items()}
     everything = [{"device": device, **one} for device, found in checked.items() for one in found]
     if not everything:
         raise UsageError("there are too few measured models to predict one from the others; expected at least 4")

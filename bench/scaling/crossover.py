@@ -15,7 +15,7 @@ from bench.scaling.fits import Estimate, Estimator
 from bench.scaling.lines import Curve
 from retrain.models.pythia_suite import SUITE, Configuration
 
-GRID = 40  # places looked at, evenly in log
+PLACES = 40  # places looked at, evenly in log
 RANGES = {"fit_examples": (10.0, 1e8), "queries": (1.0, 1e6), "parameters": (1.4e7, 1.2e10)}
 
 
@@ -42,7 +42,7 @@ def crossover(
 ) -> Crossover | None:
     """The first crossing from below; None where one is cheaper all the way."""
     low, high = RANGES[axis]
-    grid = np.geomspace(low, high, GRID)
+    grid = np.geomspace(low, high, PLACES)
     at = [(first(float(x)), second(float(x))) for x in grid]
     gap = np.array([math.log(a[0] / b[0]) for a, b in at])
     changes = np.nonzero(np.sign(gap[:-1]) * np.sign(gap[1:]) < 0)[0]

@@ -14,22 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baselines.ekfac import EKFAC, _language_loss, tracked_modules
-from baselines.method import Attribution, Problem, batch_size_option
+from baselines.ekfac import _language_loss, tracked_modules
+from baselines.method import Attribution, Method, Problem, batch_size_option
 from baselines.support.memory import free_bytes
 from bench.scaling.costs import FIT_BATCH
 from retrain.examples import Examples
 from retrain.task import Task
 
 PARTITIONS = 4  # kronfluence's own default of extreme_reduce_memory_score_arguments
-QUERY_SHARE = 0.25  # of the free memory, for the preconditioned query gradients of one pass
+GRADIENT_SHARE = 0.25  # of the free memory, for the preconditioned query gradients of one pass
 FACTORS, SCORES = "factors", "scores"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowMemoryEKFAC(EKFAC):
+class LowMemoryEKFAC(Method):
+    strategy: str = "ekfac"  # any of kronfluence's
+    damping: float = 1e-8  # kronfluence's own, and the paper's
     fit_examples: int = 0  # factors are fitted on this many training sequences; 0: all
-    self_influence: bool = False
     fit_batch_size: int = batch_size_option(FIT_BATCH)
     query_batch_size: int = batch_size_option(FIT_BATCH)
     train_batch_size: int = batch_size_option(FIT_BATCH)
@@ -111,7 +112,7 @@ class LowMemoryEKFAC(EKFAC):
         """As many as leave room: each holds a preconditioned gradient of a partition's weights."""
         weights = sum(module.original_module.weight.numel() for module in tracked_modules_of(state))
         each = weights * next(problem.model.parameters()).element_size() / PARTITIONS
-        room = int(QUERY_SHARE * free_bytes(problem.device) / each)
+        room = int(GRADIENT_SHARE * free_bytes(problem.device) / each)
         return max(1, min(len(problem.queries), room))
 
 

@@ -27,12 +27,18 @@ NEEDED_COLUMNS = (
     "model", "parameters", "method", "score_seconds", "peak_memory_bytes", "device", "train", "token_parameters",
 )  # fmt: skip
 PAPER_FITTED = 1_000_000  # sequences of the Pile that the paper fits EK-FAC on (sec:appendix-scaling)
-LABELS = {"bif": "BIF", "ekfac": "EK-FAC", "gradsim": "GradSim", "trak": "TRAK", "bif_tokens": "BIF, every token"}
+METHOD_LABELS = {
+    "bif": "BIF",
+    "ekfac": "EK-FAC",
+    "gradsim": "GradSim",
+    "trak": "TRAK",
+    "bif_tokens": "BIF, every token",
+}
 RIVALS = ("bif", "ekfac")
 
 
 def method_label(method: str) -> str:
-    return LABELS.get(method, method.rpartition(":")[2])
+    return METHOD_LABELS.get(method, method.rpartition(":")[2])
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

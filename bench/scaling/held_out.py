@@ -36,7 +36,7 @@ def against(estimators: dict[str, Estimator], fresh: dict[str, Estimator]) -> li
     return found
 
 
-def leave_one_out(estimator: Estimator) -> list[dict[str, Any]]:
+def each_from_the_others(estimator: Estimator) -> list[dict[str, Any]]:
     """Every row of a suite's model predicted from the rows of the other models."""
     found = []
     for row in estimator.rows:

@@ -65,7 +65,7 @@ class Watched:
 
 
 @dataclass
-class Piece:
+class TimedWork:
     """A piece of work as the harness measures it: a fit, and nothing to score."""
 
     work: Callable[[], Any]
@@ -77,7 +77,7 @@ class Piece:
         return Attribution(scores=torch.zeros(0, 0))
 
 
-def metered(method: Any, problem: Problem) -> tuple[Attribution, dict[str, Any]]:
+def measured_run(method: Any, problem: Problem) -> tuple[Attribution, dict[str, Any]]:
     """Fit and score by the harness: seconds of both, and peaks that hold the weights too."""
     attribution, cost = measure(method, problem)
     device = problem.device

@@ -36,7 +36,7 @@ from torch import nn
 
 from baselines.method import Problem
 from bench.scaling.ladder import ladder
-from bench.scaling.measuring import Ticks, Watched, clock, matmul_peak, metered
+from bench.scaling.measuring import Ticks, Watched, clock, matmul_peak, measured_run
 from bench.scaling.methods import sized
 from bench.scaling.problem import (
     TRAINABLE,
@@ -139,7 +139,7 @@ class Point:
             if len(problem.train) != len(few):
                 problem = replace(problem, train=few)
             with contextlib.suppress(FloatingPointError):  # a chain on noise may run away; the kernels have run
-                metered(sized(self.spec, size), problem)
+                measured_run(sized(self.spec, size), problem)
         self.forget()
 
     @contextlib.contextmanager
@@ -162,7 +162,7 @@ class Point:
         with self.folder() as scratch:
             train = self.train.select(range(size["train"]))
             progress = ticks if self.axis == "draws" else None
-            attribution, cost = metered(watched, self.problem(model, train, self.queries, scratch, progress))
+            attribution, cost = measured_run(watched, self.problem(model, train, self.queries, scratch, progress))
             found = {
                 "size": size,
                 **cost,

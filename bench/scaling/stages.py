@@ -27,7 +27,7 @@ from bench.scaling.costs import Needs, ekfac_needs
 from bench.scaling.ekfac import FACTORS, LowMemoryEKFAC
 from bench.scaling.ladder import ladder
 from bench.scaling.lines import bilinear, fit_line
-from bench.scaling.measuring import Piece, clock, metered
+from bench.scaling.measuring import TimedWork, clock, measured_run
 from bench.scaling.methods import sized
 from bench.tables import bytes_text
 from retrain.examples import Examples
@@ -235,7 +235,7 @@ class Stages:
             return
         problem = self.problem(self.model)
         self.point.forget()
-        _, cost = metered(Piece(work), problem)
+        _, cost = measured_run(TimedWork(work), problem)
         self.ledger[self.name(name)] = {
             "seconds": cost["fit_seconds"],
             "disk_bytes": folder_bytes(self.folder(self.depth)),

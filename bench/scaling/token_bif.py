@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from baselines.bif.covariance import StreamingCovariance
 from baselines.bif.diagnostics import judge_chain
-from baselines.bif.engine import Captured, Workbench
+from baselines.bif.engine import Measured, Workbench
 from baselines.bif.method import BIF
 from baselines.method import Attribution, Problem
 from baselines.support.memory import free_bytes
@@ -24,7 +24,7 @@ from retrain.examples import Examples
 from retrain.task import Task
 
 DRAWS_AT_ONCE = 16  # draws whose token losses are held before they join the sums
-SUMS = 3  # of the present chain, of all chains, and the product that joins a block of draws
+SUMS_HELD = 3  # of the present chain, of all chains, and the product that joins a block of draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +44,15 @@ class TokenBIF(BIF):
         total_draws = self.chains * (self.burn_in + self.draws)
         ticks = iter(problem.progress(range(total_draws), total=total_draws, description="bif: token draws"))
         workbench = Workbench(self, problem.task, problem.model, train, measured, None)
-        workbench.losses = TokenLosses(problem.task, workbench.model, measured, self.batch_size)  # type: ignore[assignment]
+        workbench.losses = TokenLosses(problem.task, workbench.model, measured, self.batch_size)
         chosen = counted.flatten().nonzero()[:, 0]  # training tokens first
         start = workbench.losses().flatten()[chosen]  # sums are of the change, which is small
         sums = StreamingCovariance(num_queries, num_train, problem.device)
-        chain_sums = StreamingCovariance(num_queries, num_train, problem.device)
         held = torch.empty(min(DRAWS_AT_ONCE, self.draws), num_train + num_queries, device=problem.device)
         start_loss = float(start[:num_train].mean())
         verdicts, traces = [], []
         for chain in range(self.chains):
-            chain_sums.clear()
+            chain_sums = StreamingCovariance(num_queries, num_train, problem.device)
             trace = torch.empty(self.draws, device=problem.device)
             filled = 0
             for draw, losses in enumerate(workbench.draws(problem.seed, chain, ticks)):
@@ -77,7 +76,7 @@ class TokenBIF(BIF):
         return Attribution(scores=-scores.cpu(), diagnostics=kept)
 
     def _check_room(self, num_train: int, num_queries: int, device: torch.device) -> int:
-        needed, free = 4 * SUMS * num_train * num_queries, free_bytes(device)
+        needed, free = 4 * SUMS_HELD * num_train * num_queries, free_bytes(device)
         if needed > free:
             raise UsageError(
                 f"out of memory: covariances of {num_queries:,} query tokens with {num_train:,} training tokens take "
@@ -86,13 +85,12 @@ class TokenBIF(BIF):
         return needed
 
 
-class TokenLosses:
+class TokenLosses(Measured):
     """Every token's loss at the model's present weights: (examples, tokens) float32, 0 where a token is not counted."""
 
     def __init__(self, task: Task, model: nn.Module, examples: Examples, batch_size: int):
-        self.task, self.model, self.examples, self.batch_size = task, model, examples, batch_size
-        self._losses = torch.zeros(examples.targets.shape, device=examples.inputs.device)
-        self._run = Captured(self._measure, examples.inputs.device)
+        self._tokens = torch.zeros(examples.targets.shape, device=examples.targets.device)
+        super().__init__(task, model, examples, batch_size)
 
     @torch.no_grad()
     def _measure(self) -> None:
@@ -100,13 +98,13 @@ class TokenLosses:
         for inputs, targets in self.examples.batches(self.batch_size):
             weights = CompletionLoss.weights(targets)  # the task's losses are weighted for a mean over all positions
             losses = self.task.loss(self.model, (inputs, targets)) / weights.clamp(min=1e-12)
-            self._losses[start : start + len(inputs)] = torch.where(weights > 0, losses, 0.0)
-            start += len(inputs)
+            self._tokens[start : start + len(targets)] = torch.where(weights > 0, losses, 0.0)
+            start += len(targets)
 
     def __call__(self) -> Tensor:
         """The next call overwrites it."""
-        self._run()
-        return self._losses
+        super().__call__()
+        return self._tokens
 
 
 def _sequence_means(cross: Tensor, train_counted: Tensor, query_counted: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from bench.scaling.costs import Setting
 from bench.scaling.crossover import crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS
 from bench.scaling.fits import Estimate, Estimator, configuration_of, number_of, ratio_ends, total_of
-from bench.scaling.held_out import leave_one_out, setting_of
+from bench.scaling.held_out import each_from_the_others, setting_of
 from bench.tables import bytes_text, duration
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE
@@ -119,7 +119,7 @@ def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Settin
 def _checks(estimator: Estimator) -> str:
     """How far off each model is when it is predicted from the others alone."""
     lines = []
-    everything = leave_one_out(estimator)
+    everything = each_from_the_others(estimator)
     for method in RIVALS:
         checked = [one for one in everything if one["method"] == method]
         inner = [one for one in checked if not one["beyond"]]
