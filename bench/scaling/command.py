@@ -197,7 +197,9 @@ def estimate_command(arguments: argparse.Namespace) -> int:
         compared = against(estimators, by_device(read_rows(arguments.against)))
         if not compared:
             raise UsageError(f"{arguments.against} has no row of a device and method that {source} has too")
-        print(json.dumps(without_nan(compared), indent=1) if arguments.json else show_held_out(compared))
+        print(
+            json.dumps(without_nan(compared), indent=1) if arguments.json else show_held_out(compared, arguments.wide)
+        )
         return 0
     if not arguments.model:
         raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
@@ -256,7 +258,7 @@ def check_command(arguments: argparse.Namespace) -> int:
         print(json.dumps(without_nan(everything), indent=1))
     else:
         for device, found in checked.items():
-            print(f"{device}, each model from the others:\n{show_held_out(found)}")
+            print(f"{device}, each model from the others:\n{show_held_out(found, arguments.wide)}")
             if text := show_own_checks(estimators[device].rows):
                 print(f"\n{text}")
     return 0 if all(one["inside"] for one in everything) else 1

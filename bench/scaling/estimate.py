@@ -117,7 +117,7 @@ def cheapest(found: Sequence[Estimate]) -> str:
         here = sorted((one for one in found if one.fit_examples in (None, size)), key=lambda one: one.seconds)
         first, rest = here[0], here[1:]
         unsure = bool(rest) and rest[0].seconds_low <= first.seconds_high
-        name = method_label(first.method) + (" (not surely: intervals overlap)" if unsure else "")
+        name = method_label(first.method) + (" (unsure: intervals overlap)" if unsure else "")
         winners.setdefault(name, []).append(f"{size:,}" if size else "")
         text = f"{name}, {duration(first.seconds)}"
         if rest:
@@ -163,20 +163,23 @@ def show_crossovers(
             continue
         above = method_label(crossing.cheaper_above)
         unsure = [
-            f"{word} {_rounded(end)}"
+            f"{word} {_rounded(end, axis)}"
             for word, end in (("from", crossing.low), ("to", crossing.high))
             if end is not None
         ]
         lines.append(
-            f"{others[axis]}: {above} is cheaper above {_rounded(crossing.value)} {words[axis]} "
+            f"{others[axis]}: {above} is cheaper above {_rounded(crossing.value, axis)} {words[axis]} "
             f"(unsure {' '.join(unsure) or 'throughout'})"
         )
     return lines
 
 
-def _rounded(value: float) -> str:
+def _rounded(value: float, axis: str) -> str:
     """Two digits: no crossing is known better."""
-    return f"{float(f'{value:.2g}'):,.0f}"
+    rounded = float(f"{value:.2g}")
+    if axis != "parameters":
+        return f"{rounded:,.0f}"
+    return f"{rounded / 1e9:g} B" if rounded >= 1e9 else f"{rounded / 1e6:g} M"
 
 
 def slopes(estimator: Estimator) -> dict[str, dict[str, float | None]]:

@@ -69,8 +69,9 @@ def _held(estimator: Estimator, row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def show_held_out(found: Sequence[dict[str, Any]]) -> str:
-    header = ["model", "method", "fitted on", "queries", "predicted", "95 % interval", "came out", "off", "memory"]
+def show_held_out(found: Sequence[dict[str, Any]], wide: bool = False) -> str:
+    """At most 100 columns; with `wide`, also the memory's miss."""
+    header = ["model", "method", "fitted on", "queries", "predicted", "95 % interval", "came out", "off"]
     rows = [
         [
             row["model"] + (" +" if row["beyond"] else ""),
@@ -81,11 +82,11 @@ def show_held_out(found: Sequence[dict[str, Any]]) -> str:
             f"[{duration(row['seconds_low'])}, {duration(row['seconds_high'])}]",
             duration(row["measured_seconds"]) + (" *" if row["projected"] else "  "),
             f"{100 * row['seconds_off']:+.0f} %" + ("  " if row["inside"] else " !"),
-            f"{100 * row['memory_off']:+.0f} %",
+            *([f"{100 * row['memory_off']:+.0f} %"] if wide else []),
         ]
         for row in found
     ]
-    lines = [table(header, rows, left=2)]
+    lines = [table([*header, *(["memory off"] if wide else [])], rows, left=2)]
     if any(row["projected"] for row in found):
         lines.append("* projected from smaller sizes")
     if any(row["beyond"] for row in found):

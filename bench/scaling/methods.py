@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from baselines.method import Method, load_method
+from bench.scaling.costs import FIT_BATCH
 from bench.scaling.problem import SAMPLED
 from retrain.command import options_of
 from retrain.models.pythia_suite import Configuration
@@ -52,6 +53,8 @@ def method_options(
         options = {"projection": 128 if train >= KERNEL_SEQUENCES else 101, "batch_size": together}
     elif name == "gradsim":
         options = {"batch_size": 8}
+    elif name == "kfac":
+        options = {"fit_batch_size": FIT_BATCH, "batch_size": 8, "self_influence": False}
     given = options_of(name, settings)
     if given:
         checked = build_method(name, given)
