@@ -15,8 +15,9 @@ from bench.scaling.estimate import read_rows
 from bench.scaling.ladder import ladder
 from bench.scaling.processes import Processes
 from bench.scaling.rows import make_rows
+from bench.scaling.sweep import Sweep
 from retrain.work import Work
-from tests.scaling_laws import TINY, specification
+from tests.scaling_laws import TINY, ekfac_rung, specification
 
 pytestmark = pytest.mark.usefixtures("light_garbage_collection")
 
@@ -285,6 +286,25 @@ def test_a_point_of_ekfac_that_is_cut_short_is_a_row_and_goes_on_with_the_same_c
     assert second[0] == "lambda/4"
     assert [row["error"] for row in rows_of(tmp_path)] == [None, None]
     assert not list((tmp_path / "cache" / ".work").iterdir()), "a finished point leaves no work behind"
+
+
+def test_parts_that_contradict_each_other_are_measured_anew(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine two blocks may take less than one: that point is not kept, and neither are its parts."""
+    monkeypatch.setattr(Processes, "measure", lambda *_, **__: {"rungs": busy, "finished": True})
+    busy = [ekfac_rung(1), ekfac_rung(2)]
+    busy[1]["fit_seconds"] = busy[1]["score_seconds"] = 1.0
+    config = json.loads((tmp_path / "tiny-a" / "config.json").read_text())
+    (tmp_path / "tiny-a" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    work = tmp_path / "cache" / ".work"
+    monkeypatch.setattr(Sweep, "work", lambda self, spec: Work(work))
+    Work(work).save("ledger", {}, {})
+    arguments = [*tiny, "--methods", "ekfac"]
+    arguments[arguments.index("--models") + 1 : arguments.index("--random-weights")] = [str(tmp_path / "tiny-a")]
+    assert scaling.main(arguments) == 1
+    assert rows_of(tmp_path)[0]["error"].endswith("the machine is too busy to tell them apart, run again")
+    assert not work.exists()
 
 
 def test_what_exceeds_the_budget_is_projected_and_flagged(

@@ -16,6 +16,7 @@ from retrain.models.pythia_suite import Configuration
 
 ONE_SIZE_ERROR = 0.15  # of what a fitting sequence takes, where one fitting set does not tell it from what is fixed
 SCORE_ERROR = 0.10  # of scores at a number of queries that was not measured
+NO_PROJECTION = "no projection"  # how the reason begins where more took less
 SCORE_PARTS = ("score_base", "score_per_train", "score_per_query", "score_per_pair")
 
 
@@ -57,7 +58,7 @@ def _why_not(rungs: list[dict[str, Any]], spec: dict[str, Any], result: dict[str
     if fit_line(depths, totals).slope <= 0:
         seconds = ", ".join(f"{total:.3g} s" for total in totals)
         sizes = ", ".join(map(str, depths))
-        return f"no projection: {sizes} layers took {seconds}; the machine is too busy to tell them apart, run again"
+        return f"{NO_PROJECTION}: {sizes} layers took {seconds}; the machine is too busy to tell them apart, run again"
     return None
 
 

@@ -9,7 +9,7 @@ bench/scaling/ekfac_rows.py.
 from typing import Any
 
 from bench.scaling.costs import draw_flops
-from bench.scaling.ekfac_rows import add_ekfac, no_time_left
+from bench.scaling.ekfac_rows import NO_PROJECTION, add_ekfac, no_time_left
 from bench.scaling.lines import Line, fit_line
 from bench.scaling.methods import AXES
 from bench.scaling.sizes import MEMORY, whole_size
@@ -91,7 +91,7 @@ def _one_row(
     if not error and unfinished and not by_ticks and _total_line(rungs, axis).slope <= 0:
         seconds = ", ".join(f"{_total(rung):.3g} s" for rung in rungs)
         sizes = ", ".join(str(rung["size"][axis]) for rung in rungs)
-        error = f"no projection: {sizes} {axis} took {seconds}; the machine is too busy to tell them apart, run again"
+        error = f"{NO_PROJECTION}: {sizes} {axis} took {seconds}; the machine is too busy to tell them apart, run again"
     if error:
         return row | {"error": error}
     last = rungs[-1]

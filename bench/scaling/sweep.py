@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.record import code_commit, code_fingerprint, versions, without_nan
+from bench.scaling.ekfac_rows import NO_PROJECTION
 from bench.scaling.methods import PRIVATE_FIELDS
 from bench.scaling.processes import Processes
 from bench.scaling.rows import make_rows
@@ -141,6 +142,8 @@ class Sweep:
     def keep(self, spec: dict[str, Any], result: dict[str, Any]) -> None:
         """A point that came to its end with every row it was asked for; one measured whole is good for any budget."""
         rows = make_rows(spec, result, None)
+        if any(str(row["error"]).startswith(NO_PROJECTION) for row in rows):
+            self.work(spec).clear()  # its parts contradict each other: they are measured anew
         if result.get("error") or result.get("stopped") or any(row["error"] for row in rows):
             return
         config = point_config(spec, self.budget() if any(row["projected"] for row in rows) else None)
