@@ -84,7 +84,9 @@ class Sweep:
                         waiting = [later for later in to_do if later >= index]
                         position = f"[{index + 1}/{len(self.specs)}]"
                         print(
-                            f"{position} {spec['model']} {spec['method']}: measuring ...", file=sys.stderr, flush=True
+                            f"{position} {spec['configuration']['name']} {spec['method']}: measuring ...",
+                            file=sys.stderr,
+                            flush=True,
                         )
                         result = self.measure(spec, processes, str(folder), waiting)
                         self.peak_flops = self.peak_flops or result.get("peak_flops")
