@@ -360,7 +360,7 @@ def draw_llm(results: Results) -> Iterator[Drawing]:
 
 def draw_scaling(results: Results) -> Iterator[Drawing]:
     """The paper's fig:benchmark_big_ek-fac: seconds, memory and disk against parameters."""
-    from bench.scaling_figure import PANELS, draw_laws, draw_panel, explain, marks, usable
+    from bench.scaling.figure import PANELS, draw_laws, draw_panel, explain, marks, usable
 
     for path in results.files("scaling.csv"):
         everything = read_table(path, SCALING_COLUMNS)

@@ -134,7 +134,7 @@ def speed_table(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any])
 def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dict[str, Any]]:
     from baselines.bif.method import BIF
     from bench.ground_truth import base_model
-    from bench.scaling_point import matmul_peak
+    from bench.scaling.measuring import matmul_peak
     from bench.scoring import problem_of
 
     task, device = session.task, session.execution.device

@@ -8,6 +8,7 @@ shape measures what the real one would cost (bench.scaling); its scores mean not
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Configuration:
     rotary_share: float = 0.25  # of each head's dimensions
     parallel_residual: bool = True
 
-    @property
+    @cached_property
     def linear_shapes(self) -> list[tuple[int, int]]:
         """(d_in, d_out) of every attention and MLP layer, all blocks; each has a bias. The output head is not in."""
         block = [
@@ -46,38 +47,50 @@ class Configuration:
         ]
         return block * self.layers
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Every parameter: input embedding and output head (not tied), blocks, normalisations."""
         linear = sum(d_in * d_out + d_out for d_in, d_out in self.linear_shapes)
         normalisations = (2 * self.layers + 1) * 2 * self.hidden
         return 2 * self.vocabulary * self.hidden + linear + normalisations
 
-    @property
+    @cached_property
     def num_token_parameters(self) -> int:
         """Parameters that multiply every token: all but the input embedding, which is a look-up."""
         return self.num_parameters - self.vocabulary * self.hidden
 
-    @property
+    @cached_property
     def num_tracked_parameters(self) -> int:
         """Attention and MLP weights, without biases: what BIF samples and EK-FAC has factors for."""
         return sum(d_in * d_out for d_in, d_out in self.linear_shapes)
 
-    @property
+    @cached_property
     def eigen_cost(self) -> float:
         """Sum of d_in^3 + d_out^3 over the tracked layers: what EK-FAC's eigendecompositions grow with."""
         return float(sum(d_in**3 + d_out**3 for d_in, d_out in self.linear_shapes))
 
-    def factor_bytes(self, bytes_per_number: int = 2) -> int:
-        """What EK-FAC's fit writes: covariances and eigenvectors of both sides, and a lambda for every weight.
+    @cached_property
+    def num_covariances(self) -> int:
+        """Numbers in the covariances of both sides of the tracked layers, or in their eigenvectors.
 
         kronfluence treats a bias as one more input, so the input side has d_in + 1 rows.
         """
-        numbers = sum(
-            2 * ((d_in + 1) ** 2 + d_out**2) + (d_in + 1) + d_out + (d_in + 1) * d_out
-            for d_in, d_out in self.linear_shapes
-        )
-        return numbers * bytes_per_number
+        return sum((d_in + 1) ** 2 + d_out**2 for d_in, d_out in self.linear_shapes)
+
+    @cached_property
+    def num_lambdas(self) -> int:
+        """EK-FAC's corrected eigenvalues: one a weight and bias of the tracked layers."""
+        return sum((d_in + 1) * d_out for d_in, d_out in self.linear_shapes)
+
+    @cached_property
+    def rotation_cost(self) -> float:
+        """FLOP that turn one sequence's gradients into the eigenbasis: two products a tracked layer."""
+        return float(sum(2 * (d_in + 1) * d_out * (d_in + 1 + d_out) for d_in, d_out in self.linear_shapes))
+
+    def factor_bytes(self, bytes_per_number: int = 2) -> int:
+        """What EK-FAC's fit writes: covariances and eigenvectors of both sides, and a lambda for every weight."""
+        eigenvalues = sum(d_in + 1 + d_out for d_in, d_out in self.linear_shapes)
+        return (2 * self.num_covariances + eigenvalues + self.num_lambdas) * bytes_per_number
 
     def with_layers(self, layers: int) -> "Configuration":
         """As wide, but only so many blocks deep."""

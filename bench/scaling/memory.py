@@ -1,7 +1,7 @@
 """BIF's measured peak memory against what its chain cannot do without: three times the weights, and the activations.
 
-    python -m bench.scaling_memory                                    # the rows of results/scaling/scaling.csv
-    python -m bench.scaling_memory --from FILE.csv
+    python -m bench.scaling.memory                                    # the rows that ship with the package
+    python -m bench.scaling.memory --from FILE.csv
 
 Weights count three times: the model, the checkpoint it started from, and the displacement. Activations are what
 autograd keeps of one minibatch until the backward pass. They are counted, not measured: the row's architecture on
@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from bench.scaling_estimate import configuration_of, read_rows
-from bench.scaling_point import TRAINABLE
+from bench.scaling.estimate import RATES, read_rows
+from bench.scaling.fits import configuration_of
+from bench.scaling.problem import TRAINABLE
 from bench.tables import table
 from retrain.command import Parser
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import Configuration, build_random
-
-DEFAULT_ROWS = "results/scaling/scaling.csv"
 
 
 def activation_bytes(configuration: Configuration, sequences: int, tokens: int, dtype: torch.dtype) -> int:
@@ -46,7 +45,7 @@ def activation_bytes(configuration: Configuration, sequences: int, tokens: int, 
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def compare(row: dict[str, Any]) -> dict[str, Any]:
+def memory_of(row: dict[str, Any]) -> dict[str, Any]:
     """A measured row of BIF beside three times its weights plus activations, in bytes."""
     configuration = configuration_of(row)
     assert configuration is not None
@@ -65,10 +64,8 @@ def compare(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m bench.scaling_memory", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "--from", dest="source", default=DEFAULT_ROWS, help="rows of bench.scaling (default: %(default)s)"
-    )
+    parser = Parser(prog="python -m bench.scaling.memory", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--from", dest="source", default=str(RATES), help="a scaling.csv (default: the package's own)")
     arguments = parser.parse_args(argv)
     try:
         rows = [row for row in read_rows(arguments.source) if row["method"] == "bif" and not row.get("error")]
@@ -80,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     header = ["model", "weights", "activations", "3 x weights + activations", "measured peak", "share"]
     lines = []
-    for found in map(compare, rows):
+    for found in map(memory_of, rows):
         sizes = [f"{found[name] / 2**30:.2f} GiB" for name in ("weights", "activations", "limit", "peak")]
         lines.append([found["model"], *sizes, f"{100 * found['share']:.0f} %"])
     print(table(header, lines, left=1))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.scaling_specs import ROOT
+from bench.scaling.specifications import ROOT
 
 
 class Processes:
@@ -25,7 +25,7 @@ class Processes:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with open(self.folder / f"stderr-{self.count}", "w") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "bench.scaling_point", "--spec", "-"],
+                [sys.executable, "-m", "bench.scaling.point", "--spec", "-"],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, text=True,
                 env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
             )  # fmt: skip
@@ -55,7 +55,7 @@ class Processes:
             except subprocess.TimeoutExpired:
                 ended = False
         finally:
-            stop(process)
+            end_process(process)
         found: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"rungs": []}
         if not ended:
             found["stopped"] = f"stopped after {limit:.0f} s"
@@ -65,10 +65,10 @@ class Processes:
 
     def close(self) -> None:
         if self.spare is not None:
-            stop(self.spare)
+            end_process(self.spare)
 
 
-def stop(process: subprocess.Popen[str]) -> None:
+def end_process(process: subprocess.Popen[str]) -> None:
     """The point and whatever it started."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -83,14 +83,3 @@ def how_it_ended(code: int, errors: Path) -> str:
         return f"the process was ended by signal {-code}"
     lines = [line for line in errors.read_text(errors="replace").splitlines() if line.strip()]
     return f"the process exited with {code}" + (f": {lines[-1].strip()[:200]}" if lines else "")
-
-
-def measure_peak(device: str) -> float | None:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "bench.scaling_point", "--peak", device]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-    try:
-        return float(json.loads(done.stdout)["flops"])
-    except (ValueError, KeyError):
-        print(f"the matrix product's peak could not be measured: {done.stderr.strip()[-200:]}", file=sys.stderr)
-        return None

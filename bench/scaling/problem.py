@@ -8,7 +8,7 @@ Only cost is measured here, so text is optional: without it training sequences a
 tokenizer every byte is a token. The record says which.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,8 +23,9 @@ from retrain.losses import CrossEntropy, Loss
 from retrain.safe_files import SafeFileError, read_json
 from retrain.task import Task
 
-OWN_QUERIES = Path(__file__).with_name("scaling_queries.json")
+OWN_QUERIES = Path(__file__).with_name("queries.json")
 NOT_COUNTED = -100  # torch's own ignore_index
+TRAINABLE = r"\.(attention|mlp)\."  # every method looks at these alone
 SAMPLED = r"\.(attention|mlp)\..*weight$"  # the paper's weight restriction for this comparison
 
 
@@ -126,6 +127,11 @@ def load_queries(path: str | None) -> list[tuple[str, str]]:
     return pairs
 
 
+def repeated(pairs: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    """So many queries: these, from the start again where they are too few, since cost does not depend on the words."""
+    return [pairs[index % len(pairs)] for index in range(count)]
+
+
 def query_examples(pairs: Sequence[tuple[str, str]], tokenizer: Any, tokens: int) -> Examples:
     """Inputs and next tokens, (q, tokens); what does not fit is cut from the prompt's start, then the completion."""
     inputs = torch.zeros(len(pairs), tokens, dtype=torch.long)
@@ -140,27 +146,44 @@ def query_examples(pairs: Sequence[tuple[str, str]], tokenizer: Any, tokens: int
 
 
 def train_examples(
-    count: int, tokens: int, vocabulary: int, *, text: str | None, tokenizer: Any, seed: int
+    count: int, tokens: int, vocabulary: int, *, text: str | None, tokenizer: Any, seed: int, least: int | None = None
 ) -> Examples:
-    """(count, tokens) inputs and next tokens: of the text, or random."""
+    """(count, tokens) inputs and next tokens: of the text, or random.
+
+    The text must have `least` documents (default: `count`) long enough for a sequence each. What is wanted beyond them,
+    to fit on, is cut from the rest of the documents, and taken from the start again where that is too little.
+    """
+    least = count if least is None else min(least, count)
     if text is None:
         chosen = np.random.default_rng([seed, 31]).integers(0, vocabulary, size=(count, tokens + 1))
         sequences = torch.from_numpy(chosen)
     else:
-        from retrain.data.text import read_documents
-
-        pieces: list[list[int]] = []
-        for document in read_documents(text):
-            words = list(tokenizer.encode(document))
-            # One sequence a document, as in the paper: cut to length; shorter documents are passed over.
-            if len(words) > tokens:
-                pieces.append(words[: tokens + 1])
-            if len(pieces) == count:
-                break
-        if len(pieces) < count:
+        pieces = list(_pieces(text, tokenizer, tokens + 1, count))
+        if len(pieces) < least:
             raise UsageError(
-                f"--text {text} has {len(pieces)} documents of more than {tokens} tokens; expected {count}: give a "
-                "larger file, or a smaller --train or --fit-examples"
+                f"--text {text} has {len(pieces)} sequences of more than {tokens} tokens; expected {least}: give a "
+                "larger file, or a smaller --train"
             )
-        sequences = torch.tensor(pieces)
+        sequences = torch.tensor([pieces[index % len(pieces)] for index in range(count)])
     return Examples(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
+
+
+def _pieces(text: str, tokenizer: Any, length: int, count: int) -> Iterator[list[int]]:
+    """At most so many: one of each document, as in the paper, then what is left of them, a document after the other."""
+    from retrain.data.text import read_documents
+
+    found, rests = 0, []
+    for document in read_documents(text):
+        words = list(tokenizer.encode(document))
+        if len(words) >= length:  # shorter documents are passed over
+            yield words[:length]
+            found += 1
+            rests.append(words[length:])
+        if found == count:
+            return
+    for rest in rests:
+        for start in range(0, len(rest) - length + 1, length):
+            yield rest[start : start + length]
+            found += 1
+            if found == count:
+                return

@@ -1,0 +1,101 @@
+"""The measurements behind results/scaling, in parts that each fit one command on one GPU, ordered by what they decide.
+
+    python -m bench.scaling --campaign                                          # the plan, with predicted seconds
+    python -m bench.scaling --campaign ekfac-large --text FILE --tokenizer FOLDER --cache CACHE --out OUT/ekfac-large
+    python -m bench.scaling --merge OUT/*/scaling.json --out results/scaling --rates bench/scaling/rates.csv
+
+Every part resumes: finished points are kept in the cache, and EK-FAC's finished parts too. Weights are random, since
+cost does not depend on them; EK-FAC's fitting sets beyond what is measured are projected to the paper's 1,000,000.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.scaling.specifications import SweepRequest
+from retrain.errors import UsageError
+
+PAPER_SETS = (400, 10_000, 1_000_000)  # rows that every model has, measured or projected
+NEEDS = ("the verdict", "every claim", "more")  # what a part is for; each includes those before
+
+
+@dataclass(frozen=True)
+class CampaignPart:
+    name: str
+    decides: str
+    needed_for: str  # one of NEEDS
+    budget_seconds: float  # of one point
+    requests: tuple[dict[str, Any], ...]
+
+
+def _ekfac(model: str, layers: tuple[int, ...], fit_examples: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    fits = tuple(sorted({*fit_examples, *PAPER_SETS}))
+    return {"models": (model,), "methods": ("ekfac",), "layers": layers, "fit_examples": fits, **more}
+
+
+def _bif(*models: str, **more: Any) -> dict[str, Any]:
+    return {"models": models, "methods": ("bif",), **more}
+
+
+PARTS = (
+    CampaignPart(
+        "ekfac-large", "seconds a fitting sequence at 2.8b, 8 of 32 layers, apart from what is fixed", "the verdict",
+        260.0, (_ekfac("2.8b", (2, 8), (100, 200, 300)),),
+    ),
+    CampaignPart(
+        "ekfac-small", "whole runs at full depth; a third fitting set predicted from two; queries", "the verdict", 50.0,
+        (
+            _ekfac("14m", (6,), (400, 2000), queries=(18, 180, 1800)),
+            _ekfac("70m", (6,), (200, 400, 2000)),
+            _ekfac("160m", (12,), (200, 400, 2000)),
+        ),
+    ),
+    CampaignPart(
+        "bif", "100 timed draws from 14m to 1b, and 8 at 2.8b and 12b: time and memory", "the verdict", 45.0,
+        (_bif("14m", "70m", "160m", "410m", "1b"), _bif("2.8b", "12b", timed_draws=8)),
+    ),
+    CampaignPart(
+        "ekfac-410m-1b", "whole runs at full depth", "every claim", 250.0,
+        (_ekfac("410m", (24,), (100, 200, 400)), _ekfac("1b", (16,), (100, 200, 400))),
+    ),
+    CampaignPart(
+        "ekfac-1.4b", "a whole run at full depth", "every claim", 480.0, (_ekfac("1.4b", (24,), (100, 200, 400)),)
+    ),
+    CampaignPart(
+        "bif-large", "100 timed draws at 1.4b, 2.8b and 6.9b", "every claim", 300.0, (_bif("1.4b", "2.8b", "6.9b"),)
+    ),
+    CampaignPart(
+        "bif-12b", "100 timed draws at 12b; EK-FAC refused there and at 6.9b, with its bytes", "every claim", 480.0,
+        (_bif("12b"), {"models": ("6.9b", "12b"), "methods": ("ekfac",), "fit_examples": (400,)}),
+    ),
+    CampaignPart(
+        "queries", "180 and 1,800 queries, and every token's loss", "every claim", 30.0,
+        (
+            _bif("14m", "410m", queries=(180, 1800), timed_draws=16),
+            _bif("2.8b", queries=(180, 1800), timed_draws=8),
+            {"models": ("14m", "410m", "2.8b"), "methods": ("bif_tokens",), "timed_draws": 16},
+            _ekfac("410m", (2, 4), (400,), queries=(18, 180)),
+        ),
+    ),
+    CampaignPart(
+        "others", "GradSim and TRAK beside them", "every claim", 30.0,
+        ({"models": ("14m", "160m", "410m", "1b", "2.8b"), "methods": ("gradsim", "trak")},),
+    ),
+    CampaignPart(
+        "ekfac-160m-10000", "a whole run fitted on 10,000", "more", 480.0, (_ekfac("160m", (12,), (400, 2000)),)
+    ),
+    CampaignPart(
+        "ekfac-410m-2000", "a whole run fitted on 2,000", "more", 300.0, (_ekfac("410m", (24,), (400, 2000)),)
+    ),
+)  # fmt: skip
+
+
+def find_part(name: str) -> CampaignPart:
+    for part in PARTS:
+        if part.name == name:
+            return part
+    raise UsageError(f'unknown part "{name}" of the campaign; expected one of {", ".join(part.name for part in PARTS)}')
+
+
+def requests_of(part: CampaignPart, base: SweepRequest) -> list[SweepRequest]:
+    """What the part measures, with the device, text and seed of `base`."""
+    return [replace(base, random_weights=True, **changes) for changes in part.requests]

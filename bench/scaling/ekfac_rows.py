@@ -1,0 +1,253 @@
+"""EK-FAC's rows: one a fitting set at the first number of queries, and one a further number of queries.
+
+A whole run is covariance + eigendecomposition + lambda + scores. Covariance and lambda are lines in the fitting
+sequences, through every fitting set that was measured; scores are a base and parts a sequence, a query and a pair;
+eigendecompositions depend on neither. Where the model was not measured at its full depth each part is a line in its
+blocks, which are all alike, and the eigendecompositions are in proportion to them.
+"""
+
+import math
+from typing import Any
+
+from bench.scaling.costs import ekfac_needs
+from bench.scaling.lines import LEAST_NOISE, Line, bilinear, fit_line
+from bench.scaling.sizes import MEMORY
+from retrain.models.pythia_suite import Configuration
+
+ONE_SIZE_ERROR = 0.15  # of what a fitting sequence takes, where one fitting set does not tell it from what is fixed
+SCORE_ERROR = 0.10  # of scores at a number of queries that was not measured
+NO_PROJECTION = "no projection"  # how the reason begins where more took less
+SCORE_PARTS = ("score_base", "score_per_train", "score_per_query", "score_per_pair")
+
+
+def add_ekfac(row: dict[str, Any], spec: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]]:
+    rungs = [rung for rung in result.get("rungs", []) if rung.get("phases")]
+    error = _why_not(rungs, spec, result)
+    if error:
+        return [row | {"error": error}]
+    parts = Parts(rungs, spec)
+    rows = []
+    for fit_examples, queries in asked_rows(spec):
+        here = row | {"fit_examples": fit_examples, "queries": queries}
+        rows.append(parts.row(here, result.get("error") or no_time_left(result)))
+    return rows
+
+
+def asked_rows(spec: dict[str, Any]) -> list[tuple[int, int]]:
+    """(fitting sequences, queries) of each row."""
+    fit_sets = spec.get("fit_sets") or [spec["fit_examples"]]
+    counts = spec.get("query_counts") or [spec["queries"]]
+    return [(count, counts[0]) for count in fit_sets] + [(fit_sets[0], count) for count in counts[1:]]
+
+
+def no_time_left(result: dict[str, Any]) -> str:
+    return f"no time left: {result['stopped']}" if result.get("stopped") else "no time left"
+
+
+def _why_not(rungs: list[dict[str, Any]], spec: dict[str, Any], result: dict[str, Any]) -> str | None:
+    if not rungs:
+        return result.get("error") or no_time_left(result)
+    whole = spec["configuration"]["layers"]
+    depths = [rung["size"]["layers"] for rung in rungs]
+    if depths[-1] >= whole:
+        return None
+    if len(rungs) < 2:
+        known = f"{depths[0]} of {whole} layers were measured, and a projection needs two depths"
+        return result.get("error") or (f"{no_time_left(result)}; {known}" if result.get("stopped") else known)
+    totals = [rung["fit_seconds"] + rung["score_seconds"] for rung in rungs]
+    if fit_line(depths, totals).slope <= 0:
+        seconds = ", ".join(f"{total:.3g} s" for total in totals)
+        sizes = ", ".join(map(str, depths))
+        return f"{NO_PROJECTION}: {sizes} layers took {seconds}; the machine is too busy to tell them apart, run again"
+    return None
+
+
+class Parts:
+    """The parts of a whole run at full depth, as lines and numbers that any row is made of."""
+
+    def __init__(self, rungs: list[dict[str, Any]], spec: dict[str, Any]):
+        self.rungs, self.spec, self.last = rungs, spec, rungs[-1]
+        self.whole: int = spec["configuration"]["layers"]
+        self.depths = [rung["size"]["layers"] for rung in rungs]
+        self.deep = self.depths[-1] >= self.whole
+        phases = self.last["phases"]
+        first = {"fit_examples": self.last["size"]["fit_examples"], **phases}
+        self.fits: list[dict[str, Any]] = self.last.get("fits") or [first]
+        train, queries = self.last["size"]["train"], self.last["size"].get("queries", spec["queries"])
+        points = self.last.get("score_points") or [[train, queries, self.last["score_seconds"]]]
+        self.score_points = [(int(n), int(q), float(seconds)) for n, q, seconds in points]
+        self.covariance, self.lambdas = (self._line(kind) for kind in ("covariance", "lambda"))
+        deeper = self._deeper("score")
+        self.score_deeper = deeper
+        self.score_parts = tuple(deeper * v for v in bilinear(self.score_points)) if len(self.score_points) > 3 else ()
+
+    # ---- depth ----
+
+    def _of_rung(self, rung: dict[str, Any], kind: str) -> float:
+        return rung["score_seconds"] if kind == "score" else rung["phases"][kind]
+
+    def _deeper(self, kind: str) -> float:
+        """How much longer a part takes at full depth than at the last that was measured."""
+        if self.deep:
+            return 1.0
+        line = fit_line(self.depths, [self._of_rung(rung, kind) for rung in self.rungs])
+        return max(1.0, line.at(self.whole) / max(self._of_rung(self.last, kind), 1e-9))
+
+    def _eigen(self, count: int) -> float:
+        """Of the fitting set itself where it has its own, else of the first."""
+        if not self.deep:
+            # Every block has the same matrices: in proportion to the blocks, nothing else.
+            return sum(rung["phases"]["eigen"] for rung in self.rungs) / sum(self.depths) * self.whole
+        own = next((fit for fit in self.fits if fit["fit_examples"] == count), {})
+        return own.get("eigen") or self.last["phases"]["eigen"]
+
+    def _depth_deviation(self) -> tuple[float, float]:
+        """Relative standard deviation of the whole, and its line's largest miss."""
+        if self.deep:
+            return 0.0, 0.0
+        line = fit_line(self.depths, [rung["fit_seconds"] + rung["score_seconds"] for rung in self.rungs])
+        value = line.at(self.whole)
+        return (line.interval(self.whole)[1] - value) / (1.96 * value), line.residual
+
+    # ---- fitting sequences ----
+
+    def _line(self, kind: str) -> tuple[float, float, Line | None]:
+        """(fixed, a sequence) at full depth, and the line they come from; one fitting set has no fixed part."""
+        deeper = self._deeper(kind)
+        sizes, seconds = [fit["fit_examples"] for fit in self.fits], [fit[kind] for fit in self.fits]
+        if len(sizes) < 2:
+            return 0.0, deeper * seconds[0] / sizes[0], None
+        line = fit_line(sizes, seconds)
+        return deeper * line.intercept, deeper * line.slope, line
+
+    def _fit_part(self, kind: str, count: int) -> tuple[float, float]:
+        """Seconds at full depth with so many fitting sequences, and their standard deviation."""
+        fixed, each, line = self.covariance if kind == "covariance" else self.lambdas
+        deeper = self._deeper(kind)
+        for fit in self.fits:
+            if fit["fit_examples"] == count:
+                return deeper * fit[kind], deeper * fit[kind] * LEAST_NOISE
+        value = fixed + each * count
+        if line is None:
+            return value, value * ONE_SIZE_ERROR
+        return value, deeper * (line.interval(count)[1] - line.at(count)) / 1.96
+
+    def _held_out_fit(self, count: int) -> dict[str, Any]:
+        """The fit of a fitting set, without its eigendecomposition, as the smaller ones would have projected it."""
+        smaller = [fit for fit in self.fits if fit["fit_examples"] < count]
+        own = [fit for fit in self.fits if fit["fit_examples"] == count]
+        if len(smaller) < 2 or not own:
+            return {}
+        sizes = [fit["fit_examples"] for fit in smaller]
+        kinds = ("covariance", "lambda")
+        predicted = sum(fit_line(sizes, [fit[kind] for fit in smaller]).at(count) for kind in kinds)
+        return {
+            "held_out": f"{count} fitting sequences from {', '.join(map(str, sizes))}",
+            "held_out_error": predicted / sum(own[0][kind] for kind in kinds) - 1,
+        }
+
+    # ---- scores ----
+
+    def _score(self, queries: int) -> tuple[float, float] | None:
+        """Seconds and their deviation at the point's training sequences; None where it cannot be said."""
+        train = self.last["size"]["train"]
+        for n, q, seconds in self.score_points:
+            if (n, q) == (train, queries):
+                return self.score_deeper * seconds, self.score_deeper * seconds * LEAST_NOISE
+        if not self.score_parts:
+            return None
+        base, per_train, per_query, per_pair = self.score_parts
+        value = base + per_train * train + per_query * queries + per_pair * train * queries
+        return value, SCORE_ERROR * value
+
+    # ---- a row ----
+
+    def row(self, row: dict[str, Any], missing: str) -> dict[str, Any]:
+        count, queries = row["fit_examples"], row["queries"]
+        score = self._score(queries)
+        if score is None:
+            return row | {"error": f"{missing}: scores of {queries} queries were not measured"}
+        covariance, lambdas = self._fit_part("covariance", count), self._fit_part("lambda", count)
+        eigen = self._eigen(count)
+        fit_seconds = covariance[0] + eigen + lambdas[0]
+        total = fit_seconds + score[0]
+        measured_fit = any(fit["fit_examples"] == count for fit in self.fits)
+        measured_score = any((n, q) == (self.last["size"]["train"], queries) for n, q, _ in self.score_points)
+        projected = not (self.deep and measured_fit and measured_score)
+        found: dict[str, Any] = {
+            "projected": projected,
+            "fit_seconds": fit_seconds,
+            "score_seconds": score[0],
+            "covariance_seconds": covariance[0],
+            "eigen_seconds": eigen,
+            "lambda_seconds": lambdas[0],
+            "depth": self.depths[-1],
+            "fit_sizes": ", ".join(str(fit["fit_examples"]) for fit in self.fits),
+            "covariance_base": self.covariance[0],
+            "covariance_per_example": self.covariance[1],
+            "lambda_base": self.lambdas[0],
+            "lambda_per_example": self.lambdas[1],
+            "fit_seconds_per_example": self.covariance[1] + self.lambdas[1],
+            **dict(zip(SCORE_PARTS, self.score_parts)),
+            **self._memory(),
+            **self._held_out_fit(count),
+        }
+        if projected:
+            deviation, residual = self._depth_deviation()
+            spread = 1.96 * math.sqrt(
+                (deviation * total) ** 2 + sum(part[1] ** 2 for part in (covariance, lambdas, score))
+            )
+            found |= {
+                "seconds_low": max(0.0, total - spread),
+                "seconds_high": total + spread,
+                "max_residual": residual,
+                "projected_from": self._origin(count, queries, measured_fit, measured_score, residual),
+            }
+        found["shared_parts"] = self._shared(count, queries)
+        return row | found
+
+    def _origin(self, count: int, queries: int, fit: bool, score: bool, residual: float) -> str:
+        texts = []
+        if not self.deep:
+            text = f"{', '.join(map(str, self.depths))} of {self.whole} layers"
+            texts.append(text + (f"; not linear, {100 * residual:.0f} % off" if residual > 0.1 else ""))
+        if not fit:
+            sizes = ", ".join(str(known["fit_examples"]) for known in self.fits)
+            texts.append(f"{sizes} of {count} fitting sequences")
+        if not score:
+            sizes = ", ".join(str(q) for q in sorted({q for _, q, _ in self.score_points}))
+            texts.append(f"{sizes} of {queries} queries")
+        return "; ".join(texts)
+
+    def _shared(self, count: int, queries: int) -> str | None:
+        """Which parts were measured with another row's fitting set."""
+        own = next((fit for fit in self.fits if fit["fit_examples"] == count), {})
+        first = self.fits[0]["fit_examples"]
+        parts = [] if own.get("eigen") is not None else ["eigendecomposition"]
+        parts += ["scores"] if count != first else []
+        return f"{' and '.join(parts)} of {first} fitting sequences" if parts else None
+
+    def _memory(self) -> dict[str, Any]:
+        """More blocks take more memory and disk; more sequences pass through the same.
+
+        Disk and host memory are lines in the blocks. On the device another part may hold most in few blocks (an
+        eigendecomposition) than in many (lambda's pass), so its peak goes as arithmetic says.
+        """
+        found: dict[str, Any] = {}
+        shape = Configuration(**self.spec["configuration"])
+        number_bytes = 4 if self.spec["dtype"] == "float32" else 2
+        needs = [
+            ekfac_needs(shape.with_layers(depth), self.spec["tokens"], number_bytes).memory_bytes
+            for depth in (self.whole, self.depths[-1])
+        ]
+        for name in MEMORY:
+            if self.last.get(name) is None:
+                continue
+            largest = max(rung[name] for rung in self.rungs)
+            if not self.deep and name in ("peak_memory_bytes", "peak_reserved_bytes"):
+                largest = round(largest * max(1.0, needs[0] / needs[1]))
+            elif not self.deep:
+                line = fit_line(self.depths, [rung[name] for rung in self.rungs])
+                largest = round(max(largest, line.at(self.whole)))
+            found[name] = largest
+        return found

@@ -1,0 +1,280 @@
+"""The scaling figures: seconds, memory and disk against model size, and who is cheaper where.
+
+`python -m bench.figures --only scaling` draws them (paper: fig:benchmark_big_ek-fac). Filled markers were measured,
+hollow ones projected, with their interval; thin grey lines are the paper's laws, each moved to touch its method. EK-FAC
+has a line for each of a few fitting sets, since that is what decides its seconds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patheffects import withStroke
+
+from bench.scaling.costs import Setting, draw_flops
+from bench.scaling.estimate import PAPER_FITTED, RIVALS
+from bench.scaling.fits import Estimator, number_of, ratio_ends
+from bench.scaling.lines import Curve
+from bench.style import INK, in_order, look
+from bench.tables import duration
+from retrain.models.pythia_suite import SUITE
+
+PANELS = (("seconds", 1.0), ("peak_memory_bytes", 2.0**30), ("disk_bytes", 2.0**30))
+LAW = "#8a8f98"
+LAWS = {"bif": ("draws (n + q) d", (0, (1, 1))), "ekfac": (r"$\Sigma$ d_in³ + d_out³", (0, (4, 1, 1, 1)))}
+FIT_LINES = (400, 10_000, 1_000_000)  # fitting sets with a line of their own: small, middle, the paper's
+FADED = (1.0, 0.7, 0.45)
+
+# ---- seconds, memory and disk against model size ----
+
+
+def usable(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with numbers at the fewest queries, with fit and score added up."""
+    rows = rows[_without_error(rows)]
+    rows = rows.assign(seconds=rows["fit_seconds"].fillna(0) + rows["score_seconds"])
+    rows["projected"] = rows["projected"].map(lambda value: str(value) == "True") if "projected" in rows else False
+    if "queries" in rows and len(rows):
+        rows = rows[rows["queries"] == rows["queries"].min()]
+    return rows.sort_values("parameters")
+
+
+def _without_error(rows: pd.DataFrame) -> Any:
+    return rows["error"].isna() | (rows["error"] == "") if "error" in rows else pd.Series(True, index=rows.index)
+
+
+def blocks_of(rows: pd.DataFrame, method: str, column: str) -> list[tuple[str, pd.DataFrame]]:
+    """(label's end, rows) of each line of a method: one a fitting set for seconds, else one."""
+    block = rows[(rows["method"] == method) & (rows[column] > 0)]
+    if not _is_fitted(block):
+        return [("", block)] if len(block) else []
+    if column != "seconds":
+        return [("", block.sort_values("fit_examples").drop_duplicates("model").sort_values("parameters"))]
+    present = sorted(block["fit_examples"].dropna().unique())
+    wanted = [count for count in FIT_LINES if count in present] or present[:1]
+    return [
+        (f", fitted on {count:,.0f}", block[block["fit_examples"] == count].sort_values("parameters"))
+        for count in wanted
+    ]
+
+
+def _is_fitted(block: pd.DataFrame) -> bool:
+    return "fit_examples" in block and bool(block["fit_examples"].notna().any())
+
+
+def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None:
+    """One line a method and fitting set; its slope in log-log, beside the method's mark, in the corner."""
+    slopes: list[tuple[str, str]] = []
+    methods = in_order(rows["method"])
+    for method in methods:
+        shape = look(method, methods)
+        for number, (ending, block) in enumerate(blocks_of(rows, method, column)):
+            faded: dict[str, Any] = {"alpha": FADED[min(number, len(FADED) - 1)]}
+            label = shape["label"] + ending
+            x, y = block["parameters"].to_numpy(float), block[column].to_numpy(float) / unit
+            axis.plot(x, y, **(shape | {"marker": None, "label": "_"}), **faded)
+            mark = {"color": shape["color"], "marker": shape["marker"], "linestyle": "none", **faded}
+            projected = block["projected"].to_numpy(bool)
+            axis.plot(x[~projected], y[~projected], **mark, zorder=3)
+            axis.plot(x[projected], y[projected], **mark, markerfacecolor="white", zorder=3)
+            # The legend's, with line and marker, hollow where nothing was measured.
+            hollow = {"markerfacecolor": "white"} if projected.all() else {}
+            if column == "seconds" or not _is_fitted(block):
+                axis.plot([], [], **(shape | {"label": label} | hollow), **faded)
+            if column == "seconds" and "seconds_low" in block and projected.any():
+                ends = block[projected & block["seconds_low"].notna().to_numpy()]
+                # An interval that reaches zero has no end on this axis: it is cut at a tenth of its value.
+                lows = np.maximum(ends["seconds_low"], ends["seconds"] / 10)
+                axis.vlines(
+                    ends["parameters"], lows, ends["seconds_high"], color=shape["color"], linewidth=0.8, **faded
+                )
+            if len(block) > 1:
+                short = ending.replace(", fitted on", "")
+                slopes.append((f"{shape['label']}{short} slope {Curve(x, y).slope:.2f}", shape["color"]))
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high * (high / low) ** (0.1 * len(slopes)))  # room for the words
+    for position, (text, colour) in enumerate(slopes):
+        axis.text(0.03, 0.97 - 0.075 * position, text, transform=axis.transAxes, va="top", fontsize=6, color=colour)
+
+
+def draw_laws(axis: Axes, rows: pd.DataFrame) -> list[str]:
+    """O(draws (n + q) d) through BIF's largest model, sum of cubes through EK-FAC's; whose were drawn."""
+    drawn = []
+    for method, (name, dash) in LAWS.items():
+        blocks = blocks_of(rows, method, "seconds")
+        block = blocks[0][1] if blocks else rows[:0]
+        law = law_of(block, method)
+        if law is None or len(block) < 2:
+            continue
+        x = block["parameters"].to_numpy(float)
+        y = law / law[-1] * block["seconds"].to_numpy(float)[-1]
+        axis.plot(x, y, color=LAW, linestyle=dash, linewidth=0.9, zorder=0, label=name)
+        drawn.append(method)
+    return drawn
+
+
+def law_of(block: pd.DataFrame, method: str) -> np.ndarray | None:
+    if method == "ekfac":
+        known = "eigen_cost" in block and block["eigen_cost"].notna().all()
+        return block["eigen_cost"].to_numpy(float) if known else None
+    needed = ["token_parameters", "train", "queries", "minibatch", "tokens", "draws"]
+    if not all(name in block and block[name].notna().all() for name in needed):
+        return None
+    return np.array([row["draws"] * draw_flops(*(row[name] for name in needed[:-1])) for _, row in block.iterrows()])
+
+
+def marks(rows: pd.DataFrame) -> str:
+    """What the markers of these rows mean."""
+    hollow = "Hollow: projected from smaller runs, bars the 95 % interval." if rows["projected"].any() else ""
+    filled = "" if rows["projected"].all() else "Filled: measured."
+    return f"{hollow} {filled}".strip()
+
+
+def explain(rows: pd.DataFrame, everything: pd.DataFrame, laws: list[str]) -> str:
+    """The caption's facts: setting, what is projected, what failed, what the grey lines are."""
+    parts = []
+    first: dict[str, Any] = rows.iloc[0].to_dict()
+    if {"train", "queries", "tokens"} <= set(rows):
+        draws = rows["draws"].dropna() if "draws" in rows else pd.Series(dtype=float)
+        fits = [ending for _, ending in _shown_fits(rows)]
+        parts.append(
+            f"{first['train']:.0f} training sequences, {first['queries']:.0f} queries, {first['tokens']:.0f} tokens"
+            + (f", {draws.iloc[0]:,.0f} draws" if len(draws) else "")
+            + (f"; EK-FAC fitted on {', '.join(fits)} sequences (the paper: 1,000,000)" if fits else "")
+            + (f"; weights: {', '.join(sorted(map(str, set(rows['weights']))))}" if "weights" in rows else "")
+            + "."
+        )
+    parts.append(marks(rows))
+    if "seconds_low" in rows and (rows["seconds_low"] < rows["seconds"] / 10).any():
+        parts.append("A bar that reaches zero is cut at a tenth of its value.")
+    if laws:
+        parts.append("Grey: the paper's laws, each through the largest model of the method it is for.")
+    failed = everything[~_without_error(everything)]
+    if len(failed):
+        names = "; ".join(f"{row['model']} {row['method']}: {row['error']}" for _, row in failed.iterrows())
+        parts.append(f"Without numbers: {names}.")
+    return " ".join(parts)
+
+
+def _shown_fits(rows: pd.DataFrame) -> list[tuple[int, str]]:
+    found = {ending: block for ending, block in blocks_of(rows, "ekfac", "seconds") if ending}
+    return [(len(block), ending.removeprefix(", fitted on ")) for ending, block in found.items()]
+
+
+# ---- who is cheaper where ----
+
+FEW_AND_MANY = (18, 1800)  # queries of the two panels
+FITTING_SETS = (400, PAPER_FITTED)  # the vertical axis, from the small one to the paper's
+PAPER_MODEL = "2.8b"
+RATIO_LEVELS = (0.1, 1.0, 10.0, 100.0, 1000.0)
+
+
+def can_draw(rows: pd.DataFrame) -> bool:
+    """Whether these rows say enough of both methods: what one fitting sequence takes, at several sizes."""
+    if not {"lambda_per_example", "seconds_per_draw", "token_parameters", "tokens"} <= set(rows):
+        return False
+    known = rows[_without_error(rows)]
+    return all(known.loc[known["method"] == method, "model"].nunique() > 1 for method in RIVALS)
+
+
+def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int] = FEW_AND_MANY) -> str:
+    """A panel a number of queries: EK-FAC's seconds over BIF's, model size x fitting set; the caption's facts.
+
+    `rows` are those of scaling.csv of one device. Blue: BIF is cheaper; orange: EK-FAC. Pale between dashes: their
+    intervals overlap. The star is the paper's own point; right of the dotted line are sizes that were not measured.
+    """
+    records = [
+        {str(name): None if pd.isna(value) else value for name, value in row.items()} for row in rows.to_dict("records")
+    ]
+    estimator = Estimator(records)
+    base = _setting(estimator)
+    fits = np.geomspace(*FITTING_SETS, 25)
+    largest = min(max(row["parameters"] for row in estimator.of(method)) for method in RIVALS)
+    colours = LinearSegmentedColormap.from_list("cheaper", [look("ekfac")["color"], "#ffffff", look("bif")["color"]])
+    facts = []
+    for axis, count in zip(axes, queries, strict=True):
+        sizes, ratio, apart = _ratios(estimator, replace(base, queries=count), fits)
+        axis.pcolormesh(sizes, fits, ratio, cmap=colours, vmin=-3, vmax=3, shading="gouraud", rasterized=True, zorder=0)
+        axis.contourf(sizes, fits, apart, levels=[-99, 0], colors="#ffffff", alpha=0.5, zorder=1)
+        axis.contour(sizes, fits, apart, levels=[0], colors=LAW, linestyles="dashed", linewidths=0.6)
+        axis.contour(
+            sizes, fits, ratio, levels=np.log10(RATIO_LEVELS), colors=INK, linestyles="solid",
+            linewidths=[1.6 if level == 1 else 0.6 for level in RATIO_LEVELS],
+        )  # fmt: skip
+        _label_levels(axis, sizes, fits, ratio)
+        axis.axvline(largest, color=LAW, linestyle=(0, (1, 1)), linewidth=0.9)
+        axis.plot(
+            [SUITE[PAPER_MODEL].num_parameters], [FITTING_SETS[1]], marker="*", color=INK, markersize=8, clip_on=False,
+            zorder=5, linestyle="none",
+        )  # fmt: skip
+        halo: dict[str, Any] = {
+            "transform": axis.transAxes,
+            "path_effects": [withStroke(linewidth=2, foreground="white")],
+        }
+        axis.text(0.03, 0.96, "BIF is cheaper", va="top", **halo)
+        axis.text(0.03, 0.03, "EK-FAC is cheaper", **halo)
+        axis.set(xscale="log", yscale="log", xlabel="parameters", title=f"{count:,} queries")
+        axis.grid(False)
+        facts.append(_paper_fact(estimator, replace(base, queries=count)))
+    axes[0].set_ylabel("sequences EK-FAC is fitted on")
+    return (
+        "Seconds of EK-FAC over those of BIF (contours), "
+        f"{base.train} training sequences, {base.tokens} tokens, {base.draws:,} draws. Blue: BIF is cheaper; orange: "
+        "EK-FAC is. Pale, between dashes: the intervals overlap. Star: the paper's own point, 2.8b fitted on 1,000,000 "
+        f"sequences. Right of the dotted line one of them was not measured. {' '.join(facts)}"
+    )
+
+
+def _label_levels(axis: Axes, sizes: np.ndarray, fits: np.ndarray, ratio: np.ndarray) -> None:
+    """Each contour's factor, above it at three quarters of the panel's width."""
+    column = int(0.75 * len(sizes))
+    for level in RATIO_LEVELS:
+        at = math.log10(level)
+        if ratio[0, column] < at < 0.97 * ratio[-1, column]:
+            height = math.exp(float(np.interp(at, ratio[:, column], np.log(fits))))
+            axis.text(sizes[column], 1.08 * height, f"{level:g}x", fontsize=6, ha="center", va="bottom")
+
+
+def _setting(estimator: Estimator) -> Setting:
+    """Of BIF's rows with the fewest queries: what the sweep was about."""
+    row = min(estimator.of("bif"), key=lambda row: row["queries"])
+    return Setting(
+        train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]), draws=int(row["draws"]),
+        fit_examples=FITTING_SETS[0], minibatch=int(number_of(row.get("minibatch")) or 32),
+    )  # fmt: skip
+
+
+def _ratios(estimator: Estimator, setting: Setting, fits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sizes, and (fitting sets, sizes): EK-FAC's seconds over BIF's in powers of ten; how far the intervals are apart.
+
+    Estimated at the suite's models, straight between them in log-log; negative where intervals overlap.
+    """
+    known = np.array([math.log(configuration.num_parameters) for configuration in SUITE.values()])
+    sizes = np.linspace(known[0], known[-1], 4 * len(known))
+    ratio, apart = np.empty((len(fits), len(sizes))), np.empty((len(fits), len(sizes)))
+    bif = [estimator.estimate("bif", configuration, setting) for configuration in SUITE.values()]
+    for line, count in enumerate(fits):
+        asked = replace(setting, fit_examples=round(float(count)))
+        ekfac = [estimator.estimate("ekfac", configuration, asked) for configuration in SUITE.values()]
+        here = [math.log10(one.seconds / other.seconds) for one, other in zip(ekfac, bif)]
+        gaps = [
+            max(math.log(one.seconds_low / other.seconds_high), math.log(other.seconds_low / one.seconds_high))
+            for one, other in zip(ekfac, bif)
+        ]
+        ratio[line], apart[line] = np.interp(sizes, known, here), np.interp(sizes, known, gaps)
+    return np.exp(sizes), ratio, apart
+
+
+def _paper_fact(estimator: Estimator, setting: Setting) -> str:
+    at = replace(setting, fit_examples=FITTING_SETS[1])
+    bif, ekfac = (estimator.estimate(method, SUITE[PAPER_MODEL], at) for method in RIVALS)
+    low, high = ratio_ends(ekfac, bif)
+    return (
+        f"There, with {setting.queries:,} queries, EK-FAC takes {duration(ekfac.seconds)} and BIF "
+        f"{duration(bif.seconds)}: {ekfac.seconds / bif.seconds:,.0f} times as long ({low:,.0f} to {high:,.0f})."
+    )

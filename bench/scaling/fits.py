@@ -1,0 +1,300 @@
+"""What a run would cost, from measured rows: every axis, with an interval. No torch.
+
+Each method is a sum of parts, and each part is work that arithmetic knows times a pace that changes smoothly with the
+model's size (`Curve`): BIF's draws by their FLOP; EK-FAC's eigendecompositions by the cubes of its widths, its two
+passes over the fitting sequences by their FLOP, its scores by sequences, queries and pairs. How far off the pace of a
+model is when it is predicted from the others gives the interval; what the rows leave unknown (scores at another number
+of queries, sequences of another length) widens it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bench.scaling.costs import Setting, chain_bytes, covariance_flops, draw_flops, ekfac_needs, lambda_flops
+from bench.scaling.ekfac_rows import ONE_SIZE_ERROR, SCORE_PARTS
+from bench.scaling.lines import curve_through, fit_line
+from retrain.models.pythia_suite import SUITE, Configuration
+
+LEAST_DEVIATION = 0.03  # in log: no run repeats itself better
+LENGTH_ERROR = 0.10  # in log, a factor of two in tokens: attention and the size of matrices do not go in proportion
+SETTING_ERROR = 0.03  # in log, a factor of two in sequences and queries beyond those measured
+BIF_LIKE = ("bif", "bif_tokens")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    method: str
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    peak_memory_bytes: float
+    disk_bytes: float
+    num_models: int
+    beyond: bool  # larger or smaller than every measured model
+    fit_examples: int | None  # of a method that is fitted
+
+
+def ratio_ends(first: Estimate, second: Estimate) -> tuple[float, float]:
+    """95 % interval of the first's seconds over the second's, their errors taken as independent."""
+    deviation = math.hypot(math.log(first.seconds_high / first.seconds), math.log(second.seconds_high / second.seconds))
+    ratio = first.seconds / second.seconds
+    return ratio * math.exp(-deviation), ratio * math.exp(deviation)
+
+
+@dataclass(frozen=True)
+class CostPart:
+    seconds: float
+    deviation: float  # one standard deviation, in log
+
+
+def number_of(value: Any) -> float | None:
+    return None if value is None or value == "" or not math.isfinite(float(value)) else float(value)
+
+
+def total_of(row: dict[str, Any]) -> float:
+    return (number_of(row.get("fit_seconds")) or 0.0) + (number_of(row.get("score_seconds")) or 0.0)
+
+
+def configuration_of(row: dict[str, Any]) -> Configuration | None:
+    """Of a row's model, where it is one of the suite."""
+    found = SUITE.get(str(row["model"]))
+    return found if found is not None and found.num_parameters == int(row["parameters"]) else None
+
+
+class Estimator:
+    """Predicts the cost of a run from the rows of scaling.csv of one device; rows with an error are passed over."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]]):
+        self.rows = [row for row in rows if not row.get("error") and number_of(row.get("score_seconds")) is not None]
+        self._known: dict[tuple[str, Configuration, Setting], Estimate] = {}
+        self._by_method: dict[str, list[dict[str, Any]]] = {}
+
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(row["method"] for row in self.rows))
+
+    def of(self, method: str) -> list[dict[str, Any]]:
+        if method not in self._by_method:
+            rows = (row for row in self.rows if row["method"] == method)
+            self._by_method[method] = sorted(rows, key=lambda row: row["parameters"])
+        return self._by_method[method]
+
+    def fitted(self, method: str) -> bool:
+        """Whether its rows name a fitting set."""
+        return any(number_of(row.get("fit_examples")) for row in self.of(method))
+
+    def without(self, model: str) -> "Estimator":
+        return Estimator([row for row in self.rows if row["model"] != model])
+
+    def estimate(self, method: str, configuration: Configuration, setting: Setting) -> Estimate:
+        """What the whole run of a method would take; where it crosses another, the same is asked many times."""
+        if not self.fitted(method):
+            setting = replace(setting, fit_examples=0)
+        key = (method, configuration, setting)
+        if key not in self._known:
+            self._known[key] = self._estimate(*key)
+        return self._known[key]
+
+    def _estimate(self, method: str, configuration: Configuration, setting: Setting) -> Estimate:
+        rows = self.of(method)
+        if not rows:
+            raise ValueError(f"no measured row of {method}")
+        if method in BIF_LIKE:
+            parts = _bif_parts(rows, configuration, setting)
+        elif method == "ekfac":
+            parts = _ekfac_parts(rows, configuration, setting)
+        else:
+            parts = _other_parts(rows, configuration, setting)
+        seconds = sum(part.seconds for part in parts)
+        # What one part is off by the others may be too (one machine, one library): their deviations add up.
+        together = math.log1p(sum(part.seconds * math.expm1(part.deviation) for part in parts) / seconds)
+        length = LENGTH_ERROR * min(abs(math.log2(setting.tokens / row["tokens"])) for row in rows)
+        deviation = math.hypot(max(together, LEAST_DEVIATION), _median_deviation(rows), length)
+        sizes = [row["parameters"] for row in rows]
+        return Estimate(
+            method=method,
+            seconds=seconds,
+            seconds_low=seconds * math.exp(-1.96 * deviation),
+            seconds_high=seconds * math.exp(1.96 * deviation),
+            peak_memory_bytes=_memory(rows, configuration, setting),
+            disk_bytes=_disk(rows, configuration),
+            num_models=len({row["model"] for row in rows}),
+            beyond=not min(sizes) <= configuration.num_parameters <= max(sizes),
+            fit_examples=setting.fit_examples if self.fitted(method) else None,
+        )
+
+
+def _median_deviation(rows: list[dict[str, Any]]) -> float:
+    """What the rows say of themselves: half the median width of their own intervals, as one standard deviation."""
+    own = [
+        math.log(row["seconds_high"] / total_of(row)) / 1.96
+        for row in _first_of_each(rows)
+        if number_of(row.get("seconds_high")) and row["seconds_high"] > total_of(row) > 0
+    ]
+    return float(np.median(own)) if own else 0.0
+
+
+def _first_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a model: of the point with the most fitting sets, the one that rests on least projection."""
+
+    def rank(row: dict[str, Any]) -> tuple[float, ...]:
+        num_sizes = str(row.get("fit_sizes") or "").count(",")
+        return -num_sizes, -(number_of(row.get("depth")) or 0), row.get("fit_examples") or 0, row["queries"]
+
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=rank):
+        found.setdefault(row["model"], row)
+    return list(found.values())
+
+
+def _closest_work(rows: list[dict[str, Any]], setting: Setting) -> list[dict[str, Any]]:
+    """A row a model: the one whose sequences and queries are closest to those asked for."""
+    wanted = setting.train + setting.queries
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: abs(math.log((row["train"] + row["queries"]) / wanted))):
+        found.setdefault(row["model"], row)
+    return list(found.values())
+
+
+def _distance(rows: list[dict[str, Any]], setting: Setting) -> float:
+    """What sequences and queries other than the measured ones add to the deviation."""
+    wanted = setting.train + setting.queries
+    return SETTING_ERROR * min(abs(math.log2(wanted / (row["train"] + row["queries"]))) for row in rows)
+
+
+def _bif_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
+    """Setup plus draws x FLOP x seconds a FLOP, the last from the curve across models."""
+    rows = _closest_work(rows, setting)
+    sizes = [row["token_parameters"] for row in rows]
+    pace = curve_through(sizes, [row["seconds_per_draw"] / _row_flops(row) for row in rows])
+    setup = curve_through(sizes, [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in rows])
+    d = configuration.num_token_parameters
+    flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
+    deviation = math.hypot(pace.deviation(d), _distance(rows, setting))
+    return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.at(d), deviation)]
+
+
+def _row_flops(row: dict[str, Any]) -> float:
+    return draw_flops(
+        row["token_parameters"], int(row["train"]), int(row["queries"]), int(row["minibatch"]), int(row["tokens"])
+    )
+
+
+def _ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
+    """Eigendecompositions by cubes, two passes over the fitting sequences, what is fixed by bytes, and scores."""
+    known = _first_of_each(rows)
+    shapes = [shape_of(row) for row in known]
+    widths = [shape.hidden for shape in shapes]
+    tokens = [int(row["tokens"]) for row in known]
+    one_size = all("," not in str(row.get("fit_sizes") or row["fit_examples"]) for row in known)
+    unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
+    width, parts = configuration.hidden, []
+    eigen = curve_through(widths, [row["eigen_seconds"] / row["eigen_cost"] for row in known])
+    parts.append(CostPart(eigen.at(width) * configuration.eigen_cost, eigen.deviation(width)))
+    for name, flops in (("covariance", covariance_flops), ("lambda", lambda_flops)):
+        paces = [row[f"{name}_per_example"] / flops(shape, count) for row, shape, count in zip(known, shapes, tokens)]
+        pace = curve_through(widths, paces)
+        seconds = pace.at(width) * flops(configuration, setting.tokens) * setting.fit_examples
+        parts.append(CostPart(seconds, math.hypot(pace.deviation(width), unsplit)))
+    fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
+    if any(fixed):
+        pace = curve_through(widths, [max(value, 1e-3) / shape.factor_bytes() for value, shape in zip(fixed, shapes)])
+        parts.append(CostPart(pace.at(width) * configuration.factor_bytes(), 0.5))
+    parts.append(_score_part(known, widths, configuration, setting))
+    return [part for part in parts if part.seconds > 0]
+
+
+def shape_of(row: dict[str, Any]) -> Configuration:
+    """What EK-FAC's costs depend on: of the suite's model, or of a row's own width and depth."""
+    found = configuration_of(row)
+    if found is not None:
+        return found
+    hidden = int(row["hidden"])
+    return Configuration(
+        name=str(row["model"]), hidden=hidden, layers=int(row["layers"]), heads=1, intermediate=4 * hidden
+    )
+
+
+def _score_part(
+    rows: list[dict[str, Any]], widths: list[int], configuration: Configuration, setting: Setting
+) -> CostPart:
+    """By each row's own sequences, queries and pairs, with a pace a token-parameter across models."""
+    spans = [score_span(row, setting.train, setting.queries) for row in rows]
+    unit = [row["token_parameters"] * row["tokens"] for row in rows]
+    middles = [math.sqrt(low * high) for low, high in spans]
+    curve = curve_through(widths, [middle / work for middle, work in zip(middles, unit)])
+    seconds = curve.at(configuration.hidden) * configuration.num_token_parameters * setting.tokens
+    unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
+    deviation = math.hypot(curve.deviation(configuration.hidden), unknown)
+    return CostPart(seconds, deviation)
+
+
+def score_span(row: dict[str, Any], train: int, queries: int) -> tuple[float, float]:
+    """EK-FAC's scoring at other numbers of sequences and queries: between these seconds.
+
+    From the row's own coefficients where there are any. Otherwise it may grow with the sequences and queries, or with
+    their pairs.
+    """
+    values = [number_of(row.get(name)) for name in SCORE_PARTS]
+    if None not in values and any(values):
+        base, per_train, per_query, per_pair = (float(value or 0.0) for value in values)
+        seconds = base + per_train * train + per_query * queries + per_pair * train * queries
+        return seconds, seconds
+    by_sum = (train + queries) / (row["train"] + row["queries"])
+    by_pairs = train * queries / (row["train"] * row["queries"])
+    ends = [float(row["score_seconds"]) * by_sum, float(row["score_seconds"]) * by_pairs]
+    return min(ends), max(ends)
+
+
+def _other_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
+    """In proportion to the tokens of all sequences; of a fitted method, by its own line in the fitting sequences."""
+    known = _closest_work(rows, setting)
+    wanted, d = (setting.train + setting.queries) * setting.tokens, configuration.num_token_parameters
+    seconds, deviation = [], _distance(known, setting)
+    for row in known:
+        sizes = {r["fit_examples"]: total_of(r) for r in rows if r["model"] == row["model"] and r.get("fit_examples")}
+        here = total_of(row)
+        if len(sizes) > 1:
+            here = fit_line(list(sizes), list(sizes.values())).at(setting.fit_examples)
+        elif sizes and setting.fit_examples != row["fit_examples"]:
+            here *= max(1.0, setting.fit_examples / row["fit_examples"])
+            deviation = math.hypot(deviation, ONE_SIZE_ERROR)
+        seconds.append(here * wanted / ((row["train"] + row["queries"]) * row["tokens"]))
+    curve = curve_through([row["token_parameters"] for row in known], seconds)
+    return [CostPart(curve.at(d), math.hypot(curve.deviation(d), deviation))]
+
+
+def _memory(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> float:
+    """What arithmetic says of BIF and EK-FAC times what was measured over it; others by the curve of their peaks."""
+    known = _closest_work(rows, setting)
+    sizes = [row["parameters"] for row in known]
+    number_bytes = 4 if known[-1].get("dtype") == "float32" else 2
+
+    def arithmetic(shape: Configuration, tokens: int, minibatch: int) -> float:
+        if known[0]["method"] in BIF_LIKE:
+            return chain_bytes(shape, minibatch, tokens, number_bytes)
+        return ekfac_needs(shape, tokens, number_bytes).memory_bytes if known[0]["method"] == "ekfac" else 1.0
+
+    over = [
+        row["peak_memory_bytes"]
+        / arithmetic(shape_of(row), int(row["tokens"]), int(number_of(row.get("minibatch")) or setting.minibatch))
+        for row in known
+    ]
+    wanted = arithmetic(configuration, setting.tokens, setting.minibatch)
+    return curve_through(sizes, over).at(configuration.num_parameters) * wanted
+
+
+def _disk(rows: list[dict[str, Any]], configuration: Configuration) -> float:
+    """EK-FAC by the theory of its factors times what was measured over it; others by the curve."""
+    known = [row for row in rows if (number_of(row.get("disk_bytes")) or 0) > 0]
+    if not known:
+        return 0.0
+    sizes = [row["parameters"] for row in known]
+    if all(number_of(row.get("factor_bytes")) for row in known):
+        over = curve_through(sizes, [row["disk_bytes"] / row["factor_bytes"] for row in known])
+        number_bytes = 4 if known[-1].get("dtype") == "float32" else 2
+        return over.at(configuration.num_parameters) * configuration.factor_bytes(number_bytes)
+    return curve_through(sizes, [row["disk_bytes"] for row in known]).at(configuration.num_parameters)

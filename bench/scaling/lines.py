@@ -1,0 +1,188 @@
+"""Lines within a point and curves across models: how measured seconds become seconds at another size. Numpy alone.
+
+- within a point, seconds are a line in what is repeated (draws, fitting sequences, blocks of a model): `fit_line`;
+- a score's seconds are a base, a part a training sequence, a part a query and a part a pair: `bilinear`;
+- across models, a cost per unit of work changes smoothly with size: `Curve`, straight between neighbours in log-log.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+TWO_SIZES_NOISE = 0.05  # relative noise assumed where two sizes leave no residual to judge by
+LEAST_NOISE = 0.003  # a clock is no better than this
+LINEAR_WITHIN = 0.10  # the largest relative residual at which a line is believed
+UNKNOWN_ERROR = 0.25  # of a curve through too few models to leave one out
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom
+GROWTH, MOST_GROWTH = 0.05, 0.5  # what a curve's error grows by, in log, a factor of e beyond the measured sizes
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t; few errors say little about the next one. 0: of the normal distribution."""
+    if 1 <= freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    return 1.96 + (2.6 / freedom if freedom > 0 else 0.0)
+
+
+# ---- a line within a point ----
+
+
+@dataclass(frozen=True)
+class Line:
+    """value = intercept + slope * size, by least squares on relative errors."""
+
+    intercept: float
+    slope: float
+    sizes: tuple[float, ...]
+    residual: float  # the largest, relative
+    noise: float  # relative standard deviation of one measurement
+    covariance: tuple[tuple[float, float], tuple[float, float]]  # of (intercept, slope), for unit noise
+
+    @property
+    def linear(self) -> bool:
+        return self.residual <= LINEAR_WITHIN
+
+    def at(self, size: float) -> float:
+        return self.intercept + self.slope * size
+
+    def interval(self, size: float) -> tuple[float, float]:
+        """95 % prediction interval; Student's t on the sizes beyond two."""
+        at = np.array([1.0, size])
+        value = self.at(size)
+        deviation = self.noise * math.sqrt(float(at @ np.array(self.covariance) @ at) + value**2)
+        spread = student(len(self.sizes) - 2) * deviation
+        return max(0.0, value - spread), value + spread
+
+
+def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
+    """Through at least two sizes; timing noise grows with the time, so every value counts by its relative error.
+
+    What nothing costs is not negative: a line that would start below zero goes through zero instead.
+    """
+    x, y = np.asarray(sizes, float), np.asarray(values, float)
+    if len(np.unique(x)) < 2:
+        raise ValueError(f"a line needs two sizes or more, not {sorted(set(sizes))}")
+    scale = np.maximum(np.abs(y), 1e-12)
+    design = np.stack([np.ones_like(x), x], axis=1) / scale[:, None]
+    inverse = np.linalg.inv(design.T @ design)
+    intercept, slope = inverse @ design.T @ (y / scale)
+    if intercept < 0:
+        rate = design[:, 1]
+        intercept, slope = 0.0, float(rate @ (y / scale) / (rate @ rate))
+        inverse = np.array([[0.0, 0.0], [0.0, 1 / float(rate @ rate)]])
+    errors = (intercept + slope * x - y) / scale
+    freedom = len(x) - 2
+    noise = (
+        max(LEAST_NOISE, math.sqrt(float(errors @ errors) / freedom))
+        if freedom
+        else max(TWO_SIZES_NOISE, float(np.abs(errors).max()))
+    )
+    return Line(
+        float(intercept), float(slope), tuple(x.tolist()), float(np.abs(errors).max()), noise,
+        ((inverse[0, 0], inverse[0, 1]), (inverse[1, 0], inverse[1, 1])),
+    )  # fmt: skip
+
+
+def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
+    """(first, second, value) -> (base, per first, per second, per pair), none negative: v = b + p f + r s + t f s."""
+    from scipy.optimize import nnls
+
+    first, second, value = np.asarray(points, float).T
+    scale = np.maximum(np.abs(value), 1e-12)
+    design = np.stack([np.ones_like(first), first, second, first * second], axis=1) / scale[:, None]
+    sizes = np.linalg.norm(design, axis=0)
+    found, _ = nnls(design / sizes, value / scale)
+    base, per_first, per_second, per_pair = (found / sizes).tolist()
+    return base, per_first, per_second, per_pair
+
+
+# ---- a curve across models ----
+
+
+class Curve:
+    """A positive cost against size: straight lines in log-log between neighbours, and beyond the ends."""
+
+    def __init__(self, sizes: Sequence[float], costs: Sequence[float]):
+        together: dict[float, list[float]] = {}
+        for size, cost in zip(sizes, costs):
+            if size > 0 and cost > 0 and math.isfinite(cost):
+                together.setdefault(float(size), []).append(math.log(cost))
+        self.x = np.log(np.array(sorted(together)))
+        self.y = np.array([float(np.mean(together[size])) for size in sorted(together)])
+        # Models of one size differ by what the machine does from run to run.
+        self.repeats = [
+            (math.log(size), value - float(np.mean(values)))
+            for size, values in together.items()
+            for value in values[1:]
+        ]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def at(self, size: float) -> float:
+        return float(np.exp(self._log_at(self.x, self.y, math.log(size))))
+
+    @staticmethod
+    def _log_at(x: np.ndarray, y: np.ndarray, at: float) -> float:
+        if len(x) == 0:
+            return math.nan
+        if len(x) == 1:
+            return float(y[0])
+        if x[0] <= at <= x[-1]:
+            return float(np.interp(at, x, y))
+        i, j, anchor = (0, 1, 0) if at < x[0] else (-2, -1, -1)
+        return float(y[anchor] + (y[j] - y[i]) / (x[j] - x[i]) * (at - x[anchor]))
+
+    @property
+    def slope(self) -> float:
+        """Of one line through everything."""
+        return float(np.polyfit(self.x, self.y, 1)[0]) if len(self.x) > 1 else math.nan
+
+    @cached_property
+    def misses(self) -> list[tuple[float, float]]:
+        """(log size, miss in log): each inner size predicted from the others, and repeats against their mean."""
+        left_out = [(float(self.x[i]), self._miss(i)) for i in range(1, len(self.x) - 1)]
+        return left_out + self.repeats
+
+    def _miss(self, i: int) -> float:
+        return self._log_at(np.delete(self.x, i), np.delete(self.y, i), float(self.x[i])) - float(self.y[i])
+
+    @cached_property
+    def growths(self) -> tuple[float, float]:
+        return self._growth(0), self._growth(-1)
+
+    def _growth(self, end: int) -> float:
+        """What the error grows by a factor of e beyond this end (0 or -1): twice as the end is missed by the others."""
+        if len(self.x) < 3:
+            return UNKNOWN_ERROR
+        beside = 1 if end == 0 else -2
+        rate = abs(self._miss(end % len(self.x))) / abs(float(self.x[end] - self.x[beside]))
+        return min(max(GROWTH, 2 * rate), MOST_GROWTH)
+
+    def deviation(self, size: float) -> float:
+        """One standard deviation, in log, of a prediction at `size`: the misses near it, widened for being few."""
+        at = math.log(size)
+        beyond = 0.0
+        if len(self.x) and not self.x[0] <= at <= self.x[-1]:
+            end = 0 if at < self.x[0] else -1
+            beyond = self.growths[end] * abs(at - float(self.x[end]))
+        if not self.misses:
+            return math.hypot(UNKNOWN_ERROR, beyond)
+        # A model of a few million parameters waits for its kernels to start: that says little about one of billions.
+        weights = np.exp([-abs(at - place) for place, _ in self.misses])
+        squares = np.square([miss for _, miss in self.misses])
+        near = math.sqrt(float(weights @ squares / weights.sum()))
+        return math.hypot(near * student(len(self.misses)) / student(0), beyond)
+
+
+def curve_through(sizes: Sequence[float], costs: Sequence[float]) -> Curve:
+    """The same curve for the same numbers: what it misses is worked out once."""
+    return _curve(tuple(sizes), tuple(costs))
+
+
+@lru_cache(maxsize=4096)
+def _curve(sizes: tuple[float, ...], costs: tuple[float, ...]) -> Curve:
+    return Curve(sizes, costs)

@@ -1,0 +1,116 @@
+"""One scaling table from several sweeps of one machine, made again from the points they stored: nothing is measured.
+
+    python -m bench.scaling --merge runs/a/scaling.json runs/b/scaling.json --out results/scaling
+
+For a campaign in parts, a sweep that was cut off and finished by another, and rows by today's arithmetic from
+yesterday's measurements. The records must agree in versions, and the points of a method in its options and its
+cost-relevant code, so that they could have come from one sweep. Where a row is in several, a measured one counts before
+a projected one, and any before one without numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.scaling.methods import AXES, PRIVATE_FIELDS
+from bench.scaling.rows import make_rows
+from retrain.errors import UsageError
+from retrain.models.pythia_suite import suite_configuration
+from retrain.safe_files import SafeFileError, read_json
+
+SAME_FIELDS = ("train", "tokens", "chains", "device_name", "dtype", "text_digest", "query_digest")
+ROW_KEY = ("model", "method", "device", "train", "queries", "tokens", "draws", "fit_examples")
+
+
+def read_records(paths: Sequence[str], fit_sets: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """The sweeps' records, each point with its specification; `fit_sets` are rows that are asked of EK-FAC besides."""
+    records = []
+    for path in paths:
+        try:
+            record = read_json(path, follow_links=True)
+            record["points"] = [_with_specification(record, point, fit_sets) for point in record["points"]]
+            record["versions"]
+        except (SafeFileError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is no scaling.json of python -m bench.scaling: {error!r}") from None
+        records.append(record)
+    _check(paths, records)
+    return records
+
+
+def _with_specification(record: dict[str, Any], point: dict[str, Any], fit_sets: Sequence[int]) -> dict[str, Any]:
+    """A record of before points had their own has one setting for all of them, and one fingerprint of the code."""
+    spec = point.get("spec")
+    rows = {(row["model"], row["method"]): row for row in record["rows"]}
+    own = rows.get((point["model"], point["method"]), {})
+    if spec is None:
+        method = point["method"]
+        spec = {
+            **{name: value for name, value in record["setting"].items() if name not in PRIVATE_FIELDS},
+            "configuration": asdict(suite_configuration(point["model"])),
+            "model": point["model"],
+            "method": method,
+            "axis": AXES.get(method, "train"),
+            "options": record["options"][method],
+            "weights_name": own["weights"],
+        }
+        spec |= {"fit_sets": [spec["fit_examples"]], "query_counts": [spec["queries"]]}
+    if spec["axis"] == "layers" and fit_sets:
+        spec = {**spec, "fit_sets": sorted({*spec["fit_sets"], *fit_sets})}
+    code = point.get("cost_code") or record.get("cost_code")
+    run_id = point.get("run_id") or own.get("run_id") or record["run_id"]  # a merged record has several
+    return {**point, "spec": spec, "cost_code": code, "run_id": run_id}
+
+
+def _check(paths: Sequence[str], records: Sequence[dict[str, Any]]) -> None:
+    first_of: dict[str, tuple[str, dict[str, Any]]] = {}
+    for path, record in zip(paths, records, strict=True):
+        if record["versions"] != records[0]["versions"]:
+            raise UsageError(
+                f"{path} differs from {paths[0]} in versions: {record['versions']} against {records[0]['versions']}; "
+                "merge neither"
+            )
+        for point in record["points"]:
+            where, other = first_of.setdefault(point["method"], (path, point))
+            pairs = [("cost_code", point["cost_code"], other["cost_code"])]
+            pairs.append(("options", _options(point["spec"]), _options(other["spec"])))
+            pairs += [(name, point["spec"].get(name), other["spec"].get(name)) for name in SAME_FIELDS]
+            for name, ours, theirs in pairs:
+                if ours != theirs:
+                    raise UsageError(
+                        f"{path} differs from {where} in {point['method']}'s {name}: {ours} against {theirs}; merge "
+                        "sweeps of one setting and one version of the code"
+                    )
+
+
+def _options(spec: dict[str, Any]) -> dict[str, Any]:
+    """Without batch sizes, which depend on the model."""
+    return {name: value for name, value in spec["options"].items() if not name.endswith("batch_size")}
+
+
+def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows, smallest model first, each with the id of the sweep that measured it; and the points."""
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for record in records:
+        for point in record["points"]:
+            for row in make_rows(point["spec"], point, point.get("peak_flops")):
+                row["run_id"] = point["run_id"]
+                key = tuple(row[name] for name in ROW_KEY)
+                if key not in best or _rank(row) < _rank(best[key]):
+                    best[key] = row
+    order = {"bif": 0, "ekfac": 1}
+    rows = sorted(
+        best.values(),
+        key=lambda row: (
+            row["parameters"], order.get(row["method"], 2), row["method"], row["queries"], row["fit_examples"] or 0,
+        ),
+    )  # fmt: skip
+    failed = {(row["model"], row["method"]) for row in rows if not row["error"]}
+    # A point that failed is no row beside another of the same model and method that did not.
+    rows = [row for row in rows if not row["error"] or (row["model"], row["method"]) not in failed]
+    return rows, [point for record in records for point in record["points"]]
+
+
+def _rank(row: dict[str, Any]) -> tuple[float, ...]:
+    """Smaller is better: with numbers, measured, deeper, from more draws, from more fitting sets."""
+    num_sizes = str(row["fit_sizes"] or "").count(",")
+    return bool(row["error"]), bool(row["projected"]), -(row["depth"] or 0), -(row["timed_draws"] or 0), -num_sizes

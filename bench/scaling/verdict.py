@@ -1,0 +1,157 @@
+"""Who is cheaper, in a table and sentences with their numbers: the part of a page that rows decide.
+
+python -m bench.scaling --verdict                                  # as Markdown, from the package's rates
+python -m bench.scaling --verdict results/scaling/README.md        # written between the page's two markers
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.scaling.costs import Setting
+from bench.scaling.crossover import crossing_in
+from bench.scaling.estimate import PAPER_FITTED, RIVALS
+from bench.scaling.fits import Estimate, Estimator, configuration_of, number_of, ratio_ends, total_of
+from bench.scaling.held_out import each_from_the_others, setting_of
+from bench.tables import bytes_text, duration
+from retrain.errors import UsageError
+from retrain.models.pythia_suite import SUITE
+from retrain.safe_files import SafeFileError, read_text, write_whole
+
+BEGIN, END = "<!-- made by python -m bench.scaling --verdict -->", "<!-- end of what is made -->"
+VERDICT_MODEL = "2.8b"
+VERDICT_SETS = (PAPER_FITTED, 10_000, 400)
+
+
+def verdict_text(device: str, estimator: Estimator) -> str:
+    """Markdown; * stands at what is projected from smaller runs of the same model, ~ at what other models say."""
+    bif = [row for row in estimator.of("bif") if row["queries"] == min(r["queries"] for r in estimator.of("bif"))]
+    setting = setting_of(bif[0])
+    parts = [
+        _verdict(device, estimator, setting),
+        _table(estimator, bif, setting),
+        _break_even(estimator, bif, setting),
+    ]
+    return "\n\n".join([*parts, _checks(estimator)])
+
+
+def _verdict(device: str, estimator: Estimator, setting: Setting) -> str:
+    lines = [
+        f"At {VERDICT_MODEL} on one {device}, {setting.train} training sequences, {setting.queries} queries, "
+        f"{setting.tokens} tokens, {setting.draws:,} draws:",
+        "",
+        "| EK-FAC fitted on | EK-FAC | BIF | verdict |",
+        "| --- | --- | --- | --- |",
+    ]
+    for count in VERDICT_SETS:
+        asked = replace(setting, fit_examples=count)
+        bif, ekfac = (estimator.estimate(method, SUITE[VERDICT_MODEL], asked) for method in RIVALS)
+        paper = " (the paper)" if count == PAPER_FITTED else ""
+        lines.append(f"| {count:,}{paper} | {_with_interval(ekfac)} | {_with_interval(bif)} | {_who(ekfac, bif)} |")
+    return "\n".join(lines)
+
+
+def _with_interval(one: Estimate) -> str:
+    return f"{duration(one.seconds)} [{duration(one.seconds_low)}, {duration(one.seconds_high)}]"
+
+
+def _who(ekfac: Estimate, bif: Estimate) -> str:
+    dearer, cheaper = (ekfac, bif) if ekfac.seconds > bif.seconds else (bif, ekfac)
+    low, high = ratio_ends(dearer, cheaper)
+    name = "BIF" if cheaper is bif else "EK-FAC"
+    text = f"{name} {_times(dearer.seconds / cheaper.seconds)} cheaper"
+    return f"not decided: {text} [{low:.1f}, {high:.1f}]" if low < 1 else f"{text} [{low:,.0f}, {high:,.0f}]"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
+
+
+def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) -> str:
+    models = [configuration for configuration in SUITE.values() if any(r["model"] == configuration.name for r in bif)]
+    rows = {row["model"]: row for row in bif}
+    lines = ["| | " + " | ".join(model.name for model in models) + " |", "| --- |" + " --- |" * len(models)]
+    lines.append(f"| BIF, {setting.draws:,} draws | " + " | ".join(_cell(rows[m.name]) for m in models) + " |")
+    floors = [number_of(rows[model.name].get("floor_ratio")) for model in models]
+    lines.append("| a draw over its arithmetic floor | " + " | ".join(f"{f:.1f}x" if f else "" for f in floors) + " |")
+    timed = [number_of(rows[model.name].get("timed_draws")) for model in models]
+    lines.append("| draws that were timed | " + " | ".join(f"{t:.0f}" if t else "" for t in timed) + " |")
+    peaks = [bytes_text(rows[model.name]["peak_memory_bytes"]) for model in models]
+    lines.append("| BIF, peak memory | " + " | ".join(peaks) + " |")
+    for count in sorted(VERDICT_SETS):
+        cells = []
+        for model in models:
+            own = [r for r in estimator.of("ekfac") if r["model"] == model.name and r["fit_examples"] == count]
+            own = [row for row in own if row["queries"] == setting.queries]
+            predicted = estimator.estimate("ekfac", model, replace(setting, fit_examples=count))
+            cells.append(_cell(own[0]) if own else f"{duration(predicted.seconds)} ~")
+        lines.append(f"| EK-FAC fitted on {count:,} | " + " | ".join(cells) + " |")
+    for name, column in (("peak memory", "peak_memory_bytes"), ("disk", "disk_bytes")):
+        cells = []
+        for model in models:
+            own = [row for row in estimator.of("ekfac") if row["model"] == model.name]
+            predicted = estimator.estimate("ekfac", model, setting)
+            value = own[0][column] if own else getattr(predicted, column)
+            cells.append(bytes_text(value) + ("" if own else " ~"))
+        lines.append(f"| EK-FAC, {name} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", "\\* projected from smaller runs of the same model; ~ estimated from other models."])
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return duration(total_of(row)) + (" \\*" if str(row["projected"]) == "True" else "")
+
+
+def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) -> str:
+    both = {row["model"] for row in estimator.of("ekfac")}
+    found = []
+    for row in bif:
+        configuration = configuration_of(row)
+        if configuration is None or row["model"] not in both:
+            continue
+        crossing = crossing_in(estimator, configuration, setting, "fit_examples", RIVALS)
+        if crossing is not None:
+            found.append(f"{row['model']} {float(f'{crossing.value:.2g}'):,.0f}")
+    if not found:
+        return "At no fitting set do the two cost the same."
+    return f"Fitting sequences at which the two cost the same, {setting.queries} queries: {', '.join(found)}."
+
+
+def _checks(estimator: Estimator) -> str:
+    """How far off each model is when it is predicted from the others alone."""
+    lines = []
+    everything = each_from_the_others(estimator)
+    for method in RIVALS:
+        checked = [one for one in everything if one["method"] == method]
+        inner = [one for one in checked if not one["beyond"]]
+        if not inner:
+            continue
+        worst = max(inner, key=lambda one: abs(one["seconds_off"]))
+        inside = sum(one["inside"] for one in checked)
+        last = [one for one in checked if one["model"] == max(checked, key=_size)["model"]]
+        largest = ", ".join(
+            f"{100 * one['seconds_off']:+.0f} %"
+            + (f" fitted on {one['fit_examples']:,.0f}" if one["fit_examples"] else "")
+            for one in last
+        )
+        lines.append(
+            f"{'BIF' if method == 'bif' else 'EK-FAC'}, each model from the others: at most "
+            f"{abs(100 * worst['seconds_off']):.0f} % off between measured sizes ({worst['model']}), the largest "
+            f"({last[0]['model']}) {largest}; {inside} of {len(checked)} inside their 95 % interval."
+        )
+    return "\n".join(lines)
+
+
+def _size(one: dict[str, Any]) -> int:
+    return SUITE[one["model"]].num_parameters
+
+
+def write_verdict(path: Path, text: str) -> None:
+    """Replaces what is between the page's markers."""
+    try:
+        page = read_text(path, follow_links=True)
+    except SafeFileError as error:
+        raise UsageError(f"--verdict {path}: {error}") from None
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise UsageError(f"--verdict {path}: expected one line {BEGIN} and, below it, one {END}")
+    before, _, rest = page.partition(BEGIN)
+    write_whole(path, f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
