@@ -45,7 +45,7 @@ from baselines.support.gradients import trainable_parameters
 from retrain.errors import UsageError
 from retrain.task import Task
 
-SAMPLERS = {"sgld": "sgmcmc_sgld", "rmsprop_sgld": "rmsprop_sgld"}
+DEVINTERP_SAMPLERS = {"sgld": "sgmcmc_sgld", "rmsprop_sgld": "rmsprop_sgld"}
 NEEDED = ("devinterp", "xarray", "zarr", "pydantic")
 INSTALL = 'pip install "devinterp==2.0.1"'
 OBSERVABLE = "losses"
@@ -76,8 +76,8 @@ class BIFDevinterp(Method):
     keep_traces: bool = False
 
     def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise ValueError(f'sampler is "{self.sampler}"; devinterp offers: {", ".join(SAMPLERS)}')
+        if self.sampler not in DEVINTERP_SAMPLERS:
+            raise ValueError(f'sampler is "{self.sampler}"; devinterp offers: {", ".join(DEVINTERP_SAMPLERS)}')
         if self.micro_batch < 0:
             raise ValueError(f"micro_batch is {self.micro_batch}; expected 0 or a positive number")
         shared = {name: value for name, value in vars(self).items() if name != "micro_batch"}
@@ -92,7 +92,7 @@ class BIFDevinterp(Method):
         minibatch = min(self.minibatch, num_train)
         batch_size = _largest_divisor(minibatch, self.micro_batch or minibatch)
         options: dict[str, Any] = {
-            "sampling_method": SAMPLERS[self.sampler],
+            "sampling_method": DEVINTERP_SAMPLERS[self.sampler],
             "lr": self.step_size,
             "n_beta": self.n_beta,
             "localization": self.gamma,

@@ -25,7 +25,7 @@ from bench.arguments import DEFAULT_METHODS, SPLITS
 from bench.ground_truth import GroundTruth, assemble, obtain
 from bench.metrics import MINIMUM_SUBSETS
 from bench.record import DISTRIBUTIONS, provenance, versions, without_nan, write_json
-from bench.rows import COLUMNS, PAIR_COLUMNS, Rows, add_rows
+from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
 from bench.scoring import ONCE, Prediction, Question, Scorer, close_desk
 from bench.summary import show
 from bench.variants import SETTINGS, Variant, build_variants
@@ -170,7 +170,7 @@ class Result:
     experiment: Experiment
     task: Task
     variants: list[Variant]
-    out: Rows
+    out: RunRows
     skipped: dict[str, str]
     seconds: float
     device: str
@@ -272,7 +272,7 @@ class Session:
         self.task = experiment.build_task()
         self.variants = build_variants(experiment.methods, self.task, experiment.options, experiment.settings)
         self.store = Store(execution.cache)
-        self.out, self.skipped = Rows(), dict[str, str]()
+        self.out, self.skipped = RunRows(), dict[str, str]()
         self.blocks = [(seed, share) for seed in experiment.seeds for share in shares_of(experiment, self.task)]
         self.active = [variant for variant in self.variants if not self._passed_over(variant)]
         self.notes = self._what_is_too_many()

@@ -14,7 +14,7 @@ from torch import nn
 from retrain.jobs import Unit, run_units
 from retrain.store import Entry, Store
 from retrain.task import Task
-from retrain.train import Plan, checkpoint_unit, choose_device, load_checkpoint, retrain_units
+from retrain.train import Plan, checkpoint_of, checkpoint_unit, choose_device, retrain_units
 
 MAX_ROUNDS = 3  # how often damaged entries are made again before giving up
 
@@ -102,4 +102,4 @@ def base_model(
 ) -> tuple[nn.Module, Entry]:
     unit = checkpoint_unit(task, seed, number, device)
     (entry,) = obtain([unit], store, force=force).values()
-    return load_checkpoint(task, entry, choose_device(device)), entry
+    return checkpoint_of(task, entry, choose_device(device)), entry

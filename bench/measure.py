@@ -22,7 +22,7 @@ import torch
 
 from baselines.method import Attribution, Method, Problem
 
-Made = TypeVar("Made")
+Answer = TypeVar("Made")
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Cost:
     threads: int = 0
 
 
-def metered(work: Callable[[], Made], seed: int, device: torch.device, threads: int = 0) -> tuple[Made, Cost]:
+def metered(work: Callable[[], Answer], seed: int, device: torch.device, threads: int = 0) -> tuple[Answer, Cost]:
     """Runs one stage: seeded, on so many CPU threads (0: torch's own number), and what it cost."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  (libraries draw from the global generator)

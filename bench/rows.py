@@ -32,7 +32,7 @@ Made = tuple[str, bool]  # label, normalised
 
 
 @dataclass
-class Rows:
+class RunRows:
     """What a run came to, as plain data: lists of dictionaries, as they stand in a record."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Rows:
 
 
 def add_rows(
-    out: Rows,
+    out: RunRows,
     task: Task,
     plan: Plan,
     truth: GroundTruth,

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 
 from bench import metrics
-from bench.rows import Rows
+from bench.rows import RunRows
 from bench.tables import bytes_text, duration, interval, number, table
 
 SCORES_CALLED = {False: "raw", True: "norm."}
 
 
-def show(out: Rows, description: str, protocol: str, wide: bool = False) -> str:
+def show(out: RunRows, description: str, protocol: str, wide: bool = False) -> str:
     """The tables; the words above each say what they are of."""
     frame = pd.DataFrame(out.rows)
     if frame.empty:

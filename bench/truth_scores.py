@@ -119,7 +119,7 @@ def _score(arguments: argparse.Namespace, command: str, prog: str) -> int:
         if reason := row.pop("reason", ""):
             many = "every query" if row["num_undefined"] == row["num_queries"] else f"{row['num_undefined']} queries"
             problems.append(f"LDS of {row['label']} is undefined for {many}: {reason}")
-    place, unwritten = save(found, truth, command, Path(arguments.out))
+    place, unwritten = save_scores(found, truth, command, Path(arguments.out))
     for problem in [*problems, *([unwritten] if unwritten else [])]:
         print(f"{prog}: {problem}", file=sys.stderr)
     if arguments.json:
@@ -130,7 +130,7 @@ def _score(arguments: argparse.Namespace, command: str, prog: str) -> int:
     return 1 if problems or unwritten else 0
 
 
-def save(found: dict[str, Any], truth: GroundTruth, command: str, out: Path) -> tuple[Path, str]:
+def save_scores(found: dict[str, Any], truth: GroundTruth, command: str, out: Path) -> tuple[Path, str]:
     """(where the record is, why it could not be written)"""
     known = {name: truth.record.get(name) for name in ("source", "task", "alpha", "arrays_sha256")}
     run_id = hashlib.sha256(canonical_json(without_nan([known, found]), "result").encode()).hexdigest()[:12]

@@ -100,12 +100,12 @@ def _hint(error: ModuleNotFoundError) -> str:
     for requirement in requirements:
         extra = re.search(r"""extra == ['"]([\w-]+)['"]""", requirement)
         wanted = re.split(r"[^\w-]", requirement, maxsplit=1)[0].replace("-", "_").lower()
-        if extra and top.lower() in (wanted, PACKAGES.get(wanted)):
+        if extra and top.lower() in (wanted, IMPORTED_AS.get(wanted)):
             return f"; pip install 'tda-bench[{extra[1]}]'"
     return f"; pip install {top}"
 
 
-PACKAGES = {"scikit_learn": "sklearn", "traker": "trak"}  # distributions whose package has another name
+IMPORTED_AS = {"scikit_learn": "sklearn", "traker": "trak"}  # distributions whose package has another name
 
 
 def _module_of_file(path: Path, interface: str) -> Any:

@@ -8,7 +8,7 @@ A schema has the shape of what it describes; `check` returns the value or raises
     {"a": s, "b?": s}    a table with exactly these fields; one whose name ends in ? may be missing
     {"*": s}             fields of any other name, each like s
     [s]                  a list, each item like s; `ListOf` also bounds its length
-    Text, Whole, Number, Flag, Choice, Maybe (or null), ANY
+    Text, Integer, Number, Flag, Choice, Maybe (or null), ANY
 
 Nothing is converted: a whole number is no text, and true is no number. Texts must be real characters (a lone half of a
 surrogate pair cannot be written anywhere) and numbers finite.
@@ -61,7 +61,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Whole:
+class Integer:
     """A whole number; by default one that 64 bits hold."""
 
     at_least: int = -(2**63)

@@ -101,7 +101,7 @@ def train_checkpoint(store: Store, unit: Unit) -> Entry:
     return store.write(unit.kind, unit.config, arrays, record)
 
 
-def load_checkpoint(task: Task, entry: Entry, device: torch.device) -> nn.Module:
+def checkpoint_of(task: Task, entry: Entry, device: torch.device) -> nn.Module:
     """The model of a stored checkpoint, in eval mode."""
     model = task.build_model(0)
     model.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in entry.arrays.items()})

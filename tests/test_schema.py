@@ -5,19 +5,19 @@ import math
 import pytest
 
 from retrain.safe_files import SafeFileError
-from retrain.schema import ANY, Choice, Flag, ListOf, Maybe, Number, Text, Whole, check, conforms
+from retrain.schema import ANY, Choice, Flag, Integer, ListOf, Maybe, Number, Text, check, conforms
 
 NUMBER = Maybe(Number())
 EVENT = {"event": Choice("done", "failed"), "time": Number(at_least=0), "key?": Text("[0-9a-f]{4}")}
-RUN = {"name": Text(at_most=10), "events": [EVENT], "seed": Whole(0, 9), "options": {"*": ANY}, "best?": NUMBER}
+RUN = {"name": Text(at_most=10), "events": [EVENT], "seed": Integer(0, 9), "options": {"*": ANY}, "best?": NUMBER}
 GOOD = {"name": "größe", "events": [{"event": "done", "time": 1.5}], "seed": 3, "options": {"a": [1]}, "best": None}
 
 
 def test_what_is_right_comes_back_unchanged():
     assert check(GOOD, RUN, "run.json") is GOOD
-    assert check({"a": 1, "b": 2}, {"a": Whole(), "*": Whole()}, "x")
+    assert check({"a": 1, "b": 2}, {"a": Integer(), "*": Integer()}, "x")
     assert conforms([], [Text()])
-    assert conforms(-(2**63), Whole())
+    assert conforms(-(2**63), Integer())
     assert conforms(True, Flag())
     assert conforms(10**100, Number())
     assert conforms({"a": {}}, {"a": {}})
@@ -64,9 +64,9 @@ def test_where_names_what_was_checked():
     with pytest.raises(SafeFileError, match="line 3 is a list of 0; expected a table"):
         check([], EVENT, "log.jsonl", "line 3")
     with pytest.raises(SafeFileError, match=r"sizes\[1\] is -1"):
-        check([1, -1], [Whole(0)], "x", "sizes")
+        check([1, -1], [Integer(0)], "x", "sizes")
     with pytest.raises(SafeFileError, match="sizes has 0 items; expected a number of at least 1"):
-        check([], ListOf(Whole(0), at_least=1), "x", "sizes")
+        check([], ListOf(Integer(0), at_least=1), "x", "sizes")
     with pytest.raises(SafeFileError, match="sizes has 3 items; expected a number from 0 to 2"):
-        check([1, 2, 3], ListOf(Whole(0), at_most=2), "x", "sizes")
+        check([1, 2, 3], ListOf(Integer(0), at_most=2), "x", "sizes")
     assert not conforms(1, Choice("1", True))

@@ -30,7 +30,7 @@ def store(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("TDA_BENCH_STATE", raising=False)
-    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(slurm, "QUEUE_SECONDS", 0.1)
     monkeypatch.setattr(slurm, "MAX_POLL_SECONDS", 0.3)
     monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.3)
     yield Store(tmp_path / "cache")

@@ -29,7 +29,7 @@ from retrain.entry import KEY
 from retrain.jobs.unit import UNIT_LINE, Unit
 from retrain.processes import process_name
 from retrain.safe_files import SafeFileError, make_folder, open_plain, parse_json, read_json, write_whole
-from retrain.schema import ANY, Number, Text, Whole, check
+from retrain.schema import ANY, Integer, Number, Text, check
 from retrain.store import Store
 
 JOBS = ".jobs"
@@ -44,7 +44,7 @@ CAMPAIGN = {
     "name": Text(),
     "cluster": Text("[a-z]{1,20}"),
     "run": RUN,
-    "num_units": Whole(0),
+    "num_units": Integer(0),
     "units_sha256": SHA256,
     "command": Text(),
     "process": Text(at_most=200),

@@ -35,7 +35,7 @@ from retrain.entry import KIND
 from retrain.jobs.campaign import CAMPAIGN_ID, JOB
 from retrain.processes import host_name, process_alive, process_started
 from retrain.safe_files import PassingFileError, SafeFileError, make_folder, read_json, remove_folder
-from retrain.schema import Number, Text, Whole, check
+from retrain.schema import Integer, Number, Text, check
 from retrain.store import Store, StoreError
 from retrain.work import Work, work_folder
 
@@ -50,10 +50,10 @@ DRAFT_SECONDS = 86400.0  # a draft older than this was left by a killed process
 CLAIM_NAME = re.compile(rf"({KIND.pattern})\.([0-9a-f]{{1,64}})")
 HOLDER = {
     "host": Text(at_most=200),
-    "pid": Whole(1, 2**31 - 1),
-    "started": Whole(0),
+    "pid": Integer(1, 2**31 - 1),
+    "started": Integer(0),
     "job": Text(f"({JOB.pattern})?"),
-    "restart": Whole(0),
+    "restart": Integer(0),
     "token": Text("[0-9a-f]{1,64}"),
     "since": Number(0, 1e11),
     "campaign": Text(f"({CAMPAIGN_ID.pattern})?"),

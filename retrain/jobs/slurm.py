@@ -38,7 +38,7 @@ DEFAULT_TIMEOUT_MIN = 60.0
 FIRST_TASKS = 8
 # Starting a task costs some ten seconds (Python, torch, the queue): it should have several times that to do.
 TASK_SECONDS = 60.0
-POLL_SECONDS = 1.0
+QUEUE_SECONDS = 1.0
 MAX_POLL_SECONDS = 5.0
 MAX_ARRAY = 500
 # An array's tasks may be missing from squeue for a moment after sbatch returns.
@@ -185,7 +185,7 @@ class _Driver:
         self.warned = False
 
     def drive(self) -> None:
-        wait = POLL_SECONDS
+        wait = QUEUE_SECONDS
         while True:
             num_done = len(self.book.done)
             self._take_in_events()
@@ -206,7 +206,7 @@ class _Driver:
                     return
                 if not self.collect and self._in_charge():
                     self._submit_what_is_needed()
-            wait = POLL_SECONDS if len(self.book.done) > num_done else min(MAX_POLL_SECONDS, wait * 1.3)
+            wait = QUEUE_SECONDS if len(self.book.done) > num_done else min(MAX_POLL_SECONDS, wait * 1.3)
             time.sleep(wait)
 
     def _sweep(self) -> None:
