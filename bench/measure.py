@@ -22,7 +22,7 @@ import torch
 
 from baselines.method import Attribution, Method, Problem
 
-Answer = TypeVar("Made")
+Answer = TypeVar("Answer")
 
 
 @dataclass

@@ -113,7 +113,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             length += len(first)
             if length > MAX_DOCUMENT_BYTES:
                 raise UsageError(
-                    f'line {number} of "{path}" has more than {MAX_DOCUMENT_BYTES:,} bytes; expected one document a line'
+                    f'line {number} of "{path}" has over {MAX_DOCUMENT_BYTES:,} bytes; expected one document a line'
                 )
             if others:
                 if length:
