@@ -80,11 +80,6 @@ class Cifar10(Task):
         # Steps of 1 / gamma make successive draws nearly independent: the paper's 1e-5 at gamma 1e4 needs ten times
         # as many for the same effective sample size.
         "bif": {"gamma": 1e5, "step_size": 1e-5, "n_beta": 2000.0, "draws": 250, "batch_size": 15_000},
-        # Damping is a compromise of the tune queries at alpha 0.1 and 0.5 (results/sweep-kfac-cifar10-*).
-        "bif_kfac": {
-            "gamma": 1e5, "step_size": 1e-5, "draws": 25, "damping": 0.01, "batch_size": 15_000,
-            "gradient_batch_size": 500,
-        },
         "trak": {"projection": 4096, "batch_size": 1000},
         "ekfac": {"query_batch_size": 2000, "train_batch_size": 500, "fit_batch_size": 1000},
         "gradsim": {"batch_size": 250},

@@ -78,11 +78,6 @@ class Pythia14M(Task):
             "gamma": 1e5, "step_size": 1.5e-5, "n_beta": 1000.0, "minibatch": 128, "draws": 12, "burn_in": 2,
             "gradient": "difference", "batch_size": 256, "gradient_batch_size": 16,
         },
-        # Damping is tinylm's, and nothing here was tuned or measured at this size.
-        "bif_kfac": {
-            "gamma": 1e5, "step_size": 1.5e-5, "n_beta": 200.0, "minibatch": 128, "draws": 12, "damping": 1e-3,
-            "fit_examples": 1024, "batch_size": 256, "gradient_batch_size": 16,
-        },
         # 14 M numbers a gradient, and 206 MB of float32 logits a sequence.
         "trak": {"projection": 1024, "projector": "sketch", "batch_size": 16},
         # kronfluence goes through the training sequences once for every batch of queries.

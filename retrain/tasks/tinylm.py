@@ -36,8 +36,6 @@ class TinyLM(Task):
     precision: ClassVar[str] = "float32"  # everywhere: nothing here is large enough to gain from less
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {
         "bif": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 1000.0, "minibatch": 32, "draws": 75},
-        # Damping is the best of five on the tune queries (results/sweep-kfac-tinylm).
-        "bif_kfac": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 200.0, "minibatch": 32, "draws": 10, "damping": 1e-3},
         "trak": {"projection": 128},  # well below the number of training sequences
     }
 

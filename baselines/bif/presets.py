@@ -1,0 +1,28 @@
+"""BIF's settings from elsewhere: the paper's, and what tuning may try."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baselines.bif.pilot import MOST_DRAWS
+
+# tab:bif_hyperparam_summary, "Retraining ResNet" and "Retraining LLM" (where attention weights alone are sampled).
+PAPER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "images": {
+        "sampler": "sgld", "chains": 4, "draws": 100, "burn_in": 0, "thinning": 1, "minibatch": 1024,
+        "step_size": 1e-5, "n_beta": 200.0, "gamma": 1e4,
+    },
+    "sequences": {
+        "sampler": "sgld", "chains": 4, "draws": 300, "burn_in": 150, "thinning": 1, "minibatch": 128,
+        "step_size": 2e-6, "n_beta": 800.0, "gamma": 5e4, "parameters": "attention",
+    },
+}  # fmt: skip
+
+# The pilot's choice and its neighbours at steps of 1 / gamma; more draws; the paper's own; and RMSprop-SGLD after a
+# burn-in at small n_beta, as devinterp's authors run it.
+GRID: Sequence[Mapping[str, tuple[Any, ...]]] = [
+    {"gamma": (0.0, 1e3, 1e4, 1e5)},
+    {"gamma": (1e4, 1e5), "n_beta": (1000.0,)},
+    {"draws": (MOST_DRAWS,)},
+    {"gamma": (1e4,), "n_beta": (200.0,), "step_size": (1e-5,), "draws": (100,)},
+    {"sampler": ("rmsprop_sgld",), "burn_in": (100,), "n_beta": (1.0, 10.0, 100.0)},
+]
