@@ -48,7 +48,7 @@ from retrain.errors import UsageError
 from retrain.task import Task
 
 DEVINTERP_SAMPLERS = {"sgld": "sgmcmc_sgld", "rmsprop_sgld": "rmsprop_sgld"}
-NEEDED = ("devinterp", "xarray", "zarr", "pydantic")
+REQUIRED_PACKAGES = ("devinterp", "xarray", "zarr", "pydantic")
 INSTALL = 'pip install "devinterp==2.0.1"'
 OBSERVABLE = "losses"
 _STREAM = 21
@@ -95,7 +95,7 @@ class BIFDevinterp(Method):
         BIF(**shared)  # the same options, so the same checks
 
     def skip(self, task: Task) -> str | None:
-        missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+        missing = [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
         return f"{', '.join(missing)} not installed: {INSTALL}" if missing else None
 
     def memory_bytes(self, size: Size) -> int:

@@ -184,6 +184,8 @@ class BIF(ChainSettings, Method):
         return {name: value.cpu() for name, value in made.items()}
 
     def merge(self, problem: Problem, state: Fitted | None, parts: Sequence[Part]) -> Attribution:
+        if len(parts) != self.num_parts():
+            raise ValueError(f"{len(parts)} parts came; expected {self.num_parts()}: every chain, and any linear part")
         fitted = self.fit(problem) if state is None else state
         return fitted.method._merge(problem, fitted, iter(parts))
 

@@ -26,7 +26,7 @@ from baselines.bif.diagnostics import effective_sample_size
 from baselines.bif.engine import Workbench, copy_to_sample
 from baselines.bif.passes import Gradient, Measured
 from baselines.bif.sampler import RMSPROP_STABILITY, Position
-from baselines.bif.settings import DISPLACEMENTS, ChainSettings
+from baselines.bif.settings import DISPLACEMENTS, FROM_PILOT, ChainSettings
 from baselines.method import Problem
 from baselines.support.curvature import Metric
 from retrain.examples import Examples
@@ -54,14 +54,13 @@ class Pilot:
     gamma: float
     step_size: float
     n_beta: float
-    draws: float
+    draws: int
     rise: float  # nats by which the localising Gaussian alone raises the mean training loss
     curvature: float  # the largest of a minibatch's mean loss; NaN where n_beta was given
     effective_share: float  # of the pilot chains' draws; NaN where draws were given
 
     def chosen(self) -> dict[str, Any]:
-        numbers = {name: getattr(self, name) for name in ("gamma", "step_size", "n_beta")}
-        return {**numbers, "draws": int(self.draws)}
+        return {name: getattr(self, name) for name in FROM_PILOT}
 
     def shown(self) -> dict[str, float]:
         """For a record: without what was not looked at."""
@@ -72,7 +71,8 @@ class Pilot:
 
     @classmethod
     def unpacked(cls, values: Tensor) -> "Pilot":
-        return cls(*values.tolist())
+        numbers = dict(zip((f.name for f in fields(cls)), values.tolist(), strict=True))
+        return cls(**(numbers | {"draws": int(numbers["draws"])}))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:g}" for name, value in self.shown().items())

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.work import SAVE_SECONDS, Work
+from retrain.work import SAVE_SECONDS, NoWork, Work
 
 logger = logging.getLogger("tda-bench")
 
@@ -53,6 +53,8 @@ class Saver:
             self._save(name, part, None)
 
     def _save(self, name: str, tensors: Mapping[str, Tensor], taken: int | None) -> None:
+        if isinstance(self._work, NoWork):
+            return
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if num_bytes > LARGEST_STATE_BYTES:
             if not self._told:
