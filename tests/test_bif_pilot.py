@@ -121,7 +121,8 @@ def test_grids_are_small_and_every_setting_is_one() -> None:
         for setting in settings:
             load_method(method, **setting)
     regimes = [part for part in GRID if part.get("sampler") == ("rmsprop_sgld",)]
-    assert regimes == [{"sampler": ("rmsprop_sgld",), "burn_in": (100,), "n_beta": (1.0, 10.0, 100.0)}]
+    assert [part["n_beta"] for part in regimes] == [(1.0, 10.0, 100.0)]
+    assert all(part["burn_in"] > (0,) for part in regimes)
 
 
 def _crossed(part: dict) -> list[tuple]:

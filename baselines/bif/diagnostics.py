@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 # published; a ranking of covariances from hundreds of draws is noisier than what 1.1 lets through.
 RHAT_LIMIT = 1.1
 # A covariance of fewer independent draws is mostly noise, unless every draw is one (few draws, but well mixed).
-ESS_LIMIT = 100
+ESS_LIMIT = 50
 
 
 def split_rhat(traces: np.ndarray) -> np.ndarray:
@@ -162,15 +162,15 @@ def diagnose(mean: np.ndarray, examples: np.ndarray) -> dict[str, Any]:
 
 
 def mixing(found: dict[str, Any]) -> str | None:
-    """One short sentence where the chains have not mixed; None where they have, or where too few draws cannot tell."""
+    """One short sentence where the chains have not mixed, or are too short; None where neither, or nobody can tell."""
     rhats = [found[name] for name in ("rhat", "rhat_examples_median") if found[name] is not None]
     sizes = [found[name] for name in ("ess", "ess_examples_median") if found[name] is not None]
-    too_far = bool(rhats) and max(rhats) > RHAT_LIMIT
-    too_few = bool(sizes) and min(sizes) < min(ESS_LIMIT, found["num_draws"] / 2)
-    if not (too_far or too_few):
-        return None
     size = f"{min(sizes):.0f} of {found['num_draws']} draws count" if sizes else f"{found['num_draws']} draws"
-    return f"not mixed: R-hat {max(rhats):.2f}, {size}"
+    if rhats and max(rhats) > RHAT_LIMIT:
+        return f"not mixed: R-hat {max(rhats):.2f}, {size}"
+    if sizes and min(sizes) < min(ESS_LIMIT, found["num_draws"] / 2):
+        return f"too few draws: {size}"
+    return None
 
 
 def _median(values: np.ndarray) -> float | None:
