@@ -27,7 +27,7 @@ import re
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,17 +36,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from baselines.bif.diagnostics import judge_chain
-from baselines.bif.method import BIF, DivergedError
+from baselines.bif.collect import diagnosed_examples
+from baselines.bif.diagnostics import diagnose, dropped_chains, judge_chain, require_healthy
+from baselines.bif.method import BIF
 from baselines.bif.sampler import RMSPROP_DECAY, RMSPROP_STABILITY
-from baselines.method import Attribution, Method, Problem
+from baselines.bif.settings import FROM_PILOT
+from baselines.method import Attribution, Method, Problem, Size
 from baselines.support.copies import detached_copy
 from baselines.support.gradients import trainable_parameters
 from retrain.errors import UsageError
 from retrain.task import Task
 
 DEVINTERP_SAMPLERS = {"sgld": "sgmcmc_sgld", "rmsprop_sgld": "rmsprop_sgld"}
-NEEDED = ("devinterp", "xarray", "zarr", "pydantic")
+REQUIRED_PACKAGES = ("devinterp", "xarray", "zarr", "pydantic")
 INSTALL = 'pip install "devinterp==2.0.1"'
 OBSERVABLE = "losses"
 _STREAM = 21
@@ -56,8 +58,14 @@ _STREAM = 21
 class BIFDevinterp(Method):
     """As `bif`, option for option; see there."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     libraries: ClassVar[tuple[str, ...]] = ("devinterp",)
+    paper: ClassVar[str] = BIF.paper
+    grid: ClassVar[Sequence[Mapping[str, tuple[Any, ...]]]] = [
+        {"gamma": (1e4,), "step_size": (1e-5, 1e-4), "n_beta": (200.0, 1000.0)},
+        {"gamma": (1e5,), "step_size": (1e-5,), "n_beta": (200.0, 2000.0)},
+        {"sampler": ("rmsprop_sgld",), "burn_in": (100,), "step_size": (1e-5,), "n_beta": (1.0, 10.0, 100.0)},
+    ]
 
     sampler: str = "sgld"
     chains: int = 4
@@ -80,12 +88,20 @@ class BIFDevinterp(Method):
             raise ValueError(f'sampler is "{self.sampler}"; devinterp offers: {", ".join(DEVINTERP_SAMPLERS)}')
         if self.micro_batch < 0:
             raise ValueError(f"micro_batch is {self.micro_batch}; expected 0 or a positive number")
+        for name in FROM_PILOT:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a positive number: there is no pilot here")
         shared = {name: value for name, value in vars(self).items() if name != "micro_batch"}
         BIF(**shared)  # the same options, so the same checks
 
     def skip(self, task: Task) -> str | None:
-        missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+        missing = [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
         return f"{', '.join(missing)} not installed: {INSTALL}" if missing else None
+
+    def memory_bytes(self, size: Size) -> int:
+        """Every loss of every draw, twice while they are put in order, and the scores; until then they are on disk."""
+        losses = 4 * (size.num_attributed + size.num_queries)
+        return 2 * self.chains * self.draws * losses + 8 * size.num_attributed * size.num_queries
 
     def sampling_options(self, num_train: int) -> dict[str, Any]:
         """devinterp's own words for ours: the keyword arguments of its `sample`."""
@@ -164,14 +180,9 @@ class BIFDevinterp(Method):
         start = float(problem.task.losses(problem.model, problem.attributed, device).mean())
         means = traces[..., :num_train].mean(-1).numpy()
         verdicts = [judge_chain(chain, losses, start, self.divergence_limit) for chain, losses in enumerate(means)]
-        dropped = [f"chain {v.chain}: {v.reason}" for v in verdicts if not v.healthy]
         healthy = [verdict.chain for verdict in verdicts if verdict.healthy]
-        if len(healthy) < self.min_chains:
-            raise DivergedError(
-                f"{len(healthy)} of {self.chains} devinterp chains are healthy, {self.min_chains} needed "
-                f"({'; '.join(dropped)}); try a smaller bif_devinterp.step_size or a larger bif_devinterp.gamma",
-                means,
-            )
+        hint = "try a smaller bif_devinterp.step_size or a larger bif_devinterp.gamma"
+        require_healthy(verdicts, self.min_chains, means, "devinterp", hint)
         with _quiet():
             influences = devinterp_bif.compute_bif(
                 samples.isel(chain=healthy),
@@ -192,7 +203,10 @@ class BIFDevinterp(Method):
         return Attribution(
             scores=scores,
             train_scale=spread[:num_train],
-            diagnostics={"num_draws": len(healthy) * self.draws, "dropped_chains": dropped},
+            diagnostics={
+                **diagnose(means[healthy], traces[healthy][..., diagnosed_examples(traces.shape[-1])].numpy()),
+                "dropped_chains": dropped_chains(verdicts),
+            },
             arrays=arrays,
         )
 

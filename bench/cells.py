@@ -15,9 +15,10 @@ from bench import metrics
 from bench.experiment import Execution, Experiment, Session
 from bench.record import without_nan
 from bench.rows import why_undefined
-from bench.scoring import MethodFailedError, Prediction, Scorer
+from bench.scoring import DIVERGED, MethodFailedError, Prediction, Scorer
 from bench.variants import settings_of
 from retrain.errors import UsageError
+from retrain.work import Work
 
 
 class Cells:
@@ -99,5 +100,5 @@ def traces_of(scorer: Scorer) -> list[list[float]]:
     entry = scorer.store.read("scores", scorer.config)
     if entry is not None and "mean_loss_trace" in entry.arrays:
         return entry.arrays["mean_loss_trace"].tolist()
-    parts = [scorer.store.read(unit.kind, unit.config) for unit in scorer.part_units()]
-    return [part.arrays["mean_losses"].tolist() for part in parts if part is not None and "mean_losses" in part.arrays]
+    left = Work.of(scorer.store, "scores", scorer.store.key("scores", scorer.config)).load(DIVERGED)
+    return [] if left is None else left[0]["mean_losses"].tolist()

@@ -367,13 +367,13 @@ class Session:
                 if redo:
                     scorer.forget(plans)
                 waiting.append((variant, scorer, plans, scorer.missing(plans)))
-        failed = self._make([units for *_, units in waiting if units])
+        failed = self._make([scorer for _, scorer, _, units in waiting if units], [u for *_, us in waiting for u in us])
         found: dict[tuple[int, float], list[tuple[Variant, list[Prediction]]]] = {block: [] for block in self.blocks}
         for variant, scorer, plans, units in waiting:
-            keys = [self.store.key(unit.kind, unit.config) for unit in units]
+            keys = {self.store.key(unit.kind, unit.config): unit.kind for unit in [*units, *scorer.part_units()]}
             if reason := next((failed[key] for key in keys if key in failed), None):
                 self.out.problems.append(f"{variant.label} failed: {'; '.join(map(str.strip, reason.splitlines()))}")
-            elif any(not self.store.has_key(unit.kind, key) for unit, key in zip(units, keys, strict=True)):
+            elif units and not self.store.has(units[0].kind, units[0].config):
                 self.out.problems.append(
                     f"{variant.label} has no scores yet for seed {scorer.question.seed}; nothing was started"
                 )
@@ -383,18 +383,18 @@ class Session:
                 found[scorer.question.seed, scorer.question.alpha_attribution].append((variant, predictions))
         return found
 
-    def _make(self, needed: list[list[Unit]]) -> dict[str, str]:
-        """Key -> reason of what failed. Parts first, for they can be made anywhere; then the scores they make up."""
+    def _make(self, scorers: list[Scorer], units: list[Unit]) -> dict[str, str]:
+        """Key -> reason of what failed. Where several work at once, parts first: they can be made anywhere."""
         jobs: dict[str, Any] = {**ONCE, **self.execution.scoring_jobs()}
-        last = [units[-1] for units in needed]
-        parts = [unit for units in needed for unit in units[:-1]]
         name, failed = f"{self.task.name} scores", dict[str, str]()
+        cluster = jobs.get("cluster", "inline")
         try:
-            if jobs.get("cluster", "inline") == "inline":
-                return run_units(last, self.store, name=name, progress=self.execution.progress, **jobs).failed
-            for phase, units in ((f"{name}, parts", parts), (name, last)):
-                if units:
-                    failed |= self._run_elsewhere(phase, units, jobs)
+            if cluster == "inline":
+                return run_units(units, self.store, name=name, progress=self.execution.progress, **jobs).failed
+            parts = [unit for scorer in scorers for unit in scorer.part_units()] if jobs.get("jobs") != 1 else []
+            for phase, some in ((f"{name}, parts", parts), (name, units)):
+                if some:
+                    failed |= self._run_elsewhere(phase, some, jobs)
             return failed
         finally:
             close_desk()

@@ -62,11 +62,13 @@ def add_rows(
     made: dict[Made, np.ndarray] = {}
     behind: dict[Made, tuple[Variant, Prediction]] = {}
     for normalised, kind in ((False, "raw"), (True, "normalised")):
-        for variant, prediction in predictions:
-            values = prediction.normalised if normalised else prediction.raw
-            if values is not None and variant.rows in ("both", kind):
-                made[variant.label, normalised] = values[truth.subsets]
-                behind[variant.label, normalised] = variant, prediction
+        for variant, whole in predictions:
+            parts = {f"{variant.label}: {name}": part for name, part in whole.components.items()}
+            for label, prediction in {variant.label: whole, **parts}.items():
+                values = prediction.normalised if normalised else prediction.raw
+                if values is not None and variant.rows in ("both", kind):
+                    made[label, normalised] = values[truth.subsets]
+                    behind[label, normalised] = variant, prediction
     pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
     ceiling, results, differences = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs)
     names = ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated", "num_undefined")

@@ -9,7 +9,7 @@ Raw outputs are stored; metrics are computed from them afterwards.
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from retrain.work import Work, telling
 
 KEEP_SCORES = {"auto": 2**30, "always": 2**62, "never": 0}  # largest score matrix kept, in bytes
 ONCE: dict[str, Any] = {"retry_errors": False, "same_failures": 0}  # a method that raises would raise again
+DIVERGED = "diverged"  # the name under which a method that ran away leaves its loss traces
 MAX_FIT_BYTES = 2 * 2**30  # a larger fit is not kept
 
 
@@ -114,6 +115,9 @@ class Prediction:
     raw: np.ndarray  # (subsets, queries): sum of scores over the subset's members
     normalised: np.ndarray | None  # the same from train-normalised scores
     record: dict[str, Any]  # seconds, memory, diagnostics, device
+    components: dict[str, "Prediction"] = field(
+        default_factory=dict
+    )  # what it is made of, as predictions by themselves
 
 
 # ---- one method on one question ----
@@ -217,7 +221,7 @@ class Scorer:
             self.store.remove_key(kind, self.store.key(kind, config))
 
     def missing(self, plans: Sequence[Plan]) -> list[Unit]:
-        """The units that must be done, in an order in which they can be; empty when everything is there."""
+        """The unit that must be done; empty when everything is there."""
         found = [self._stored_prediction(plan) for plan in plans]
         entry = self.store.read("scores", self.config)
         flawed = entry is not None and entry.record.get("num_scores_not_finite")
@@ -225,7 +229,7 @@ class Scorer:
             return []
         if entry is not None:  # not finite: evidence, not a result; or too large to have been kept, and asked for anew
             self.forget(plans, fits=False)
-        return [*self.part_units(), self.score_unit(plans)]
+        return [self.score_unit(plans)]
 
     def predictions(self, plans: Sequence[Plan]) -> list[Prediction]:
         """One a plan, from the store; `missing` says what has to be made first."""
@@ -244,32 +248,56 @@ class Scorer:
     def make(self, plans: Sequence[Plan], **jobs: Any) -> list[Prediction]:
         """The predictions, made where they are missing; raises what the method raises."""
         if units := self.missing(plans):
-            obtain(units[-1:], self.store, **ONCE, **jobs)
+            obtain(units, self.store, **ONCE, **jobs)
         return self.predictions(plans)
 
     def _stored_prediction(self, plan: Plan) -> Prediction | None:
         entry = self.store.read("predictions", self.plan_config(plan))
         if entry is None:
             return None
-        return Prediction(entry.arrays["raw"], entry.arrays.get("normalised"), entry.record)
+        return prediction_of(entry.arrays, entry.record)
 
     def keep_prediction(self, plan: Plan, attribution: Attribution, record: Mapping[str, Any]) -> Prediction:
         masks = torch.from_numpy(plan.masks(self.question.task)).float()
-        raw = (masks @ attribution.scores.float().T).numpy()
-        scaled = attribution.normalised()
-        arrays = {"raw": raw} if scaled is None else {"raw": raw, "normalised": (masks @ scaled.float().T).numpy()}
+        arrays: dict[str, np.ndarray] = {}
+        for place, one in [("", attribution), *((f"{name}/", part) for name, part in attribution.components.items())]:
+            arrays[f"{place}raw"] = (masks @ one.scores.float().T).numpy()
+            if (scaled := one.normalised()) is not None:
+                arrays[f"{place}normalised"] = (masks @ scaled.float().T).numpy()
         self.store.write("predictions", self.plan_config(plan), arrays, record)
-        return Prediction(raw, arrays.get("normalised"), dict(record))
+        return prediction_of(arrays, dict(record))
+
+
+def prediction_of(arrays: Mapping[str, np.ndarray], record: dict[str, Any]) -> Prediction:
+    names = [name.removesuffix("/raw") for name in arrays if name.endswith("/raw")]
+    components = {name: Prediction(arrays[f"{name}/raw"], arrays.get(f"{name}/normalised"), record) for name in names}
+    return Prediction(arrays["raw"], arrays.get("normalised"), record, components)
 
 
 def attribution_of(entry: Entry) -> Attribution:
     """The one way from stored scores to arrays."""
-    scale = entry.arrays.get("train_scale")
-    return Attribution(
-        scores=torch.from_numpy(np.array(entry.arrays["scores"])),
-        train_scale=None if scale is None else torch.from_numpy(np.array(scale)),
-        diagnostics=entry.record.get("diagnostics", {}),
-    )
+
+    def one(place: str, **known: Any) -> Attribution:
+        scale = entry.arrays.get(f"{place}train_scale")
+        return Attribution(
+            scores=torch.from_numpy(np.array(entry.arrays[f"{place}scores"])),
+            train_scale=None if scale is None else torch.from_numpy(np.array(scale)),
+            **known,
+        )
+
+    names = [name.removesuffix("/scores") for name in entry.arrays if name.endswith("/scores")]
+    components = {name: one(f"{name}/") for name in names}
+    return one("", diagnostics=entry.record.get("diagnostics", {}), components=components)
+
+
+def arrays_of(attribution: Attribution) -> dict[str, np.ndarray]:
+    """The way back: what `attribution_of` reads."""
+    arrays = {}
+    for place, one in [("", attribution), *((f"{name}/", part) for name, part in attribution.components.items())]:
+        arrays[f"{place}scores"] = one.scores.numpy()
+        if one.train_scale is not None:
+            arrays[f"{place}train_scale"] = one.train_scale.numpy()
+    return arrays
 
 
 # ---- the units' work, in whatever process ----
@@ -364,7 +392,10 @@ def make_part(store: Store, unit: Unit) -> None:
 def make_scores(store: Store, unit: Unit) -> None:
     desk = _desk(store, unit)
     scorer, method = desk.scorer, desk.scorer.method
-    parts = obtain(scorer.part_units(), store, **ONCE) if scorer.part_units() else {}
+    # Parts that another process made, or was to make; in one process a method runs through by itself, and faster.
+    units = scorer.part_units()
+    apart = any(store.has(part.kind, part.config) for part in units)
+    parts = obtain(units, store, **ONCE) if apart else {}
     model, _ = scorer.base
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with store.scratch() as scratch:
@@ -373,9 +404,15 @@ def make_scores(store: Store, unit: Unit) -> None:
         if parts:
             in_order = sorted(parts.values(), key=lambda entry: entry.config["part"])
             pieces = [{n: torch.from_numpy(np.array(v)) for n, v in entry.arrays.items()} for entry in in_order]
-            attribution, cost = _metered(problem, lambda: method.merge(problem, state, pieces))
+            work = lambda: method.merge(problem, state, pieces)  # noqa: E731
         else:
-            attribution, cost = _metered(problem, lambda: method.score(problem, state))
+            work = lambda: method.score(problem, state)  # noqa: E731
+        try:
+            attribution, cost = _metered(problem, work)
+        except FloatingPointError as error:
+            if (traces := getattr(error, "mean_losses", None)) is not None:  # for whoever asks where the chains went
+                problem.work.save(DIVERGED, {"mean_losses": np.asarray(traces)}, {})
+            raise
     _check(method, attribution, problem)
     after = model.state_dict()
     if any(not torch.equal(before[name], after[name]) for name in before):
@@ -396,10 +433,10 @@ def make_scores(store: Store, unit: Unit) -> None:
         scorer.keep_prediction(Plan(**plan), attribution, record)
     arrays = {name: value.numpy() for name, value in attribution.arrays.items()}
     if attribution.scores.numel() * 4 <= KEEP_SCORES[scorer.keep_scores]:
-        arrays["scores"] = attribution.scores.numpy()
-        if attribution.train_scale is not None:
-            arrays["train_scale"] = attribution.train_scale.numpy()
+        arrays |= arrays_of(attribution)
     store.write(unit.kind, unit.config, arrays, record)
+    for part in parts.values():  # what they were for is there
+        store.remove_key(part.kind, part.key)
 
 
 def _check(method: Method, attribution: Attribution, problem: Problem) -> None:

@@ -149,7 +149,8 @@ def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dic
             row = time_method(variant, problem, repeats)
             row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
             if isinstance(variant.method, BIF) and not variant.method.control_variate:
-                add_floor(row, variant.method, problem, peak["flops"])
+                method = variant.method.fit(problem).method  # with the numbers that its pilot chose
+                add_floor(row, method, problem, peak["flops"])
             rows.append(row)
     if not rows:
         raise UsageError("every method was skipped; there is nothing to time")

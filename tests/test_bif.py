@@ -1,20 +1,20 @@
 """BIF samples what it says: known posteriors, known covariances, and chains judged before they are believed."""
 
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from baselines.bif.covariance import Kept, Streamed, StreamingCovariance, covariance
-from baselines.bif.diagnostics import effective_sample_size, judge_chain, split_rhat
-from baselines.bif.engine import Workbench
+from baselines.bif.collect import JoinedSums, JoinedTraces, RunningSums, Traces
+from baselines.bif.covariance import StreamingCovariance, covariance
+from baselines.bif.engine import Chain, Workbench
 from baselines.bif.method import BIF
 from baselines.bif.sampler import SAMPLERS, Position
 from tests.planted import Planted
 from tests.test_methods import make_problem
 
+NUMBERS: dict = {"draws": 100, "step_size": 1e-5, "n_beta": 200.0, "gamma": 1e4}  # nothing left to a pilot
 CURVATURES = torch.tensor([1.0, 4.0, 10.0, 30.0])
 
 
@@ -74,7 +74,7 @@ def test_only_the_named_parameters_move(tmp_path: Path) -> None:
     singular = torch.linalg.svdvals(scores)
     assert singular[1] < 0.3 * singular[0]
     with pytest.raises(ValueError, match="no trainable parameter"):
-        BIF(parameters="nowhere").score(problem, None)
+        BIF(parameters="nowhere", **NUMBERS).score(problem, None)
 
 
 @pytest.mark.parametrize("centring", ["pooled", "chain"])
@@ -94,25 +94,28 @@ def test_streaming_and_kept_traces_agree(centring: str) -> None:
 
 
 @pytest.mark.parametrize("centring", ["pooled", "chain"])
-@pytest.mark.parametrize("collector_of", [Kept, Streamed])
-def test_collectors_count_only_the_chains_they_are_told_to_keep(collector_of: type, centring: str) -> None:
-    """The first one diverged: nothing of it may be left in the others' sums."""
+@pytest.mark.parametrize("streaming", [False, True])
+def test_chains_are_collected_and_joined_as_one_sample(streaming: bool, centring: str) -> None:
     generator = torch.Generator().manual_seed(0)
     losses = torch.randn(3, 100, 18, generator=generator) + 3 * torch.randn(3, 1, 18, generator=generator) + 5
-    losses[0, 3:] = torch.nan
-    shift = {"checkpoint": torch.full((18,), 5.0)} if collector_of is Streamed else {}
-    collector = collector_of(100, 11, 7, centring, torch.device("cpu"), **shift)
+    cpu = torch.device("cpu")
+    joined = (JoinedSums if streaming else JoinedTraces)(11, 7, centring, cpu)  # type: ignore[arg-type]
     for chain in range(3):
-        collector.start()
+        collector: Traces | RunningSums = Traces(100, 11, 7, cpu)
+        if streaming:
+            collector = RunningSums(100, 11, 7, cpu, checkpoint=torch.full((18,), 5.0))
         for draw in range(100):
-            collector.add(draw, losses[chain, draw])
+            collector.add(losses[chain, draw])
         np.testing.assert_allclose(collector.mean_losses(), losses[chain, :, :11].mean(1).numpy(), rtol=1e-5)
-        if chain != 0:
-            collector.keep()
-    healthy = losses[1:]
-    expected = covariance(healthy[..., 11:], healthy[..., :11], centring)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(collector.diagnosed(), healthy.numpy())
-    for got, want in zip(collector.covariance(), expected, strict=True):
+        joined.add(collector.part(), 100)
+        cross, variances = joined.of_last_chain()
+        alone = covariance(losses[chain : chain + 1, :, 11:], losses[chain : chain + 1, :, :11], "chain")
+        torch.testing.assert_close(cross, alone[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(variances, alone[2].square(), rtol=1e-4, atol=1e-5)
+        joined.forget_last()
+    expected = covariance(losses[..., 11:], losses[..., :11], centring)  # type: ignore[arg-type]
+    assert torch.equal(joined.diagnosed(), losses)
+    for got, want in zip(joined.covariance(), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -193,6 +196,28 @@ def test_the_shadows_variance_is_known(centring: str) -> None:
     assert method.prior_variance(method.chains) == pytest.approx(float(measured), rel=0.01)
 
 
+@pytest.mark.parametrize("centring", ["pooled", "chain"])
+@pytest.mark.parametrize(("step_size", "burn_in", "thinning"), [(0.1, 0, 1), (0.4, 3, 2), (1e-6, 5, 1), (0.25, 0, 3)])
+def test_the_shadows_variance_needs_no_matrix_of_draws(
+    centring: str, step_size: float, burn_in: int, thinning: int
+) -> None:
+    """The same as the sum over every pair of draws; a steps' product from 2 on makes the autoregression alternate."""
+    method = BIF(
+        control_variate=True, centring=centring, chains=3, draws=50, burn_in=burn_in, thinning=thinning,
+        step_size=step_size, gamma=8.0,
+    )  # fmt: skip
+    a = 1 - step_size * method.gamma / 2
+    steps = thinning * (burn_in + np.arange(50))
+    variance = step_size * (1 - np.power(a, 2.0 * steps)) / (1 - a * a)
+    earlier = np.minimum.outer(np.arange(50), np.arange(50))
+    covariances = np.power(a, np.abs(np.subtract.outer(steps, steps)).astype(int)) * variance[earlier]
+    taken = covariances.mean() / (3 if centring == "pooled" else 1)
+    expected = 150 * (variance.mean() - taken) / (150 - (1 if centring == "pooled" else 3))
+    assert method.prior_variance(3) == pytest.approx(expected, rel=1e-9)
+    long = BIF(control_variate=True, chains=3, draws=200_000, step_size=0.1, gamma=8.0)  # 960 GB by pairs
+    assert long.prior_variance(3) == pytest.approx(0.1 / (1 - 0.6**2), rel=1e-3)
+
+
 def test_the_control_variate_is_far_closer_with_few_draws(tmp_path: Path) -> None:
     """Against the exact linear part, where the prior decides; plain BIF of as many draws is a noisy projection."""
     task = Planted(num_train=60, num_queries=10, dimension=3)
@@ -240,40 +265,7 @@ def test_query_normalised_and_train_normalised_scores_are_correlations(tmp_path:
     assert correlations.abs().max() > 0.5
 
 
-# ---- diagnostics ----
-
-
-def autoregressive(coefficient: float, chains: int = 4, draws: int = 4000) -> np.ndarray:
-    generator = np.random.default_rng(0)
-    values = np.zeros((chains, draws))
-    for t in range(1, draws):
-        values[:, t] = coefficient * values[:, t - 1] + generator.normal(size=chains)
-    return values[:, 200:]
-
-
-@pytest.mark.parametrize("coefficient", [0.0, 0.5, 0.9])
-def test_effective_sample_size_of_an_autoregression(coefficient: float) -> None:
-    values = autoregressive(coefficient)
-    expected = values.size * (1 - coefficient) / (1 + coefficient)
-    assert 0.75 < effective_sample_size(values) / expected < 1.3
-
-
-def test_rhat_sees_chains_that_disagree_and_chains_that_drift() -> None:
-    values = autoregressive(0.0)
-    assert split_rhat(values) < 1.01
-    assert split_rhat(values + np.arange(4)[:, None]) > 1.2
-    assert split_rhat(values + np.linspace(0, 5, values.shape[1])) > 1.2
-    assert math.isnan(split_rhat(values[:, :3]))
-    assert split_rhat(np.ones((2, 10))) == 1.0
-
-
-def test_chains_that_run_away_are_judged() -> None:
-    steady = np.full(50, 1.0)
-    assert judge_chain(0, steady, 1.0, limit=5).healthy
-    assert "ran away" in judge_chain(0, steady + np.linspace(0, 20, 50), 1.0, limit=5).reason
-    broken = steady.copy()
-    broken[30:] = np.nan
-    assert "non-finite loss at draw 30" in judge_chain(0, broken, 1.0, limit=5).reason
+# ---- chains that run away ----
 
 
 @pytest.mark.parametrize(("gamma", "hint"), [(0.1, "smaller bif.step_size"), (1.0, r"1 / gamma = 1 or less")])
@@ -285,13 +277,18 @@ def test_a_diverging_sampler_fails_with_its_reason(tmp_path: Path, gamma: float,
 
 
 def test_one_diverged_chain_is_dropped_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    healthy = Workbench.draws
+    start, healthy = Chain.__init__, Chain.draws
 
-    def broken(self, seed, chain, ticks):  # type: ignore[no-untyped-def]
-        for losses in healthy(self, seed, chain, ticks):
-            yield losses * torch.nan if chain == 1 else losses
+    def numbered(self, workbench, seed, number):  # type: ignore[no-untyped-def]
+        self.number = number
+        start(self, workbench, seed, number)
 
-    monkeypatch.setattr(Workbench, "draws", broken)
+    def broken(self, ticks):  # type: ignore[no-untyped-def]
+        for losses in healthy(self, ticks):
+            yield losses * torch.nan if self.number == 1 else losses
+
+    monkeypatch.setattr(Chain, "__init__", numbered)
+    monkeypatch.setattr(Chain, "draws", broken)
     method = BIF(chains=3, draws=30, step_size=0.004, gamma=1.0, n_beta=50.0)
     attribution = method.score(make_problem(Planted(), tmp_path), None)
     assert torch.isfinite(attribution.scores).all()
@@ -300,28 +297,28 @@ def test_one_diverged_chain_is_dropped_and_named(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("control_variate", "expected"), [(False, 1), (True, 2)])
-def test_a_chain_keeps_one_set_of_traces_and_takes_no_step_in_vain(
+def test_a_chain_has_one_collector_and_takes_no_step_in_vain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control_variate: bool, expected: int
 ) -> None:
     """Memory is planned for what is kept, and the chain ends at its last draw."""
     made, steps = [], []
 
-    class Counted(Kept):
+    class Counted(Traces):
         def __init__(self, *arguments):  # type: ignore[no-untyped-def]
             made.append(self)
             super().__init__(*arguments)
 
-    step = Workbench._step
-    monkeypatch.setattr("baselines.bif.method.Kept", Counted)
-    monkeypatch.setattr(Workbench, "_step", lambda self, *given: (steps.append(1), step(self, *given)))
-    options = {"chains": 2, "draws": 4, "burn_in": 1, "thinning": 3, "step_size": 1e-4, "gamma": 1e4}
+    step = Workbench.step
+    monkeypatch.setattr("baselines.bif.parts.Traces", Counted)
+    monkeypatch.setattr(Workbench, "step", lambda self, *given: (steps.append(1), step(self, *given)))
+    options = {"chains": 2, "draws": 4, "burn_in": 1, "thinning": 3, "step_size": 1e-4, "gamma": 1e4, "n_beta": 200.0}
     problem = make_problem(Planted(num_train=50, num_queries=20), tmp_path)
     BIF(**options, control_variate=control_variate).score(problem, None)  # type: ignore[arg-type]
-    assert len(made) == expected
+    assert len(made) == 2 * expected
     assert len(steps) == 2 * 3 * (1 + 4 - 1)
 
 
 def test_too_little_memory_is_said_before_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baselines.bif.method.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("baselines.bif.holdings.free_bytes", lambda _: 1000)
     with pytest.raises(ValueError, match="GiB are free; take fewer queries"):
-        BIF().score(make_problem(Planted(), tmp_path), None)
+        BIF(**NUMBERS).score(make_problem(Planted(), tmp_path), None)

@@ -123,7 +123,7 @@ def test_bad_questions_are_one_line(problem: Problem, tmp_path: Path, monkeypatc
 
 def test_a_chain_that_diverges_is_named(problem: Problem) -> None:
     with pytest.raises(FloatingPointError, match="0 of 1 bif chains are healthy"):
-        token_bif(BIF(chains=1, draws=5, step_size=50.0, minibatch=10), problem, [(0, 0)])
+        token_bif(BIF(chains=1, draws=5, step_size=50.0, gamma=1e4, n_beta=200.0, minibatch=10), problem, [(0, 0)])
 
 
 # ---- the command and its page ----

@@ -1,5 +1,6 @@
 """The Kronecker-factored localiser: known curvature, coordinates that are what they say, and shrinkage that judges."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from baselines.bif.covariance import Agreement
 from baselines.bif.engine import Workbench
-from baselines.bif.method import BIF
+from baselines.bif.method import BIF, Fitted
 from baselines.bif.sampler import SAMPLERS, Position
 from baselines.support.curvature import Block, GradientsInMetric, Metric, fit_curvature
 from baselines.support.gradients import PerExampleGradients
@@ -146,7 +147,7 @@ def test_gradients_reach_the_chain_in_the_metrics_coordinates(tmp_path: Path) ->
         localiser="kronecker", gradient="difference",
     )  # fmt: skip
     torch.manual_seed(0)
-    metric = method.fit(problem)
+    metric = method.fit(problem).metric
     assert metric is not None
     workbench = Workbench(method, task, problem.model, problem.train, problem.queries, metric)
     weights = []
@@ -167,12 +168,12 @@ def test_with_the_kronecker_localiser_few_draws_are_damped_influence(tmp_path: P
         localiser="kronecker", control_variate=True, shrinkage=True,
     )  # fmt: skip
     torch.manual_seed(0)
-    metric = method.fit(problem)
+    metric = method.fit(problem).metric
     assert metric is not None
     gradients = PerExampleGradients(problem.model, task.loss_function.per_example)
     train, queries = (gradients((e.inputs, e.targets)) for e in (problem.attributed, problem.queries))
     damped = torch.linalg.inv(torch.eye(4) + torch.block_diag(*[_matrix(block) for block in metric.blocks]) / 0.3)
-    answer = method.score(problem, metric)
+    answer = method.score(problem, Fitted(method, None, metric))
     exact = -method.prior_variance(2) * queries @ damped @ train.T
     torch.testing.assert_close(answer.scores, exact, rtol=1e-3, atol=1e-3 * float(exact.abs().max()))
     assert answer.diagnostics["sampled_share"] < 0.01
@@ -239,7 +240,8 @@ def test_shrinkage_is_the_same_from_traces_and_from_running_sums(tmp_path: Path,
         "control_variate": True, "shrinkage": True,
     }  # fmt: skip
     by_traces = BIF(**options).score(problem, None)
-    monkeypatch.setattr(BIF, "_plan_memory", lambda *_: (True, 0))
+    held = BIF._held
+    monkeypatch.setattr(BIF, "_held", lambda *given: replace(held(*given), streaming=True))
     by_sums = BIF(**options).score(problem, None)
     assert 0 < by_traces.diagnostics["kept_difference_median"] <= 1
     torch.testing.assert_close(by_sums.scores, by_traces.scores, rtol=1e-3, atol=1e-6)

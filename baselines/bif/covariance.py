@@ -1,14 +1,12 @@
 """Covariances between training and query losses over the draws, from kept traces or as a running sum.
 
 `covariance` works on kept traces, draws x (n + q) numbers. `StreamingCovariance` keeps n x q numbers instead, which is
-less as soon as the draws outnumber n q / (n + q); both give the same answer up to rounding. `Kept` and `Streamed` are
-the two ways of collecting chains: a chain counts only once `keep` says that it is healthy.
+less as soon as the draws outnumber n q / (n + q); both give the same answer up to rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +48,9 @@ def covariance(query: Tensor, train: Tensor, centring: Centring) -> tuple[Tensor
     return cross, (query.square().sum(0) / freedom).sqrt(), (train.square().sum(0) / freedom).sqrt()
 
 
+SUMS = ("query_mean", "train_mean", "query_square", "train_square", "cross")
+
+
 class StreamingCovariance:
     """Welford's update of a mean, two variances and a cross-covariance, a block of draws at a time, in float32.
 
@@ -65,10 +66,18 @@ class StreamingCovariance:
         self.query_square, self.train_square = torch.zeros_like(self.query_mean), torch.zeros_like(self.train_mean)
         self.cross = torch.zeros(num_queries, num_train, device=device)
 
-    def clear(self) -> None:
-        self.count = 0
-        for total in (self.query_mean, self.train_mean, self.query_square, self.train_square, self.cross):
-            total.zero_()
+    def state(self) -> dict[str, Tensor]:
+        """The sums by name: the tensors themselves, not copies."""
+        return {name: getattr(self, name) for name in SUMS}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor], count: int, device: torch.device) -> "StreamingCovariance":
+        """The sums of `count` draws, as `state` gave them."""
+        sums = cls(0, 0, device)
+        sums.count = count
+        for name in SUMS:
+            setattr(sums, name, state[name].to(device))
+        return sums
 
     def update(self, query: Tensor, train: Tensor) -> None:
         """A block of draws: (draws, q) and (draws, n)."""
@@ -146,115 +155,3 @@ class Agreement:
         mean_square = square_of_sum / self.num_chains**2
         noise = (sum_of_squares - self.num_chains * mean_square) / (self.num_chains * (self.num_chains - 1))
         return torch.where(mean_square > 0, 1 - noise / mean_square, 0.0).clamp(0, 1)
-
-
-DIAGNOSED_EXAMPLES = 200  # R-hat and ESS of this many examples' traces stand for all
-BLOCK = 64  # draws that are summed at once
-
-
-class Kept:
-    """Chains as whole traces of every loss."""
-
-    def __init__(self, num_draws: int, num_train: int, num_queries: int, centring: Centring, device: torch.device):
-        self.num_draws, self.num_train, self.num_examples = num_draws, num_train, num_train + num_queries
-        self.device, self._centring = device, centring
-        self._chains: list[Tensor] = []
-        self._trace = torch.empty(0)
-
-    def start(self) -> None:
-        self._trace = torch.empty(self.num_draws, self.num_examples, device=self.device)
-
-    def add(self, draw: int, losses: Tensor) -> None:
-        self._trace[draw] = losses
-
-    def mean_losses(self) -> np.ndarray:
-        """(draws,): the mean training loss of the chain just run."""
-        return self._trace[:, : self.num_train].mean(1).cpu().numpy()
-
-    def keep(self) -> None:
-        self._chains.append(self._trace)
-
-    def of_last_chain(self) -> tuple[Tensor, Tensor]:
-        """(q, n) covariances and (n,) variances of the training losses over the chain kept last, about its own mean."""
-        cross, _, train_scale = chains_covariance(self._chains[-1:], self.num_train, "chain")
-        return cross, train_scale.square()
-
-    def traces(self) -> Tensor:
-        """(chains, draws, n + q)"""
-        return torch.stack(self._chains)
-
-    def diagnosed(self) -> np.ndarray:
-        """(chains, draws, examples): a spread of single examples' traces."""
-        chosen = _spread(self.num_examples).to(self.device)
-        return torch.stack([trace[:, chosen] for trace in self._chains]).cpu().numpy()
-
-    def covariance(self) -> tuple[Tensor, Tensor, Tensor]:
-        return chains_covariance(self._chains, self.num_train, self._centring)
-
-
-class Streamed:
-    """Chains as running sums: n x q numbers however many draws there are."""
-
-    def __init__(
-        self,
-        num_draws: int,
-        num_train: int,
-        num_queries: int,
-        centring: Centring,
-        device: torch.device,
-        *,
-        checkpoint: Tensor,
-    ):
-        """`checkpoint` has the losses (n + q,) before any step: less them, what is summed is small."""
-        self.num_draws, self.num_train = num_draws, num_train
-        self.device, self._centring = device, centring
-        self._chosen = _spread(num_train + num_queries).to(device)
-        self._total = StreamingCovariance(num_queries, num_train, device)
-        self._chain = StreamingCovariance(num_queries, num_train, device)
-        self._block = torch.empty(min(BLOCK, num_draws), num_train + num_queries, device=device)
-        self._shift = checkpoint
-        self._diagnosed: list[Tensor] = []
-
-    def start(self) -> None:
-        self._chain.clear()
-        self._filled = 0
-        self._mean = torch.empty(self.num_draws, device=self.device)
-        self._examples = torch.empty(self.num_draws, len(self._chosen), device=self.device)
-
-    def add(self, draw: int, losses: Tensor) -> None:
-        self._mean[draw] = losses[: self.num_train].mean()
-        self._examples[draw] = losses[self._chosen]
-        torch.sub(losses, self._shift, out=self._block[self._filled])
-        self._filled += 1
-        if self._filled == len(self._block):
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._filled:
-            block = self._block[: self._filled]
-            self._chain.update(block[:, self.num_train :], block[:, : self.num_train])
-            self._filled = 0
-
-    def mean_losses(self) -> np.ndarray:
-        return self._mean.cpu().numpy()
-
-    def keep(self) -> None:
-        self._flush()
-        self._diagnosed.append(self._examples)
-        self._total.add_chain(self._chain, self._centring)
-
-    def of_last_chain(self) -> tuple[Tensor, Tensor]:
-        return self._chain.cross / (self._chain.count - 1), self._chain.train_square / (self._chain.count - 1)
-
-    def traces(self) -> Tensor:
-        raise ValueError("running sums keep no traces")
-
-    def diagnosed(self) -> np.ndarray:
-        return torch.stack(self._diagnosed).cpu().numpy()
-
-    def covariance(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self._total.finish(self._centring)
-
-
-def _spread(num_examples: int) -> Tensor:
-    return torch.linspace(0, num_examples - 1, min(DIAGNOSED_EXAMPLES, num_examples)).long()

@@ -1,218 +1,93 @@
-"""What a chain does over and over: measure every loss, and take a minibatch gradient, at weights that change in place.
+"""A chain and what it runs on: one copy of the model with its passes, which chains use one after another.
 
-    workbench = Workbench(method, task, checkpoint, train, measured)      # examples on the device
+    workbench = Workbench(settings, task, checkpoint, train, measured)    # examples on the device
     for losses in workbench.draws(seed, chain): ...                       # (examples,) float32 at each draw
 
-On CUDA each is captured once as a CUDA graph (all batches of the forward pass in one) and replayed at every draw: the
-weights are swapped in place, nothing is launched kernel by kernel and nothing is read back to the host. The same
-functions run as they are on the CPU, and wherever capturing fails.
+A chain is a function of (seed, chain) alone: which chains ran before it, in which process, and how often it was
+stopped and taken up again do not change a bit of it.
 """
 
 import copy
-import logging
 import re
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from baselines.bif.passes import Gradient, Measured
 from baselines.bif.sampler import SAMPLERS, Position
+from baselines.bif.settings import DISPLACEMENTS, ChainSettings
 from baselines.support.curvature import Metric
 from baselines.support.gradients import trainable_parameters
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.task import Task
 
-if TYPE_CHECKING:
-    from baselines.bif.method import BIF
-
-logger = logging.getLogger("tda-bench")
-
-GRADIENTS = ("minibatch", "difference")
-DISPLACEMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MINIBATCH_STREAM, _NOISE_STREAM = 11, 12
 # Above this many bytes of sampled parameters each one is moved as soon as its gradient is there, so that the whole
 # gradient is never held; below, one captured pass is faster.
 STEP_IN_BACKWARD_BYTES = 2**30
 
-WARM_UP_RUNS = 2  # before a capture: libraries choose their kernels and allocate their workspaces then
-
-
-class Captured:
-    """A function without arguments, replayed as a CUDA graph; it must always read and write the same tensors."""
-
-    def __init__(self, function: Callable[[], None], device: torch.device):
-        self._function = function
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
-            self._graph = _capture(function, device)
-
-    def __call__(self) -> None:
-        if self._graph is None:
-            self._function()
-        else:
-            self._graph.replay()
-
-
-def _capture(function: Callable[[], None], device: torch.device) -> "torch.cuda.CUDAGraph | None":
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_RUNS):
-            function()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            function()
-    except RuntimeError as error:
-        torch.cuda.synchronize(device)
-        logger.warning("bif runs without CUDA graphs, more slowly: %s", str(error).splitlines()[0])
-        return None
-    return graph
-
-
-class Measured:
-    """Every example's loss at the model's present weights."""
-
-    def __init__(self, task: Task, model: nn.Module, examples: Examples, batch_size: int):
-        self.task, self.model, self.examples, self.batch_size = task, model, examples, batch_size
-        self._losses = torch.empty(len(examples), device=examples.inputs.device)
-        self._run = Captured(self._measure, examples.inputs.device)
-
-    @torch.no_grad()
-    def _measure(self) -> None:
-        start = 0
-        for batch in self.examples.batches(self.batch_size):
-            self._losses[start : start + len(batch[0])] = self.task.example_loss(self.model, batch)
-            start += len(batch[0])
-
-    def __call__(self) -> Tensor:
-        """(examples,) float32; the next call overwrites it."""
-        self._run()
-        return self._losses
-
-
-class Gradient:
-    """`scale` times the gradient of a minibatch's mean loss, in the parameters' own order.
-
-    Minibatches are drawn from all of `train` without replacement; where the minibatch is as large, it is all of it.
-    With an `origin` (the model at the checkpoint, its parameters in the same order), the gradient of the same minibatch
-    there is taken off: what is left is what the displacement changed. That removes the checkpoint's own slope, and
-    nearly all of the noise of drawing a minibatch while the displacement is small. With a `metric` the gradient is in
-    its coordinates.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        model: nn.Module,
-        parameters: list[nn.Parameter],
-        train: Examples,
-        minibatch: int,
-        scale: float,
-        origin: tuple[nn.Module, list[nn.Parameter]] | None = None,
-        metric: Metric | None = None,
-    ):
-        self.task, self.train, self.scale, self.metric = task, train, scale, metric
-        self.places = [(model, parameters)] if origin is None else [(model, parameters), origin]
-        self.size = min(minibatch, len(train))
-        device = train.inputs.device
-        self._chosen = torch.arange(self.size, device=device)
-        self._gradient = [torch.zeros_like(parameter) for parameter in parameters]
-        self._run = Captured(self._compute, device)
-
-    def _compute(self) -> None:
-        if self.size < len(self.train):
-            batch = (self.train.inputs[self._chosen], self.train.targets[self._chosen])
-        else:
-            batch = (self.train.inputs, self.train.targets)
-        for number, (model, parameters) in enumerate(self.places):
-            with torch.enable_grad():
-                loss = self.task.example_loss(model, batch).mean() * self.scale
-                found = torch.autograd.grad(loss, parameters)
-            if number == 0:
-                torch._foreach_copy_(self._gradient, found)
-            else:
-                torch._foreach_sub_(self._gradient, found)
-        if self.metric is not None:
-            torch._foreach_copy_(self._gradient, self.metric.of_gradient(self._gradient))
-
-    def __call__(self, generator: torch.Generator) -> list[Tensor]:
-        """The next call overwrites what this one gave."""
-        if self.size < len(self.train):
-            device = self.train.inputs.device
-            self._chosen.copy_(torch.randperm(len(self.train), generator=generator, device=device)[: self.size])
-        self._run()
-        return self._gradient
-
 
 class Workbench:
-    """One copy of the model with its captured passes, which the chains use one after another."""
-
     def __init__(
         self,
-        method: "BIF",
+        settings: ChainSettings,
         task: Task,
         checkpoint: nn.Module,
         train: Examples,
         measured: Examples,
         metric: Metric | None = None,
     ):
-        self.method, self.task, self.train = method, task, train
-        self.device = train.inputs.device
-        self.model, self.sampled = _copy_to_sample(checkpoint, method.parameters)
+        if settings.left_to_the_pilot:
+            raise ValueError(
+                f"{', '.join(settings.left_to_the_pilot)} not chosen yet; take the settings that `fit` gives"
+            )
+        self.settings, self.task, self.train = settings, task, train
+        self.device = train.targets.device
+        self.model, self.sampled = copy_to_sample(checkpoint, settings.parameters)
         anchor = [checkpoint.get_parameter(name).data for name in self.sampled]
         weights = [parameter.data for parameter in self.sampled.values()]
-        dtype = DISPLACEMENTS[method.displacement]
+        dtype = DISPLACEMENTS[settings.displacement]
         num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
-        self.losses = Measured(task, self.model, measured, method.batch_size)
-        plain = method.gradient == "minibatch" and not method.control_variate and metric is None
+        self.losses = Measured(task, self.model, measured, settings.batch_size)
+        plain = settings.gradient == "minibatch" and not settings.control_variate and metric is None
         self._in_backward = plain and num_bytes > STEP_IN_BACKWARD_BYTES
         if self._in_backward:
             self.positions = [Position([weight], [start], dtype) for weight, start in zip(weights, anchor, strict=True)]
         else:
             self.positions = [Position(weights, anchor, dtype, metric=metric)]
             origin = None
-            if method.gradient == "difference":
-                at_checkpoint, same = _copy_to_sample(checkpoint, method.parameters)
+            if settings.gradient == "difference":
+                at_checkpoint, same = copy_to_sample(checkpoint, settings.parameters)
                 origin = (at_checkpoint, list(same.values()))
             parameters = list(self.sampled.values())
             self.gradient = Gradient(
-                task, self.model, parameters, train, method.minibatch, method.n_beta, origin, metric
+                task, self.model, parameters, train, settings.minibatch, settings.n_beta, origin, metric
             )
-        if method.control_variate:
-            shadow, moved = _copy_to_sample(checkpoint, method.parameters)
+        if settings.control_variate:
+            shadow, moved = copy_to_sample(checkpoint, settings.parameters)
             shadow_weights = [parameter.data for parameter in moved.values()]
             self.positions[0].shadow = Position(shadow_weights, anchor, dtype, metric=metric)
-            self.shadow_losses = Measured(task, shadow, measured, method.batch_size)
+            self.shadow_losses = Measured(task, shadow, measured, settings.batch_size)
 
     def draws(self, seed: int, chain: int, ticks: Iterator | None = None) -> Iterator[Tensor]:
-        """Each draw's losses after burn-in, overwritten by the next; a function of (seed, chain) alone."""
-        noise = torch.Generator(self.device).manual_seed(_seed(seed, chain, _NOISE_STREAM))
-        minibatches = torch.Generator(self.device).manual_seed(_seed(seed, chain, _MINIBATCH_STREAM))
-        for position in self.positions:
-            position.reset()
-        for draw in range(self.method.burn_in + self.method.draws):
-            if draw:  # nothing looks at where a chain goes after its last draw
-                for _ in range(self.method.thinning):
-                    self._step(minibatches, noise)
-            next(ticks or iter(()), None)
-            if draw >= self.method.burn_in:
-                yield self.losses()
+        """Each draw's losses after burn-in, overwritten by the next."""
+        for losses in Chain(self, seed, chain).draws(ticks):
+            if losses is not None:
+                yield losses
 
-    def _step(self, minibatches: torch.Generator, noise: torch.Generator) -> None:
-        method, step = self.method, SAMPLERS[self.method.sampler]
+    def step(self, minibatches: torch.Generator, noise: torch.Generator) -> None:
+        settings, step = self.settings, SAMPLERS[self.settings.sampler]
         if not self._in_backward:
-            step(self.positions[0], self.gradient(minibatches), method.gamma, method.step_size, noise)
+            step(self.positions[0], self.gradient(minibatches), settings.gamma, settings.step_size, noise)
             return
 
         def move(position: Position) -> Callable[[Tensor], None]:
             def hook(parameter: Tensor) -> None:
                 assert parameter.grad is not None
-                step(position, [parameter.grad], method.gamma, method.step_size, noise)
+                step(position, [parameter.grad], settings.gamma, settings.step_size, noise)
                 parameter.grad = None
 
             return hook
@@ -222,14 +97,52 @@ class Workbench:
             for parameter, position in zip(self.sampled.values(), self.positions, strict=True)
         ]
         try:
-            size = min(method.minibatch, len(self.train))
+            size = min(settings.minibatch, len(self.train))
             chosen = torch.randperm(len(self.train), generator=minibatches, device=self.device)[:size]
             batch = (self.train.inputs[chosen], self.train.targets[chosen])
             with torch.enable_grad():
-                (self.task.example_loss(self.model, batch).mean() * method.n_beta).backward()
+                (self.task.example_loss(self.model, batch).mean() * settings.n_beta).backward()
         finally:
             for handle in handles:
                 handle.remove()
+
+
+class Chain:
+    """One chain under way, from the checkpoint or from where `restore` puts it. A workbench has one at a time."""
+
+    def __init__(self, workbench: Workbench, seed: int, number: int):
+        self.workbench, self.taken = workbench, 0  # draws so far, those of the burn-in included
+        device = workbench.device
+        self.noise = torch.Generator(device).manual_seed(_seed(seed, number, _NOISE_STREAM))
+        self.minibatches = torch.Generator(device).manual_seed(_seed(seed, number, _MINIBATCH_STREAM))
+        for position in workbench.positions:
+            position.reset()
+
+    def draws(self, ticks: Iterator | None = None) -> Iterator[Tensor | None]:
+        """Each draw's losses, overwritten by the next; None during burn-in, when nothing is measured."""
+        settings = self.workbench.settings
+        while self.taken < settings.burn_in + settings.draws:
+            if self.taken:  # nothing looks at where a chain goes after its last draw
+                for _ in range(settings.thinning):
+                    self.workbench.step(self.minibatches, self.noise)
+            self.taken += 1
+            next(ticks or iter(()), None)
+            yield self.workbench.losses() if self.taken > settings.burn_in else None
+
+    def state(self) -> dict[str, Tensor]:
+        """Where it is, between two draws: the tensors themselves, not copies."""
+        state = {"noise": self.noise.get_state(), "minibatches": self.minibatches.get_state()}
+        for number, position in enumerate(self.workbench.positions):
+            state |= {f"{number}.{name}": value for name, value in position.state().items()}
+        return state
+
+    def restore(self, state: Mapping[str, Tensor], taken: int) -> None:
+        self.taken = taken
+        self.noise.set_state(state["noise"])
+        self.minibatches.set_state(state["minibatches"])
+        for number, position in enumerate(self.workbench.positions):
+            start = f"{number}."
+            position.restore({name[len(start) :]: state[name] for name in state if name.startswith(start)})
 
 
 def sampled_names(model: nn.Module, pattern: str) -> list[str]:
@@ -240,7 +153,7 @@ def sampled_names(model: nn.Module, pattern: str) -> list[str]:
     return names
 
 
-def _copy_to_sample(checkpoint: nn.Module, pattern: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
+def copy_to_sample(checkpoint: nn.Module, pattern: str) -> tuple[nn.Module, dict[str, nn.Parameter]]:
     """A copy in eval mode and its sampled parameters by name: only those require gradients, and only those are new."""
     chosen = sampled_names(checkpoint, pattern)
     fixed: dict[int, object] = {

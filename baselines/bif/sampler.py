@@ -11,7 +11,7 @@ that metric's coordinates, and gradients come in them: the localising Gaussian i
 every sampler below takes steps that fit each direction.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -56,6 +56,30 @@ class Position:
         self.publish()
         if self.shadow is not None:
             self.shadow.reset()
+
+    def state(self) -> dict[str, Tensor]:
+        """What a chain here must not lose, by name: the tensors themselves, not copies."""
+        state = {f"displacement.{k}": tensor for k, tensor in enumerate(self.displacement)}
+        for name, tensors in self.memory.items():
+            state |= {f"memory.{name}.{k}": tensor for k, tensor in enumerate(tensors)}
+        if self.shadow is not None:
+            state |= {f"shadow.{name}": tensor for name, tensor in self.shadow.state().items()}
+        return state
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Back to where `state` was taken."""
+        self.memory.clear()
+        for key, value in state.items():
+            kind, _, rest = key.partition(".")
+            if kind == "displacement":
+                self.displacement[int(rest)].copy_(value)
+            elif kind == "memory":
+                name, _, k = rest.rpartition(".")
+                self.recall(name)[int(k)].copy_(value)
+        self.publish()
+        if self.shadow is not None:
+            start = "shadow."
+            self.shadow.restore({key[len(start) :]: state[key] for key in state if key.startswith(start)})
 
 
 # (position, gradient of n_beta * mean loss, gamma, step_size, generator) -> None

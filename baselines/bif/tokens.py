@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from baselines.bif.covariance import StreamingCovariance, covariance
-from baselines.bif.diagnostics import ChainHealth, judge_chain
+from baselines.bif.diagnostics import ChainHealth, dropped_chains, judge_chain, require_healthy
 from baselines.bif.engine import Workbench
 from baselines.bif.method import BIF
 from baselines.method import Problem
@@ -69,10 +69,11 @@ def token_bif(method: BIF, problem: Problem, pairs: Sequence[Pair], block: int |
         )
     block = min(fitting, len(pairs)) if block is None else block
     blocks = [pairs[start : start + block] for start in range(0, len(pairs), block)]
+    fitted = method.fit(problem)
+    method = fitted.method  # with every number chosen
     total = len(blocks) * method.chains * (method.burn_in + method.draws)
     ticks = iter(problem.progress(range(total), total=total, description="bif: token draws"))
-    metric = method.fit(problem)
-    parts = [_one_block(method, problem, metric, chosen, ticks) for chosen in blocks]
+    parts = [_one_block(method, problem, fitted.metric, chosen, ticks) for chosen in blocks]
     list(ticks)  # closes the progress bar
     needed = fixed + block * pair_bytes(num_tokens)
     return TokenScores(
@@ -83,6 +84,7 @@ def token_bif(method: BIF, problem: Problem, pairs: Sequence[Pair], block: int |
         sequence_correlation=torch.cat([part.sequence_correlation for part in parts]),
         diagnostics={
             **parts[0].diagnostics,
+            **({} if fitted.pilot is None else {"pilot": fitted.pilot.shown()}),
             "blocks": len(blocks),
             "planned_bytes": needed,
         },
@@ -140,7 +142,7 @@ def _one_block(method: BIF, problem: Problem, metric: Metric | None, pairs: Sequ
             sequence_traces.append(trace)
             for total, own in zip(totals, sums, strict=True):
                 total.add_chain(own, method.centring)  # type: ignore[arg-type]
-    method._check_health(verdicts, np.stack(mean_losses))
+    require_healthy(verdicts, method.min_chains, np.stack(mean_losses), "bif", method.divergence_hint())
 
     traces = torch.stack(sequence_traces)  # (chains, draws, sequences)
     cross, query_scale, train_scale = covariance(
@@ -163,7 +165,7 @@ def _one_block(method: BIF, problem: Problem, metric: Metric | None, pairs: Sequ
         sequence_correlation=-torch.stack([scaled[place] for place in at]).cpu(),
         diagnostics={
             "num_draws": num_healthy * method.draws,
-            "dropped_chains": [f"chain {v.chain}: {v.reason}" for v in verdicts if not v.healthy],
+            "dropped_chains": dropped_chains(verdicts),
         },
     )
 

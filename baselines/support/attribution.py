@@ -18,6 +18,8 @@ class Attribution:
     diagnostics: dict[str, Any] = field(default_factory=dict)
     # Arrays worth keeping (loss traces): small ones.
     arrays: dict[str, Tensor] = field(default_factory=dict)
+    # What the scores are made of, each a prediction of its own that deserves a row beside them ("exact part").
+    components: dict[str, "Attribution"] = field(default_factory=dict)
 
     def normalised(self) -> Tensor | None:
         """(q, n): scores over the training examples' scale; None where the method has no such scale."""

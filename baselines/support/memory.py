@@ -1,33 +1,98 @@
-"""How much memory there is to use."""
+"""How much memory there is to use, and what needs more than that, said before any work is done.
 
+refuse_if_too_large(method, size)           # None, or one line that says what it needs and what there is
+"""
+
+import contextlib
 import os
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
+from baselines.method import Method, Size
 
-def free_bytes(device: torch.device) -> int:
-    """Free memory of the device; for the CPU what the system calls available, or 4 GiB where it does not say."""
+UNLIMITED = 2**60  # version 1 writes "no limit" as a number that no machine has
+# Pages the kernel gives back when somebody needs them: they are in a cgroup's usage, and free for all that.
+RECLAIMABLE = {
+    2: ("inactive_file", "active_file", "slab_reclaimable"),
+    1: ("total_inactive_file", "total_active_file"),
+}
+LIMIT_AND_USAGE = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
+
+
+def free_bytes(device: torch.device, root: Path = Path("/")) -> int:
+    """Free memory of the device; for the CPU what system and cgroups (Slurm's --mem, a container) leave of it."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + reusable
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    return min([_system_free_bytes(root), *cgroup_free_bytes(root)])
+
+
+def refuse_if_too_large(method: Method, size: Size) -> str | None:
+    """Why this method would run out of memory on a problem of this size, or None."""
+    needed, free = method.memory_bytes(size), free_bytes(size.device)
+    if needed <= free:
+        return None
+    return (
+        f"{method.name} needs {needed / 2**30:.1f} GiB at once for {size.num_attributed:,} training examples and "
+        f"{size.num_queries:,} queries, and {free / 2**30:.1f} GiB are free on {size.device}; take fewer queries "
+        "(--queries) or a smaller --alpha-attribution"
+    )
+
+
+def _system_free_bytes(root: Path) -> int:
+    """What the system calls available, or 4 GiB where it does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return 4 << 30
 
 
-def refuse_if_too_large(method: Any, size: Any) -> str | None:
-    """Why a method would not fit, before anything is computed; None where it does or says nothing of itself."""
-    needed, free = method.memory_bytes(size), free_bytes(size.device)
-    if needed <= free:
+def cgroup_free_bytes(root: Path = Path("/")) -> list[int]:
+    """What each limited cgroup that this process is in has left, its parents included."""
+    return [left for version, folder in _cgroups(root) if (left := _left(version, folder)) is not None]
+
+
+def _cgroups(root: Path) -> Iterator[tuple[int, Path]]:
+    """(version, folder) of this process's memory cgroups, from its own up to the mount."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mounted = root / "sys/fs/cgroup"
+    for line in lines:  # "0::/path" is version 2, "4:memory:/path" version 1
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            version, tops = 2, [mounted, mounted / "unified"]
+        elif "memory" in controllers.split(","):
+            version, tops = 1, [mounted / "memory"]
+        else:
+            continue
+        for top in tops:
+            # A container may see its own cgroup as the mount itself, under a path that only its host has.
+            own = Path(os.path.normpath("/" + path.lstrip("/"))).relative_to("/")
+            for folder in (top / own, *(top / parent for parent in own.parents)):
+                yield version, folder
+
+
+def _left(version: int, folder: Path) -> int | None:
+    """The limit less what is used and cannot be reclaimed; None where there is no limit, or no such cgroup."""
+    limit_file, usage_file = LIMIT_AND_USAGE[version]
+    try:
+        limit = int((folder / limit_file).read_text())
+        usage = int((folder / usage_file).read_text())
+    except (OSError, ValueError):  # "max": no limit
         return None
-    return f"it would hold {needed / 2**30:.1f} GiB at once, and {free / 2**30:.1f} GiB are free"
+    if limit >= UNLIMITED:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        usage -= sum(int(counts.get(name, 0)) for name in RECLAIMABLE[version])
+    return max(0, limit - max(0, usage))

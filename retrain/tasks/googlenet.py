@@ -36,13 +36,7 @@ class GoogLeNet(Task):
     version: ClassVar[int] = 1
     protocols: ClassVar[tuple[str, ...]] = ("last-layer",)
     eval_batch_size: ClassVar[int] = 64
-    # tab:bif_hyperparam_summary, row "Vision".
-    method_settings: ClassVar[dict[str, dict[str, Any]]] = {
-        "bif": {
-            "chains": 15, "draws": 1000, "burn_in": 10, "step_size": 1e-4, "n_beta": 10.0, "gamma": 1000.0,
-            "minibatch": 256,
-        },
-    }  # fmt: skip
+    method_settings: ClassVar[dict[str, dict[str, Any]]] = {"bif": {"minibatch": 256}}
 
     data_dir: str = not_in_key("")
     model: str = not_in_key("")  # a file of weights; the key has the weights themselves

@@ -35,9 +35,7 @@ class TinyLM(Task):
     cpu_threads: ClassVar[int] = 1
     precision: ClassVar[str] = "float32"  # everywhere: nothing here is large enough to gain from less
     method_settings: ClassVar[dict[str, dict[str, Any]]] = {
-        "bif": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 1000.0, "minibatch": 32, "draws": 75},
-        # Damping is the best of five on the tune queries (results/sweep-kfac-tinylm).
-        "bif_kfac": {"gamma": 1e4, "step_size": 1e-4, "n_beta": 200.0, "minibatch": 32, "draws": 10, "damping": 1e-3},
+        "bif": {"minibatch": 32},
     }
 
     length: int = 32

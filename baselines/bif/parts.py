@@ -1,0 +1,190 @@
+"""Runs chains and joins them: each is a part of the scores that can be made anywhere, in any order, in any process.
+
+    runner = Runner(settings, problem, metric, streaming, saver)
+    parts = [runner.chain(number) for number in range(settings.chains)]       # on one workbench, one after another
+    joined = join(parts, ...)                                                 # the same bits, wherever they come from
+
+A part holds the chain's mean losses, what the collector made of its draws, and its shadow's. That of a chain that ran
+away holds the mean losses alone.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baselines.bif.collect import JoinedSums, JoinedTraces, Part, RunningSums, Traces, for_shadow, shadow_of
+from baselines.bif.covariance import Agreement, Centring
+from baselines.bif.diagnostics import ChainHealth, judge_chain
+from baselines.bif.engine import Chain, Workbench
+from baselines.bif.saving import Saver
+from baselines.bif.settings import FROM_PILOT, ChainSettings
+from baselines.method import Problem
+from baselines.support.curvature import Metric
+from retrain.errors import UsageError
+from retrain.examples import Examples
+
+
+def numbers_of(settings: ChainSettings) -> dict[str, float]:
+    """What the pilot may have chosen: parts made under different numbers must never be joined."""
+    return {name: float(getattr(settings, name)) for name in FROM_PILOT}
+
+
+class Runner:
+    """One workbench, and the chains that are run on it."""
+
+    def __init__(
+        self,
+        settings: ChainSettings,
+        problem: Problem,
+        metric: Metric | None,
+        *,
+        streaming: bool,
+        divergence_limit: float,
+        saver: Saver,
+    ):
+        self.settings, self.problem, self.streaming = settings, problem, streaming
+        self.divergence_limit, self.saver = divergence_limit, saver
+        self.num_train, self.num_queries = len(problem.attributed_indices), len(problem.queries)
+        train = problem.task.resident(problem.train, problem.device)
+        queries = problem.task.resident(problem.queries, problem.device)
+        measured = _joined_examples(train.select(problem.attributed_indices), queries)
+        self.workbench = Workbench(settings, problem.task, problem.model, train, measured, metric)
+        self._checkpoint = self.workbench.losses().clone()  # no chain has moved yet
+        self._start_loss = float(self._checkpoint[: self.num_train].mean())
+
+    def chain(self, number: int, ticks: Iterator, *, keep: bool) -> dict[str, Tensor]:
+        """One chain's part, on the device. With `keep` the finished part is saved too, where that is worth it."""
+        name, start = f"chain-{number}", time.monotonic()
+        earlier, taken = self.saver.load(name) or (None, 0)
+        if earlier is not None and taken is None:
+            _skip(ticks, self.settings.burn_in + self.settings.draws)
+            return earlier
+        collectors = {"own": self._collector()}
+        if self.settings.control_variate:
+            collectors["shadow"] = self._collector()
+        chain = Chain(self.workbench, self.problem.seed, number)
+        if earlier is not None and taken is not None:
+            self._restore(chain, collectors, earlier, taken)
+            _skip(ticks, taken)
+        for losses in chain.draws(ticks):
+            if losses is not None:
+                collectors["own"].add(losses)
+                if "shadow" in collectors:
+                    collectors["shadow"].add(self.workbench.shadow_losses())
+            self.saver.progress(name, chain.taken, lambda: _state(chain, collectors))
+        part = self._part(number, collectors)
+        if keep:
+            self.saver.finished(name, part, time.monotonic() - start)
+        return part
+
+    def _collector(self) -> Traces | RunningSums:
+        sizes = (self.settings.draws, self.num_train, self.num_queries, self.problem.device)
+        return RunningSums(*sizes, checkpoint=self._checkpoint) if self.streaming else Traces(*sizes)
+
+    def _part(self, number: int, collectors: Mapping[str, Traces | RunningSums]) -> dict[str, Tensor]:
+        mean_losses = collectors["own"].mean_losses()
+        verdict = judge_chain(number, mean_losses.cpu().numpy(), self._start_loss, self.divergence_limit)
+        part = {
+            "numbers": torch.tensor(list(numbers_of(self.settings).values()), dtype=torch.float64),
+            "start_loss": torch.tensor(self._start_loss, dtype=torch.float64),
+            "mean_losses": mean_losses,
+        }
+        if not verdict.healthy:
+            return part
+        if "shadow" in collectors:
+            part |= for_shadow(collectors["shadow"].part())
+        return part | collectors["own"].part()
+
+    def _restore(self, chain: Chain, collectors: Mapping[str, Traces | RunningSums], state: Part, taken: int) -> None:
+        split: dict[str, dict[str, Tensor]] = {"chain": {}, "own": {}, "shadow": {}}
+        for key, value in state.items():
+            whose, _, rest = key.partition("/")
+            split[whose][rest] = value
+        chain.restore(split["chain"], taken)
+        for whose, collector in collectors.items():
+            collector.restore(split[whose])
+
+
+def _skip(ticks: Iterator, count: int) -> None:
+    for _ in range(count):
+        next(ticks, None)
+
+
+def _state(chain: Chain, collectors: Mapping[str, Traces | RunningSums]) -> dict[str, Tensor]:
+    state = {f"chain/{name}": value for name, value in chain.state().items()}
+    for whose, collector in collectors.items():
+        state |= {f"{whose}/{name}": value for name, value in collector.state().items()}
+    return state
+
+
+@dataclass
+class Joined:
+    """Every healthy chain together."""
+
+    chains: JoinedTraces | JoinedSums
+    shadows: JoinedTraces | JoinedSums | None
+    agreement: Agreement | None
+    verdicts: list[ChainHealth]
+    mean_losses: np.ndarray  # (all chains, draws)
+
+    @property
+    def healthy_mean_losses(self) -> np.ndarray:
+        return self.mean_losses[[verdict.chain for verdict in self.verdicts if verdict.healthy]]
+
+    @property
+    def num_healthy(self) -> int:
+        return sum(verdict.healthy for verdict in self.verdicts)
+
+
+def join(
+    parts: Iterable[Part],
+    settings: ChainSettings,
+    problem: Problem,
+    *,
+    centring: Centring,
+    streaming: bool,
+    shrinkage: bool,
+    divergence_limit: float,
+) -> Joined:
+    """Takes one part after another, in the chains' order: on a GPU no more than one of them is there at a time."""
+    sizes: Any = (len(problem.attributed_indices), len(problem.queries), centring, problem.device)
+    kind = JoinedSums if streaming else JoinedTraces
+    chains, shadows = kind(*sizes), kind(*sizes) if settings.control_variate else None
+    agreement = Agreement() if shrinkage else None
+    verdicts: list[ChainHealth] = []
+    mean_losses: list[np.ndarray] = []
+    for part in parts:  # no enumerate: it would hold the last part while the next one is made
+        number = len(verdicts)
+        _check_numbers(part, settings, number)
+        mean_losses.append(part["mean_losses"].cpu().numpy())
+        verdicts.append(judge_chain(number, mean_losses[-1], float(part["start_loss"]), divergence_limit))
+        if verdicts[-1].healthy:
+            chains.add(part, settings.draws)
+            if shadows is not None:
+                shadows.add(shadow_of(part), settings.draws)
+            if agreement is not None and shadows is not None:
+                agreement.add(*chains.of_last_chain(), *shadows.of_last_chain())
+        chains.forget_last()
+        if shadows is not None:
+            shadows.forget_last()
+        del part
+    return Joined(chains, shadows, agreement, verdicts, np.stack(mean_losses))
+
+
+def _check_numbers(part: Part, settings: ChainSettings, number: int) -> None:
+    wanted = numbers_of(settings)
+    found = dict(zip(wanted, part["numbers"].tolist(), strict=True))
+    if found != wanted:
+        raise UsageError(
+            f"chain {number} ran with {found}, and {wanted} are expected: the pilot chose differently where it ran; "
+            "give these numbers, or make the chains again from one fit"
+        )
+
+
+def _joined_examples(first: Examples, second: Examples) -> Examples:
+    return Examples(torch.cat([first.inputs, second.inputs]), torch.cat([first.targets, second.targets]))
