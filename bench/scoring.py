@@ -115,9 +115,7 @@ class Prediction:
     raw: np.ndarray  # (subsets, queries): sum of scores over the subset's members
     normalised: np.ndarray | None  # the same from train-normalised scores
     record: dict[str, Any]  # seconds, memory, diagnostics, device
-    components: dict[str, "Prediction"] = field(
-        default_factory=dict
-    )  # what it is made of, as predictions by themselves
+    components: dict[str, "Prediction"] = field(default_factory=dict)  # what it is made of, each by itself
 
 
 # ---- one method on one question ----

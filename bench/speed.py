@@ -143,7 +143,7 @@ def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dic
     with session.store.scratch() as scratch:
         model, _ = base_model(task, question.seed, session.store, device)
         problem = problem_of(question, model, session.store, device, scratch)
-        peak = matmul_peak(problem.device)
+        peak = {**matmul_peak(problem.device), "device": session.device()}
         rows = []
         for variant in session.active:
             row = time_method(variant, problem, repeats)

@@ -41,12 +41,10 @@ def test_a_sweep_marks_diverged_cells_and_reports_the_best_on_other_queries(
 def test_a_sweep_without_any_score_says_so_after_its_table(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import bench.lds
-
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bench.lds, "write_whole", full)
+    monkeypatch.setattr("bench.sweep.write_json", full)
     assert main([*arguments, "--grid", "step_size=1.0"]) == 1
     captured = capsys.readouterr()
     assert "step_size" in captured.out
@@ -57,19 +55,19 @@ def test_a_sweep_without_any_score_says_so_after_its_table(
 def test_an_interrupted_sweep_goes_on_where_it_was(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import bench.runner
+    from baselines.bif.method import BIF
 
     command = [*arguments, "--grid", "gamma=1,10,100", "--set", "bif.step_size=0.004"]
-    measure, calls = bench.runner.measure, []
+    score, calls = BIF.score, []
 
-    def counted(method, problem):  # type: ignore[no-untyped-def]
+    def counted(self, problem, state):  # type: ignore[no-untyped-def]
         if len(calls) == 2:
             calls.append("interrupted")
             raise KeyboardInterrupt
-        calls.append(method.gamma)
-        return measure(method, problem)
+        calls.append(self.gamma)
+        return score(self, problem, state)
 
-    monkeypatch.setattr(bench.runner, "measure", counted)
+    monkeypatch.setattr(BIF, "score", counted)
     assert main(command) == 130
     assert main(command) == 0
     scored = [gamma for gamma in calls if gamma != "interrupted"]

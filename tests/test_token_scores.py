@@ -11,7 +11,7 @@ import torch
 
 from baselines.method import load_method
 from bench import examples
-from bench.runner import Question
+from bench.scoring import Question
 from bench.token_scores import score_tokens, strongest_of_each_query, token_texts
 from retrain.errors import UsageError
 from retrain.examples import Examples
@@ -74,7 +74,7 @@ def test_the_tasks_own_tokenizer_says_what_a_token_is(tmp_path: Path, question: 
 def test_examples_shows_what_token_scores_has(tmp_path: Path, question: Any) -> None:
     settings = [word for name, value in SMALL.items() for word in ("--set", f"tinylm.{name}={value}")]
     settings += [word for name, value in SAMPLING.items() for word in ("--set", f"bif.{name}={value}")]
-    command = ["--task", "tinylm", *settings, "--device", "cpu", "--queries", "2", "--candidates", "6"]
+    command = ["--task", "tinylm", *settings, "--device", "cpu", "--show", "2", "--candidates", "6"]
     assert examples.main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "tinylm-seed1" / "examples.json").read_text())
     assert content["num_draws"] == 12

@@ -9,16 +9,16 @@ from baselines.bif.pilot import MOST_DRAWS
 # "Vision" for the task of that name.
 PAPER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "images": {
-        "sampler": "sgld", "gradient": "minibatch", "chains": 4, "draws": 100, "burn_in": 0, "thinning": 1, "minibatch": 1024,
-        "step_size": 1e-5, "n_beta": 200.0, "gamma": 1e4,
+        "sampler": "sgld", "gradient": "minibatch", "chains": 4, "draws": 100, "burn_in": 0, "thinning": 1,
+        "minibatch": 1024, "step_size": 1e-5, "n_beta": 200.0, "gamma": 1e4,
     },
     "sequences": {
-        "sampler": "sgld", "gradient": "minibatch", "chains": 4, "draws": 300, "burn_in": 150, "thinning": 1, "minibatch": 128,
-        "step_size": 2e-6, "n_beta": 800.0, "gamma": 5e4, "parameters": "attention",
+        "sampler": "sgld", "gradient": "minibatch", "chains": 4, "draws": 300, "burn_in": 150, "thinning": 1,
+        "minibatch": 128, "step_size": 2e-6, "n_beta": 800.0, "gamma": 5e4, "parameters": "attention",
     },
     "googlenet": {
-        "sampler": "sgld", "gradient": "minibatch", "chains": 15, "draws": 1000, "burn_in": 10, "thinning": 1, "minibatch": 256,
-        "step_size": 1e-4, "n_beta": 10.0, "gamma": 1000.0,
+        "sampler": "sgld", "gradient": "minibatch", "chains": 15, "draws": 1000, "burn_in": 10, "thinning": 1,
+        "minibatch": 256, "step_size": 1e-4, "n_beta": 10.0, "gamma": 1000.0,
     },
 }  # fmt: skip
 
