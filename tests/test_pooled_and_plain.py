@@ -13,6 +13,7 @@ from bench.metrics import (
     linear_datamodelling_score,
     noise_ceiling,
     pooled_ceiling,
+    pooled_linear_ceiling,
     score_arrays,
 )
 from tests.test_metrics import NUM_EXAMPLES, draw_masks, draw_replicates
@@ -25,7 +26,7 @@ def test_pooling_reliabilities_is_no_mean_of_roots():
     ceilings = [noise_ceiling(draw_replicates(2, 30, 5, noise=4.0, seed=seed)[0]) for seed in range(40)]
     known = 1 / (1 + 16 / 2)
     pooled = pooled_ceiling(ceilings)
-    assert pooled.reliability_low <= known <= pooled.reliability_high
+    assert pooled.mean_low <= known <= pooled.mean_high
     assert pooled.ceiling == pytest.approx(math.sqrt(known), abs=0.08)
     assert sum(ceiling.touches_zero for ceiling in ceilings) > 10
     assert not pooled.touches_zero
@@ -42,7 +43,7 @@ def test_pooled_intervals_cover():
     for draw in range(100):
         seeds = [noise_ceiling(draw_replicates(2, 40, 10, seed=1000 + 3 * draw + k)[0]) for k in range(3)]
         pooled = pooled_ceiling(seeds)
-        covered += pooled.reliability_low <= known <= pooled.reliability_high
+        covered += pooled.mean_low <= known <= pooled.mean_high
     assert 88 <= covered <= 100
 
 
@@ -60,12 +61,24 @@ def test_one_seed_keeps_its_interval_and_unknown_ones_are_counted():
         pooled_ceiling([one, 0.5])
 
 
+def test_linear_ceilings_pool_by_their_shares():
+    problems = [plain_problem(seed=seed) for seed in range(5)]
+    found = [linear_ceiling(masks, losses) for masks, losses, _ in problems]
+    pooled = pooled_linear_ceiling(found)
+    assert pooled.mean == pytest.approx(np.mean([one.share.share for one in found]))
+    assert pooled.standard_error < min(one.share.standard_error for one in found)
+    best = np.mean([score_arrays(*problem).lds for problem in problems])
+    assert pooled.ci_low < best < pooled.ci_high
+    assert pooled_linear_ceiling(found[:1]).ci_low == found[0].ci_low
+    assert pooled_linear_ceiling([one.share.share for one in found]).ceiling == pooled.ceiling
+
+
 # ---- plain arrays ----
 
 
-def plain_problem(num_replicates=2):
+def plain_problem(num_replicates=2, seed=5):
     """masks (K, n), losses (R, K, q) and the scores that made them (q, n)."""
-    rng = np.random.default_rng(5)
+    rng = np.random.default_rng(seed)
     masks, scores = draw_masks(60, rng) > 0, rng.normal(size=(20, NUM_EXAMPLES))
     return masks, masks @ scores.T + 3.0 * rng.normal(size=(num_replicates, 60, 20)), scores
 

@@ -21,7 +21,7 @@ from bench.metrics.linear import AdditiveShare, LinearCeiling, LinearRatio, lds_
 from bench.metrics.plain import ArrayScore, score_arrays
 from bench.metrics.ranks import average_ranks, spearman_per_column
 from bench.metrics.score import LDS, Difference, lds_across_queries, linear_datamodelling_score, paired_difference
-from bench.metrics.seeds import PooledCeiling, mean_and_standard_error, pooled_ceiling
+from bench.metrics.seeds import PooledCeiling, mean_and_standard_error, pooled_ceiling, pooled_linear_ceiling
 
 __all__ = [
     "LDS",
@@ -45,6 +45,7 @@ __all__ = [
     "noise_ceiling",
     "paired_difference",
     "pooled_ceiling",
+    "pooled_linear_ceiling",
     "score_arrays",
     "spearman_per_column",
 ]
