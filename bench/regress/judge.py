@@ -208,7 +208,7 @@ def judge_cost(first: Timing, reference: MethodBaseline, again: Callable[[], Tim
     best = min(quiet or found, key=lambda one: one.ratio)
     warning = ""
     if not quiet:
-        warning = f"the machine was busy ({best.timing.busy}), so this says nothing of the method"
+        warning = f"the machine was busy ({best.timing.busy}); run it again on a quiet one"
     elif mode == "warn":
         warning = "dearer than the baseline (--cost warn)"
     note = f"{best.text()}, {len(found)} timings, {len(quiet)} of them on a quiet machine"
