@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
 from bench.metrics.ceiling import Ceiling
-from bench.metrics.checks import check_confidence
+from bench.metrics.checks import FloatArray, check_confidence
 from bench.metrics.linear import LinearCeiling, best_spearman
 
 
@@ -46,69 +45,37 @@ class PooledCeiling:
         return not self.mean_low > 0.0
 
 
-def pooled_ceiling(seeds: Sequence[Ceiling] | Sequence[float], *, confidence: float = 0.95) -> PooledCeiling:
-    """One noise ceiling for several seeds, from theirs or from the reliabilities alone.
+def pooled_ceiling(
+    seeds: Sequence[Ceiling | LinearCeiling | float], *, linear: bool = False, confidence: float = 0.95
+) -> PooledCeiling:
+    """One ceiling for several seeds: of their noise ceilings, or of their linear ceilings.
 
-    A mean of roots counts a seed whose reliability came out below 0 as 0, and is the root of nothing where the
-    reliability is small; chance cancels in the mean of reliabilities. The interval is Student's over seeds. Where
-    `Ceiling`s are given, their own intervals say how far chance alone spreads a seed, and the spread over seeds counts
-    as no less; a single seed keeps its own interval. Seeds of unknown reliability are left out and counted.
+    Numbers are reliabilities, or additive shares if `linear`. A mean of roots counts a seed whose reliability came out
+    below 0 as 0, and is the root of nothing where the reliability is small; chance cancels in the mean of
+    reliabilities. The interval is Student's over seeds. Where ceilings are given, their own intervals say how far
+    chance alone spreads a seed, and the spread over seeds counts as no less; a single seed has its own. Seeds of which
+    nothing is known are left out and counted.
     """
-
-    def share(seed: Ceiling) -> tuple[float, float, float]:
-        return seed.reliability, seed.reliability_low, seed.reliability_high
-
-    def root(reliability: float) -> float:
-        return math.nan if math.isnan(reliability) else math.sqrt(max(0.0, reliability))
-
-    return _pool(seeds, Ceiling, share, root, confidence)
-
-
-def pooled_linear_ceiling(
-    seeds: Sequence[LinearCeiling] | Sequence[float], *, confidence: float = 0.95
-) -> PooledCeiling:
-    """One linear ceiling for several seeds, from theirs or from the additive shares alone; as `pooled_ceiling`."""
-
-    def share(seed: LinearCeiling) -> tuple[float, float, float]:
-        return seed.share.share, seed.share.ci_low, seed.share.ci_high
-
-    return _pool(seeds, LinearCeiling, share, best_spearman, confidence)
-
-
-def _pool(
-    seeds: Sequence[Any],
-    kind: type,
-    share: Callable[[Any], tuple[float, float, float]],
-    ceiling: Callable[[float], float],
-    confidence: float,
-) -> PooledCeiling:
     check_confidence(confidence, 1)
-    if not len(seeds):
-        raise ValueError(f"got no seeds; expected a {kind.__name__} or a number for each, one or more.")
-    whole = sum(isinstance(seed, kind) for seed in seeds)
-    if whole not in (0, len(seeds)):
-        raise ValueError(f"got {whole} {kind.__name__}s among {len(seeds)} seeds; pass these or numbers, not both.")
-    found = [share(seed) if whole else (float(seed), math.nan, math.nan) for seed in seeds]
-    known = np.array([one for one in found if math.isfinite(one[0])]).reshape(-1, 3)
-    num_seeds = len(known)
-    mean = float(known[:, 0].mean()) if num_seeds else math.nan
-    error = low = high = math.nan
-    if num_seeds:
-        own = confidence if not whole else seeds[0].confidence
-        errors = (known[:, 2] - known[:, 1]) / (2.0 * float(stats.norm.ppf(0.5 + 0.5 * own)))
+    shares, errors, linear = _shares(seeds, linear)
+    known = np.isfinite(shares)
+    shares, errors = shares[known], errors[known]
+    num_seeds = len(shares)
+    mean, error, reach = (float(shares.mean()) if num_seeds else math.nan), math.nan, math.nan
     if num_seeds == 1:
-        error, low, high = float(errors[0]), float(known[0, 1]), float(known[0, 2])
+        error = float(errors[0])
+        reach = error * float(stats.norm.ppf(0.5 + 0.5 * confidence))
     elif num_seeds > 1:
-        between = float(known[:, 0].var(ddof=1)) / num_seeds
+        between = float(shares.var(ddof=1)) / num_seeds
         within = float((errors**2).sum()) / num_seeds**2
-        within = within if math.isfinite(within) else 0.0
-        error = math.sqrt(max(between, within))
-        reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, num_seeds - 1 if between >= within else math.inf))
-        low, high = mean - reach, min(max(1.0, mean), mean + reach)
+        degrees = math.inf if within > between else num_seeds - 1  # a comparison with NaN is False
+        error = math.sqrt(within if within > between else between)
+        reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, degrees))
+    low, high = mean - reach, mean + reach
     return PooledCeiling(
-        ceiling=ceiling(mean),
-        ci_low=ceiling(low),
-        ci_high=ceiling(high),
+        ceiling=_ceiling(mean, linear),
+        ci_low=_ceiling(low, linear),
+        ci_high=_ceiling(high, linear),
         mean=mean,
         mean_low=low,
         mean_high=high,
@@ -117,3 +84,76 @@ def _pool(
         num_seeds=num_seeds,
         num_unknown=len(seeds) - num_seeds,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledRatio:
+    """The mean LDS over seeds divided by their pooled ceiling."""
+
+    ratio: float  # NaN when the ceiling's interval touches 0
+    ci_low: float
+    ci_high: float
+    standard_error: float
+    confidence: float
+    num_seeds: int
+
+
+def lds_over_pooled_ceiling(
+    scores: Sequence[float],
+    seeds: Sequence[Ceiling | LinearCeiling | float],
+    *,
+    linear: bool = False,
+    confidence: float = 0.95,
+) -> PooledRatio:
+    """The mean of `scores`, each seed's LDS, over the pooled ceiling of `seeds`, in the same order.
+
+    Both are averaged before they are divided, since a single seed's ceiling may be close to 0. The interval is
+    Student's over two seeds or more, of the linearised ratio, so that what a seed does to both cancels; one seed has
+    `lds_over_ceiling`.
+    """
+    if len(scores) != len(seeds) or len(seeds) < 2:
+        raise ValueError(f"got {len(scores)} scores and {len(seeds)} seeds; expected as many of both, two or more.")
+    shares, _, linear = _shares(seeds, linear)
+    values = np.array([scores, shares])
+    known = np.isfinite(values).all(axis=0)
+    values = values[:, known]
+    num_seeds = int(known.sum())
+    ratio = low = high = error = math.nan
+    pooled = pooled_ceiling([seed for seed, use in zip(seeds, known) if use], linear=linear) if num_seeds > 1 else None
+    if pooled is not None and not pooled.touches_zero:
+        ratio = float(values[0].mean()) / pooled.ceiling
+        step = 1e-3 * min(pooled.mean, 1.0)
+        at = min(pooled.mean, 1.0 - step)  # a share above 1 is chance: the linear ceiling ends there
+        slope = (_ceiling(at + step, linear) - _ceiling(at - step, linear)) / (2.0 * step)
+        _, error = mean_and_standard_error((values[0] - ratio * slope * values[1]) / pooled.ceiling)
+        reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, num_seeds - 1))
+        low, high = ratio - reach, ratio + reach
+    return PooledRatio(
+        ratio=ratio, ci_low=low, ci_high=high, standard_error=error, confidence=confidence, num_seeds=num_seeds
+    )
+
+
+def _shares(seeds: Sequence[Ceiling | LinearCeiling | float], linear: bool) -> tuple[FloatArray, FloatArray, bool]:
+    """Each seed's reliability or share, its standard error (NaN for a number), and whether these are linear."""
+    if not len(seeds):
+        raise ValueError("got no seeds; expected a ceiling or a number for each, one or more.")
+    kinds = {type(seed) if isinstance(seed, Ceiling | LinearCeiling) else float for seed in seeds}
+    if len(kinds) > 1:
+        raise ValueError("got seeds of different kinds; pass noise ceilings, linear ceilings or numbers, all alike.")
+    found = []
+    for seed in seeds:
+        if isinstance(seed, Ceiling):
+            width = (seed.reliability_high - seed.reliability_low) / float(stats.norm.ppf(0.5 + 0.5 * seed.confidence))
+            found.append((seed.reliability, 0.5 * width))
+        elif isinstance(seed, LinearCeiling):
+            found.append((seed.share.share, seed.share.standard_error))
+        else:
+            found.append((float(seed), math.nan))
+    shares, errors = np.array(found).T
+    return shares, errors, linear or isinstance(seeds[0], LinearCeiling)
+
+
+def _ceiling(share: float, linear: bool) -> float:
+    if linear or math.isnan(share):
+        return best_spearman(share)
+    return math.sqrt(min(max(share, 0.0), 1.0))

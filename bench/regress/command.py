@@ -49,7 +49,13 @@ def make_parser() -> argparse.ArgumentParser:
         "Exit 1 if so.",
     )
     add = parser.add_argument
-    add("--tasks", nargs="+", help="embedded tasks (default: those with a baseline; with --update, digits)")
+    add(
+        "--task",
+        "--tasks",
+        dest="tasks",
+        nargs="+",
+        help="embedded tasks (default: those with a baseline; with --update, digits)",
+    )
     add("--methods", nargs="+", help="methods of this suite or their variants (default: those with a baseline)")
     add(
         "--method",
