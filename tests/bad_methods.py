@@ -41,11 +41,13 @@ class Meddles(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThreeTimes(GradSim):
-    """GradSim that does its work three times over."""
+class Slow(GradSim):
+    """GradSim that does its work several times over."""
+
+    times: int = 3
 
     def score(self, problem: Problem, state: Any) -> Attribution:
-        for _ in range(2):
+        for _ in range(self.times - 1):
             super().score(problem, state)
         return super().score(problem, state)
 

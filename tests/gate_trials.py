@@ -44,7 +44,7 @@ BREAKAGES: dict[str, Spoil] = {
         scores * (torch.rand(scores.shape[1], generator=generator) >= 0.1)
     ),
 }
-SLOW_METHOD, SLOW_AGAINST = "tests.bad_methods:ThreeTimes", "gradsim"
+SLOW_METHOD, SLOW_AGAINST = "tests.bad_methods:Slow", "gradsim"
 
 
 def scores_trial(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bench import regress
-from bench.regress import clock, command
+from bench.regress import clock, command, judge
 from bench.regress.baseline import BASELINE_FORMAT, PACKAGED, MethodBaseline, baseline_name, read_method_baseline
 from bench.regress.clock import KERNELS, Calibration, Clock, Moment, Slices, Timing, why_busy
 from bench.regress.judge import (
@@ -420,6 +420,20 @@ def test_a_variant_is_gated_against_another(mine: Path, capsys: pytest.CaptureFi
     arguments = ["--method", "gradsim@batch_size=100", "--against", "gradsim", "--tasks", "digits"]
     assert regress.main(arguments) == 0
     assert "gradsim@batch_size=100  agreement" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("busy", ["", "others used 1.9 of 2 cores"])
+def test_a_slow_method_fails_on_a_quiet_machine_and_warns_on_a_busy_one(
+    busy: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(clock, "why_busy", lambda *_: busy)
+    monkeypatch.setattr(judge, "COST_REPEATS", 0)
+    slow = ["--method", "tests.bad_methods:Slow@times=4", "--against", "gradsim", "--task", "digits"]
+    assert regress.main(slow) == (0 if busy else 1)
+    said = capsys.readouterr().out
+    assert "lds             pass" in said
+    assert f"cost            {'warn' if busy else 'FAIL'}" in said
+    assert not busy or f"the machine was busy ({busy}); run it again on a quiet one" in said
 
 
 def test_recording_into_the_installed_package_is_refused(
