@@ -176,9 +176,9 @@ def test_cost_is_timed_again_before_it_is_an_alarm(world: World) -> None:
         assert stopwatch.calls == calls
     fine = Stopwatch()
     assert judge_cost(timing(19.0), world.reference, fine).passed
-    brief = judge_cost(timing(25.0, seconds=0.7), world.reference, fine)
+    brief = judge_cost(timing(25.0, seconds=0.4), world.reference, fine)
     assert brief.passed
-    assert "less than 0.5 s more" in brief.note
+    assert "less than 0.3 s more" in brief.note
     assert fine.calls == 0
 
 

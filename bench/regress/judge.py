@@ -30,7 +30,7 @@ LDS_MARGIN = 0.02  # a smaller drop is no reason to stop anyone
 ZERO_MARGIN = 0.01
 COST_RATIO = 2.0
 COST_REPEATS = 3
-COST_SLACK = 0.5  # seconds: less is no reason to stop anyone, however short the method
+COST_SLACK = 0.3  # seconds: less is no reason to stop anyone, however short the method
 QUIET_TIMINGS = 3  # of a baseline, to be its measure by themselves
 
 CostMode = Literal["fail", "warn"]
