@@ -45,7 +45,7 @@ Factors = dict[str, dict[str, Tensor]]  # kind -> module -> tensor, as kronfluen
 
 
 @dataclass
-class Fitted:
+class FittedFactors:
     """What kronfluence computes with: a wrapped copy of the model, the task's translation, and the factors."""
 
     model: nn.Module
@@ -142,7 +142,7 @@ class EKFAC(Method):
 
     # ---- the fit ----
 
-    def _wrapped(self, problem: Problem, factors: Factors) -> Fitted:
+    def _wrapped(self, problem: Problem, factors: Factors) -> FittedFactors:
         from kronfluence.analyzer import prepare_model
         from kronfluence.arguments import FactorArguments
 
@@ -152,9 +152,9 @@ class EKFAC(Method):
         task = _translate(problem.task, tracked_modules(model), problem.seed)
         arguments = FactorArguments(strategy=self.strategy, covariance_max_examples=None, lambda_max_examples=None)
         prepared = prepare_model(model, task).to(problem.device)
-        return Fitted(prepared, task, OneProcess(problem.device), arguments, factors)
+        return FittedFactors(prepared, task, OneProcess(problem.device), arguments, factors)
 
-    def fit(self, problem: Problem) -> Fitted:
+    def fit(self, problem: Problem) -> FittedFactors:
         from kronfluence.factor.config import FactorConfig
         from kronfluence.factor.covariance import fit_covariance_matrices_with_loader
         from kronfluence.factor.eigen import fit_lambda_matrices_with_loader, perform_eigendecomposition
@@ -226,10 +226,10 @@ class EKFAC(Method):
             parts[part][rest] = torch.from_numpy(np.array(value))
         return record["stage"], record["next"], _nested(parts["sums"]), _nested(parts["basis"])
 
-    def pack_fit(self, state: Fitted) -> Mapping[str, Tensor] | None:
+    def pack_fit(self, state: FittedFactors) -> Mapping[str, Tensor] | None:
         return _flattened(state.factors) or None
 
-    def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Fitted:
+    def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> FittedFactors:
         return self._wrapped(problem, _nested(arrays))
 
     # ---- scores ----
@@ -244,7 +244,7 @@ class EKFAC(Method):
         }
         return factors | {"lambda_matrix": shifted}, 0.0
 
-    def _pairwise(self, problem: Problem, state: Fitted, queries: Examples, train: Examples, **options: Any) -> Tensor:
+    def _pairwise(self, problem: Problem, state: FittedFactors, queries: Examples, train: Examples, **options: Any) -> Tensor:
         from kronfluence.arguments import ScoreArguments
         from kronfluence.score.pairwise import compute_pairwise_scores_with_loaders
 
@@ -268,7 +268,7 @@ class EKFAC(Method):
         )
         return -found["all_modules"].float()
 
-    def score(self, problem: Problem, state: Fitted) -> Attribution:
+    def score(self, problem: Problem, state: FittedFactors) -> Attribution:
         from kronfluence.arguments import ScoreArguments
         from kronfluence.score.self import compute_self_scores_with_loaders
 
@@ -304,7 +304,7 @@ class EKFAC(Method):
         scale = own.clamp(min=0).sqrt()
         return Attribution(scores=torch.cat(parts), train_scale=scale, diagnostics=diagnostics)
 
-    def token_scores(self, problem: Problem, state: Fitted, train: Examples | None = None) -> Tensor:
+    def token_scores(self, problem: Problem, state: FittedFactors, train: Examples | None = None) -> Tensor:
         """(q, n, tokens) float32: the part of each training token in the scores, whose sum over tokens they are.
 
         `state` is what `fit` gave; `train` are the training sequences to look at, by default the attributed ones.

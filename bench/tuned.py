@@ -13,13 +13,13 @@ from typing import Any
 from retrain.safe_files import SafeFileError, read_json
 from retrain.task import Task
 
-PACKAGED = Path(__file__).parent / "tuned_settings"
+TUNED_WITH_US = Path(__file__).parent / "tuned_settings"
 TUNED_FORMAT = "tda-bench tuned settings 1"
 
 
 def tuned_folders() -> list[Path]:
     own = os.environ.get("TDA_BENCH_TUNED")
-    return [*([Path(own)] if own else []), PACKAGED]
+    return [*([Path(own)] if own else []), TUNED_WITH_US]
 
 
 def tuned_file(task: Task) -> str:

@@ -1,10 +1,12 @@
 """Methods that go wrong, to see that the harness takes it well."""
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from baselines.gradsim import GradSim
 from baselines.method import Attribution, Method, Problem
 
 
@@ -36,3 +38,26 @@ class Meddles(Method):
         with torch.no_grad():
             next(problem.model.parameters()).add_(1)
         return Attribution(scores=torch.zeros(len(problem.queries), len(problem.attributed_indices)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(GradSim):
+    """GradSim that does its work several times over."""
+
+    times: int = 3
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        for _ in range(self.times - 1):
+            super().score(problem, state)
+        return super().score(problem, state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits(GradSim):
+    """GradSim that also does nothing for a while, which costs no processor time."""
+
+    seconds: float = 5.0
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        time.sleep(self.seconds)
+        return super().score(problem, state)

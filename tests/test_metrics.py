@@ -245,8 +245,8 @@ REGIMES = {
 
 @pytest.mark.parametrize("name", REGIMES)
 def test_intervals_cover_the_truth(name):
-    """92 to 98 % of 400 draws; see STATISTICS.md for more regimes and sizes."""
-    regime, num_draws = REGIMES[name], 400
+    """91 to 98.5 % of 200 draws; see STATISTICS.md for more regimes and sizes."""
+    regime, num_draws = REGIMES[name], 200
     limit, worse_limit = regime.limits()
     covered = covered_difference = 0
     for draw in range(num_draws):
@@ -255,8 +255,8 @@ def test_intervals_cover_the_truth(name):
         covered += result.ci_low <= limit <= result.ci_high
         difference = paired_difference(truth, better, worse, seed=draw, num_bootstrap=500)
         covered_difference += difference.ci_low <= limit - worse_limit <= difference.ci_high
-    assert 0.92 <= covered / num_draws <= 0.98, f"{name}: LDS interval covers {covered / num_draws:.3f}"
-    assert 0.92 <= covered_difference / num_draws <= 0.98, f"{name}: difference {covered_difference / num_draws:.3f}"
+    assert 0.91 <= covered / num_draws <= 0.985, f"{name}: LDS interval covers {covered / num_draws:.3f}"
+    assert 0.91 <= covered_difference / num_draws <= 0.985, f"{name}: difference {covered_difference / num_draws:.3f}"
 
 
 def test_few_subsets_and_queries_make_wide_intervals_not_empty_ones():

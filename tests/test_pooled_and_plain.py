@@ -9,6 +9,7 @@ import pytest
 
 from bench.metrics import (
     lds_over_ceiling,
+    lds_over_pooled_ceiling,
     linear_ceiling,
     linear_datamodelling_score,
     noise_ceiling,
@@ -25,7 +26,7 @@ def test_pooling_reliabilities_is_no_mean_of_roots():
     ceilings = [noise_ceiling(draw_replicates(2, 30, 5, noise=4.0, seed=seed)[0]) for seed in range(40)]
     known = 1 / (1 + 16 / 2)
     pooled = pooled_ceiling(ceilings)
-    assert pooled.reliability_low <= known <= pooled.reliability_high
+    assert pooled.mean_low <= known <= pooled.mean_high
     assert pooled.ceiling == pytest.approx(math.sqrt(known), abs=0.08)
     assert sum(ceiling.touches_zero for ceiling in ceilings) > 10
     assert not pooled.touches_zero
@@ -42,30 +43,61 @@ def test_pooled_intervals_cover():
     for draw in range(100):
         seeds = [noise_ceiling(draw_replicates(2, 40, 10, seed=1000 + 3 * draw + k)[0]) for k in range(3)]
         pooled = pooled_ceiling(seeds)
-        covered += pooled.reliability_low <= known <= pooled.reliability_high
+        covered += pooled.mean_low <= known <= pooled.mean_high
     assert 88 <= covered <= 100
 
 
 def test_one_seed_keeps_its_interval_and_unknown_ones_are_counted():
     one, unknown = noise_ceiling(draw_replicates(2)[0]), noise_ceiling(draw_replicates(1)[0])
     pooled = pooled_ceiling([one, unknown])
-    assert (pooled.ceiling, pooled.ci_low, pooled.ci_high) == pytest.approx((one.ceiling, one.ci_low, one.ci_high))
+    assert pooled.ceiling == one.ceiling
+    assert (pooled.ci_low, pooled.ci_high) == pytest.approx((one.ci_low, one.ci_high), abs=0.01)
     assert (pooled.num_seeds, pooled.num_unknown) == (1, 1)
     assert math.isnan(pooled_ceiling([unknown]).ceiling)
     assert math.isnan(pooled_ceiling([0.5]).ci_low)
     assert pooled_ceiling([0.49, 0.49]).ceiling == pytest.approx(0.7)
     with pytest.raises(ValueError, match="no seeds"):
         pooled_ceiling([])
-    with pytest.raises(ValueError, match="1 Ceilings among 2"):
+    with pytest.raises(ValueError, match="different kinds"):
         pooled_ceiling([one, 0.5])
+
+
+def test_linear_ceilings_pool_by_their_shares():
+    problems = [plain_problem(seed=seed) for seed in range(5)]
+    found = [linear_ceiling(masks, losses) for masks, losses, _ in problems]
+    pooled = pooled_ceiling(found)
+    assert pooled.mean == pytest.approx(np.mean([one.share.share for one in found]))
+    assert pooled.standard_error < min(one.share.standard_error for one in found)
+    best = np.mean([score_arrays(*problem).lds for problem in problems])
+    assert pooled.ci_low < best < pooled.ci_high
+    assert pooled_ceiling(found[:1]).ci_low == pytest.approx(found[0].ci_low, abs=0.01)
+    assert pooled_ceiling([one.share.share for one in found], linear=True).ceiling == pooled.ceiling
+
+
+def test_the_mean_score_over_the_pooled_ceiling_covers():
+    """The noiseless losses score as high as noise lets them: the ratio is 1, up to what Spearman makes of it."""
+    covered, ratios = 0, []
+    for draw in range(100):
+        drawn = [draw_replicates(2, 40, 10, seed=2000 + 4 * draw + k) for k in range(4)]
+        scores = [linear_datamodelling_score(losses.mean(axis=0), signal).lds for losses, signal in drawn]
+        found = lds_over_pooled_ceiling(scores, [noise_ceiling(losses, num_bootstrap=50) for losses, _ in drawn])
+        covered += found.ci_low <= 0.99 <= found.ci_high
+        ratios.append(found.ratio)
+    assert 88 <= covered <= 100
+    assert np.mean(ratios) == pytest.approx(0.99, abs=0.02)
+    unknown = lds_over_pooled_ceiling([0.3, 0.3, 0.3], [-0.5, 0.1, 0.5])
+    assert math.isnan(unknown.ratio)
+    assert lds_over_pooled_ceiling([0.4, 0.5, 0.1], [0.49, 0.49, math.nan]).ratio == pytest.approx(0.45 / 0.7)
+    with pytest.raises(ValueError, match="1 scores and 2 seeds"):
+        lds_over_pooled_ceiling([0.1], [0.2, 0.3])
 
 
 # ---- plain arrays ----
 
 
-def plain_problem(num_replicates=2):
+def plain_problem(num_replicates=2, seed=5):
     """masks (K, n), losses (R, K, q) and the scores that made them (q, n)."""
-    rng = np.random.default_rng(5)
+    rng = np.random.default_rng(seed)
     masks, scores = draw_masks(60, rng) > 0, rng.normal(size=(20, NUM_EXAMPLES))
     return masks, masks @ scores.T + 3.0 * rng.normal(size=(num_replicates, 60, 20)), scores
 

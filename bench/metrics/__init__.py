@@ -21,7 +21,13 @@ from bench.metrics.linear import AdditiveShare, LinearCeiling, LinearRatio, lds_
 from bench.metrics.plain import ArrayScore, score_arrays
 from bench.metrics.ranks import average_ranks, spearman_per_column
 from bench.metrics.score import LDS, Difference, lds_across_queries, linear_datamodelling_score, paired_difference
-from bench.metrics.seeds import PooledCeiling, mean_and_standard_error, pooled_ceiling
+from bench.metrics.seeds import (
+    PooledCeiling,
+    PooledRatio,
+    lds_over_pooled_ceiling,
+    mean_and_standard_error,
+    pooled_ceiling,
+)
 
 __all__ = [
     "LDS",
@@ -34,10 +40,12 @@ __all__ = [
     "LinearCeiling",
     "LinearRatio",
     "PooledCeiling",
+    "PooledRatio",
     "average_ranks",
     "lds_across_queries",
     "lds_over_ceiling",
     "lds_over_linear_ceiling",
+    "lds_over_pooled_ceiling",
     "linear_ceiling",
     "linear_datamodelling_score",
     "mean_and_standard_error",

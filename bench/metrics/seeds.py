@@ -1,4 +1,4 @@
-"""From one experiment to several seeds: means with standard errors, and noise ceilings pooled before the root."""
+"""From one experiment to several seeds: means with standard errors, and ceilings pooled before the root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from bench.metrics.ceiling import Ceiling
-from bench.metrics.checks import check_confidence
+from bench.metrics.checks import FloatArray, check_confidence
+from bench.metrics.linear import LinearCeiling, best_spearman
 
 
 def mean_and_standard_error(values: ArrayLike) -> tuple[float, float]:
@@ -25,63 +26,59 @@ def mean_and_standard_error(values: ArrayLike) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class PooledCeiling:
-    """The noise ceiling of several seeds: the root of their mean reliability."""
+    """One ceiling for several seeds, from the mean of their reliabilities, or of their additive shares."""
 
-    ceiling: float  # 0.0 when the mean reliability is not positive
+    ceiling: float  # 0.0 when the mean is not positive
     ci_low: float
     ci_high: float
-    reliability: float
-    reliability_low: float  # may be negative, where the ceiling's end is 0
-    reliability_high: float
-    standard_error: float  # of the reliability
+    mean: float  # of the reliabilities or shares
+    mean_low: float  # may be negative, where the ceiling's end is 0
+    mean_high: float
+    standard_error: float  # of the mean
     confidence: float
-    num_seeds: int  # with a known reliability
+    num_seeds: int  # of those that are known
     num_unknown: int
 
     @property
     def touches_zero(self) -> bool:
-        """Whether the interval of the reliability reaches 0: then nothing should be divided by the ceiling."""
-        return not self.reliability_low > 0.0
+        """Whether the interval of the mean reaches 0: then nothing should be divided by the ceiling."""
+        return not self.mean_low > 0.0
 
 
-def pooled_ceiling(seeds: Sequence[Ceiling] | Sequence[float], *, confidence: float = 0.95) -> PooledCeiling:
-    """One ceiling for several seeds, from their noise ceilings or from the reliabilities alone.
+def pooled_ceiling(
+    seeds: Sequence[Ceiling | LinearCeiling | float], *, linear: bool = False, confidence: float = 0.95
+) -> PooledCeiling:
+    """One ceiling for several seeds: of their noise ceilings, or of their linear ceilings.
 
-    A mean of roots counts a seed whose reliability came out below 0 as 0, and so is too high where the reliability is
-    small; chance cancels in the mean of reliabilities. The interval is Student's over seeds. Where `Ceiling`s are
-    given, their own intervals say how far chance alone spreads a seed, and the spread over seeds counts as no less; a
-    single seed keeps its own interval. Seeds of unknown reliability are left out and counted.
+    Numbers are reliabilities, or additive shares if `linear`. A mean of roots counts a seed whose reliability came out
+    below 0 as 0, and is the root of nothing where the reliability is small; chance cancels in the mean of
+    reliabilities. The interval is Student's over seeds. Where ceilings are given, their own intervals say how far
+    chance alone spreads a seed, and the spread over seeds counts as no less; a single seed has its own. Seeds of which
+    nothing is known are left out and counted.
     """
     check_confidence(confidence, 1)
-    if not len(seeds):
-        raise ValueError("got no seeds; expected a Ceiling or a reliability for each, one or more.")
-    ceilings = [seed for seed in seeds if isinstance(seed, Ceiling)]
-    if ceilings and len(ceilings) != len(seeds):
-        raise ValueError(f"got {len(ceilings)} Ceilings among {len(seeds)} seeds; pass Ceilings or numbers, not both.")
-    known = [seed for seed in ceilings if math.isfinite(seed.reliability)]
-    values = np.array([seed.reliability for seed in known] if ceilings else seeds, dtype=np.float64)
-    values = values[np.isfinite(values)]
-    num_seeds = len(values)
-    mean = float(values.mean()) if num_seeds else math.nan
-    error = low = high = math.nan
-    if num_seeds == 1 and known:
-        error = _standard_error(known[0])
-        low, high = known[0].reliability_low, known[0].reliability_high
+    shares, errors, linear = _shares(seeds, linear)
+    known = np.isfinite(shares)
+    shares, errors = shares[known], errors[known]
+    num_seeds = len(shares)
+    mean, error, reach = (float(shares.mean()) if num_seeds else math.nan), math.nan, math.nan
+    if num_seeds == 1:
+        error = float(errors[0])
+        reach = error * float(stats.norm.ppf(0.5 + 0.5 * confidence))
     elif num_seeds > 1:
-        between = float(values.var(ddof=1)) / num_seeds
-        within = sum(_standard_error(seed) ** 2 for seed in known) / num_seeds**2
-        within = within if math.isfinite(within) else 0.0
-        degrees = num_seeds - 1 if between >= within else math.inf
-        error = math.sqrt(max(between, within))
+        between = float(shares.var(ddof=1)) / num_seeds
+        within = float((errors**2).sum()) / num_seeds**2
+        degrees = math.inf if within > between else num_seeds - 1  # a comparison with NaN is False
+        error = math.sqrt(within if within > between else between)
         reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, degrees))
-        low, high = mean - reach, min(1.0, mean + reach)
+    low, high = mean - reach, mean + reach
     return PooledCeiling(
-        ceiling=_root(mean),
-        ci_low=_root(low),
-        ci_high=_root(high),
-        reliability=mean,
-        reliability_low=low,
-        reliability_high=high,
+        ceiling=_ceiling(mean, linear),
+        ci_low=_ceiling(low, linear),
+        ci_high=_ceiling(high, linear),
+        mean=mean,
+        mean_low=low,
+        mean_high=high,
         standard_error=error,
         confidence=confidence,
         num_seeds=num_seeds,
@@ -89,11 +86,74 @@ def pooled_ceiling(seeds: Sequence[Ceiling] | Sequence[float], *, confidence: fl
     )
 
 
-def _root(reliability: float) -> float:
-    return math.nan if math.isnan(reliability) else math.sqrt(max(0.0, reliability))
+@dataclass(frozen=True, kw_only=True)
+class PooledRatio:
+    """The mean LDS over seeds divided by their pooled ceiling."""
+
+    ratio: float  # NaN when the ceiling's interval touches 0
+    ci_low: float
+    ci_high: float
+    standard_error: float
+    confidence: float
+    num_seeds: int
 
 
-def _standard_error(ceiling: Ceiling) -> float:
-    """Of the reliability, from the width of its interval."""
-    width = ceiling.reliability_high - ceiling.reliability_low
-    return width / (2.0 * float(stats.norm.ppf(0.5 + 0.5 * ceiling.confidence)))
+def lds_over_pooled_ceiling(
+    scores: Sequence[float],
+    seeds: Sequence[Ceiling | LinearCeiling | float],
+    *,
+    linear: bool = False,
+    confidence: float = 0.95,
+) -> PooledRatio:
+    """The mean of `scores`, each seed's LDS, over the pooled ceiling of `seeds`, in the same order.
+
+    Both are averaged before they are divided, since a single seed's ceiling may be close to 0. The interval is
+    Student's over two seeds or more, of the linearised ratio, so that what a seed does to both cancels; one seed has
+    `lds_over_ceiling`.
+    """
+    if len(scores) != len(seeds) or len(seeds) < 2:
+        raise ValueError(f"got {len(scores)} scores and {len(seeds)} seeds; expected as many of both, two or more.")
+    shares, _, linear = _shares(seeds, linear)
+    values = np.array([scores, shares])
+    known = np.isfinite(values).all(axis=0)
+    values = values[:, known]
+    num_seeds = int(known.sum())
+    ratio = low = high = error = math.nan
+    pooled = pooled_ceiling([seed for seed, use in zip(seeds, known) if use], linear=linear) if num_seeds > 1 else None
+    if pooled is not None and not pooled.touches_zero:
+        ratio = float(values[0].mean()) / pooled.ceiling
+        step = 1e-3 * min(pooled.mean, 1.0)
+        at = min(pooled.mean, 1.0 - step)  # a share above 1 is chance: the linear ceiling ends there
+        slope = (_ceiling(at + step, linear) - _ceiling(at - step, linear)) / (2.0 * step)
+        _, error = mean_and_standard_error((values[0] - ratio * slope * values[1]) / pooled.ceiling)
+        reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, num_seeds - 1))
+        low, high = ratio - reach, ratio + reach
+    return PooledRatio(
+        ratio=ratio, ci_low=low, ci_high=high, standard_error=error, confidence=confidence, num_seeds=num_seeds
+    )
+
+
+def _shares(seeds: Sequence[Ceiling | LinearCeiling | float], linear: bool) -> tuple[FloatArray, FloatArray, bool]:
+    """Each seed's reliability or share, its standard error (NaN for a number), and whether these are linear."""
+    if not len(seeds):
+        raise ValueError("got no seeds; expected a ceiling or a number for each, one or more.")
+    kinds = {type(seed) if isinstance(seed, Ceiling | LinearCeiling) else float for seed in seeds}
+    if len(kinds) > 1:
+        raise ValueError("got seeds of different kinds; pass noise ceilings, linear ceilings or numbers, all alike.")
+    found = []
+    for seed in seeds:
+        if isinstance(seed, Ceiling):
+            width = (seed.reliability_high - seed.reliability_low) / float(stats.norm.ppf(0.5 + 0.5 * seed.confidence))
+            found.append((seed.reliability, 0.5 * width))
+        elif isinstance(seed, LinearCeiling):
+            found.append((seed.share.share, seed.share.standard_error))
+        else:
+            found.append((float(seed), math.nan))
+    shares, errors = np.array(found).T
+    return shares, errors, linear or isinstance(seeds[0], LinearCeiling)
+
+
+def _ceiling(share: float, linear: bool) -> float:
+    if linear or math.isnan(share):
+        return best_spearman(share)
+    return math.sqrt(min(max(share, 0.0), 1.0))

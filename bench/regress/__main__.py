@@ -1,0 +1,8 @@
+"""python -m bench.regress"""
+
+import sys
+
+from bench.regress.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
