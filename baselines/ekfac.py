@@ -244,7 +244,9 @@ class EKFAC(Method):
         }
         return factors | {"lambda_matrix": shifted}, 0.0
 
-    def _pairwise(self, problem: Problem, state: FittedFactors, queries: Examples, train: Examples, **options: Any) -> Tensor:
+    def _pairwise(
+        self, problem: Problem, state: FittedFactors, queries: Examples, train: Examples, **options: Any
+    ) -> Tensor:
         from kronfluence.arguments import ScoreArguments
         from kronfluence.score.pairwise import compute_pairwise_scores_with_loaders
 

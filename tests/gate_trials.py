@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from baselines.method import Method
 from bench.regress.baseline import PACKAGED, MethodBaseline, read_method_baseline, read_task_baseline
-from bench.regress.command import GATED_METHODS, build_method
+from bench.regress.command import GATED_METHODS, build_gated_method
 from bench.regress.judge import gate, judge_cost, judge_scores, run_as_often_as_needed, with_more_runs
 from bench.regress.sample import Rig
 from retrain.tasks import load_task
@@ -97,7 +97,7 @@ def cost_trials(
     rig: Rig, methods: dict[str, Method], references: dict[str, MethodBaseline], runs: int, loops: int
 ) -> Iterator[dict]:
     """The unchanged methods beside busy loops, and the slow one beside them and without."""
-    label, slow = build_method(SLOW_METHOD, rig.task, [])
+    label, slow = build_gated_method(SLOW_METHOD, rig.task, [])
     for trial in range(runs):
         start = time.perf_counter()
         with busy_loops(loops):
@@ -198,7 +198,7 @@ def main() -> None:
     assert recorded is not None
     rig = Rig(task, recorded)
     references = {name: read_method_baseline(arguments.baseline, task.name, name) for name in arguments.methods}
-    methods = {name: build_method(name, task, [])[1] for name in arguments.methods}
+    methods = {name: build_gated_method(name, task, [])[1] for name in arguments.methods}
     if arguments.command == "cost":
         trials = cost_trials(rig, methods, references, arguments.runs, arguments.loops)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from retrain.task import Task
 
 GATED_TASKS = ("digits", "tinylm")
-GATED_METHODS = ("bif", "ekfac", "trak", "gradsim")
+# BIF with numbers of its own: a gate wants the same draws each time, not the pilot's choice.
+GATED_METHODS = ("bif=bif@gamma=1e4,n_beta=1000,step_size=1e-4,draws=100", "ekfac", "kfac", "trak", "gradsim")
 PROGRAM = "python -m bench.regress"
 
 
@@ -88,21 +89,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def build_gated_method(text: str, task: "Task", settings: Sequence[str]) -> "tuple[str, Method]":
-    """The label of a baseline and the method behind it, from NAME or NAME@OPTION=VALUE,OPTION=VALUE.
+    """The label of a baseline and the method behind it; `bench/variants.py` has the spelling."""
+    from bench.variants import build_variants, spelled
 
-    Options come from the task, from --set and from the variant, the later before the earlier.
-    """
-    from baselines.method import load_method
+    name = spelled(text).name
+    options = {name: given} if (given := options_of(name, settings)) else {}
+    (variant,) = build_variants([text], task, options, "default")
+    return variant.label, variant.method
 
-    name, at, listed = text.partition("@")
-    variant: dict[str, Any] = {}
-    for item in listed.split(",") if at else ():
-        option, equals, value = item.partition("=")
-        if not equals or not option:
-            raise UsageError(f'"{text}": "{item}" is no OPTION=VALUE; expected for example ekfac@damping=1e-4')
-        variant[option] = value
-    options = {**task.method_settings.get(name, {}), **options_of(name, settings), **variant}
-    return text, load_method(name, **options)
+
+def label_of_gated(text: str) -> str:
+    from bench.variants import spelled
+
+    return spelled(text).label or text
 
 
 def chosen_tasks(arguments: argparse.Namespace, folder: Path) -> list[str]:
@@ -124,7 +123,7 @@ def chosen_methods(arguments: argparse.Namespace, folder: Path, task: "Task") ->
     elif arguments.update:
         names = list(GATED_METHODS)
     else:
-        names = [name for name in GATED_METHODS if has_method_baseline(folder, task.name, name)]
+        names = [name for name in GATED_METHODS if has_method_baseline(folder, task.name, label_of_gated(name))]
         if not names:
             raise UsageError(f"{folder} has no baseline of a method on {task.name}; write one with --update")
     return [build_gated_method(name, task, arguments.set) for name in dict.fromkeys(names)]
