@@ -111,7 +111,7 @@ def test_a_small_file_of_ten_gigabytes_is_one_line(tmp_path, suffix, compress, c
 def test_long_documents_are_read_and_endless_lines_refused(tmp_path, monkeypatch) -> None:
     long = json.dumps({"text": "x" * 5_000_000})
     assert [len(text) for text in read_documents(write(tmp_path / "a.jsonl", [LINES[0], long]))] == [3, 5_000_000]
-    monkeypatch.setattr("retrain.data.text.MAX_LINE_BYTES", 1_000_000)
+    monkeypatch.setattr("retrain.data.text.MAX_DOCUMENT_BYTES", 1_000_000)
     with pytest.raises(UsageError, match=r"line 2 of .* has more than 1,000,000 bytes"):
         list(read_documents(write(tmp_path / "a.jsonl", [LINES[0], long])))
 

@@ -30,10 +30,10 @@ from retrain.safe_files import is_text
 
 SUFFIXES = (".jsonl", ".jsonl.xz", ".jsonl.gz", ".jsonl.zst")
 TOKENIZED_AT_ONCE = 256  # documents: the tokenizer spreads a batch over the cores
-MAX_LINE_BYTES = 64 * 2**20  # of one document: a long book has a few MB
+MAX_DOCUMENT_BYTES = 64 * 2**20  # of one document: a long book has a few MB
 # Text shrinks to a tenth or a fiftieth; what unpacks to more than this is no text.
-MAX_COMPRESSION_RATIO = 200
-ALWAYS_ALLOWED_BYTES = 4 * 2**20
+MAX_TEXT_RATIO = 200
+ALWAYS_UNPACKED_BYTES = 4 * 2**20
 CHUNK_BYTES = 2**20
 # Four compressed bytes can be 128 KiB in a .zst: what one piece of the file unpacks to stays small.
 ZSTANDARD_CHUNK_BYTES = 2**10
@@ -103,7 +103,7 @@ def _readable(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The same in bytes; no line is ever longer than `MAX_LINE_BYTES`."""
+    """The same in bytes; no line is ever longer than `MAX_DOCUMENT_BYTES`."""
     pieces: list[bytes] = []
     length, number = 0, 1
     with closing(_chunks(path)) as chunks:
@@ -111,9 +111,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             first, *others = chunk.split(b"\n")
             pieces.append(first)
             length += len(first)
-            if length > MAX_LINE_BYTES:
+            if length > MAX_DOCUMENT_BYTES:
                 raise UsageError(
-                    f'line {number} of "{path}" has more than {MAX_LINE_BYTES:,} bytes; expected one document a line'
+                    f'line {number} of "{path}" has more than {MAX_DOCUMENT_BYTES:,} bytes; expected a document a line'
                 )
             if others:
                 if length:
@@ -131,7 +131,7 @@ def _chunks(path: Path) -> Generator[bytes, None, None]:
     with open(path, "rb") as packed, closing(_unpacked(path, packed)) as chunks:
         for chunk in chunks:
             unpacked += len(chunk)
-            if unpacked > ALWAYS_ALLOWED_BYTES + MAX_COMPRESSION_RATIO * packed.tell():
+            if unpacked > ALWAYS_UNPACKED_BYTES + MAX_TEXT_RATIO * packed.tell():
                 raise UsageError(
                     f'"{path}" unpacks to more than {unpacked:,} bytes from its first {packed.tell():,}, which no text '
                     "does; if it is yours, pass it uncompressed"

@@ -113,7 +113,6 @@ class Claim:
     _released: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def __post_init__(self) -> None:
-        _MINE.add(self.holder.token)
         threading.Thread(target=self._renew, name="claim", daemon=True).start()
 
     def _renew(self) -> None:
@@ -123,11 +122,11 @@ class Claim:
 
     def release(self) -> None:
         self._released.set()
-        _MINE.discard(self.holder.token)
         seen = _see(self.path)
         if seen is not None and seen.holder.token == self.holder.token:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
+        _MINE.discard(self.holder.token)
 
     def __enter__(self) -> Claim:
         return self
@@ -163,12 +162,14 @@ class Claims:
         make_folder(self.folder)
         mine = Holder.this_process(self.campaign, Work(work_folder(self.root, kind, key)).mark())
         draft = self.folder / f".{mine.token}"
+        claim = previous = None
+        _MINE.add(mine.token)  # before anybody can see it
         try:
             draft.write_text(json.dumps(asdict(mine)))
-            previous = None
             for _ in range(10):
                 if _appear(draft, path):
-                    return Claim(path, mine, previous)
+                    claim = Claim(path, mine, previous)
+                    return claim
                 seen = _see(path)
                 if seen is None:
                     continue  # released this moment
@@ -179,6 +180,8 @@ class Claims:
                     previous = seen.holder if seen.holder.pid else previous
             return None
         finally:
+            if claim is None:
+                _MINE.discard(mine.token)
             with contextlib.suppress(OSError):
                 draft.unlink()
 
