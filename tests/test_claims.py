@@ -260,6 +260,16 @@ def test_a_claim_that_is_renewed_is_never_broken(store, monkeypatch):
         claims.take("numbers", KEY).release()
 
 
+def test_a_host_whose_clock_is_wrong_breaks_no_claim(store, monkeypatch):
+    claims = Claims(store.root)
+    planted(claims, host="elsewhere")
+    real = time.time
+    monkeypatch.setattr(claims_module.time, "time", lambda: real() + 86400)
+    assert not claims.vacant("numbers", KEY)
+    assert claims.take("numbers", KEY) is None
+    assert claims.path("numbers", KEY).exists()
+
+
 @pytest.mark.parametrize("lock", ["held", "a folder", "a pipe", "a link"])
 def test_a_lock_that_cannot_be_had_stops_nobody(store, monkeypatch, tmp_path, lock):
     monkeypatch.setattr(claims_module, "LOCK_SECONDS", 0.05)

@@ -197,7 +197,9 @@ class Claims:
         seen = _see(path)
         if seen is None:
             return True
-        return self._stale(path, seen, time.time()) and self._break(path, seen.holder)
+        # Before anything is removed, the clock of the disk has its say: that of this host may be wrong.
+        stale = self._stale(path, seen, time.time()) and self._stale(path, seen, self._disk_time())
+        return stale and self._break(path, seen.holder)
 
     def held(self, *, stale: bool = False) -> dict[tuple[str, str], Holder]:
         """{(kind, key): holder} of every live claim, and with `stale` of the dead ones too."""
@@ -250,6 +252,16 @@ class Claims:
             self._watched[path] = (seen.mark, time.monotonic())
             return False
         return time.monotonic() - since > STALE_SECONDS
+
+    def _disk_time(self) -> float:
+        draft = self.folder / f".{secrets.token_hex(8)}"
+        try:
+            draft.touch()
+            return draft.stat().st_mtime
+        except OSError:
+            return 0.0  # nothing is old by it
+        finally:
+            _remove(draft)
 
     def _break(self, path: Path, holder: Holder) -> bool:
         """Remove a stale claim; false when somebody else was faster.
