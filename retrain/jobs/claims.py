@@ -198,8 +198,12 @@ class Claims:
         if seen is None:
             return True
         # Before anything is removed, the clock of the disk has its say: that of this host may be wrong.
-        stale = self._stale(path, seen, time.time()) and self._stale(path, seen, self._disk_time())
-        return stale and self._break(path, seen.holder)
+        if not self._stale(path, seen, time.time()) or not self._stale(path, seen, self._disk_time()):
+            return False
+        try:
+            return self._break(path, seen.holder)
+        except OSError:
+            return True  # it has no holder but cannot be removed: whoever takes the unit is told why
 
     def held(self, *, stale: bool = False) -> dict[tuple[str, str], Holder]:
         """{(kind, key): holder} of every live claim, and with `stale` of the dead ones too."""
@@ -228,8 +232,11 @@ class Claims:
                     _remove(self.folder / name)
 
     def free(self, kind: str, key: str, holder: Holder) -> bool:
-        """Remove the claim of a holder that is known to be gone; false when it is no longer this holder's."""
-        return self._break(self.path(kind, key), holder)
+        """Remove the claim of a holder that is known to be gone; false when it is not this holder's, or stays."""
+        try:
+            return self._break(self.path(kind, key), holder)
+        except OSError:
+            return False
 
     def _stale(self, path: Path, seen: _Sight, now: float, asker: Holder | None = None) -> bool:
         holder = seen.holder
