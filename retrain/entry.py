@@ -79,7 +79,7 @@ class PassingStoreError(StoreError):
             path, why = error.path, error.reason
         else:
             why = f"cannot be read ({getattr(error, 'strerror', None) or 'out of memory'})"
-        super().__init__(f"{path}: {why}; this says nothing about the entry, which stays where it is: run it again")
+        super().__init__(f"{path}: {why}; this says nothing about the entry, which stays where it is: try again later")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class EntryInfo:
 # ---- what can be kept ----
 
 
-def normalised(value: Any, where: str = "config") -> Any:
+def plain_data(value: Any, where: str = "config") -> Any:
     """`value` as plain JSON data: tuples become lists, numpy scalars Python ones; anything else is refused by name."""
     if value is None or isinstance(value, bool):
         return value
@@ -144,9 +144,9 @@ def normalised(value: Any, where: str = "config") -> Any:
         for name in value:
             if not isinstance(name, str) or not is_text(name):
                 raise StoreError(f"{where} has the key {name!r} of type {type(name).__name__}; keys must be text")
-        return {name: normalised(item, f"{where}.{name}") for name, item in value.items()}
+        return {name: plain_data(item, f"{where}.{name}") for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [normalised(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [plain_data(item, f"{where}[{index}]") for index, item in enumerate(value)]
     hint = "; paths do not belong in a key, since the cache is portable" if isinstance(value, os.PathLike) else ""
     raise StoreError(
         f"{where} is a {type(value).__name__}; only None, bool, int, float, str, list, tuple and dict can be kept{hint}"
@@ -156,7 +156,7 @@ def normalised(value: Any, where: str = "config") -> Any:
 def canonical_json(value: Any, where: str = "config") -> str:
     """One text for one value: sorted keys, no blanks, ASCII, no NaN."""
     try:
-        return json.dumps(normalised(value, where), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return json.dumps(plain_data(value, where), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except RecursionError:
         raise StoreError(f"{where} is nested too deeply") from None
 

@@ -46,7 +46,7 @@ from retrain.entry import (
     canonical_json,
     entry_key,
     fill_entry,
-    normalised,
+    plain_data,
     read_entry,
     sync_folder,
 )
@@ -63,7 +63,7 @@ __all__ = [
     "UnwritableStoreError",
     "canonical_json",
     "default_cache",
-    "normalised",
+    "plain_data",
 ]
 
 TEMPORARY = ".tmp"
@@ -244,7 +244,7 @@ class Store:
         existing = self.read(kind, config)
         if existing is not None:
             return existing
-        content = (kind, key, normalised(config), normalised(record, "record"))
+        content = (kind, key, plain_data(config), plain_data(record, "record"))
         try:
             for seconds in RETRY_SECONDS:
                 try:

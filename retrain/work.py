@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.entry import KEY, KIND, TABLE, normalised
+from retrain.entry import KEY, KIND, TABLE, plain_data
 from retrain.safe_files import (
     PassingFileError,
     SafeFileError,
@@ -40,7 +40,7 @@ from retrain.safe_files import (
     write_whole,
 )
 from retrain.schema import Choice, Text, check
-from retrain.store import OLD_SECONDS, Store
+from retrain.store import OLD_SECONDS, Store, StoreError
 
 WORK = ".work"  # beside the store's kinds
 PROGRESS = ".progress.json"  # hidden: saying how far it is is no saved work
@@ -76,7 +76,7 @@ class Work:
                 digest = write_safetensors(file, arrays)
                 file.flush()
                 os.fsync(file.fileno())
-            content = {"turn": turn, "arrays_sha256": digest, "record": normalised(record, "record")}
+            content = {"turn": turn, "arrays_sha256": digest, "record": plain_data(record, "record")}
             write_whole(self.folder / f"{name}.json", json.dumps(content) + "\n")
             with contextlib.suppress(FileNotFoundError):
                 self._arrays(name, 1 - turn).unlink()
@@ -231,10 +231,11 @@ def unfinished_work(store: Store) -> list[UnfinishedWork]:
 def clean_work(store: Store, held: Container[tuple[str, str]]) -> None:
     """Remove the work of units that are done, and what nobody has touched for a week; never of a unit that is held."""
     for work in unfinished_work(store):
-        if (work.kind, work.key) not in held and (
-            store.has_key(work.kind, work.key) or time.time() - work.modified() > OLD_SECONDS
-        ):
-            work.remove()
+        if (work.kind, work.key) in held:
+            continue
+        with contextlib.suppress(StoreError):  # to be cleaned another time
+            if store.has_key(work.kind, work.key) or time.time() - work.modified() > OLD_SECONDS:
+                work.remove()
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -144,13 +144,19 @@ def environment(store, unit):
 
 
 def saves(store, unit):
-    """Count up to `steps` and save every number; after `per_attempt` steps it hangs until somebody stops it."""
+    """Count up to `steps` and save every number; after `per_attempt` steps it hangs until somebody stops it.
+
+    With `deaf` it hangs so that it hears no signal but SIGKILL.
+    """
     note(unit)
     work = Work.of(store, unit.kind, store.key(unit.kind, unit.config))
     state = work.load("count")
     first = int(state[0]["count"]) if state else 0
     for count in range(first + 1, unit.payload["steps"] + 1):
         if count > first + unit.payload.get("per_attempt", 10**9):
+            if "deaf" in unit.payload:
+                for number in (signal.SIGUSR2, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_IGN)
             wait(lambda: False)
         if "seconds" in unit.payload:
             time.sleep(unit.payload["seconds"])

@@ -260,6 +260,16 @@ def test_a_claim_that_is_renewed_is_never_broken(store, monkeypatch):
         claims.take("numbers", KEY).release()
 
 
+def test_a_host_whose_clock_is_wrong_breaks_no_claim(store, monkeypatch):
+    claims = Claims(store.root)
+    planted(claims, host="elsewhere")
+    real = time.time
+    monkeypatch.setattr(claims_module.time, "time", lambda: real() + 86400)
+    assert not claims.vacant("numbers", KEY)
+    assert claims.take("numbers", KEY) is None
+    assert claims.path("numbers", KEY).exists()
+
+
 @pytest.mark.parametrize("lock", ["held", "a folder", "a pipe", "a link"])
 def test_a_lock_that_cannot_be_had_stops_nobody(store, monkeypatch, tmp_path, lock):
     monkeypatch.setattr(claims_module, "LOCK_SECONDS", 0.05)
@@ -291,6 +301,31 @@ def test_a_claim_that_could_not_be_removed_does_not_stop_its_own_process(store, 
         claims.take("numbers", KEY).release()
         assert claims.path("numbers", KEY).exists()
     claims.take("numbers", KEY).release()
+
+
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_what_cannot_be_removed_from_a_claims_place_is_one_line(store, monkeypatch, cluster):
+    """As a folder of somebody else's would be: root could remove that, and this test may be root."""
+    monkeypatch.setattr(claims_module, "STALE_SECONDS", 0.05)
+    claims = Claims(store.root)
+    path = planted(claims, host="elsewhere").rename(claims.path("numbers", store.key("numbers", {"index": 0})))
+    mount = tuple(f"mount --bind {path} {path}".split())
+    if cluster == "local":
+        if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+            pytest.skip("needs root: a mount makes it so for other processes, too")
+    else:
+
+        def refuse(*_):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(claims_module.os, "rename", refuse)
+    try:
+        os.utime(path, (1, 1))
+        with pytest.raises(UnwritableStoreError, match=r"can only be read|cannot be written"):
+            run_units(units(1), store, cluster=cluster)
+    finally:
+        if cluster == "local":
+            subprocess.run(["umount", str(path)], check=True)
 
 
 def test_claims_folder_that_is_a_link_is_refused(store, tmp_path):

@@ -19,6 +19,7 @@ import pytest
 from retrain.command import add_cluster_arguments, cluster_options
 from retrain.errors import UsageError
 from retrain.jobs import JobError, Unit, local, run_units
+from retrain.jobs.book import Book, SameFailure
 from retrain.jobs.campaign import Campaign
 from retrain.jobs.claims import Claims
 from retrain.store import Store, StoreError, UnwritableStoreError
@@ -346,6 +347,21 @@ def test_a_campaign_can_be_read_back(store, log, caplog):
     assert len(campaign.unit_names()) == 4
     with pytest.raises(ValueError, match="has changed"):
         campaign.units(content["units_sha256"])
+
+
+def test_the_account_of_many_units_costs_little(store):
+    """Twenty thousand, done one after another, while somebody asks after each whether there are more."""
+    work = {f"{index:020x}": unit(index) for index in range(20_000)}
+    campaign = Campaign.of(store, work)
+    book = Book(store, work, campaign, campaign.log("run1", "driver"), lambda *_: None, 3, SameFailure())
+    start = time.process_time()
+    for number, key in enumerate(work):
+        assert book.num_open == len(work) - number
+        assert book.is_open(key)
+        book.finish(key, 1.0)
+    seconds = time.process_time() - start
+    assert not book.open()
+    assert seconds < 1, f"{seconds:.2f} s"
 
 
 def test_flags():

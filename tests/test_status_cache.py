@@ -14,6 +14,7 @@ from bench import cache, status
 from retrain.jobs import Unit, run_units
 from retrain.jobs.campaign import Campaign
 from retrain.jobs.claims import Claims
+from retrain.processes import host_name
 from retrain.store import Store
 from tests.job_units import unit, units
 
@@ -52,6 +53,10 @@ def test_status_counts_what_is_done_running_failed_and_missing(store, capsys, ca
     assert state["eta_seconds"] > 0
     assert str(os.getpid()) in state["workers"][0]
     assert "ValueError: unit 6 cannot be done" in text
+    assert state["kinds"] == {"numbers": 7}
+    key = store.key("numbers", {"index": 1})
+    assert [(held["kind"], held["key"], held["pid"]) for held in state["holders"]] == [("numbers", key, os.getpid())]
+    assert f"numbers {key} is held by {host_name()} pid {os.getpid()} for " in text
     (state,) = states(store, capsys, state["campaign"][:4])
     assert state["num_missing"] == 3
     assert state["eta_seconds"] is None

@@ -19,7 +19,7 @@ import pytest
 from retrain import entry as entry_module
 from retrain import store as store_module
 from retrain.processes import host_name
-from retrain.store import DamagedEntryError, Store, StoreError, canonical_json, normalised
+from retrain.store import DamagedEntryError, Store, StoreError, canonical_json, plain_data
 
 CONFIG = {"task": "digits", "alpha": 0.1, "subset": 3, "sizes": (1, 2)}
 ARRAYS = {"loss": np.arange(6, dtype=np.float32).reshape(2, 3), "kept": np.array([True, False])}
@@ -89,7 +89,7 @@ def test_bad_kinds_are_refused(store):
 
 def test_recursion_and_canonical_text():
     assert canonical_json({"b": (1, 2.0), "a": None}) == '{"a":null,"b":[1,2.0]}'
-    assert normalised(np.bool_(True)) is True
+    assert plain_data(np.bool_(True)) is True
     deep: dict = {}
     for _ in range(100_000):
         deep = {"a": deep}
@@ -178,6 +178,11 @@ def move_out(path):
     path.symlink_to(outside)
 
 
+def hidden_size():
+    header = json.dumps({"loss": {"dtype": "F64", "shape": [2**62, 0], "data_offsets": [0, 0]}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
 DAMAGE = {
     "arrays truncated": lambda p: os.truncate(p / "arrays.safetensors", 100),
     "arrays emptied": lambda p: os.truncate(p / "arrays.safetensors", 0),
@@ -202,6 +207,9 @@ DAMAGE = {
     "json has NaN": lambda p: (p / "entry.json").write_text('{"a": NaN}'),
     "json is a list": lambda p: (p / "entry.json").write_text("[]"),
     "json of another version": lambda p: edit_json(p, lambda c: c.update(format_version=99)),
+    "json has 400 digits": lambda p: (p / "entry.json").write_text('{"format_version": ' + "9" * 400 + "}"),
+    "json has half a character": lambda p: edit_json(p, lambda c: c["record"].update(note="\ud800")),
+    "arrays have a hidden size": lambda p: replace_file(p, "arrays.safetensors", hidden_size()),
     "record edited": lambda p: edit_json(p, lambda c: c["record"].update(seconds=0.1)),
     "config edited": lambda p: edit_json(p, lambda c: c["config"].update(alpha=0.9)),
     "config edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c["config"].update(alpha=0.9))),

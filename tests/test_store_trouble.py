@@ -3,9 +3,11 @@
 import errno
 import os
 import shutil
+import subprocess
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from bench import cache as cache_command
@@ -161,6 +163,28 @@ def test_a_writer_waits_for_the_copy_of_its_own_entry(copied):
     store = copied(("entry.json", "arrays.safetensors"))
     assert store.write("losses", CONFIG, ARRAYS, {"writer": "us"}).record == RECORD
     assert not (store.root / "quarantine").exists()
+
+
+@pytest.mark.parametrize("before", ["empty", "the same entries"])
+def test_a_cache_that_is_copied_over_another_is_read_meanwhile(tmp_path, monkeypatch, before):
+    """With cp, which empties files before it fills them."""
+    monkeypatch.setattr(store_module, "QUIET_SECONDS", 60.0)
+    monkeypatch.setattr(store_module, "LOOK_SECONDS", 0.001)
+    ours, theirs = Store(tmp_path / "ours"), Store(tmp_path / "theirs")
+    for index in range(60):
+        for store in (theirs, ours) if before != "empty" else (theirs,):
+            store.write("losses", {"index": index}, {"loss": np.full(3000, index)}, {})
+    found = set()
+    for _ in range(5):
+        copying = subprocess.Popen(["cp", "-r", f"{theirs.root}/.", f"{ours.root}/"])
+        while copying.poll() is None or len(found) < 60:
+            for index in range(60):
+                entry = ours.read("losses", {"index": index})
+                if entry is not None:
+                    found.add(index)
+                    assert (entry.arrays["loss"] == index).all()
+        assert copying.returncode == 0
+    assert not (ours.root / "quarantine").exists()
 
 
 def test_a_copy_that_stopped_half_way_is_damage_in_the_end(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ TOKENIZED_AT_ONCE = 256  # documents: the tokenizer spreads a batch over the cor
 MAX_DOCUMENT_BYTES = 64 * 2**20  # of one document: a long book has a few MB
 # Text shrinks to a tenth or a fiftieth; what unpacks to more than this is no text.
 MAX_TEXT_RATIO = 200
-SMALL_TEXT_BYTES = 4 * 2**20
+ALWAYS_UNPACKED_BYTES = 4 * 2**20
 CHUNK_BYTES = 2**20
 # Four compressed bytes can be 128 KiB in a .zst: what one piece of the file unpacks to stays small.
 ZSTANDARD_CHUNK_BYTES = 2**10
@@ -113,7 +113,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             length += len(first)
             if length > MAX_DOCUMENT_BYTES:
                 raise UsageError(
-                    f'line {number} of "{path}" has over {MAX_DOCUMENT_BYTES:,} bytes; expected one document a line'
+                    f'line {number} of "{path}" has more than {MAX_DOCUMENT_BYTES:,} bytes; expected a document a line'
                 )
             if others:
                 if length:
@@ -131,7 +131,7 @@ def _chunks(path: Path) -> Generator[bytes, None, None]:
     with open(path, "rb") as packed, closing(_unpacked(path, packed)) as chunks:
         for chunk in chunks:
             unpacked += len(chunk)
-            if unpacked > SMALL_TEXT_BYTES + MAX_TEXT_RATIO * packed.tell():
+            if unpacked > ALWAYS_UNPACKED_BYTES + MAX_TEXT_RATIO * packed.tell():
                 raise UsageError(
                     f'"{path}" unpacks to more than {unpacked:,} bytes from its first {packed.tell():,}, which no text '
                     "does; if it is yours, pass it uncompressed"

@@ -198,18 +198,17 @@ class EventReader:
     def new(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for path in sorted(self.folder.glob(self.pattern)) if self.pattern else []:
-            offset = self._offsets.get(path, 0)
-            try:
-                with open_plain(path, MAX_LINES_BYTES) as (file, size):
-                    if size == offset:
-                        continue
-                    file.seek(offset)
-                    whole, newline, _ = file.read().rpartition(b"\n")
-            except SafeFileError:
-                continue
-            self._offsets[path] = offset + len(whole) + len(newline)
-            found += _objects(whole.splitlines(), EVENT, path)
+            with contextlib.suppress(SafeFileError), open_plain(path, MAX_LINES_BYTES) as (file, size):
+                if size != self._offsets.get(path, 0):
+                    file.seek(self._offsets.get(path, 0))
+                    found += _objects(self._whole_lines(file, path), EVENT, path)
         return sorted(found, key=lambda event: event["time"])
+
+    def _whole_lines(self, file: IO[bytes], path: Path) -> Iterator[bytes]:
+        for line in _lines(file):
+            if line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
+                self._offsets[path] = self._offsets.get(path, 0) + len(line)
+                yield line
 
 
 class EventLog:

@@ -113,7 +113,6 @@ class Claim:
     _released: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def __post_init__(self) -> None:
-        _MINE.add(self.holder.token)
         threading.Thread(target=self._renew, name="claim", daemon=True).start()
 
     def _renew(self) -> None:
@@ -123,11 +122,11 @@ class Claim:
 
     def release(self) -> None:
         self._released.set()
-        _MINE.discard(self.holder.token)
         seen = _see(self.path)
         if seen is not None and seen.holder.token == self.holder.token:
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
+        _MINE.discard(self.holder.token)
 
     def __enter__(self) -> Claim:
         return self
@@ -163,12 +162,14 @@ class Claims:
         make_folder(self.folder)
         mine = Holder.this_process(self.campaign, Work(work_folder(self.root, kind, key)).mark())
         draft = self.folder / f".{mine.token}"
+        claim = previous = None
+        _MINE.add(mine.token)  # before anybody can see it
         try:
             draft.write_text(json.dumps(asdict(mine)))
-            previous = None
             for _ in range(10):
                 if _appear(draft, path):
-                    return Claim(path, mine, previous)
+                    claim = Claim(path, mine, previous)
+                    return claim
                 seen = _see(path)
                 if seen is None:
                     continue  # released this moment
@@ -179,6 +180,8 @@ class Claims:
                     previous = seen.holder if seen.holder.pid else previous
             return None
         finally:
+            if claim is None:
+                _MINE.discard(mine.token)
             with contextlib.suppress(OSError):
                 draft.unlink()
 
@@ -194,7 +197,13 @@ class Claims:
         seen = _see(path)
         if seen is None:
             return True
-        return self._stale(path, seen, time.time()) and self._break(path, seen.holder)
+        # Before anything is removed, the clock of the disk has its say: that of this host may be wrong.
+        if not self._stale(path, seen, time.time()) or not self._stale(path, seen, self._disk_time()):
+            return False
+        try:
+            return self._break(path, seen.holder)
+        except OSError:
+            return True  # it has no holder but cannot be removed: whoever takes the unit is told why
 
     def held(self, *, stale: bool = False) -> dict[tuple[str, str], Holder]:
         """{(kind, key): holder} of every live claim, and with `stale` of the dead ones too."""
@@ -223,8 +232,11 @@ class Claims:
                     _remove(self.folder / name)
 
     def free(self, kind: str, key: str, holder: Holder) -> bool:
-        """Remove the claim of a holder that is known to be gone; false when it is no longer this holder's."""
-        return self._break(self.path(kind, key), holder)
+        """Remove the claim of a holder that is known to be gone; false when it is not this holder's, or stays."""
+        try:
+            return self._break(self.path(kind, key), holder)
+        except OSError:
+            return False
 
     def _stale(self, path: Path, seen: _Sight, now: float, asker: Holder | None = None) -> bool:
         holder = seen.holder
@@ -247,6 +259,16 @@ class Claims:
             self._watched[path] = (seen.mark, time.monotonic())
             return False
         return time.monotonic() - since > STALE_SECONDS
+
+    def _disk_time(self) -> float:
+        draft = self.folder / f".{secrets.token_hex(8)}"
+        try:
+            draft.touch()
+            return draft.stat().st_mtime
+        except OSError:
+            return 0.0  # nothing is old by it
+        finally:
+            _remove(draft)
 
     def _break(self, path: Path, holder: Holder) -> bool:
         """Remove a stale claim; false when somebody else was faster.

@@ -31,7 +31,7 @@ from retrain.processes import die_with, process_stopped
 from retrain.store import Store
 from retrain.work import Work
 
-POLL_SECONDS = 0.5
+LOCAL_POLL_SECONDS = 0.5
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -215,10 +215,10 @@ class _Pool:
         while self.book.num_open:
             while len(self.workers) < min(self.jobs, self.book.num_open):
                 self._start(next(index for index in range(self.jobs) if index not in self.workers))
-            for event, _ in self.selector.select(timeout=POLL_SECONDS):
+            for event, _ in self.selector.select(timeout=LOCAL_POLL_SECONDS):
                 self._listen(event.data)
             if time.monotonic() >= next_poll:
-                next_poll = time.monotonic() + POLL_SECONDS
+                next_poll = time.monotonic() + LOCAL_POLL_SECONDS
                 self._poll()
 
     def _start(self, index: int) -> None:

@@ -15,7 +15,7 @@ from retrain.jobs.attempt import do_unit
 from retrain.jobs.book import MAX_ATTEMPTS, SAME_FAILURES, Book, Report, SameFailure, Waiting, logger
 from retrain.jobs.campaign import Campaign, new_run
 from retrain.jobs.claims import Claims
-from retrain.jobs.local import POLL_SECONDS, devices, run_local
+from retrain.jobs.local import LOCAL_POLL_SECONDS, devices, run_local
 from retrain.jobs.slurm import live_run, run_slurm
 from retrain.jobs.unit import Unit
 from retrain.progress import Progress, close_bars, counting
@@ -132,7 +132,7 @@ def run_inline(book: Book) -> None:
             if key in busy and busy.issuperset(queue):
                 unit = book.units[key]
                 waiting.say(unit, key, claims.holder(unit.kind, key), len(busy))
-                time.sleep(POLL_SECONDS / max(1, len(busy)))
+                time.sleep(LOCAL_POLL_SECONDS / max(1, len(busy)))
             busy.add(key)
             queue.append(key)
             continue

@@ -242,7 +242,8 @@ class _Driver:
     def _in_charge(self) -> bool:
         """Whether this driver is the one that submits: a second one on the same campaign only watches."""
         if self.lock is None:
-            self.lock = self.claims.take("driver", self.book.campaign.id)
+            with contextlib.suppress(OSError):  # it is asked again in a moment
+                self.lock = self.claims.take("driver", self.book.campaign.id)
         return self.lock is not None
 
     def _take_in_events(self) -> None:

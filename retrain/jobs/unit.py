@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from retrain.entry import KEY, KIND, TABLE, normalised
+from retrain.entry import KEY, KIND, TABLE, plain_data
 from retrain.schema import Text
 from retrain.store import Store
 
@@ -37,8 +37,8 @@ class Unit:
     payload: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "config", normalised(self.config, "config"))
-        object.__setattr__(self, "payload", normalised(self.payload, "payload"))
+        object.__setattr__(self, "config", plain_data(self.config, "config"))
+        object.__setattr__(self, "payload", plain_data(self.payload, "payload"))
         if not Text(CALL).accepts(self.call):
             raise ValueError(f'a unit\'s call must read "package.module:function", not {self.call!r}')
 

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from retrain.jobs.campaign import Campaign
-from tests.job_units import diary, units
+from retrain.work import unfinished_work
+from tests.job_units import diary, unit, units
 from tests.slurm.helpers import Background, held_by, wait_for
 
 
@@ -37,3 +38,23 @@ def test_a_job_killed_by_its_time_limit_goes_on(bare_cluster, store, log):
     (campaign,) = Campaign.all(store)
     exits = [e["reason"] for e in campaign.events(campaign.describe()["run"]) if e["event"] == "exit"]
     assert any("back into the queue" in reason for reason in exits)
+
+
+def test_a_unit_that_outlasts_its_tasks_goes_on_from_what_it_saved(bare_cluster, store, log):
+    """One takes 70 s, in tasks of a minute; the other hears no warning and is killed. Neither may fail even once."""
+    work = [
+        unit(0, "saves", steps=14, seconds=5, diary=log),
+        unit(1, "saves", steps=2, per_attempt=1, deaf=True, diary=log),
+    ]
+    report = Background(work, store, jobs=2, timeout_min=1, max_attempts=1).result(1200)
+    assert report.complete
+    (campaign,) = Campaign.all(store)
+    events = campaign.events(campaign.describe()["run"])
+    stopped = {event["key"]: event["reason"] for event in events if event["event"] == "unfinished"}
+    assert set(stopped) == set(report.done)
+    print(*stopped.values(), sep="\n")
+    assert not [event for event in events if event["event"] in ("failed", "died")]
+    # What was saved was not done again, but for the step that was under way.
+    assert diary(log, "step") == {0: 14, 1: 2}
+    assert max(diary(log).values()) >= 2
+    assert unfinished_work(store) == []
