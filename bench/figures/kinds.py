@@ -1,0 +1,139 @@
+"""Every kind of figure there is, and the table that says which of the paper's figures each one is.
+
+A new kind is a file beside this one with a `draw_...(results, size)` that yields drawings, and a line here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.figures.budget import draw_budget
+from bench.figures.difference import draw_difference
+from bench.figures.drawing import Kind
+from bench.figures.examples import draw_examples
+from bench.figures.lds import draw_lds, draw_lds_normalised
+from bench.figures.pareto import draw_pareto
+from bench.figures.scaling import draw_scaling
+from bench.figures.seconds import draw_seconds
+from bench.figures.seeds import draw_seeds
+from bench.figures.sweep import draw_sweep
+from bench.figures.table import draw_llm, draw_table
+from bench.figures.tokens import draw_tokens
+
+CIFAR = (
+    "python -m bench.lds --task cifar10 --alpha 0.1 0.3 0.5 0.7 --alpha-attribution 0.01 0.1 1.0 --seeds 1 2 3 4 42 "
+    "--out results/cifar10"
+)
+RECORDS = "rows of bench.lds"
+KINDS = (
+    Kind(
+        "lds",
+        "LDS against alpha_retrain, a panel for each alpha_attribution",
+        RECORDS,
+        f"{CIFAR}    # or, on a laptop: python -m bench.lds --alpha 0.1 --out results/digits",
+        draw_lds,
+        ("fig:retraining",),
+    ),
+    Kind("lds-normalised", "the same for train-normalised scores", RECORDS, CIFAR, draw_lds_normalised),
+    Kind(
+        "seeds",
+        "every seed by itself",
+        "rows of two seeds or more",
+        CIFAR,
+        draw_seeds,
+        ("fig:individual_LDS_scores", "fig:individual_LDS_scores_2"),
+    ),
+    Kind(
+        "difference",
+        "two settings of one method, and their paired difference",
+        "rows of one method under two settings, in one run",
+        "python -m bench.lds --task cifar10 --alpha 0.1 0.3 0.5 0.7 --methods bif bif@n_beta=200 --out results/cifar10",
+        draw_difference,
+        ("fig:absolute_difference_LDS_sweep",),
+    ),
+    Kind("table", "LDS of every method as CSV, Markdown and LaTeX", RECORDS, CIFAR, draw_table),
+    Kind(
+        "llm",
+        "the same table for finetuned language models",
+        "rows of a language task",
+        "python -m bench.lds --task tinylm --alpha 0.5 --out results/tinylm",
+        draw_llm,
+        ("tab:LLM_LDS_scores",),
+    ),
+    Kind(
+        "seconds",
+        "seconds against alpha_attribution, fit and score apart, a figure for each machine",
+        "rows at two values of alpha_attribution or more, from one machine",
+        CIFAR,
+        draw_seconds,
+        ("fig:timings_bif-vs-ekfac",),
+    ),
+    Kind("pareto", "LDS against seconds, and what no other method beats on both", RECORDS, CIFAR, draw_pareto),
+    Kind(
+        "scaling",
+        "seconds, memory and disk against model size",
+        "scaling.csv",
+        "python -m bench.scaling --out results/scaling    # on a CPU it takes the two smallest models",
+        draw_scaling,
+        ("fig:benchmark_big_ek-fac", "tab:bif-vs-ekfac"),
+    ),
+    Kind(
+        "sweep",
+        "grids of loss traces and LDS over sampler settings",
+        "sweep.json",
+        "python -m bench.sweep --task cifar10 --alpha 0.1 --out results/sweep",
+        draw_sweep,
+        (
+            "fig:loss_trace_burnin_0_retrain_0_1",
+            "fig:loss_trace_burnin_100_retrain_0_1",
+            "fig:loss_trace_burnin_0_retrain_0_3",
+            "fig:loss_trace_burnin_100_retrain_0_3",
+            "fig:lds_llm_sweep",
+        ),
+    ),
+    Kind(
+        "budget",
+        "LDS against draws and seconds",
+        "budget.json",
+        "python -m bench.sweep --budget --task cifar10 --alpha 0.1 --out results/budget",
+        draw_budget,
+    ),
+    Kind(
+        "examples",
+        "queries and their most and least influential training images",
+        "examples.json of an image task",
+        "python -m bench.examples --task digits --out results/examples    # from the scores that bench.lds cached",
+        draw_examples,
+        ("fig:image-main", "fig:image-full"),
+    ),
+    Kind(
+        "tokens",
+        "query tokens against training tokens",
+        "examples.json of a language task",
+        "python -m bench.examples --task tinylm --out results/examples",
+        draw_tokens,
+        ("fig:lang-main", "fig:p2.8B", "fig:p14M-1", "fig:p14M-2", "fig:ekfac_vs_bif_grid", "fig:bif_tokenwise_grid"),
+    ),
+)
+
+
+def reproduce_table(index: Mapping[str, Mapping[str, Any]] = {}, kinds: Sequence[Kind] = KINDS) -> str:
+    """Markdown: the paper's figure or table, ours, the runs behind it, and the commands. `index`: of figures.json."""
+    lines = ["| paper | here | drawn | runs | made with |", "| --- | --- | --- | --- | --- |"]
+    for kind in kinds:
+        mine = {stem: entry for stem, entry in sorted(index.items()) if entry["kind"] == kind.name}
+        links = [f"[{stem}](figures/{preferred(entry['files'])})" for stem, entry in mine.items()]
+        runs = sorted({run for entry in mine.values() for run in entry["runs"]})
+        cells = (
+            ", ".join(f"`{label}`" for label in kind.paper) or "-",
+            kind.shows,
+            "<br>".join(links) or f"not yet: needs {kind.needs}",
+            ", ".join(f"`{run}`" for run in runs) or "-",
+            f"`{kind.command.partition('    #')[0]}`<br>`python -m bench.figures --only {kind.name}`",
+        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def preferred(files: Sequence[str]) -> str:
+    """Of a drawing's files the one that a page of Markdown can show."""
+    return next((file for ending in (".png", ".svg", ".md") for file in files if file.endswith(ending)), files[0])
