@@ -90,11 +90,11 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def digest(text: str) -> str:
+def short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
-def slug(text: str, most: int = 80) -> str:
+def file_slug(text: str, most: int = 80) -> str:
     """Of any text, something that may stand in a file's name, whoever wrote it."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text.lower())
     return "-".join(part for part in kept.split("-") if part)[:most].strip("-") or "unnamed"
@@ -128,11 +128,11 @@ def ground_names(grounds: Sequence[str]) -> dict[str, tuple[str, str]]:
         alike = [other for other in grounds if bases[other][0] == name]
         if len(alike) > 1:
             apart = differences([_flat(json.loads(other)) for other in alike])[alike.index(text)]
-            name += f"-{slug(apart)}" if apart and len(apart) <= LONG else f"-{digest(text)}"
+            name += f"-{file_slug(apart)}" if apart and len(apart) <= LONG else f"-{short_digest(text)}"
             words += f", {apart[:200]}"
         found[text] = (name, words)
-    files = _unique(["" for _ in found], [name for name, _ in found.values()], list(found))
-    return {text: (slug(file), words) for file, (text, (_, words)) in zip(files, found.items(), strict=True)}
+    files = _unique(["" for _ in found], [file_slug(name) for name, _ in found.values()], list(found))
+    return {text: (file_slug(file, 100), words) for file, (text, (_, words)) in zip(files, found.items(), strict=True)}
 
 
 def _ground_base(ground: Mapping[str, Any]) -> tuple[str, str]:
@@ -147,7 +147,7 @@ def _ground_base(ground: Mapping[str, Any]) -> tuple[str, str]:
     if ground.get("scheme") not in (None, "fixed"):
         parts.append(f"{ground['scheme']}-subsets")
         words.append(f"{ground['scheme']} subsets")
-    return "-".join(slug(part) for part in parts), ", ".join(words)
+    return "-".join(file_slug(part) for part in parts), ", ".join(words)
 
 
 def series_names(group: pd.DataFrame) -> dict[str, str]:
@@ -157,7 +157,7 @@ def series_names(group: pd.DataFrame) -> dict[str, str]:
         own = sorted(alike["series_id"].unique())
         apart = differences([json.loads(text)[2] for text in own])
         for text, words in zip(own, apart, strict=True):
-            words = words if len(words) <= LONG else f"settings {digest(text)}"
+            words = words if len(words) <= LONG else f"settings {short_digest(text)}"
             names[text] = ", ".join(filter(None, [series_label(str(method), str(label)), words]))
     return dict(zip(names, _unique(["" for _ in names], list(names.values()), list(names)), strict=True))
 
@@ -198,4 +198,4 @@ def _unique(groups: Iterable[str], names: Sequence[str], ids: Iterable[str]) -> 
     owners: dict[tuple[str, str], set[str]] = {}
     for group, name, identity in triples:
         owners.setdefault((group, name), set()).add(identity)
-    return [f"{name} ({digest(i)})" if len(owners[group, name]) > 1 else name for group, name, i in triples]
+    return [f"{name} ({short_digest(i)})" if len(owners[group, name]) > 1 else name for group, name, i in triples]

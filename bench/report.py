@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.identity import slug
+from bench.identity import file_slug
 from bench.pages.assemble import built_page, inert_json, part
 from bench.pages.cards import COST_KINDS, Cards, contents, grid, task_sections
 from bench.pages.data import report_data
 from bench.pages.markdown import rendered
-from bench.pages.plots import specifications
+from bench.pages.plots import plot_specifications
 from bench.results import Results, load_results
 from retrain.command import Parser
 from retrain.safe_files import SafeFileError, read_text, write_whole
@@ -39,9 +39,9 @@ def page_scripts() -> list[str]:
 
 def build_page(results: Results, out: Path, figures: Path) -> str:
     data: dict[str, Any] = report_data(results, out)
-    data |= {"plots": specifications(), "command": FIRST_COMMAND}
+    data |= {"plots": plot_specifications(), "command": FIRST_COMMAND}
     for example in (*data["images"], *data["tokens"]):
-        example["place"] = slug(example["task"])
+        example["place"] = file_slug(example["task"])
     scripts = page_scripts()
     template, style = part("report/page.html"), part("report/page.css")
     paper = paper_section(results, out)
@@ -55,7 +55,7 @@ def build_page(results: Results, out: Path, figures: Path) -> str:
     values = {
         "STYLE": style,
         "CONTENTS": contents({task: titles.get(task) or task for task in tasks}, data["methods"]),
-        "SUMMARY": summary(results, data, len(cards)),
+        "SUMMARY": summary_section(results, data, len(cards)),
         "PAPER": paper,
         "IMAGES": task_sections(cards, tasks, titles),
         "COSTS": grid(costs) if costs else "",
@@ -63,7 +63,7 @@ def build_page(results: Results, out: Path, figures: Path) -> str:
     return built_page(template, scripts, values, data)
 
 
-def summary(results: Results, data: dict[str, Any], num_figures: int) -> str:
+def summary_section(results: Results, data: dict[str, Any], num_figures: int) -> str:
     counts = (
         f"{len(data['runs'])} runs, {len(data['grounds'])} experiments, {len(data['methods'])} methods, "
         f"{len(results.rows):,} rows, {num_figures} figures and tables."

@@ -29,7 +29,7 @@ NAME = line(200)
 WORDS = line(2000)
 SHARE = Number(0, 1)
 COUNT = Whole(0, 10**12)
-VALUE = Maybe(Number(-1e30, 1e30))
+ANY_NUMBER = Maybe(Number(-1e30, 1e30))
 CORRELATION = Maybe(Number(-1.000001, 1.000001))
 DIFFERENCE = Maybe(Number(-4, 4))
 AMOUNT = Maybe(Number(0, 1e18))
@@ -55,15 +55,16 @@ RUN = {
         {
             **_WHERE, "num_subsets": COUNT, "num_queries": COUNT, "num_undefined": COUNT, "method": NAME,
             "label?": NAME, "settings?": Maybe(WORDS), "normalised": Flag(), "lds": CORRELATION, "ci_low": CORRELATION,
-            "ci_high": CORRELATION, "lds_across_queries?": CORRELATION, "ceiling?": CORRELATION, "spread?": VALUE,
+            "ci_high": CORRELATION, "lds_across_queries?": CORRELATION, "ceiling?": CORRELATION, "spread?": ANY_NUMBER,
             "fit_seconds?": AMOUNT, "score_seconds?": AMOUNT, "peak_memory_bytes?": AMOUNT, "device?": Maybe(NAME),
             **REST,
         }
     ],
     "ceilings": [
         {
-            **_WHERE, "ceiling?": CORRELATION, "reliability?": VALUE, "ci_low?": CORRELATION, "ci_high?": CORRELATION,
-            "num_replicates?": Maybe(Whole(0, 10**6)), "num_subsets_replicated?": Maybe(COUNT), **REST,
+            **_WHERE, "ceiling?": CORRELATION, "ci_low?": CORRELATION, "ci_high?": CORRELATION,
+            "reliability?": ANY_NUMBER, "num_replicates?": Maybe(Whole(0, 10**6)),
+            "num_subsets_replicated?": Maybe(COUNT), **REST,
         }
     ],
     "pairs?": [
@@ -86,7 +87,7 @@ SWEEP = {
     "cells": [
         {
             "lds": CORRELATION, "lds_normalised?": CORRELATION, "ci_low?": CORRELATION, "ci_high?": CORRELATION,
-            "rhat?": VALUE, "ess?": VALUE, "traces?": [[VALUE]], **REST,
+            "rhat?": ANY_NUMBER, "ess?": ANY_NUMBER, "traces?": [[ANY_NUMBER]], **REST,
         }
     ],
 }  # fmt: skip
@@ -101,7 +102,7 @@ EXAMPLES = {
     "kind": Choice("images", "tokens"), "task?": NAME, "description": WORDS, "seed": COUNT, "scores": NAME,
     "methods?": ListOf(NAME, 0, 20), "alpha_attribution?": SHARE, **REST,
 }  # fmt: skip
-_EXAMPLE = {"train": COUNT, "score": VALUE, "label": NAME, "image": COUNT, **REST}
+_EXAMPLE = {"train": COUNT, "score": ANY_NUMBER, "label": NAME, "image": COUNT, **REST}
 _SIDES = {"helpful": ListOf(_EXAMPLE, 0, 100), "harmful": ListOf(_EXAMPLE, 0, 100), **REST}
 IMAGES = {
     **EXAMPLES,
@@ -116,8 +117,8 @@ TOKENS = {
     "num_draws?": COUNT,
     "pairs": [
         {
-            "query": COUNT, "train": COUNT, "query_tokens": _TOKENS, "train_tokens": _TOKENS, "bif": [[VALUE]],
-            "ekfac?": Maybe([VALUE]), **REST,
+            "query": COUNT, "train": COUNT, "query_tokens": _TOKENS, "train_tokens": _TOKENS, "bif": [[ANY_NUMBER]],
+            "ekfac?": Maybe([ANY_NUMBER]), **REST,
         }
     ],
 }  # fmt: skip

@@ -219,8 +219,8 @@ def test_a_drawing_of_ours_keeps_its_words_as_words(tmp_path: Path) -> None:
         f"<path d='M 0.123456 1 L 2 3'/><text>a &lt;script&gt; &amp; b</text><image xlink:href='{picture}'/>"
         "<use xlink:href='#a' clip-path='url(#c)'/></g></svg>"
     )
-    text, width = inline_drawing(tmp_path / "x.svg", "f0-")
-    assert width == 9
+    text, size = inline_drawing(tmp_path / "x.svg", "f0-")
+    assert size == (9, 9)
     assert "script" not in text.replace("&lt;script&gt;", "")
     for kept in ('id="f0-a"', 'href="#f0-a"', "url(#f0-c)", "fill:currentColor", "M 0.12 1 L 2 3", picture):
         assert kept in text
@@ -413,6 +413,7 @@ def test_nothing_of_a_hostile_folder_runs_in_the_report(browser: Browser, tmp_pa
           select.selectedIndex = select.options.length - 1;
           select.dispatchEvent(new Event("change"));
         }""")
+    browser.wait("return document.querySelector('script[type=\"image/svg+xml\"]') === null")
     for place in ("#board", "#lds-plot", "#costs", "#scaling-plot", "#methods", "#runs"):
         browser.run("document.querySelector(arguments[0]).scrollIntoView()", place)
     seen = browser.run(NOTHING_RAN)

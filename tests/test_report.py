@@ -135,6 +135,7 @@ def test_a_method_is_told_by_its_own_file() -> None:
 def test_it_opens_at_any_width_and_theme(browser: Browser, page: Path, width: int, theme: str) -> None:
     browser.look(width, 850, theme)
     browser.open(page)
+    browser.wait("return document.querySelector('script[type=\"image/svg+xml\"]') === null")
     # Nothing sticks out of the page, every card has its title and content, and no two overlap.
     assert browser.run("return document.documentElement.scrollWidth") == width
     facts = browser.run("""

@@ -8,7 +8,7 @@ import pandas as pd
 from bench import schemas
 from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.figures.sweep import sweep_facts, sweep_sizes, swept_on
-from bench.identity import NO_SETTING, settings_words, slug
+from bench.identity import NO_SETTING, file_slug, settings_words
 from bench.results import Results
 from bench.style import INK, PaperSize, in_order, look
 
@@ -42,9 +42,10 @@ def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
         caption = (
             f"LDS against budget; {swept_on(budget)}, on {budget['device']}. {bars} {sweep_sizes(budget)} {settings}"
         ).strip()
-        stem = f"budget-{slug(budget['task'])}-{slug(budget['protocol'])}-alpha-{slug(format(budget['alpha'], 'g'))}"
+        parts = ["budget", budget["task"], budget["protocol"], f"alpha {budget['alpha']:g}", budget["device"]]
+        stem = "-".join(file_slug(part) for part in parts)
         facts = sweep_facts(budget, in_order(names))
-        yield Drawing(f"{stem}-{slug(budget['device'])}", title, caption, [budget["run_id"]], figure, facts=facts)
+        yield Drawing(stem, title, caption, [budget["run_id"]], figure, facts=facts)
 
 
 def draw_curve(axis: Any, seconds_axis: Any, curve: dict[str, Any], names: list[str]) -> None:

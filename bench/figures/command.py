@@ -85,14 +85,16 @@ def draw_kind(name: str, results: Results, size: style.PaperSize, out: Path, for
         for drawing in kind.draw(results, size):
             stem = free_stem(drawing.stem, taken)
             files = save_drawing(drawing, out / stem, formats)
-            entry = {"kind": name, "title": drawing.title, "caption": drawing.caption, "runs": drawing.runs}
+            words = {"title": drawing.title[:300], "caption": drawing.caption[:30_000]}
+            entry = {"kind": name, **words, "runs": drawing.runs}
             drawn.entries.append((stem, entry | {"files": files, "facts": drawing.facts}))
     drawn.problems = results.problems
     return drawn
 
 
 def free_stem(stem: str, taken: set[str]) -> str:
-    """Two that would have one name have two."""
+    """Two that would have one name have two; none is longer than a file's name may be."""
+    stem = stem[:180].rstrip("-")
     name, number = stem, 1
     while name in taken:
         number += 1

@@ -13,7 +13,7 @@ import pandas as pd
 from bench.figures import words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, panel_grid
 from bench.figures.lds import lds_panel
-from bench.identity import series_label, slug
+from bench.identity import file_slug, series_label
 from bench.results import Results, bars_of, over_seeds
 from bench.style import INK, PaperSize, looks
 
@@ -25,7 +25,7 @@ def draw_difference(results: Results, size: PaperSize) -> Iterator[Drawing]:
             if len(pairs):
                 both = group[group["series"].isin([one, other])]
                 name = series_label(str(method), str(method))
-                parts = [ground, slug(str(method)), *(settings_slug(series, name) for series in (one, other))]
+                parts = [ground, file_slug(str(method)), *(settings_slug(series, name) for series in (one, other))]
                 parts.append("normalised" if normalised else "")
                 stem = "-".join(["difference", *filter(None, parts)])
                 yield _two_settings(stem, both, pairs, one, other, bool(normalised), size)
@@ -34,7 +34,7 @@ def draw_difference(results: Results, size: PaperSize) -> Iterator[Drawing]:
 def settings_slug(series: str, name: str) -> str:
     """Of what a series is called beyond its method; nothing for the method as it usually is."""
     rest = series.removeprefix(name).strip(", ")
-    return slug(rest, 40) if rest else ""
+    return file_slug(rest, 40) if rest else ""
 
 
 def differences_between(pairs: pd.DataFrame, ground: str, one: str, other: str, normalised: bool) -> pd.DataFrame:
@@ -87,6 +87,6 @@ def _two_settings(
     frame(figure, size, title, [about, kind], notes, grid.ravel(), order=list(shapes))
     caption = (
         f"LDS of {kind} under two settings, and their paired difference; {description}, {about}. {below} {bars} "
-        f"{words.ceiling_text(rows)}{words.sizes(rows)} {words.settings_text(rows)}"
+        f"{words.ceiling_caption(rows)}{words.sizes(rows)} {words.settings_text(rows)}"
     )
     return Drawing(stem, title, caption, words.run_ids(rows, True), figure, facts=words.facts_of(rows, [normalised]))

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from bench import schemas
 from bench.figures.drawing import Drawing, UnusableError, frame, text_width
-from bench.identity import slug
+from bench.identity import file_slug
 from bench.results import Results
 from bench.shape import check
 from bench.style import INK, PaperSize, look
@@ -103,7 +103,7 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
         f"{' '.join(notes)}"
     )
     task = content.get("task") or content["description"]
-    stem = f"examples-{slug(task)}-seed-{content['seed']}-{slug(content['scores'])}"
+    stem = f"examples-{file_slug(task)}-seed-{content['seed']}-{file_slug(content['scores'])}"
     return Drawing(stem, title, caption, [], figure, facts={"task": [task], "method": methods})
 
 

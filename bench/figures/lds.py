@@ -42,7 +42,7 @@ def _curves(results: Results, size: PaperSize, normalised: bool) -> Iterator[Dra
         frame(figure, size, title, [about, at], words.frame_notes(bars, group), axes, order=list(shapes))
         caption = (
             f"LDS of {kind} against the share of the attributed examples retrained on; {description}, {about}. {bars} "
-            f"{words.ceiling_text(group)}{words.sizes(group)} {words.settings_text(group)}"
+            f"{words.ceiling_caption(group)}{words.sizes(group)} {words.settings_text(group)}"
         )
         stem = f"lds-{ground}{'-normalised' if normalised else ''}"
         facts = words.facts_of(group, [normalised])

@@ -16,7 +16,7 @@ from bench.figures import words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, logarithmic, panel_grid
 from bench.figures.lds import panel_note
 from bench.figures.seconds import timed_rows
-from bench.identity import slug
+from bench.identity import file_slug
 from bench.results import Results, bars_of, over_seeds
 from bench.style import INK, QUIET, PaperSize, looks
 
@@ -60,7 +60,7 @@ def draw_pareto(results: Results, size: PaperSize) -> Iterator[Drawing]:
             f"{words.settings_text(group)}"
         )
         facts = words.facts_of(group, [False, True])
-        stem = f"pareto-{ground}-{slug(machine)}"
+        stem = f"pareto-{ground}-{file_slug(machine)}"
         yield Drawing(stem, title, caption, words.run_ids(group), figure, facts=facts)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from bench import schemas
 from bench.figures.drawing import Drawing, UnusableError, frame, logarithmic, panel_row
-from bench.identity import slug
+from bench.identity import file_slug
 from bench.results import Results
 from bench.scaling_figure import PANELS, draw_laws, draw_panel, explain, marks, usable
 from bench.style import PaperSize
@@ -54,9 +55,9 @@ def draw_scaling(results: Results, size: PaperSize) -> Iterator[Drawing]:
             explained = explain(group, everything[everything["device"] == device], laws)
             frame(figure, size, title, [str(device)], [explained if len(explained) < 900 else marks(group)], axes)
             facts = {"method": sorted(set(group["method"]))}
-            runs = sorted({str(run) for run in group.get("run_id", pd.Series(dtype=str)).dropna()})
-            place = slug(path.parent.name)
-            stem = f"scaling-{slug(str(device))}" if place == "scaling" else f"scaling-{place}-{slug(str(device))}"
+            runs = sorted({str(run) for run in group.get("run_id", pd.Series(dtype=str)) if schemas.ID.accepts(run)})
+            place = file_slug(path.parent.name)
+            stem = "-".join(["scaling", *([place] if place != "scaling" else []), file_slug(str(device))])
             caption = f"{title} on {device}. {explained}"
             yield Drawing(stem, f"{title}: {device}", caption, runs, figure, facts=facts)
 

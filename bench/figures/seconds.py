@@ -10,7 +10,7 @@ import pandas as pd
 
 from bench.figures import words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, Drawing, frame, logarithmic, panel_row
-from bench.identity import slug
+from bench.identity import file_slug
 from bench.results import Results
 from bench.style import PaperSize, looks
 
@@ -62,5 +62,5 @@ def draw_seconds(results: Results, size: PaperSize) -> Iterator[Drawing]:
             f"Seconds of fitting and scoring against the share of the training set that is attributed; {description}, "
             f"{about}, on {machine}. {middle_text} {seeds} {words.settings_text(once)}"
         )
-        stem = f"seconds-{ground}-{slug(machine)}"
+        stem = f"seconds-{ground}-{file_slug(machine)}"
         yield Drawing(stem, title, caption, words.run_ids(once), figure, facts=words.facts_of(once))

@@ -41,7 +41,7 @@ def draw_seeds(results: Results, size: PaperSize) -> Iterator[Drawing]:
         bars = "Bars: 95 % intervals."
         frame(figure, size, title, [about], words.frame_notes(bars, group), grid.ravel(), order=list(shapes))
         caption = (
-            f"LDS of {kind}, every seed by itself; {description}, {about}. {bars} {words.ceiling_text(group)}"
+            f"LDS of {kind}, every seed by itself; {description}, {about}. {bars} {words.ceiling_caption(group)}"
             f"{words.sizes(group)} {words.settings_text(group)}"
         )
         stem = f"seeds-{ground}{'-normalised' if normalised else ''}"

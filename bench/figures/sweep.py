@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from bench import schemas
 from bench.figures.drawing import Drawing, frame, panel_row
-from bench.identity import slug
+from bench.identity import file_slug
 from bench.results import Results
 from bench.style import FAINT, INK, PaperSize, look, new_figure
 from bench.tables import setting_text
@@ -32,9 +32,9 @@ def draw_sweep(results: Results, size: PaperSize) -> Iterator[Drawing]:
         if lacking := [name for name in axes if not all(name in cell for cell in cells)] or (not axes and ["an axis"]):
             results.note(f"{path}: its cells lack {lacking[0]!r}; see results/README.md")
             continue
-        names = "-".join(slug(name) for name in axes)
-        stem = f"sweep-{slug(sweep['task'])}-{slug(sweep['protocol'])}-{slug(sweep['method'])}-{names}"
-        stem += f"-alpha-{slug(format(sweep['alpha'], 'g'))}"
+        names = "-".join(file_slug(name) for name in axes)
+        stem = f"sweep-{file_slug(sweep['task'])}-{file_slug(sweep['protocol'])}-{file_slug(sweep['method'])}-{names}"
+        stem += f"-alpha-{file_slug(format(sweep['alpha'], 'g'))}"
         if len(axes) == 1:
             yield sweep_line(sweep, stem, size)
             continue
@@ -42,7 +42,7 @@ def draw_sweep(results: Results, size: PaperSize) -> Iterator[Drawing]:
         for values in product(*(axes[name] for name in outer)):
             fixed = dict(zip(outer, values, strict=True))
             chosen = [cell for cell in cells if all(cell[name] == value for name, value in fixed.items())]
-            parts = [slug(f"{name}-{setting_text(value)}") for name, value in fixed.items()]
+            parts = [file_slug(f"{name}-{setting_text(value)}") for name, value in fixed.items()]
             yield sweep_grid(sweep, chosen, fixed, down, across, "-".join([stem, *parts]), size)
 
 

@@ -20,8 +20,8 @@ from bench.tables import interval, number
 
 LANGUAGE_TASKS = ("pythia14m", "tinylm")
 PAPER_LLM_TABLE = {"gradsim": 0.198, "ekfac": 0.221, "bif": 0.110}  # tab:LLM_LDS_scores
-Pairs = Mapping[Any, pd.DataFrame]  # by CELL
-CELL = ["alpha_attribution", "truth", "alpha", "normalised"]
+Pairs = Mapping[Any, pd.DataFrame]  # by CELL_KEYS
+CELL_KEYS = ["alpha_attribution", "truth", "alpha", "normalised"]
 SPECIAL = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
 }  # fmt: skip
@@ -45,9 +45,9 @@ def _tables(results: Results, kind: str, language: bool) -> Iterator[Drawing]:
             lines = lines.drop(columns="paper")
         description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
         title = f"{description}: LDS{' of finetuning' if language else ''}"
-        bars = f"Interval: {bars_of(group.groupby([*CELL, 'series']).size())}."
+        bars = f"Interval: {bars_of(group.groupby([*CELL_KEYS, 'series']).size())}."
         bold = "Best: highest of its column, and every paired difference to the others excludes 0."
-        sentences = f"{bars} {bold} {words.ceiling_text(group, 'Ceiling:')}{words.sizes(group)}"
+        sentences = f"{bars} {bold} {words.ceiling_caption(group, 'Ceiling:')}{words.sizes(group)}"
         caption = f"LDS; {description}, {about}. {sentences} {words.settings_text(group)}"
         latex = latex_table(group, pairs, caption.replace("Best:", "Bold:"), f"tab:{kind}-{ground}")
         facts = words.facts_of(group, [False, True])
@@ -58,7 +58,7 @@ def _tables(results: Results, kind: str, language: bool) -> Iterator[Drawing]:
 def pairs_by_cell(pairs: pd.DataFrame, ground: str) -> Pairs:
     if not len(pairs):
         return {}
-    return dict(list(pairs[pairs["ground"] == ground].groupby(CELL)))
+    return dict(list(pairs[pairs["ground"] == ground].groupby(CELL_KEYS)))
 
 
 def in_their_order(cell: pd.DataFrame) -> list[str]:
@@ -72,7 +72,7 @@ def in_their_order(cell: pd.DataFrame) -> list[str]:
 
 def lds_lines(group: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
     lines: list[dict[str, Any]] = []
-    for (share, _, alpha, normalised), block in group.groupby(CELL, sort=True):
+    for (share, _, alpha, normalised), block in group.groupby(CELL_KEYS, sort=True):
         best = clearly_best(block, pairs)
         for series in in_their_order(block):
             cell = block[block["series"] == series]
@@ -116,7 +116,7 @@ def clearly_best(block: pd.DataFrame, pairs: Pairs) -> str | None:
         return None
     best = max(sorted(finite), key=lambda series: finite[series])
     where = block.iloc[0]
-    here = pairs.get(tuple(where[name] for name in CELL))
+    here = pairs.get(tuple(where[name] for name in CELL_KEYS))
     if here is None:
         return None
     for rival in finite:

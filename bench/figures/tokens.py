@@ -1,7 +1,7 @@
 """Query tokens against training tokens, coloured by signed influence: `python -m bench.figures --only tokens`.
 
-The paper's fig:lang-main, fig:p14M-1 and fig:p14M-2. Up to LABELLED tokens are named one by one; longer sequences are
-shown whole, with the part around their strongest pair of tokens beside it, large enough to be read.
+The paper's fig:lang-main, fig:p14M-1 and fig:p14M-2. Up to MOST_LABELS tokens are named one by one; longer sequences
+are shown whole, with the part around their strongest pair of tokens beside it, large enough to be read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,15 +15,15 @@ from matplotlib.figure import Figure
 
 from bench import schemas
 from bench.figures.drawing import Drawing, frame, plain_number
-from bench.identity import slug
+from bench.identity import file_slug
 from bench.results import Results
 from bench.shape import check
 from bench.style import INK, PaperSize, new_figure
 from retrain.safe_files import SafeFileError
 
-LABELLED = 48  # tokens up to which each is named
+MOST_LABELS = 48  # tokens up to which each is named
 CLOSE_UP = 24  # tokens of the part that is shown large
-COLOURS = "RdBu_r"
+HEAT_COLOURS = "RdBu_r"
 
 
 def draw_tokens(results: Results, size: PaperSize) -> Iterator[Drawing]:
@@ -52,7 +52,7 @@ def token_examples_of(results: Results) -> Iterator[tuple[Path, dict[str, Any]]]
 def pair_drawing(path: Path, content: dict[str, Any], pair: dict[str, Any], size: PaperSize) -> Drawing:
     matrix = np.array([[np.nan if v is None else v for v in row] for row in pair["bif"]], dtype=float)
     strip = np.array(pair["ekfac"], dtype=float)[None] if pair.get("ekfac") else None
-    close = max(matrix.shape) > LABELLED
+    close = max(matrix.shape) > MOST_LABELS
     figure = whole_and_part(matrix, strip, pair, size) if close else whole_matrix(matrix, strip, pair, size)
     title = f"{content['description']}: query {pair['query']} and training sequence {pair['train']}, token by token"
     draws = f"{content['num_draws']:,} draws" if "num_draws" in content else ""
@@ -66,7 +66,7 @@ def pair_drawing(path: Path, content: dict[str, Any], pair: dict[str, Any], size
     frame(figure, size, title, about, notes)
     caption = f"{title}; {content['scores']}, seed {content['seed']}. {' '.join(filter(None, notes))}"
     task = content.get("task") or content["description"]
-    stem = f"tokens-{slug(task)}-seed-{content['seed']}-query-{pair['query']}-train-{pair['train']}"
+    stem = f"tokens-{file_slug(task)}-seed-{content['seed']}-query-{pair['query']}-train-{pair['train']}"
     return Drawing(stem, title, caption, [], figure, facts={"task": [task], "method": content.get("methods", [])})
 
 
@@ -136,7 +136,7 @@ def heat_map(axis: Axes, matrix: np.ndarray, limit: float | None = None) -> Any:
     axis.grid(False)
     largest = limit or scale_of(matrix)
     shade = Normalize(-largest, largest)
-    return axis.imshow(matrix, cmap=COLOURS, norm=shade, aspect="auto", interpolation="nearest")
+    return axis.imshow(matrix, cmap=HEAT_COLOURS, norm=shade, aspect="auto", interpolation="nearest")
 
 
 def colour_bar(figure: Figure, axis: Axes, image: Any, label: str, size: PaperSize) -> None:

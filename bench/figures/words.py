@@ -96,7 +96,7 @@ def frame_notes(bars: str, rows: pd.DataFrame, ceiling: bool = True) -> list[str
     return [" ".join(filter(None, [bars, *about, sizes(rows)])), settings_text(rows)]
 
 
-def ceiling_text(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,") -> str:
+def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,") -> str:
     """The caption's sentences on the ceiling: what it is, how seeds are pooled, and where it comes from."""
     text = f"{name} what a perfect prediction could reach. " if rows["reliability"].notna().any() else ""
     if text and rows["seed"].nunique() > 1:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from bench import schemas
 from bench.figures.examples import read_picture
-from bench.identity import slug
+from bench.identity import file_slug
 from bench.pages.data import data_uri, file_link
 from bench.pages.drawings import inline_drawing
 from retrain.safe_files import SafeFileError, read_text
@@ -26,7 +26,7 @@ COST_KINDS = ("seconds", "pareto", "scaling", "budget")
 ORDER = ("lds", "lds-normalised", "table", "llm", "difference", "examples", "tokens", "seeds", "sweep", *COST_KINDS)
 MANY = ("seeds", "sweep")
 FEW_ROWS = 16  # of a table that is open from the beginning
-NARROW = 300  # points: up to here a drawing takes one column
+ONE_COLUMN = 300  # points: up to here a drawing takes one column
 
 
 @dataclass
@@ -66,12 +66,12 @@ class Cards:
             try:
                 body, narrow = self.body(entry, f"f{position}-")
             except (SafeFileError, ValueError) as error:
-                self.problems.append(f"figure {slug(stem)}: {error}")
+                self.problems.append(f"figure {file_slug(stem)}: {error}")
                 continue
-            markup = self.markup(slug(stem), entry, body, narrow)
+            markup = self.markup(file_slug(stem), entry, body, narrow)
             self.room -= len(markup.encode())
             task = (entry.get("facts", {}).get("task") or [""])[0]
-            self.cards.append(Card(slug(stem), entry["kind"], entry.get("title") or stem, markup, task))
+            self.cards.append(Card(file_slug(stem), entry["kind"], entry.get("title") or stem, markup, task))
         return self
 
     def body(self, entry: Mapping[str, Any], prefix: str) -> tuple[str, bool]:
@@ -83,16 +83,19 @@ class Cards:
             body = table_markup(files[".csv"])
         if not body and ".svg" in files:
             try:
-                drawing, width = inline_drawing(files[".svg"], prefix)
-                narrow = width <= NARROW
+                drawing, (width, height) = inline_drawing(files[".svg"], prefix)
+                narrow = width <= ONE_COLUMN
                 if len(drawing) <= MAX_SVG_BYTES:
-                    body = f'<div class="picture{" narrow-ok" if narrow else ""}">{drawing}</div>'
+                    # Text until it comes into view: thousands of strokes would hold up the page's opening.
+                    room = f'style="aspect-ratio:{width:.0f}/{height:.0f}"'
+                    waiting = f'<script type="image/svg+xml">{drawing}</script>'
+                    body = f'<div class="picture{" narrow-ok" if narrow else ""}"><div {room}>{waiting}</div></div>'
             except SafeFileError as error:
                 problem = error
         if not body and ".png" in files:
             data = read_picture(files[".png"])
             narrow = int.from_bytes(data[16:20], "big") <= 800
-            picture = f'<img alt="" src="{data_uri(data)}">'
+            picture = f'<img alt="" loading="lazy" src="{data_uri(data)}">'
             body = f'<div class="picture{" narrow-ok" if narrow else ""}">{picture}</div>'
         if problem is not None:
             self.problems.append(str(problem))
@@ -111,7 +114,7 @@ class Cards:
         facts = html.escape(json.dumps(entry.get("facts", {})))
         title = html.escape(entry.get("title") or stem)
         # A drawing has its title on itself: the heading is for those who listen.
-        unseen = ' class="unseen"' if "<svg" in body[:80] else ""
+        unseen = ' class="unseen"' if '<script type="image/svg+xml">' in body else ""
         return (
             f'<figure id="figure-{stem}" data-facts="{facts}"{"" if narrow else " class=wide"}><h4{unseen}>{title}</h4>'
             f"{body}"
@@ -143,7 +146,7 @@ def task_sections(cards: Sequence[Card], tasks: Sequence[str], titles: Mapping[s
     for task in [*tasks, *sorted({card.task for card in cards} - set(tasks))]:
         mine = [card for card in cards if card.task == task and card.kind not in COST_KINDS]
         few = [card for card in mine if card.kind not in MANY]
-        place = slug(task) if task else "other"
+        place = file_slug(task) if task else "other"
         inside = grid(few)
         for kind in MANY:
             if many := [card for card in mine if card.kind == kind]:
@@ -168,7 +171,7 @@ def contents(tasks: Mapping[str, str], methods: Sequence[Mapping[str, Any]]) -> 
         return f"<ul>{inside}</ul>" if inside else ""
 
     below_board = entries([("plot-title", "Plot"), ("pairs-title", "Paired differences")])
-    below_images = entries((f"task-{slug(task) if task else 'other'}", name) for task, name in tasks.items())
+    below_images = entries((f"task-{file_slug(task) if task else 'other'}", name) for task, name in tasks.items())
     below_methods = entries((f"method-{method_place(one['method'])}", one["label"]) for one in methods)
     return (
         entry("summary", "Summary")

@@ -22,7 +22,7 @@ from bench.results import MANY_SEEDS, Results, bars_of, over_seeds, pooled_ceili
 from bench.style import in_order, look, looks
 from retrain.safe_files import SafeFileError
 
-CELL = ["ground", "truth", "alpha_attribution", "alpha", "normalised", "series"]
+ROW_KEYS = ["ground", "truth", "alpha_attribution", "alpha", "normalised", "series"]
 BULKY = ("rows", "pairs", "ceilings", "path")  # of a record: what the page has elsewhere
 MAX_SPRITE_BYTES = 1_000_000
 
@@ -36,7 +36,7 @@ def leaderboard(results: Results) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     shapes = series_looks(results)
     best = best_of_each(results)
-    for (ground, truth, share, alpha, normalised, series), cell in results.rows.groupby(CELL, sort=True):
+    for (ground, truth, share, alpha, normalised, series), cell in results.rows.groupby(ROW_KEYS, sort=True):
         mean, low, high = over_seeds(cell)
         ceiling = pooled_ceiling(cell)
         machines = sorted(set(cell["machine"]))
@@ -67,7 +67,7 @@ def best_of_each(results: Results) -> dict[tuple[Any, ...], str | None]:
     found: dict[tuple[Any, ...], str | None] = {}
     for ground, group in results.rows.groupby("ground"):
         pairs = pairs_by_cell(results.pairs, str(ground))
-        for (truth, share, alpha, normalised), block in group.groupby(CELL[1:5]):
+        for (truth, share, alpha, normalised), block in group.groupby(ROW_KEYS[1:5]):
             found[ground, truth, share, alpha, normalised] = clearly_best(block, pairs)
     return found
 
@@ -82,7 +82,7 @@ def paired_differences(results: Results) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if not len(results.pairs):
         return found
-    for key, cell in results.pairs.groupby([*CELL, "against"], sort=True):
+    for key, cell in results.pairs.groupby([*ROW_KEYS, "against"], sort=True):
         ground, truth, share, alpha, normalised, series, against = key
         mean, low, high = over_seeds(cell, "difference")
         found.append(

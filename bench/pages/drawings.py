@@ -26,7 +26,7 @@ WORD = re.compile(r"[A-Za-z0-9_.\-]+")
 LOCAL = re.compile(r"#([A-Za-z0-9_.\-]+)")
 LOCAL_URL = re.compile(r"url\(#([A-Za-z0-9_.\-]+)\)")
 PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=\s]+")
-VALUE = re.compile(r"[#A-Za-z0-9\s,.%()'\-]*")
+STYLE_VALUE = re.compile(r"[#A-Za-z0-9\s,.%()'\-]*")
 ATTRIBUTES = {
     "d", "transform", "x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "ry", "points", "width", "height",
     "viewBox", "preserveAspectRatio", "version", "clipPathUnits",
@@ -37,7 +37,7 @@ PROPERTIES = {
     "font-family", "font-style", "font-weight", "font-stretch", "text-anchor", "image-rendering", "mix-blend-mode",
 }  # fmt: skip
 UNSAID = {"font-family", "font", "stroke-linejoin", "stroke-linecap"}  # the page says these for every drawing
-COLOURS = {INK: "currentColor", FAINT: "var(--grid)", QUIET: "var(--quiet)", "#ffffff": "var(--surface)"}
+PAGE_COLOURS = {INK: "currentColor", FAINT: "var(--grid)", QUIET: "var(--quiet)", "#ffffff": "var(--surface)"}
 LONG_NUMBER = re.compile(r"-?\d+\.\d{2,}")
 
 
@@ -46,7 +46,7 @@ class _Rebuilding:
         self.path, self.prefix = path, prefix
         self.parts: list[str] = []
         self.depth = 0  # inside something that is dropped
-        self.width = 0.0
+        self.size = (1.0, 1.0)
 
     def refuse(self, what: str) -> None:
         raise SafeFileError(self.path, f"holds {what}, which no drawing of bench.figures has; draw it again")
@@ -64,7 +64,7 @@ class _Rebuilding:
         if tag == "svg":
             # Text without a colour of its own is black by default, which a dark page swallows.
             written = [text for text in written if not text.startswith((" width", " height"))]
-            written.append(' fill="currentColor" role="img"')
+            written.append(f' xmlns="{SVG}" fill="currentColor" role="img"')
         self.parts.append(f"<{tag}{''.join(written)}>")
 
     def end(self, name: str) -> None:
@@ -92,7 +92,8 @@ class _Rebuilding:
             return self.style(value)
         elif space == "" and name in ATTRIBUTES and GEOMETRY.fullmatch(value):
             if name == "viewBox":
-                self.width = float(value.split()[2])
+                _, _, width, height = map(float, value.split())
+                self.size = (width, height)
             return f' {name}="{shortened(value)}"'
         self.refuse(f"the attribute {quoted(name, 40)} of {tag} as {quoted(value, 40)}")
         return ""
@@ -101,10 +102,10 @@ class _Rebuilding:
         kept = []
         for declaration in filter(None, (part.strip() for part in text.split(";"))):
             name, _, value = (part.strip() for part in declaration.partition(":"))
-            if name not in PROPERTIES or not VALUE.fullmatch(value) or "url" in value.lower():
+            if name not in PROPERTIES or not STYLE_VALUE.fullmatch(value) or "url" in value.lower():
                 self.refuse(f"the style {quoted(declaration, 60)}")
             if name not in UNSAID:
-                kept.append(f"{name}:{COLOURS.get(value.lower(), shortened(value))}")
+                kept.append(f"{name}:{PAGE_COLOURS.get(value.lower(), shortened(value))}")
         return f' style="{html.escape(";".join(kept))}"' if kept else ""
 
 
@@ -112,8 +113,8 @@ def shortened(text: str) -> str:
     return LONG_NUMBER.sub(lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), text)
 
 
-def inline_drawing(path: Path, prefix: str) -> tuple[str, float]:
-    """(markup, width in points) of an SVG file; ids begin with `prefix`."""
+def inline_drawing(path: Path, prefix: str) -> tuple[str, tuple[float, float]]:
+    """(markup, width and height in points) of an SVG file; ids begin with `prefix`."""
     text = read_text(path, MAX_DRAWING_BYTES)
     rebuilding = _Rebuilding(path, prefix)
     parser = expat.ParserCreate(namespace_separator=" ")
@@ -133,4 +134,4 @@ def inline_drawing(path: Path, prefix: str) -> tuple[str, float]:
         if isinstance(error, SafeFileError):
             raise
         raise SafeFileError(path, f"is no drawing of bench.figures ({error})") from None
-    return "".join(rebuilding.parts), rebuilding.width
+    return "".join(rebuilding.parts), rebuilding.size

@@ -1,4 +1,4 @@
-"""The report's plots as Vega-Lite specifications; the page's script puts rows, colours and theme into them."""
+"""The report's plots as Vega-Lite plot_specifications; the page's script puts rows, colours and theme into them."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ FADED = {"condition": {"param": "chosen", "value": 1}, "value": 0.12}
 COLOUR: dict[str, Any] = {"field": "series", "type": "nominal", "title": None, "scale": {"domain": [], "range": []}}
 SHAPE = {"field": "scores", "type": "nominal", "title": None, "scale": {"domain": ["raw", "train-normalised"]}}
 DASH = {"field": "scores", "type": "nominal", "title": None, "scale": {"domain": ["raw", "train-normalised"]}}
-LDS = {"field": "lds", "type": "quantitative", "title": "LDS", "scale": {"zero": True}}
+LDS_AXIS = {"field": "lds", "type": "quantitative", "title": "LDS", "scale": {"zero": True}}
 
 
 def lds_plot() -> dict[str, Any]:
@@ -33,9 +33,9 @@ def lds_plot() -> dict[str, Any]:
         "layer": [
             {"mark": {"type": "rule", "strokeWidth": 1}, "encoding": {"y": {"field": "low", "type": "quantitative"},
              "y2": {"field": "high"}}},
-            {"mark": {"type": "line"}, "encoding": {"y": LDS, "strokeDash": DASH}},
+            {"mark": {"type": "line"}, "encoding": {"y": LDS_AXIS, "strokeDash": DASH}},
             {"params": [ZOOM, CHOSEN], "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
-             "encoding": {"y": LDS, "shape": SHAPE, "tooltip": HOVER}},
+             "encoding": {"y": LDS_AXIS, "shape": SHAPE, "tooltip": HOVER}},
             {"transform": [{"filter": "datum.ceiling != null"},
                            {"aggregate": [{"op": "mean", "field": "ceiling", "as": "ceiling"}], "groupby": ["alpha"]}],
              "mark": {"type": "line", "strokeDash": [2, 3], "point": False},
@@ -55,7 +55,7 @@ def cost_plot() -> dict[str, Any]:
             {"mark": {"type": "rule"}, "encoding": {"y": {"field": "low", "type": "quantitative"},
              "y2": {"field": "high"}}},
             {"params": [ZOOM, CHOSEN], "mark": {"type": "point", "filled": True, "size": 70},
-             "encoding": {"y": LDS, "shape": SHAPE, "tooltip": HOVER}},
+             "encoding": {"y": LDS_AXIS, "shape": SHAPE, "tooltip": HOVER}},
         ],
     }  # fmt: skip
 
@@ -80,5 +80,5 @@ def scaling_plot() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def specifications() -> dict[str, Any]:
+def plot_specifications() -> dict[str, Any]:
     return {"lds": lds_plot(), "cost": cost_plot(), "scaling": scaling_plot()}

@@ -13,6 +13,30 @@ const filterFigures = () => {
   $("#figure-count").textContent = figures.length ? `${shown} of ${figures.length} figures shown.` : "";
 };
 
+// ---- drawings: parsed as XML when they come near, and the rest when the browser has nothing else to do ----
+const parser = new DOMParser();
+const place = (waiting) => {
+  const drawing = parser.parseFromString(waiting.textContent, "image/svg+xml").documentElement;
+  waiting.replaceWith(document.importNode(drawing, true));
+};
+const nearby = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    nearby.unobserve(target);
+    target.querySelectorAll('script[type="image/svg+xml"]').forEach(place);
+  }
+}, { rootMargin: "1200px" });
+document.querySelectorAll("figure .picture").forEach((picture) => nearby.observe(picture));
+const placeRest = (idle) => {
+  do {
+    const waiting = document.querySelector('script[type="image/svg+xml"]');
+    if (!waiting) return;
+    place(waiting);
+  } while (idle.timeRemaining() > 8);
+  requestIdleCallback(placeRest);
+};
+addEventListener("load", () => requestIdleCallback(placeRest));
+
 // ---- tables that are part of the page ----
 for (const table of document.querySelectorAll("#paper table, figure table")) {
   const columns = [...table.querySelectorAll("thead th")].map((th, k) => ({ key: String(k), title: th.textContent }));
