@@ -16,18 +16,19 @@ from bench.style import look
 from bench.tables import setting_text
 
 AXES = ("task", "protocol", "alpha", "alpha_attribution", "seed")  # one ground truth of a run
-# Of a run's config: what is no part of its ground, because it is an axis, a series, or how well the ground is measured.
+# Of a run's config: what is no part of its ground, because it is an axis, a series, how well the ground is measured, or
+# how the task's own config, which has it all, came about.
 NOT_GROUND = {
-    "methods",
-    "versions",
-    "alpha",
-    "alpha_attribution",
-    "seeds",
-    "subsets",
-    "replicates",
-    "replicated_subsets",
-}
-NO_SETTING = {"name", "label", "keep_traces"}  # of a method's options: they change no score
+    "alpha", "alpha_attribution", "methods", "options", "replicated_subsets", "replicates", "seeds", "settings",
+    "subsets", "task_options", "versions",
+}  # fmt: skip
+# As these nearly always are; a record that is older than one of them had this value.
+USUAL_GROUND = {
+    "initialisation": "shared", "queries": None, "query_split": "report", "scheme": "fixed", "stream": "report",
+}  # fmt: skip
+# Of a method's description: what changes no score.
+NO_SETTING = {"asked", "keep_traces", "label", "name", "origin", "rows", "settings", "source"}
+UNTOLD = NO_SETTING | {"version"}  # nobody sets it; where it differs, the name of the series says so
 LONG = 48  # letters of settings from which a name gives their digest instead
 
 # Options as they nearly always are. A record older than the option had this value, and settings need not say it.
@@ -54,32 +55,45 @@ class Identity:
 
     def __init__(self, record: Mapping[str, Any]):
         self.config = record["config"]
-        self.methods = {method.get("label", method["name"]): method for method in self.config.get("methods", [])}
+        self.methods = self.config.get("methods", [])
         self.ceilings = {place(ceiling): ceiling for ceiling in record["ceilings"]}
-        self._asked = {name: value for name, value in self.config.items() if name not in NOT_GROUND}
-        self._series: dict[tuple[str, str], dict[str, str]] = {}
+        task = self.config["task"]
+        asked = {name: value for name, value in self.config.items() if name not in NOT_GROUND}
+        self._asked = {**USUAL_GROUND, **asked, "task": {name: task[name] for name in task if name != "source"}}
+        self._series: dict[tuple[str, str, bool], dict[str, str]] = {}
 
     def of(self, row: Mapping[str, Any]) -> dict[str, str]:
         ground = canonical({**self._asked, "of": row["task"], "protocol": row["protocol"]})
         replicates = self.ceilings.get(place(row), {}).get("num_replicates")
         measured = [self.config.get("replicated_subsets"), row["num_subsets"], row["num_queries"], replicates]
-        series = self.series(row["method"], row.get("label", row["method"]))
-        return {"ground_id": ground, "truth_id": ground + canonical(measured), **series}
+        # The task's own code decides the losses as its settings do, but names no other question.
+        truth = ground + canonical([*measured, self.config["task"].get("source")])
+        return {"ground_id": ground, "truth_id": truth, **self.series(row, row.get("label") or row["method"])}
 
-    def series(self, method: str, label: str) -> dict[str, str]:
-        """The method's base name, its label and its settings in full."""
-        if (method, label) not in self._series:
-            options = self.methods.get(label, {"name": method})
-            name = options["name"]
-            settings = {k: v for k, v in {**USUAL.get(name, {}), **options}.items() if k not in NO_SETTING}
-            self._series[method, label] = {
+    def series(self, row: Mapping[str, Any], label: str) -> dict[str, str]:
+        """The base name, the label and the settings in full of the method that is called so in this row or pair."""
+        key = (row.get("method", ""), label, row["normalised"])
+        if key not in self._series:
+            described = self.described(label, row["normalised"]) or {"name": row.get("method", label)}
+            name = described["name"]
+            settings = {k: v for k, v in {**USUAL.get(name, {}), **described}.items() if k not in NO_SETTING}
+            self._series[key] = {
                 "method": name,
                 "label": label,
                 "settings": settings_words(name, settings),
                 "options": canonical(settings),
                 "series_id": canonical([name, label, settings]),
+                "source": str(described.get("source", "")),
             }
-        return self._series[method, label]
+        return self._series[key]
+
+    def described(self, label: str, normalised: bool) -> Mapping[str, Any] | None:
+        """By its label, and by the kind of its scores where that decides its settings; else as "label: part" of one."""
+        kinds = ("both", "normalised" if normalised else "raw")
+        fitting = [method for method in self.methods if method.get("rows", "both") in kinds]
+        labels = {method.get("label") or method["name"]: method for method in fitting}
+        wholes = [label, *sorted((known for known in labels if label.startswith(f"{known}: ")), key=len, reverse=True)]
+        return next((labels[known] for known in wholes if known in labels), None)
 
 
 def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -136,17 +150,17 @@ def ground_names(grounds: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _ground_base(ground: Mapping[str, Any]) -> tuple[str, str]:
-    parts, words = [ground["of"], ground["protocol"]], [f"protocol {ground['protocol']}"]
-    split = ground.get("query_split") or "report"
-    words.append(f"{split} queries")
-    if split != "report":
-        parts.append(f"{split}-queries")
-    if ground.get("queries") is not None:
+    parts = [ground["of"], ground["protocol"]]
+    words = [f"task {ground['of']}", f"protocol {ground['protocol']}", f"{ground['query_split']} queries"]
+    if ground["query_split"] != "report":
+        parts.append(f"{ground['query_split']}-queries")
+    if ground["queries"] is not None:
         parts.append(f"first-{ground['queries']}")
         words.append(f"the first {ground['queries']}")
-    if ground.get("scheme") not in (None, "fixed"):
-        parts.append(f"{ground['scheme']}-subsets")
-        words.append(f"{ground['scheme']} subsets")
+    for name, noun in (("scheme", "subsets"), ("initialisation", "initialisation")):
+        if ground[name] != USUAL_GROUND[name]:
+            parts.append(f"{ground[name]}-{noun}")
+            words.append(f"{ground[name]} {noun}")
     return "-".join(file_slug(part) for part in parts), ", ".join(words)
 
 
@@ -166,7 +180,10 @@ def series_label(method: str, label: str) -> str:
     name = str(look(method)["label"])
     if label == method:
         return name
-    return f"{name}, {label.removeprefix(f'{method}@')}" if label.startswith(f"{method}@") else label
+    for sign, between in (("@", ", "), (": ", ": ")):
+        if label.startswith(method + sign):
+            return name + between + label.removeprefix(method + sign)
+    return label
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -178,8 +195,9 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def settings_words(method: str, options: Mapping[str, Any]) -> str:
     """A method's settings without what nearly always is as it is: "draws=250, gamma=100000, n_beta=2000"."""
-    usual = {"version": 1, **USUAL.get(method, {})}
-    shown = [(name, value) for name, value in sorted(options.items()) if name not in usual or usual[name] != value]
+    usual = USUAL.get(method, {})
+    told = {name: value for name, value in sorted(options.items()) if value is not None and name not in UNTOLD}
+    shown = [(name, value) for name, value in told.items() if name not in usual or usual[name] != value]
     return ", ".join(f"{name}={setting_text(value)}" for name, value in shown)
 
 

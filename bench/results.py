@@ -31,7 +31,7 @@ NUMBERS = [
 ROW_COLUMNS = [
     *EXPERIMENT, "task", "protocol", "method", "label", "settings", "options", "ground_words", "num_subsets",
     "num_queries", "num_undefined", *NUMBERS, "ceiling_from", "seconds", "device", "machine", "description", "run_id",
-    "finished",
+    "finished", "note", "source",
 ]  # fmt: skip
 IDS = ["ground_id", "truth_id", "series_id"]
 MANY_SEEDS = 5
@@ -98,6 +98,8 @@ def load_results(folder: str | Path) -> Results:
             results.note(f"{path}: has the run id {run_id} of {results.records[run_id]['path']}, which is the one read")
         elif record["config"].get("query_split") == "tune":
             results.left_out.append(f"run {run_id} ({where}): its queries are those that settings are chosen on")
+        elif (record["config"].get("stream") or "report") != "report":
+            results.left_out.append(f"run {run_id} ({where}): its subsets are those that settings are chosen on")
         elif not record["rows"]:
             results.left_out.append(f"run {run_id} ({where}): has no rows")
         else:
@@ -138,11 +140,11 @@ def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]
 
 
 def _pairs(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]:
-    """`label` against `against`, which are labels too; in older records both are methods."""
+    """`label` against `against`, which is a label too; in older records both are methods."""
     found = []
     for pair in record.get("pairs", []):
-        series = identity.series(pair["method"], pair.get("label", pair["method"]))
-        rival = identity.series(pair["against"], pair["against"])
+        series = identity.series(pair, pair.get("label") or pair["method"])
+        rival = identity.series({**pair, "method": pair["against"]}, pair["against"])
         ids = {"series_id": series["series_id"], "rival_id": rival["series_id"], "run_id": record["run_id"]}
         found.append({name: pair.get(name) for name in PAIR} | ids)
     return found
@@ -176,6 +178,12 @@ def _once(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFrame:
             f"run {run}: {len(rows)} of its {(frame['run_id'] == run).sum()} rows are measured again in run {other}, "
             f"which is later and shown{f'; their LDS differ by up to {gap:.3f}' if gap >= 0.0005 else ''}"
         )
+    for (ground, _, series), rows in kept.groupby(["ground", "truth", "series"]):
+        if rows["source"].nunique() > 1:
+            left_out.append(
+                f"{ground}, {series}: its rows were made by different code of the method, in runs "
+                f"{', '.join(sorted(set(rows['run_id'])))}"
+            )
     return kept.drop(columns=IDS).reset_index(drop=True)
 
 
@@ -211,7 +219,7 @@ def of_more_replicates(reliability: float, ratio: float) -> float:
 
 
 @dataclass(frozen=True)
-class PooledCeiling:
+class CeilingOverSeeds:
     """Over seeds: the square root of the mean reliability; NaN where no seed has replicates."""
 
     value: float
@@ -219,13 +227,13 @@ class PooledCeiling:
     touches_zero: bool  # an interval does, of one seed at least: the value is hardly known
 
 
-def pooled_ceiling(cell: pd.DataFrame) -> PooledCeiling:
+def ceiling_over_seeds(cell: pd.DataFrame) -> CeilingOverSeeds:
     """Reliabilities are averaged, not ceilings: a root that is cut at 0 is off on average where seeds are noisy."""
     known = cell.drop_duplicates("seed").dropna(subset="reliability")
     if not len(known):
-        return PooledCeiling(math.nan, 0, False)
+        return CeilingOverSeeds(math.nan, 0, False)
     touches = bool((known["ceiling_low"] <= 0).any() or (known["reliability"] <= 0).any())
-    return PooledCeiling(math.sqrt(max(0.0, float(known["reliability"].mean()))), len(known), touches)
+    return CeilingOverSeeds(math.sqrt(max(0.0, float(known["reliability"].mean()))), len(known), touches)
 
 
 # ---- over seeds ----

@@ -48,7 +48,7 @@ RUN = {
         "query_split?": NAME,
         "queries?": Maybe(COUNT),
         "scheme?": Maybe(NAME),
-        "methods?": ListOf({"name": NAME, "label?": NAME, **REST}, 0, 1000),
+        "methods?": ListOf({"name": NAME, "label?": NAME, "rows?": NAME, **REST}, 0, 1000),
         **REST,
     },
     "rows": [
@@ -57,7 +57,7 @@ RUN = {
             "label?": NAME, "settings?": Maybe(WORDS), "normalised": Flag(), "lds": CORRELATION, "ci_low": CORRELATION,
             "ci_high": CORRELATION, "lds_across_queries?": CORRELATION, "ceiling?": CORRELATION, "spread?": ANY_NUMBER,
             "fit_seconds?": AMOUNT, "score_seconds?": AMOUNT, "peak_memory_bytes?": AMOUNT, "device?": Maybe(NAME),
-            **REST,
+            "note?": Maybe(WORDS), **REST,
         }
     ],
     "ceilings": [
@@ -69,7 +69,7 @@ RUN = {
     ],
     "pairs?": [
         {
-            **_WHERE, "method": NAME, "against": NAME, "label?": NAME, "normalised": Flag(), "difference": DIFFERENCE,
+            **_WHERE, "method?": NAME, "against": NAME, "label?": NAME, "normalised": Flag(), "difference": DIFFERENCE,
             "ci_low": DIFFERENCE, "ci_high": DIFFERENCE, "p_value?": Maybe(SHARE), **REST,
         }
     ],
@@ -77,9 +77,10 @@ RUN = {
 }  # fmt: skip
 
 _SWEPT = {
-    "task": NAME, "protocol": NAME, "alpha": SHARE, "split?": NAME, "run_id": ID, "seed?": COUNT,
+    "task": NAME, "protocol": NAME, "alpha": ANY, "split?": NAME, "run_id": ID, "seed?": COUNT,
     "description?": Maybe(WORDS), "num_subsets?": COUNT, "replicates?": COUNT, "num_queries?": Maybe(COUNT), **REST,
 }  # fmt: skip
+ALPHAS = ListOf(SHARE, 1, 100)  # of a sweep or a budget: one number, or several that LDS is the mean over
 SWEEP = {
     **_SWEPT,
     "method": NAME,
@@ -100,7 +101,7 @@ BUDGET = {**_SWEPT, "device": NAME, "curves": ListOf({**_CURVE, **REST}, 1)}
 
 EXAMPLES = {
     "kind": Choice("images", "tokens"), "task?": NAME, "description": WORDS, "seed": COUNT, "scores": NAME,
-    "methods?": ListOf(NAME, 0, 20), "alpha_attribution?": SHARE, **REST,
+    "methods?": ListOf(NAME, 0, 20), "alpha_attribution?": SHARE, "protocol?": NAME, "settings?": {"*": WORDS}, **REST,
 }  # fmt: skip
 _EXAMPLE = {"train": COUNT, "score": ANY_NUMBER, "label": NAME, "image": COUNT, **REST}
 _SIDES = {"helpful": ListOf(_EXAMPLE, 0, 100), "harmful": ListOf(_EXAMPLE, 0, 100), **REST}

@@ -16,9 +16,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
+from bench.figures import draw_figures
 from bench.figures.command import main
 from bench.figures.drawing import Drawing
-from bench.figures.kinds import KINDS, reproduce_table
+from bench.figures.kinds import KINDS, PAPER, reproduce_table
 from bench.figures.pareto import pareto_front
 from bench.figures.table import clearly_best, escaped, pairs_by_cell
 from bench.results import load_results
@@ -85,9 +86,36 @@ def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> N
         assert stem.startswith(entry["kind"].removesuffix("-normalised"))
         assert entry["title"]
     table = reproduce_table(index)
-    assert "`fig:retraining`" in table
-    assert "[lds-cifar10-paper](figures/lds-cifar10-paper.svg)" in table
-    assert table.count("\n") == len(KINDS) + 2
+    assert (
+        "| `fig:retraining` | LDS of four methods on CIFAR-10 | [lds-cifar10-paper](figures/lds-cifar10-paper.svg) |"
+        in table
+    )
+    assert "not on the paper's task yet; nearest: [tokens-" in table
+    assert table.count("\n") == 2 + len(PAPER) + sum(not kind.paper for kind in KINDS)
+
+
+def test_every_figure_of_the_paper_has_ours_or_a_reason() -> None:
+    labels = [label for label, _, _ in PAPER]
+    assert len(set(labels)) == len(labels)
+    drawn = {label for kind in KINDS for label in kind.paper}
+    assert drawn < set(labels)
+    for label, _, ours in PAPER:
+        assert (".*" in ours or "-burn-in-" in ours) == (label in drawn), label
+    assert "| `fig:intro` | the idea of the BIF, drawn | an illustration without data |" in reproduce_table()
+    assert "not yet: needs scaling.csv" in reproduce_table()
+
+
+def test_a_notebook_gets_a_figure_of_a_folder_or_of_a_result(results: Path) -> None:
+    class Saved:
+        def save(self, folder: str) -> None:
+            write_run(Path(folder), shares=(0.1,), seeds=(1,))
+
+    for source in (results, str(results), Saved()):
+        assert draw_figures(source).axes
+    with pytest.raises(ValueError, match="allows no figure of the kind scaling, which needs"):
+        draw_figures(results, "scaling")
+    with pytest.raises(ValueError, match='unknown figure "none"; available: lds'):
+        draw_figures(results, "none")
 
 
 def test_every_format_has_the_same_bytes_twice(results: Path, tmp_path: Path) -> None:

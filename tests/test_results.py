@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bench.results import EXPERIMENT, bars_of, load_results, over_seeds, pooled_ceiling
+from bench.results import EXPERIMENT, bars_of, ceiling_over_seeds, load_results, over_seeds
 from tests.synthetic_results import METHODS, write_run
 
 ONE: dict[str, Any] = {"shares": (0.1,), "alphas": (0.1,), "seeds": (1,)}
@@ -113,6 +113,73 @@ def test_the_same_label_with_other_settings_in_two_runs_is_two_series(tmp_path: 
     assert set(load_results(tmp_path).rows["series"]) == {"TRAK, mine=1, ridge=0", "TRAK, mine=1, ridge=0.001"}
 
 
+def test_records_of_variants_as_bench_lds_writes_them(tmp_path: Path) -> None:
+    """Pairs have labels and no method; raw and normalised rows of one label may have settings of their own; a part of a
+    method is a row that shares its settings."""
+    for number, damping in enumerate((1e-3, 1e-1)):
+        place = write_run(tmp_path, run_id=f"run{number}", methods=("ekfac", "bif"), **ONE) / "run.json"
+        record = json.loads(place.read_text())
+        described = {
+            "asked": "ekfac",
+            "label": "ekfac",
+            "origin": "tuned",
+            "source": f"code{number}",
+            "settings": "x=1",
+        }
+        ekfac = {**described, "name": "ekfac", "version": 2}
+        record["config"] |= {
+            "methods": [
+                {**ekfac, "rows": "raw", "damping": damping},
+                {**ekfac, "rows": "normalised", "damping": 1.0},
+                {"name": "bif", "label": "bif", "rows": "both", "draws": 10 + number, "source": "same"},
+            ],
+            "settings": "tuned", "options": {"bif": {"draws": number}}, "task_options": {"data_dir": f"/data{number}"},
+            "stream": "report", "initialisation": "shared",
+        }  # fmt: skip
+        part = [row | {"label": "bif: first order", "lds": 0.1} for row in record["rows"] if row["method"] == "bif"]
+        record["rows"] = [row | {"label": row.get("label", row["method"])} for row in record["rows"]] + part
+        for pair in record["pairs"]:
+            del pair["method"]
+        place.write_text(json.dumps(record))
+    results = load_results(tmp_path)
+    assert results.problems == []
+    raw = results.rows[~results.rows["normalised"].astype(bool)]
+    assert sorted(raw["series"]) == [
+        "BIF, draws=10", "BIF, draws=11", "BIF: first order, draws=10", "BIF: first order, draws=11",
+        "EK-FAC, damping=0.001", "EK-FAC, damping=0.1",
+    ]  # fmt: skip
+    normalised = results.rows[results.rows["normalised"].astype(bool)]
+    assert list(normalised[normalised["method"] == "ekfac"]["series"]) == ["EK-FAC, damping=1"]
+    assert set(results.rows["ground"]) == {"cifar10-paper"}
+    assert ("EK-FAC, damping=0.1", "BIF, draws=11") in set(zip(results.pairs["series"], results.pairs["against"]))
+    assert any("run0: 1 of its" in line for line in results.left_out)  # EK-FAC, normalised: the same in both
+
+
+def test_other_code_of_a_task_is_another_truth_and_of_a_method_is_said(tmp_path: Path) -> None:
+    for number in (1, 2):
+        place = write_run(tmp_path, run_id=f"run{number}", **{**ONE, "seeds": (number,)}) / "run.json"
+        record = json.loads(place.read_text())
+        for method in record["config"]["methods"]:
+            method["source"] = f"code{number}"
+        place.write_text(json.dumps(record))
+    results = load_results(tmp_path)
+    assert results.rows["truth"].nunique() == 1
+    assert any("EK-FAC: its rows were made by different code of the method, in runs run1, run2" in line
+               for line in results.left_out)  # fmt: skip
+    record["config"]["task"]["source"] = "another"
+    place.write_text(json.dumps(record))
+    rows = load_results(tmp_path).rows
+    assert rows["ground"].nunique() == 1
+    assert rows["truth"].nunique() == 2
+
+
+def test_subsets_that_settings_were_chosen_on_are_not_shown(tmp_path: Path) -> None:
+    change_record(write_run(tmp_path, **ONE), {"ceiling": 0.5}, stream="tune")
+    results = load_results(tmp_path)
+    assert not len(results.rows)
+    assert "its subsets are those that settings are chosen on" in results.left_out[0]
+
+
 def test_the_same_experiment_twice_counts_once_and_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, run_id="first0000000", finished="2026-11-14T00:00:00Z", **ONE)
     write_run(tmp_path, run_id="again0000000", finished="2026-11-15T00:00:00Z", shift=0.1, **ONE)
@@ -162,12 +229,12 @@ def test_a_ceiling_comes_from_the_same_ground_in_another_run_and_from_no_other(t
 
 def test_ceilings_of_seeds_are_pooled_as_reliabilities() -> None:
     cell = pd.DataFrame({"seed": [1, 2, 3], "reliability": [0.5, 0.1, np.nan], "ceiling_low": [0.6, 0.0, np.nan]})
-    pooled = pooled_ceiling(cell)
+    pooled = ceiling_over_seeds(cell)
     assert pooled.value == pytest.approx(0.3**0.5)
     assert pooled.value != pytest.approx((0.5**0.5 + 0.1**0.5) / 2)
     assert (pooled.seeds, pooled.touches_zero) == (2, True)
-    assert not pooled_ceiling(cell[:1]).touches_zero
-    assert np.isnan(pooled_ceiling(cell[2:]).value)
+    assert not ceiling_over_seeds(cell[:1]).touches_zero
+    assert np.isnan(ceiling_over_seeds(cell[2:]).value)
 
 
 def test_few_seeds_show_their_own_intervals_and_five_their_standard_error() -> None:

@@ -7,14 +7,14 @@ import pandas as pd
 
 from bench import schemas
 from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
-from bench.figures.sweep import sweep_facts, sweep_sizes, swept_on
-from bench.identity import NO_SETTING, file_slug, settings_words
+from bench.figures.sweep import alpha_words, read_swept, sweep_facts, sweep_sizes, swept_on
+from bench.identity import file_slug, settings_words
 from bench.results import Results
 from bench.style import INK, PaperSize, in_order, look
 
 
 def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for _, budget in results.read("budget.json", schemas.BUDGET):
+    for _, budget in read_swept(results, "budget.json", schemas.BUDGET):
         curves = [curve for curve in budget["curves"] if results.shows(curve["method"])]
         if not curves:
             continue
@@ -42,7 +42,7 @@ def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
         caption = (
             f"LDS against budget; {swept_on(budget)}, on {budget['device']}. {bars} {sweep_sizes(budget)} {settings}"
         ).strip()
-        parts = ["budget", budget["task"], budget["protocol"], f"alpha {budget['alpha']:g}", budget["device"]]
+        parts = ["budget", budget["task"], budget["protocol"], f"alpha {alpha_words(budget)}", budget["device"]]
         stem = "-".join(file_slug(part) for part in parts)
         facts = sweep_facts(budget, in_order(names))
         yield Drawing(stem, title, caption, [budget["run_id"]], figure, facts=facts)
@@ -64,7 +64,7 @@ def budget_settings(curves: list[dict[str, Any]]) -> str:
     """Without what the budget is spent on."""
     found = {}
     for curve in curves:
-        options = {k: v for k, v in curve.get("options", {}).items() if k not in {*NO_SETTING, curve["axis"]}}
+        options = {k: v for k, v in curve.get("options", {}).items() if k != curve["axis"]}
         found[look(curve["method"])["label"]] = settings_words(curve["method"], options)
     text = "; ".join(f"{name}: {words}" for name, words in found.items() if words)
     return f"Settings. {text}." if text else ""

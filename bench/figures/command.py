@@ -27,7 +27,7 @@ from bench.figures.drawing import Drawing, Kind
 from bench.figures.kinds import KINDS
 from bench.figures.table import markdown_table
 from bench.results import Results, load_results
-from retrain.command import Parser
+from retrain.command import Parser, at_least
 from retrain.safe_files import SafeFileError, write_whole
 
 
@@ -41,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--formats", nargs="+", choices=style.FORMATS, default=["svg", "png"], help="(default: svg png)")
     add("--width", type=inches, default=style.PAGE, help="of the widest figures, in inches (default: %(default)s)")
     add("--font-size", type=points, default=style.FONT_SIZE, help="of labels, in points (default: %(default)s)")
-    add("--processes", type=int, help="how many draw at a time (default: one a core, four at most)")
+    add("--processes", type=at_least(1), help="how many draw at a time (default: one a core, four at most)")
     add("--list", action="store_true", help="name every figure and what it needs")
     return parser
 
@@ -174,6 +174,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in problems:
         print(f"{parser.prog}: {problem}", file=sys.stderr)
     return 1 if problems or (arguments.only and missing) else 0
+
+
+def first_figure(folder: Path, name: str) -> Any:
+    """A matplotlib figure, for notebooks; ValueError with one line where the records allow none."""
+    import matplotlib
+
+    kinds = {kind.name: kind for kind in KINDS}
+    if name not in kinds:
+        raise ValueError(f'unknown figure "{name}"; available: {", ".join(kinds)}')
+    size = style.PaperSize()
+    with matplotlib.rc_context(size.settings()):
+        drawing = next((one for one in kinds[name].draw(load_results(folder), size) if one.figure is not None), None)
+    if drawing is None or drawing.figure is None:
+        raise ValueError(f"{folder} allows no figure of the kind {name}, which needs {kinds[name].needs}")
+    return drawing.figure
 
 
 def write_index(out: Path, index: dict[str, Any], whole: bool, problems: list[str]) -> None:

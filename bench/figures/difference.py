@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from bench.figures import words
+import bench.figures.words as words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, panel_grid
 from bench.figures.lds import lds_panel
 from bench.identity import file_slug, series_label

@@ -109,8 +109,8 @@ def frame(
     axes: Iterable[Axes] = (),
     more: Sequence[tuple[Any, str]] = (),
     order: Sequence[str] = (),
-) -> None:
-    """Title, facts and legend above the panels, notes below.
+) -> float:
+    """Title, facts and legend above the panels, notes below, whose height in inches is returned.
 
     `more`: (handle, name) beyond what the axes have; `order`: of the names in the legend, those not in it last.
     """
@@ -140,6 +140,7 @@ def frame(
     engine: Any = figure.get_layout_engine()
     if engine is not None:
         engine.set(rect=(0, foot / height, 1, panels / height))
+    return foot
 
 
 def _height(points: float) -> float:

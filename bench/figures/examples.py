@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 from bench import schemas
 from bench.figures.drawing import Drawing, UnusableError, frame, text_width
-from bench.identity import file_slug
+from bench.identity import file_slug, series_label
 from bench.results import Results
 from bench.shape import check
-from bench.style import INK, PaperSize, look
+from bench.style import INK, PaperSize
 from retrain.safe_files import SafeFileError, open_plain
 
 SAME, OTHER = "#0072b2", "#d55e00"
@@ -63,19 +63,18 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
     panel = step * len(queries) + 0.2 * size.scale
     figure = Figure(figsize=(size.width, panel))
     title = f"{content['description']}: images that move each query's loss most"
-    about = [f"{content['scores']} scores", f"seed {content['seed']}"]
+    about = [example_task(content), f"{content['scores']} scores", f"seed {content['seed']}"]
     if "alpha_attribution" in content:
         about.append(f"alpha_attribution {content['alpha_attribution']:g}")
-    names = [look(method)["label"] for method in methods]
+    names = [label_words(method) for method in methods]
     notes = [
         "Frame: blue, of the query's own class; orange, of another. Below each: its class and score.",
         f"n: {len(queries)} queries, {shown} images on each side.",
+        example_settings(content),
     ]
-    frame(figure, size, title, about, notes)
-    height = figure.get_figheight()
-    words_below = [text.get_position()[1] for text in figure.texts[-len(notes) :]]
-    base = (max(words_below) * height + 0.12 * size.scale) if words_below else 0.0
-    places = Places(figure, size.width, height, unit, base, letters)
+    notes = list(filter(None, notes))
+    below = frame(figure, size, title, about, notes)
+    places = Places(figure, size.width, figure.get_figheight(), unit, below, letters)
     top = panel - 0.2 * size.scale
     for row, query in enumerate(queries):
         bottom = top - (row + 1) * step + (step - unit)
@@ -105,6 +104,24 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
     task = content.get("task") or content["description"]
     stem = f"examples-{file_slug(task)}-seed-{content['seed']}-{file_slug(content['scores'])}"
     return Drawing(stem, title, caption, [], figure, facts={"task": [task], "method": methods})
+
+
+def example_task(content: dict[str, Any]) -> str:
+    task, protocol = content.get("task"), content.get("protocol")
+    return ", ".join(filter(None, [f"task {task}" if task else "", f"protocol {protocol}" if protocol else ""]))
+
+
+def label_words(label: str) -> str:
+    """Of a method or a variant of one."""
+    method = label.partition("@")[0]
+    return series_label(method, label)
+
+
+def example_settings(content: dict[str, Any]) -> str:
+    """Where the record has them: label -> what is not the method's default."""
+    settings = content.get("settings") or {}
+    known = [f"{label_words(name)}: {words.replace(',', ', ')}" for name, words in settings.items() if words]
+    return f"Settings. {'; '.join(known)[:1500]}." if known else ""
 
 
 def score_text(score: float | None) -> str:

@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.figures import words
+import bench.figures.words as words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, panel_row, text_width
-from bench.results import Results, bars_of, over_seeds, pooled_ceiling
+from bench.results import Results, bars_of, ceiling_over_seeds, over_seeds
 from bench.style import INK, PaperSize, looks, new_figure
 
 Shapes = Mapping[str, dict[str, Any]]
@@ -88,7 +88,7 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes) -> None:
         # A little to the side of each other, so that equal scores do not hide one another.
         spread = 0.012 * (position - (len(series) - 1) / 2)
         axis.errorbar(x + spread, y, yerr=[low, high], capsize=1.5, elinewidth=0.8, **shapes[name])
-    ceilings = [(alpha, pooled_ceiling(cell).value) for alpha, cell in rows.groupby("alpha", sort=True)]
+    ceilings = [(alpha, ceiling_over_seeds(cell).value) for alpha, cell in rows.groupby("alpha", sort=True)]
     known = np.array([pair for pair in ceilings if np.isfinite(pair[1])], dtype=float)
     if len(known):
         x, y = known.T if len(known) > 1 else (known[0, 0] + np.array([-0.06, 0.06]), np.full(2, known[0, 1]))
@@ -114,7 +114,7 @@ def dots(group: pd.DataFrame, shapes: Shapes, size: PaperSize) -> tuple[Figure, 
                 ends = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
                 shape = shapes[name] | {"linestyle": "none", "label": "_"}
                 axis.errorbar(mean, position, xerr=ends, capsize=1.5, elinewidth=0.8, **shape)
-        if np.isfinite(ceiling := pooled_ceiling(here).value):
+        if np.isfinite(ceiling := ceiling_over_seeds(here).value):
             axis.axvline(ceiling, color=INK, linestyle="--", linewidth=0.9, label="noise ceiling")
         axis.set_yticks(range(len(names)), names)
         axis.set_ylim(len(names) - 0.5, -0.5)

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from bench.figures import words
+import bench.figures.words as words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, logarithmic, panel_grid
 from bench.figures.lds import panel_note
 from bench.figures.seconds import timed_rows

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from bench.figures import words
+import bench.figures.words as words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, Drawing, frame, logarithmic, panel_row
 from bench.identity import file_slug
 from bench.results import Results

@@ -5,7 +5,7 @@ The paper's fig:individual_LDS_scores.
 
 from collections.abc import Iterator
 
-from bench.figures import words
+import bench.figures.words as words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, panel_grid
 from bench.figures.lds import lds_panel, panel_note
 from bench.results import Results

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,19 @@ from matplotlib.figure import Figure
 
 from bench import schemas
 from bench.figures.drawing import Drawing, frame, panel_row
-from bench.identity import file_slug
+from bench.identity import file_slug, settings_words
 from bench.results import Results
+from bench.shape import check
 from bench.style import FAINT, INK, PaperSize, look, new_figure
 from bench.tables import setting_text
+from retrain.safe_files import SafeFileError
 
 # Pale, so that traces and numbers can be read on it.
 PALE = ListedColormap(0.6 + 0.4 * colormaps["viridis"](np.linspace(0.15, 1, 128))[:, :3])
 
 
 def draw_sweep(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for path, sweep in results.read("sweep.json", schemas.SWEEP):
+    for path, sweep in read_swept(results, "sweep.json", schemas.SWEEP):
         if not results.shows(sweep["method"]):
             continue
         axes, cells = sweep["axes"], sweep["cells"]
@@ -34,7 +37,7 @@ def draw_sweep(results: Results, size: PaperSize) -> Iterator[Drawing]:
             continue
         names = "-".join(file_slug(name) for name in axes)
         stem = f"sweep-{file_slug(sweep['task'])}-{file_slug(sweep['protocol'])}-{file_slug(sweep['method'])}-{names}"
-        stem += f"-alpha-{file_slug(format(sweep['alpha'], 'g'))}"
+        stem += f"-alpha-{file_slug(alpha_words(sweep))}"
         if len(axes) == 1:
             yield sweep_line(sweep, stem, size)
             continue
@@ -49,7 +52,23 @@ def draw_sweep(results: Results, size: PaperSize) -> Iterator[Drawing]:
 def swept_on(record: dict[str, Any]) -> str:
     seed = record.get("seed", "?")
     split = f", {record['split']} queries" if "split" in record else ""
-    return f"task {record['task']}, protocol {record['protocol']}, alpha {record['alpha']:g}, seed {seed}{split}"
+    return f"task {record['task']}, protocol {record['protocol']}, alpha {alpha_words(record)}, seed {seed}{split}"
+
+
+def alpha_words(record: dict[str, Any]) -> str:
+    """One number, or those that LDS is the mean over."""
+    alphas = record["alpha"] if isinstance(record["alpha"], list) else [record["alpha"]]
+    return " and ".join(f"{alpha:g}" for alpha in alphas)
+
+
+def read_swept(results: Results, name: str, schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path, record in results.read(name, schema):
+        try:
+            alpha = record["alpha"]
+            check(alpha if isinstance(alpha, list) else [alpha], schemas.ALPHAS, path, "alpha")
+            yield path, record
+        except SafeFileError as error:
+            results.note(str(error))
 
 
 def sweep_sizes(record: dict[str, Any]) -> str:
@@ -66,9 +85,9 @@ def sweep_facts(record: dict[str, Any], methods: list[str]) -> dict[str, list[st
 def other_settings(sweep: dict[str, Any]) -> str:
     """The settings that were not swept, where the record has them."""
     options = sweep.get("options")
-    shown = options if isinstance(options, dict) else {}
-    kept = [f"{k}={setting_text(v)}" for k, v in sorted(shown.items()) if k not in sweep["axes"] and k != "name"]
-    return f"Other settings. {', '.join(kept)[:600]}." if kept else ""
+    kept = {k: v for k, v in options.items() if k not in sweep["axes"]} if isinstance(options, dict) else {}
+    words = settings_words(sweep["method"], kept)
+    return f"Other settings. {words[:600]}." if words else ""
 
 
 def sweep_line(sweep: dict[str, Any], stem: str, size: PaperSize) -> Drawing:
@@ -177,15 +196,17 @@ def grid_of_traces(
 
 
 def draw_cell(axis: Any, cell: dict[str, Any] | None, shade: Normalize, size: PaperSize) -> None:
+    """Loss traces, LDS, R-hat and ESS; a cell that diverged is crossed, above what traces it has."""
+    for trace in cell.get("traces", []) if cell else []:
+        axis.plot([np.nan if value is None else value for value in trace], linewidth=0.5, color=INK, alpha=0.75)
     if cell is None or cell["lds"] is None:
         axis.set_facecolor((FAINT, 0.4))
         axis.plot([0, 1], [0, 1], [0, 1], [1, 0], color="#9aa0a8", linewidth=0.6, transform=axis.transAxes)
         said = "diverged" if cell else "not run"
         axis.text(0.5, 0.5, said, transform=axis.transAxes, ha="center", va="center", fontsize=size.points(7))
-        axis.set_yticks([])
+        if not (cell and cell.get("traces")):
+            axis.set_yticks([])
         return
-    for trace in cell.get("traces", []):
-        axis.plot([np.nan if value is None else value for value in trace], linewidth=0.5, color=INK, alpha=0.75)
     low, high = axis.get_ylim()
     axis.set_ylim(low, high + 0.75 * (high - low))  # room for the numbers
     axis.ticklabel_format(axis="y", useOffset=False)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from bench.figures import words
+import bench.figures.words as words
 from bench.figures.difference import differences_between
 from bench.figures.drawing import Drawing
-from bench.results import MANY_SEEDS, Results, bars_of, over_seeds, pooled_ceiling
+from bench.results import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
 from bench.style import PaperSize, in_order
 from bench.tables import interval, number
 
@@ -77,7 +77,7 @@ def lds_lines(group: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
         for series in in_their_order(block):
             cell = block[block["series"] == series]
             mean, low, high = over_seeds(cell)
-            ceiling = pooled_ceiling(cell)
+            ceiling = ceiling_over_seeds(cell)
             method = cell["method"].iloc[0]
             paper = PAPER_LLM_TABLE.get(method) if not normalised else None
             lines.append(
@@ -154,7 +154,7 @@ def latex_table(group: pd.DataFrame, pairs: Pairs, caption: str, label: str) -> 
             for series in in_their_order(block):
                 cells = [latex_cell(block, series, alpha, best.get(alpha) == series) for alpha in alphas]
                 lines.append(f"{escaped(series)} & {kind} & " + " & ".join(cells) + r" \\")
-        ceilings = [pooled_ceiling(panel[panel["alpha"] == alpha]) for alpha in alphas]
+        ceilings = [ceiling_over_seeds(panel[panel["alpha"] == alpha]) for alpha in alphas]
         if any(ceiling.seeds for ceiling in ceilings):
             shown = [number(c.value) + ("$^*$" if c.touches_zero else "") for c in ceilings]
             lines += [r"\midrule", "noise ceiling & & " + " & ".join(shown) + r" \\"]

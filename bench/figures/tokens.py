@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from bench import schemas
 from bench.figures.drawing import Drawing, frame, plain_number
+from bench.figures.examples import example_settings, example_task
 from bench.identity import file_slug
 from bench.results import Results
 from bench.shape import check
@@ -56,12 +57,13 @@ def pair_drawing(path: Path, content: dict[str, Any], pair: dict[str, Any], size
     figure = whole_and_part(matrix, strip, pair, size) if close else whole_matrix(matrix, strip, pair, size)
     title = f"{content['description']}: query {pair['query']} and training sequence {pair['train']}, token by token"
     draws = f"{content['num_draws']:,} draws" if "num_draws" in content else ""
-    about = [content["scores"], f"seed {content['seed']}", draws]
+    about = [example_task(content), content["scores"], f"seed {content['seed']}", draws]
     notes = [
         "Blue: seeing the training token lowers the query token's loss (negative influence); red: raises it.",
         "EK-FAC's strip: each training token with the whole query, on a scale of its own." if strip is not None else "",
         "Left, the whole; right, the part around the strongest pair, which is framed." if close else "",
         f"n: {matrix.shape[0]} query tokens, {matrix.shape[1]} training tokens.",
+        example_settings(content),
     ]
     frame(figure, size, title, about, notes)
     caption = f"{title}; {content['scores']}, seed {content['seed']}. {' '.join(filter(None, notes))}"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from bench.results import pooled_ceiling
+from bench.results import ceiling_over_seeds
 from bench.style import in_order, look
 
 
@@ -77,7 +77,7 @@ def shaky_ceiling(rows: pd.DataFrame) -> str:
     """Where the interval of the ceiling touches 0."""
     found: dict[float, set[float]] = {}
     for (_, share, alpha), cell in rows.groupby(["truth", "alpha_attribution", "alpha"], sort=True):
-        if pooled_ceiling(cell).touches_zero:
+        if ceiling_over_seeds(cell).touches_zero:
             found.setdefault(share, set()).add(alpha)
     where = [f"alpha {', '.join(f'{a:g}' for a in sorted(alphas))} of {share:g}" for share, alphas in found.items()]
     return f"The ceiling's interval touches 0 at {'; '.join(where)}." if where else ""

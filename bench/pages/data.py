@@ -18,7 +18,7 @@ from bench.figures.scaling import read_scaling
 from bench.figures.table import clearly_best, pairs_by_cell
 from bench.figures.tokens import token_examples_of
 from bench.figures.words import kind_of_scores, span
-from bench.results import MANY_SEEDS, Results, bars_of, over_seeds, pooled_ceiling
+from bench.results import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
 from bench.style import in_order, look, looks
 from retrain.safe_files import SafeFileError
 
@@ -38,7 +38,7 @@ def leaderboard(results: Results) -> list[dict[str, Any]]:
     best = best_of_each(results)
     for (ground, truth, share, alpha, normalised, series), cell in results.rows.groupby(ROW_KEYS, sort=True):
         mean, low, high = over_seeds(cell)
-        ceiling = pooled_ceiling(cell)
+        ceiling = ceiling_over_seeds(cell)
         machines = sorted(set(cell["machine"]))
         first = cell.iloc[0]
         rows.append(
@@ -57,6 +57,7 @@ def leaderboard(results: Results) -> list[dict[str, Any]]:
                 "seconds": float(cell["seconds"].median()) if len(machines) == 1 else math.nan,
                 "memory": float(cell["peak_memory_bytes"].median()) / 2**20, "runs": sorted(set(cell["run_id"])),
                 "machine": machines[0] if len(machines) == 1 else "several",
+                "note": "; ".join(sorted({str(note) for note in cell["note"].dropna() if note})),
             }
         )  # fmt: skip
     return rows
@@ -154,7 +155,7 @@ def methods(results: Results) -> list[dict[str, Any]]:
 
 
 def about_method(name: str) -> str:
-    """The first sentence of the method's own file, if it is one of baselines; nothing is imported for it."""
+    """From the method's own file, if it is one of baselines: its first sentence and its paper; nothing is imported."""
     spec = find_spec("baselines")
     if spec is None or not name.isidentifier():
         return ""
@@ -162,10 +163,19 @@ def about_method(name: str) -> str:
         for file in (f"{name}.py", f"{name}_scores.py", f"{name}/method.py"):
             path = Path(folder) / file
             if path.is_file():
-                words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-                sentence = " ".join(words.split("\n\n")[0].split()).removeprefix(f"{name}: ")
-                return sentence[:1].upper() + sentence[1:]
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+                words = (ast.get_docstring(tree) or "").split("\n\n")[0]
+                sentence = " ".join(words.split()).removeprefix(f"{name}: ")
+                papers = [f"Paper: {paper}." for paper in texts_of(tree, "paper")[:1]]
+                return " ".join([sentence[:1].upper() + sentence[1:], *papers])
     return ""
+
+
+def texts_of(tree: ast.AST, name: str) -> list[str]:
+    """The texts that classes of a module give to a field of this name."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    values = [node.value for node in found if isinstance(node.target, ast.Name) and node.target.id == name]
+    return [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
 
 
 def runs(results: Results, out: Path) -> list[dict[str, Any]]:

@@ -73,7 +73,8 @@ const intervalCell = (row) => {
 };
 const ldsCell = (row) => {
   const link = make("a", { href: "#run-" + row.runs[0], class: row.best ? "best" : null }, number(row.lds));
-  return [hint(link, `${row.subsets} subsets, ${row.queries} queries, ${row.replicates} replicate(s); run ${row.runs.join(", ")}`)];
+  const said = `${row.subsets} subsets, ${row.queries} queries, ${row.replicates} replicate(s); run ${row.runs.join(", ")}`;
+  return [hint(link, row.note ? `${said}\n${row.note}` : said), ...(row.note ? [make("small", {}, "see note")] : [])];
 };
 const ceilingCell = (row) => {
   const text = number(row.ceiling, 2) + (row.shaky ? " *" : "");
@@ -92,7 +93,7 @@ const boardColumns = () => [
   ...(at.alpha === "" ? [{ key: "alpha", title: "α retrain", kind: "number", digits: 2 }] : []),
   { key: "seeds", title: "Seeds", kind: "number", digits: 0, rare: true }, { key: "undefined", title: "Undefined", kind: "number", digits: 0, rare: true },
   { key: "seconds", title: "Seconds", kind: "number", digits: 1 }, { key: "memory", title: "Memory, MiB", kind: "number", digits: 0 },
-  { key: "machine", title: "Machine", rare: true }, { key: "settings", title: "Settings", hide: true }, { key: "runs", title: "Runs", hide: true },
+  { key: "machine", title: "Machine", rare: true }, { key: "settings", title: "Settings", hide: true }, { key: "runs", title: "Runs", hide: true }, { key: "note", title: "Note", hide: true },
 ];
 const fillBoard = () => {
   const grounds = data.grounds.filter((ground) => data.rows.some((row) => row.ground === ground.ground && passes(row)));
