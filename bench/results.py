@@ -1,26 +1,39 @@
-"""Reads committed results: every `run.json` under a folder becomes rows of one table, each with its record's path.
+"""Reads committed results: every `run.json` under a folder becomes rows of one table.
 
-`bench.figures` and `bench.report` start here. Nothing is recomputed, and a damaged record is named and passed over.
+    results = load_results("results")
+    results.rows           # a row for every (ground, truth, series, normalised, alpha, alpha_attribution, seed)
+
+A figure shows one ground, a panel or a table's cell one truth, a line or a mean one series (see `bench.identity`):
+whatever differs in any of it stays apart. Nothing is recomputed. A file that is not what it should be is a problem,
+with one line; what is passed over for another reason is said in `left_out`.
 """
 
-import json
 import math
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from bench import schemas
+from bench.identity import AXES, Identity, give_names, place
 from bench.metrics import mean_and_standard_error
-from bench.rows import COLUMNS
-from retrain.safe_files import SafeFileError, read_json
+from retrain.safe_files import SafeFileError, one_line
 
-EXPERIMENT = ["name", "task", "protocol", "method", "normalised", "alpha", "alpha_attribution", "seed"]
-EXTRA = [
-    "name", "spread", "device", "machine", "num_replicates", "description", "record", "finished", "ceiling_from",
-    "ceiling_subsets",
+EXPERIMENT = ["ground", "truth", "series", "normalised", "alpha", "alpha_attribution", "seed"]
+NUMBERS = [
+    "lds", "ci_low", "ci_high", "lds_across_queries", "ceiling", "reliability", "ceiling_low", "spread", "fit_seconds",
+    "score_seconds", "peak_memory_bytes", "num_replicates", "num_subsets_replicated", "ceiling_subsets",
 ]  # fmt: skip
-GROUND_TRUTH = ("task", "scheme", "query_split", "queries")  # of a record's config: what its reliability depends on
+ROW_COLUMNS = [
+    *EXPERIMENT, "task", "protocol", "method", "label", "settings", "options", "ground_words", "num_subsets",
+    "num_queries", "num_undefined", *NUMBERS, "ceiling_from", "seconds", "device", "machine", "description", "run_id",
+    "finished", "note", "source",
+]  # fmt: skip
+IDS = ["ground_id", "truth_id", "series_id"]
 MANY_SEEDS = 5
 
 
@@ -29,139 +42,219 @@ class Results:
     """What a results folder holds."""
 
     folder: Path
-    rows: pd.DataFrame  # COLUMNS and EXTRA, one row an EXPERIMENT
-    pairs: pd.DataFrame
-    records: dict[str, dict[str, Any]] = field(default_factory=dict)  # run_id -> run.json
+    rows: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ROW_COLUMNS))
+    pairs: pd.DataFrame = field(default_factory=pd.DataFrame)  # EXPERIMENT, against, difference and its interval
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)  # run_id -> run.json, with its "path"
     problems: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    methods: tuple[str, ...] = ()  # only these methods or labels; all where empty
 
     def files(self, name: str) -> list[Path]:
-        """Every file of that name, in order of its path."""
-        return sorted(path for path in self.folder.rglob(name) if path.is_file())
+        """Every file of that name, in order of its path; a link to a folder is a problem, and is not followed."""
+        found = []
+        for folder, inner, names in os.walk(self.folder):
+            for link in (one for one in inner if os.path.islink(os.path.join(folder, one))):
+                self.note(f"{one_line(os.path.join(folder, link))}: is a link to a folder, which is not followed")
+            if name in names or name in inner:  # a folder of that name is refused when it is read
+                found.append(Path(folder) / name)
+        return sorted(found)
 
-    def read(self, name: str) -> list[tuple[Path, Any]]:
-        """Every JSON file of that name with its content; an unreadable one becomes a problem."""
+    def read(self, name: str, schema: Any) -> list[tuple[Path, Any]]:
+        """Every JSON file of that name with its content; one that is not what it should be becomes a problem."""
         found = []
         for path in self.files(name):
             try:
-                found.append((path, read_json(path)))
+                found.append((path, schemas.read_checked(path, schema)))
             except SafeFileError as error:
-                self.problems.append(str(error))
+                self.note(str(error))
         return found
+
+    def note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def shows(self, method: str, label: str | None = None) -> bool:
+        return not self.methods or method in self.methods or label in self.methods
+
+    def only(self, methods: Sequence[str]) -> "Results":
+        """The same with these methods or labels alone."""
+        here = replace(self, methods=tuple(methods))
+        keep = [here.shows(method, label) for method, label in zip(self.rows["method"], self.rows["label"])]
+        here.rows = self.rows[np.array(keep, dtype=bool)].reset_index(drop=True)
+        if len(self.pairs):
+            kept = set(zip(here.rows["ground"], here.rows["series"]))
+            pairs = zip(self.pairs["ground"], self.pairs["series"], self.pairs["against"])
+            here.pairs = self.pairs[[{(g, one), (g, other)} <= kept for g, one, other in pairs]]
+        return here
 
 
 def load_results(folder: str | Path) -> Results:
-    results = Results(Path(folder), pd.DataFrame(columns=[*COLUMNS, *EXTRA]), pd.DataFrame())
+    results = Results(Path(folder))
     rows: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
-    measured: dict[str, list[dict[str, Any]]] = {}
-    for path, record in results.read("run.json"):
-        try:
-            if record["config"].get("query_split", "report") == "tune":
-                continue  # settings are chosen on these; they are never reported
-            context = _context(path, record, results.folder)
-            replicates = {_where(c): c.get("num_replicates") for c in record["ceilings"]}
-            settings = {m["name"]: json.dumps(m, sort_keys=True) for m in record["config"].get("methods", [])}
-            truth = json.dumps([record["config"].get(name) for name in GROUND_TRUTH], sort_keys=True)
-            for ceiling in record["ceilings"]:
-                if ceiling.get("reliability") is not None and ceiling.get("num_replicates"):
-                    known = {"run_id": record["run_id"], "finished": context["finished"]}
-                    measured.setdefault(_key(truth, ceiling), []).append({**ceiling, **known})
-            for row in record["rows"]:
-                context["name"] = _name(path.relative_to(results.folder), row["task"])
-                known = {"num_replicates": replicates.get(_where(row)), "settings": settings.get(row["method"], "")}
-                rows.append({**context, **row, **known, "truth": truth})
-            pairs += record.get("pairs", [])
-            results.records[record["run_id"]] = {**record, "path": context["record"]}
-        except (KeyError, TypeError, AttributeError) as error:
-            results.problems.append(f"{path}: is no record of bench.lds ({type(error).__name__}: {error})")
+    for path, record in results.read("run.json", schemas.RUN):
+        run_id, where = record["run_id"], path.relative_to(results.folder).as_posix()
+        if run_id in results.records:
+            results.note(f"{path}: has the run id {run_id} of {results.records[run_id]['path']}, which is the one read")
+        elif record["config"].get("query_split") == "tune":
+            results.left_out.append(f"run {run_id} ({where}): its queries are those that settings are chosen on")
+        elif (record["config"].get("stream") or "report") != "report":
+            results.left_out.append(f"run {run_id} ({where}): its subsets are those that settings are chosen on")
+        elif not record["rows"]:
+            results.left_out.append(f"run {run_id} ({where}): has no rows")
+        else:
+            results.records[run_id] = {**record, "path": where}
+            identity = Identity(record)
+            rows += _rows(record, identity)
+            pairs += _pairs(record, identity)
     if rows:
-        for row in rows:
-            _find_ceiling(row, measured.get(_key(row.pop("truth"), row), []))
-        frame = pd.DataFrame(rows)
-        for name in (*COLUMNS, *EXTRA):
-            if name not in frame:
-                frame[name] = None
-        for name in (
-            "lds",
-            "ci_low",
-            "ci_high",
-            "ceiling",
-            "spread",
-            "fit_seconds",
-            "score_seconds",
-            "lds_across_queries",
-        ):
+        _find_ceilings(rows)
+        frame = pd.DataFrame(rows).reindex(columns=[*ROW_COLUMNS, *IDS])
+        for name in NUMBERS:
             frame[name] = pd.to_numeric(frame[name])
         frame["seconds"] = frame["fit_seconds"] + frame["score_seconds"]
-        # The same experiment in two runs: the one with more subsets, then more queries, then the later one.
-        frame = frame.sort_values([*EXPERIMENT, "num_subsets", "num_queries", "finished"], kind="stable")
-        results.rows = frame.drop_duplicates(EXPERIMENT, keep="last").reset_index(drop=True)
-    results.pairs = pd.DataFrame(pairs)
+        give_names(frame)
+        results.pairs = _named_pairs(pairs, frame)
+        results.rows = _once(frame, results.left_out)
     return results
 
 
-def _context(path: Path, record: dict[str, Any], folder: Path) -> dict[str, Any]:
-    machine = record.get("machine", {})
-    return {
-        "description": record.get("description", ""),
-        "record": path.relative_to(folder).as_posix(),
+def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]:
+    device, machine = record["device"], record.get("machine", {})
+    known = {
+        "run_id": record["run_id"],
+        "description": record.get("description") or record["config"]["task"]["name"],
         "finished": record.get("finished", ""),
-        "machine": f"{record['device']}, {machine.get('cores')} cores"
-        if "CPU" in record["device"]
-        else record["device"],
-        "device": record["device"],
+        "machine": f"{device}, {machine.get('cores')} cores" if "CPU" in device else device,
+        "device": device,
     }
+    found = []
+    for row in record["rows"]:
+        ceiling = identity.ceilings.get(place(row), {})
+        measured = {name: ceiling.get(name) for name in ("num_replicates", "reliability", "num_subsets_replicated")}
+        if measured["reliability"] is None and row.get("ceiling") is not None:
+            measured["reliability"] = row["ceiling"] ** 2
+        own = {"run_id": record["run_id"], "ceiling_low": ceiling.get("ci_low")}
+        found.append({**known, **row, **measured, **own, **identity.of(row)})
+    return found
 
 
-def _name(path: Path, task: str) -> str:
-    """What the row's figures are called: its task, or the folder of runs if that is named after the task.
-
-    Runs in `cifar10` and in `cifar10-bif` then stay apart: their ground truths may differ in replicates or queries, and
-    methods are compared on one ground truth only.
-    """
-    folder = path.parts[-3] if len(path.parts) > 2 else ""
-    return folder if folder.startswith(f"{task}-") else task
-
-
-def _where(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("task", "protocol", "alpha", "alpha_attribution", "seed"))
+def _pairs(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]:
+    """`label` against `against`, which is a label too; in older records both are methods."""
+    found = []
+    for pair in record.get("pairs", []):
+        series = identity.series(pair, pair.get("label") or pair["method"])
+        rival = identity.series({**pair, "method": pair["against"]}, pair["against"])
+        ids = {"series_id": series["series_id"], "rival_id": rival["series_id"], "run_id": record["run_id"]}
+        found.append({name: pair.get(name) for name in PAIR} | ids)
+    return found
 
 
-def _key(truth: str, row: dict[str, Any]) -> str:
-    return json.dumps([truth, *_where(row)])
+PAIR = [*AXES, "normalised", "difference", "ci_low", "ci_high", "p_value"]
 
 
-def _find_ceiling(row: dict[str, Any], measured: list[dict[str, Any]]) -> None:
-    """Gives a row without replicates the ceiling of the same ground truth in a record that has them.
+def _named_pairs(pairs: list[dict[str, Any]], frame: pd.DataFrame) -> pd.DataFrame:
+    """Under the names of the rows they compare, which are of the same run; the later of two that compare the same."""
+    if not pairs:
+        return pd.DataFrame()
+    keys = ["run_id", *AXES, "normalised"]
+    rows = frame[[*keys, "series_id", "ground", "truth", "series", "finished"]]
+    rivals = frame[[*keys, "series_id", "series"]].rename(columns={"series_id": "rival_id", "series": "against"})
+    found = pd.DataFrame(pairs).merge(rows, on=[*keys, "series_id"]).merge(rivals, on=[*keys, "rival_id"])
+    for name in ("difference", "ci_low", "ci_high", "p_value"):
+        found[name] = pd.to_numeric(found[name])
+    found = found.drop(columns=["series_id", "rival_id"]).sort_values(["finished", "run_id"], kind="stable")
+    return found.drop_duplicates([*EXPERIMENT, "against"], keep="last").reset_index(drop=True)
+
+
+def _once(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFrame:
+    """Where two runs measured the same, the later one counts; the other is named."""
+    frame = frame.sort_values([*EXPERIMENT, "finished", "run_id"], kind="stable")
+    kept = frame.drop_duplicates(EXPERIMENT, keep="last")
+    again = frame.drop(kept.index).merge(kept, on=EXPERIMENT, suffixes=("", "_kept"))
+    for (run, other), rows in again.groupby(["run_id", "run_id_kept"]):
+        gap = float(np.nanmax([0.0, *(rows["lds"] - rows["lds_kept"]).abs()]))
+        left_out.append(
+            f"run {run}: {len(rows)} of its {(frame['run_id'] == run).sum()} rows are measured again in run {other}, "
+            f"which is later and shown{f'; their LDS differ by up to {gap:.3f}' if gap >= 0.0005 else ''}"
+        )
+    for (ground, _, series), rows in kept.groupby(["ground", "truth", "series"]):
+        if rows["source"].nunique() > 1:
+            left_out.append(
+                f"{ground}, {series}: its rows were made by different code of the method, in runs "
+                f"{', '.join(sorted(set(rows['run_id'])))}"
+            )
+    return kept.drop(columns=IDS).reset_index(drop=True)
+
+
+# ---- ceilings ----
+
+
+def _find_ceilings(rows: list[dict[str, Any]]) -> None:
+    """Gives rows without replicates the reliability that the same ground has in a record with replicates.
 
     The two may differ in how many subsets and replicates they have, and in nothing else. With m replicates the variance
     of retraining's noise, in units of the signal's, is m (1 / reliability - 1): with the row's own number of replicates
-    the reliability follows, and the ceiling is its square root (see bench.metrics).
+    its reliability follows, and the ceiling is the square root (see bench.metrics).
     """
-    if row.get("ceiling") is not None or not row["num_replicates"] or not measured:
-        return
-    best = max(measured, key=lambda c: (c.get("num_subsets_replicated", 0), c["num_replicates"], c["finished"]))
-    row |= {"ceiling": 0.0, "ceiling_from": best["run_id"], "ceiling_subsets": best.get("num_subsets_replicated")}
-    if best["reliability"] > 0:
-        noise = best["num_replicates"] * (1 / best["reliability"] - 1)
-        row["ceiling"] = math.sqrt(1 / (1 + noise / row["num_replicates"]))
+    measured: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["reliability"] is not None and row["num_replicates"]:
+            measured.setdefault((row["ground_id"], *place(row)), []).append(row)
+    borrowers = [row for row in rows if row["reliability"] is None and row["num_replicates"]]
+    for row in borrowers:
+        if found := measured.get((row["ground_id"], *place(row))):
+            best = max(found, key=lambda r: (r["num_subsets_replicated"] or 0, r["num_replicates"], r["finished"]))
+            ratio = row["num_replicates"] / best["num_replicates"]
+            row["reliability"] = of_more_replicates(best["reliability"], ratio)
+            row["ceiling"] = math.sqrt(row["reliability"])
+            if best["ceiling_low"] is not None:
+                row["ceiling_low"] = math.sqrt(of_more_replicates(max(0.0, best["ceiling_low"]) ** 2, ratio))
+            row |= {"ceiling_from": best["run_id"], "ceiling_subsets": best["num_subsets_replicated"]}
 
 
-def over_seeds(cell: pd.DataFrame) -> tuple[float, float, float]:
-    """Mean LDS of one experiment, and the two ends of its bar.
+def of_more_replicates(reliability: float, ratio: float) -> float:
+    """Spearman and Brown: the reliability of `ratio` times as many replicates; 0 where there was none."""
+    return ratio * reliability / (1 + (ratio - 1) * reliability) if reliability > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class CeilingOverSeeds:
+    """Over seeds: the square root of the mean reliability; NaN where no seed has replicates."""
+
+    value: float
+    seeds: int
+    touches_zero: bool  # an interval does, of one seed at least: the value is hardly known
+
+
+def ceiling_over_seeds(cell: pd.DataFrame) -> CeilingOverSeeds:
+    """Reliabilities are averaged, not ceilings: a root that is cut at 0 is off on average where seeds are noisy."""
+    known = cell.drop_duplicates("seed").dropna(subset="reliability")
+    if not len(known):
+        return CeilingOverSeeds(math.nan, 0, False)
+    touches = bool((known["ceiling_low"] <= 0).any() or (known["reliability"] <= 0).any())
+    return CeilingOverSeeds(math.sqrt(max(0.0, float(known["reliability"].mean()))), len(known), touches)
+
+
+# ---- over seeds ----
+
+
+def over_seeds(cell: pd.DataFrame, value: str = "lds") -> tuple[float, float, float]:
+    """Mean LDS (or difference) of one experiment, and the two ends of its bar.
 
     From MANY_SEEDS seeds on, one standard error to each side. Fewer say little of their own spread, and two that happen
     to agree would look certain: there the bar goes from the lowest to the highest end of the seeds' 95 % intervals.
     """
-    mean, error = mean_and_standard_error(cell["lds"].to_numpy())
+    mean, error = mean_and_standard_error(cell[value].to_numpy(dtype=float))
     if len(cell) >= MANY_SEEDS:
         return mean, mean - error, mean + error
     return mean, float(cell["ci_low"].min()), float(cell["ci_high"].max())
 
 
-def bars_of(seeds: set[int]) -> str:
+def bars_of(seeds: Iterable[int]) -> str:
     """What the bars of `over_seeds` are, for experiments of that many seeds."""
-    few, many = sorted(n for n in seeds if n < MANY_SEEDS), sorted(n for n in seeds if n >= MANY_SEEDS)
+    seeds = sorted(set(seeds))
+    few, many = [n for n in seeds if n < MANY_SEEDS], [n for n in seeds if n >= MANY_SEEDS]
     parts = [f"standard error over {' or '.join(map(str, many))} seeds"] if many else []
     if few == [1]:
         parts.append(f"95 % interval{' where there is one seed' if many else ' of the one seed'}")

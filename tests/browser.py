@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -21,6 +23,10 @@ FLAGS = [
     "--hide-scrollbars", "--disable-dev-shm-usage",
 ]  # fmt: skip
 PATIENCE_SECONDS = 60
+
+needs_browser = pytest.mark.skipif(
+    not (CHROMIUM and CHROMEDRIVER), reason="no chromium and chromedriver here (Debian: chromium chromium-driver)"
+)
 
 
 class Browser:
@@ -75,6 +81,14 @@ class Browser:
             if time.monotonic() > limit:
                 said = [entry.get("message") for entry in self.console()]
                 raise TimeoutError(f"{path} was not ready after {PATIENCE_SECONDS} s; its console says {said}")
+            time.sleep(0.05)
+
+    def wait(self, script: str, *arguments: Any) -> None:
+        """Until the script says true."""
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while self.run(script, *arguments) is not True:
+            if time.monotonic() > limit:
+                raise TimeoutError(f"not true after {PATIENCE_SECONDS} s: {script}")
             time.sleep(0.05)
 
     def run(self, script: str, *arguments: Any) -> Any:

@@ -1,0 +1,70 @@
+"""LDS against what is spent (draws, projection, checkpoints) and seconds: `python -m bench.figures --only budget`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from bench import schemas
+from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
+from bench.figures.sweep import alpha_words, read_swept, sweep_facts, sweep_sizes, swept_on
+from bench.identity import file_slug, settings_words
+from bench.results import Results
+from bench.style import INK, PaperSize, in_order, look
+
+
+def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
+    for _, budget in read_swept(results, "budget.json", schemas.BUDGET):
+        curves = [curve for curve in budget["curves"] if results.shows(curve["method"])]
+        if not curves:
+            continue
+        spent_on = list(dict.fromkeys(curve["axis"] for curve in curves))
+        figure, axes = panel_row(len(spent_on) + 1, size, height=2.1)
+        for axis in axes:
+            axis.axhline(0, color=INK, linewidth=0.5, label="chance")
+        names = [curve["method"] for curve in curves]
+        for curve in curves:
+            draw_curve(axes[spent_on.index(curve["axis"])], axes[-1], curve, names)
+        for axis, name in zip(axes, spent_on, strict=False):
+            axis.set_xlabel(name)
+            values = sorted({p["value"] for c in curves if c["axis"] == name for p in c["points"]})
+            logarithmic(axis, "x", values)
+            axis.tick_params(axis="x", rotation=45 if len(values) > 5 else 0)
+        axes[-1].set_xlabel("seconds")
+        logarithmic(axes[-1], "x")
+        axes[0].set_ylabel("LDS")
+        title = f"{budget.get('description') or budget['task']}: LDS against budget"
+        known = all(p.get("ci_low") is not None for c in curves for p in c["points"] if p["lds"] is not None)
+        bars = "Bars: 95 % intervals." if known else "Bars: 95 % intervals, where recorded."
+        settings = budget_settings(curves)
+        notes = [f"{bars} {sweep_sizes(budget)}", settings]
+        frame(figure, size, title, [swept_on(budget), budget["device"]], notes, axes)
+        caption = (
+            f"LDS against budget; {swept_on(budget)}, on {budget['device']}. {bars} {sweep_sizes(budget)} {settings}"
+        ).strip()
+        parts = ["budget", budget["task"], budget["protocol"], f"alpha {alpha_words(budget)}", budget["device"]]
+        stem = "-".join(file_slug(part) for part in parts)
+        facts = sweep_facts(budget, in_order(names))
+        yield Drawing(stem, title, caption, [budget["run_id"]], figure, facts=facts)
+
+
+def draw_curve(axis: Any, seconds_axis: Any, curve: dict[str, Any], names: list[str]) -> None:
+    points = pd.DataFrame(curve["points"])
+    shape = look(curve["method"], names)
+    kind = "train-normalised" if curve.get("normalised") else "raw"
+    shape |= {"label": f"{shape['label']}, {kind}"} | ({"markerfacecolor": "none"} if curve.get("normalised") else {})
+    bars = None
+    if {"ci_low", "ci_high"} <= set(points):
+        bars = [(points["lds"] - points["ci_low"]).clip(lower=0), (points["ci_high"] - points["lds"]).clip(lower=0)]
+    axis.errorbar(points["value"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **shape)
+    seconds_axis.errorbar(points["seconds"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **shape)
+
+
+def budget_settings(curves: list[dict[str, Any]]) -> str:
+    """Without what the budget is spent on."""
+    found = {}
+    for curve in curves:
+        options = {k: v for k, v in curve.get("options", {}).items() if k != curve["axis"]}
+        found[look(curve["method"])["label"]] = settings_words(curve["method"], options)
+    text = "; ".join(f"{name}: {words}" for name, words in found.items() if words)
+    return f"Settings. {text}." if text else ""

@@ -1,0 +1,93 @@
+"""What one gets for the seconds: LDS against cost, and what no other point beats on both.
+
+`python -m bench.figures --only pareto`. A row of panels for each share of the training set, a panel for each alpha.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+import bench.figures.words as words
+from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, logarithmic, panel_grid
+from bench.figures.lds import panel_note
+from bench.figures.seconds import timed_rows
+from bench.identity import file_slug
+from bench.results import Results, bars_of, over_seeds
+from bench.style import INK, QUIET, PaperSize, looks
+
+
+def draw_pareto(results: Results, size: PaperSize) -> Iterator[Drawing]:
+    for ground, machine, group in timed_rows(results):
+        shapes = looks(list(zip(group["method"], group["series"])))
+        places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
+        alphas = sorted(group["alpha"].unique())
+        names = sum(map(len, shapes))  # letters: a long legend needs the width even where one panel does not
+        figure, grid = panel_grid(len(places), len(alphas), size, 1.9 if len(places) == 1 else 1.5, wide=names > 60)
+        for line, ((share, _), here) in zip(grid, places, strict=True):
+            for axis, alpha in zip(line, alphas, strict=True):
+                rows = here[here["alpha"] == alpha]
+                if len(rows):
+                    pareto_panel(axis, rows, shapes)
+                else:
+                    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color=QUIET)
+                    axis.set_xticks([])
+            line[0].set_ylabel(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}\nLDS", parse_math=True)
+        for axis, alpha in zip(grid[0], alphas, strict=True):
+            axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
+        for axis in grid[-1]:
+            axis.set_xlabel("seconds (fit + score)")
+        bars = (
+            f"Bars: {bars_of(group.groupby(['alpha_attribution', 'truth', 'alpha', 'series', 'normalised']).size())}."
+        )
+        description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
+        title = f"{description}: LDS against seconds"
+        dot: Any = {"marker": "o", "linestyle": "none", "color": QUIET}
+        more = [
+            (Line2D([], [], **dot), "filled: raw scores"),
+            (Line2D([], [], **dot, markerfacecolor="none"), "hollow: train-normalised"),
+            (Line2D([], [], color=INK, linewidth=0.7), "beaten by no other on both axes"),
+        ]
+        notes = words.frame_notes(bars, group, ceiling=False)
+        frame(figure, size, title, [about, machine], notes, grid.ravel(), more, list(shapes))
+        caption = (
+            f"Cost and quality: LDS against seconds; {description}, {about}, on {machine}. Filled: raw scores; hollow: "
+            f"train-normalised. {bars} The line joins what no other point beats on both axes. {words.sizes(group)} "
+            f"{words.settings_text(group)}"
+        )
+        facts = words.facts_of(group, [False, True])
+        stem = f"pareto-{ground}-{file_slug(machine)}"
+        yield Drawing(stem, title, caption, words.run_ids(group), figure, facts=facts)
+
+
+def pareto_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, Any]]) -> None:
+    """Rows of one truth and one alpha."""
+    points = []
+    axis.axhline(0, color=INK, linewidth=0.5, label="chance")
+    for (normalised, series), cell in rows.groupby(["normalised", "series"], sort=True):
+        mean, low, high = over_seeds(cell)
+        bars = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
+        seconds = max(float(cell["seconds"].median()), 1e-3)
+        shape = shapes[str(series)] | {"linestyle": "none"}
+        if normalised:
+            shape |= {"label": "_", "markerfacecolor": "none"}
+        axis.errorbar(seconds, mean, yerr=bars, elinewidth=0.8, **shape)
+        if cell["method"].iloc[0] != "random":
+            points.append((seconds, mean))
+    front = pareto_front(points)
+    if len(front) > 1:
+        axis.plot(*np.array(front).T, color=INK, linewidth=0.7, zorder=0, drawstyle="steps-post")
+    logarithmic(axis, "x")
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (seconds, score) points that no other is both cheaper and better than, by rising cost."""
+    front: list[tuple[float, float]] = []
+    for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
+        if math.isfinite(score) and (not front or score > front[-1][1]):
+            front.append((cost, score))
+    return front

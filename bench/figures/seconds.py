@@ -1,0 +1,66 @@
+"""Seconds against the share of the training set that is attributed: `python -m bench.figures --only seconds`.
+
+The paper's fig:timings_bif-vs-ekfac, with every method, fit and score apart. Seconds of different machines never share
+an axis; those of one machine do not depend on subsets and replicates, in which the runs of one line may differ.
+"""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+import bench.figures.words as words
+from bench.figures.drawing import ALPHA_ATTRIBUTION, Drawing, frame, logarithmic, panel_row
+from bench.identity import file_slug
+from bench.results import Results
+from bench.style import PaperSize, looks
+
+PARTS = (("seconds", "fit + score"), ("fit_seconds", "fit"), ("score_seconds", "score"))
+SHORTEST = 1e-3  # seconds: a part that takes less is no part of the method
+
+
+def timed_rows(results: Results) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(ground, machine, rows): seconds may be compared within each, and only there."""
+    rows = results.rows[results.rows["seconds"].notna()].copy()
+    # Scores from a cache carry the device they were computed on, which may not be the one that read them.
+    rows["timed_on"] = [
+        machine if device and str(machine).startswith(str(device)) else device
+        for machine, device in zip(rows["machine"], rows["device"])
+    ]
+    for (ground, machine), group in rows.groupby(["ground", "timed_on"], sort=True):
+        yield str(ground), str(machine), group
+
+
+def draw_seconds(results: Results, size: PaperSize) -> Iterator[Drawing]:
+    for ground, machine, group in timed_rows(results):
+        once = group.drop_duplicates(["series", "alpha_attribution", "seed", "normalised"])
+        once = once[(once["method"] != "random") & ~once["normalised"].astype(bool)]
+        if once["alpha_attribution"].nunique() < 2:
+            continue
+        shapes = looks(list(zip(once["method"], once["series"])))
+        figure, axes = panel_row(len(PARTS), size, 2.0)
+        for axis, (column, name) in zip(axes, PARTS, strict=True):
+            for series, shape in shapes.items():
+                block = once[(once["series"] == series) & (once[column] > SHORTEST)]
+                if len(block):
+                    seconds = block.groupby("alpha_attribution")[column]
+                    middle = seconds.median()
+                    bars = [middle - seconds.min(), seconds.max() - middle]
+                    axis.errorbar(middle.index, middle, yerr=bars, capsize=1.5, elinewidth=0.8, **shape)
+            axis.set_title(name)
+            logarithmic(axis, "x", sorted(once["alpha_attribution"].unique()))
+            logarithmic(axis, "y")
+            axis.set_xlabel(ALPHA_ATTRIBUTION, parse_math=True)
+        axes[0].set_ylabel("seconds")
+        description, about = words.first_value(once, "description"), words.first_value(once, "ground_words")
+        title = f"{description}: seconds of each method"
+        middle_text = "Median over seeds, bars from the fastest to the slowest; a part below 1 ms is not drawn."
+        counts = words.span(once.groupby(["series", "alpha_attribution"])["seed"].nunique())
+        seeds = f"n: {counts} seed(s), {words.span(once['num_queries'])} queries."
+        notes = [f"{middle_text} {seeds}", words.settings_text(once)]
+        frame(figure, size, title, [about, machine], notes, axes, order=list(shapes))
+        caption = (
+            f"Seconds of fitting and scoring against the share of the training set that is attributed; {description}, "
+            f"{about}, on {machine}. {middle_text} {seeds} {words.settings_text(once)}"
+        )
+        stem = f"seconds-{ground}-{file_slug(machine)}"
+        yield Drawing(stem, title, caption, words.run_ids(once), figure, facts=words.facts_of(once))

@@ -1,0 +1,49 @@
+"""Every seed by itself, a row of panels a seed: `python -m bench.figures --only seeds`.
+
+The paper's fig:individual_LDS_scores.
+"""
+
+from collections.abc import Iterator
+
+import bench.figures.words as words
+from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, panel_grid
+from bench.figures.lds import lds_panel, panel_note
+from bench.results import Results
+from bench.style import QUIET, PaperSize, looks
+
+
+def draw_seeds(results: Results, size: PaperSize) -> Iterator[Drawing]:
+    for (ground, normalised), group in results.rows.groupby(["ground", "normalised"], sort=True):
+        seeds = sorted(group["seed"].unique())
+        if len(seeds) < 2:
+            continue
+        shapes = looks(list(zip(group["method"], group["series"])))
+        places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
+        figure, grid = panel_grid(len(seeds), len(places), size, 1.2)
+        for column, ((share, _), everything) in enumerate(places):
+            for row, seed in enumerate(seeds):
+                axis = grid[row, column]
+                here = everything[everything["seed"] == seed]
+                if len(here):
+                    lds_panel(axis, here, shapes)
+                else:
+                    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color=QUIET)
+                    axis.set_xticks([])
+                axis.tick_params(labelbottom=row == len(seeds) - 1)
+                if column == 0:
+                    axis.set_ylabel(f"seed {seed}\nLDS")
+            title = f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(everything, group)}"
+            grid[0, column].set_title(title, parse_math=True)
+            grid[-1, column].set_xlabel(ALPHA_RETRAIN, parse_math=True)
+        kind = words.kind_of_scores(bool(normalised))
+        description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
+        title = f"{description}: LDS of {kind}, seed by seed"
+        bars = "Bars: 95 % intervals."
+        frame(figure, size, title, [about], words.frame_notes(bars, group), grid.ravel(), order=list(shapes))
+        caption = (
+            f"LDS of {kind}, every seed by itself; {description}, {about}. {bars} {words.ceiling_caption(group)}"
+            f"{words.sizes(group)} {words.settings_text(group)}"
+        )
+        stem = f"seeds-{ground}{'-normalised' if normalised else ''}"
+        facts = words.facts_of(group, [bool(normalised)])
+        yield Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts=facts)

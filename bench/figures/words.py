@@ -1,0 +1,109 @@
+"""The words of a figure: n, what the ceiling is and where it comes from, settings; for its frame and its caption."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from bench.results import ceiling_over_seeds
+from bench.style import in_order, look
+
+
+def kind_of_scores(normalised: bool) -> str:
+    return "train-normalised scores" if normalised else "raw scores"
+
+
+def first_value(rows: pd.DataFrame, column: str) -> str:
+    return str(rows[column].iloc[0])
+
+
+def run_ids(rows: pd.DataFrame, ceilings: bool = False) -> list[str]:
+    """The runs behind the rows, with those that only the ceiling comes from or without."""
+    return sorted({*rows["run_id"].dropna(), *(rows["ceiling_from"].dropna() if ceilings else [])})
+
+
+def span(values: pd.Series) -> str:
+    found = sorted({int(value) for value in values.dropna()})
+    return "?" if not found else f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+
+
+def sizes(rows: pd.DataFrame) -> str:
+    seeds = sorted(rows["seed"].unique())
+    return (
+        f"n: {len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}), "
+        f"{span(rows['num_subsets'])} subsets, {span(rows['num_replicates'])} replicate(s), "
+        f"{span(rows['num_queries'])} queries, {int(rows['num_undefined'].sum())} undefined values."
+    )
+
+
+def settings_text(rows: pd.DataFrame) -> str:
+    """Every method with its settings, but for what nearly always is as it is; what its series share is said once."""
+    known = rows.drop_duplicates("series")
+    parts = []
+    for method in in_order(known["method"]):
+        mine = known[known["method"] == method]
+        settings = [str(text).split(", ") if text else [] for text in mine["settings"]]
+        shared = [item for item in settings[0] if all(item in other for other in settings)]
+        name = str(look(method)["label"]) if len(mine) > 1 else str(mine["series"].iloc[0])
+        parts.append(f"{name}: {', '.join(shared)}" if shared else "")
+        for series, own in zip(mine["series"], settings, strict=True):
+            apart = [item for item in own if item not in shared and item not in series]
+            parts.append(f"{series}: {', '.join(apart)}" if apart else "")
+    text = "; ".join(filter(None, parts))
+    return f"Settings. {text}." if text else ""
+
+
+def facts_of(rows: pd.DataFrame, scores: Iterable[bool] = ()) -> dict[str, list[str]]:
+    """For the report's filters."""
+    kinds = [kind_of_scores(normalised).removesuffix(" scores") for normalised in scores]
+    return {
+        "task": sorted(set(rows["task"])),
+        "protocol": sorted(set(rows["protocol"])),
+        "method": in_order(rows["method"]),
+        **({"scores": kinds} if kinds else {}),
+    }
+
+
+# ---- the ceiling ----
+
+
+def missing_ceiling(rows: pd.DataFrame) -> str:
+    known = rows.groupby(["truth", "alpha_attribution", "alpha"])["reliability"].count() > 0
+    if known.all():
+        return ""
+    return f"Ceiling unknown{' where none is drawn' if known.any() else ''}: no replicates."
+
+
+def shaky_ceiling(rows: pd.DataFrame) -> str:
+    """Where the interval of the ceiling touches 0."""
+    found: dict[float, set[float]] = {}
+    for (_, share, alpha), cell in rows.groupby(["truth", "alpha_attribution", "alpha"], sort=True):
+        if ceiling_over_seeds(cell).touches_zero:
+            found.setdefault(share, set()).add(alpha)
+    where = [f"alpha {', '.join(f'{a:g}' for a in sorted(alphas))} of {share:g}" for share, alphas in found.items()]
+    return f"The ceiling's interval touches 0 at {'; '.join(where)}." if where else ""
+
+
+def borrowed_ceiling(rows: pd.DataFrame) -> str:
+    """Where the ceiling comes from if these runs have no replicates."""
+    groups = rows.groupby("ceiling_from", sort=True)
+    runs = [f"{run} ({span(group['ceiling_subsets'])} subsets)" for run, group in groups]
+    return f"Ceiling from replicates in run {', '.join(runs)}." if runs else ""
+
+
+def frame_notes(bars: str, rows: pd.DataFrame, ceiling: bool = True) -> list[str]:
+    """Below the panels: bars, ceiling and n; then settings."""
+    about = [borrowed_ceiling(rows), missing_ceiling(rows), shaky_ceiling(rows)] if ceiling else []
+    return [" ".join(filter(None, [bars, *about, sizes(rows)])), settings_text(rows)]
+
+
+def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,") -> str:
+    """The caption's sentences on the ceiling: what it is, how seeds are pooled, and where it comes from."""
+    text = f"{name} what a perfect prediction could reach. " if rows["reliability"].notna().any() else ""
+    if text and rows["seed"].nunique() > 1:
+        text += "Over seeds, it is the root of their mean reliability. "
+    if borrowed := borrowed_ceiling(rows):
+        text += (
+            f"{borrowed.removesuffix('.')}, which measured the same ground truth; its reliability is converted to the "
+            "number of replicates here. "
+        )
+    return text + "".join(f"{sentence} " for sentence in (missing_ceiling(rows), shaky_ceiling(rows)) if sentence)

@@ -1,0 +1,136 @@
+"""What result files must look like before anything of them is drawn or shown, as schemas of `retrain.schema`.
+
+    record = read_checked("run.json", RUN)          # or SafeFileError: one line that names file, field and what came
+
+A name has no line breaks, control characters or marks of writing direction, so that it may go into a line of a log or a
+caption without another look; it still becomes a file's name only as a slug, and part of a page only as text.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from retrain.safe_files import MAX_JSON_BYTES, read_json
+from retrain.schema import ANY, Choice, Flag, Integer, ListOf, Maybe, Number, Text, check
+
+PRINTABLE = "[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]*"
+
+
+def line(at_most: int) -> Text:
+    """Text in one line."""
+    return Text(PRINTABLE, at_most)
+
+
+def read_checked(path: str | Path, schema: Any, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    return check(read_json(path, max_bytes), schema, path)
+
+
+ID = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = line(200)
+WORDS = line(2000)
+SHARE = Number(0, 1)
+COUNT = Integer(0, 10**12)
+ANY_NUMBER = Maybe(Number(-1e30, 1e30))
+CORRELATION = Maybe(Number(-1.000001, 1.000001))
+DIFFERENCE = Maybe(Number(-4, 4))
+AMOUNT = Maybe(Number(0, 1e18))
+REST = {"*": ANY}  # records grow: what is not read is not checked
+
+_WHERE = {"task": NAME, "protocol": NAME, "alpha": SHARE, "alpha_attribution": SHARE, "seed": COUNT}
+RUN = {
+    "run_id": ID,
+    "device": NAME,
+    "description?": Maybe(WORDS),
+    "command?": Text(at_most=20_000),
+    "finished?": line(40),
+    "machine?": {"cores?": Maybe(COUNT), **REST},
+    "config": {
+        "task": {"name": NAME, **REST},
+        "query_split?": NAME,
+        "queries?": Maybe(COUNT),
+        "scheme?": Maybe(NAME),
+        "methods?": ListOf({"name": NAME, "label?": NAME, "rows?": NAME, **REST}, 0, 1000),
+        **REST,
+    },
+    "rows": [
+        {
+            **_WHERE, "num_subsets": COUNT, "num_queries": COUNT, "num_undefined": COUNT, "method": NAME,
+            "label?": NAME, "settings?": Maybe(WORDS), "normalised": Flag(), "lds": CORRELATION, "ci_low": CORRELATION,
+            "ci_high": CORRELATION, "lds_across_queries?": CORRELATION, "ceiling?": CORRELATION, "spread?": ANY_NUMBER,
+            "fit_seconds?": AMOUNT, "score_seconds?": AMOUNT, "peak_memory_bytes?": AMOUNT, "device?": Maybe(NAME),
+            "note?": Maybe(WORDS), **REST,
+        }
+    ],
+    "ceilings": [
+        {
+            **_WHERE, "ceiling?": CORRELATION, "ci_low?": CORRELATION, "ci_high?": CORRELATION,
+            "reliability?": ANY_NUMBER, "num_replicates?": Maybe(Integer(0, 10**6)),
+            "num_subsets_replicated?": Maybe(COUNT), **REST,
+        }
+    ],
+    "pairs?": [
+        {
+            **_WHERE, "method?": NAME, "against": NAME, "label?": NAME, "normalised": Flag(), "difference": DIFFERENCE,
+            "ci_low": DIFFERENCE, "ci_high": DIFFERENCE, "p_value?": Maybe(SHARE), **REST,
+        }
+    ],
+    **REST,
+}  # fmt: skip
+
+_SWEPT = {
+    "task": NAME, "protocol": NAME, "alpha": ANY, "split?": NAME, "run_id": ID, "seed?": COUNT,
+    "description?": Maybe(WORDS), "num_subsets?": COUNT, "replicates?": COUNT, "num_queries?": Maybe(COUNT), **REST,
+}  # fmt: skip
+ALPHAS = ListOf(SHARE, 1, 100)  # of a sweep or a budget: one number, or several that LDS is the mean over
+SWEEP = {
+    **_SWEPT,
+    "method": NAME,
+    "axes": {"*": ListOf(ANY, 1, 1000)},
+    "cells": [
+        {
+            "lds": CORRELATION, "lds_normalised?": CORRELATION, "ci_low?": CORRELATION, "ci_high?": CORRELATION,
+            "rhat?": ANY_NUMBER, "ess?": ANY_NUMBER, "traces?": [[ANY_NUMBER]], **REST,
+        }
+    ],
+}  # fmt: skip
+_POINT = {
+    "value": Number(0, 1e15), "seconds": Number(0, 1e12), "lds": CORRELATION, "ci_low?": CORRELATION,
+    "ci_high?": CORRELATION, **REST,
+}  # fmt: skip
+_CURVE = {"method": NAME, "axis": NAME, "normalised?": Flag(), "options?": REST, "points": ListOf(_POINT, 1)}
+BUDGET = {**_SWEPT, "device": NAME, "curves": ListOf({**_CURVE, **REST}, 1)}
+
+EXAMPLES = {
+    "kind": Choice("images", "tokens"), "task?": NAME, "description": WORDS, "seed": COUNT, "scores": NAME,
+    "methods?": ListOf(NAME, 0, 20), "alpha_attribution?": SHARE, "protocol?": NAME, "settings?": {"*": WORDS}, **REST,
+}  # fmt: skip
+_EXAMPLE = {"train": COUNT, "score": ANY_NUMBER, "label": NAME, "image": COUNT, **REST}
+_SIDES = {"helpful": ListOf(_EXAMPLE, 0, 100), "harmful": ListOf(_EXAMPLE, 0, 100), **REST}
+IMAGES = {
+    **EXAMPLES,
+    "sprite": Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,90}\.png"),
+    "tile": ListOf(Integer(1, 512), 2, 2),
+    "methods": ListOf(NAME, 1, 20),
+    "queries": ListOf({"query": COUNT, "label": NAME, "image": COUNT, "methods": {"*": _SIDES}, **REST}, 1, 1000),
+}
+_TOKENS = ListOf(Text(at_most=1000), 1, 5000)
+TOKENS = {
+    **EXAMPLES,
+    "num_draws?": COUNT,
+    "pairs": [
+        {
+            "query": COUNT, "train": COUNT, "query_tokens": _TOKENS, "train_tokens": _TOKENS, "bif": [[ANY_NUMBER]],
+            "ekfac?": Maybe([ANY_NUMBER]), **REST,
+        }
+    ],
+}  # fmt: skip
+
+FIGURES = {
+    "*": {
+        "kind": Text(r"[a-z][a-z0-9-]{0,40}"),
+        "title?": line(400),
+        "caption": line(40_000),
+        "runs": [ID],
+        "files": ListOf(Text(r"[a-z0-9][a-z0-9-]{0,240}\.(svg|png|pdf|csv|md|tex)"), 1, 10),
+        "facts?": {"*": [NAME]},
+    }
+}
