@@ -316,21 +316,40 @@ def test_fused_kernels_give_the_plain_logits(widths: tuple[int, ...], num_images
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_fused_kernels_give_the_plain_gradients(monkeypatch, widths, num_images, dtype) -> None:
     model, images, bordered = gpu_problem(widths, num_images, dtype)
-    exact = gradients(model, model(images))
+    choices: list[Tensor] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.MaxPool2d, "forward", lambda pool, inputs: remember_largest(pool, inputs, choices))
+        exact = gradients(model, model(images))
     fused = gradients(model, logits_of_whitened(dtype, model, bordered))
     again = gradients(model, logits_of_whitened(dtype, model, bordered))
     monkeypatch.setattr(resnet9_training, "HAS_TRITON", False)
     plain = gradients(model, logits_of_whitened(dtype, model, bordered))
+    monkeypatch.setattr(nn.MaxPool2d, "forward", lambda pool, inputs: at_chosen(inputs, choices.pop(0)))
+    routed = gradients(model, logits_of_whitened(dtype, model, bordered))
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    for name, mine, repeated, other, right in zip(names, fused, again, plain, exact, strict=True):
+    for name, mine, repeated, other, led, right in zip(names, fused, again, plain, routed, exact, strict=True):
         assert mine.dtype == torch.float32, name
-        # A rounding that changes which pixel is the largest moves a whole gradient: bf16 is up to a quarter off here
-        # by either path, so that only half precision can hold the two together closely.
         assert relative_error(mine, right) < 1.5 * relative_error(other, right) + 0.01, name
-        if dtype == torch.float16:
-            assert relative_error(mine, other) < 0.05, name
+        # A rounding that changes which pixel of a window is the largest moves its gradient to another pixel: that,
+        # and not arithmetic, is what half precision loses here (up to 0.08 of a gradient in float16 and 0.31 in
+        # bfloat16, on an H200; led to the exact pixels, 0.02 and 0.03). The two paths break such ties differently, so
+        # they may differ as far as that moves either of them, and no further.
+        rounding = 0.02 if dtype == torch.float16 else 0.04
+        moved = relative_error(other, led)
+        assert relative_error(led, right) < 1.5 * rounding, name
+        assert relative_error(mine, other) < 2 * moved + rounding, (name, moved)
         if "norm" in name:  # cuDNN may sum a weight's gradient in any order
             assert relative_error(repeated, mine) < 0.01, name
+
+
+def remember_largest(pool: nn.MaxPool2d, inputs: Tensor, choices: list[Tensor]) -> Tensor:
+    found, places = F.max_pool2d(inputs, pool.kernel_size, return_indices=True)
+    choices.append(places)
+    return found
+
+
+def at_chosen(inputs: Tensor, places: Tensor) -> Tensor:
+    return inputs.flatten(2).gather(2, places.flatten(2)).view(places.shape)
 
 
 @pytest.mark.cuda

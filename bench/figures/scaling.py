@@ -18,6 +18,10 @@ from bench.style import PaperSize
 from retrain.safe_files import SafeFileError, read_text
 
 TEXTS = ("model", "method", "device")
+NOT_NUMBERS = (
+    "error", "run_id", "dtype", "weights", "text", "projected_from", "projected", "shared_parts", "held_out",
+    "fit_sizes",
+)  # fmt: skip
 SCALING_COLUMNS = (*TEXTS, "parameters", "fit_seconds", "score_seconds", "peak_memory_bytes")
 UNITS = {
     "seconds": "seconds (fit + score)",
@@ -77,7 +81,7 @@ def cheaper(rows: pd.DataFrame, device: str, stem: str, runs: list[str], size: P
 def read_scaling(path: Path) -> pd.DataFrame:
     found = read_table(path, SCALING_COLUMNS)
     for name in found.columns:
-        if name not in (*TEXTS, "error", "run_id", "dtype", "weights", "text", "projected_from", "projected"):
+        if name not in (*TEXTS, *NOT_NUMBERS):
             try:
                 found[name] = pd.to_numeric(found[name])
             except (ValueError, TypeError):
