@@ -6,7 +6,8 @@ Every method is warmed up on a small version of the same question (libraries loa
 the suite's one clock: fit and score apart, the device synchronised. Nothing comes from the cache but the checkpoint.
 For BIF the table adds the time a draw takes, and how that compares with the arithmetic floor: the floating-point
 operations of one forward pass over all examples and of its minibatch gradients (three forward passes each), at the
-speed of a large matrix product on this machine, measured in the same run.
+speed of a large matrix product on this machine, measured in the same run. `agrees` is how alike two methods rank the
+training examples: the Spearman correlation of raw scores with those of the first method, mean over queries.
 """
 
 import argparse
@@ -21,12 +22,14 @@ from typing import Any
 import numpy as np
 
 from bench.arguments import add_method_arguments, add_query_arguments
+from bench.metrics import spearman_per_column
 from bench.record import command_line, provenance, why_unwritten, write_json
 from bench.tables import bytes_text, number, table
 from retrain.command import Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError
 
 WARM_UP_QUERIES = 64  # and as many attributed examples
+COMPARED_QUERIES = 500  # the first so many tell how alike two methods are
 TIMED_METHODS = ("bif", "ekfac", "trak", "gradsim")
 
 
@@ -56,8 +59,8 @@ def small_version(problem: Any) -> Any:
     )
 
 
-def time_method(variant: Any, problem: Any, repeats: int) -> dict[str, Any]:
-    """The row of the run whose total is the median."""
+def time_method(variant: Any, problem: Any, repeats: int) -> tuple[dict[str, Any], np.ndarray]:
+    """The row of the run whose total is the median; and the scores of some queries."""
     from bench.measure import measure
 
     method = variant.method
@@ -72,10 +75,16 @@ def time_method(variant: Any, problem: Any, repeats: int) -> dict[str, Any]:
         shutil.rmtree(scratch, ignore_errors=True)
         total = cost["fit_seconds"] + cost["score_seconds"]
         rows.append({"method": method.name, "seconds": total, **cost, "diagnostics": attribution.diagnostics})
+        scores = attribution.scores[:COMPARED_QUERIES].float().cpu().numpy()
         del attribution
     rows.sort(key=lambda row: row["seconds"])
     known = {"label": variant.label, "settings": variant.settings, "options": method.config}
-    return {**rows[len(rows) // 2], **known, "all_seconds": [row["seconds"] for row in rows]}
+    return {**rows[len(rows) // 2], **known, "all_seconds": [row["seconds"] for row in rows]}, scores
+
+
+def agreement(first: np.ndarray, second: np.ndarray) -> float:
+    """Mean over queries of the Spearman correlation over training examples."""
+    return float(np.nanmean(spearman_per_column(first.T.astype(np.float64), second.T.astype(np.float64))))
 
 
 def operations_per_example(problem: Any) -> float:
@@ -110,8 +119,8 @@ def speed_table(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any])
         f"({peak['dtype']} products of {peak['size']}); median of {len(rows[0]['all_seconds'])}",
         "",
         table(
-            ["method", "fit s", "score s", "total s", f"x {reference['label'] if reference else '-'}", "memory",
-             "ms/draw", "floor s", "of peak"],
+            ["method", "fit s", "score s", "total s", f"x {reference['method'] if reference else '-'}", "memory",
+             "agrees", "ms/draw", "floor s", "of peak"],
             [
                 [
                     row["label"],
@@ -120,6 +129,7 @@ def speed_table(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any])
                     number(row["seconds"], 2),
                     number(row["seconds"] / reference["seconds"] if reference else None, 2),
                     bytes_text(row["peak_memory_bytes"]),
+                    number(row["agrees"]),
                     number(1000 * row["seconds_per_draw"] if "seconds_per_draw" in row else None, 2),
                     number(row.get("floor_seconds"), 2),
                     f"{100 * row['share_of_peak']:.0f} %" if "share_of_peak" in row else "",
@@ -144,9 +154,12 @@ def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dic
         model, _ = base_model(task, question.seed, session.store, device)
         problem = problem_of(question, model, session.store, device, scratch)
         peak = {**matmul_peak(problem.device), "device": session.device()}
-        rows = []
+        rows: list[dict[str, Any]] = []
+        first = np.empty(0)
         for variant in session.active:
-            row = time_method(variant, problem, repeats)
+            row, scores = time_method(variant, problem, repeats)
+            first = scores if not rows else first
+            row["agrees"] = agreement(first, scores)
             row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
             if isinstance(variant.method, BIF) and not variant.method.control_variate:
                 method = variant.method.fit(problem).method  # with the numbers that its pilot chose

@@ -73,6 +73,9 @@ def cheaper(rows: pd.DataFrame, device: str, stem: str, runs: list[str], size: P
     """Who is cheaper where: model size x fitting set, for few and for many queries."""
     figure, axes = panel_row(2, size, height=2.6)
     explained = draw_cheaper(axes, rows)
+    for axis in axes:
+        logarithmic(axis, "x")
+        logarithmic(axis, "y")
     title = "Who is cheaper, BIF or EK-FAC: model size x fitting set"
     frame(figure, size, title, [device], [explained], axes)
     return Drawing(stem, f"{title}: {device}", f"{title}, {device}. {explained}", runs, figure, facts={"method": []})
