@@ -134,6 +134,6 @@ def _crossed(part: dict) -> list[tuple]:
 def test_the_papers_settings_leave_nothing_to_a_pilot() -> None:
     for settings in PAPER_SETTINGS.values():
         assert BIF(**settings).left_to_the_pilot == ()
-    images = BIF(**BIF.settings_of_the_paper(TASK))
+    images = BIF(**BIF().settings_in_paper(TASK))
     assert (images.chains, images.draws, images.step_size, images.n_beta, images.gamma) == (4, 100, 1e-5, 200.0, 1e4)
     assert BIFControlVariate(gamma=1e4, n_beta=200.0).left_to_the_pilot == ("step_size",)

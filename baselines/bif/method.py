@@ -177,9 +177,10 @@ class BIF(ChainSettings, Method):
         if part == method.chains:
             made = method._linear_part(problem, fitted)
         else:
-            runner = problem.shared.get("runner")  # of an earlier chain in this process
-            if runner is None:
-                runner = problem.shared["runner"] = method._runner(problem, fitted, method._saver(problem))
+            ours, runner = problem.shared.get("runner", (None, None))  # of an earlier chain in this process
+            if ours != method:
+                runner = method._runner(problem, fitted, method._saver(problem))
+                problem.shared["runner"] = method, runner
             runner.saver = method._saver(problem)
             total = method.burn_in + method.draws
             ticks = iter(problem.progress(range(total), total=total, description=f"bif: chain {part + 1}"))
