@@ -28,23 +28,25 @@ USUAL_GROUND = {
 }  # fmt: skip
 # Of a method's description: what changes no score.
 NO_SETTING = {"asked", "keep_traces", "label", "name", "origin", "rows", "settings", "source"}
-UNTOLD = NO_SETTING | {"version"}  # nobody sets it; where it differs, the name of the series says so
+# Nobody sets a version, and batches follow the machine; where they differ, the name of the series says so.
+UNTOLD = NO_SETTING | {"version", "fit_batch_size", "gradient_batch_size"}
+PILOTED = ("bif", "bif_cv")  # methods whose 0 leaves these to a pilot run
+LEFT_TO_PILOT = ("draws", "gamma", "n_beta", "step_size")
 LONG = 48  # letters of settings from which a name gives their digest instead
 
 # Options as they nearly always are. A record older than the option had this value, and settings need not say it.
 _BIF = {
     "burn_in": 0, "centring": "pooled", "control_variate": False, "damping": 0.1, "displacement": "float32",
-    "divergence_limit": 5.0, "fit_examples": 10000, "gradient": "minibatch", "localiser": "isotropic", "min_chains": 1,
+    "divergence_limit": 5.0, "fit_examples": 0, "gradient": "minibatch", "localiser": "isotropic", "min_chains": 1,
     "parameters": "", "query_normalised": False, "sampler": "sgld", "shrinkage": False, "thinning": 1, "version": 1,
 }  # fmt: skip
 _BIF_CV = {**_BIF, "control_variate": True, "gradient": "difference"}
-_BIF_KFAC = {k: v for k, v in _BIF_CV.items() if k not in ("damping", "fit_examples")}
 USUAL: dict[str, dict[str, Any]] = {
     "bif": _BIF,
     "bif_cv": _BIF_CV,
-    "bif_kfac": {**_BIF_KFAC, "localiser": "kronecker", "shrinkage": True},
     "ekfac": {"self_influence": True, "strategy": "ekfac", "version": 1},
-    "trak": {"checkpoints": 1, "projector": "dense", "version": 1},
+    "kfac": {"fit_examples": 0, "labels": "sampled", "layers": "all", "parameters": "", "self_influence": True},
+    "trak": {"checkpoints": 1, "projector": "sketch", "version": 1},
     "gradsim": {"parameters": "", "version": 1},
     "random": {"version": 1},
 }
@@ -198,7 +200,12 @@ def settings_words(method: str, options: Mapping[str, Any]) -> str:
     usual = USUAL.get(method, {})
     told = {name: value for name, value in sorted(options.items()) if value is not None and name not in UNTOLD}
     shown = [(name, value) for name, value in told.items() if name not in usual or usual[name] != value]
-    return ", ".join(f"{name}={setting_text(value)}" for name, value in shown)
+    return ", ".join(
+        f"{name} by the pilot"
+        if method in PILOTED and name in LEFT_TO_PILOT and value == 0
+        else f"{name}={setting_text(value)}"
+        for name, value in shown
+    )
 
 
 def _flat(value: Mapping[str, Any]) -> dict[str, Any]:

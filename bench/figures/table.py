@@ -87,7 +87,7 @@ def lds_lines(group: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
                     "alpha_attribution": f"{share:g}",
                     "alpha": f"{alpha:g}",
                     "LDS": number(mean),
-                    "interval": interval(low, high),
+                    "interval": spread_text(mean, low, high, cell),
                     "best": "yes" if series == best else "",
                     "spread over queries": number(float(cell["spread"].mean())),
                     "ceiling": number(ceiling.value) + (" (its interval touches 0)" if ceiling.touches_zero else ""),
@@ -106,6 +106,13 @@ def lds_lines(group: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(lines)
+
+
+def spread_text(mean: float, low: float, high: float, cell: pd.DataFrame) -> str:
+    """The 95 % interval of a seed or the mean one of a few; from five seeds on, the standard error over them."""
+    if len(cell) >= MANY_SEEDS:
+        return f"± {number(high - mean)} (s.e., {len(cell)} seeds)"
+    return interval(low, high)
 
 
 def clearly_best(block: pd.DataFrame, pairs: Pairs) -> str | None:

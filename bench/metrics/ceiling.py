@@ -197,16 +197,20 @@ def noise_ceiling(
         sampling, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence, correlation=True
     )
 
+    # The interval is about the value less its bias, which for nearly perfect agreement of a few subsets is larger than
+    # the interval is wide: it is stretched to hold the plain value too, which is the one that is reported.
+    low, high = (min(interval.low, interval.mean), max(interval.high, interval.mean))
+
     # Subsets without a second replicate say nothing here; the others count for more, so that the mean stays the same.
     influence = np.zeros((num_queries, num_subsets))
     influence[:, replicated] = sampling.influence * (num_subsets / len(replicated))
     return Ceiling(
         ceiling=step_up.ceiling(interval.mean),
-        ci_low=step_up.ceiling(interval.low),
-        ci_high=step_up.ceiling(interval.high),
+        ci_low=step_up.ceiling(low),
+        ci_high=step_up.ceiling(high),
         reliability=step_up.reliability(interval.mean),
-        reliability_low=step_up.reliability(interval.low),
-        reliability_high=step_up.reliability(interval.high),
+        reliability_low=step_up.reliability(low),
+        reliability_high=step_up.reliability(high),
         split_half=interval.mean,
         confidence=confidence,
         num_subsets=num_subsets,
