@@ -15,6 +15,8 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from bench.arguments import add_method_arguments, add_query_arguments
 from bench.metrics import MINIMUM_SUBSETS
@@ -100,6 +102,18 @@ def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
     for problem in problems:
         print(f"{prog}: {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+class _Callable(ModuleType):
+    """`bench.lds` is this module once it is imported, and the function of `from bench import lds` all the same."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        from bench.arrays import lds
+
+        return lds(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable
 
 
 if __name__ == "__main__":

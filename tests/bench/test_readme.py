@@ -1,0 +1,133 @@
+"""README is a door: short, and every command and Python block in it runs, in a smaller size."""
+
+import importlib
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bench
+from retrain.tasks import load_task
+
+ROOT = Path(bench.__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.M | re.S)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+LINES = [
+    line.split("  #")[0].split(" # ")[0].strip()
+    for language, text in BLOCKS
+    if language == "bash"
+    for line in text.splitlines()
+]
+PROSE = re.sub(r"^```.*?^```", "", README, flags=re.M | re.S)
+INLINE = re.findall(r"`((?:python -m|tda-bench|make) [^`]+)`", PROSE)
+TASK = ["--set", "digits.epochs=1", "--set", "digits.num_train=80"]
+PLAN = ["--subsets", "5", "--replicates", "1"]
+QUERIES = ["--queries", "10"]
+FEW_DRAWS = [
+    word for option in ("draws=5", "gamma=1e4", "n_beta=10", "step_size=1e-4") for word in ("--set", f"bif.{option}")
+]
+SMALLER = {
+    "bench.lds": [*TASK, *PLAN, *QUERIES],
+    "bench.tune": [*TASK, *PLAN, *QUERIES, "--tries", "2"],
+    "bench.speed": [*TASK, *QUERIES, "--repeats", "1"],
+}
+SECONDS_OF_ITS_OWN = {"bench.regress"}  # the gate's: see test_the_gate_of_the_example
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder, with the files that README's commands name."""
+    path = tmp_path_factory.mktemp("readme")
+    (method,) = (text for text in PYTHON if "class Residuals" in text)
+    (path / "residuals.py").write_text(method)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TDA_BENCH_CACHE", str(folder / "cache"))
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
+
+def smaller(command: str) -> tuple[str, list[str]]:
+    """(module, arguments) of a command of README."""
+    words = shlex.split(command)
+    if words[0] == "tda-bench":
+        return "bench.cli", words[1:]
+    assert words[:2] == ["python", "-m"], command
+    if "--ground-truth" in words:
+        return words[2], words[3:]
+    everyone = words[2] == "bench.lds" and "--methods" not in words and "--experiment" not in words
+    return words[2], [*words[3:], *SMALLER.get(words[2], []), *(FEW_DRAWS if everyone else [])]
+
+
+def run(command: str) -> int:
+    module, words = smaller(command)
+    try:
+        return importlib.import_module(module).main(words) or 0
+    except SystemExit as stopped:  # --help
+        return int(stopped.code or 0)
+
+
+def test_it_is_a_door() -> None:
+    assert len(README.splitlines()) <= 150
+    assert len(README) <= 12_000
+    assert max(len(text.splitlines()) for text in PYTHON) <= 25
+
+
+@pytest.mark.parametrize("command", [line for line in LINES if line.startswith("make ")])
+def test_make_knows_its_commands(command: str) -> None:
+    found = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [line for line in LINES if not line.startswith("make ") and line.split()[2] not in SECONDS_OF_ITS_OWN],
+)
+def test_commands_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+def test_the_notebook_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (script,) = (text for text in PYTHON if "import Experiment" in text)
+    assert len(script.splitlines()) <= 15
+    shorter = script.replace("subsets=20", 'subsets=5, task_options={"epochs": 1, "num_train": 80}')
+    assert shorter != script
+    exec(compile(shorter, "README.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert "ceiling" in out
+    assert "gradsim" in out
+    assert (folder / "lds.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("command", INLINE)
+def test_commands_in_the_text_run(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if command.startswith("make "):
+        return test_make_knows_its_commands(command)
+    if command.endswith("..."):
+        assert importlib.import_module(smaller(command)[0])
+        return None
+    if not list(folder.glob("one/*/run.json")):
+        assert run("python -m bench.lds --alpha 0.1 --methods gradsim random --out one") == 0
+    (record,) = folder.glob("one/*/run.json")
+    command = command.replace("--experiment FILE", f"--experiment {record}").replace("--results runs", "--results one")
+    if "--ground-truth DIR" in command:
+        words = ["export", "--task", "digits", "--alpha", "0.1", *PLAN, *TASK, "--out", "truth"]
+        assert importlib.import_module("bench.truth").main(words) == 0
+        queries = len(load_task("digits").query_indices("report"))
+        np.save("scores.npy", np.random.default_rng(0).normal(size=(queries, 80)))
+        command = command.replace("--ground-truth DIR", "--ground-truth truth")
+    assert run(command) == 0, capsys.readouterr().err
+    return None
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("http") or (ROOT / target).exists(), target
