@@ -1,0 +1,220 @@
+"""What the records say, as claims ask for it: LDS by label and seed, paired differences, seconds, rates, sweeps."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench import schemas
+from bench.ledger.verdicts import PAPER, SCRATCH, SCRATCH_TUNED, TUNED, Gap, student
+from bench.results import MANY_SEEDS, Results, load_results
+from retrain.errors import UsageError
+
+METRIC_WORDS = {"lds": "across subsets", "lds_across_queries": "across queries, as printed"}
+# Which label plays which part. The first that is there counts.
+PAPER_LABELS = {"bif": ("bif-paper",), "ekfac": ("ekfac-library",), "gradsim": ("gradsim",),
+                "trak": ("trak-library", "trak")}  # fmt: skip
+TUNED_LABELS: dict[str, dict[str, tuple[str, ...]]] = {
+    name: {"bif": (name,), "ekfac": ("ekfac",), "gradsim": ("gradsim",), "trak": ("trak",)}
+    for name in ("bif-equal", "bif-long")
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One question of the records, one way to score it and to read it."""
+
+    ground: str
+    protocol: str
+    share: float  # alpha_attribution
+    metric: str
+    normalised: bool
+    labels: tuple[tuple[str, str], ...]  # part -> label
+    tuned: bool
+    rows: pd.DataFrame  # of these labels, this ground, share and kind of scores
+    description: str
+
+    @property
+    def group(self) -> str:
+        if self.protocol == "scratch":
+            return SCRATCH_TUNED if self.tuned else SCRATCH
+        return TUNED if self.tuned else PAPER
+
+    @property
+    def alphas(self) -> list[float]:
+        return sorted(self.rows["alpha"].unique())
+
+    def label(self, part: str) -> str:
+        return dict(self.labels)[part]
+
+    def cell(self, part: str, alpha: float) -> pd.DataFrame:
+        return self.rows[(self.rows["label"] == self.label(part)) & (self.rows["alpha"] == alpha)]
+
+    def values(self, part: str, alpha: float, turned: bool = False) -> Gap:
+        """A part's LDS over seeds (of minus its scores, if turned); few seeds have the ends of their own intervals."""
+        cell = self.cell(part, alpha)
+        numbers = [-value if turned else value for value in cell[self.metric].tolist()]
+        if self.metric == "lds" and len(cell) < MANY_SEEDS and len(cell):
+            low, high = float(cell["ci_low"].min()), float(cell["ci_high"].max())
+            mean = sum(numbers) / len(numbers)
+            return Gap(mean, -high, -low, len(cell)) if turned else Gap(mean, low, high, len(cell))
+        return student(numbers)
+
+    def runs(self) -> tuple[str, ...]:
+        return tuple(sorted(self.rows["run_id"].unique()))
+
+    def reading(self, *more: str) -> tuple[str, ...]:
+        """What is the same at every alpha_attribution."""
+        ground, _, *rest = self.words()
+        return (self.group, ground, *rest, *more)
+
+    def words(self) -> tuple[str, ...]:
+        labels = ", ".join(f"`{label}`" for _, label in self.labels)
+        scores = "train-normalised" if self.normalised else "raw"
+        return (self.ground, f"{self.share:g}", labels, METRIC_WORDS[self.metric], scores)
+
+
+PLACE_COLUMNS = ("ground truth", "alpha_attribution", "labels", "LDS", "scores")
+
+
+class Evidence:
+    """The records of one folder; `vision` and `language` are the tasks that stand for the paper's two."""
+
+    def __init__(self, folder: Path, vision: str = "cifar10", language: str = "pythia14m"):
+        self.folder, self.vision, self.language = folder, vision, language
+        self.results: Results = load_results(folder)
+        self.left_out: list[str] = []
+        self.speeds = self.results.read("speed.json", schemas.SPEED)
+        for _, record in self.speeds:
+            for row in record["rows"]:
+                row.setdefault("label", row["method"])
+        self.sweeps = self.results.read("sweep.json", schemas.SWEEP)
+        self.budgets = self.results.read("budget.json", schemas.BUDGET)
+
+    # ---- LDS ----
+
+    def places(
+        self,
+        task: str,
+        parts: Sequence[str],
+        metrics: Sequence[str] = tuple(METRIC_WORDS),
+        labels: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> Iterator[Place]:
+        """Every ground, share, metric, kind of scores and set of labels in which all parts were measured."""
+        rows = self.results.rows
+        rows = rows[rows["task"] == task]
+        sets = [(PAPER_LABELS, False), *((own, True) for own in TUNED_LABELS.values())] if labels is None else []
+        if labels is not None:
+            sets = [(dict(labels), False)]
+        for (ground, share), here in rows.groupby(["ground", "alpha_attribution"], sort=True):
+            seen = set()
+            for own, tuned in sets:
+                there = set(here["label"])
+                found = tuple((part, next((one for one in own[part] if one in there), "")) for part in parts)
+                if "" in dict(found).values() or found in seen:
+                    continue
+                seen.add(found)
+                for metric in metrics:
+                    for normalised in (False, True):
+                        mine = here[here["label"].isin(dict(found).values()) & (here["normalised"] == normalised)]
+                        mine = mine.dropna(subset=[metric])
+                        if set(mine["label"]) == set(dict(found).values()) and self._one_setting_each(mine):
+                            yield Place(
+                                str(ground), str(mine["protocol"].iloc[0]), float(share), metric, normalised, found,
+                                tuned, mine, str(mine["description"].iloc[0]),
+                            )  # fmt: skip
+
+    def _one_setting_each(self, rows: pd.DataFrame) -> bool:
+        """Two settings under one label are two methods: their mean would be neither's."""
+        several = [str(label) for label, own in rows.groupby("label") if own["options"].nunique() > 1]
+        for label in several:
+            said = f"`{label}` on {rows['ground'].iloc[0]}: several settings under one label, left out of every claim"
+            if said not in self.left_out:
+                self.left_out.append(said)
+        return not several
+
+    def difference(self, place: Place, first: str, second: str, alpha: float, turned: bool = False) -> Gap | None:
+        """LDS of a part minus that of another on the same subsets, over seeds; None where no seed has both. `turned`:
+        of minus BIF's scores.
+
+        From five seeds on Student's interval over seeds; below, the ends of the seeds' own paired intervals.
+        """
+        keys = ["truth", "seed"]
+        one, other = (place.cell(part, alpha)[[*keys, place.metric]] for part in (first, second))
+        both = one.merge(other, on=keys, suffixes=("", "_other"))
+        if not len(both):
+            return None
+        signs = [-1.0 if turned and part == "bif" else 1.0 for part in (first, second)]
+        values = (signs[0] * both[place.metric] - signs[1] * both[f"{place.metric}_other"]).tolist()
+        if place.metric == "lds" and not turned and len(values) < MANY_SEEDS:
+            ends = [self._paired(place, first, second, alpha, seed) for seed in both["seed"]]
+            if all(end is not None for end in ends):
+                lows, highs = zip(*(end for end in ends if end is not None))
+                return Gap(sum(values) / len(values), min(lows), max(highs), len(values))
+        return student(values)
+
+    def _paired(self, place: Place, first: str, second: str, alpha: float, seed: int) -> tuple[float, float] | None:
+        """The interval of a run's paired difference, whichever of the two stands first in it."""
+        wanted = (place.label(first), place.label(second))
+        for run in place.runs():
+            for pair in self.results.records[run].get("pairs", []):
+                where = (pair["alpha"], pair["alpha_attribution"], pair["seed"], pair["normalised"], pair["protocol"])
+                if where != (alpha, place.share, seed, place.normalised, place.protocol) or pair["ci_low"] is None:
+                    continue
+                labels = (pair.get("label") or pair["method"], pair["against"])
+                if labels == wanted:
+                    return pair["ci_low"], pair["ci_high"]
+                if labels == wanted[::-1]:
+                    return -pair["ci_high"], -pair["ci_low"]
+        return None
+
+    def diagnostics(self, place: Place, part: str) -> list[Mapping[str, Any]]:
+        """What the chains of a label say of themselves, a line a seed."""
+        found: dict[int, Mapping[str, Any]] = {}
+        for run in place.runs():
+            for line in self.results.records[run].get("diagnostics", []):
+                mine = (line.get("label") or line.get("method")) == place.label(part)
+                if mine and line.get("alpha_attribution") == place.share and line.get("rhat") is not None:
+                    found[line["seed"]] = line
+        return [found[seed] for seed in sorted(found)]
+
+    # ---- costs ----
+
+    def estimators(self) -> list[tuple[str, str, Any]]:
+        """(file, device, estimator) of every scaling.csv with rows of both BIF and EK-FAC."""
+        from bench.scaling.estimate import RIVALS, by_device, read_rows
+
+        found = []
+        for path in self.results.files("scaling.csv"):
+            try:
+                rows = read_rows(path)
+            except UsageError as error:
+                self.results.note(str(error))
+                continue
+            for device, estimator in by_device(rows).items():
+                if set(RIVALS) <= set(estimator.methods()):
+                    found.append((self.name(path), device, estimator))
+        return found
+
+    def name(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+
+def timed_seconds(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Median, least and most of a timed row."""
+    every = row.get("all_seconds") or [row["seconds"]]
+    return row["seconds"], min(every), max(every)
+
+
+def num_draws(row: Mapping[str, Any]) -> float:
+    options = row.get("options") or {}
+    if isinstance(options, str):
+        options = json.loads(options)
+    try:
+        return float(options["chains"]) * float(options["draws"])
+    except (KeyError, TypeError, ValueError):
+        return math.nan
