@@ -82,8 +82,8 @@ CLAIMS: tuple[Claim, ...] = (
         "fig:retraining, appendix:lds-results",
         lds_rules.compare("bif", "ekfac", lds_rules.slightly_behind, only=lds_rules.LARGEST),
         "Only the largest alpha x alpha_attribution. Holds where the mean difference is below 0, its interval reaches "
-        f"0 and is within {lds_rules.SLIGHT:.0%} of EK-FAC's LDS; against: the interval is above 0, or wholly more than "
-        f"{lds_rules.MATCH:.0%} of that LDS below. Undecided where EK-FAC's own interval touches 0. {INTERVALS}",
+        f"0 and is within {lds_rules.SLIGHT:.0%} of EK-FAC's LDS; against: the interval is above 0, or wholly more "
+        f"than {lds_rules.MATCH:.0%} of that LDS below. Undecided where EK-FAC's own interval touches 0. {INTERVALS}",
         SHARES_RUN,
     ),
     *(

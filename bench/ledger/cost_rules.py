@@ -71,7 +71,7 @@ def times_faster(printed: float) -> Callable[[Evidence], list[Reading]]:
             text = f"{one.median():.1f} s / {other.median():.1f} s = {mean:.2f} [{low:.2f}, {high:.2f}] over seeds"
             words = (f"runs of {place.ground}", f"{place.share:g}", place.words()[2])
             cell = Cell("BIF / EK-FAC", text, judge(mean, low, high))
-            found.append(Reading(words, (cell,), PAPER, place.runs()))
+            found.append(Reading(words, (cell,), SHOWN if place.group == SHOWN else PAPER, place.runs()))
         return found
 
     return rule

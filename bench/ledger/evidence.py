@@ -4,13 +4,14 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from bench import schemas
-from bench.ledger.verdicts import PAPER, SCRATCH, SCRATCH_TUNED, TUNED, Gap, student
+from bench.ledger.verdicts import PAPER, SCRATCH, SCRATCH_TUNED, SHOWN, TUNED, Gap, student
 from bench.results import MANY_SEEDS, Results, load_results
 from retrain.errors import UsageError
 
@@ -22,6 +23,29 @@ TUNED_LABELS: dict[str, dict[str, tuple[str, ...]]] = {
     name: {"bif": (name,), "ekfac": ("ekfac",), "gradsim": ("gradsim",), "trak": ("trak",)}
     for name in ("bif-equal", "bif-long")
 }
+
+
+# What the paper gives (tab:bif_hyperparam_summary, appendix:lds-results); otherwise a label decides nothing.
+PAPER_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("cifar10", "bif-paper"): {
+        "sampler": "sgld", "gradient": "minibatch", "minibatch": 1024, "chains": 4, "draws": 100, "burn_in": 0,
+        "thinning": 1, "step_size": 1e-5, "n_beta": 200, "gamma": 1e4, "control_variate": False,
+        "localiser": "isotropic",
+    },
+    ("pythia14m", "bif-paper"): {
+        "sampler": "sgld", "gradient": "minibatch", "minibatch": 128, "chains": 4, "draws": 300, "burn_in": 150,
+        "thinning": 1, "step_size": 2e-6, "n_beta": 800, "gamma": 5e4, "control_variate": False,
+        "localiser": "isotropic",
+    },
+    ("cifar10", "ekfac-library"): {"damping": 1e-8},
+}  # fmt: skip
+
+
+def departures(task: str, label: str, options: str) -> list[str]:
+    """Where a label that is called the paper's has another setting; `options` as `bench.results` gives them."""
+    found: dict[str, Any] = json.loads(options)
+    wanted = PAPER_SETTINGS.get((task, label), {})
+    return [f"{name}={found.get(name)}, not {value}" for name, value in wanted.items() if found.get(name) != value]
 
 
 @dataclass(frozen=True)
@@ -38,8 +62,11 @@ class Place:
     rows: pd.DataFrame  # of these labels, this ground, share and kind of scores
     description: str
 
-    @property
+    @cached_property
     def group(self) -> str:
+        tasks = zip(self.rows["task"], self.rows["label"], self.rows["options"])
+        if any(departures(*one) for one in set(tasks)):
+            return SHOWN
         if self.protocol == "scratch":
             return SCRATCH_TUNED if self.tuned else SCRATCH
         return TUNED if self.tuned else PAPER
@@ -171,6 +198,14 @@ class Evidence:
                 if labels == wanted[::-1]:
                     return -pair["ci_high"], -pair["ci_low"]
         return None
+
+    def origin(self, run: str, label: str, normalised: bool) -> str:
+        """Where a label's settings come from, as its record says: tuned, library, paper, default."""
+        for method in self.results.records[run]["config"].get("methods", []):
+            kinds = ("both", "normalised" if normalised else "raw")
+            if (method.get("label") or method["name"]) == label and method.get("rows", "both") in kinds:
+                return str(method.get("origin", "-"))
+        return "-"
 
     def diagnostics(self, place: Place, part: str) -> list[Mapping[str, Any]]:
         """What the chains of a label say of themselves, a line a seed."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.identity import USUAL_GROUND
 from bench.ledger.claims import CLAIMS, Claim
-from bench.ledger.evidence import Evidence
+from bench.ledger.evidence import PAPER_LABELS, TUNED_LABELS, Evidence, departures
 from bench.ledger.verdicts import GROUPS, MISSING, PAPER, SHOWN, Reading, Verdict, over_readings
 
 OPEN_QUESTIONS = (
@@ -20,8 +20,9 @@ OPEN_QUESTIONS = (
 INTRODUCTION = (
     "Kreer et al., *Bayesian Influence Functions for Hessian-Free Data Attribution*. Written by "
     "`python -m bench.ledger` from the records in this folder; nothing is typed but the paper's own numbers. Labels in "
-    "`code` are rows of the records: `bif-paper` and `ekfac-library` have the paper's settings; `ekfac`, `trak`, `bif-equal` (at EK-FAC's own "
-    "seconds) and `bif-long` (6,000 draws or more) are tuned by one rule."
+    "`code` are rows of the records: `bif-paper` and `ekfac-library` have the paper's settings, which is checked; "
+    "`ekfac`, `trak`, `bif-equal` (at EK-FAC's own seconds) and `bif-long` (many draws) have those of this suite. All "
+    "stand in the table of settings."
 )
 RULE_OF_VERDICTS = (
     "**Rule of verdicts.** A reading is one way to understand what the paper leaves open. It is refuted where one of "
@@ -46,10 +47,13 @@ def ledger_page(evidence: Evidence, folder: Path, claims: Sequence[Claim] = CLAI
         _summary(found),
         "## What the paper leaves open",
         _open_questions(evidence),
+        "## Settings",
+        _settings(evidence),
         *(_section(number, claim, readings, evidence, folder) for number, (claim, readings) in enumerate(found, 1)),
     ]
     if said := [*evidence.results.problems, *evidence.results.left_out, *evidence.left_out]:
-        parts += ["## Left out", "\n".join(f"- {line}" for line in dict.fromkeys(said))]
+        lines = (f"- {line.replace(f'{evidence.folder}{os.sep}', '')}" for line in dict.fromkeys(said))
+        parts += ["## Left out", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -99,6 +103,24 @@ def _open_questions(evidence: Evidence) -> str:
         ),
     ]
     return _table(["open", "read here as"], lines)
+
+
+def _settings(evidence: Evidence) -> str:
+    """Of every label that a claim may rest on, with where its record says that they come from."""
+    rows = evidence.results.rows
+    labels = {label for own in (PAPER_LABELS, *TUNED_LABELS.values()) for names in own.values() for label in names}
+    rows = rows[rows["task"].isin([evidence.vision, evidence.language]) & rows["label"].isin(labels)]
+    lines = []
+    for (ground, label, _), cell in rows.groupby(["ground", "label", "options"], sort=True):
+        first = cell.sort_values(["normalised", "run_id"]).iloc[0]
+        kinds = sorted(cell["normalised"].unique())
+        scores = " and ".join("train-normalised" if normalised else "raw" for normalised in kinds)
+        wrong = "; ".join(departures(str(first["task"]), str(label), str(first["options"])))
+        origin = evidence.origin(str(first["run_id"]), str(label), bool(kinds[0]))
+        lines.append([str(ground), f"`{label}`", scores, str(first["settings"]) or "defaults", origin, wrong or "-"])
+    if not lines:
+        return "No record of a label that a claim rests on."
+    return _table(["ground truth", "label", "scores", "settings", "from", "not as in the paper"], lines)
 
 
 def _measured(values: Sequence[str], option: str) -> str:

@@ -13,9 +13,9 @@ CONFIDENCE = 0.95
 PAPER, TUNED, SCRATCH, SCRATCH_TUNED, SHOWN = "paper", "tuned", "scratch", "scratch, tuned", "shown"
 GROUPS = {
     PAPER: "the paper's settings and protocol: this is the verdict",
-    TUNED: "the paper's protocol, settings tuned by this suite's one rule",
+    TUNED: "the paper's protocol, this suite's settings",
     SCRATCH: "the paper's settings, models retrained from scratch for eight epochs",
-    SCRATCH_TUNED: "both",
+    SCRATCH_TUNED: "this suite's settings, models retrained from scratch",
 }
 
 
