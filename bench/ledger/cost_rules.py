@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.ledger.evidence import Evidence, num_draws, timed_seconds
-from bench.ledger.verdicts import FAILS, HOLDS, PAPER, SHOWN, UNDECIDED, Cell, Gap, Reading, within
+from bench.ledger.verdicts import AS_PAPER, FAILS, HOLDS, SHOWN, UNDECIDED, Cell, Gap, Reading, within
 from bench.scaling.costs import Setting
 from bench.scaling.crossover import crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS
@@ -18,7 +18,7 @@ from retrain.models.pythia_suite import SUITE
 FACTOR = 2.0  # "around five times": within a factor of two of it
 LARGEST_MODEL, SMALLEST_MODEL = "2.8b", "14m"  # of the paper's sweep
 PAPER_DRAWS = 400  # 4 x 100, of the ResNet experiment
-FEW_DRAWS, MANY_DRAWS = 1_000, 4_000
+USUAL_DRAWS, MANY_DRAWS = 1_000, 4_000
 ENOUGH = 0.9  # of the LDS at the most draws
 STABLE, UNSTABLE = 0.2, 0.5  # of the best LDS of a sweep: highest minus lowest
 GIB = 2.0**30
@@ -48,7 +48,7 @@ def times_faster(printed: float) -> Callable[[Evidence], list[Reading]]:
                 (one, least, most), (other, fewest, longest) = timed_seconds(bif), timed_seconds(ekfac)
                 ratio, low, high = one / other, least / longest, most / fewest
                 text = f"{one:.1f} s / {other:.1f} s = {ratio:.2f} [{low:.2f}, {high:.2f}]"
-                group = PAPER if num_draws(bif) == PAPER_DRAWS else SHOWN
+                group = AS_PAPER if num_draws(bif) == PAPER_DRAWS else SHOWN
                 share = record.get("question", {}).get("alpha_attribution", math.nan)
                 words = ("timed in one run", f"{share:g}", f"`{bif['label']}`, `{ekfac['label']}`")
                 cell = Cell("BIF / EK-FAC", text, judge(ratio, low, high))
@@ -71,7 +71,9 @@ def times_faster(printed: float) -> Callable[[Evidence], list[Reading]]:
             text = f"{one.median():.1f} s / {other.median():.1f} s = {mean:.2f} [{low:.2f}, {high:.2f}] over seeds"
             words = (f"runs of {place.ground}", f"{place.share:g}", place.words()[2])
             cell = Cell("BIF / EK-FAC", text, judge(mean, low, high))
-            found.append(Reading(words, (cell,), SHOWN if place.group == SHOWN else PAPER, place.runs()))
+            found.append(
+                Reading(words, (cell,), SHOWN if place.group == SHOWN else AS_PAPER, place.runs(), part_of=("runs",))
+            )
         return found
 
     return rule
@@ -124,7 +126,7 @@ def orders_of_magnitude(estimator: Estimator, setting: Setting) -> SuiteCells:
         )
         cell = Cell("EK-FAC / BIF", text, within(ratio, 10**1.5, math.inf))
         found.append(
-            ((LARGEST_MODEL, f"fit + score, fitted on {count:,}"), cell, PAPER if count == PAPER_FITTED else SHOWN)
+            ((LARGEST_MODEL, f"fit + score, fitted on {count:,}"), cell, AS_PAPER if count == PAPER_FITTED else SHOWN)
         )
     return found
 
@@ -134,7 +136,7 @@ def ratio_grows(estimator: Estimator, setting: Setting) -> SuiteCells:
     outcome = HOLDS if large.low > small.high else FAILS if large.high < small.low else UNDECIDED
     text = " and ".join(f"{one.mean:,.0f} [{one.low:,.0f}, {one.high:,.0f}]" for one in (small, large))
     words = (f"{SMALLEST_MODEL} and {LARGEST_MODEL}", f"fit + score, fitted on {setting.fit_examples:,}")
-    return [(words, Cell("EK-FAC / BIF", text, outcome), PAPER)]
+    return [(words, Cell("EK-FAC / BIF", text, outcome), AS_PAPER)]
 
 
 def same_memory(estimator: Estimator, setting: Setting) -> SuiteCells:
@@ -143,7 +145,7 @@ def same_memory(estimator: Estimator, setting: Setting) -> SuiteCells:
     apart = max(ratio, 1 / ratio)
     outcome = HOLDS if apart <= 1.5 else FAILS if apart > 2 else UNDECIDED
     text = f"EK-FAC {bytes_text(ekfac.peak_memory_bytes)}, BIF {bytes_text(bif.peak_memory_bytes)}: {ratio:.2f}x"
-    return [((LARGEST_MODEL, _how(estimator, "ekfac")), Cell("peak memory", text, outcome), PAPER)]
+    return [((LARGEST_MODEL, _how(estimator, "ekfac")), Cell("peak memory", text, outcome), AS_PAPER)]
 
 
 def _how(estimator: Estimator, method: str) -> str:
@@ -158,7 +160,7 @@ def disk_of_factors(printed_gib: float) -> ScalingCells:
         off = size / printed_gib - 1
         outcome = HOLDS if abs(off) <= 0.1 else FAILS
         cell = Cell("disk", f"{size:.1f} GiB, {off:+.0%} of the paper's {printed_gib:g} GiB", outcome)
-        return [((LARGEST_MODEL, _how(estimator, "ekfac")), cell, PAPER)]
+        return [((LARGEST_MODEL, _how(estimator, "ekfac")), cell, AS_PAPER)]
 
     return cells
 
@@ -173,7 +175,7 @@ def fit_dominates(estimator: Estimator, setting: Setting) -> SuiteCells:
         outcome = HOLDS if share >= 0.5 else FAILS
         words = (str(row["model"]), f"fitted on {count:,}")
         found.append(
-            (words, Cell("fit / (fit + score)", f"{share:.1%}", outcome), PAPER if count == PAPER_FITTED else SHOWN)
+            (words, Cell("fit / (fit + score)", f"{share:.1%}", outcome), AS_PAPER if count == PAPER_FITTED else SHOWN)
         )
     return found
 
@@ -193,7 +195,7 @@ def amortises(estimator: Estimator, setting: Setting) -> SuiteCells:
             ends = f"[{_rounded(crossing.low)}, {_rounded(crossing.high)}]"
             text = f"{name} is cheaper above {_rounded(crossing.value)} {ends}"
             cell = Cell("queries", text, HOLDS if right else FAILS)
-        found.append(((LARGEST_MODEL, f"fitted on {count:,}"), cell, PAPER if count == PAPER_FITTED else SHOWN))
+        found.append(((LARGEST_MODEL, f"fitted on {count:,}"), cell, AS_PAPER if count == PAPER_FITTED else SHOWN))
     return found
 
 
@@ -226,7 +228,7 @@ def stable_over_settings(task: str, stable: bool) -> Callable[[Evidence], list[R
                         continue
                     words = (sweep["protocol"], str(sweep["alpha"]), scores, kept)
                     cell = _range_cell(values, stable)
-                    found.append(Reading(words, (cell,), PAPER, (f"{evidence.name(path)} ({sweep['run_id']})",)))
+                    found.append(Reading(words, (cell,), AS_PAPER, (f"{evidence.name(path)} ({sweep['run_id']})",)))
         return found
 
     return rule
@@ -250,7 +252,7 @@ def few_draws_are_enough(evidence: Evidence) -> list[Reading]:
             if budget["task"] != evidence.vision or curve["method"] != "bif" or curve["axis"] != "draws":
                 continue
             points = sorted((p for p in curve["points"] if p["lds"] is not None), key=lambda point: point["value"])
-            few = [point for point in points if point["value"] <= FEW_DRAWS]
+            few = [point for point in points if point["value"] <= USUAL_DRAWS]
             if not few:
                 continue
             last, at = points[-1], few[-1]
@@ -264,7 +266,7 @@ def few_draws_are_enough(evidence: Evidence) -> list[Reading]:
                 )
             words = (budget["protocol"], str(budget["alpha"]), "train-normalised" if curve.get("normalised") else "raw")
             runs = (f"{evidence.name(path)} ({budget['run_id']})",)
-            found.append(Reading(words, (Cell("LDS", text, outcome),), PAPER, runs))
+            found.append(Reading(words, (Cell("LDS", text, outcome),), AS_PAPER, runs))
     return found
 
 
@@ -284,5 +286,5 @@ def more_checkpoints_help(evidence: Evidence) -> list[Reading]:
             outcome = HOLDS if better else FAILS if most["lds"] < low else UNDECIDED
             words = (budget["protocol"], str(budget["alpha"]), "train-normalised" if curve.get("normalised") else "raw")
             runs = (f"{evidence.name(path)} ({budget['run_id']})",)
-            found.append(Reading(words, (Cell("LDS", text, outcome),), PAPER, runs))
+            found.append(Reading(words, (Cell("LDS", text, outcome),), AS_PAPER, runs))
     return found

@@ -10,11 +10,16 @@ from typing import Any
 
 import pandas as pd
 
+from baselines.bif.presets import PAPER_SETTINGS
 from bench import schemas
-from bench.ledger.verdicts import PAPER, SCRATCH, SCRATCH_TUNED, SHOWN, TUNED, Gap, student
+from bench.ledger.verdicts import AS_PAPER, SCRATCH, SCRATCH_TUNED, SHOWN, TUNED, Gap, student_interval
 from bench.results import MANY_SEEDS, Results, load_results
 from retrain.errors import UsageError
 
+PLACE_NEEDS = [
+    "task", "ground", "truth", "protocol", "alpha", "alpha_attribution", "seed", "label", "options", "normalised",
+    "lds", "ci_low", "ci_high", "lds_across_queries", "seconds", "device", "description", "run_id",
+]  # fmt: skip
 METRIC_WORDS = {"lds": "across subsets", "lds_across_queries": "across queries, as printed"}
 # Which label plays which part. The first that is there counts.
 PAPER_LABELS = {"bif": ("bif-paper",), "ekfac": ("ekfac-library",), "gradsim": ("gradsim",),
@@ -26,30 +31,23 @@ TUNED_LABELS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 # What the paper gives (tab:bif_hyperparam_summary, appendix:lds-results); otherwise a label decides nothing.
-PAPER_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
-    ("cifar10", "bif-paper"): {
-        "sampler": "sgld", "gradient": "minibatch", "minibatch": 1024, "chains": 4, "draws": 100, "burn_in": 0,
-        "thinning": 1, "step_size": 1e-5, "n_beta": 200, "gamma": 1e4, "control_variate": False,
-        "localiser": "isotropic",
-    },
-    ("pythia14m", "bif-paper"): {
-        "sampler": "sgld", "gradient": "minibatch", "minibatch": 128, "chains": 4, "draws": 300, "burn_in": 150,
-        "thinning": 1, "step_size": 2e-6, "n_beta": 800, "gamma": 5e4, "control_variate": False,
-        "localiser": "isotropic",
-    },
+_PLAIN_BIF = {"control_variate": False, "localiser": "isotropic"}
+GIVEN_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("cifar10", "bif-paper"): {**PAPER_SETTINGS["images"], **_PLAIN_BIF},
+    ("pythia14m", "bif-paper"): {**PAPER_SETTINGS["sequences"], **_PLAIN_BIF},
     ("cifar10", "ekfac-library"): {"damping": 1e-8},
-}  # fmt: skip
+}
 
 
 def departures(task: str, label: str, options: str) -> list[str]:
     """Where a label that is called the paper's has another setting; `options` as `bench.results` gives them."""
     found: dict[str, Any] = json.loads(options)
-    wanted = PAPER_SETTINGS.get((task, label), {})
+    wanted = GIVEN_SETTINGS.get((task, label), {})
     return [f"{name}={found.get(name)}, not {value}" for name, value in wanted.items() if found.get(name) != value]
 
 
 @dataclass(frozen=True)
-class Place:
+class Situation:
     """One question of the records, one way to score it and to read it."""
 
     ground: str
@@ -69,7 +67,7 @@ class Place:
             return SHOWN
         if self.protocol == "scratch":
             return SCRATCH_TUNED if self.tuned else SCRATCH
-        return TUNED if self.tuned else PAPER
+        return TUNED if self.tuned else AS_PAPER
 
     @property
     def alphas(self) -> list[float]:
@@ -78,18 +76,29 @@ class Place:
     def label(self, part: str) -> str:
         return dict(self.labels)[part]
 
-    def cell(self, part: str, alpha: float) -> pd.DataFrame:
-        return self.rows[(self.rows["label"] == self.label(part)) & (self.rows["alpha"] == alpha)]
+    @cached_property
+    def _cells(self) -> dict[tuple[str, float], list[dict[str, Any]]]:
+        found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+        columns = ["label", "alpha", "truth", "seed", self.metric, "ci_low", "ci_high"]
+        for row in self.rows[columns].to_dict("records"):
+            found.setdefault((row["label"], row["alpha"]), []).append(row)
+        return found
+
+    def cell(self, part: str, alpha: float) -> list[dict[str, Any]]:
+        return self._cells.get((self.label(part), alpha), [])
+
+    def by_seed(self, part: str, alpha: float) -> dict[int, float]:
+        return {row["seed"]: row[self.metric] for row in self.cell(part, alpha)}
 
     def values(self, part: str, alpha: float, turned: bool = False) -> Gap:
         """A part's LDS over seeds (of minus its scores, if turned); few seeds have the ends of their own intervals."""
         cell = self.cell(part, alpha)
-        numbers = [-value if turned else value for value in cell[self.metric].tolist()]
-        if self.metric == "lds" and len(cell) < MANY_SEEDS and len(cell):
-            low, high = float(cell["ci_low"].min()), float(cell["ci_high"].max())
+        numbers = [-row[self.metric] if turned else row[self.metric] for row in cell]
+        if self.metric == "lds" and 0 < len(cell) < MANY_SEEDS:
+            low, high = min(row["ci_low"] for row in cell), max(row["ci_high"] for row in cell)
             mean = sum(numbers) / len(numbers)
             return Gap(mean, -high, -low, len(cell)) if turned else Gap(mean, low, high, len(cell))
-        return student(numbers)
+        return student_interval(numbers)
 
     def runs(self) -> tuple[str, ...]:
         return tuple(sorted(self.rows["run_id"].unique()))
@@ -130,14 +139,14 @@ class Evidence:
         parts: Sequence[str],
         metrics: Sequence[str] = tuple(METRIC_WORDS),
         labels: Mapping[str, tuple[str, ...]] | None = None,
-    ) -> Iterator[Place]:
+    ) -> Iterator[Situation]:
         """Every ground, share, metric, kind of scores and set of labels in which all parts were measured."""
         rows = self.results.rows
         rows = rows[rows["task"] == task]
         sets = [(PAPER_LABELS, False), *((own, True) for own in TUNED_LABELS.values())] if labels is None else []
         if labels is not None:
             sets = [(dict(labels), False)]
-        for (ground, share), here in rows.groupby(["ground", "alpha_attribution"], sort=True):
+        for (ground, share), here in rows[PLACE_NEEDS].groupby(["ground", "alpha_attribution"], sort=True):
             seen = set()
             for own, tuned in sets:
                 there = set(here["label"])
@@ -150,7 +159,7 @@ class Evidence:
                         mine = here[here["label"].isin(dict(found).values()) & (here["normalised"] == normalised)]
                         mine = mine.dropna(subset=[metric])
                         if set(mine["label"]) == set(dict(found).values()) and self._one_setting_each(mine):
-                            yield Place(
+                            yield Situation(
                                 str(ground), str(mine["protocol"].iloc[0]), float(share), metric, normalised, found,
                                 tuned, mine, str(mine["description"].iloc[0]),
                             )  # fmt: skip
@@ -164,27 +173,29 @@ class Evidence:
                 self.left_out.append(said)
         return not several
 
-    def difference(self, place: Place, first: str, second: str, alpha: float, turned: bool = False) -> Gap | None:
+    def difference(self, place: Situation, first: str, second: str, alpha: float, turned: bool = False) -> Gap | None:
         """LDS of a part minus that of another on the same subsets, over seeds; None where no seed has both. `turned`:
         of minus BIF's scores.
 
         From five seeds on Student's interval over seeds; below, the ends of the seeds' own paired intervals.
         """
-        keys = ["truth", "seed"]
-        one, other = (place.cell(part, alpha)[[*keys, place.metric]] for part in (first, second))
-        both = one.merge(other, on=keys, suffixes=("", "_other"))
-        if not len(both):
+        one, other = (
+            {(row["truth"], row["seed"]): row[place.metric] for row in place.cell(part, alpha)}
+            for part in (first, second)
+        )
+        both = [key for key in one if key in other]
+        if not both:
             return None
         signs = [-1.0 if turned and part == "bif" else 1.0 for part in (first, second)]
-        values = (signs[0] * both[place.metric] - signs[1] * both[f"{place.metric}_other"]).tolist()
+        values = [signs[0] * one[key] - signs[1] * other[key] for key in both]
         if place.metric == "lds" and not turned and len(values) < MANY_SEEDS:
-            ends = [self._paired(place, first, second, alpha, seed) for seed in both["seed"]]
+            ends = [self._paired(place, first, second, alpha, seed) for _, seed in both]
             if all(end is not None for end in ends):
                 lows, highs = zip(*(end for end in ends if end is not None))
                 return Gap(sum(values) / len(values), min(lows), max(highs), len(values))
-        return student(values)
+        return student_interval(values)
 
-    def _paired(self, place: Place, first: str, second: str, alpha: float, seed: int) -> tuple[float, float] | None:
+    def _paired(self, place: Situation, first: str, second: str, alpha: float, seed: int) -> tuple[float, float] | None:
         """The interval of a run's paired difference, whichever of the two stands first in it."""
         wanted = (place.label(first), place.label(second))
         for run in place.runs():
@@ -207,7 +218,7 @@ class Evidence:
                 return str(method.get("origin", "-"))
         return "-"
 
-    def diagnostics(self, place: Place, part: str) -> list[Mapping[str, Any]]:
+    def diagnostics(self, place: Situation, part: str) -> list[Mapping[str, Any]]:
         """What the chains of a label say of themselves, a line a seed."""
         found: dict[int, Mapping[str, Any]] = {}
         for run in place.runs():

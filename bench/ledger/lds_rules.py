@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from bench.ledger.evidence import Evidence, Place
-from bench.ledger.verdicts import FAILS, HOLDS, UNDECIDED, Cell, Gap, Reading, ahead, student, within
+from bench.ledger.evidence import Evidence, Situation
+from bench.ledger.verdicts import FAILS, HOLDS, UNDECIDED, Cell, Gap, Reading, ahead, student_interval, within
 
 MATCH = 0.10  # of EK-FAC's LDS: nearer than this is a match
 SLIGHT = 0.50  # of EK-FAC's LDS: what is behind by more is not slightly so
@@ -84,7 +84,7 @@ def compare(
     return rule
 
 
-def _ends(places: Sequence[Place], only: str) -> dict[str, float]:
+def _ends(places: Sequence[Situation], only: str) -> dict[str, float]:
     """Of each ground the smallest or largest retrained set, as a share of all training data."""
     found: dict[str, list[float]] = {}
     for place in places:
@@ -92,17 +92,17 @@ def _ends(places: Sequence[Place], only: str) -> dict[str, float]:
     return {ground: (max if only == LARGEST else min)(sizes) for ground, sizes in found.items()}
 
 
-def _below_zero(places: Sequence[Place]) -> set[tuple[str, ...]]:
+def _below_zero(places: Sequence[Situation]) -> set[tuple[str, ...]]:
     """The readings in which BIF's LDS, over alphas and attribution sets, is below 0."""
     found: dict[tuple[str, ...], list[float]] = {}
     for place in places:
         if "bif" in dict(place.labels):
-            means = [place.values("bif", alpha).mean for alpha in place.alphas if len(place.cell("bif", alpha))]
+            means = [place.values("bif", alpha).mean for alpha in place.alphas if place.cell("bif", alpha)]
             found.setdefault(place.reading(), []).extend(means)
     return {reading for reading, means in found.items() if np.mean(means) < 0}
 
 
-def _note(place: Place) -> str:
+def _note(place: Situation) -> str:
     return "a stand-in, not the paper's weights" if "stand-in" in place.description else ""
 
 
@@ -120,13 +120,10 @@ def grows_as_attribution_falls(evidence: Evidence) -> list[Reading]:
             for part in parts:
                 texts, outcomes = [], []
                 for alpha in sorted({*small.alphas} & {*large.alphas}):
-                    one, other = (
-                        place.cell(part, alpha)[["seed", small.metric]].set_index("seed")[small.metric]
-                        for place in (small, large)
-                    )
-                    seeds = sorted({*one.index} & {*other.index})
+                    one, other = (place.by_seed(part, alpha) for place in (small, large))
+                    seeds = sorted(one.keys() & other.keys())
                     if seeds:
-                        gap = student([one[seed] - other[seed] for seed in seeds])
+                        gap = student_interval([one[seed] - other[seed] for seed in seeds])
                         texts.append(f"{alpha:g}: {gap}")
                         outcomes.append(ahead(gap))
                 if texts:
@@ -153,7 +150,7 @@ def varies_over_seeds(evidence: Evidence) -> list[Reading]:
     for place in evidence.places(evidence.vision, ("ekfac",)):
         cells = []
         for alpha in place.alphas:
-            values = place.cell("ekfac", alpha)[place.metric].to_numpy(dtype=float)
+            values = np.array(list(place.by_seed("ekfac", alpha).values()))
             if len(values) < 2:
                 cells.append(Cell(f"alpha {alpha:g}", "one seed", UNDECIDED))
                 continue
@@ -176,13 +173,13 @@ def agree_within_a_seed(evidence: Evidence) -> list[Reading]:
     for place in evidence.places(evidence.vision, ("bif", "ekfac")):
         cells = []
         for alpha in place.alphas:
-            one, other = (place.cell(part, alpha).set_index("seed")[place.metric] for part in ("bif", "ekfac"))
-            seeds = sorted({*one.index} & {*other.index})
+            one, other = (place.by_seed(part, alpha) for part in ("bif", "ekfac"))
+            seeds = sorted(one.keys() & other.keys())
             if len(seeds) < 3:
                 cells.append(Cell(f"alpha {alpha:g}", f"{len(seeds)} seeds", UNDECIDED))
                 continue
-            apart = float((one[seeds] - other[seeds]).std(ddof=1))
-            own = float(other[seeds].std(ddof=1))
+            apart = float(np.std([one[seed] - other[seed] for seed in seeds], ddof=1))
+            own = float(np.std([other[seed] for seed in seeds], ddof=1))
             outcome = HOLDS if apart <= own / 2 else FAILS if apart > own else UNDECIDED
             cells.append(Cell(f"alpha {alpha:g}", f"{apart:.3f} against {own:.3f}", outcome))
         found.append(Reading(place.words(), tuple(cells), place.group, place.runs(), part_of=place.reading()))
@@ -219,9 +216,9 @@ def raw_matches_normalised(evidence: Evidence) -> list[Reading]:
                 continue
             cells = []
             for alpha in sorted({*raw.alphas} & {*other.alphas}):
-                one, two = (place.cell("bif", alpha).set_index("seed")["lds"] for place in (raw, other))
-                seeds = sorted({*one.index} & {*two.index})
-                gap = student([one[seed] - two[seed] for seed in seeds])
+                one, two = (place.by_seed("bif", alpha) for place in (raw, other))
+                seeds = sorted(one.keys() & two.keys())
+                gap = student_interval([one[seed] - two[seed] for seed in seeds])
                 cells.append(Cell(f"alpha {alpha:g}", str(gap), matches(gap, other.values("bif", alpha))))
             words = (*raw.words()[:-1], "raw - train-normalised")
             found.append(Reading(words, tuple(cells), raw.group, raw.runs(), _note(raw)))

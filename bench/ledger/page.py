@@ -5,9 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.identity import USUAL_GROUND
-from bench.ledger.claims import CLAIMS, Claim
+from bench.ledger.claims import PAPER_CLAIMS, PaperClaim
 from bench.ledger.evidence import PAPER_LABELS, TUNED_LABELS, Evidence, departures
-from bench.ledger.verdicts import GROUPS, MISSING, PAPER, SHOWN, Reading, Verdict, over_readings
+from bench.ledger.verdicts import (
+    AS_PAPER,
+    FAILS,
+    GROUPS,
+    HOLDS,
+    MISSING,
+    SHOWN,
+    UNDECIDED,
+    Judgement,
+    Reading,
+    over_readings,
+)
 
 OPEN_QUESTIONS = (
     (
@@ -17,6 +28,7 @@ OPEN_QUESTIONS = (
     ("raw BIF, or the normalised one", "both, in every run"),
     ("BIF's sign", "turned as well wherever BIF's LDS comes out below 0"),
 )
+SIGNS = {HOLDS: "✓", FAILS: "✗", UNDECIDED: "?"}
 INTRODUCTION = (
     "Kreer et al., *Bayesian Influence Functions for Hessian-Free Data Attribution*. Written by "
     "`python -m bench.ledger` from the records in this folder; nothing is typed but the paper's own numbers. Labels in "
@@ -26,17 +38,18 @@ INTRODUCTION = (
 )
 RULE_OF_VERDICTS = (
     "**Rule of verdicts.** A reading is one way to understand what the paper leaves open. It is refuted where one of "
-    "its cells is clearly against the claim, and holds where at least half of its cells hold and none is against. "
+    "its cells is clearly against the claim (✗), and holds where at least half of its cells hold (✓) and none is "
+    "against. "
     "Readings are alternatives: a claim *holds* (*does not hold*) where every reading that decides says so, is "
     "*undecided* where they disagree or none decides, and *not measured* without a record. Readings count as:"
 )
 
 
-def verdicts_of(readings: Sequence[Reading]) -> dict[str, Verdict]:
+def verdicts_of(readings: Sequence[Reading]) -> dict[str, Judgement]:
     return {group: over_readings([one for one in readings if one.group == group]) for group in GROUPS}
 
 
-def ledger_page(evidence: Evidence, folder: Path, claims: Sequence[Claim] = CLAIMS) -> str:
+def ledger_page(evidence: Evidence, folder: Path, claims: Sequence[PaperClaim] = PAPER_CLAIMS) -> str:
     """`folder` is where the page will lie, for its links."""
     found = [(claim, claim.rule(evidence)) for claim in claims]
     parts = [
@@ -62,20 +75,20 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _anchor(number: int, claim: Claim) -> str:
+def _anchor(number: int, claim: PaperClaim) -> str:
     """As GitHub makes it of a heading."""
     kept = "".join(letter for letter in f"{number}. {claim.name}".lower() if letter.isalnum() or letter in " -")
     return kept.replace(" ", "-")
 
 
-def _summary(found: Sequence[tuple[Claim, list[Reading]]]) -> str:
-    others = [group for group in GROUPS if group != PAPER]
+def _summary(found: Sequence[tuple[PaperClaim, list[Reading]]]) -> str:
+    others = [group for group in GROUPS if group != AS_PAPER]
     rows = []
     for number, (claim, readings) in enumerate(found, 1):
         verdicts = verdicts_of(readings)
         cells = ["" if verdicts[group].outcome == MISSING else verdicts[group].outcome for group in others]
         name = f"[{claim.name}](#{_anchor(number, claim)})"
-        rows.append([f"{number}", name, f"**{verdicts[PAPER].outcome}**", *cells, verdicts[PAPER].reason])
+        rows.append([f"{number}", name, f"**{verdicts[AS_PAPER].outcome}**", *cells, verdicts[AS_PAPER].reason])
     return _table(["", "claim", "verdict", *others, "why"], rows)
 
 
@@ -127,9 +140,9 @@ def _measured(values: Sequence[str], option: str) -> str:
     return f"{', '.join(f'`{value}`' for value in values) or 'no record'} (`{option}`)"
 
 
-def _section(number: int, claim: Claim, readings: Sequence[Reading], evidence: Evidence, folder: Path) -> str:
+def _section(number: int, claim: PaperClaim, readings: Sequence[Reading], evidence: Evidence, folder: Path) -> str:
     verdicts = verdicts_of(readings)
-    verdict = verdicts[PAPER]
+    verdict = verdicts[AS_PAPER]
     parts = [
         f"## {number}. {claim.name}",
         f"{claim.words} ({claim.place})",
@@ -139,7 +152,7 @@ def _section(number: int, claim: Claim, readings: Sequence[Reading], evidence: E
     if notes:
         parts.append("Measured on " + "; ".join(notes) + ".")
     if verdict.outcome == MISSING:
-        where = [group for group in GROUPS if group != PAPER and verdicts[group].outcome != MISSING]
+        where = [group for group in GROUPS if group != AS_PAPER and verdicts[group].outcome != MISSING]
         only = f"Measured only as {' and '.join(f'`{group}`' for group in where)}. " if where else ""
         parts.append(f"{only}To measure it: `{claim.command}`, then `python -m bench.ledger`.")
     if readings:
@@ -147,13 +160,13 @@ def _section(number: int, claim: Claim, readings: Sequence[Reading], evidence: E
     return "\n\n".join(parts)
 
 
-def _readings(claim: Claim, readings: Sequence[Reading], evidence: Evidence, folder: Path) -> str:
+def _readings(claim: PaperClaim, readings: Sequence[Reading], evidence: Evidence, folder: Path) -> str:
     order = [*GROUPS, SHOWN]
     readings = sorted(readings, key=lambda one: order.index(one.group))
     places = list(dict.fromkeys(cell.where for reading in readings for cell in reading.cells))
     rows = []
     for reading in readings:
-        cells = {cell.where: f"{cell.text} ({cell.outcome})" for cell in reading.cells}
+        cells = {cell.where: f"{cell.text} {SIGNS[cell.outcome]}" for cell in reading.cells}
         records = ", ".join(_link(run, evidence, folder) for run in reading.runs)
         numbers = [cells.get(place, "-") for place in places]
         rows.append([reading.group, *reading.words, *numbers, f"**{reading.outcome}**", records])

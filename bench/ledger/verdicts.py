@@ -10,9 +10,9 @@ from scipy import stats
 HOLDS, FAILS, UNDECIDED, MISSING = "holds", "does not hold", "undecided", "not measured"
 CONFIDENCE = 0.95
 # Which readings decide. The paper's own settings under its own protocol give the verdict; the others stand beside it.
-PAPER, TUNED, SCRATCH, SCRATCH_TUNED, SHOWN = "paper", "tuned", "scratch", "scratch, tuned", "shown"
+AS_PAPER, TUNED, SCRATCH, SCRATCH_TUNED, SHOWN = "paper", "tuned", "scratch", "scratch, tuned", "shown"
 GROUPS = {
-    PAPER: "the paper's settings and protocol: this is the verdict",
+    AS_PAPER: "the paper's settings and protocol: this is the verdict",
     TUNED: "the paper's protocol, this suite's settings",
     SCRATCH: "the paper's settings, models retrained from scratch for eight epochs",
     SCRATCH_TUNED: "this suite's settings, models retrained from scratch",
@@ -37,7 +37,7 @@ class Gap:
         return f"{self.mean:+.3f}{ends}" if math.isfinite(self.mean) else "undefined"
 
 
-def student(values: Sequence[float]) -> Gap:
+def student_interval(values: Sequence[float]) -> Gap:
     """Student's interval over seeds; none from a single one."""
     numbers = np.asarray(values, dtype=float)
     mean = float(numbers.mean()) if len(numbers) else math.nan
@@ -84,7 +84,7 @@ class Reading:
 
     words: tuple[str, ...]  # one for each of the claim's columns
     cells: tuple[Cell, ...]
-    group: str = PAPER
+    group: str = AS_PAPER
     runs: tuple[str, ...] = ()
     note: str = ""
     part_of: tuple[str, ...] = ()  # readings with the same are one reading in several places
@@ -114,23 +114,23 @@ def joined(readings: Sequence[Reading]) -> list[Reading]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     outcome: str
     reason: str
     readings: tuple[Reading, ...] = field(default=(), repr=False)
 
 
-def over_readings(readings: Sequence[Reading]) -> Verdict:
+def over_readings(readings: Sequence[Reading]) -> Judgement:
     """Readings are alternatives: the claim holds (or not) where every reading that decides says so."""
     if not readings:
-        return Verdict(MISSING, "no record")
+        return Judgement(MISSING, "no record")
     readings = joined(readings)
     by_outcome = {word: [one for one in readings if one.outcome == word] for word in (HOLDS, FAILS, UNDECIDED)}
     counts = ", ".join(f"{len(found)} {word}" for word, found in by_outcome.items() if found)
     count = f"{len(readings)} reading{'s' * (len(readings) > 1)}: {counts}"
     if by_outcome[HOLDS] and by_outcome[FAILS]:
-        return Verdict(UNDECIDED, f"depends on the reading ({count})", tuple(readings))
+        return Judgement(UNDECIDED, f"depends on the reading ({count})", tuple(readings))
     for word in (HOLDS, FAILS):
         if by_outcome[word]:
-            return Verdict(word, count, tuple(readings))
-    return Verdict(UNDECIDED, f"no reading decides ({count})", tuple(readings))
+            return Judgement(word, count, tuple(readings))
+    return Judgement(UNDECIDED, f"no reading decides ({count})", tuple(readings))

@@ -29,7 +29,7 @@ from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError
 
 CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device")
-SCORES = {"raw": (False,), "normalised": (True,), "both": (False, True)}
+SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
 METRICS = ("lds", "lds_across_queries")
 
 
@@ -96,9 +96,9 @@ def _words(names: Sequence[str], values: object) -> str:
 def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
     rows = chosen_rows(records, places[0], options)
     metric, scores = options.get("metric", "lds"), options.get("scores", "both")
-    if metric not in METRICS or scores not in SCORES:
-        raise UsageError(f"metric={metric}, scores={scores}: expected one of {METRICS} and one of {tuple(SCORES)}")
-    kinds, alphas = SCORES[scores], sorted(rows["alpha"].unique())
+    if metric not in METRICS or scores not in SCORE_KINDS:
+        raise UsageError(f"metric={metric}, scores={scores}: expected one of {METRICS} and one of {tuple(SCORE_KINDS)}")
+    kinds, alphas = SCORE_KINDS[scores], sorted(rows["alpha"].unique())
     first = rows[(rows["alpha"] == alphas[0]) & (rows["normalised"] == kinds[-1])]
     best = first.groupby("label")[metric].mean()
     labels = sorted(rows["label"].unique(), key=lambda label: (-best.get(label, -math.inf), label))

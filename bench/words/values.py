@@ -32,7 +32,7 @@ SCHEMAS = {
 FUNCTIONS = ("mean", "se", "median", "min", "max", "sum", "count")
 OVER_SEEDS = ("mean", "se", "median")
 # Two rows that differ in one of these are no two seeds of one experiment.
-SAME = (
+ONE_EXPERIMENT = (
     "task", "protocol", "ground", "method", "label", "settings", "normalised", "alpha", "alpha_attribution", "against",
     "num_subsets", "num_replicates", "num_queries", "device", "model", "queries", "fit_examples",
 )  # fmt: skip
@@ -163,7 +163,7 @@ def _over(function: str, path: str, found: Sequence[Any], items: Sequence[Any]) 
     if not found:
         raise UsageError(f"{path} fits nothing")
     if function in OVER_SEEDS:
-        if other := [f"{name} {_several(values)}" for name, values in _apart(items).items() if name in SAME]:
+        if other := [f"{name} {_several(values)}" for name, values in _apart(items).items() if name in ONE_EXPERIMENT]:
             raise UsageError(
                 f"{function}:{path} is over items with {'; '.join(other)}; expected the seeds of one experiment"
             )
@@ -252,7 +252,7 @@ def _several(values: Sequence[str]) -> str:
 def _apart(items: Sequence[Any]) -> dict[str, list[str]]:
     """Fields that tell items apart, with their values."""
     rows = [item for item in items if isinstance(item, Mapping)]
-    names = [name for name in (*SAME, "seed") if any(name in row for row in rows)]
+    names = [name for name in (*ONE_EXPERIMENT, "seed") if any(name in row for row in rows)]
     return {name: values for name in names if len(values := _values(rows, name)) > 1}
 
 

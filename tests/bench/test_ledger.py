@@ -1,23 +1,26 @@
 """The ledger's rules on made-up records: what holds, what does not, what is undecided, what is missing."""
 
+import importlib
 import json
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baselines.method import load_method
 from bench.ledger import main
-from bench.ledger.claims import CLAIMS, Claim
-from bench.ledger.evidence import PAPER_SETTINGS, Evidence
+from bench.ledger.claims import PAPER_CLAIMS, PaperClaim
+from bench.ledger.evidence import GIVEN_SETTINGS, Evidence
 from bench.ledger.page import ledger_page, verdicts_of
 from bench.ledger.verdicts import (
+    AS_PAPER,
     FAILS,
     GROUPS,
     HOLDS,
     MISSING,
-    PAPER,
     SCRATCH,
     TUNED,
     UNDECIDED,
@@ -27,9 +30,10 @@ from bench.ledger.verdicts import (
     ahead,
     everywhere,
     over_readings,
-    student,
+    student_interval,
     within,
 )
+from bench.variants import spelled
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (1, 2, 3, 4, 42)
@@ -38,8 +42,8 @@ METHOD_OF = {"bif-paper": "bif", "bif-long": "bif", "bif-equal": "bif", "ekfac-l
 Level = float | Callable[[float, float, int], float]  # of (alpha, share, number of the seed)
 
 
-def claim(name: str) -> Claim:
-    return next(one for one in CLAIMS if one.name == name)
+def claim(name: str) -> PaperClaim:
+    return next(one for one in PAPER_CLAIMS if one.name == name)
 
 
 def write_lds(
@@ -87,7 +91,7 @@ def write_lds(
                                 names = {"label": label, "against": against, "normalised": normalised}
                                 pairs.append({**where, **sizes, **names, **ends})
     methods = [
-        {"name": METHOD_OF.get(label, label), "label": label, "of": label, **PAPER_SETTINGS.get((task, label), {})}
+        {"name": METHOD_OF.get(label, label), "label": label, "of": label, **GIVEN_SETTINGS.get((task, label), {})}
         for label in levels
     ]
     record = {
@@ -99,7 +103,7 @@ def write_lds(
     (folder / run_id / "run.json").write_text(json.dumps(record))
 
 
-def outcome(folder: Path, name: str, group: str = PAPER) -> str:
+def outcome(folder: Path, name: str, group: str = AS_PAPER) -> str:
     return verdicts_of(claim(name).rule(Evidence(folder)))[group].outcome
 
 
@@ -128,22 +132,22 @@ def test_one_comparison() -> None:
     assert [ahead(Gap(0, *ends)) for ends in ((0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1))] == [HOLDS, FAILS, UNDECIDED]
     assert ahead(Gap(0.5)) == UNDECIDED, "without an interval nothing is decided"
     assert [within(Gap(0, *ends), 2, 8) for ends in ((3, 4), (9, 10), (7, 9))] == [HOLDS, FAILS, UNDECIDED]
-    gap = student([1.0, 2.0, 3.0])
+    gap = student_interval([1.0, 2.0, 3.0])
     assert gap.mean == pytest.approx(2.0)
     assert gap.high - gap.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)  # t of 2 degrees of freedom
-    assert not student([1.0]).known
+    assert not student_interval([1.0]).known
 
 
 # ---- LDS ----
 
 
 def test_without_records_nothing_is_measured(tmp_path: Path) -> None:
-    for one in CLAIMS:
+    for one in PAPER_CLAIMS:
         verdicts = verdicts_of(one.rule(Evidence(tmp_path)))
         assert {verdict.outcome for verdict in verdicts.values()} == {MISSING}, one.name
     page = ledger_page(Evidence(tmp_path), tmp_path)
-    assert page.count("**Not measured**: no record.") == len(CLAIMS)
-    assert page.count("To measure it: `python -m ") == len(CLAIMS)
+    assert page.count("**Not measured**: no record.") == len(PAPER_CLAIMS)
+    assert page.count("To measure it: `python -m ") == len(PAPER_CLAIMS)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,7 @@ def test_protocols_and_settings_stand_apart(tmp_path: Path) -> None:
     write_lds(tmp_path, {"bif-paper": 0.2, "bif-long": 0.4, "ekfac-library": 0.4, "ekfac": 0.4})
     write_lds(tmp_path, {"bif-paper": 0.4, "ekfac-library": 0.4}, protocol="scratch", run_id="ddddeeeeffff")
     found = {group: outcome(tmp_path, "BIF matches EK-FAC", group) for group in GROUPS}
-    assert found == {PAPER: FAILS, TUNED: HOLDS, SCRATCH: HOLDS, "scratch, tuned": MISSING}
+    assert found == {AS_PAPER: FAILS, TUNED: HOLDS, SCRATCH: HOLDS, "scratch, tuned": MISSING}
 
 
 def test_the_other_sign_is_read_where_bif_is_below_zero(tmp_path: Path) -> None:
@@ -340,7 +344,7 @@ def test_the_suite_from_the_rates_that_ship(tmp_path: Path) -> None:
     assert outcome(tmp_path, "41 GiB of factors") == HOLDS
     assert outcome(tmp_path, "EK-FAC's cost is its fit") == HOLDS
     readings = claim("BIF two orders of magnitude faster at 2.8 B").rule(Evidence(tmp_path))
-    assert [one.group for one in readings] == [PAPER, "shown", "shown"]
+    assert [one.group for one in readings] == [AS_PAPER, "shown", "shown"]
     assert readings[-1].outcome == FAILS, "fitted on 400 sequences it is not"
 
 
@@ -414,8 +418,16 @@ def test_this_repository_s_ledger_is_what_its_records_say() -> None:
 
 
 def test_every_claim_has_its_columns() -> None:
-    assert len({one.name for one in CLAIMS}) == len(CLAIMS)
-    for one in CLAIMS:
+    assert len({one.name for one in PAPER_CLAIMS}) == len(PAPER_CLAIMS)
+    for one in PAPER_CLAIMS:
         assert one.place
         assert one.rule_words.endswith(".")
-        assert one.command.startswith("python -m bench.")
+        python, _, module, *words = shlex.split(one.command)
+        assert python == "python"
+        command = importlib.import_module("bench.scaling.command" if module == "bench.scaling" else module)
+        arguments = command.make_parser().parse_args(words)
+        for spec in (getattr(arguments, "methods", None) or []) if module != "bench.scaling" else []:
+            asked = spelled(spec)
+            method = load_method(asked.name, **asked.options)
+            given = GIVEN_SETTINGS.get((arguments.task, asked.label), {}) if module == "bench.lds" else {}
+            assert {name: getattr(method, name) for name in given} == given, "the command has the paper's settings"
