@@ -26,6 +26,8 @@ COMMANDS = {
     "regress": ("bench.regress", "the gate: has a method become worse, or dearer?"),
     "figures": ("bench.figures", "draw every figure that the results allow"),
     "report": ("bench.report", "one page of every result"),
+    "words": ("bench.words", "write marked numbers and tables of pages from records, or check them"),
+    "ledger": ("bench.ledger", "every claim of the paper, with our numbers and a verdict"),
     "examples": ("bench.examples", "the training examples that matter most to some queries"),
     "tokens": ("bench.tokens", "which tokens bear on which"),
     "status": ("bench.status", "what is done, running, failed and missing"),

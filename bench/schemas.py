@@ -99,6 +99,21 @@ _POINT = {
 _CURVE = {"method": NAME, "axis": NAME, "normalised?": Flag(), "options?": REST, "points": ListOf(_POINT, 1)}
 BUDGET = {**_SWEPT, "device": NAME, "curves": ListOf({**_CURVE, **REST}, 1)}
 
+SPEED = {
+    "rows": ListOf(
+        {
+            "method": NAME, "label?": NAME, "settings?": Maybe(WORDS), "seconds": Number(0, 1e12),
+            "fit_seconds": Number(0, 1e12), "score_seconds": Number(0, 1e12), "peak_memory_bytes?": AMOUNT,
+            "agrees?": CORRELATION, "all_seconds?": ListOf(Number(0, 1e12), 1, 1000), "num_train?": COUNT,
+            "num_queries?": COUNT, **REST,
+        },
+        1,
+        1000,
+    ),
+    "description?": Maybe(WORDS), "question?": {"alpha_attribution?": SHARE, **REST}, "device?": NAME,
+    "peak?": {"device?": NAME, **REST}, **REST,
+}  # fmt: skip
+
 EXAMPLES = {
     "kind": Choice("images", "tokens"), "task?": NAME, "description": WORDS, "seed": COUNT, "scores": NAME,
     "methods?": ListOf(NAME, 0, 20), "alpha_attribution?": SHARE, "protocol?": NAME, "settings?": {"*": WORDS}, **REST,

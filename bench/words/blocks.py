@@ -1,0 +1,269 @@
+"""The tables that a page may ask for, as Markdown: `<!-- table KIND ARGUMENTS -->`.
+
+    lds FOLDER [task=...] [protocol=...] [alpha_attribution=...] [labels=a,b] [scores=raw|normalised|both]
+               [metric=lds_across_queries]      a row a label, a column an alpha, mean over seeds; the ceiling last
+    settings FOLDER [the same choices]          the settings of every label
+    speed FILE [reference=LABEL]                seconds, ratio to the reference, how alike the scores are
+    methods, tasks                              every plug-in of the suite, with paper and command
+    reproduce FOLDER                            the paper's figures and tables, and ours (FOLDER holds figures.json)
+    scaling FILE.csv                            who is cheaper, BIF or EK-FAC
+
+Settings, questions or machines are never mixed: a choice that leaves several is refused, with what sets them apart.
+"""
+
+import math
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench import schemas
+from bench.metrics import pooled_ceiling
+from bench.results import MANY_SEEDS, bars_of, ceiling_over_seeds, over_seeds
+from bench.tables import bytes_text, interval, number
+from bench.words.values import Records, equals
+from retrain.errors import UsageError
+from retrain.safe_files import SafeFileError
+
+CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device")
+SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
+METRICS = ("lds", "lds_across_queries")
+
+
+def table_text(records: Records, words: str, page: Path) -> str:
+    """What stands between `<!-- table WORDS -->` and its end; blank lines keep it a table for every renderer."""
+    kind, *rest = shlex.split(words)
+    if kind not in TABLE_KINDS:
+        raise UsageError(f'there is no table "{kind}"; expected {", ".join(TABLE_KINDS)}')
+    places = [word for word in rest if "=" not in word]
+    options = dict(word.split("=", 1) for word in rest if "=" in word)
+    make, num_places, known = TABLE_KINDS[kind]
+    if len(places) != num_places or set(options) - set(known):
+        takes = " ".join([*["RECORD"] * num_places, *(f"[{name}=...]" for name in known)])
+        raise UsageError(f'got "{words}"; expected "{" ".join([kind, takes]).strip()}"')
+    return f"\n\n{make(records, places, options, page).strip()}\n\n"
+
+
+def markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# ---- LDS ----
+
+
+def chosen_rows(records: Records, folder: str, options: Mapping[str, str]) -> pd.DataFrame:
+    """Rows of one question, and of each label one setting."""
+    rows = records.results(folder).rows
+    if not len(rows):
+        raise UsageError(f"{folder} holds no runs")
+    for name in CHOICES:
+        if name in options:
+            kept = rows[[equals(value, options[name]) for value in rows[name].tolist()]]
+            if not len(kept):
+                raise UsageError(f"{folder}: no row with {name}={options[name]}; there is {_some(rows[name])}")
+            rows = kept
+    if "labels" in options:
+        labels = options["labels"].split(",")
+        if unknown := set(labels) - set(rows["label"]):
+            raise UsageError(f"{folder}: no row of {', '.join(sorted(unknown))}; there is {_some(rows['label'])}")
+        rows = rows[rows["label"].isin(labels)]
+    for name in ("ground", "alpha_attribution", "device"):
+        if rows[name].nunique() > 1:
+            raise UsageError(f"{folder}: rows of several kinds in one table; choose {name}= of {_some(rows[name])}")
+    for keys in (["alpha"], ["label", "normalised"]):
+        column = "truth" if keys == ["alpha"] else "options"
+        for key, cell in rows.groupby(keys):
+            if cell[column].nunique() > 1:
+                apart = _some(cell["truth" if column == "truth" else "settings"])
+                raise UsageError(f"{folder}: {_words(keys, key)} has several {column} in one column: {apart}")
+    return rows
+
+
+def _some(values: pd.Series) -> str:
+    return "; ".join(sorted({f"{value:g}" if isinstance(value, float) else str(value) for value in values})[:12])
+
+
+def _words(names: Sequence[str], values: object) -> str:
+    return ", ".join(
+        f"{name} {value}" for name, value in zip(names, values if isinstance(values, tuple) else (values,))
+    )
+
+
+def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    rows = chosen_rows(records, places[0], options)
+    metric, scores = options.get("metric", "lds"), options.get("scores", "both")
+    if metric not in METRICS or scores not in SCORE_KINDS:
+        raise UsageError(f"metric={metric}, scores={scores}: expected one of {METRICS} and one of {tuple(SCORE_KINDS)}")
+    kinds, alphas = SCORE_KINDS[scores], sorted(rows["alpha"].unique())
+    first = rows[(rows["alpha"] == alphas[0]) & (rows["normalised"] == kinds[-1])]
+    best = first.groupby("label")[metric].mean()
+    labels = sorted(rows["label"].unique(), key=lambda label: (-best.get(label, -math.inf), label))
+    if "labels" in options:
+        labels = options["labels"].split(",")
+    lines = []
+    for label in labels:
+        mine = rows[rows["label"] == label]
+        cells = [[_cell(mine[(mine["alpha"] == a) & (mine["normalised"] == k)], metric) for k in kinds] for a in alphas]
+        lines.append([f"`{label}`", *(" / ".join(cell) for cell in cells)])
+    if metric == "lds":
+        lines.append(["noise ceiling", *(_ceiling(rows[rows["alpha"] == alpha]) for alpha in alphas)])
+    text = markdown_lines(["", *(f"alpha {alpha:g}" for alpha in alphas)], lines)
+    return f"{text}\n\n{_caption(rows, metric, scores)}"
+
+
+def _cell(cell: pd.DataFrame, metric: str) -> str:
+    if not len(cell) or cell[metric].isna().all():
+        return "-"
+    if metric == "lds" and len(cell) < MANY_SEEDS:
+        mean, low, high = over_seeds(cell)
+        return f"{number(mean)} {interval(low, high)}"
+    mean, error = float(cell[metric].mean()), float(cell[metric].sem())
+    return number(mean) + (f" ± {number(error)}" if math.isfinite(error) else "")
+
+
+def _ceiling(cell: pd.DataFrame) -> str:
+    known = cell.drop_duplicates("seed").dropna(subset="reliability")
+    if not len(known):
+        return "-"
+    over = ceiling_over_seeds(cell)
+    low, high = float(known["ceiling_low"].iloc[0]), math.nan
+    if len(known) > 1:
+        pooled = pooled_ceiling(known["reliability"].tolist())
+        low, high = pooled.ci_low, pooled.ci_high
+    ends = f" {interval(low, high)}" if math.isfinite(high) else ""
+    return f"{number(over.value)}{ends}" + (" (touches 0)" if over.touches_zero else "")
+
+
+def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
+    seeds = sorted(rows["seed"].unique())
+    counts = rows.groupby(["label", "normalised", "alpha"]).size()
+    bars = bars_of(counts) if metric == "lds" else "standard error over seeds"
+    kinds = "raw / train-normalised" if scores == "both" else scores
+    across = "" if metric == "lds" else " across queries"
+    runs = sorted({*rows["run_id"], *rows["ceiling_from"].dropna()})
+    return (
+        f"LDS{across}, {kinds}; {rows['ground_words'].iloc[0]}, "
+        f"alpha_attribution {rows['alpha_attribution'].iloc[0]:g}, {_some(rows['truth'])}, "
+        f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {bars}; "
+        f"{rows['machine'].iloc[0]}. Runs: {', '.join(f'`{run}`' for run in runs)}."
+    )
+
+
+def settings_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    rows = chosen_rows(records, places[0], options)
+    lines = []
+    for label in sorted(rows["label"].unique()):
+        mine = rows[rows["label"] == label].drop_duplicates("normalised").sort_values("normalised")
+        texts = list(dict.fromkeys(str(text) or "defaults" for text in mine["settings"]))
+        words = texts[0] if len(texts) == 1 else f"raw: {texts[0]}; train-normalised: {texts[1]}"
+        lines.append([f"`{label}`", str(mine["method"].iloc[0]), words])
+    return markdown_lines(["label", "method", "settings"], lines)
+
+
+# ---- the others ----
+
+
+def speed_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    record = records.read(places[0])
+    rows = record["rows"]
+    reference = options.get("reference", rows[0]["label"])
+    known = {row["label"]: row for row in rows}
+    if reference not in known:
+        raise UsageError(f"{places[0]}: reference={reference} was not timed; there is {', '.join(known)}")
+    lines = [
+        [
+            f"`{row['label']}`",
+            number(row["fit_seconds"], 2),
+            number(row["score_seconds"], 2),
+            number(row["seconds"], 2),
+            f"{row['seconds'] / known[reference]['seconds']:.2f}",
+            bytes_text(row["peak_memory_bytes"]) if row.get("peak_memory_bytes") is not None else "-",
+            number(row.get("agrees")),
+        ]
+        for row in rows
+    ]
+    header = ["", "fit s", "score s", "total s", f"x `{reference}`", "memory", "agrees"]
+    sizes = (
+        f"; {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} queries"
+        if "num_train" in rows[0]
+        else ""
+    )
+    device = record.get("device") or record.get("peak", {}).get("device") or "unknown machine"
+    repeats = len(rows[0].get("all_seconds", [0]))
+    caption = (
+        f"{record.get('description') or 'timed in one run'}{sizes}; {device}; median of {repeats}. "
+        f"`agrees`: Spearman of scores with those of `{rows[0]['label']}`, mean over queries."
+    )
+    return f"{markdown_lines(header, lines)}\n\n{caption}"
+
+
+def methods_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    header = ["method", "what it is", "paper", "command"]
+    lines = [
+        [f"`{name}`", words, str(cls.paper) or "-", f"`python -m bench.lds --alpha 0.1 --methods {name}`"]
+        for name, words, cls in _plugins("methods")
+    ]
+    return markdown_lines(header, lines)
+
+
+def tasks_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    header = ["task", "what it is", "protocols", "command"]
+    lines = [
+        [
+            f"`{name}`",
+            words,
+            ", ".join(f"`{p}`" for p in cls.protocols),
+            f"`python -m bench.lds --task {name} --alpha 0.5`",
+        ]
+        for name, words, cls in _plugins("tasks")
+    ]
+    return markdown_lines(header, lines)
+
+
+def _plugins(what: str) -> list[tuple[str, str, Any]]:
+    from bench.cli import plugin_classes, summary_of
+
+    found = []
+    for name, cls in plugin_classes(what).items():
+        if isinstance(cls, str):
+            raise UsageError(f"{name} cannot be imported here, so the table cannot be made: {cls}")
+        found.append((name, summary_of(cls), cls))
+    return found
+
+
+def reproduce_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    from bench.figures.kinds import reproduce_table
+
+    folder = records.place(places[0])
+    try:
+        index = schemas.read_checked(folder / "figures.json", schemas.FIGURES)
+    except SafeFileError as error:
+        raise UsageError(str(error)) from None
+    return reproduce_table(index, Path(os.path.relpath(folder, page.parent)).as_posix())
+
+
+def scaling_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    from bench.scaling.estimate import RIVALS, by_device, read_rows
+    from bench.scaling.verdict import verdict_text
+
+    found = by_device(read_rows(records.place(places[0])))
+    texts = [verdict_text(device, one) for device, one in found.items() if set(RIVALS) <= set(one.methods())]
+    if not texts:
+        raise UsageError(f"{places[0]} has no rows of both {' and '.join(RIVALS)} on one machine")
+    return "\n\n".join(texts)
+
+
+Make = Callable[[Records, Sequence[str], Mapping[str, str], Path], str]
+TABLE_KINDS: dict[str, tuple[Make, int, tuple[str, ...]]] = {
+    "lds": (lds_block, 1, (*CHOICES, "labels", "scores", "metric")),
+    "settings": (settings_block, 1, (*CHOICES, "labels")),
+    "speed": (speed_block, 1, ("reference",)),
+    "methods": (methods_block, 0, ()),
+    "tasks": (tasks_block, 0, ()),
+    "reproduce": (reproduce_block, 1, ()),
+    "scaling": (scaling_block, 1, ()),
+}

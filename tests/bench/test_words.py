@@ -1,0 +1,212 @@
+"""Words cannot drift from records: this repository's pages agree with its records, and a drifted page is found."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.words import main
+from bench.words.command import check_page, default_pages
+from bench.words.complete import incomplete_records
+from bench.words.marks import Mark, find_marks, rewrite
+from bench.words.values import Records, evaluate, formatted, value_text
+from retrain.errors import UsageError
+from tests.synthetic_results import write_run, write_scaling
+
+ROOT = Path(__file__).resolve().parents[2]
+EKFAC = "results/cifar10#mean:rows[label=ekfac,alpha=0.1,alpha_attribution=0.1,normalised=false].lds .3f"
+
+
+def test_every_page_of_this_repository_agrees_with_its_records() -> None:
+    records = Records(ROOT)
+    found = [
+        f"{page.relative_to(ROOT)}:{finding.line}: {finding.words}: {finding.reason}"
+        for page in default_pages(ROOT)
+        for finding in check_page(page, records)[2]
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_every_record_says_what_code_made_it() -> None:
+    """A commit and a fingerprint of the code: without them nobody can make a number again."""
+    found = incomplete_records(ROOT / "results")
+    assert not found, "\n".join(found)
+
+
+# ---- on made-up records ----
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_run(tmp_path / "results" / "cifar10", shares=(0.1,))
+    write_scaling(tmp_path / "results" / "scaling")
+    speed = {
+        "commit": "0123456789ab",
+        "code": "fe",
+        "description": "made up",
+        "rows": [
+            {
+                "method": name, "label": name, "seconds": total, "fit_seconds": 0.0, "score_seconds": total,
+                "peak_memory_bytes": 2**30, "agrees": agrees, "all_seconds": [total], "num_train": 10, "num_queries": 5,
+            }
+            for name, total, agrees in (("bif", 4.0, 1.0), ("ekfac", 16.0, 0.5))
+        ],
+    }  # fmt: skip
+    (tmp_path / "results" / "speed.json").write_text(json.dumps(speed))
+    return tmp_path
+
+
+def mean_of_rows(root: Path) -> float:
+    rows = json.loads((root / "results/cifar10/aaaabbbbcccc/run.json").read_text())["rows"]
+    values = [
+        row["lds"] for row in rows if row["method"] == "ekfac" and row["alpha"] == 0.1 and row["normalised"] is False
+    ]
+    assert len(values) == 5
+    return sum(values) / 5
+
+
+def test_a_value_is_written_and_an_altered_one_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = root / "README.md"
+    page.write_text(f"EK-FAC reaches <!-- value {EKFAC} --><!-- end -->.\n")
+    assert main(["--root", str(root)]) == 0
+    right = f"{mean_of_rows(root):.3f}"
+    assert page.read_text() == f"EK-FAC reaches <!-- value {EKFAC} -->{right}<!-- end -->.\n"
+    assert main(["--root", str(root), "--check"]) == 0
+    altered = page.read_text().replace(right, "0.999")
+    page.write_text(altered)
+    capsys.readouterr()
+    assert main(["--root", str(root), "--check"]) == 1
+    said = capsys.readouterr().err
+    assert "README.md:1:" in said
+    assert f'the page says "0.999", the record "{right}"' in said
+    assert page.read_text() == altered, "a check changes nothing"
+
+
+def test_an_altered_record_is_found(root: Path) -> None:
+    page = root / "results" / "page.md"
+    page.write_text("<!-- table lds results/cifar10 -->\n<!-- end -->\n")
+    assert main(["--root", str(root)]) == 0
+    assert main(["--root", str(root), "--check"]) == 0
+    path = root / "results/cifar10/aaaabbbbcccc/run.json"
+    record = json.loads(path.read_text())
+    next(row for row in record["rows"] if row["method"] == "trak")["lds"] += 0.05
+    path.write_text(json.dumps(record))
+    assert main(["--root", str(root), "--check"]) == 1
+
+
+def test_the_lds_table_has_a_row_a_label_means_with_errors_and_the_ceiling(root: Path) -> None:
+    page = root / "README.md"
+    page.write_text("<!-- table lds results/cifar10 labels=ekfac,bif -->\n<!-- end -->\n")
+    assert main(["--root", str(root)]) == 0
+    lines = page.read_text().splitlines()
+    assert lines[2] == "|  | alpha 0.1 | alpha 0.3 | alpha 0.5 | alpha 0.7 |"
+    assert lines[4].startswith(f"| `ekfac` | {mean_of_rows(root):.3f} ± 0.0")
+    assert [line.split(" | ")[0] for line in lines[4:7]] == ["| `ekfac`", "| `bif`", "| noise ceiling"]
+    assert "seeds 1, 2, 3, 4, 42; standard error over 5 seeds; NVIDIA H200. Runs: `aaaabbbbcccc`." in page.read_text()
+
+
+def test_other_tables(root: Path) -> None:
+    page = root / "README.md"
+    page.write_text(
+        "<!-- table speed results/speed.json reference=ekfac --><!-- end -->\n"
+        "<!-- table settings results/cifar10 labels=ekfac --><!-- end -->\n"
+        "<!-- table methods --><!-- end -->\n<!-- table tasks --><!-- end -->\n"
+    )
+    assert main(["--root", str(root)]) == 0
+    text = page.read_text()
+    assert "| `bif` | 0.00 | 4.00 | 4.00 | 0.25 | 1.0 GiB | 1.000 |" in text
+    assert "| `ekfac` | ekfac | defaults |" in text
+    assert "`python -m bench.lds --alpha 0.1 --methods trak`" in text
+    assert "Park et al. 2023" in text
+    assert "`python -m bench.lds --task digits --alpha 0.5`" in text
+    assert main(["--root", str(root), "--check"]) == 0
+
+
+def test_what_must_not_share_a_table_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(root / "results" / "cifar10", run_id="bbbb", shares=(0.1,), options={"bif": {"draws": 7}}, seeds=(7,))
+    (root / "README.md").write_text("<!-- table lds results/cifar10 -->\n<!-- end -->\n")
+    assert main(["--root", str(root)]) == 1
+    assert "label bif, normalised False has several options in one column: " in capsys.readouterr().err
+    write_run(root / "results" / "cifar10", run_id="cccc", shares=(0.1,), protocols=("scratch",))
+    assert main(["--root", str(root), "--check"]) == 1
+    assert "choose ground= of cifar10-paper; cifar10-scratch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("results/none.json#a .3f", "results/none.json is not there"),
+        ("../x#a .3f", "leaves the repository"),
+        ("results/speed.json .3f", "names no value"),
+        ("results/speed.json#rows[label=bif].speed .3f", "there is no field speed"),
+        ("results/speed.json#rows[label=kfac].seconds .3f", "no item of rows has label=kfac; there is bif, ekfac"),
+        ("results/speed.json#rows[colour=red].seconds .3f", "has a field colour"),
+        ("results/speed.json#rows[label].seconds .3f", "is no condition"),
+        ("results/speed.json#rows[].seconds .3f", "fits 2 items; they differ in method (2), label (2)"),
+        ("results/speed.json#rows[0].seconds .z", "is no format"),
+        ("results/speed.json#rows[0].seconds d", ""),
+        ("results/speed.json#rows[0].method .3f", "needs a number"),
+        ("results/speed.json#mean:rows[].seconds .3f", "expected the seeds of one experiment"),
+        ("results/cifar10#mean:rows[label=ekfac,alpha=0.1].lds .3f", "normalised False, True"),
+    ],
+)
+def test_a_mark_that_cannot_be_read_says_why(root: Path, words: str, said: str) -> None:
+    if not said:
+        assert value_text(Records(root), words) == "4"
+        return
+    with pytest.raises(UsageError) as error:
+        value_text(Records(root), words)
+    assert said in str(error.value)
+
+
+def test_values_of_records(root: Path) -> None:
+    records = Records(root)
+    assert value_text(records, "results/speed.json#rows[label=ekfac].seconds / rows[label=bif].seconds .1f") == "4.0"
+    assert value_text(records, "results/speed.json#max:rows[].seconds duration") == "16 s"
+    assert value_text(records, "results/cifar10#count:rows[label=ekfac,alpha=0.1] d") == "10"
+    assert (
+        value_text(records, "results/scaling/scaling.csv#rows[model=2.8b,method=bif].parameters ,d") == "2,800,000,000"
+    )
+    where = "alpha=0.1,normalised=true,seed=1"
+    one = value_text(records, f"results/cifar10#pairs[label=ekfac,against=bif,{where}].difference +.3f")
+    other = value_text(records, f"results/cifar10#pairs[label=bif,against=ekfac,{where}].difference +.3f")
+    assert (one, other) == ("+0.060", "-0.060")
+
+
+def test_quotes_hold_commas() -> None:
+    record = {"rows": [{"label": "bif@draws=20,gamma=1e4", "lds": 0.25}, {"label": "bif", "lds": 0.5}]}
+    assert evaluate(record, 'rows[label="bif@draws=20,gamma=1e4"].lds') == 0.25
+    assert evaluate(record, "rows[label=bif].lds - rows[0].lds") == 0.25
+
+
+def test_a_zero_has_no_minus() -> None:
+    assert formatted(-0.0001, ".3f") == "0.000"
+    assert formatted(-0.1, ".3f") == "-0.100"
+    with pytest.raises(UsageError, match="null"):
+        formatted(None, ".3f")
+
+
+def test_marks_in_code_stay_and_unclosed_ones_are_found() -> None:
+    page = (
+        "`<!-- value a#b .3f -->`\n\n```\n<!-- table lds x -->\n```\n<!-- value c#d .3f -->1<!-- end -->\n"
+        "<!-- value e#f .3f -->2\n<!-- table g -->| `h |<!-- end -->\n<!-- end -->\n"
+    )
+    found = list(find_marks(page))
+    assert [(one.line, one.words) for one in found] == [(6, "c#d .3f"), (7, "value e#f .3f"), (8, "g"), (9, "end")]
+    assert [isinstance(one, Mark) for one in found] == [True, False, True, False]
+    wanted, findings = rewrite(page, lambda mark: "X")
+    assert wanted == page.replace(">1<", ">X<").replace("| `h |", "X")
+    assert [finding.repaired for finding in findings] == [True, False, True, False]
+
+
+def test_records_without_commit_or_fingerprint_are_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "README.md").write_text("nothing marked\n")
+    assert main(["--root", str(root), "--check"]) == 0
+    (root / "results" / "tune.json").write_text("{}")
+    (root / "results" / "sweep.json").write_text("no JSON")
+    assert main(["--root", str(root), "--check", "--records"]) == 1
+    said = capsys.readouterr().err
+    assert "results/tune.json: no commit and no fingerprint of the code (code)" in said
+    assert "results/cifar10/aaaabbbbcccc/run.json: no fingerprint of the code (code)" in said
+    assert "sweep.json" in said
+    assert "speed.json" not in said
