@@ -65,11 +65,11 @@ def test_left_out_or_kept_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_examples_names_the_command_that_makes_its_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", "digits", "--methods", "gradsim", "bif", "--set", "bif.draws=5", "--set", "gradsim.batch_size=9"]
+    words = ["--task", "digits", "--methods", "ekfac", "bif", "--set", "bif.draws=5", "--set", "ekfac.damping=0.25"]
     words += ["--set", "digits.epochs=3", "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]
     code, error = said(examples.main, words, capsys)
     assert code == 2
-    assert "--methods gradsim --set gradsim.batch_size=9 --set digits.epochs=3 --cache" in error
+    assert "--methods ekfac@damping=0.25 --set digits.epochs=3 --cache" in error
     for option in ("--model", "--protocol", "--text", "--eval-text"):
         assert option in examples.make_parser().known_options()
 

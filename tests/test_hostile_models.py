@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import lds
+from bench.lds import main
 from retrain.errors import UsageError
 from retrain.models import pretrained
 from retrain.models.pretrained import load_language_model, load_tokenizer
@@ -96,7 +96,7 @@ def test_not_even_in_a_dry_run_with_a_piped_yes(
     text = write_text(tmp_path / "text.jsonl", 30)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
     command = ["--task", "pythia14m", "--model", str(folder), "--text", str(text), "--alpha", "0.5", "--dry-run"]
-    code = lds.main([*command, "--set", "pythia14m.length=16", "--cache", str(tmp_path / "cache")])
+    code = main([*command, "--set", "pythia14m.length=16", "--cache", str(tmp_path / "cache")])
     assert code == 2
     said = capsys.readouterr().err
     assert "auto_map" in said

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import lds, truth, truth_folder
+from bench import truth, truth_folder
+from bench.lds import main
 from bench.truth_folder import read_truth
 from bench.truth_scores import score_files
 
@@ -186,24 +187,24 @@ def test_lds_scores_a_file(world: dict[str, Any], capsys: pytest.CaptureFixture[
     _, out = run_import(world, *sources(world)["trak"])
     capsys.readouterr()
     command = ["--ground-truth", str(out), "--scores", str(world["folder"] / "scores.npy")]
-    assert lds.main([*command, "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["num_subsets"] == NUM_SUBSETS
     assert row["lds"] > 0.95
-    assert lds.main(command) == 0
+    assert main(command) == 0
     assert "30 training examples, 7 queries" in capsys.readouterr().out
     (record,) = Path("runs").glob("given-*/scores.json")
     assert json.loads(record.read_text())["rows"][0]["lds"] == row["lds"]
     transposed = save(world, "transposed.npy", world["scores"].T)
-    assert lds.main(["--ground-truth", str(out), "--scores", transposed]) == 2
+    assert main(["--ground-truth", str(out), "--scores", transposed]) == 2
     assert "has shape (30, 7); expected (7, 30), (num_queries, num_train); it is transposed" in capsys.readouterr().err
     holes = world["scores"].copy()
     holes[0, 0] = np.nan
-    assert lds.main(["--ground-truth", str(out), "--scores", save(world, "holes.npy", holes), "--json"]) == 2
+    assert main(["--ground-truth", str(out), "--scores", save(world, "holes.npy", holes), "--json"]) == 2
     assert "holes.npy holds 1 scores that are NaN or infinite, of 210" in capsys.readouterr().err
     flat = world["scores"].copy()
     flat[:2] = 1.0
-    assert lds.main(["--ground-truth", str(out), "--scores", save(world, "flat.npy", flat), "--json"]) == 1
+    assert main(["--ground-truth", str(out), "--scores", save(world, "flat.npy", flat), "--json"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)[0]["num_undefined"] == 2
     assert "undefined for 2 queries: its predictions are the same for all 40 subsets" in captured.err
@@ -211,7 +212,7 @@ def test_lds_scores_a_file(world: dict[str, Any], capsys: pytest.CaptureFixture[
 
 def test_options_of_a_run_do_not_go_with_a_ground_truth(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        lds.main(["--ground-truth", "T", "--scores", "S", "--alpha", "0.1", "--subsets=4"])
+        main(["--ground-truth", "T", "--scores", "S", "--alpha", "0.1", "--subsets=4"])
     assert stop.value.code == 2
     assert "--alpha, --subsets cannot be used with --ground-truth; its options are" in capsys.readouterr().err
 

@@ -356,7 +356,7 @@ def test_what_is_missing_or_damaged_is_one_line(mine: Path, capsys: pytest.Captu
     for arguments, text in (
         (["--baseline", "nowhere"], "no baseline in nowhere; `python -m bench.regress --update --baseline nowhere`"),
         (["--method", "broken:Flipped"], "no baseline of broken:Flipped on digits"),
-        (["--method", "broken:Nobody"], 'cannot import method "broken:Nobody"'),
+        (["--method", "broken:Nobody"], '"broken:Nobody": the module broken has no class Nobody'),
         (["--baseline", str(damaged), "--tasks", "digits", "--methods", "gradsim"], "digits-gradsim.safetensors"),
     ):
         assert regress.main(arguments) == 2
@@ -409,11 +409,13 @@ def test_a_variant_is_a_name_with_options() -> None:
     from retrain.tasks import load_task
 
     task = load_task("digits")
-    label, method = command.build_method("ekfac@damping=1e-4", task, ["ekfac.damping=1", "ekfac.fit_batch_size=7"])
-    assert label == "ekfac@damping=1e-4"
+    label, method = command.build_gated_method(
+        "ekfac@damping=1e-4", task, ["ekfac.damping=1", "ekfac.fit_batch_size=7"]
+    )
+    assert label == "ekfac@damping=0.0001"
     assert (method.damping, method.fit_batch_size) == (1e-4, 7)  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match='"damping" is no OPTION=VALUE'):
-        command.build_method("ekfac@damping", task, [])
+    with pytest.raises(UsageError, match='"ekfac@damping" is no variant; expected METHOD@OPTION=VALUE'):
+        command.build_gated_method("ekfac@damping", task, [])
 
 
 def test_a_variant_is_gated_against_another(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -455,7 +457,7 @@ def test_a_baseline_of_an_older_gate_says_what_to_do(mine: Path, capsys: pytest.
 def test_the_recorded_baseline_is_small_and_sound() -> None:
     assert sum(path.stat().st_size for path in PACKAGED.iterdir()) < 1_500_000
     for name in command.GATED_METHODS:
-        reference = read_method_baseline(PACKAGED, "digits", name)
+        reference = read_method_baseline(PACKAGED, "digits", command.label_of_gated(name))
         assert len(reference.record["seeds"]) >= 10
         assert min(reference.values["lds"]) > 0.1
         assert all(cost > 0 for cost in usual_costs(reference).values())
