@@ -48,7 +48,7 @@ def light_garbage_collection() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image folder and weights for GoogLeNet, made once: its network takes seconds."""
-    from tests.made_up import image_folder
+    from tests.helpers.made_up import image_folder
 
     return image_folder(tmp_path_factory.mktemp("images"))
 
