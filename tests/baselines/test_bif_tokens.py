@@ -22,8 +22,6 @@ from tests.baselines.test_methods import make_problem
 from tests.helpers.browser import CHROMEDRIVER, CHROMIUM, Browser
 from tests.helpers.planted import Planted
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
 METHOD = BIF(chains=2, draws=17, burn_in=2, step_size=3e-4, n_beta=300.0, gamma=1000.0, minibatch=10)
 SMALL = {
     "length": 8, "num_train": 24, "num_queries": 10, "hidden": 16, "layers": 1, "heads": 2, "pretraining_steps": 40,

@@ -20,8 +20,6 @@ from retrain.losses import CrossEntropy, SquaredError
 from tests.baselines.test_methods import make_problem, run
 from tests.helpers.planted import Planted
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
 CPU = torch.device("cpu")
 
 

@@ -22,8 +22,6 @@ from retrain.tasks import load_task
 from tests.baselines.test_methods import make_problem, run
 from tests.helpers.planted import Planted
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
 CPU = torch.device("cpu")
 
 

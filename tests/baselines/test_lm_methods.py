@@ -17,8 +17,6 @@ from retrain.tasks import load_task
 from retrain.tasks.pythia14m import Pythia14M
 from tests.helpers.tiny_language import save_both, write_text
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
 CPU = torch.device("cpu")
 NUM_TRAIN, NUM_QUERIES = 150, 6
 

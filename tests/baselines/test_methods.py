@@ -19,8 +19,6 @@ from retrain.errors import UsageError
 from retrain.losses import CrossEntropy
 from tests.helpers.planted import Planted
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
 # What suits 200 examples and 5 parameters; a method not named here must work with its defaults.
 SETTINGS: dict[str, dict] = {
     "bif": {

@@ -13,8 +13,6 @@ from retrain.work import Work
 from tests.baselines.test_methods import make_problem
 from tests.helpers.planted import Planted
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
 
 class Killed(Exception):
     pass

@@ -17,8 +17,6 @@ from retrain.losses import IGNORED, CrossEntropy, keep_ignored, mean_over_tokens
 from retrain.task import Task
 from tests.helpers.tiny_language import sentences, tiny_bert
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
 CPU = torch.device("cpu")
 
 

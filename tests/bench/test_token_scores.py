@@ -18,8 +18,6 @@ from retrain.examples import Examples
 from retrain.tasks import load_task
 from tests.helpers.tiny_language import save_both, write_text
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
 CPU = torch.device("cpu")
 SMALL = {"length": 8, "num_train": 24, "num_queries": 10, "pretraining_steps": 5, "hidden": 16, "layers": 1}
 SAMPLING = {"draws": 6, "chains": 2, "gamma": 1e3, "step_size": 3e-4, "minibatch": 16}

@@ -13,8 +13,6 @@ from retrain.tasks import available_tasks, load_task
 from retrain.train import task_from, task_specification
 from tests.helpers.made_up import small_options
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
 CPU = torch.device("cpu")
 
 

@@ -19,9 +19,6 @@ from bench.scaling.sweep import Sweep
 from retrain.work import Work
 from tests.helpers.scaling_laws import TINY, ekfac_rung, specification
 
-pytestmark = pytest.mark.usefixtures("light_garbage_collection")
-
-
 # ---- the ladder ----
 
 
