@@ -328,31 +328,28 @@ def test_a_damaged_entry_is_named_and_made_again(
     assert list((tmp_path / "cache" / "quarantine").rglob("*.safetensors"))
 
 
-def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from retrain.jobs.claims import Claims
 
     cache = tmp_path / "cache"
-    command = [
-        sys.executable, "-m", "bench.lds", "--task", "digits", "--set", "digits.epochs=1", "--alpha", "0.1", "--json",
-        "--subsets", "12", "--replicates", "1", "--methods", "random", "--cache", str(cache), "--device", "cpu",
-        "--cluster", "inline",
-        "--out", str(tmp_path / "runs"),
+    words = [
+        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--replicates", "1", "--methods", "random",
+        "--device", "cpu", "--cluster", "inline", "--out", str(tmp_path / "runs"), "--cache",
     ]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
 
     def finish(folder: Path) -> list[dict]:
-        words = [str(folder) if word == str(cache) else word for word in command]
-        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return rows_of([*words, str(folder)], capsys)
 
     untouched = finish(tmp_path / "other")
     keys = [info.key for info in Store(tmp_path / "other").entries("retrain")]
-    # Nine retrains take half a second. While this process holds four of them the other one cannot be done too early.
+    # Retrains take milliseconds. While this process holds four of them the other one cannot be done too early.
     held = [Claims(Store(cache).root).take("retrain", key) for key in keys[:4]]
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+        [sys.executable, "-m", "bench.lds", *words, str(cache)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
     deadline = time.monotonic() + 600
     while count_quietly(cache) < 3:
         assert time.monotonic() < deadline, "nothing was finished in ten minutes"

@@ -1,14 +1,19 @@
 """The cache knows the code: an edit is another key, a comment is not."""
 
+import contextlib
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
+import bench.experiment  # noqa: F401 what children need and would import each on its own
+from bench.lds import main
 from retrain.source import source_files, source_fingerprint
+from retrain.tasks import load_task
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANTED = "tests.helpers.planted:Planted"
@@ -43,17 +48,30 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def in_a_child(work: Callable[[], object], folder: Path) -> str:
+    """What a process of its own prints; forked, as one that imports torch anew takes seconds."""
+
+    def child() -> None:
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+        with (folder / "printed").open("w") as file, contextlib.redirect_stdout(file):
+            sys.exit(work())
+
+    process = get_context("fork").Process(target=child)
+    process.start()
+    process.join(600)
+    assert process.exitcode == 0
+    return (folder / "printed").read_text()
+
+
 def measured(folder: Path, *words: str, method: str = "residuals.py") -> dict:
-    """The row of one run in a process of its own."""
+    """The row of one run."""
     command = [
-        sys.executable, "-m", "bench.lds", "--task", PLANTED, "--alpha", "0.5", "--subsets", "12",
-        "--replicates", "1", "--methods", method, "--cache", str(folder / "cache"), "--out", str(folder / "runs"),
-        "--cluster", "inline", "--device", "cpu", "--json", *words,
+        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--replicates", "1", "--methods", method,
+        "--cache", str(folder / "cache"), "--out", str(folder / "runs"), "--cluster", "inline", "--device", "cpu",
+        "--json", *words,
     ]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)[0]
+    return json.loads(in_a_child(lambda: main(command), folder))[0]
 
 
 def test_an_edited_method_is_scored_again_and_a_comment_is_not(folder: Path) -> None:
@@ -78,20 +96,12 @@ def test_two_files_of_one_name_share_nothing(folder: Path) -> None:
 
 
 def test_an_edited_task_is_retrained(tmp_path: Path) -> None:
-    code = "from retrain.tasks import load_task; print(load_task('{}').config['source'])"
     text = (ROOT / "tests" / "helpers" / "planted.py").read_text()
     found = []
     for edit in (text, text.replace('"""', '"""\n', 1), text.replace("ridge", "ridge_", 1) + "\nX = 1\n"):
         (tmp_path / "mine.py").write_text(edit)
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(tmp_path / "mine.py")],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(done.stdout.strip())
+        found.append(in_a_child(lambda: print(load_task(str(tmp_path / "mine.py")).config["source"]), tmp_path))
+    assert len(found[0].strip()) == 16
     assert found[0] == found[1]
     assert found[0] != found[2]
 
