@@ -92,7 +92,7 @@ def load_results(folder: str | Path) -> Results:
     results = Results(Path(folder))
     rows: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
-    for path, record in results.read("run.json", schemas.RUN):
+    for path, record in results.read("run.json", schemas.RUN_RECORD):
         run_id, where = record["run_id"], path.relative_to(results.folder).as_posix()
         if run_id in results.records:
             results.note(f"{path}: has the run id {run_id} of {results.records[run_id]['path']}, which is the one read")

@@ -1,6 +1,6 @@
 """What result files must look like before anything of them is drawn or shown, as schemas of `retrain.schema`.
 
-    record = read_checked("run.json", RUN)          # or SafeFileError: one line that names file, field and what came
+    record = read_checked("run.json", RUN_RECORD)  # or SafeFileError: one line that names file, field and what came
 
 A name has no line breaks, control characters or marks of writing direction, so that it may go into a line of a log or a
 caption without another look; it still becomes a file's name only as a slug, and part of a page only as text.
@@ -36,7 +36,7 @@ AMOUNT = Maybe(Number(0, 1e18))
 REST = {"*": ANY}  # records grow: what is not read is not checked
 
 _WHERE = {"task": NAME, "protocol": NAME, "alpha": SHARE, "alpha_attribution": SHARE, "seed": COUNT}
-RUN = {
+RUN_RECORD = {
     "run_id": ID,
     "device": NAME,
     "description?": Maybe(WORDS),

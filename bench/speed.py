@@ -82,7 +82,7 @@ def time_method(variant: Any, problem: Any, repeats: int) -> tuple[dict[str, Any
     return {**rows[len(rows) // 2], **known, "all_seconds": [row["seconds"] for row in rows]}, scores
 
 
-def agreement(first: np.ndarray, second: np.ndarray) -> float:
+def rank_agreement(first: np.ndarray, second: np.ndarray) -> float:
     """Mean over queries of the Spearman correlation over training examples."""
     return float(np.nanmean(spearman_per_column(first.T.astype(np.float64), second.T.astype(np.float64))))
 
@@ -159,7 +159,7 @@ def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dic
         for variant in session.active:
             row, scores = time_method(variant, problem, repeats)
             first = scores if not rows else first
-            row["agrees"] = agreement(first, scores)
+            row["agrees"] = rank_agreement(first, scores)
             row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
             if isinstance(variant.method, BIF) and not variant.method.control_variate:
                 method = variant.method.fit(problem).method  # with the numbers that its pilot chose

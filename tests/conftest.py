@@ -17,7 +17,6 @@ os.environ |= {
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other; small tensors gain nothing from threads
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,22 +32,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
-@pytest.fixture(scope="module")
-def light_garbage_collection() -> Iterator[None]:
-    """kronfluence collects garbage at every step, and what all the imports left behind makes that slow."""
-    import kronfluence  # noqa: F401
-    import transformers  # noqa: F401
-
+@pytest.fixture(autouse=True)
+def light_garbage_collection() -> None:
+    """kronfluence collects garbage at every step: what the imports left behind would be looked through each time."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image folder and weights for GoogLeNet, made once: its network takes seconds."""
-    from tests.made_up import image_folder
+    from tests.helpers.made_up import image_folder
 
     return image_folder(tmp_path_factory.mktemp("images"))
 

@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import defaultdict
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,11 +27,12 @@ def files() -> dict[str, Path]:
     return found
 
 
-@lru_cache
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Every module that a file imports, inside functions too; a name that may be a module of its own is among them."""
     names = set()

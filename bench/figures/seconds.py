@@ -14,7 +14,7 @@ from bench.identity import file_slug
 from bench.results import Results
 from bench.style import PaperSize, looks
 
-PARTS = (("seconds", "fit + score"), ("fit_seconds", "fit"), ("score_seconds", "score"))
+SPANS = (("seconds", "fit + score"), ("fit_seconds", "fit"), ("score_seconds", "score"))
 SHORTEST = 1e-3  # seconds: a part that takes less is no part of the method
 
 
@@ -37,8 +37,8 @@ def draw_seconds(results: Results, size: PaperSize) -> Iterator[Drawing]:
         if once["alpha_attribution"].nunique() < 2:
             continue
         shapes = looks(list(zip(once["method"], once["series"])))
-        figure, axes = panel_row(len(PARTS), size, 2.0)
-        for axis, (column, name) in zip(axes, PARTS, strict=True):
+        figure, axes = panel_row(len(SPANS), size, 2.0)
+        for axis, (column, name) in zip(axes, SPANS, strict=True):
             for series, shape in shapes.items():
                 block = once[(once["series"] == series) & (once[column] > SHORTEST)]
                 if len(block):

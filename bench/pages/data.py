@@ -271,12 +271,12 @@ def scaling_points(results: Results) -> list[dict[str, Any]]:
     return found
 
 
-def rounded(value: Any) -> Any:
+def six_digits(value: Any) -> Any:
     """Numbers to six digits: half the page would be the rest."""
     if isinstance(value, Mapping):
-        return {key: rounded(item) for key, item in value.items()}
+        return {key: six_digits(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
+        return [six_digits(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value
@@ -285,14 +285,14 @@ def rounded(value: Any) -> Any:
 def report_data(results: Results, out: Path) -> dict[str, Any]:
     images, tokens = example_sets(results)
     return {
-        "rows": rounded(leaderboard(results)),
-        "pairs": rounded(paired_differences(results)),
-        "costs": rounded(costs(results)),
-        "grounds": rounded(grounds(results)),
+        "rows": six_digits(leaderboard(results)),
+        "pairs": six_digits(paired_differences(results)),
+        "costs": six_digits(costs(results)),
+        "grounds": six_digits(grounds(results)),
         "methods": methods(results),
         "runs": runs(results, out),
         "images": images,
         "tokens": tokens,
-        "scaling": rounded(scaling_points(results)),
+        "scaling": six_digits(scaling_points(results)),
         "left_out": results.left_out,
     }

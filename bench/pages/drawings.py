@@ -94,7 +94,7 @@ class _Rebuilding:
             if name == "viewBox":
                 _, _, width, height = map(float, value.split())
                 self.size = (width, height)
-            return f' {name}="{shortened(value)}"'
+            return f' {name}="{with_short_numbers(value)}"'
         self.refuse(f"the attribute {quoted(name, 40)} of {tag} as {quoted(value, 40)}")
         return ""
 
@@ -105,11 +105,11 @@ class _Rebuilding:
             if name not in PROPERTIES or not STYLE_VALUE.fullmatch(value) or "url" in value.lower():
                 self.refuse(f"the style {quoted(declaration, 60)}")
             if name not in UNSAID:
-                kept.append(f"{name}:{PAGE_COLOURS.get(value.lower(), shortened(value))}")
+                kept.append(f"{name}:{PAGE_COLOURS.get(value.lower(), with_short_numbers(value))}")
         return f' style="{html.escape(";".join(kept))}"' if kept else ""
 
 
-def shortened(text: str) -> str:
+def with_short_numbers(text: str) -> str:
     return LONG_NUMBER.sub(lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), text)
 
 

@@ -18,7 +18,7 @@ HOVER = [
 # Wheels scroll the page; with Shift they zoom.
 ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
 CHOSEN = {"name": "chosen", "select": {"type": "point", "fields": ["series"]}, "bind": "legend"}
-FADED = {"condition": {"param": "chosen", "value": 1}, "value": 0.12}
+FADED_UNLESS_CHOSEN = {"condition": {"param": "chosen", "value": 1}, "value": 0.12}
 COLOUR: dict[str, Any] = {"field": "series", "type": "nominal", "title": None, "scale": {"domain": [], "range": []}}
 SHAPE = {"field": "scores", "type": "nominal", "title": None, "scale": {"domain": ["raw", "train-normalised"]}}
 DASH = {"field": "scores", "type": "nominal", "title": None, "scale": {"domain": ["raw", "train-normalised"]}}
@@ -29,7 +29,7 @@ def lds_plot() -> dict[str, Any]:
     x = {"field": "alpha", "type": "quantitative", "title": "alpha retrain", "scale": {"zero": False, "padding": 16}}
     return {
         "height": 300,
-        "encoding": {"x": x, "color": COLOUR, "opacity": FADED},
+        "encoding": {"x": x, "color": COLOUR, "opacity": FADED_UNLESS_CHOSEN},
         "layer": [
             {"mark": {"type": "rule", "strokeWidth": 1}, "encoding": {"y": {"field": "low", "type": "quantitative"},
              "y2": {"field": "high"}}},
@@ -50,7 +50,7 @@ def cost_plot() -> dict[str, Any]:
     return {
         "height": 300,
         "transform": [{"filter": "datum.seconds > 0"}],
-        "encoding": {"x": x, "color": COLOUR, "opacity": FADED},
+        "encoding": {"x": x, "color": COLOUR, "opacity": FADED_UNLESS_CHOSEN},
         "layer": [
             {"mark": {"type": "rule"}, "encoding": {"y": {"field": "low", "type": "quantitative"},
              "y2": {"field": "high"}}},
@@ -71,7 +71,7 @@ def scaling_plot() -> dict[str, Any]:
     shape = {"field": "measured", "type": "nominal", "title": None, "scale": {"domain": ["measured", "projected"]}}
     return {
         "height": 300,
-        "encoding": {"x": x, "y": y, "color": COLOUR, "opacity": FADED},
+        "encoding": {"x": x, "y": y, "color": COLOUR, "opacity": FADED_UNLESS_CHOSEN},
         "layer": [
             {"mark": {"type": "line"}, "encoding": {"detail": {"field": "device"}}},
             {"params": [ZOOM, CHOSEN], "mark": {"type": "point", "filled": True, "size": 60},

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.scaling.methods import AXES, PRIVATE_FIELDS
+from bench.scaling.methods import FORMER_AXES, PRIVATE_FIELDS
 from bench.scaling.rows import make_rows
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import suite_configuration
@@ -49,7 +49,7 @@ def _with_specification(record: dict[str, Any], point: dict[str, Any], fit_sets:
             "configuration": asdict(suite_configuration(point["model"])),
             "model": point["model"],
             "method": method,
-            "axis": AXES.get(method, "train"),
+            "axis": FORMER_AXES.get(method, "train"),
             "options": record["options"][method],
             "weights_name": own["weights"],
         }

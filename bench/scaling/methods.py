@@ -19,7 +19,7 @@ PLUGINS = {
 }
 COMPARED = ("bif", "ekfac", "gradsim", "trak")
 GRADIENT_BYTES = 8 * 2**30
-AXES = {"bif": "draws", "ekfac": "layers"}  # of records from before a specification named its axis
+FORMER_AXES = {"bif": "draws", "ekfac": "layers"}  # of records from before a specification named its axis
 PRIVATE_FIELDS = ("text", "query_file", "tokenizer", "weights", "device")  # of a specification: paths of a machine
 KERNEL_SEQUENCES = 256  # with fewer training sequences than this, TRAK's projection is its smallest
 

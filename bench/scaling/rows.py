@@ -11,11 +11,11 @@ from typing import Any
 from bench.scaling.costs import draw_flops
 from bench.scaling.ekfac_rows import NO_PROJECTION, add_ekfac, no_time_left
 from bench.scaling.lines import Line, fit_line
-from bench.scaling.methods import AXES
+from bench.scaling.methods import FORMER_AXES
 from bench.scaling.sizes import MEMORY, whole_size
 from retrain.models.pythia_suite import Configuration
 
-ROW_COLUMNS = [
+POINT_COLUMNS = [
     "model", "parameters", "method", "load_seconds", "fit_seconds", "score_seconds", "peak_memory_bytes", "disk_bytes",
     "projected", "seconds_low", "seconds_high", "device", "error", "run_id",
     "train", "queries", "tokens", "draws", "fit_examples", "minibatch", "dtype", "weights", "text",
@@ -37,14 +37,14 @@ def make_rows(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | 
 
 
 def _axis(spec: dict[str, Any]) -> str:
-    return spec.get("axis") or AXES.get(spec["method"], "train")
+    return spec.get("axis") or FORMER_AXES.get(spec["method"], "train")
 
 
 def _identity(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | None) -> dict[str, Any]:
     """What a row says of its point, whatever came of it."""
     configuration = Configuration(**spec["configuration"])
     number_bytes = 4 if spec["dtype"] == "float32" else 2
-    row = dict.fromkeys(ROW_COLUMNS) | {
+    row = dict.fromkeys(POINT_COLUMNS) | {
         "model": configuration.name,
         "parameters": configuration.num_parameters,
         "method": spec["method"],

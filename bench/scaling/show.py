@@ -9,7 +9,7 @@ import pandas as pd
 
 from bench.record import without_nan
 from bench.scaling.estimate import method_label
-from bench.scaling.rows import ROW_COLUMNS
+from bench.scaling.rows import POINT_COLUMNS
 from bench.tables import bytes_text, duration, table
 from retrain.safe_files import write_whole
 
@@ -20,7 +20,7 @@ def write_table(out: Path, record: dict[str, Any], rows: Sequence[dict[str, Any]
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    write_whole(path, pd.DataFrame(list(rows), columns=ROW_COLUMNS).to_csv(index=False))
+    write_whole(path, pd.DataFrame(list(rows), columns=POINT_COLUMNS).to_csv(index=False))
 
 
 def show_rows(rows: Sequence[dict[str, Any]], wide: bool = False) -> str:

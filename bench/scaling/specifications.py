@@ -84,7 +84,7 @@ def weights_of(name: str, configuration: Configuration, random_weights: bool) ->
     return hub_name if hub_reachable(hub_name) else "random"
 
 
-def short_digest(data: bytes) -> str:
+def content_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
@@ -123,8 +123,8 @@ def _shared(request: SweepRequest) -> dict[str, Any]:
         "query_file": request.query_file,
         "tokens": request.tokens,
         "text": request.text,
-        "text_digest": short_digest(Path(request.text).read_bytes()) if request.text else "",
-        "query_digest": short_digest(json.dumps(pairs[: max(request.queries)]).encode()),
+        "text_digest": content_digest(Path(request.text).read_bytes()) if request.text else "",
+        "query_digest": content_digest(json.dumps(pairs[: max(request.queries)]).encode()),
         "device": str(device),
         "device_name": describe_device(device),
         "dtype": "bfloat16" if device.type == "cuda" else "float32",
@@ -185,7 +185,7 @@ def cost_fingerprint(method: str) -> str:
         {path for name in names for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))}
         | {CLOCK_FILE}
     )
-    return short_digest(b"".join(f"{path.name}\0".encode() + path.read_bytes() for path in files))
+    return content_digest(b"".join(f"{path.name}\0".encode() + path.read_bytes() for path in files))
 
 
 def point_config(spec: dict[str, Any], budget: tuple[float, float | None] | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from retrain.errors import UsageError
 from retrain.jobs import JobError, run_units, slurm
 from retrain.jobs.campaign import Campaign
-from tests.job_units import diary, unit, units
+from tests.helpers.job_units import diary, unit, units
 from tests.slurm.helpers import Background, done_events, held_by, running, tasks, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
@@ -116,7 +116,7 @@ DRIVER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in a shell's background inherits an ignored one
 sys.path[:0] = [{root!r}]
-from tests.job_units import units
+from tests.helpers.job_units import units
 from retrain.jobs import run_units
 from retrain.store import Store
 run_units(units({count}, **{payload!r}), Store({cache!r}), cluster="slurm", jobs=2, timeout_min=10)

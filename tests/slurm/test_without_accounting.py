@@ -8,7 +8,7 @@ from pathlib import Path
 
 from retrain.jobs.campaign import Campaign
 from retrain.work import unfinished_work
-from tests.job_units import diary, unit, units
+from tests.helpers.job_units import diary, unit, units
 from tests.slurm.helpers import Background, held_by, wait_for
 
 

@@ -1,0 +1,139 @@
+"""The pilot chooses what is left open: known answers on a quadratic, the same at every call, and blind to queries."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from baselines.bif.engine import Workbench
+from baselines.bif.method import BIF
+from baselines.bif.pilot import FEWEST_DRAWS, LOSS_PULL, MOST_DRAWS, RISE, Pilot, rounded
+from baselines.bif.presets import GRID, PAPER_SETTINGS
+from baselines.bif_cv import BIFControlVariate
+from baselines.method import Problem, load_method
+from tests.baselines.test_methods import make_problem
+from tests.helpers.planted import Planted
+
+TASK = Planted(num_train=120, num_queries=8)
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Problem:
+    return make_problem(TASK, tmp_path)
+
+
+def pilot_of(method: BIF, problem: Problem) -> Pilot:
+    pilot = method.fit(problem).pilot
+    assert pilot is not None
+    return pilot
+
+
+def test_a_quadratics_numbers_are_known(problem: Problem) -> None:
+    """Displacements of variance 1 / gamma raise half a squared error by |x|^2 / (2 gamma) on average."""
+    pilot = pilot_of(BIF(), problem)
+    inputs = torch.cat([TASK.train_data.inputs, torch.ones(TASK.num_train, 1)], 1)
+    expected = float(inputs.square().sum(1).mean()) / 2 / RISE
+    assert expected / 2 <= pilot.gamma <= 4 * expected
+    assert pilot.gamma == rounded(pilot.gamma)
+    assert pilot.rise <= RISE
+    assert pilot.step_size == 1 / pilot.gamma
+    largest = float(torch.linalg.eigvalsh(inputs.T @ inputs / TASK.num_train)[-1])
+    assert 0.75 * largest < pilot.curvature < 1.01 * largest, "ten steps of a power iteration come so near"
+    assert pilot.n_beta == rounded(LOSS_PULL * pilot.gamma / pilot.curvature)
+    assert FEWEST_DRAWS <= pilot.draws <= MOST_DRAWS
+
+
+def test_it_is_a_function_of_the_seed_and_looks_at_no_query(problem: Problem) -> None:
+    before, draws = copy.deepcopy(problem.model.state_dict()), torch.get_rng_state()
+    pilot = pilot_of(BIF(), problem)
+    other = replace(problem, queries=problem.queries.select([3]), attributed_indices=np.array([7]))
+    assert pilot_of(BIF(), other) == pilot
+    assert all(torch.equal(value, before[name]) for name, value in problem.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), draws), "the global generator is the harness's"
+
+
+def test_what_is_given_is_kept(problem: Problem) -> None:
+    method = BIF(gamma=300.0, draws=40)
+    fitted = method.fit(problem)
+    assert (fitted.method.gamma, fitted.method.draws, fitted.method.step_size) == (300.0, 40, 1 / 300.0)
+    assert "effective_share" not in fitted.pilot.shown()  # type: ignore[union-attr]
+    everything = BIF(gamma=300.0, draws=40, step_size=0.001, n_beta=5.0)
+    assert everything.fit(problem).method is everything
+    assert everything.fit(problem).pilot is None
+    assert everything.pack_fit(everything.fit(problem)) is None
+    with pytest.raises(ValueError, match="n_beta not chosen yet"):
+        Workbench(replace(everything, n_beta=0.0), TASK, problem.model, problem.train, problem.queries)
+    with pytest.raises(ValueError, match="leaves it to the pilot"):
+        BIF(gamma=-1.0)
+
+
+def test_a_slow_chain_gets_more_draws(problem: Problem) -> None:
+    fast = pilot_of(BIF(gamma=50.0, n_beta=1.0), problem)
+    slow = pilot_of(BIF(gamma=50.0, n_beta=1.0, step_size=1e-4), problem)
+    assert fast.draws < slow.draws == MOST_DRAWS
+    assert slow.effective_share < 0.2 < fast.effective_share
+
+
+def test_rmsprop_steps_are_as_much_shorter_as_its_metric_is_longer(problem: Problem) -> None:
+    pilot = pilot_of(BIF(sampler="rmsprop_sgld", n_beta=10.0, draws=10), problem)
+    assert pilot.step_size * pilot.gamma == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"localiser": "kronecker", "damping": 1.0, "control_variate": True}])
+def test_a_kept_fit_is_the_fit(problem: Problem, options: dict) -> None:
+    method = BIF(**options, draws=20)
+    fitted = method.fit(problem)
+    packed = method.pack_fit(fitted)
+    assert packed is not None
+    again = method.unpack_fit(problem, packed)
+    assert again.pilot.shown() == fitted.pilot.shown()  # type: ignore[union-attr]
+    assert again.method == fitted.method
+    assert torch.equal(method.score(problem, again).scores, method.score(problem, fitted).scores)
+
+
+def test_the_defaults_find_the_influential_on_a_task_nobody_tuned(problem: Problem) -> None:
+    answer = BIF().score(problem, None)
+    truth = TASK.exact_inclusion_effect()
+    found = np.mean([spearmanr(truth[j], answer.scores[j]).statistic for j in range(TASK.num_queries)])
+    assert found > 0.8
+    assert "mixing" not in answer.diagnostics
+    assert answer.diagnostics["pilot"]["draws"] * 4 == answer.diagnostics["num_draws"]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1.0, 1.0), (3.0, 2.0), (3.3, 5.0), (8e4, 1e5), (1.4e-3, 1e-3)])
+def test_rounded_numbers(value: float, expected: float) -> None:
+    assert rounded(value) == expected
+
+
+# ---- settings from elsewhere ----
+
+
+def test_grids_are_small_and_every_setting_is_one() -> None:
+    for method in ("bif", "bif_cv", "bif_devinterp"):
+        grid = load_method(method).grid
+        settings = [dict(zip(part, values)) for part in grid for values in _crossed(part)]  # type: ignore[arg-type]
+        assert 4 <= len(settings) <= 12
+        assert len({str(sorted(setting.items())) for setting in settings}) == len(settings)
+        for setting in settings:
+            load_method(method, **setting)
+    regimes = [part for part in GRID if part.get("sampler") == ("rmsprop_sgld",)]
+    assert [part["n_beta"] for part in regimes] == [(1.0, 10.0, 100.0)]
+    assert all(part["burn_in"] > (0,) for part in regimes)
+
+
+def _crossed(part: dict) -> list[tuple]:
+    from itertools import product
+
+    return list(product(*part.values()))
+
+
+def test_the_papers_settings_leave_nothing_to_a_pilot() -> None:
+    for settings in PAPER_SETTINGS.values():
+        assert BIF(**settings).left_to_the_pilot == ()
+    images = BIF(**BIF().settings_in_paper(TASK))
+    assert (images.chains, images.draws, images.step_size, images.n_beta, images.gamma) == (4, 100, 1e-5, 200.0, 1e4)
+    assert BIFControlVariate(gamma=1e4, n_beta=200.0).left_to_the_pilot == ("step_size",)

@@ -1,0 +1,230 @@
+"""Per-token scores: the token-by-token matrix against kept traces, against the sequence level, and the page of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from baselines.bif.engine import Workbench
+from baselines.bif.method import BIF
+from baselines.bif.tokens import token_bif
+from baselines.method import Problem
+from bench.token_scores import strongest_pairs
+from bench.tokens import main
+from bench.tokens_page import packed, unpacked
+from retrain.errors import UsageError
+from retrain.examples import Examples
+from retrain.tasks.tinylm import TinyLM
+from tests.baselines.test_methods import make_problem
+from tests.helpers.browser import CHROMEDRIVER, CHROMIUM, Browser
+from tests.helpers.planted import Planted
+
+METHOD = BIF(chains=2, draws=17, burn_in=2, step_size=3e-4, n_beta=300.0, gamma=1000.0, minibatch=10)
+SMALL = {
+    "length": 8, "num_train": 24, "num_queries": 10, "hidden": 16, "layers": 1, "heads": 2, "pretraining_steps": 40,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
+    task = TinyLM(**SMALL)  # type: ignore[arg-type]
+    device = torch.device("cpu")
+    return Problem(
+        task=task,
+        model=task.train_base(init_seed=0, order_seed=0, device=device),
+        train=task.train_data,
+        attributed_indices=np.arange(20)[::-1].copy(),
+        queries=task.query_data.select(range(6)),
+        seed=1,
+        device=device,
+        scratch=tmp_path_factory.mktemp("tokens"),
+    )
+
+
+EVERY_PAIR = [(query, train) for query in range(6) for train in range(20)]
+
+
+def test_the_average_over_tokens_is_the_sequence_score(problem: Problem) -> None:
+    """Implementations A and B on the same draws, and A is what the method itself gives."""
+    tokens = token_bif(METHOD, problem, EVERY_PAIR)
+    averaged = torch.stack([matrix.double().mean() for matrix in tokens.covariance])
+    assert spearmanr(averaged, tokens.sequence).statistic >= 0.999
+    torch.testing.assert_close(averaged, tokens.sequence, rtol=1e-4, atol=1e-5 * float(tokens.sequence.abs().max()))
+    scores = METHOD.score(problem, None).scores.flatten()
+    torch.testing.assert_close(averaged.float(), scores, rtol=1e-3, atol=1e-4 * float(scores.abs().max()))
+    assert spearmanr(averaged, scores).statistic >= 0.999
+
+
+def test_tokens_see_the_localiser_that_sequences_see(problem: Problem) -> None:
+    method = BIF(**{**METHOD.__dict__, "localiser": "kronecker"})
+    pairs = EVERY_PAIR[:20]
+    torch.manual_seed(0)
+    averaged = torch.stack([matrix.mean() for matrix in token_bif(method, problem, pairs).covariance])
+    torch.manual_seed(0)  # the curvature's labels are drawn from the global generator
+    scores = method.score(problem, method.fit(problem)).scores[0]
+    torch.testing.assert_close(averaged, scores, rtol=1e-3, atol=1e-3 * float(scores.abs().max()))
+    with pytest.raises(UsageError, match="control_variate=false"):
+        token_bif(BIF(control_variate=True), problem, pairs)
+
+
+@pytest.mark.parametrize("centring", ["pooled", "chain"])
+def test_streamed_sums_are_the_kept_traces_covariance(problem: Problem, centring: str) -> None:
+    method = BIF(**{**METHOD.__dict__, "centring": centring})
+    pairs = [(4, 3), (0, 19), (4, 7)]
+    tokens = token_bif(method, problem, pairs)
+    both = Examples(
+        torch.cat([problem.queries.inputs, problem.attributed.inputs]),
+        torch.cat([problem.queries.targets, problem.attributed.targets]),
+    )
+    workbench = Workbench(method, problem.task, problem.model, problem.train, both)
+    with torch.no_grad():
+        traces = np.array(
+            [
+                [problem.task.loss(workbench.model, (both.inputs, both.targets)).numpy().copy() for _ in draws]
+                for draws in (workbench.draws(problem.seed, chain) for chain in range(method.chains))
+            ],
+            dtype=np.float64,
+        )  # (chains, draws, sequences, tokens)
+    traces -= traces.mean((0, 1) if centring == "pooled" else 1, keepdims=True)
+    freedom = 34 - (1 if centring == "pooled" else 2)
+    for k, (query, train) in enumerate(pairs):
+        expected = -np.einsum("cdq,cdt->qt", traces[:, :, query], traces[:, :, 6 + train]) / freedom
+        spreads = [np.sqrt((traces[:, :, s] ** 2).sum((0, 1)) / freedom) for s in (query, 6 + train)]
+        np.testing.assert_allclose(tokens.covariance[k], expected, rtol=1e-3, atol=2e-5 * np.abs(expected).max())
+        correlation = expected / spreads[0][:, None] / spreads[1]
+        np.testing.assert_allclose(tokens.correlation[k], correlation, rtol=1e-3, atol=1e-4)
+        assert tokens.correlation[k].abs().max() <= 1.0001
+
+
+def test_blocks_of_pairs_see_the_same_draws(problem: Problem) -> None:
+    pairs = [(0, 1), (5, 0)]
+    at_once, in_blocks = token_bif(METHOD, problem, pairs), token_bif(METHOD, problem, pairs, block=1)
+    assert in_blocks.diagnostics["blocks"] == 2
+    for one, other in zip(at_once.covariance, in_blocks.covariance, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
+
+
+def test_bad_questions_are_one_line(problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"pair 6:0 is out of range; expected a query below 6"):
+        token_bif(METHOD, problem, [(6, 0)])
+    with pytest.raises(UsageError, match="no pair was given"):
+        token_bif(METHOD, problem, [])
+    with pytest.raises(UsageError, match="has no tokens"):
+        token_bif(METHOD, make_problem(Planted(), tmp_path), [(0, 0)])
+    monkeypatch.setattr("baselines.bif.tokens.free_bytes", lambda _: 1000)
+    with pytest.raises(UsageError, match="GiB free may be used; take fewer pairs"):
+        token_bif(METHOD, problem, [(0, 0)])
+
+
+def test_a_chain_that_diverges_is_named(problem: Problem) -> None:
+    with pytest.raises(FloatingPointError, match="0 of 1 bif chains are healthy"):
+        token_bif(BIF(chains=1, draws=5, step_size=50.0, gamma=1e4, n_beta=200.0, minibatch=10), problem, [(0, 0)])
+
+
+# ---- the command and its page ----
+
+
+def test_a_matrix_survives_being_packed_into_bytes() -> None:
+    matrix = np.random.default_rng(0).normal(size=(5, 7)) ** 3
+    largest = np.abs(matrix).max()
+    shown = unpacked(packed(matrix))
+    # Half a level of the square root: fine where scores are small, a hundredth where they are large.
+    limit = np.sqrt(np.abs(matrix) * largest) / 127 + largest / 127**2
+    assert (np.abs(shown - matrix) <= limit).all()
+    assert (unpacked(packed(np.zeros((2, 3)))) == 0).all()
+
+
+def test_the_strongest_pairs_are_of_different_sequences() -> None:
+    scores = np.array([[-9.0, 1.0, 2.0], [300.0, -100.0, 90.0], [1.0, 8.0, -1.0]])
+    same = np.zeros((3, 3), dtype=bool)
+    same[0, 0] = True
+    assert strongest_pairs(scores, same, 3) == [(2, 1), (1, 0), (0, 2)]
+    assert strongest_pairs(scores, ~np.eye(3, dtype=bool), 3) == [(0, 0), (1, 1), (2, 2)]
+    assert strongest_pairs(scores, np.ones((3, 3), dtype=bool), 3) == []
+
+
+def command(out: Path, *extra: str) -> int:
+    task = [part for name, value in SMALL.items() for part in ("--set", f"tinylm.{name}={value}")]
+    return main(
+        ["--task", "tinylm", *task, "--device", "cpu", "--cache", str(out / "cache"), "--out", str(out), *extra]
+    )
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out")
+    options = ("draws=20", "chains=2", "gamma=1e3", "step_size=3e-4")
+    sampling = [word for option in options for word in ("--set", f"bif.{option}")]
+    assert command(out, "--top", "2", *sampling) == 0
+    return out
+
+
+def test_the_command_writes_its_record_and_its_numbers(written: Path) -> None:
+    record = json.loads((written / "tokens.json").read_text())
+    arrays = np.load(written / "tokens.npz")
+    assert record["n"] == {"train": 24, "queries": 8, "tokens": 8, "pairs": 2}
+    assert record["diagnostics"]["num_draws"] == 40
+    assert record["command"].startswith("python -m bench.tokens --task tinylm")
+    assert record["versions"]["torch"]
+    for pair in record["pairs"]:
+        name = f"{pair['query']}-{pair['train']}"
+        assert (written / f"tokens-{name}.png").read_bytes().startswith(b"\x89PNG")
+        matrix = arrays[f"covariance-{name}"]
+        assert matrix.shape == (len(pair["query_tokens"]), len(pair["train_tokens"])) == (8, 8)
+        assert matrix.astype(np.float64).mean() == pytest.approx(pair["score"], rel=1e-3)
+
+
+def test_ekfac_writes_a_score_for_every_training_token(tmp_path: Path) -> None:
+    assert command(tmp_path, "--method", "ekfac", "--pairs", "1:5", "2:0") == 0
+    record, arrays = json.loads((tmp_path / "tokens.json").read_text()), np.load(tmp_path / "tokens.npz")
+    assert record["diagnostics"]["largest_gap_between_sums_and_scores"] < 1e-3
+    assert arrays["score-1-5"].shape == (1, 8)
+    assert arrays["score-1-5"].sum() == pytest.approx(record["pairs"][0]["score"], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pairs", "0:1"], "there is no query 0 here"),  # a tune query
+        (["--pairs", "1:99"], "there is no training sequence 99 here; 24 are"),
+        (["--task", "digits"], "has no tokens"),
+    ],
+)
+def test_bad_commands_are_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = [] if "--task" in words else ["--task", "tinylm", "--set", "tinylm.num_train=24"]
+    assert main([*task, *words, "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+@pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="no Chromium and chromedriver here")
+def test_the_page_colours_tokens_by_pointer_and_by_keyboard(written: Path) -> None:
+    coloured = "return [...document.querySelectorAll('#{} .token')].map((t) => t.style.background)"
+    record = json.loads((written / "tokens.json").read_text())
+    first = record["pairs"][0]
+    matrix = np.load(written / "tokens.npz")[f"correlation-{first['query']}-{first['train']}"]
+    with Browser() as browser:
+        for theme in ("light", "dark"):
+            browser.look(1100, 800, theme)
+            browser.open(written / "tokens.html")
+            browser.run("document.querySelectorAll('#query .token')[3].click()")
+            colours = browser.run(coloured.format("train"))
+            strongest = int(np.abs(matrix[3]).argmax())
+            assert ("--helps" if matrix[3, strongest] < 0 else "--harms") in colours[strongest]
+            assert browser.run(coloured.format("query")) == [""] * 8
+            assert "Query token 4" in browser.run("return document.getElementById('said').textContent")
+        key = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
+        browser.run(key % "Escape")
+        browser.run("document.querySelectorAll('#train .token')[0].focus()")
+        browser.run(key % "ArrowRight")
+        browser.run(key % "Enter")
+        assert "Training token 2" in browser.run("return document.getElementById('said').textContent")
+        assert browser.run("return document.querySelectorAll('[aria-pressed=true]').length") == 1
+        assert any(browser.run(coloured.format("query")))
+        assert browser.console() == []

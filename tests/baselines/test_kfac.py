@@ -1,0 +1,227 @@
+"""kfac: exact where the Fisher is a Kronecker product, and kronfluence's EK-FAC everywhere at equal settings."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import nn
+
+from baselines.kfac import KFAC
+from baselines.method import Problem, load_method
+from baselines.support.damping import damped
+from baselines.support.gradients import PerExampleGradients
+from retrain.errors import UsageError
+from retrain.examples import Examples
+from retrain.losses import CrossEntropy, SquaredError
+from retrain.tasks import load_task
+from tests.baselines.test_methods import make_problem, run
+from tests.helpers.planted import Planted
+
+CPU = torch.device("cpu")
+
+
+def a_problem(task: Any, model: nn.Module, train: Examples, queries: Examples, scratch: Path) -> Problem:
+    return Problem(
+        task=task, model=model.eval(), train=train, attributed_indices=np.arange(len(train)), queries=queries, seed=3,
+        device=CPU, scratch=scratch,
+    )  # fmt: skip
+
+
+def influence(model: nn.Module, function: Any, curvature: torch.Tensor, damping: float, problem: Problem) -> Any:
+    """(scores, scale) from the dense matrix, over the weight's numbers and then the bias's."""
+    gradients = PerExampleGradients(model, function)
+    query, train = (gradients((e.inputs, e.targets)).double() for e in (problem.queries, problem.attributed))
+    inverse = torch.linalg.inv(curvature.double() + damping * torch.eye(len(curvature)))
+    return -(query @ inverse @ train.T).float(), (train @ inverse * train).sum(1).sqrt().float()
+
+
+@pytest.mark.parametrize("damping", [1e-6, 0.3])
+def test_linear_regression_is_exact(tmp_path: Path, damping: float) -> None:
+    """One output: the Fisher is E[x x^T], bias included, and labels=exact leaves nothing to chance."""
+    task = Planted(num_train=60, num_queries=7)
+    problem = make_problem(task, tmp_path)
+    inputs = torch.cat([task.train_data.inputs, torch.ones(60, 1)], dim=1)
+    expected = influence(problem.model, SquaredError().per_example, inputs.T @ inputs / 60, damping, problem)
+    answer = run(KFAC(damping=damping, labels="exact"), problem)
+    torch.testing.assert_close(answer.scores, expected[0], rtol=1e-3, atol=1e-4 * float(expected[0].abs().max()))
+    torch.testing.assert_close(answer.train_scale, expected[1], rtol=1e-3, atol=1e-5)
+
+
+class Classifier(nn.Sequential):
+    """A plain task's worth of model; its loss is cross-entropy."""
+
+    loss_function = CrossEntropy()
+
+
+def classification(*layers: nn.Module, tmp_path: Path, num_train: int = 50) -> Problem:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(num_train + 8, 5, generator=generator)
+    data = Examples(inputs, torch.randint(3, (len(inputs),), generator=generator))
+    model = Classifier(*layers)
+    train, queries = data.select(range(num_train)), data.select(range(num_train, len(data)))
+    return a_problem(model, model, train, queries, tmp_path)
+
+
+def dense_fisher(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Mean over examples of the sum over classes of p_c g_c g_c^T."""
+    probabilities = model(inputs).softmax(-1).detach()
+    gradients = PerExampleGradients(model, CrossEntropy().per_example)
+    parts = []
+    for label in range(3):
+        rows = gradients((inputs, torch.full((len(inputs),), label)))
+        parts.append((rows * probabilities[:, label, None]).T @ rows)
+    return torch.stack(parts).sum(0) / len(inputs)
+
+
+def test_a_softmax_layer_with_constant_probabilities_is_exact(tmp_path: Path) -> None:
+    """Without weights every class is as likely for every input: the Fisher is a Kronecker product."""
+    layer = nn.Linear(5, 3, bias=False)
+    nn.init.zeros_(layer.weight)
+    problem = classification(layer, tmp_path=tmp_path)
+    fisher = dense_fisher(problem.model, problem.train.inputs)
+    for damping in (1e-3, 1.0):
+        expected, scale = influence(problem.model, CrossEntropy().per_example, fisher, damping, problem)
+        answer = run(KFAC(damping=damping, labels="exact"), problem)
+        torch.testing.assert_close(answer.scores, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+        torch.testing.assert_close(answer.train_scale, scale, rtol=1e-3, atol=1e-4)
+
+
+def test_a_small_network_is_near_each_layers_dense_damped_influence(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    problem = classification(nn.Linear(5, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3), tmp_path=tmp_path)
+    fisher = dense_fisher(problem.model, problem.train.inputs)
+    layers = torch.cat([torch.full((size,), k) for k, size in enumerate((36, 6, 6, 21))])  # weight and bias together
+    fisher *= layers[:, None] == layers
+    expected, _ = influence(problem.model, CrossEntropy().per_example, fisher, 0.05, problem)
+    answer = run(KFAC(damping=0.05, labels="exact"), problem).scores
+    plain = run(load_method("gradsim"), problem).scores
+    found, without = (torch.corrcoef(torch.stack([s.flatten(), expected.flatten()]))[0, 1] for s in (answer, plain))
+    assert found > 0.95
+    assert without < 0.85
+    assert 0.8 < answer.norm() / expected.norm() < 1.25, "the damped curvature has the right size too"
+
+
+def test_sampled_labels_come_near_the_exact_fisher(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    problem = classification(nn.Linear(5, 3), tmp_path=tmp_path, num_train=4000)
+    exact, sampled = (KFAC(labels=labels).fit(problem)[0].eigenvalues for labels in ("exact", "sampled"))
+    torch.testing.assert_close(exact.sum(), sampled.sum(), rtol=0.05, atol=0)
+    assert not torch.equal(exact, sampled)
+
+
+# ---- kronfluence ----
+
+
+@pytest.fixture(scope="module")
+def language() -> tuple[Any, nn.Module]:
+    task = load_task("tinylm", num_train=60, num_queries=10, pretraining_steps=30, layers=1)
+    return task, task.build_model(0)
+
+
+@pytest.fixture(scope="module")
+def images() -> tuple[Any, nn.Module]:
+    task = load_task("digits", num_train=150, epochs=2)
+    return task, task.train_base(init_seed=0, order_seed=0, device=CPU)
+
+
+@pytest.mark.parametrize("kind", ["images", "language"])
+def test_it_is_kronfluences_ekfac(kind: str, request: Any, tmp_path: Path) -> None:
+    """At equal damping, layers, fitting set and batches: the same sampled labels, and so the same scores."""
+    task, model = request.getfixturevalue(kind)
+    problem = a_problem(task, model, task.train_data, task.query_data.select(range(10)), tmp_path)
+    theirs, ours = load_method("ekfac", fit_batch_size=40), KFAC(layers="kronfluence", fit_batch_size=40)
+    their_fit, our_fit = theirs.fit(problem), ours.fit(problem)
+    for settings in ({"damping": 1e-4}, {}, {"relative_damping": 0.02}):
+        expected = replace(theirs, **settings).score(problem, their_fit)
+        found = replace(ours, **settings).score(problem, our_fit)
+        assert spearmanr(expected.scores.flatten(), found.scores.flatten()).statistic > 0.999
+        assert (expected.scores - found.scores).norm() < 0.01 * expected.scores.norm()
+        torch.testing.assert_close(found.train_scale, expected.train_scale, rtol=0.01, atol=0)
+
+
+@pytest.mark.cuda
+def test_it_is_kronfluences_ekfac_on_a_gpu(images: tuple[Any, nn.Module], tmp_path: Path) -> None:
+    task, model = images
+    device = torch.device("cuda")
+    problem = a_problem(task, copy.deepcopy(model).to(device), task.train_data, task.query_data, tmp_path)
+    problem = replace(problem, device=device)
+    found = [run(load_method("ekfac"), problem), run(KFAC(layers="kronfluence"), problem)]
+    assert spearmanr(found[0].scores.flatten(), found[1].scores.flatten()).statistic > 0.98
+    assert torch.equal(run(KFAC(layers="kronfluence"), problem).scores, found[1].scores), "deterministic"
+
+
+def test_a_sequences_curvature_is_that_of_its_mean_loss(language: tuple[Any, nn.Module], tmp_path: Path) -> None:
+    """Larger than kronfluence's by the number of tokens, and over every layer."""
+    task, model = language
+    problem = a_problem(task, model, task.train_data, task.query_data, tmp_path)
+    pattern = "query_key_value"
+    ours, theirs = (KFAC(parameters=pattern, layers=layers).fit(problem)[0] for layers in ("all", "kronfluence"))
+    torch.testing.assert_close(ours.eigenvalues, 32 * theirs.eigenvalues)
+    groups = KFAC()._gradients(problem).groups
+    assert {name for group in groups for name in group} == {name for name, _ in model.named_parameters()}
+    kronfluences = KFAC(layers="kronfluence")._gradients(problem).groups
+    assert not any("embed" in name or "norm" in name or "head" in name for group in kronfluences for name in group)
+
+
+def test_unhookable_models_work(tmp_path: Path) -> None:
+    """Gradients by vmap come multiplied out; the layers' sides are then those of the products."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 5))
+            self.linear = nn.Linear(5, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.linear(inputs * self.scale)
+
+    torch.manual_seed(0)
+    problem = classification(Scaled(), tmp_path=tmp_path)
+    answer = run(KFAC(damping=0.01, labels="exact"), problem)
+    assert answer.diagnostics["gradients_by"] == "vmap"
+    fisher = dense_fisher(problem.model, problem.train.inputs)
+    expected, _ = influence(problem.model, CrossEntropy().per_example, fisher, 0.01, problem)
+    assert torch.corrcoef(torch.stack([answer.scores.flatten(), expected.flatten()]))[0, 1] > 0.9
+
+
+# ---- options ----
+
+
+def test_relative_damping_is_a_share_of_each_layers_mean() -> None:
+    eigenvalues = torch.tensor([[0.0, 1.0], [3.0, 0.0]])
+    torch.testing.assert_close(damped(eigenvalues, None, 0.5), eigenvalues + 0.5)
+    torch.testing.assert_close(damped(eigenvalues, 1e-3, 0.5), eigenvalues + 1e-3)
+
+
+def test_bad_options_are_said(tmp_path: Path) -> None:
+    for options, said in (
+        ({"damping": -1.0}, "damping is -1.0"),
+        ({"damping": "high"}, "expected a number"),
+        ({"relative_damping": 0.0}, "damps nothing"),
+        ({"layers": "linear"}, "available: all, kronfluence"),
+        ({"labels": "true"}, "available: sampled, exact"),
+        ({"fit_examples": -1}, "fit_examples is -1"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            load_method("kfac", **options)
+    problem = classification(nn.Linear(5, 3), tmp_path=tmp_path)
+    with pytest.raises(UsageError, match='"nothing", which no trainable'):
+        KFAC(parameters="nothing").fit(problem)
+    with pytest.raises(UsageError, match="no regular expression"):
+        KFAC(parameters="(").fit(problem)
+    sequences = Examples(torch.zeros(4, 3, dtype=torch.long), torch.zeros(4, 3, dtype=torch.long))
+    with pytest.raises(UsageError, match="take labels=sampled"):
+        KFAC(labels="exact").fit(replace(problem, train=sequences))
+
+
+def test_fewer_fitting_examples_are_drawn_at_random(tmp_path: Path) -> None:
+    problem = make_problem(Planted(num_train=100), tmp_path)
+    some = run(KFAC(fit_examples=40, damping=0.1, labels="exact"), problem)
+    everything = run(KFAC(damping=0.1, labels="exact"), problem)
+    assert not torch.allclose(some.scores, everything.scores)
+    assert torch.corrcoef(torch.stack([some.scores.flatten(), everything.scores.flatten()]))[0, 1] > 0.9

@@ -1,0 +1,203 @@
+"""bench.scaling's problem and its methods: shapes, queries and text, what runs take by arithmetic, known scores."""
+
+import json
+import lzma
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baselines.method import Problem, load_method
+from bench.scaling.costs import activation_numbers, chain_bytes, draw_flops, ekfac_needs, lambda_flops
+from bench.scaling.memory import activation_bytes
+from bench.scaling.memory import main as memory_command
+from bench.scaling.problem import (
+    ByteTokenizer,
+    CompletionLoss,
+    ScalingTask,
+    load_queries,
+    query_examples,
+    repeated,
+    train_examples,
+)
+from retrain.errors import UsageError
+from retrain.examples import Examples
+from retrain.models.pythia_suite import SUITE, Configuration, build_random, suite_configuration
+
+KNOWN = {
+    "14m": 14_067_712, "70m": 70_426_624, "160m": 162_322_944, "410m": 405_334_016, "1b": 1_011_781_632,
+    "1.4b": 1_414_647_808, "2.8b": 2_775_208_960, "6.9b": 6_857_302_016, "12b": 11_846_072_320,
+}  # fmt: skip
+SMALL = Configuration(name="t", hidden=16, layers=1, heads=2, intermediate=32, vocabulary=64)
+
+
+# ---- shapes ----
+
+
+def test_parameter_counts_are_the_published_ones() -> None:
+    assert {name: SUITE[name].num_parameters for name in KNOWN} == KNOWN
+
+
+def test_a_built_model_has_the_counts_and_names_that_its_configuration_says() -> None:
+    configuration = Configuration(name="t", hidden=32, layers=2, heads=2, intermediate=64, vocabulary=96)
+    model = build_random(configuration, dtype=torch.float32)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert sum(math.prod(shape) for shape in shapes.values()) == configuration.num_parameters
+    embedding = next(shape for name, shape in shapes.items() if "embed_in" in name)
+    assert configuration.num_parameters - math.prod(embedding) == configuration.num_token_parameters
+    weights = [shape for name, shape in shapes.items() if ".layers." in name and len(shape) == 2]
+    assert sorted(weights) == sorted((d_out, d_in) for d_in, d_out in configuration.linear_shapes)
+    again = build_random(configuration, dtype=torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+
+def test_unknown_model_is_one_line() -> None:
+    with pytest.raises(UsageError, match='unknown model "3b"; expected one of 14m'):
+        suite_configuration("3b")
+
+
+# ---- what runs take, by arithmetic ----
+
+
+def test_factors_of_the_largest_model_of_the_paper_take_41_gib() -> None:
+    assert SUITE["2.8b"].factor_bytes(2) / 2**30 == pytest.approx(41, abs=0.5)  # sec:appendix-scaling
+
+
+def test_the_floor_of_a_draw() -> None:
+    # 2 d per token of 418 sequences and 6 d per token of 32, 150 tokens each
+    assert draw_flops(1e9, 400, 18, 32, 150) == 1e9 * 150 * (2 * 418 + 6 * 32)
+    assert draw_flops(1e9, 10, 18, 32, 150) == 1e9 * 150 * (2 * 28 + 6 * 10)  # no minibatch beyond the training set
+
+
+def test_turning_a_gradient_outweighs_making_it() -> None:
+    """Why a fitting sequence of 150 tokens costs so much: two products with the eigenvectors of every layer."""
+    made = 150 * 8.0 * SUITE["2.8b"].num_token_parameters
+    assert lambda_flops(SUITE["2.8b"], 150) / made > 10
+
+
+def test_activations_of_a_known_model_are_counted() -> None:
+    one, two, three = (activation_bytes(SUITE["14m"].with_layers(k), 2, 10, torch.bfloat16) for k in (1, 2, 3))
+    assert three - two == two - one > 2 * 10 * SUITE["14m"].hidden * 2, "every block keeps as much, its input at least"
+    assert activation_bytes(SUITE["14m"].with_layers(1), 4, 10, torch.bfloat16) == pytest.approx(2 * one, rel=0.01)
+    arithmetic = 2 * activation_numbers(SUITE["14m"].with_layers(3), 2, 10)
+    assert arithmetic == pytest.approx(three, rel=0.02)
+    assert chain_bytes(SUITE["14m"], 2, 10) > 6 * SUITE["14m"].num_parameters
+
+
+def test_ekfac_of_the_largest_models_takes_more_than_a_machine_has() -> None:
+    """Measured on a H200: two blocks of the width of 1.4b peak at 4.37 GB."""
+    assert ekfac_needs(SUITE["1.4b"].with_layers(2), 150).memory_bytes == pytest.approx(4.37e9, rel=0.05)
+    needs = ekfac_needs(SUITE["12b"], 150)
+    assert needs.disk_bytes > 180 * 2**30
+    assert needs.memory_bytes > 140 * 2**30
+
+
+def test_the_memory_command_needs_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert memory_command(["--from", str(tmp_path / "none.csv")]) == 2
+    assert "measure first" in capsys.readouterr().err
+
+
+# ---- the problem ----
+
+
+def test_only_the_completion_counts() -> None:
+    examples = query_examples([("ab", "cd"), ("a", "bcdefghij")], ByteTokenizer(256), tokens=6)
+    assert examples.inputs[0].tolist() == [97, 98, 99, 0, 0, 0]
+    assert examples.targets[0].tolist() == [-100, 99, 100, -100, -100, -100]
+    assert examples.targets[1].tolist() == [98, 99, 100, 101, 102, 103]
+    outputs = torch.randn(2, 6, 256)
+    losses = CompletionLoss().per_example(outputs, examples.targets).mean(1)
+    logs = outputs.log_softmax(-1)
+    assert losses[0] == pytest.approx(float(-(logs[0, 1, 99] + logs[0, 2, 100]) / 2), rel=1e-5)
+    longer = query_examples([("ab", "cd")], ByteTokenizer(256), tokens=9)
+    padded = torch.cat([outputs[:1], torch.randn(1, 3, 256)], dim=1)
+    assert CompletionLoss().per_example(padded, longer.targets).mean(1)[0] == pytest.approx(float(losses[0]), rel=1e-5)
+
+
+def test_our_queries_are_eighteen_and_a_bad_file_is_named(tmp_path: Path) -> None:
+    assert len(load_queries(None)) == 18
+    assert repeated(load_queries(None), 180)[18:36] == load_queries(None)
+    (tmp_path / "q.json").write_text('[{"prompt": "a"}]')
+    with pytest.raises(UsageError, match="expected a JSON list"):
+        load_queries(str(tmp_path / "q.json"))
+
+
+def test_fitting_sequences_are_the_rest_of_the_documents_and_then_the_start_again(tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl.xz"
+    documents = ["abcdefgh", "no", "ABCDE"]
+    path.write_bytes(lzma.compress("\n".join(json.dumps({"text": text}) for text in documents).encode()))
+    made: Any = lambda count, least: train_examples(  # noqa: E731
+        count, 3, 256, text=str(path), tokenizer=ByteTokenizer(256), seed=0, least=least
+    )
+    assert ["".join(map(chr, row)) for row in made(5, 2).inputs.tolist()] == ["abc", "ABC", "efg", "abc", "ABC"]
+    with pytest.raises(UsageError, match="has 3 sequences of more than 3 tokens; expected 4"):
+        made(4, 4)
+
+
+# ---- methods ----
+
+
+def problem_of(scratch: Path, train: Examples, queries: Examples) -> Problem:
+    scratch.mkdir()
+    model = build_random(SMALL, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".attention." in name or ".mlp." in name)
+    return Problem(
+        task=ScalingTask(train_examples=train, query_examples=queries), model=model, train=train,
+        attributed_indices=np.arange(len(train)), queries=queries, seed=0, device=torch.device("cpu"), scratch=scratch,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def sequences() -> Examples:
+    tokens = torch.randint(64, (6, 9), generator=torch.Generator().manual_seed(0))
+    return Examples(tokens[:, :-1], tokens[:, 1:])
+
+
+def test_low_memory_ekfac_gives_the_scores_of_plain_ekfac(
+    sequences: Examples, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baselines.ekfac import EKFAC
+    from bench.scaling.ekfac import LowMemoryEKFAC
+
+    labels = torch.randint(64, (6 * 8,), generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr("baselines.ekfac.sample_tokens", lambda *_: labels)  # both are fitted on the same
+    found = []
+    plain = EKFAC(self_influence=False, fit_batch_size=6, damping=1e-8)
+    methods = (plain, LowMemoryEKFAC(fit_batch_size=6, query_batch_size=1))
+    for number, method in enumerate(methods):
+        problem = problem_of(scratch / str(number), sequences, sequences.select([0, 1, 2]))
+        torch.manual_seed(0)
+        found.append(method.score(problem, method.fit(problem)).scores)
+    assert found[0].shape == (3, 6), "three queries of one each are joined in one pass over the sequences"
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4 * float(found[0].abs().max()))
+
+
+def test_every_tokens_covariances_average_to_bif(sequences: Examples, scratch: Path) -> None:
+    from bench.scaling.token_bif import TokenBIF
+
+    queries = query_examples([("ab", "cd"), ("a", "bcdefg")], ByteTokenizer(64), tokens=8)
+    options = {"chains": 2, "draws": 20, "minibatch": 3, "step_size": 1e-3, "gamma": 10.0, "n_beta": 5.0}
+    whole = load_method("bif", **options)
+    scores = []
+    for number, method in enumerate((whole, TokenBIF(**options))):  # type: ignore[arg-type]
+        problem = problem_of(scratch / str(number), sequences, queries)
+        attribution = method.score(problem, method.fit(problem))
+        scores.append(attribution.scores)
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-3, atol=1e-4 * float(scores[0].abs().max()))
+    # 2 and 6 tokens of two completions with 6 x 8 training tokens
+    assert attribution.diagnostics["token_pairs"] == 8 * 48
+
+
+def test_tokens_that_do_not_fit_are_refused_in_one_line(
+    sequences: Examples, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.scaling import token_bif
+
+    monkeypatch.setattr(token_bif, "free_bytes", lambda device: 1000)
+    problem = problem_of(scratch / "0", sequences, sequences.select([0]))
+    with pytest.raises(UsageError, match="out of memory: covariances of 8 query tokens with 48 training tokens"):
+        token_bif.TokenBIF(chains=1, draws=4).score(problem, None)

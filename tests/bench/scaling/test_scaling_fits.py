@@ -1,0 +1,403 @@
+"""bench.scaling without a machine: known laws, estimates, crossovers, held-out checks, figures, the campaign."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+
+from bench import scaling
+from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
+from bench.scaling.crossover import crossing_in, crossing_in_parameters
+from bench.scaling.estimate import PAPER_FITTED, RATES, by_device, cheapest, estimates, read_rows
+from bench.scaling.figure import (
+    FIT_LINES,
+    PANELS,
+    blocks_of,
+    can_draw,
+    draw_cheaper,
+    draw_laws,
+    draw_panel,
+    explain,
+    usable,
+)
+from bench.scaling.fits import Estimator, score_span
+from bench.scaling.held_out import each_from_the_others
+from bench.scaling.lines import Curve, bilinear, fit_line, student
+from bench.scaling.plan import measuring_seconds
+from bench.scaling.specifications import (
+    METHOD_FILES,
+    ROOT,
+    SHARED_FILES,
+    SweepRequest,
+    cost_fingerprint,
+    specifications,
+)
+from bench.scaling.verdict import BEGIN, END, verdict_text
+from retrain.errors import UsageError
+from retrain.models.pythia_suite import SUITE
+from tests.helpers.scaling_laws import LAW, bif_law, ekfac_law, ekfac_parts, rows_by_law
+
+SIZES = ("14m", "70m", "160m", "410m", "1.4b", "2.8b")
+
+
+# ---- lines and curves ----
+
+
+def test_a_line_gives_back_its_law_and_covers_it_under_noise() -> None:
+    line = fit_line([4, 8, 16], [1.4, 1.8, 2.6])
+    assert (line.intercept, line.slope) == (pytest.approx(1.0), pytest.approx(0.1))
+    assert line.linear
+    assert not fit_line([1, 2, 4, 8], [1, 4, 16, 64]).linear
+    assert fit_line([1, 2], [1.0, 2.2]).intercept == 0.0
+    generator = np.random.default_rng(0)
+    sizes = np.array([4.0, 8.0, 16.0, 32.0])
+    inside = 0
+    for _ in range(300):
+        values = (1 + 0.1 * sizes) * (1 + 0.02 * generator.normal(size=4))
+        low, high = fit_line(sizes, values).interval(2000)
+        inside += low <= 201 * (1 + 0.02 * generator.normal()) <= high
+    assert 0.90 <= inside / 300 <= 0.99
+    with pytest.raises(ValueError, match="two sizes"):
+        fit_line([4, 4], [1, 2])
+
+
+def test_the_quantiles_are_students() -> None:
+    for freedom, known in ((1, 12.706), (4, 2.776), (10, 2.228), (15, 2.131), (40, 2.021)):
+        assert student(freedom) == pytest.approx(known, rel=0.01)
+    assert student(0) == pytest.approx(1.96)
+
+
+def test_scoring_costs_are_told_apart() -> None:
+    points = [(n, q, 0.5 + 0.01 * n + 0.2 * q + 0.003 * n * q) for n in (200, 400) for q in (9, 18)]
+    assert bilinear(points) == pytest.approx((0.5, 0.01, 0.2, 0.003), rel=1e-3)
+
+
+def test_a_curve_is_exact_on_a_power_law_and_unsure_beyond_one_that_bends() -> None:
+    curve = Curve([1e7, 1e8, 1e9], [2e7**0.7, 2e8**0.7, 2e9**0.7])
+    assert curve.at(5e8) == pytest.approx(1e9**0.7)
+    assert curve.at(1e11) == pytest.approx(2e11**0.7)
+    assert curve.slope == pytest.approx(0.7)
+    assert curve.deviation(5e8) == pytest.approx(0, abs=1e-9)
+    bent = Curve([1e6, 1e7, 1e8, 1e9], [5.0, 1.0, 0.9, 0.85])
+    assert bent.deviation(1e5) > 3 * bent.deviation(1e10), "an end that the others miss says little of what is beyond"
+    assert Curve([1e8, 1e8], [1.0, 2.0]).deviation(1e8) > 0.3, "two runs of one size that disagree"
+
+
+# ---- estimates ----
+
+
+def test_estimates_find_a_known_law_at_another_model_and_setting() -> None:
+    estimator = Estimator(rows_by_law(SIZES))
+    asked = replace(LAW, train=1000, queries=50, draws=500, fit_examples=1_000_000)
+    for method, law in (("bif", bif_law), ("ekfac", ekfac_law)):
+        for name in ("1b", "2.8b", "6.9b"):
+            found = estimator.estimate(method, SUITE[name], asked)
+            assert found.seconds == pytest.approx(law(SUITE[name], asked), rel=0.02)
+            assert found.seconds_low < found.seconds < found.seconds_high
+            assert found.beyond == (name == "6.9b")
+    found = estimator.estimate("ekfac", SUITE["1b"], asked)
+    assert found.disk_bytes == pytest.approx(1.1 * SUITE["1b"].factor_bytes(), rel=0.01)
+    assert found.fit_examples == 1_000_000
+    assert estimator.estimate("bif", SUITE["1b"], asked).fit_examples is None
+
+
+def test_what_was_not_measured_widens_the_interval() -> None:
+    estimator = Estimator(rows_by_law(SIZES))
+    width = lambda found: found.seconds_high / found.seconds_low  # noqa: E731
+    base = estimator.estimate("bif", SUITE["1b"], LAW)
+    assert width(estimator.estimate("bif", SUITE["1b"], replace(LAW, tokens=1024))) > width(base)
+    assert width(estimator.estimate("bif", SUITE["1b"], replace(LAW, queries=1800))) > width(base)
+    without = [row | dict.fromkeys(("score_base", "score_per_train", "score_per_query", "score_per_pair")) for row in
+               estimator.of("ekfac")]  # fmt: skip
+    assert score_span(without[0], 400, 36) == pytest.approx((without[0]["score_seconds"] * 436 / 418, 2 * without[0][
+        "score_seconds"]))  # fmt: skip
+    blind = Estimator(without).estimate("ekfac", SUITE["1b"], replace(LAW, queries=1800))
+    assert width(blind) > 2 * width(estimator.estimate("ekfac", SUITE["1b"], replace(LAW, queries=1800)))
+    one_size = [row | {"fit_sizes": "400"} for row in estimator.of("ekfac")]
+    many = replace(LAW, fit_examples=PAPER_FITTED)
+    unsplit = Estimator(one_size).estimate("ekfac", SUITE["1b"], many)
+    assert width(unsplit) > width(estimator.estimate("ekfac", SUITE["1b"], many))
+
+
+def test_a_fitted_method_of_ones_own_is_estimated_by_its_own_line() -> None:
+    rows = [
+        row | {"method": "mine:KFAC", "fit_examples": count, "fit_seconds": 1e-8 * row["parameters"] * (100 + count),
+               "score_seconds": 1e-6}
+        for row in rows_by_law(("14m", "70m", "410m", "1b")) if row["method"] == "ekfac"
+        for count in (400, 2000)
+    ]  # fmt: skip
+    estimator = Estimator(rows)
+    found = estimator.estimate("mine:KFAC", SUITE["70m"], replace(LAW, fit_examples=10_000))
+    assert found.seconds == pytest.approx(1e-8 * SUITE["70m"].num_parameters * 10_100, rel=0.01)
+    assert found.fit_examples == 10_000
+
+
+# ---- crossovers ----
+
+
+def test_break_even_in_fitting_sequences_queries_and_size_is_the_laws_own() -> None:
+    estimator = Estimator(rows_by_law(SIZES))
+    configuration, names = SUITE["410m"], ("bif", "ekfac")
+    parts = ekfac_parts(configuration, LAW)
+    each = parts["covariance_per_example"] + parts["lambda_per_example"]
+    gap = bif_law(configuration, LAW) - ekfac_law(configuration, replace(LAW, fit_examples=0))
+    crossing = crossing_in(estimator, configuration, LAW, "fit_examples", names)
+    assert crossing is not None
+    assert crossing.value == pytest.approx(gap / each, rel=0.02)
+    assert crossing.cheaper_above == "bif"
+    assert crossing.low is not None
+    assert crossing.high is not None
+    assert crossing.low < crossing.value < crossing.high
+
+    # Beyond that fitting set BIF is cheaper for few queries and EK-FAC for many: it pays once.
+    more = replace(LAW, fit_examples=round(3 * gap / each))
+    crossing = crossing_in(estimator, configuration, more, "queries", names)
+    assert crossing is not None
+    assert crossing.cheaper_above == "ekfac"
+    q = round(crossing.value)
+    assert bif_law(configuration, replace(more, queries=q)) == pytest.approx(
+        ekfac_law(configuration, replace(more, queries=q)), rel=0.05
+    )
+    assert crossing_in(estimator, configuration, replace(LAW, fit_examples=10**8), "queries", names) is None
+    # A wider model's gradients take more to turn: at one fitting set, EK-FAC is for the small ones.
+    in_size = crossing_in_parameters(estimator, replace(LAW, fit_examples=round(gap / each)), names)
+    assert in_size is not None
+    assert in_size.cheaper_above == "bif"
+    assert in_size.value == pytest.approx(configuration.num_parameters, rel=0.1)
+
+
+def test_the_cheapest_is_named_for_each_fitting_set() -> None:
+    estimator = Estimator(rows_by_law(SIZES))
+    found = estimates(estimator, SUITE["2.8b"], LAW, [400, PAPER_FITTED], None)
+    assert cheapest(found) == "cheapest: EK-FAC with 400; BIF with 1,000,000 fitting sequences"
+    only = cheapest([one for one in found if one.fit_examples in (None, PAPER_FITTED)])
+    ratio = ekfac_law(SUITE["2.8b"], replace(LAW, fit_examples=PAPER_FITTED)) / bif_law(SUITE["2.8b"], LAW)
+    assert only.startswith("cheapest: BIF, ")
+    assert only.endswith(f"EK-FAC takes {ratio:,.0f} times as long")
+    close = [replace(one, seconds_low=0.1 * one.seconds, seconds_high=10 * one.seconds) for one in found[:2]]
+    assert "unsure: intervals overlap" in cheapest(close)
+
+
+# ---- held out ----
+
+
+def test_every_model_is_inside_the_interval_that_the_others_give_it() -> None:
+    """Laws with noise of 5 %: predictions are off by that, and their intervals know it."""
+    generator = np.random.default_rng(0)
+    rows = rows_by_law(SIZES)
+    for row in rows:
+        for name in ("seconds_per_draw", "eigen_seconds", "covariance_per_example", "lambda_per_example"):
+            if row[name]:
+                row[name] *= float(np.exp(0.05 * generator.normal()))
+        if row["method"] == "bif":
+            row["score_seconds"] = 2.0 + 2000 * row["seconds_per_draw"]
+    found = each_from_the_others(Estimator(rows))
+    assert len(found) == 2 * len(SIZES)
+    assert sum(one["inside"] for one in found) >= len(found) - 1
+    assert {one["model"] for one in found if one["beyond"]} == {"14m", "2.8b"}
+
+
+def test_the_shipped_rates_are_those_of_the_results_and_hold_their_own_checks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows, committed = read_rows(RATES), read_rows(ROOT / "results" / "scaling" / "scaling.csv")
+    assert rows == [row for row in committed if not row["error"]]
+    assert scaling.main(["--check", "--json"]) == 0, "every model is inside its interval"
+    checked = json.loads(capsys.readouterr().out)
+    inner = [one for one in checked if not one["beyond"]]
+    assert max(abs(one["seconds_off"]) for one in inner if one["method"] == "bif") < 0.15
+    assert scaling.main(["--check"]) == 0
+    assert f"{len(checked)} of {len(checked)} inside their interval" in capsys.readouterr().out
+
+
+def test_the_page_of_the_results_says_what_the_rates_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its verdict is made from the rows: a page with other numbers is out of date."""
+    page = ROOT / "results" / "scaling" / "README.md"
+    assert scaling.main(["--verdict"]) == 0
+    said = capsys.readouterr().out.strip()
+    made = page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert made == said, "run python -m bench.scaling --verdict results/scaling/README.md"
+    assert "400 training sequences" in page.read_text().split("**")[0], "the setting stands in the first sentence"
+    (tmp_path / "page.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert scaling.main(["--verdict", str(tmp_path / "page.md")]) == 0
+    assert (tmp_path / "page.md").read_text() == f"before\n{BEGIN}\n\n{said}\n\n{END}\nafter\n"
+    (tmp_path / "page.md").write_text("no markers")
+    assert scaling.main(["--verdict", str(tmp_path / "page.md")]) == 2
+
+
+def test_a_verdict_has_the_laws_own_numbers() -> None:
+    said = verdict_text("machine", Estimator(rows_by_law(("14m", "70m", "410m", "1b", "2.8b"))))
+    many = replace(LAW, fit_examples=PAPER_FITTED)
+    ratio = ekfac_law(SUITE["2.8b"], many) / bif_law(SUITE["2.8b"], many)
+    assert f"BIF {ratio:,.0f}x cheaper" in said
+    assert re.search(r"\| 400 \| .* \| EK-FAC \d\.\dx cheaper", said)
+    assert "\\* projected from smaller runs" in said
+
+
+# ---- the estimate command ----
+
+
+@pytest.fixture
+def by_law(tmp_path: Path) -> Path:
+    path = tmp_path / "scaling.csv"
+    pd.DataFrame(rows_by_law(SIZES)).to_csv(path, index=False)
+    return path
+
+
+def test_estimate_prints_what_a_run_will_cost(by_law: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["--estimate", "--model", "1b", "--from", str(by_law)]
+    asked = ["--train", "1000", "--queries", "50", "--draws", "500", "--fit-examples", "5000", "--tokens", "150"]
+    assert scaling.main([*base, *asked, "--json"]) == 0
+    found = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
+    setting = replace(LAW, train=1000, queries=50, draws=500, fit_examples=5000)
+    assert found["bif"]["seconds"] == pytest.approx(bif_law(SUITE["1b"], setting), rel=0.05)
+    assert found["ekfac"]["seconds"] == pytest.approx(ekfac_law(SUITE["1b"], setting), rel=0.05)
+    assert scaling.main(base) == 0
+    said = capsys.readouterr().out
+    for text in ("1b (1,011,781,632 parameters)", "95 % interval", "peak memory", "cheapest: ", "fitting sequences"):
+        assert text in said
+    assert said.count("cheapest: ") == 1
+    assert all(f"{size:,}" in said for size in (400, 10_000, PAPER_FITTED)), "no fitting set is the only one by default"
+    assert max(map(len, said.splitlines())) <= 110
+    fresh = tmp_path / "fresh.csv"
+    pd.DataFrame(rows_by_law(("1b",))).to_csv(fresh, index=False)
+    assert scaling.main(["--estimate", "--against", str(fresh), "--from", str(by_law), "--json"]) == 0
+    assert all(abs(row["seconds_off"]) < 0.05 for row in json.loads(capsys.readouterr().out))
+
+
+def test_the_crossover_respects_the_fitting_set(by_law: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for count in ("400", str(PAPER_FITTED)):
+        assert scaling.main(["--estimate", "--model", "2.8b", "--from", str(by_law), "--fit-examples", count]) == 0
+        said.append(capsys.readouterr().out)
+    assert "18 queries, 400 fitting sequences: EK-FAC is cheaper" in said[0]
+    assert "18 queries, 1,000,000 fitting sequences: BIF is cheaper" in said[1]
+
+
+def test_estimate_works_from_the_package_alone(tmp_path: Path) -> None:
+    """As from an installed wheel: another folder, and nothing of results/."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.scaling", "--estimate", "--model", "2.8b", "--fit-examples", "1000000", "--json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {row["method"]: row for row in json.loads(done.stdout)}
+    assert found["ekfac"]["seconds"] > 100 * found["bif"]["seconds"], "two orders of magnitude, as the paper says"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--estimate"], "--estimate needs --model"),
+        (["--estimate", "--model", "1b", "--from", "/nowhere/scaling.csv"], "measure first"),
+        (["--estimate", "--model", "1b", "--methods", "trak"], 'no measured row of "trak"'),
+        (["--models", "3b"], 'unknown model "3b"'),
+        (["--queries", "0"], "expected at least 1"),
+        (["--queries", "a.json", "b.json"], "one JSON file at most"),
+        (["--text", "/nowhere.jsonl"], "is no file"),
+        (["--budget-seconds", "-1"], "expected seconds above 0"),
+        (["--campaign", "nothing"], 'unknown part "nothing" of the campaign'),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    more = ["--device", "cpu", "--random-weights", "--train", "4", "--tokens", "4"]
+    folders = ["--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
+    assert scaling.main([*arguments, *more, *folders]) == 2
+    said = capsys.readouterr().err
+    assert text in said
+    assert said.count("\n") == 1
+
+
+# ---- the campaign ----
+
+
+def test_every_part_of_the_campaign_fits_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    estimator = by_device(read_rows(RATES))["NVIDIA H200"]
+    totals = dict.fromkeys(NEEDS, 0.0)
+    measured: set[tuple[str, str]] = set()
+    base = SweepRequest(models=(), methods=(), device="cpu")
+    for part in PARTS:
+        specs = [spec for request in requests_of(part, base) for spec in specifications(request)]
+        seconds = sum(measuring_seconds(spec, estimator, part.budget_seconds) or 30.0 for spec in specs)
+        assert seconds < 9 * 60, part.name
+        totals[part.needed_for] += seconds
+        measured |= {(spec["model"], spec["method"]) for spec in specs}
+        assert find_part(part.name) is part
+    assert totals["the verdict"] < 10 * 60
+    sizes = [name for name in SUITE if name != "31m"]
+    assert {("bif", name) for name in sizes} <= {(method, name) for name, method in measured}
+    assert {("ekfac", name) for name in sizes} <= {(method, name) for name, method in measured}
+    with pytest.raises(UsageError, match="expected one of ekfac-large, "):
+        find_part("x")
+    assert scaling.main(["--campaign", "--device", "cpu"]) == 0
+    assert "by the rates of NVIDIA H200: the verdict " in capsys.readouterr().out
+
+
+def test_the_cost_of_a_method_belongs_to_files_that_exist() -> None:
+    for name in {*SHARED_FILES, *(name for names in METHOD_FILES.values() for name in names)}:
+        assert (ROOT / name).exists(), name
+    assert cost_fingerprint("bif") != cost_fingerprint("ekfac")
+
+
+# ---- figures ----
+
+
+def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
+    from bench import style
+
+    rows = pd.DataFrame(rows_by_law(SIZES))
+    assert can_draw(rows)
+    assert not can_draw(rows[rows["method"] == "bif"])
+    assert not can_draw(rows.drop(columns="lambda_per_example"))
+    settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **style.RC}
+    with matplotlib.rc_context(settings):
+        figure = style.new_figure(style.PAGE, 2.8)
+        axes = list(figure.subplots(1, 2, sharey=True))
+        said = draw_cheaper(axes, rows)
+        figure.canvas.draw()
+    at = replace(LAW, fit_examples=PAPER_FITTED)
+    for count in (18, 1800):
+        asked = replace(at, queries=count)
+        ratio = ekfac_law(SUITE["2.8b"], asked) / bif_law(SUITE["2.8b"], asked)
+        assert f"{ratio:,.0f} times as long" in said
+    assert [axis.get_title() for axis in axes] == ["18 queries", "1,800 queries"]
+    assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
+    stars = [line for axis in axes for line in axis.lines if line.get_marker() == "*"]
+    assert [tuple(float(v[0]) for v in line.get_data()) for line in stars] == [
+        (SUITE["2.8b"].num_parameters, PAPER_FITTED)
+    ] * 2
+
+
+def test_each_fitting_set_has_a_line_of_its_own() -> None:
+    from bench import style
+
+    rows = rows_by_law(SIZES)
+    rows += [
+        row | {"fit_examples": count, "fit_seconds": row["fit_seconds"] * count / 400, "projected": True}
+        for row in rows if row["method"] == "ekfac" for count in FIT_LINES[1:]
+    ]  # fmt: skip
+    rows += [row | {"queries": 1800, "score_seconds": 1e9} for row in rows]
+    rows.append(dict.fromkeys(rows[0]) | {"model": "12b", "method": "ekfac", "parameters": 1e10, "error": "refused: x"})
+    frame = usable(pd.DataFrame(rows))
+    assert (frame["queries"] == 18).all()
+    assert [len(block) for _, block in blocks_of(frame, "ekfac", "seconds")] == [len(SIZES)] * 3
+    assert len(blocks_of(frame, "ekfac", "peak_memory_bytes")) == 1
+    axis = style.new_figure(3, 2).subplots()
+    for column, unit in PANELS:
+        draw_panel(axis, frame, column, unit)
+    labels = axis.get_legend_handles_labels()[1]
+    assert {"EK-FAC, fitted on 400", "EK-FAC, fitted on 1,000,000"} <= set(labels)
+    said = explain(frame, pd.DataFrame(rows), draw_laws(axis, frame))
+    assert "EK-FAC fitted on 400, 10,000, 1,000,000 sequences (the paper: 1,000,000)" in said
+    assert "Without numbers: 12b ekfac: refused: x." in said

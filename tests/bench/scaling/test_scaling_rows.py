@@ -1,0 +1,197 @@
+"""bench.scaling's rows: projected along lines and held against what was measured, and merged from several sweeps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from bench import scaling
+from bench.scaling.costs import draw_flops
+from bench.scaling.estimate import read_rows
+from bench.scaling.rows import make_rows
+from tests.helpers.scaling_laws import TINY, ekfac_rung, rung, specification
+
+# ---- rows ----
+
+
+def one_row(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | None = None) -> dict[str, Any]:
+    (row,) = make_rows(spec, result, peak_flops)
+    return row
+
+
+def test_rows_are_projected_along_the_line_and_say_so() -> None:
+    spec = specification("bif")
+    rungs = [rung(draws, 1 + 0.5 * draws) for draws in (4, 8, 16)]
+    row = one_row(spec, {"rungs": rungs, "finished": True}, peak_flops=1e12)
+    assert row["projected"]
+    assert row["fit_seconds"] + row["score_seconds"] == pytest.approx(1001.0)
+    assert row["seconds_low"] <= 1001.0 <= row["seconds_high"]
+    assert row["projected_from"] == "4, 8, 16 of 2000 draws"
+    assert row["seconds_per_draw"] == pytest.approx(0.5)
+    flops = draw_flops(row["token_parameters"], 8, 2, 4, 12)
+    assert row["floor_ratio"] == pytest.approx(0.5 / (flops / 1e12))
+    whole = one_row(spec, {"rungs": [rung(4, 3.0), rung(2000, 900.0)]})
+    assert (whole["projected"], whole["score_seconds"], whole["seconds_low"]) == (False, 900.0, None)
+    one = one_row(spec, {"rungs": [rung(4, 3.0)], "stopped": "stopped after 5 s"})
+    assert one["error"] == "no time left: stopped after 5 s; a projection needs two sizes"
+    busy = one_row(spec, {"rungs": [rung(4, 3.0), rung(8, 2.0)]})
+    assert "too busy" in busy["error"]
+    bent = one_row(spec, {"rungs": [rung(d, float(d**2)) for d in (4, 8, 16, 32)]})
+    assert "not linear" in bent["projected_from"]
+
+
+def test_draws_are_projected_by_their_median_and_held_against_the_longest_run() -> None:
+    """Setups of 0.3 and 0.9 s would turn two totals into any line; the draws themselves agree."""
+    spec = specification("bif")
+    rungs = [rung(8, 0.9 + 8 * 0.1, tick_seconds=0.1), rung(100, 0.3 + 100 * 0.102, tick_seconds=0.102)]
+    row = one_row(spec, {"rungs": rungs})
+    assert row["score_seconds"] == pytest.approx(0.3 + spec["draws"] * 0.102)
+    assert row["seconds_low"] < row["score_seconds"] < row["seconds_high"]
+    assert row["seconds_high"] / row["score_seconds"] - 1 == pytest.approx(0.05, abs=0.01)
+    assert (row["projected"], row["timed_draws"]) == (True, 100)
+    assert row["held_out"] == "100 draws from 8"
+    assert row["held_out_error"] == pytest.approx((0.9 + 10.0) / 10.5 - 1)
+    alone = one_row(spec, {"rungs": rungs[1:]})
+    assert alone["score_seconds"] == row["score_seconds"], "a hundred draws say what a draw takes by themselves"
+
+
+def test_a_rung_whose_chains_take_no_step_says_nothing_about_a_draw() -> None:
+    """One draw a chain is a forward pass alone; its time between draws is no part of the projection or its interval."""
+    rungs = [
+        rung(draws=4, score=1.0, tick_seconds=0.2),
+        rung(draws=8, score=2.6, tick_seconds=0.3),
+        rung(draws=16, score=5.0, tick_seconds=0.3),
+    ]
+    row = one_row(specification("bif"), {"rungs": rungs, "load_seconds": 0.1}, 1e12)
+    assert row["score_seconds"] == pytest.approx(0.2 + 0.3 * 2000)
+    assert row["seconds_low"] == pytest.approx(0.95 * row["score_seconds"])
+    assert row["projected_from"] == "the median draw of 4, 8, 16 of 2000 draws"
+
+
+def fitted(count: int) -> float:
+    """A block's covariance, eigendecomposition and lambda by the law of `ekfac_rung`."""
+    return (1.0 + count) + 6.0 + (2.0 + 2 * count)
+
+
+def test_ekfac_rows_are_measured_at_every_fitting_set_that_was_and_projected_beyond() -> None:
+    layers = TINY.layers
+    spec = specification("ekfac", fit_sets=[8, 16, 64, 1_000_000], query_counts=[2, 10])
+    rows = make_rows(spec, {"rungs": [ekfac_rung(layers, (8, 16, 64))]}, None)
+    assert [(row["fit_examples"], row["queries"]) for row in rows] == [
+        (8, 2), (16, 2), (64, 2), (1_000_000, 2), (8, 10),
+    ]  # fmt: skip
+    for row in rows[:4]:
+        assert row["fit_seconds"] == pytest.approx(layers * fitted(row["fit_examples"]))
+        assert row["score_seconds"] == pytest.approx(0.1 * layers * 8 * 2)
+        assert (row["lambda_base"], row["lambda_per_example"]) == (pytest.approx(2.0 * layers), pytest.approx(4.0))
+        assert row["fit_seconds_per_example"] == pytest.approx(3.0 * layers)
+    assert [row["projected"] for row in rows] == [False, False, False, True, True]
+    assert rows[2]["held_out"] == "64 fitting sequences from 8, 16"
+    assert rows[2]["held_out_error"] == pytest.approx(0, abs=1e-6)
+    assert rows[3]["projected_from"] == "8, 16, 64 of 1000000 fitting sequences"
+    assert rows[3]["seconds_low"] < rows[3]["fit_seconds"] + rows[3]["score_seconds"] < rows[3]["seconds_high"]
+    assert rows[3]["shared_parts"] == "eigendecomposition and scores of 8 fitting sequences"
+    assert rows[4]["score_seconds"] == pytest.approx(0.1 * layers * 8 * 10)
+    assert rows[4]["projected_from"] == "1, 2 of 10 queries"
+
+
+def test_ekfac_rows_are_lines_in_blocks_where_the_whole_was_too_deep() -> None:
+    spec = specification("ekfac", fit_sets=[8, 1000])
+    spec["configuration"]["layers"] = layers = 10
+    rows = make_rows(spec, {"rungs": [ekfac_rung(blocks, (8, 16)) for blocks in (1, 2, 4)]}, None)
+    assert all(row["projected"] for row in rows)
+    assert [row["fit_seconds"] for row in rows] == pytest.approx([layers * fitted(8), layers * fitted(1000)])
+    assert rows[0]["eigen_seconds"] == pytest.approx(6.0 * layers)
+    assert rows[0]["score_per_pair"] == pytest.approx(0.1 * layers)
+    assert rows[0]["disk_bytes"] == 50 * layers
+    assert rows[1]["projected_from"] == "1, 2, 4 of 10 layers; 8, 16 of 1000 fitting sequences"
+    (alone,) = make_rows(spec | {"fit_sets": [8]}, {"rungs": [ekfac_rung(1)]}, None)
+    assert alone["error"] == "1 of 10 layers were measured, and a projection needs two depths"
+
+
+def test_an_ekfac_row_that_cannot_be_had_says_why_beside_those_that_can() -> None:
+    spec = specification("ekfac", query_counts=[2, 1800])
+    result = {"rungs": [ekfac_rung(TINY.layers, points=False)], "error": "out of memory: 20 GiB"}
+    first, second = make_rows(spec, result, None)
+    assert not first["error"]
+    assert second["error"] == "out of memory: 20 GiB: scores of 1800 queries were not measured"
+
+
+# ---- merging ----
+
+
+def sweep_record(run_id: str, points: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """As sweeps wrote them before a point had its own specification."""
+    spec = specification("bif")
+    setting = {
+        name: value for name, value in spec.items() if name not in ("configuration", "method", "options", "axis")
+    }
+    rows = [{"model": point["model"], "method": point["method"], "weights": "random"} for point in points]
+    record: dict[str, Any] = {
+        "run_id": run_id, "command": f"sweep {run_id}", "finished": "", "seconds": 1.0, "setting": setting,
+        "options": {"bif": spec["options"], "ekfac": {}}, "versions": {}, "cost_code": "x", "rows": rows,
+        "points": points,
+    }  # fmt: skip
+    return record | changes
+
+
+def test_parts_of_a_campaign_are_merged_row_by_row(tmp_path: Path) -> None:
+    """A row measured whole counts before a projected one, a hundred draws before eight, whatever the order."""
+    few, many = ({"rungs": [rung(draws, 0.1 * draws, tick_seconds=0.1)]} for draws in (8, 100))
+    deep, shallow = {"rungs": [ekfac_rung(2, (8, 16))]}, {"rungs": [ekfac_rung(1), ekfac_rung(2, (8,))]}
+    trak = {"rungs": [rung(0, 1.0), rung(0, 1.0)]}
+    parts: list[list[tuple[dict[str, Any], dict[str, Any]]]] = [
+        [
+            (specification("bif", timed_draws=8), few),
+            (specification("ekfac", fit_sets=[8, 64]), shallow),
+        ],
+        [(specification("bif"), many), (specification("ekfac", fit_sets=[8, 16, 64], depths=[2]), deep)],
+        [(specification("trak", options={"batch_size": 8}), trak)],
+        [(specification("trak", options={"batch_size": 1}), trak)],
+    ]
+    paths = []
+    for number, part in enumerate(parts):
+        points = [{"model": "tiny", "method": s["method"], "spec": s, "cost_code": "x", **r} for s, r in part]
+        paths.append(str(tmp_path / f"{number}.json"))
+        record = {"run_id": str(number), "versions": {}, "rows": [], "points": points}
+        Path(paths[-1]).write_text(json.dumps(record))
+    assert scaling.main(["--merge", *paths, "--out", str(tmp_path / "out")]) == 0
+    rows = read_rows(tmp_path / "out" / "scaling.csv")
+    assert [(row["method"], row["fit_examples"], row["run_id"]) for row in rows] == [
+        ("bif", None, 1), ("ekfac", 8, 1), ("ekfac", 16, 1), ("ekfac", 64, 1), ("trak", None, 2),
+    ]  # fmt: skip
+    assert rows[0]["timed_draws"] == 100
+    assert rows[3]["fit_sizes"] == "8, 16"
+
+
+def test_sweeps_of_one_machine_are_merged_and_others_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = {"rungs": [rung(4, 1.4, tick_seconds=0.1), rung(8, 1.8, tick_seconds=0.1)]}
+    cut_off = sweep_record(
+        "a", [{"model": "14m", "method": "bif", **done}, {"model": "70m", "method": "bif", "rungs": []}]
+    )
+    rest = sweep_record(
+        "b", [{"model": "70m", "method": "bif", **done},
+              {"model": "70m", "method": "ekfac", "rungs": [ekfac_rung(1), ekfac_rung(2)]}],
+    )  # fmt: skip
+    other = sweep_record("c", [{"model": "70m", "method": "bif", **done}], cost_code="y")
+    paths = []
+    for record in (cut_off, rest, other):
+        paths.append(str(tmp_path / f"{record['run_id']}.json"))
+        Path(paths[-1]).write_text(json.dumps(record))
+    out = ["--out", str(tmp_path / "out")]
+    assert scaling.main(["--merge", *paths[:2], *out, "--fit-examples", "10000"]) == 0
+    rows = pd.read_csv(tmp_path / "out" / "scaling.csv")
+    assert list(rows["model"]) == ["14m", "70m", "70m", "70m"]
+    assert list(rows["run_id"]) == ["a", "b", "b", "b"]
+    assert list(rows["fit_examples"].dropna()) == [8, 10_000]
+    assert rows["error"].isna().all()
+    capsys.readouterr()
+    assert scaling.main(["--merge", paths[0], paths[2], *out]) == 2
+    assert "differs" in capsys.readouterr().err
+    (tmp_path / "x.json").write_text("{}")
+    assert scaling.main(["--merge", str(tmp_path / "x.json"), *out]) == 2
+    assert "is no scaling.json" in capsys.readouterr().err

@@ -1,0 +1,368 @@
+"""bench.scaling at work on tiny models: ladders and rows, EK-FAC's parts that resume, sweeps that outlive failures."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import scaling
+from bench.scaling import point as points
+from bench.scaling import stages
+from bench.scaling.estimate import read_rows
+from bench.scaling.ladder import ladder
+from bench.scaling.processes import Processes
+from bench.scaling.rows import make_rows
+from bench.scaling.sweep import Sweep
+from retrain.work import Work
+from tests.helpers.scaling_laws import TINY, ekfac_rung, specification
+
+# ---- the ladder ----
+
+
+def climb(seconds_of: Any, budget: float, target: int, first: int = 4, wanted: int = 0) -> tuple[list[int], float]:
+    done: list[tuple[int, float]] = []
+    for size in ladder(first, target, lambda: done, lambda: budget - sum(s for _, s in done), wanted=wanted):
+        done.append((size, seconds_of(size)))
+    return [size for size, _ in done], sum(seconds for _, seconds in done)
+
+
+def test_the_ladder_takes_the_whole_run_if_it_fits_and_two_sizes_at_least_if_not() -> None:
+    law = lambda size: 1 + 0.01 * size  # noqa: E731
+    sizes, spent = climb(law, budget=60, target=2000)
+    assert sizes[-1] == 2000
+    assert spent <= 60
+    sizes, spent = climb(law, budget=15, target=2000)
+    assert sizes[-1] < 2000
+    assert len(sizes) >= 3
+    assert spent <= 15
+    assert all(size % 4 == 0 for size in sizes)
+    assert sizes == sorted(set(sizes))
+    assert climb(law, budget=0.001, target=2000)[0] == [4, 8]
+    assert climb(law, budget=60, target=4)[0] == [4]
+
+
+def test_a_hundred_draws_are_timed_where_they_fit_and_then_all_of_them_if_those_do() -> None:
+    law = lambda size: 0.5 * size  # noqa: E731
+    assert climb(law, budget=60, target=2000, first=8, wanted=100)[0] == [8, 100]
+    assert climb(law, budget=2000, target=2000, first=8, wanted=100)[0] == [8, 100, 2000]
+    assert max(climb(law, budget=30, target=2000, first=8, wanted=100)[0]) < 100
+    assert climb(law, budget=30, target=2000, first=16, wanted=16)[0] == [16], "no more than were wanted"
+
+
+# ---- EK-FAC's parts ----
+
+
+@pytest.fixture
+def ekfac_spec(tmp_path: Path) -> dict[str, Any]:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return specification(
+        "ekfac", fit_sets=[4, 8, 1_000_000], fit_examples=4, query_counts=[2, 6], depths=[2],
+        budget_seconds=600.0, scratch=str(scratch), work=str(tmp_path / "work"), result=str(tmp_path / "result.json"),
+        rehearse=False,
+    )  # fmt: skip
+
+
+def measured_parts(monkeypatch: pytest.MonkeyPatch, stop_before: str = "") -> list[str]:
+    """The parts as they are measured; the run is ended, as by a kill, before the one named."""
+    seen: list[str] = []
+    part = stages.Stages.part
+
+    def watch(self: stages.Stages, name: str, work: Any) -> None:
+        if self.done(name):
+            return
+        if name == stop_before:
+            raise KeyboardInterrupt
+        seen.append(name)
+        part(self, name, work)
+
+    monkeypatch.setattr(stages.Stages, "part", watch)
+    return seen
+
+
+PARTS = [
+    "covariance/4", "eigen/4", "lambda/4", "score/8x2", "covariance/8", "eigen/8", "lambda/8", "score/4x2",
+    "score/8x1", "score/4x1", "score/8x6",
+]  # fmt: skip
+
+
+def test_a_point_of_ekfac_goes_on_after_its_last_finished_part(
+    ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(Path(ekfac_spec["work"]))
+    for stop, before in (("eigen/4", []), ("lambda/8", PARTS[:1])):
+        with monkeypatch.context() as context:
+            seen = measured_parts(context, stop_before=stop)
+            # A kill gives no time to tidy up: what kronfluence wrote stays.
+            context.setattr(points, "drop_factors", lambda work: None)
+            with pytest.raises(KeyboardInterrupt):
+                points.perform_point(ekfac_spec, time.monotonic())
+        assert seen == PARTS[len(before) : PARTS.index(stop)]
+    assert stages.finished_parts(work).endswith("covariance 8, eigen 8 of 2 layers")
+    with monkeypatch.context() as context:
+        seen = measured_parts(context)
+        shutil.rmtree(work.folder / "layers-2")  # another machine has the ledger, but not the files
+        result = points.perform_point(ekfac_spec, time.monotonic())
+    assert seen == PARTS[PARTS.index("lambda/8") :]
+    assert result.get("error") is None
+    assert not list(work.folder.glob("layers-*")), "factors are dropped, the ledger is not"
+    rows = make_rows(ekfac_spec, result, None)
+    assert [row["projected"] for row in rows] == [False, False, True, False]
+    assert all(row["error"] is None for row in rows)
+    assert rows[0]["disk_bytes"] == pytest.approx(rows[0]["factor_bytes"], rel=0.5)  # headers weigh much at this size
+    assert rows[0]["fit_sizes"] == "4, 8"
+    assert rows[2]["fit_examples"] == 1_000_000
+
+
+def test_slow_eigendecompositions_are_shared_and_fitting_sets_beyond_the_budget_projected(
+    ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ekfac_spec |= {"fit_sets": [4, 8, 12, 1_000_000]}
+    monkeypatch.setattr(stages, "REPEATED_SECONDS", 0.0)
+    monkeypatch.setattr(stages.Stages, "predicted_fit", lambda self, count: 1e9 if count > 8 else 0.0)
+    seen = measured_parts(monkeypatch)
+    result = points.perform_point(ekfac_spec, time.monotonic())
+    assert [name for name in seen if not name.startswith("score")] == [
+        "covariance/4", "eigen/4", "lambda/4", "covariance/8", "lambda/8",
+    ]  # fmt: skip
+    rows = make_rows(ekfac_spec, result, None)
+    assert [row["projected"] for row in rows] == [False, False, True, True, False]
+    assert rows[1]["shared_parts"] == "eigendecomposition and scores of 4 fitting sequences"
+    assert rows[0]["shared_parts"] is None
+
+
+def test_ekfac_is_refused_with_the_bytes_it_would_take(
+    ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages.Stages, "free_disk", lambda self, depth: 1000)
+    result = points.perform_point(ekfac_spec, time.monotonic())
+    (row,) = make_rows(ekfac_spec, result, None)
+    assert row["error"].startswith("refused: a run of 2 layers takes about ")
+    assert "on the disk (1000 B to be had)" in row["error"]
+    assert row["needed_disk_bytes"] == TINY.factor_bytes(4)
+    assert row["needed_memory_bytes"] > 0
+
+
+# ---- sweeps of two tiny models ----
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments of a sweep over two tiny models whose points run in this process."""
+    folders = []
+    for name, hidden in (("tiny-a", 16), ("tiny-b", 32)):
+        folder = tmp_path / name
+        folder.mkdir()
+        shape = {
+            "model_type": "gpt_neox", "hidden_size": hidden, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "intermediate_size": 2 * hidden, "vocab_size": 64, "max_position_embeddings": 64,
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(shape))
+        folders.append(str(folder))
+    queries = tmp_path / "queries.json"
+    queries.write_text(json.dumps([{"prompt": "ab", "completion": "cd"}, {"prompt": "x", "completion": "yz"}]))
+    monkeypatch.setattr(points, "matmul_peak", lambda device: {"flops": 1e10})
+
+    def here(self: Any, spec: dict[str, Any], limit: float, more: bool) -> dict[str, Any]:
+        self.count += 1
+        return points.perform_point(spec, time.monotonic())
+
+    monkeypatch.setattr(Processes, "measure", here)
+    return [
+        "--models", *folders, "--random-weights", "--train", "6", "--queries", str(queries), "--tokens", "8",
+        "--device", "cpu", "--draws", "8", "--chains", "2", "--set", "bif.minibatch=4", "--fit-examples", "4", "6",
+        "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+
+
+def rows_of(tmp_path: Path) -> list[dict[str, Any]]:
+    return read_rows(tmp_path / "out" / "scaling.csv")
+
+
+METHODS = "tests.helpers.scaling_methods"
+OUT_OF_MEMORY, DISK_FULL, FITTED = (f"{METHODS}:{name}" for name in ("OutOfMemory", "DiskFull", "Fitted"))
+
+
+def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = ["bif", "ekfac", OUT_OF_MEMORY, DISK_FULL, "gradsim", "bif_tokens", FITTED]
+    arguments = [*tiny, "--methods", *methods, "--budget-seconds", "60"]
+    assert scaling.main(arguments) == 0
+    rows = rows_of(tmp_path)
+    assert [(row["model"], row["method"], row["fit_examples"]) for row in rows[:6]] == [
+        (f"tiny-{letter}", method, fit)
+        for letter in "ab"
+        for method, fit in (("bif", None), ("ekfac", 4), ("ekfac", 6))
+    ]
+    assert [row["fit_examples"] for row in rows if row["method"] == FITTED] == [4, 6, 4, 6]
+    reasons = {OUT_OF_MEMORY: "out of memory: OutOfMemoryError: CUDA", DISK_FULL: "the disk is full: OSError"}
+    for row in rows:
+        assert row["run_id"]
+        if row["method"] in reasons:
+            assert row["error"].startswith(reasons[row["method"]])
+            continue
+        assert row["error"] is None
+        assert row["projected"] is False
+        for column in ("load_seconds", "score_seconds", "peak_memory_bytes", "host_peak_bytes", "weight_bytes"):
+            assert row[column] > 0, (row["method"], column)
+        assert row["weights"] == "random"
+    assert all(row["eigen_seconds"] > 0 for row in rows if row["method"] == "ekfac")
+    assert all(row["floor_ratio"] > 0 for row in rows if row["method"] in ("bif", "bif_tokens"))
+    assert all(row["token_bytes"] == 4 * 4 * 6 * 8 for row in rows if row["method"] == "bif_tokens")
+    record = json.loads((tmp_path / "out" / "scaling.json").read_text())
+    assert {"rows", "points", "slopes", "crossovers", "versions", "command"} <= set(record)
+    assert len(list((tmp_path / "out").iterdir())) == 2
+    said = capsys.readouterr().out
+    assert "the disk is full" in said
+    assert max(map(len, said.splitlines()[: len(rows) + 2])) <= 100
+
+    # The same command again measures only what failed, and gives the same rows; --merge makes them again.
+    assert scaling.main([*arguments, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    for old, new in zip(rows, again, strict=True):
+        assert (old["score_seconds"], old["error"]) == (new["score_seconds"], new["error"])
+    out = str(tmp_path / "merged")
+    rates = tmp_path / "rates.csv"
+    assert scaling.main(["--merge", str(tmp_path / "out" / "scaling.json"), "--out", out, "--rates", str(rates)]) == 0
+    merged = read_rows(Path(out) / "scaling.csv")
+    assert {(row["method"], row["score_seconds"]) for row in merged} == {
+        (row["method"], row["score_seconds"]) for row in rows
+    }
+    assert {row["method"] for row in read_rows(rates)} == set(methods) - set(reasons)
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+    measure = Processes.measure
+
+    def until_stopped(self: Any, spec: dict[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
+        if len(measured) == 1:
+            measured.append("stop")
+            raise KeyboardInterrupt
+        measured.append(spec["configuration"]["name"])
+        return measure(self, spec, *rest, **more)
+
+    monkeypatch.setattr(Processes, "measure", until_stopped)
+    arguments = [*tiny, "--methods", "gradsim", "--budget-seconds", "60"]
+    assert scaling.main(arguments) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert len(rows_of(tmp_path)) == 1
+    assert scaling.main(arguments) == 0
+    assert measured == ["tiny-a", "stop", "tiny-b"]
+    assert len(rows_of(tmp_path)) == 2
+
+
+def test_a_point_of_ekfac_that_is_cut_short_is_a_row_and_goes_on_with_the_same_command(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is ended in the middle; the next command starts after the parts that it had finished."""
+    arguments = [*tiny, "--methods", "ekfac", "--budget-seconds", "60", "--layers", "2"]
+    arguments[arguments.index("--models") + 1 : arguments.index("--random-weights")] = [str(tmp_path / "tiny-a")]
+    measure = Processes.measure
+
+    def cut(self: Any, spec: dict[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
+        with pytest.raises(KeyboardInterrupt):
+            measure(self, spec, *rest, **more)
+        return {"rungs": [], "stopped": "stopped after 5 s"}
+
+    with monkeypatch.context() as context:
+        first = measured_parts(context, stop_before="lambda/4")
+        context.setattr(Processes, "measure", cut)
+        assert scaling.main(arguments) == 1
+    (row,) = rows_of(tmp_path)
+    assert row["error"].startswith("no time left: stopped after 5 s; kept, and the same command goes on after it: ")
+    assert row["error"].endswith("covariance 4, eigen 4 of 2 layers")
+    second = measured_parts(monkeypatch)
+    assert scaling.main(arguments) == 0
+    assert first == ["covariance/4", "eigen/4"]
+    assert second[0] == "lambda/4"
+    assert [row["error"] for row in rows_of(tmp_path)] == [None, None]
+    assert not list((tmp_path / "cache" / ".work").iterdir()), "a finished point leaves no work behind"
+
+
+def test_parts_that_contradict_each_other_are_measured_anew(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine two blocks may take less than one: that point is not kept, and neither are its parts."""
+    monkeypatch.setattr(Processes, "measure", lambda *_, **__: {"rungs": busy, "finished": True})
+    busy = [ekfac_rung(1), ekfac_rung(2)]
+    busy[1]["fit_seconds"] = busy[1]["score_seconds"] = 1.0
+    config = json.loads((tmp_path / "tiny-a" / "config.json").read_text())
+    (tmp_path / "tiny-a" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    work = tmp_path / "cache" / ".work"
+    monkeypatch.setattr(Sweep, "work", lambda self, spec: Work(work))
+    Work(work).save("ledger", {}, {})
+    arguments = [*tiny, "--methods", "ekfac"]
+    arguments[arguments.index("--models") + 1 : arguments.index("--random-weights")] = [str(tmp_path / "tiny-a")]
+    assert scaling.main(arguments) == 1
+    assert rows_of(tmp_path)[0]["error"].endswith("the machine is too busy to tell them apart, run again")
+    assert not work.exists()
+
+
+def test_what_exceeds_the_budget_is_projected_and_flagged(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured_run = points.measured_run
+
+    def by_law(watched: Any, problem: Any) -> Any:
+        """The real run, with the seconds of a law: what a busy machine adds is no part of this test."""
+        attribution, cost = measured_run(watched, problem)
+        draws = getattr(getattr(watched, "method", watched), "draws", 0)
+        return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.1 * draws}
+
+    monkeypatch.setattr(points, "measured_run", by_law)
+    monkeypatch.setattr(points.Ticks, "median", lambda self: None)
+    arguments = [*tiny, "--methods", "bif", "--draws", "4000", "--chains", "1", "--budget-seconds", "0.01"]
+    assert scaling.main(arguments) == 0
+    for row in rows_of(tmp_path):
+        assert row["projected"] is True
+        assert row["projected_from"].startswith("2, 4 of 4000 draws")
+        assert row["score_seconds"] == pytest.approx(0.5 + 0.1 * 4000)
+        assert row["seconds_low"] < row["score_seconds"] < row["seconds_high"]
+    assert "* projected" in capsys.readouterr().out
+
+
+def test_a_dry_run_measures_nothing(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = tiny.index("--models") + 1
+    arguments = [*tiny[:models], "14m", "2.8b", *tiny[models + 2 :], "--methods", "bif", "ekfac", "trak", "--dry-run"]
+    assert scaling.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "about " in said
+    assert "4, 6" in said
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_with_no_time_left_points_are_rows_with_that_reason(tiny: list[str], tmp_path: Path) -> None:
+    assert scaling.main([*tiny, "--methods", "gradsim", "--total-seconds", "0.001"]) == 1
+    assert [row["error"] for row in rows_of(tmp_path)] == ["no time left"] * 2
+
+
+def test_a_point_killed_by_the_system_is_a_row_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A real process, as every point has one."""
+    spec = specification(
+        f"{METHODS}:Killed", budget_seconds=60, scratch=str(tmp_path), result=str(tmp_path / "point.json"),
+        work=str(tmp_path / "work"), rehearse=False,
+    )  # fmt: skip
+    processes = Processes(tmp_path, ahead=False)
+    result = processes.measure(spec, limit=120, more=False)
+    assert "signal 9" in result["error"]
+    (row,) = make_rows(spec, result, None)
+    assert row["error"] == result["error"]
+
+
+def test_a_chain_is_rehearsed_on_the_model_itself(tmp_path: Path) -> None:
+    """As on a GPU, where kernels are made for the shapes at hand: one chain of two draws, which is no rung."""
+    spec = specification(
+        "bif", budget_seconds=60.0, scratch=str(tmp_path), result=str(tmp_path / "point.json"), rehearse=True, draws=8,
+        timed_draws=8,
+    )  # fmt: skip
+    result = points.perform_point(spec, time.monotonic())
+    assert result.get("error") is None
+    assert [one["size"]["draws"] for one in result["rungs"]] == [8]

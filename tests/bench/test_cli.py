@@ -1,0 +1,61 @@
+"""The console script: every command under one name, and what there is to choose from."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.cli import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_it_lists_methods_and_tasks_with_options_defaults_and_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "methods"]) == 0
+    out = capsys.readouterr().out
+    for words in ("ekfac: ", "damping = ", "paper: ", "batch_size = 250  (changes no number)"):
+        assert words in out
+    assert main(["list", "tasks", "cifar10"]) == 0
+    out = capsys.readouterr().out
+    assert "protocols: paper, scratch" in out
+    assert "digits" not in out
+    assert main(["list", "tasks", "nowhere"]) == 2
+    assert main(["list", "methods", "ekfac"]) == 0
+
+
+def test_commands_are_named_and_misspelt_ones_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("tda-bench 0.")
+    with pytest.raises(SystemExit) as stop:
+        main(["ldss"])
+    assert stop.value.code == 2
+    assert "did you mean lds?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+
+
+def test_every_command_has_a_main() -> None:
+    import importlib
+
+    for module, _ in COMMANDS.values():
+        assert callable(importlib.import_module(module).main)
+
+
+def test_a_bench_folder_of_the_users_is_no_obstacle(tmp_path: Path) -> None:
+    """`python -m bench.lds` would find theirs; the script does not."""
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").write_text("raise SystemExit('the wrong bench')\n")
+    code = "from bench.cli import main; main(['status'])"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TDA_BENCH_CACHE": str(tmp_path / "cache")}
+    (tmp_path / "cache").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", "-c", code],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert "no campaign in" in done.stdout, done.stderr

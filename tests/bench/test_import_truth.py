@@ -1,0 +1,265 @@
+"""Ground truth of others: each source's sign, its kept-or-left-out convention, and one line for what is wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import truth, truth_folder
+from bench.lds import main
+from bench.truth_folder import read_truth
+from bench.truth_scores import score_files
+
+NUM_SUBSETS, NUM_TRAIN, NUM_QUERIES = 40, 30, 7
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records go to ./runs."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> dict[str, Any]:
+    """Losses that follow the scores: keeping an example adds its score to the query's loss."""
+    generator = np.random.default_rng(0)
+    masks = np.zeros((NUM_SUBSETS, NUM_TRAIN), dtype=bool)
+    for row in masks:
+        row[generator.permutation(NUM_TRAIN)[:10]] = True
+    scores = generator.normal(size=(NUM_QUERIES, NUM_TRAIN))
+    losses = masks @ scores.T + 0.1 * generator.normal(size=(NUM_SUBSETS, NUM_QUERIES))
+    np.save(tmp_path / "scores.npy", scores)
+    return {"masks": masks, "scores": scores, "losses": losses, "folder": tmp_path}
+
+
+def save(world: dict[str, Any], name: str, array: np.ndarray) -> str:
+    path = world["folder"] / name
+    np.save(path, array)
+    return str(path)
+
+
+def run_import(world: dict[str, Any], *arguments: str) -> tuple[int, Path]:
+    out = world["folder"] / "truth"
+    return truth.main(["import", *arguments, "--out", str(out)]), out
+
+
+def sources(world: dict[str, Any]) -> dict[str, list[str]]:
+    masks, losses = world["masks"], world["losses"]
+    left_out = [np.flatnonzero(~row).tolist() for row in masks]
+    subsets = world["folder"] / "subsets.json"
+    subsets.write_text(json.dumps(left_out))
+    kept = save(world, "indices.npy", np.stack([np.flatnonzero(row) for row in masks]))
+    train = ["--num-train", str(NUM_TRAIN)]
+    minus = save(world, "minus.npy", -losses)
+    return {
+        "trak": ["trak", "--masks", save(world, "masks.npy", masks.astype(np.int64)), "--margins", minus],
+        "dattri": ["dattri", "--indices", kept, "--values", minus, *train],
+        "arrays": ["arrays", "--masks", save(world, "kept.npy", masks), "--losses", save(world, "plain.npy", losses)],
+        "bergson": ["bergson", "--subsets", str(subsets), "--losses", save(world, "losses.npy", losses), *train],
+    }
+
+
+@pytest.mark.parametrize("source", ["arrays", "trak", "dattri", "bergson"])
+def test_each_source_comes_out_the_same(world: dict[str, Any], source: str) -> None:
+    code, out = run_import(world, *sources(world)[source])
+    assert code == 0
+    found = read_truth(out)
+    np.testing.assert_array_equal(found.masks, world["masks"])
+    np.testing.assert_allclose(found.losses[0], world["losses"], rtol=1e-6)
+    rows = score_files(read_truth(out), [str(world["folder"] / "scores.npy")])["rows"]
+    assert rows[0]["lds"] > 0.95
+    assert found.record["source"] == source
+
+
+def test_the_conventions_matter(world: dict[str, Any]) -> None:
+    """Taken with the wrong sign, or left-out ids for kept ones, the same files give a negative score."""
+    arguments = sources(world)
+    score = [str(world["folder"] / "scores.npy")]
+    _, out = run_import(world, *arguments["trak"], "--values-are", "loss")
+    assert score_files(read_truth(out), score)["rows"][0]["lds"] < -0.95
+    as_if_kept = save(world, "left-out.npy", np.stack([np.flatnonzero(~row) for row in world["masks"]]))
+    train = ["--num-train", str(NUM_TRAIN)]
+    _, out = run_import(world, "dattri", "--indices", as_if_kept, "--values", arguments["dattri"][4], *train)
+    assert score_files(read_truth(out), score)["rows"][0]["lds"] < -0.95
+    _, out = run_import(world, *arguments["bergson"])
+    assert score_files(read_truth(out), score, "helpfulness")["rows"][0]["lds"] < -0.95
+
+
+def test_bergson_also_as_a_table_of_numbered_subsets(world: dict[str, Any]) -> None:
+    arguments = sources(world)["bergson"]
+    table = {str(k): np.flatnonzero(~row).tolist() for k, row in reversed(list(enumerate(world["masks"])))}
+    Path(arguments[2]).write_text(json.dumps(table))
+    _, out = run_import(world, *arguments)
+    np.testing.assert_array_equal(read_truth(out).masks, world["masks"])
+
+
+def with_nan(array: np.ndarray) -> np.ndarray:
+    spoilt = array.copy()
+    spoilt[3, 2] = np.nan
+    return spoilt
+
+
+def two(masks: np.ndarray) -> np.ndarray:
+    spoilt = masks.astype(np.int64)
+    spoilt[0, 0] = 2
+    return spoilt
+
+
+@pytest.mark.parametrize(
+    ("masks", "margins", "text"),
+    [
+        (lambda m: m.T, lambda v: v, "40 subsets (shape (1, 40, 7)), but the masks have 30"),
+        (lambda m: m, lambda v: v.T, "it looks transposed: rows must be subsets"),
+        (lambda m: m, lambda v: v[:-1], "has 39 subsets (shape (1, 39, 7)), but the masks have 40"),
+        (lambda m: m, with_nan, "holds 1 values that are NaN or infinite, the first at replicate 0, subset 3, query 2"),
+        (two, lambda v: v, "holds 2; expected 0 (left out) and 1 (kept) only"),
+        (lambda m: m[0], lambda v: v, "has shape (30,); expected (num_subsets, num_train)"),
+        (lambda m: m[:2], lambda v: v[:2], "has 2 subsets; at least 3 are needed"),
+        (lambda m: m & False, lambda v: v, "subset 0 keeps 0 of 30 examples"),
+        (lambda m: m, lambda v: v.astype(object), "pickled objects, which are never loaded"),
+        (lambda m: m, lambda v: v[0], "expected (num_subsets, num_queries)"),
+    ],
+)
+def test_bad_arrays_are_refused_in_one_line(
+    world: dict[str, Any], capsys: pytest.CaptureFixture[str], masks: Any, margins: Any, text: str
+) -> None:
+    masks_file = save(world, "masks.npy", masks(world["masks"]))
+    margins_file = save(world, "margins.npy", margins(-world["losses"]))
+    code, out = run_import(world, "trak", "--masks", masks_file, "--margins", margins_file)
+    said = capsys.readouterr().err
+    assert code == 2
+    assert text in said
+    assert said.count("\n") == 1
+    assert not (out / "truth.json").exists()
+
+
+def test_square_masks_that_are_transposed_are_noticed(
+    world: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    masks, margins = world["masks"][:NUM_TRAIN], -world["losses"][:NUM_TRAIN]
+    files = ["--masks", save(world, "square.npy", masks.T), "--margins", save(world, "m.npy", margins)]
+    assert run_import(world, "trak", *files)[0] == 2
+    assert "looks transposed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([[0, 99]] * 5, "names example 99; expected ids from 0 to 29"),
+        ([[1, 1]] * 5, "names an example twice"),
+        ([["a"]] * 5, "not a list of lists of whole numbers"),
+        ({"first": [1]}, "has the keys first"),
+        ("text", "not a list of lists of whole numbers"),
+    ],
+)
+def test_bad_lists_are_refused_in_one_line(
+    world: dict[str, Any], capsys: pytest.CaptureFixture[str], ids: Any, text: str
+) -> None:
+    arguments = sources(world)["bergson"]
+    Path(arguments[2]).write_text(json.dumps(ids))
+    assert run_import(world, *arguments)[0] == 2
+    said = capsys.readouterr().err
+    assert text in said
+    assert said.count("\n") == 1
+
+
+def test_missing_files_and_options_are_named(world: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_import(world, "trak", "--masks", "/nowhere.npy", "--margins", "m.npy")[0] == 2
+    assert "/nowhere.npy: does not exist" in capsys.readouterr().err
+    assert run_import(world, "trak")[0] == 2
+    assert "needs --masks" in capsys.readouterr().err
+    assert run_import(world, *sources(world)["bergson"][:-2])[0] == 2
+    assert "needs --num-train" in capsys.readouterr().err
+
+
+def test_an_edited_ground_truth_is_refused(world: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = run_import(world, *sources(world)["trak"])
+    data = bytearray((out / "truth.safetensors").read_bytes())
+    data[-1] ^= 1
+    (out / "truth.safetensors").write_bytes(bytes(data))
+    assert truth.main(["check", str(out)]) == 2
+    assert "does not match its checksum" in capsys.readouterr().err
+
+
+def test_lds_scores_a_file(world: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = run_import(world, *sources(world)["trak"])
+    capsys.readouterr()
+    command = ["--ground-truth", str(out), "--scores", str(world["folder"] / "scores.npy")]
+    assert main([*command, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["num_subsets"] == NUM_SUBSETS
+    assert row["lds"] > 0.95
+    assert main(command) == 0
+    assert "30 training examples, 7 queries" in capsys.readouterr().out
+    (record,) = Path("runs").glob("given-*/scores.json")
+    assert json.loads(record.read_text())["rows"][0]["lds"] == row["lds"]
+    transposed = save(world, "transposed.npy", world["scores"].T)
+    assert main(["--ground-truth", str(out), "--scores", transposed]) == 2
+    assert "has shape (30, 7); expected (7, 30), (num_queries, num_train); it is transposed" in capsys.readouterr().err
+    holes = world["scores"].copy()
+    holes[0, 0] = np.nan
+    assert main(["--ground-truth", str(out), "--scores", save(world, "holes.npy", holes), "--json"]) == 2
+    assert "holes.npy holds 1 scores that are NaN or infinite, of 210" in capsys.readouterr().err
+    flat = world["scores"].copy()
+    flat[:2] = 1.0
+    assert main(["--ground-truth", str(out), "--scores", save(world, "flat.npy", flat), "--json"]) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)[0]["num_undefined"] == 2
+    assert "undefined for 2 queries: its predictions are the same for all 40 subsets" in captured.err
+
+
+def test_options_of_a_run_do_not_go_with_a_ground_truth(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--ground-truth", "T", "--scores", "S", "--alpha", "0.1", "--subsets=4"])
+    assert stop.value.code == 2
+    assert "--alpha, --subsets cannot be used with --ground-truth; its options are" in capsys.readouterr().err
+
+
+def test_ours_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exported from the cache of a small digits run, and scored against its own mean effect."""
+    out = tmp_path / "exported"
+    command = [
+        "export",
+        "--task",
+        "digits",
+        "--alpha",
+        "0.05",
+        "--subsets",
+        "4",
+        "--replicates",
+        "2",
+        "--device",
+        "cpu",
+        "--cluster",
+        "inline",
+        "--cache",
+        str(tmp_path / "cache"),
+        "--out",
+        str(out),
+    ]
+    assert truth.main([*command, "--collect"]) == 2
+    assert "8 of 8 retrains are not in" in capsys.readouterr().err
+    assert truth.main(command) == 0
+    found = read_truth(out)
+    assert found.losses.shape[:2] == (2, 4)
+    assert found.masks.sum(axis=1).tolist() == [60] * 4
+    assert found.train_indices is not None
+    assert found.query_indices is not None
+    assert len(found.query_indices) == found.losses.shape[2]
+    assert found.record["task"]["name"] == "digits"
+    captured = capsys.readouterr()
+    assert "4 subsets x 2 replicate(s)" in captured.out
+    assert "8 of 8 retrains are not in" in captured.err
+
+
+def test_a_truth_that_cannot_be_written_is_one_line(
+    world: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(truth_folder, "write_safetensors", full)
+    assert run_import(world, *sources(world)["trak"])[0] == 1
+    assert capsys.readouterr().err.endswith("truth cannot be written: No space left on device\n")

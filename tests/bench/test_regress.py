@@ -1,0 +1,463 @@
+"""The gate: what it must catch, what it must let pass, and how it says so. `tests/trials/gate.py` counts how often."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import regress
+from bench.regress import clock, command, judge
+from bench.regress.baseline import BASELINE_FORMAT, PACKAGED, MethodBaseline, baseline_name, read_method_baseline
+from bench.regress.clock import KERNELS, Calibration, Clock, Moment, Slices, Timing, why_busy
+from bench.regress.judge import (
+    COST_REPEATS,
+    Check,
+    Verdict,
+    changes,
+    judge_cost,
+    judge_scores,
+    suspicious,
+    tolerance,
+    usual_costs,
+)
+from bench.regress.report import junit, markdown, verdict_table
+from bench.regress.sample import Sample, agreement, mean_lds, noise_level, standardised
+from retrain.errors import UsageError
+
+NUM_SUBSETS, NUM_QUERIES, NUM_TRAIN = 60, 40, 200
+BROKEN = """
+from baselines.gradsim import GradSim
+from baselines.method import Attribution, Method
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flipped(GradSim):
+    def score(self, problem, state):
+        found = super().score(problem, state)
+        return replace(found, scores=-found.scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transposed(GradSim):
+    def score(self, problem, state):
+        return Attribution(scores=super().score(problem, state).scores.T)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raising(Method):
+    def score(self, problem, state):
+        raise RuntimeError("no luck")
+"""
+
+
+def timing(
+    cost: float = 10.0, seconds: float = 40.0, busy: str = "", waits: float = 1.0, memory: float = 1.0
+) -> Timing:
+    """Of a method that costs so many calibration kernels of the arithmetic kind."""
+    kernel = {"training": seconds / cost, "memory": memory * seconds / cost}
+    return Timing(waits * seconds, seconds, kernel, kernel, busy)
+
+
+class World:
+    """A noisy method on a linear problem, run as often as one likes."""
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(0)
+        self.masks = np.stack([generator.permutation(NUM_TRAIN) < 20 for _ in range(NUM_SUBSETS)])
+        self.signal = generator.normal(size=(NUM_QUERIES, NUM_TRAIN))
+        self.losses = self.masks @ self.signal.T + generator.normal(size=(NUM_SUBSETS, NUM_QUERIES))
+        rows = [standardised(self.scores(1000 + seed)) for seed in range(12)]
+        samples = [self.sample(self.scores(1000 + seed)) for seed in range(12)]
+        total = np.sum(rows, axis=0)
+        values = {
+            "agreement": [agreement(row, total - row) for row in rows],
+            "lds": [sample.lds for sample in samples],
+            "lds_normalised": [sample.lds_normalised for sample in samples],
+            "zeros": [0.0] * 12,
+            "timing": [asdict(timing())] * 12,
+        }
+        record = {
+            "values": values, "seeds": list(range(12)), "prediction_seed": 3, "diagnostics": {"num_draws": 400},
+        }  # fmt: skip
+        self.reference = MethodBaseline(record, total / 12, samples[3].prediction)
+
+    def scores(self, seed: int, level: float = 0.3) -> np.ndarray:
+        return self.signal + level * np.random.default_rng([seed, 1]).normal(size=self.signal.shape)
+
+    def sample(self, scores: np.ndarray, **changes: Any) -> Sample:
+        prediction = self.masks @ scores.T
+        made = Sample(
+            prediction=prediction,
+            rows=scores,
+            lds=mean_lds(self.losses, np.nan_to_num(prediction)),
+            lds_normalised=mean_lds(self.losses, np.nan_to_num(prediction)),
+            zeros=float((scores == 0).mean()),
+            num_not_finite=int((~np.isfinite(scores)).sum()),
+            timing=timing(),
+            diagnostics={"num_draws": 400},
+        )
+        return replace(made, **changes)
+
+    def failed(self, *samples: Sample) -> set[str]:
+        return {check.name for check in judge_scores(samples, self.reference, self.losses) if not check.passed}
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+def test_an_unchanged_method_passes(world: World) -> None:
+    assert [seed for seed in range(40) if world.failed(world.sample(world.scores(seed)))] == []
+
+
+def test_broken_scores_are_caught(world: World) -> None:
+    for seed in range(20):
+        generator, scores = np.random.default_rng([seed, 2]), world.scores(seed)
+        assert "agreement" in world.failed(world.sample(-scores))
+        assert "agreement" in world.failed(world.sample(scores[:, generator.permutation(NUM_TRAIN)]))
+        assert "zeros" in world.failed(world.sample(scores * (generator.random(scores.shape) >= 0.1)))
+        assert "lds" in world.failed(world.sample(world.scores(seed, level=3.0)))
+
+
+def test_twice_the_noise_is_caught(world: World) -> None:
+    for seed in range(20):
+        samples = [world.sample(world.scores(seed + 100 * run, level=0.3 * math.sqrt(2))) for run in range(3)]
+        assert suspicious(samples[0], world.reference)
+        assert "agreement" in world.failed(*samples)
+
+
+def test_fewer_draws_than_recorded_are_caught(world: World) -> None:
+    half = world.sample(world.scores(0), diagnostics={"num_draws": 200})
+    assert world.failed(half) == {"draws"}
+    assert world.failed(world.sample(world.scores(0), diagnostics={})) == {"draws"}
+
+
+def test_scores_that_are_not_finite_are_caught(world: World) -> None:
+    scores = world.scores(0)
+    scores[3, 4] = np.nan
+    assert world.failed(world.sample(scores)) == {"finite"}
+
+
+def test_a_lost_train_scale_is_caught(world: World) -> None:
+    assert world.failed(world.sample(world.scores(0), lds_normalised=None)) == {"lds-normalised"}
+
+
+# ---- cost ----
+
+
+class Stopwatch:
+    """Gives these timings, one at a time."""
+
+    def __init__(self, *timings: Timing):
+        self.timings, self.calls = timings, 0
+
+    def __call__(self) -> Timing:
+        self.calls += 1
+        return self.timings[min(self.calls, len(self.timings)) - 1]
+
+
+def test_cost_is_timed_again_before_it_is_an_alarm(world: World) -> None:
+    for again, passed, calls in ((11.0, True, 1), (24.0, False, COST_REPEATS)):
+        stopwatch = Stopwatch(timing(again))
+        check = judge_cost(timing(25.0), world.reference, stopwatch)
+        assert (check.passed, check.state) == ((True, "pass") if passed else (False, "FAIL"))
+        assert stopwatch.calls == calls
+    fine = Stopwatch()
+    assert judge_cost(timing(19.0), world.reference, fine).passed
+    brief = judge_cost(timing(25.0, seconds=0.4), world.reference, fine)
+    assert brief.passed
+    assert "less than 0.3 s more" in brief.note
+    assert fine.calls == 0
+
+
+def test_a_busy_machine_is_a_warning_and_never_a_failure(world: World) -> None:
+    busy = timing(25.0, busy="others used 1.9 of 2 cores")
+    check = judge_cost(busy, world.reference, Stopwatch(busy))
+    assert (check.passed, check.state) == (True, "warn")
+    assert "others used 1.9 of 2 cores" in check.warning
+    # One quiet timing among them is enough to convict, and one fine timing to clear, whatever the others were.
+    assert judge_cost(busy, world.reference, Stopwatch(busy, timing(25.0), busy)).state == "FAIL"
+    assert judge_cost(timing(25.0), world.reference, Stopwatch(busy, timing(12.0, busy="x"))).state == "pass"
+
+
+def test_a_method_that_waits_is_dear_by_the_wall(world: World) -> None:
+    check = judge_cost(timing(10.0, waits=3.0), world.reference, Stopwatch(timing(10.0, waits=3.0)))
+    assert not check.passed
+    assert check.value == pytest.approx(3.0)
+    assert judge_cost(timing(10.0, waits=1.5), world.reference, Stopwatch()).passed
+
+
+def test_memory_that_is_slow_today_excuses(world: World) -> None:
+    assert judge_cost(timing(25.0, memory=1.5), world.reference, Stopwatch()).passed
+
+
+def test_cost_may_only_warn_on_request(world: World) -> None:
+    dear = timing(25.0)
+    assert judge_cost(dear, world.reference, Stopwatch(dear), "warn").state == "warn"
+
+
+def test_busy_timings_of_the_baseline_do_not_count_where_there_are_quiet_ones(world: World) -> None:
+    timings = [timing(30.0, busy="x")] * 9 + [timing(10.0)] * 3
+    record = {**world.reference.record, "values": {"timing": [asdict(one) for one in timings]}}
+    assert usual_costs(replace(world.reference, record=record))["training cpu"] == pytest.approx(10.0)
+
+
+def slices(cpu: float, wall: float, count: int = 5) -> Slices:
+    return Slices(*({kernel: [seconds] * count for kernel in KERNELS} for seconds in (wall, cpu)))
+
+
+def test_what_the_machine_says_makes_it_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    start, calm = Moment(0.0, 0.0, 100.0, 5.0), slices(0.02, 0.0201)
+    quiet = Moment(10.0, 9.9, 111.0, 5.1)
+    assert why_busy(start, quiet, calm, calm, calm) == ""
+    assert why_busy(start, replace(quiet, all_cpu=125.0), calm, calm, calm) == "others used 1.5 of 4 cores"
+    assert why_busy(start, replace(quiet, stolen=7.0), calm, calm, calm) == "the hypervisor took 20 % of a core"
+    waited = slices(0.02, 0.03)
+    assert "had to wait: 1.50 times" in why_busy(start, quiet, waited, waited, waited)
+    assert "2.00 times as long after" in why_busy(start, quiet, calm, slices(0.04, 0.0401), calm)
+    # Elsewhere than on Linux only the load is known.
+    unknown = Moment(0.0, 0.0, None, None)
+    monkeypatch.setattr("os.getloadavg", lambda: (3.0, 0.0, 0.0))
+    assert why_busy(unknown, unknown, calm, calm, calm) == "the load is 3.0 on 4 cores"
+
+
+def test_busy_loops_are_noticed() -> None:
+    """One on each core, for as long as a timing takes."""
+    code = "print(flush=True)\nwhile True: pass"
+    loops = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(os.cpu_count() or 1)]
+    try:
+        for loop in loops:
+            assert loop.stdout is not None
+            loop.stdout.readline()
+        start = Moment.now()
+        found = slices(0.02, 0.02)
+        while Moment.now().wall - start.wall < 0.5:
+            pass
+        assert why_busy(start, Moment.now(), found, found, found).startswith("others used")
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.communicate()
+
+
+def test_calibration_during_a_run_is_not_the_methods_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "SECONDS_BETWEEN", 0.0)
+
+    class Slow(Calibration):
+        def __init__(self) -> None:
+            pass
+
+        def _train(self) -> None:
+            time.sleep(0.05)
+
+        def _walk(self) -> None:
+            pass
+
+    watch = Clock(Slow())
+    with watch.running():
+        assert list(watch.progress(range(4), total=4, description="x")) == [0, 1, 2, 3]
+    assert len(watch.during.wall["training"]) == 4
+    assert watch.during.total("wall") >= 0.2
+    assert watch.seconds < 0.1
+
+
+def test_the_tolerance_is_a_prediction_limit() -> None:
+    """Of many baselines of twelve seeds, the share of new values outside is the tail asked for."""
+    generator = np.random.default_rng(0)
+    values = generator.normal(size=(4000, 12))
+    outside = [
+        new < block.mean() - tolerance(block, 0.0, tail=0.05) for block, new in zip(values, generator.normal(size=4000))
+    ]
+    assert np.mean(outside) == pytest.approx(0.05, abs=0.012)
+    assert tolerance([1.0, 1.0], floor=0.02) == 0.02
+    assert tolerance([1.0], floor=0.02) == 0.02
+    assert noise_level([0.9])[0] - noise_level([0.95])[0] == pytest.approx(math.log(2))
+
+
+# ---- the command, on the recorded baseline ----
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder, with methods of their own."""
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_the_gate_passes_and_writes_its_reports(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "--tasks",
+        "digits",
+        "--methods",
+        "gradsim",
+        "--junit",
+        "gate.xml",
+        "--summary",
+        "summary.md",
+        "--seed",
+        "5",
+    ]
+    assert regress.main(command) == 0
+    said = capsys.readouterr().out
+    assert "passed (1 methods" in said
+    suite = ElementTree.fromstring((mine / "gate.xml").read_text())[0]
+    assert suite.get("failures") == "0"
+    assert {case.get("name") for case in suite} == {"finite", "zeros", "agreement", "lds", "lds-normalised", "cost"}
+    assert "| digits | `gradsim` | pass |" in (mine / "summary.md").read_text()
+
+
+def test_reports_that_cannot_be_written_come_after_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    verdict = Verdict("digits", "bif", [Check("lds", 0.0, -0.02, True, "")], [], 1.0)
+    monkeypatch.setattr(command, "gate_all", lambda *_: [verdict])
+    assert regress.main(["--junit", str(tmp_path / "absent" / "gate.xml"), "--summary", str(tmp_path / "s.md")]) == 1
+    captured = capsys.readouterr()
+    assert "passed (1 methods" in captured.out
+    assert captured.err.endswith("gate.xml cannot be written: No such file or directory\n")
+    assert (tmp_path / "s.md").exists()
+
+
+def test_broken_methods_fail_with_the_reason(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["Flipped", "Transposed", "Raising"]
+    methods = [word for name in names for word in ("--method", f"broken:{name}")]
+    command = [*methods, "--tasks", "digits", "--against", "gradsim", "--junit", "gate.xml", "--json"]
+    assert regress.main(command) == 1
+    verdicts = {verdict["method"]: verdict for verdict in json.loads(capsys.readouterr().out)}
+    assert not any(verdict["passed"] for verdict in verdicts.values())
+    flipped = {check["name"]: check for check in verdicts["broken:Flipped"]["checks"]}
+    assert "the sign is flipped" in flipped["agreement"]["note"]
+    assert not flipped["lds"]["passed"]
+    assert "they are transposed" in verdicts["broken:Transposed"]["error"]
+    assert verdicts["broken:Raising"]["error"] == "RuntimeError: no luck"
+    suite = ElementTree.fromstring((mine / "gate.xml").read_text())[0]
+    assert int(suite.get("failures", "0")) >= 4
+
+
+def test_what_is_missing_or_damaged_is_one_line(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = mine / "damaged"
+    shutil.copytree(PACKAGED, damaged)
+    (damaged / "digits-gradsim.safetensors").write_bytes(b"nothing")
+    for arguments, text in (
+        (["--baseline", "nowhere"], "no baseline in nowhere; `python -m bench.regress --update --baseline nowhere`"),
+        (["--method", "broken:Flipped"], "no baseline of broken:Flipped on digits"),
+        (["--method", "broken:Nobody"], '"broken:Nobody": the module broken has no class Nobody'),
+        (["--baseline", str(damaged), "--tasks", "digits", "--methods", "gradsim"], "digits-gradsim.safetensors"),
+    ):
+        assert regress.main(arguments) == 2
+        said = capsys.readouterr().err
+        assert text in said
+        assert said.count("\n") == 1
+
+
+def test_changed_versions_are_a_warning(world: World) -> None:
+    found = changes({"torch": "2.6", "numpy": "2.0", "python": "3.10"}, {"torch": "2.7", "numpy": "2.0"}, "version of")
+    assert found == ["version of torch: '2.6' in the baseline, '2.7' now"]
+    verdict = Verdict("digits", "bif", [Check("lds", 0.0, -0.02, True, "")], found, 1.0)
+    assert verdict.passed
+    assert "warning: version of torch" in markdown([verdict])
+    assert "version of torch" in junit([verdict])
+
+
+def test_an_option_that_is_younger_than_the_baseline_is_no_change_at_its_default() -> None:
+    now = {"draws": 50, "localiser": "isotropic", "shrinkage": True}
+    found = changes({"draws": 50}, now, "option", {"draws": 100, "localiser": "isotropic", "shrinkage": False})
+    assert found == ["option shrinkage: None in the baseline, True now"]
+
+
+def test_a_warning_shows_in_every_report_and_fails_none() -> None:
+    check = Check("cost", 2.5, 2.0, True, "12 s", "the machine was busy (others used 1.9 of 2 cores)")
+    verdict = Verdict("digits", "bif", [check], [f"cost: {check.warning}"], 1.0)
+    assert verdict.passed
+    assert " warn " in verdict_table([verdict])
+    assert "cost 2.500 (<= 2.000) (warning)" in markdown([verdict])
+    assert "others used 1.9 of 2 cores" in junit([verdict])
+    assert 'failures="0"' in junit([verdict])
+
+
+def test_the_table_fits_a_hundred_columns_unless_asked() -> None:
+    checks = [Check("lds", 0.1, -0.02, True, "n" * 90), Check("cost", 3.0, 2.0, False, "dearer")]
+    verdict = Verdict("digits", "ekfac@damping=1e-4", checks, [], 1.0)
+    narrow = verdict_table([verdict])
+    assert max(map(len, narrow.splitlines())) <= 100
+    assert narrow.endswith("cost of ekfac@damping=1e-4 on digits: dearer")
+    assert "n" * 90 in verdict_table([verdict], wide=True)
+
+
+def test_variants_have_baselines_of_their_own() -> None:
+    names = {baseline_name("digits", f"ekfac@damping={value}") for value in ("1e-4", "1e4", "-1e4", "+1e4")}
+    assert len(names) == 4
+    assert baseline_name("digits", "mypkg.mymodule:MyMethod") == "digits-mypkg.mymodule-MyMethod"
+
+
+def test_a_variant_is_a_name_with_options() -> None:
+    from retrain.tasks import load_task
+
+    task = load_task("digits")
+    label, method = command.build_gated_method(
+        "ekfac@damping=1e-4", task, ["ekfac.damping=1", "ekfac.fit_batch_size=7"]
+    )
+    assert label == "ekfac@damping=0.0001"
+    assert (method.damping, method.fit_batch_size) == (1e-4, 7)  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match='"ekfac@damping" is no variant; expected METHOD@OPTION=VALUE'):
+        command.build_gated_method("ekfac@damping", task, [])
+
+
+def test_a_variant_is_gated_against_another(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--method", "gradsim@batch_size=100", "--against", "gradsim", "--tasks", "digits"]
+    assert regress.main(arguments) == 0
+    assert "gradsim@batch_size=100  agreement" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("busy", ["", "others used 1.9 of 2 cores"])
+def test_a_slow_method_fails_on_a_quiet_machine_and_warns_on_a_busy_one(
+    busy: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(clock, "why_busy", lambda *_: busy)
+    monkeypatch.setattr(judge, "COST_REPEATS", 0)
+    slow = ["--method", "tests.helpers.bad_methods:Slow@times=4", "--against", "gradsim", "--task", "digits"]
+    assert regress.main(slow) == (0 if busy else 1)
+    said = capsys.readouterr().out
+    assert "lds             pass" in said
+    assert f"cost            {'warn' if busy else 'FAIL'}" in said
+    assert not busy or f"the machine was busy ({busy}); run it again on a quiet one" in said
+
+
+def test_recording_into_the_installed_package_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "PACKAGED", tmp_path / "site-packages" / "bench" / "regress" / "baseline")
+    assert regress.main(["--update"]) == 2
+    assert "name a folder with --baseline DIR" in capsys.readouterr().err
+
+
+def test_a_baseline_of_an_older_gate_says_what_to_do(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(PACKAGED, mine / "old")
+    record = mine / "old" / "digits.json"
+    record.write_text(record.read_text().replace(BASELINE_FORMAT, "tda-bench gate 1"))
+    assert regress.main(["--baseline", "old"]) == 2
+    assert "record it again with --update" in capsys.readouterr().err
+
+
+def test_the_recorded_baseline_is_small_and_sound() -> None:
+    assert sum(path.stat().st_size for path in PACKAGED.iterdir()) < 1_500_000
+    for name in command.GATED_METHODS:
+        reference = read_method_baseline(PACKAGED, "digits", command.label_of_gated(name))
+        assert len(reference.record["seeds"]) >= 10
+        assert min(reference.values["lds"]) > 0.1
+        assert all(cost > 0 for cost in usual_costs(reference).values())

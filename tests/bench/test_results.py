@@ -1,0 +1,249 @@
+"""What may be compared with what: runs that differ in what could change a number share no panel, row or mean."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bench.results import EXPERIMENT, bars_of, ceiling_over_seeds, load_results, over_seeds
+from tests.helpers.synthetic_results import METHODS, write_run
+
+ONE: dict[str, Any] = {"shares": (0.1,), "alphas": (0.1,), "seeds": (1,)}
+
+
+def change_record(place: Path, ceiling: dict[str, Any], **config: Any) -> None:
+    record = json.loads((place / "run.json").read_text())
+    record["config"] |= config
+    record["ceilings"] = [known | ceiling for known in record["ceilings"]]
+    for row in record["rows"]:
+        row["ceiling"] = ceiling["ceiling"]
+    (place / "run.json").write_text(json.dumps(record))
+
+
+def test_every_row_has_its_names(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", shares=(0.1, 1.0), seeds=(1, 2), alphas=(0.1, 0.5))
+    results = load_results(tmp_path)
+    assert results.problems == results.left_out == []
+    assert len(results.rows) == 2 * 2 * 2 * len(METHODS) * 2
+    assert not results.rows.duplicated(EXPERIMENT).any()
+    assert set(results.rows["ground"]) == {"cifar10-paper"}
+    assert set(results.rows["truth"]) == {"100 subsets x 2, 8,000 queries"}
+    assert set(results.rows["series"]) == {"BIF", "EK-FAC", "TRAK", "GradSim", "random"}
+    assert len(results.pairs) == 2 * 2 * 2 * 10 * 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"task_settings": {"epochs": 2}},
+        {"task_settings": {"data": "0" * 40}},
+        {"split": "all"},
+        {"protocols": ("scratch",)},
+        {"task": "digits"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_another_ground_is_another_figure(tmp_path: Path, other: dict[str, Any]) -> None:
+    write_run(tmp_path / "a", run_id="one000000000", **{**ONE, "task_settings": {"data": "1" * 40, "epochs": 1}})
+    write_run(
+        tmp_path / "a", run_id="other0000000", **{**ONE, "task_settings": {"data": "1" * 40, "epochs": 1}, **other}
+    )
+    rows = load_results(tmp_path).rows
+    assert rows["ground"].nunique() == 2
+    for _, group in rows.groupby("ground"):
+        assert group["run_id"].nunique() == 1
+    assert len(rows) == 2 * 2 * len(METHODS)
+
+
+def test_other_subsets_or_replicates_are_another_truth_of_the_same_ground(tmp_path: Path) -> None:
+    write_run(tmp_path, run_id="one000000000", **ONE)
+    write_run(tmp_path, run_id="fewer0000000", subsets=25, **ONE)
+    change_record(
+        write_run(tmp_path, run_id="single000000", **ONE), {"ceiling": None, "reliability": None, "num_replicates": 1}
+    )
+    rows = load_results(tmp_path).rows
+    assert rows["ground"].nunique() == 1
+    assert sorted(rows["truth"].unique()) == [
+        "100 subsets x 1, 8,000 queries", "100 subsets x 2, 8,000 queries", "25 subsets x 2, 8,000 queries",
+    ]  # fmt: skip
+
+
+def test_other_settings_are_another_series_and_say_so(tmp_path: Path) -> None:
+    """The three settings of the issue: never one panel's one line, and none vanishes."""
+    for number, (damping, shift) in enumerate(((1e-8, 0.0), (1e-7, -0.08), (1e-4, 0.24))):
+        options = {"ekfac": {"damping": damping}}
+        write_run(tmp_path, run_id=f"run{number}", methods=("ekfac", "random"), options=options, shift=shift, **ONE)
+    rows = load_results(tmp_path).rows
+    mine = rows[(rows["method"] == "ekfac") & ~rows["normalised"].astype(bool)]
+    assert sorted(mine["series"]) == ["EK-FAC, damping=0.0001", "EK-FAC, damping=1e-07", "EK-FAC, damping=1e-08"]
+    assert len(set(mine["lds"])) == 3
+    assert list(rows[rows["method"] == "random"]["series"].unique()) == ["random"]
+
+
+def test_a_younger_option_at_its_usual_value_is_no_difference(tmp_path: Path) -> None:
+    write_run(tmp_path, run_id="old000000000", methods=("bif",), **{**ONE, "seeds": (1,)})
+    options = {"bif": {"control_variate": False, "localiser": "isotropic", "keep_traces": True}}
+    write_run(tmp_path, run_id="new000000000", methods=("bif",), options=options, **{**ONE, "seeds": (2,)})
+    rows = load_results(tmp_path).rows
+    assert set(rows["series"]) == {"BIF"}
+    write_run(tmp_path, run_id="other0000000", methods=("bif",), options={"bif": {"control_variate": True}}, **ONE)
+    assert load_results(tmp_path).rows["series"].nunique() == 2
+
+
+def test_variants_of_one_run_are_series_and_pairs(tmp_path: Path) -> None:
+    write_run(tmp_path, methods=("ekfac", "ekfac@damping=1e-4", "my own"), **ONE)
+    results = load_results(tmp_path)
+    assert set(results.rows["series"]) == {"EK-FAC", "EK-FAC, damping=1e-4", "my own"}
+    assert set(results.rows["method"]) == {"ekfac", "my own"}
+    assert set(zip(results.pairs["series"], results.pairs["against"])) == {
+        ("EK-FAC", "EK-FAC, damping=1e-4"), ("EK-FAC", "my own"), ("EK-FAC, damping=1e-4", "my own"),
+    }  # fmt: skip
+    only = results.only(["ekfac@damping=1e-4", "my own"])
+    assert set(only.rows["series"]) == {"EK-FAC, damping=1e-4", "my own"}
+    assert len(only.pairs) == 2
+
+
+def test_the_same_label_with_other_settings_in_two_runs_is_two_series(tmp_path: Path) -> None:
+    for number, ridge in enumerate((0.0, 1e-3)):
+        options = {"trak@mine=1": {"ridge": ridge}}
+        write_run(tmp_path, run_id=f"run{number}", methods=("trak@mine=1",), options=options, **ONE)
+    assert set(load_results(tmp_path).rows["series"]) == {"TRAK, mine=1, ridge=0", "TRAK, mine=1, ridge=0.001"}
+
+
+def test_records_of_variants_as_bench_lds_writes_them(tmp_path: Path) -> None:
+    """Pairs have labels and no method; raw and normalised rows of one label may have settings of their own; a part of a
+    method is a row that shares its settings."""
+    for number, damping in enumerate((1e-3, 1e-1)):
+        place = write_run(tmp_path, run_id=f"run{number}", methods=("ekfac", "bif"), **ONE) / "run.json"
+        record = json.loads(place.read_text())
+        described = {
+            "asked": "ekfac",
+            "label": "ekfac",
+            "origin": "tuned",
+            "source": f"code{number}",
+            "settings": "x=1",
+        }
+        ekfac = {**described, "name": "ekfac", "version": 2}
+        record["config"] |= {
+            "methods": [
+                {**ekfac, "rows": "raw", "damping": damping},
+                {**ekfac, "rows": "normalised", "damping": 1.0},
+                {"name": "bif", "label": "bif", "rows": "both", "draws": 10 + number, "source": "same"},
+            ],
+            "settings": "tuned", "options": {"bif": {"draws": number}}, "task_options": {"data_dir": f"/data{number}"},
+            "stream": "report", "initialisation": "shared",
+        }  # fmt: skip
+        part = [row | {"label": "bif: first order", "lds": 0.1} for row in record["rows"] if row["method"] == "bif"]
+        record["rows"] = [row | {"label": row.get("label", row["method"])} for row in record["rows"]] + part
+        for pair in record["pairs"]:
+            del pair["method"]
+        place.write_text(json.dumps(record))
+    results = load_results(tmp_path)
+    assert results.problems == []
+    raw = results.rows[~results.rows["normalised"].astype(bool)]
+    assert sorted(raw["series"]) == [
+        "BIF, draws=10", "BIF, draws=11", "BIF: first order, draws=10", "BIF: first order, draws=11",
+        "EK-FAC, damping=0.001", "EK-FAC, damping=0.1",
+    ]  # fmt: skip
+    normalised = results.rows[results.rows["normalised"].astype(bool)]
+    assert list(normalised[normalised["method"] == "ekfac"]["series"]) == ["EK-FAC, damping=1"]
+    assert set(results.rows["ground"]) == {"cifar10-paper"}
+    assert ("EK-FAC, damping=0.1", "BIF, draws=11") in set(zip(results.pairs["series"], results.pairs["against"]))
+    assert any("run0: 1 of its" in line for line in results.left_out)  # EK-FAC, normalised: the same in both
+
+
+def test_other_code_of_a_task_is_another_truth_and_of_a_method_is_said(tmp_path: Path) -> None:
+    for number in (1, 2):
+        place = write_run(tmp_path, run_id=f"run{number}", **{**ONE, "seeds": (number,)}) / "run.json"
+        record = json.loads(place.read_text())
+        for method in record["config"]["methods"]:
+            method["source"] = f"code{number}"
+        place.write_text(json.dumps(record))
+    results = load_results(tmp_path)
+    assert results.rows["truth"].nunique() == 1
+    assert any("EK-FAC: its rows were made by different code of the method, in runs run1, run2" in line
+               for line in results.left_out)  # fmt: skip
+    record["config"]["task"]["source"] = "another"
+    place.write_text(json.dumps(record))
+    rows = load_results(tmp_path).rows
+    assert rows["ground"].nunique() == 1
+    assert rows["truth"].nunique() == 2
+
+
+def test_subsets_that_settings_were_chosen_on_are_not_shown(tmp_path: Path) -> None:
+    change_record(write_run(tmp_path, **ONE), {"ceiling": 0.5}, stream="tune")
+    results = load_results(tmp_path)
+    assert not len(results.rows)
+    assert "its subsets are those that settings are chosen on" in results.left_out[0]
+
+
+def test_the_same_experiment_twice_counts_once_and_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, run_id="first0000000", finished="2026-11-14T00:00:00Z", **ONE)
+    write_run(tmp_path, run_id="again0000000", finished="2026-11-15T00:00:00Z", shift=0.1, **ONE)
+    results = load_results(tmp_path)
+    assert set(results.rows["run_id"]) == {"again0000000"}
+    (said,) = results.left_out
+    assert "run first0000000: 10 of its 10 rows are measured again in run again0000000" in said
+    assert "their LDS differ by up to 0.100" in said
+
+
+def test_queries_that_settings_were_chosen_on_are_not_shown_and_that_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path, **ONE)
+    write_run(tmp_path, run_id="tune00000000", split="tune", **{**ONE, "seeds": (99,)})
+    results = load_results(tmp_path)
+    assert 99 not in set(results.rows["seed"])
+    assert "run tune00000000" in results.left_out[0]
+
+
+def test_two_records_of_one_run_id_are_a_problem(tmp_path: Path) -> None:
+    write_run(tmp_path, **ONE)
+    write_run(tmp_path, folder_name="copy", **ONE)
+    results = load_results(tmp_path)
+    assert len(results.rows) == 10
+    assert "has the run id aaaabbbbcccc" in results.problems[0]
+
+
+def test_a_ceiling_comes_from_the_same_ground_in_another_run_and_from_no_other(tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"task": "pythia14m", "shares": (1.0,), "alphas": (0.5,)}
+    without = write_run(tmp_path, run_id="without00000", seeds=(1, 2), **kept)
+    change_record(without, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    replicated = write_run(tmp_path, run_id="replicated00", seeds=(1,), methods=("random",), **kept)
+    measured = {"ceiling": 0.6**0.5, "reliability": 0.6, "num_replicates": 2, "num_subsets_replicated": 25}
+    change_record(replicated, measured)
+    rows = load_results(tmp_path).rows
+    rows = rows[rows["method"] == "bif"]
+    found = rows[rows["seed"] == 1]
+    # Two replicates of reliability r are as good as one of reliability r / (2 - r).
+    assert found["ceiling"].to_list() == pytest.approx(2 * [(0.6 / 1.4) ** 0.5])
+    assert set(found["ceiling_from"]) == {"replicated00"}
+    assert rows[rows["seed"] == 2]["ceiling"].isna().all()
+    same: dict[str, Any] = {"query_split": "report", "task": {"name": "pythia14m"}, "scheme": "fixed"}
+    for other in ({"query_split": "all"}, {"task": {"name": "pythia14m", "epochs": 2}}, {"scheme": "half"}, {}):
+        change_record(replicated, measured, **{**same, **other})
+        rows = load_results(tmp_path).rows
+        assert rows[rows["method"] == "bif"]["ceiling"].isna().all() == bool(other)
+
+
+def test_ceilings_of_seeds_are_pooled_as_reliabilities() -> None:
+    cell = pd.DataFrame({"seed": [1, 2, 3], "reliability": [0.5, 0.1, np.nan], "ceiling_low": [0.6, 0.0, np.nan]})
+    pooled = ceiling_over_seeds(cell)
+    assert pooled.value == pytest.approx(0.3**0.5)
+    assert pooled.value != pytest.approx((0.5**0.5 + 0.1**0.5) / 2)
+    assert (pooled.seeds, pooled.touches_zero) == (2, True)
+    assert not ceiling_over_seeds(cell[:1]).touches_zero
+    assert np.isnan(ceiling_over_seeds(cell[2:]).value)
+
+
+def test_few_seeds_show_their_own_intervals_and_five_their_standard_error() -> None:
+    scores = np.array([0.40, 0.402, 0.41, 0.42, 0.43])
+    cell = pd.DataFrame({"lds": scores, "ci_low": scores - 0.02, "ci_high": scores + 0.03})
+    error = scores.std(ddof=1) / np.sqrt(5)
+    assert over_seeds(cell) == pytest.approx((scores.mean(), scores.mean() - error, scores.mean() + error))
+    assert over_seeds(cell[:2]) == pytest.approx((0.401, 0.38, 0.432))
+    assert over_seeds(cell[:1]) == pytest.approx((0.40, 0.38, 0.43))
+    assert bars_of({5}) == "standard error over 5 seeds"
+    assert bars_of({1}) == "95 % interval of the one seed"
+    assert bars_of({2, 5}) == "standard error over 5 seeds; with 2, lowest to highest end of their 95 % intervals"

@@ -1,0 +1,156 @@
+"""bench.status and bench.cache: they say what is there, and change only what they are told to."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import cache, status
+from retrain.jobs import Unit, run_units
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims
+from retrain.processes import host_name
+from retrain.store import Store
+from tests.helpers.job_units import unit, units
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+def states(store, capsys, *words):
+    assert status.main(["--cache", str(store.root), "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_status_counts_what_is_done_running_failed_and_missing(store, capsys, caplog):
+    work = [*units(6), unit(6, "fail")]
+    run_units(work, store, name="some numbers")
+    capsys.readouterr()
+    for index in (1, 2, 3):
+        (info,) = [i for i in store.entries() if i.key == store.key("numbers", {"index": index})]
+        store.remove(info)
+    with Claims(store.root).take("numbers", store.key("numbers", {"index": 1})):
+        (state,) = states(store, capsys)
+        assert status.main(["--cache", str(store.root)]) == 0
+        text = capsys.readouterr().out
+    assert {name: state[f"num_{name}"] for name in ("done", "running", "failed", "missing", "units")} == {
+        "done": 3,
+        "running": 1,
+        "failed": 1,
+        "missing": 2,
+        "units": 7,
+    }
+    assert state["name"] == "some numbers"
+    assert state["eta_seconds"] > 0
+    assert str(os.getpid()) in state["workers"][0]
+    assert "ValueError: unit 6 cannot be done" in text
+    assert state["kinds"] == {"numbers": 7}
+    key = store.key("numbers", {"index": 1})
+    assert [(held["kind"], held["key"], held["pid"]) for held in state["holders"]] == [("numbers", key, os.getpid())]
+    assert f"numbers {key} is held by {host_name()} pid {os.getpid()} for " in text
+    (state,) = states(store, capsys, state["campaign"][:4])
+    assert state["num_missing"] == 3
+    assert state["eta_seconds"] is None
+    assert status.main(["--cache", str(store.root), "zz"]) == 2
+    assert status.main(["--cache", str(store.root / "absent")]) == 2
+
+
+def test_status_of_six_thousand_units_takes_less_than_two_seconds(store, capsys):
+    function, task = "tests.helpers.job_units:work", "x" * 300
+    work = [Unit("numbers", {"index": index, "task": task}, function) for index in range(6000)]
+    by_key = {store.key(unit.kind, unit.config): unit for unit in work}
+    campaign = Campaign.of(store, by_key)
+    campaign.write(by_key, name="many", cluster="slurm", run="run1")
+    log = campaign.log("run1", "driver")
+    for key in list(by_key)[:4000]:
+        folder = store.place("numbers", key)
+        folder.mkdir(parents=True)
+        (folder / "entry.json").touch()
+        (folder / "arrays.safetensors").touch()
+        log.add("done", key=key, seconds=1.0)
+    command = [sys.executable, "-m", "bench.status", "--cache", str(store.root), "--json"]
+    # Its own seconds, not those that others keep the machine busy.
+    before = os.times()
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    after = os.times()
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    (state,) = json.loads(output)
+    assert (state["num_done"], state["num_missing"]) == (4000, 2000)
+    assert seconds < 2, f"{seconds:.2f} s"
+    # Without the start of Python it is a tenth of that, and anything that looks at all pairs of units is much more.
+    start = time.process_time()
+    assert states(store, capsys) == [state]
+    seconds = time.process_time() - start
+    assert seconds < 0.7, f"{seconds:.2f} s"
+
+
+def test_hostile_campaign_folders_are_passed_over(store, capsys):
+    run_units(units(2), store, name="fine")
+    folder = store.root / ".jobs"
+    texts = [
+        "",
+        "[]",
+        "{",
+        '{"run": "../../x", "units_sha256": "../../etc/passwd"}',
+        '{"started": "x", "name": "a\\nb"}',
+    ]
+    for number, text in enumerate([*texts, "[" * 100_000, '{"units_sha256": ["x"], "run": 5}']):
+        (folder / f"bad{number}").mkdir()
+        (folder / f"bad{number}" / "campaign.json").write_text(text)
+    (folder / "file").write_text("x")
+    found = states(store, capsys)
+    assert found[0]["name"] == "fine"
+    assert all(state["num_units"] == 0 for state in found[1:])
+    assert all(state["name"].isprintable() for state in found)
+
+
+def test_cache_lists_verifies_and_prunes(store, capsys):
+    for index in range(4):
+        store.write("numbers", {"index": index}, {"number": np.zeros(index + 1)}, {})
+    store.write("scores", {"index": 0}, {"number": np.zeros(1)}, {})
+    where = ["--cache", str(store.root)]
+
+    def run(*words):
+        code = cache.main([*words, *where] if words else where)
+        return code, capsys.readouterr()
+
+    code, said = run()
+    assert code == 0
+    assert "numbers                     4 entries" in said.out
+    code, said = run("list", "--kind", "numbers", "--match", '"index":3')
+    assert said.out.count("\n") == 1
+    assert '{"index":3}' in said.out
+    assert run("verify")[0] == 0
+    os.truncate(store.path("numbers", {"index": 2}) / "arrays.safetensors", 20)
+    assert run("verify", "--keep")[0] == 1
+    assert store.has("numbers", {"index": 2})
+    code, said = run("verify")
+    assert code == 1
+    assert "damaged" in said.err
+    assert str(store.path("numbers", {"index": 2})) in said.err
+    assert "5 entries" in said.out
+    assert not store.has("numbers", {"index": 2})
+    assert "quarantine" in run()[1].out
+    assert run("prune")[0] == 2
+    assert run("prune", "--kind", "scores")[0] == 2  # nobody there to ask
+    assert "would delete 1 entries" in run("prune", "--kind", "scores", "--dry-run")[1].out
+    assert run("prune", "--kind", "numbers", "--older-than", "1", "--yes")[1].out == "nothing to delete\n"
+    assert run("prune", "--kind", "scores", "--yes")[0] == 0
+    assert [info.kind for info in store.entries()] == ["numbers"] * 3
+    assert run("prune", "--quarantine", "--yes")[0] == 0
+    assert not any((store.root / "quarantine").iterdir())
+    run_units(units(9), store, name="numbers")
+    assert run("prune", "--logs", "--yes")[0] == 0
+    assert Campaign.all(store) == []
+    assert run("prune", "--all", "--yes")[0] == 0
+    assert list(store.entries()) == []
+    assert cache.main(["--cache", str(store.root / "absent")]) == 2

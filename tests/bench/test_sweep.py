@@ -1,0 +1,107 @@
+"""Sweeps and budget curves: every cell on tune queries, divergence survived, nothing sampled twice."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.sweep import main
+
+PLANTED = "tests.helpers.planted:Planted"
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    return [
+        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--cluster", "inline", "--device", "cpu",
+        "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
+        "--set", "bif.n_beta=200", "--set", "bif.draws=40", "--set", "bif.minibatch=50",
+    ]  # fmt: skip
+
+
+def test_a_sweep_marks_diverged_cells_and_reports_the_best_on_other_queries(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*arguments, "--grid", "gamma=1,10", "step_size=0.004,1.0"]
+    assert main(command) == 0
+    result = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert result["axes"] == {"gamma": [1.0, 10.0], "step_size": [0.004, 1.0]}
+    by_step = {step: [cell for cell in result["cells"] if cell["step_size"] == step] for step in (0.004, 1.0)}
+    assert [cell["lds"] for cell in by_step[1.0]] == [None, None]
+    assert all("healthy" in cell["reason"] for cell in by_step[1.0])
+    assert all(cell["lds"] > 0.3 for cell in by_step[0.004])
+    assert all(len(cell["traces"]) == 4 for cell in result["cells"])
+    assert result["split"] == "tune"
+    best = max(by_step[0.004], key=lambda cell: cell["lds"])
+    assert result["best_on_report"]["lds"]["tune"] == best["lds"]
+    assert result["best_on_report"]["lds"]["lds"] != best["lds"], "another set of queries"
+    assert "NaN" in capsys.readouterr().out
+
+
+def test_a_sweep_without_any_score_says_so_after_its_table(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bench.sweep.write_json", full)
+    assert main([*arguments, "--grid", "step_size=1.0"]) == 1
+    captured = capsys.readouterr()
+    assert "step_size" in captured.out
+    assert "sweep.json cannot be written: No space left on device" in captured.err
+    assert "no cell has an LDS; the first: " in captured.err
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baselines.bif.method import BIF
+
+    command = [*arguments, "--grid", "gamma=1,10,100", "--set", "bif.step_size=0.004"]
+    score, calls = BIF.score, []
+
+    def counted(self, problem, state):  # type: ignore[no-untyped-def]
+        if len(calls) == 2:
+            calls.append("interrupted")
+            raise KeyboardInterrupt
+        calls.append(self.gamma)
+        return score(self, problem, state)
+
+    monkeypatch.setattr(BIF, "score", counted)
+    assert main(command) == 130
+    assert main(command) == 0
+    scored = [gamma for gamma in calls if gamma != "interrupted"]
+    assert scored[:3] == [1.0, 10.0, 100.0], "finished cells are not scored again"
+    assert len(scored) <= 5, "and the best cells once more on the report queries"
+
+
+def test_budget_curves_use_one_runs_traces(arguments: list[str], tmp_path: Path) -> None:
+    command = [*arguments, "--budget", "--set", "bif.gamma=1", "--set", "bif.step_size=0.004"]
+    assert main([*command, "--set", "trak.ridge=0.001"]) == 0
+    result = json.loads((tmp_path / "out" / "budget.json").read_text())
+    raw = next(c for c in result["curves"] if c["method"] == "bif" and not c["normalised"])
+    values = [point["value"] for point in raw["points"]]
+    assert values == sorted(values)
+    assert values[-1] == 160, "4 chains of 40 draws"
+    assert raw["points"][-1]["lds"] > 0.3
+    assert {(c["method"], c["axis"]) for c in result["curves"]} == {
+        ("bif", "draws"), ("trak", "projection"), ("trak", "checkpoints")
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--method", "ekfac"], "--grid is needed for ekfac, for example --grid damping=1e-8,1e-4,1e-2"),
+        (["--grid", "gamma"], "OPTION=V1,V2"),
+        (["--grid", "gama=1"], "available"),
+        (["--grid", "gamma=x"], "expected float"),
+    ],
+)
+def test_bad_grids_are_one_line(
+    extra: list[str], words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, *extra]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1

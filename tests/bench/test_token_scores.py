@@ -1,0 +1,85 @@
+"""Scores of single tokens: decoded as the task's own tokenizer has it, seeded, and the same for whoever asks."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baselines.method import load_method
+from bench import examples
+from bench.scoring import Question
+from bench.token_scores import score_tokens, strongest_of_each_query, token_texts
+from retrain.errors import UsageError
+from retrain.examples import Examples
+from retrain.tasks import load_task
+from tests.helpers.tiny_language import save_both, write_text
+
+CPU = torch.device("cpu")
+SMALL = {"length": 8, "num_train": 24, "num_queries": 10, "pretraining_steps": 5, "hidden": 16, "layers": 1}
+SAMPLING = {"draws": 6, "chains": 2, "gamma": 1e3, "step_size": 3e-4, "minibatch": 16}
+
+
+@pytest.fixture(scope="module")
+def question() -> Question:
+    return Question(task=load_task("tinylm", **SMALL), seed=1, alpha_attribution=1.0)
+
+
+@pytest.fixture(scope="module")
+def model(question: Question) -> torch.nn.Module:
+    return question.task.build_model(1)
+
+
+@pytest.mark.parametrize("name", ["bif", "ekfac"])
+def test_the_same_seed_gives_the_same_numbers_whatever_was_drawn_before(name: str, question: Any, model: Any) -> None:
+    method = load_method(name, **(SAMPLING if name == "bif" else {}))
+    found = []
+    for state in (0, 17):
+        torch.manual_seed(state)
+        found.append(score_tokens(question, method, model, CPU, [(2, 5), (0, 3)])[0])
+    for one, other in zip(*found, strict=True):
+        for measure in one.measures:
+            np.testing.assert_array_equal(one.measures[measure], other.measures[measure])
+
+
+def test_each_query_goes_with_what_moves_it_most(question: Any, model: Any) -> None:
+    method = load_method("gradsim")
+    places = strongest_of_each_query(question, method, model, CPU, num_queries=3, num_trains=10)
+    assert [query for query, _ in places] == [0, 1, 2]
+    everything = strongest_of_each_query(question, method, model, CPU, num_queries=8, num_trains=24)
+    assert all(train < 24 for _, train in everything)
+    with pytest.raises(UsageError, match="gradsim has no scores of single tokens"):
+        score_tokens(question, method, model, CPU, places)
+
+
+def test_the_tasks_own_tokenizer_says_what_a_token_is(tmp_path: Path, question: Any) -> None:
+    text = write_text(tmp_path / "text.jsonl", 40)
+    pythia = load_task(
+        "pythia14m", model=str(save_both(tmp_path / "model")), text=str(text), length=16, num_train=8, num_queries=4
+    )
+    words = token_texts(pythia, pythia.query_data, 0)
+    assert len(words) == 15
+    assert all(word.startswith("w") or word == "<|endoftext|>" for word in words), "words, not characters of the ids"
+    bytes_of_text = question.task.query_data
+    assert "".join(token_texts(question.task, bytes_of_text, 0)) == "".join(chr(i) for i in bytes_of_text.targets[0])
+    large = Examples(torch.zeros(1, 3), torch.tensor([[70, 50_000, 3]]))
+    assert token_texts(SimpleNamespace(), large, 0) == ["#70", "#50000", "#3"]
+
+
+def test_examples_shows_what_token_scores_has(tmp_path: Path, question: Any) -> None:
+    settings = [word for name, value in SMALL.items() for word in ("--set", f"tinylm.{name}={value}")]
+    settings += [word for name, value in SAMPLING.items() for word in ("--set", f"bif.{name}={value}")]
+    command = ["--task", "tinylm", *settings, "--device", "cpu", "--show", "2", "--candidates", "6"]
+    assert examples.main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]) == 0
+    content = json.loads((tmp_path / "out" / "tinylm-seed1" / "examples.json").read_text())
+    assert content["num_draws"] == 12
+    assert len(content["pairs"]) == 2
+    attributed = question.attributed_indices()[:6]
+    for pair in content["pairs"]:
+        assert pair["train"] in attributed
+        assert np.shape(pair["bif"]) == (8, 8)
+        assert np.shape(pair["ekfac"]) == (8,)
+        assert len(pair["query_tokens"]) == len(pair["train_tokens"]) == 8

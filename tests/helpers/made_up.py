@@ -1,0 +1,90 @@
+"""Data that tests make on the spot: CIFAR-10's files, an image folder with weights, a tiny language model."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from retrain.data.cifar10 import BATCHES
+from tests.helpers.tiny_language import save_both, write_text
+
+CIFAR10_ROWS = 40
+CIFAR10_WARMUP = 50
+
+
+def cifar10_folder(folder: Path) -> Path:
+    """Images whose class is a colour and a corner, in the official file layout."""
+    generator = np.random.default_rng(0)
+    folder = folder / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    colours = generator.integers(0, 256, (10, 3, 1, 1))
+    for name in BATCHES:
+        labels = generator.integers(0, 10, CIFAR10_ROWS)
+        images = generator.normal(128, 40, (CIFAR10_ROWS, 3, 32, 32)) + 0.5 * (colours[labels] - 128)
+        for image, label in zip(images, labels, strict=True):
+            image[label % 3, 16 * (label % 2) :][:12, :12] += 60
+        data = images.clip(0, 255).astype(np.uint8).reshape(CIFAR10_ROWS, 3072)
+        (folder / name).write_bytes(pickle.dumps({b"data": data, b"labels": labels.tolist()}, protocol=2))
+    return folder
+
+
+def image_folder(folder: Path) -> Path:
+    """train/ and val/ of two classes that differ in brightness, and weights.pth: a GoogLeNet whose features differ."""
+    from PIL import Image
+    from torchvision.models import googlenet
+
+    generator = np.random.default_rng(0)
+    batch = []
+    for part, count in (("train", 15), ("val", 8)):
+        for brightness, name in ((60, "cat"), (180, "dog")):
+            (folder / part / name).mkdir(parents=True)
+            for k in range(count):
+                pixels = (brightness + 20 * generator.normal(size=(40, 50, 3))).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{k}.png")
+                batch.append(torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = googlenet(weights=None, init_weights=False, aux_logits=False)
+        images = torch.nn.functional.interpolate(torch.stack(batch[::4]), size=(64, 64))
+        # Random layers shrink whatever passes; statistics of the images themselves keep their features apart.
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = 1.0
+        model.train()
+        with torch.no_grad():
+            model((images - 0.45) / 0.225)
+    torch.save(model.state_dict(), folder / "weights.pth")
+    return folder
+
+
+def language_folder(folder: Path) -> Path:
+    """tiny-stand-in/ (a model with its tokenizer), train.jsonl and eval.jsonl."""
+    save_both(folder / "tiny-stand-in")
+    write_text(folder / "train.jsonl", 40)
+    write_text(folder / "eval.jsonl", 30, seed=1)
+    return folder
+
+
+def small_options(name: str, folder: Path, images: Path) -> dict[str, Any]:
+    """Options with which a task takes seconds, on data made in `folder` or here already (`images`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if name == "digits":
+        return {"epochs": 1, "num_train": 200, "widths": (4, 6, 6)}
+    if name == "tinylm":
+        return {"pretraining_steps": 5, "num_train": 40, "num_queries": 20, "length": 12, "hidden": 16}
+    if name == "cifar10":
+        return {
+            "data_dir": str(cifar10_folder(folder)), "check_fingerprint": False, "widths": (4, 8, 8), "epochs": 2,
+            "num_warmup": CIFAR10_WARMUP, "warmup_steps": 2, "batch_size": 64,
+        }  # fmt: skip
+    if name == "googlenet":
+        return {"data_dir": str(images), "model": str(images / "weights.pth"), "size": 64, "epochs": 5}
+    if name == "pythia14m":
+        language_folder(folder)
+        return {
+            "model": str(folder / "tiny-stand-in"), "text": str(folder / "train.jsonl"), "num_train": 32,
+            "eval_text": str(folder / "eval.jsonl"), "length": 16, "num_queries": 16, "batch_size": 8,
+        }  # fmt: skip
+    return {}

@@ -1,0 +1,382 @@
+"""Claims: one worker a unit, and nothing in a claim's place makes anybody wait for ever."""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from retrain.jobs import book, run_units
+from retrain.jobs import claims as claims_module
+from retrain.jobs.claims import Claims, Holder
+from retrain.processes import boot_id, host_name, process_alive, process_started
+from retrain.store import Store, UnwritableStoreError
+from tests.helpers.job_units import units
+from tests.retrain.jobs.test_jobs import driver, wait_for
+
+KEY = "b" * 20
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+def test_a_claim_is_exclusive_until_released(store):
+    claims = Claims(store.root, "c" * 12)
+    claim = claims.take("numbers", "a" * 20)
+    assert claims.take("numbers", "a" * 20) is None
+    assert claims.holder("numbers", "a" * 20).pid == os.getpid()
+    assert list(claims.held()) == [("numbers", "a" * 20)]
+    claim.release()
+    assert claims.holder("numbers", "a" * 20) is None
+    with claims.take("numbers", "a" * 20) as again:
+        assert again.previous is None
+    assert claims.held() == {}
+
+
+def planted(claims, age=0.0, **values):
+    path = claims.path("numbers", "b" * 20)
+    path.parent.mkdir(exist_ok=True)
+    alive = os.getppid()  # this process knows what it holds itself
+    holder = {**vars(Holder.this_process()), "pid": alive, "started": process_started(alive), **values}
+    path.write_text(json.dumps(holder))
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def test_stale_claims_are_taken_over(store, monkeypatch):
+    claims = Claims(store.root)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    key = "b" * 20
+    for stale, values in [
+        (False, {}),
+        (True, {"pid": dead.pid}),
+        (True, {"started": 1}),  # the same process id, another process
+        (False, {"age": 10_000}),  # alive on this host, however long it takes
+        (False, {"host": "elsewhere"}),
+        (True, {"host": "elsewhere", "age": 10_000}),
+        (False, {"host": "elsewhere", "age": 60}),
+    ]:
+        planted(claims, **values)
+        claim = claims.take("numbers", key)
+        assert (claim is not None) == stale, values
+        if claim:
+            assert claim.previous is not None
+            claim.release()
+    # A requeued Slurm job knows that its earlier self is gone; another job does not.
+    planted(claims, host="elsewhere", job="7_1", restart=0)
+    assert claims.take("numbers", key) is None
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    claims.take("numbers", key).release()
+
+
+def test_strange_claim_files_are_held_until_old(store):
+    claims = Claims(store.root)
+    for text in ("", "[]", "{}", '{"pid": "x"}', "\0" * 100):
+        path = planted(claims)
+        path.write_text(text)
+        assert claims.take("numbers", "b" * 20) is None
+        os.utime(path, (1, 1))
+        claims.take("numbers", "b" * 20).release()
+
+
+def test_claims_are_renewed_while_held(store, monkeypatch):
+    monkeypatch.setattr(claims_module, "RENEW_SECONDS", 0.02)
+    claim = Claims(store.root).take("numbers", "c" * 20)
+    os.utime(claim.path, (1, 1))
+    wait_for(lambda: claim.path.stat().st_mtime > 1e9)
+    claim.release()
+
+
+def test_one_of_many_threads_takes_over(store):
+    claims = Claims(store.root)
+
+    def take(taken):
+        taken.append(claims.take("numbers", "b" * 20))
+
+    for _ in range(30):
+        planted(claims, started=1)
+        taken = []
+        threads = [threading.Thread(target=take, args=(taken,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        (winner,) = [claim for claim in taken if claim]
+        winner.release()
+
+
+def test_claims_without_hard_links(store, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(claims_module.os, "link", refuse)
+    test_a_claim_is_exclusive_until_released(store)
+    test_stale_claims_are_taken_over(store, monkeypatch)
+
+
+def test_what_killed_processes_left_is_cleaned(store):
+    claims = Claims(store.root)
+    run_units(units(2), store)
+    keys = [store.key("numbers", {"index": index}) for index in (0, 1, 2)]
+    planted(claims, started=1).rename(claims.path("numbers", keys[0]))  # dead, and its unit done: goes
+    planted(claims, started=1).rename(claims.path("numbers", keys[2]))  # dead, its unit not done: to be taken over
+    mine = claims.take("numbers", keys[1])  # alive: stays
+    (claims.folder / ".draft").write_text("")
+    os.utime(claims.folder / ".draft", (1, 1))
+    (claims.folder / ".fresh").write_text("")
+    claims.clean(store)
+    assert set(os.listdir(claims.folder)) == {f"numbers.{keys[1]}", f"numbers.{keys[2]}", ".fresh", ".lock"}
+    mine.release()
+
+
+def test_the_host_name_is_fit_for_a_file():
+    assert "/" not in host_name()
+    assert "." not in host_name()
+
+
+# -- what cannot be waited for ----------------------------------------------------------------------------------------
+
+
+def folder_in_place(path):
+    path.unlink()
+    (path / "deep" / "down").mkdir(parents=True)
+
+
+def link_in_place(path, target):
+    path.unlink()
+    path.symlink_to(target)
+
+
+def pipe_in_place(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def edited(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+HOSTILE = {
+    "a folder": folder_in_place,
+    "a link": lambda p: link_in_place(p, "/etc/passwd"),
+    "a link to nowhere": lambda p: link_in_place(p, "nowhere"),
+    "a link to a device": lambda p: link_in_place(p, "/dev/zero"),
+    "a pipe": pipe_in_place,
+    "empty": lambda p: p.write_text(""),
+    "no JSON": lambda p: p.write_text("{"),
+    "a list": lambda p: p.write_text("[]"),
+    "binary": lambda p: p.write_bytes(b"\x80\x04\x95" * 100),
+    "large": lambda p: os.truncate(p, 2**40),
+    "deep": lambda p: p.write_text("[" * 50_000),
+    "pid 0": lambda p: edited(p, pid=0),
+    "pid -1": lambda p: edited(p, pid=-1),
+    "pid 2^70": lambda p: edited(p, pid=2**70),
+    "pid of 400 digits": lambda p: p.write_text(p.read_text().replace('"pid": ', '"pid": ' + "9" * 400)),
+    "pid as text": lambda p: edited(p, pid="1"),
+    "pid true": lambda p: edited(p, pid=True),
+    "host of another type": lambda p: edited(p, host=["x"]),
+    "host of lines": lambda p: edited(p, host="a\nb\x1b[2J"),
+    "half a character": lambda p: edited(p, host="\ud800"),
+    "job with a path": lambda p: edited(p, job="../../x"),
+    "campaign with a path": lambda p: edited(p, campaign="../../x"),
+    "since infinity": lambda p: p.write_text(p.read_text().replace('"since": ', '"since": 1e999')),
+    "from the future": lambda p: (edited(p, host="elsewhere", since=9e10), os.utime(p, (9e9, 9e9))),
+    "elsewhere and silent": lambda p: edited(p, host="elsewhere"),
+    "another boot of this host": lambda p: edited(p, host=host_name().removesuffix(boot_id()) + "0" * 8),
+    "a field more": lambda p: edited(p, colour="red"),
+    "a field less": lambda p: p.write_text('{"pid": 1}'),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_nothing_in_a_claims_place_is_waited_for_for_ever(store, monkeypatch, what):
+    monkeypatch.setattr(claims_module, "STALE_SECONDS", 0.05)
+    claims = Claims(store.root)
+    path = planted(claims, pid=os.getppid())
+    HOSTILE[what](path)
+    before = sorted(os.listdir(store.root))
+    limit = time.monotonic() + 60
+    while (claim := claims.take("numbers", KEY)) is None:
+        assert time.monotonic() < limit, "it waits for ever"
+        claims.held()
+        assert claims.holder("numbers", KEY) is None or str(claims.holder("numbers", KEY)).count("\n") <= 1
+        time.sleep(0.01)
+    claim.release()
+    assert claims.held() == {}
+    assert sorted(os.listdir(store.root)) == before
+    assert set(os.listdir(claims.folder)) <= {".lock"}
+
+
+def test_the_hostile_claims_are_many():
+    assert len(HOSTILE) >= 25
+
+
+def test_a_holder_that_was_stopped_loses_its_claim(store, monkeypatch):
+    monkeypatch.setattr(claims_module, "STALE_SECONDS", 0.3)
+    claims = Claims(store.root)
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    try:
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        planted(claims, pid=sleeper.pid, started=process_started(sleeper.pid))
+        assert claims.take("numbers", KEY) is None
+        assert claims.holder("numbers", KEY).pid == sleeper.pid
+        wait_for(lambda: claims.vacant("numbers", KEY))
+        claims.take("numbers", KEY).release()
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_a_claim_that_is_renewed_is_never_broken(store, monkeypatch):
+    """By a clock that the test turns: a holder on this host, and one elsewhere whose clock runs a year ahead."""
+    now = [1000.0]
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now[0])
+    claims = Claims(store.root)
+    for values in ({}, {"host": "elsewhere"}):
+        path = planted(claims, **values)
+        stamp = time.time() + 365 * 86400
+        for _ in range(20):
+            os.utime(path, (stamp, stamp))
+            assert claims.take("numbers", KEY) is None
+            assert not claims.vacant("numbers", KEY)
+            now[0] += claims_module.STALE_SECONDS - 1
+            stamp += 1
+        assert claims.take("numbers", KEY) is None
+        now[0] += claims_module.STALE_SECONDS + 1
+        claims.take("numbers", KEY).release()
+
+
+def test_a_host_whose_clock_is_wrong_breaks_no_claim(store, monkeypatch):
+    claims = Claims(store.root)
+    planted(claims, host="elsewhere")
+    real = time.time
+    monkeypatch.setattr(claims_module.time, "time", lambda: real() + 86400)
+    assert not claims.vacant("numbers", KEY)
+    assert claims.take("numbers", KEY) is None
+    assert claims.path("numbers", KEY).exists()
+
+
+@pytest.mark.parametrize("lock", ["held", "a folder", "a pipe", "a link"])
+def test_a_lock_that_cannot_be_had_stops_nobody(store, monkeypatch, tmp_path, lock):
+    monkeypatch.setattr(claims_module, "LOCK_SECONDS", 0.05)
+    claims = Claims(store.root)
+    planted(claims, started=1)
+    path = claims.folder / ".lock"
+    (tmp_path / "precious").write_text("precious")
+    if lock == "held":
+        held = open(path, "w")  # noqa: SIM115
+        fcntl.flock(held, fcntl.LOCK_EX)
+    elif lock == "a folder":
+        path.mkdir()
+    elif lock == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "precious")
+    claims.take("numbers", KEY).release()
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_claim_that_could_not_be_removed_does_not_stop_its_own_process(store, monkeypatch):
+    claims = Claims(store.root)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims_module.os, "unlink", refuse)
+        claims.take("numbers", KEY).release()
+        assert claims.path("numbers", KEY).exists()
+    claims.take("numbers", KEY).release()
+
+
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_what_cannot_be_removed_from_a_claims_place_is_one_line(store, monkeypatch, cluster):
+    """As a folder of somebody else's would be: root could remove that, and this test may be root."""
+    monkeypatch.setattr(claims_module, "STALE_SECONDS", 0.05)
+    claims = Claims(store.root)
+    path = planted(claims, host="elsewhere").rename(claims.path("numbers", store.key("numbers", {"index": 0})))
+    mount = tuple(f"mount --bind {path} {path}".split())
+    if cluster == "local":
+        if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+            pytest.skip("needs root: a mount makes it so for other processes, too")
+    else:
+
+        def refuse(*_):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(claims_module.os, "rename", refuse)
+    try:
+        os.utime(path, (1, 1))
+        with pytest.raises(UnwritableStoreError, match=r"can only be read|cannot be written"):
+            run_units(units(1), store, cluster=cluster)
+    finally:
+        if cluster == "local":
+            subprocess.run(["umount", str(path)], check=True)
+
+
+def test_claims_folder_that_is_a_link_is_refused(store, tmp_path):
+    (tmp_path / "outside").mkdir()
+    (store.root / ".claims").symlink_to(tmp_path / "outside")
+    with pytest.raises(UnwritableStoreError, match="link"):
+        run_units(units(1), store)
+    assert os.listdir(tmp_path / "outside") == []
+
+
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_a_run_says_for_whom_it_waits(store, monkeypatch, caplog, cluster):
+    monkeypatch.setattr(book, "SAY_SECONDS", 0.2)
+    caplog.set_level(logging.WARNING)
+    claims = Claims(store.root)
+    held = [claims.take("numbers", store.key("numbers", {"index": index})) for index in range(2)]
+    outcome = {}
+    thread = threading.Thread(target=lambda: outcome.update(report=run_units(units(3), store, cluster=cluster, jobs=2)))
+    thread.start()
+    said = lambda: [r.getMessage() for r in caplog.records if r.getMessage().startswith("waiting for")]  # noqa: E731
+    wait_for(lambda: len(said()) >= 2)
+    for claim in held:
+        claim.release()
+    thread.join(120)
+    assert outcome["report"].complete
+    pattern = rf"waiting for {host_name()} pid {os.getpid()} since \d{{4}}-.* \d\d:\d\d:\d\d: it has numbers \w{{20}}.*"
+    assert all(re.fullmatch(pattern, line) for line in said()), said()
+    assert said()[0].endswith(" and 1 more")
+
+
+def test_a_stopped_driver_does_not_stop_another(store, monkeypatch, tmp_path):
+    """Its worker is asleep with a unit: the other run waits for a while and then does it itself."""
+    monkeypatch.setattr(claims_module, "STALE_SECONDS", 0.5)
+    diary_path = str(tmp_path / "diary")
+    process = driver(store, 1, "inline", seconds=1000, diary=diary_path)
+    try:
+        wait_for(lambda: claims_of(store), process)
+        os.kill(process.pid, signal.SIGSTOP)
+        assert run_units(units(1), store).complete
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def claims_of(store):
+    return [holder for (kind, _), holder in Claims(store.root).held().items() if kind == "numbers"]
+
+
+def test_processes_that_cannot_be():
+    for pid in (0, -1, -(2**31), 2**40, 10**400):
+        assert not process_alive(pid)
+    assert process_alive(os.getpid())
+    assert boot_id() in host_name()
+    assert re.fullmatch("[0-9a-f]{8}", boot_id())

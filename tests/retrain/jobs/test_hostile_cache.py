@@ -1,0 +1,259 @@
+"""Hostile files in a cache: campaigns, lists of units, events and jobs; none leads out of it, none is believed."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from bench import cache, status
+from retrain.jobs import run_units, slurm
+from retrain.jobs.campaign import Campaign, EventReader
+from retrain.safe_files import SafeFileError
+from retrain.store import Store
+from tests.helpers.job_units import units
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def campaign(store):
+    run_units(units(2), store, name="fine")
+    (found,) = Campaign.all(store)
+    return found
+
+
+def edit(path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def replace(path, text):
+    path.unlink()
+    path.write_text(text)
+
+
+def to_link(path, target):
+    path.unlink()
+    path.symlink_to(target)
+
+
+def to_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+CAMPAIGNS = {
+    "empty": lambda p: replace(p, ""),
+    "a list": lambda p: replace(p, "[]"),
+    "no JSON": lambda p: replace(p, "{"),
+    "deep": lambda p: replace(p, "[" * 100_000),
+    "large": lambda p: os.truncate(p, 2**40),
+    "a link": lambda p: to_link(p, "/etc/passwd"),
+    "a pipe": to_pipe,
+    "a folder": lambda p: (p.unlink(), p.mkdir()),
+    "run leads out": lambda p: edit(p, run="../../x"),
+    "run is a pattern": lambda p: edit(p, run="*"),
+    "run is a number": lambda p: edit(p, run=5),
+    "run of lines": lambda p: edit(p, run="a\n"),
+    "units lead out": lambda p: edit(p, units_sha256="../../../../etc/passwd"),
+    "units are a list": lambda p: edit(p, units_sha256=["x"]),
+    "units are missing": lambda p: edit(p, units_sha256="0" * 64),
+    "started is text": lambda p: edit(p, started="x"),
+    "started is endless": lambda p: replace(p, p.read_text().replace('"started": ', '"started": ' + "9" * 400)),
+    "started infinite": lambda p: replace(p, p.read_text().replace('"started": ', '"started": 1e999')),
+    "cluster leads out": lambda p: edit(p, cluster="../x"),
+    "half a character": lambda p: edit(p, name="\ud800"),
+    "a field more": lambda p: edit(p, folder="/etc"),
+    "twice": lambda p: replace(p, p.read_text().replace('"name"', '"run": "x", "name"')),
+}
+
+
+@pytest.mark.parametrize("what", CAMPAIGNS)
+def test_a_hostile_campaign_is_shown_empty_and_hides_no_other(store, campaign, capsys, what):
+    run_units(units(3), store, name="another")
+    CAMPAIGNS[what](campaign.folder / "campaign.json")
+    assert status.main(["--cache", str(store.root), "--json"]) == 0
+    states = {state["campaign"]: state for state in json.loads(capsys.readouterr().out)}
+    assert len(states) == 2
+    assert states[campaign.id]["num_units"] == 0
+    assert {state["name"] for state in states.values()} >= {"another"}
+    assert status.main(["--cache", str(store.root)]) == 0
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
+    assert cache.main(["--cache", str(store.root)]) == 0
+
+
+@pytest.mark.parametrize("name", ["bad", "..", "A" * 12, "a" * 13, "a" * 11 + "/", "a" * 12 + "\n"])
+def test_folders_that_are_no_campaigns_are_passed_over(store, campaign, name):
+    if "/" not in name and name != "..":
+        (store.root / ".jobs" / name).mkdir()
+        (store.root / ".jobs" / name / "campaign.json").write_text("{}")
+    assert [found.id for found in Campaign.all(store)] == [campaign.id]
+    with pytest.raises(ValueError, match="12 hexadecimal digits"):
+        Campaign(store, name)
+
+
+def test_a_campaign_that_is_a_link_is_neither_read_nor_written(store, campaign, tmp_path):
+    outside = tmp_path / "outside"
+    campaign.folder.rename(outside)
+    campaign.folder.symlink_to(outside)
+    assert Campaign.all(store) == []
+    assert campaign.describe() == {}
+    before = sorted(os.listdir(outside))
+    store.remove_key("numbers", store.key("numbers", {"index": 0}))
+    with pytest.raises(RuntimeError, match="link"):
+        run_units(units(2), store, name="fine")
+    assert sorted(os.listdir(outside)) == before
+    assert cache.main(["prune", "--logs", "--yes", "--cache", str(store.root)]) == 0
+    assert sorted(os.listdir(outside)) == before
+
+
+UNIT_LINES = {
+    "not JSON": "{",
+    "a list": "[]",
+    "no key": {"key": None},
+    "key leads out": {"key": "../../../etc/passwd"},
+    "key of another length": {"key": "a" * 19},
+    "kind leads out": {"kind": "../x"},
+    "kind is a list": {"kind": ["numbers"]},
+    "config is text": {"config": "x"},
+    "payload is a list": {"payload": []},
+    "call without a colon": {"call": "os.system"},
+    "call with two": {"call": "os:path:join"},
+    "call with a path": {"call": "/tmp/evil:main"},
+    "call with blanks": {"call": "os:system ('x')"},
+    "call with relative dots": {"call": "..evil:main"},
+    "a field more": {"extra": 1},
+    "deep": "[" * 100_000,
+    "endless number": '{"key": ' + "9" * 5000 + "}",
+    "long": '{"key": "' + "x" * 5_000_000 + '"}',
+    "binary": "\x00\x01\x02",
+}
+
+
+@pytest.mark.parametrize("what", UNIT_LINES)
+def test_hostile_lists_of_units_name_nothing_and_run_nothing(store, campaign, what):
+    (path,) = campaign.folder.glob("units-*.jsonl")
+    line = UNIT_LINES[what]
+    if isinstance(line, dict):
+        changed = {**json.loads(path.read_text().splitlines()[0]), **line}
+        line = json.dumps({name: value for name, value in changed.items() if value is not None})
+    with open(path, "a") as file:
+        file.write(line + "\n")
+    assert len(campaign.unit_names()) == 2
+    with pytest.raises(SafeFileError) as caught:
+        campaign.units(campaign.describe()["units_sha256"])
+    assert str(caught.value).isprintable()
+
+
+def test_a_worker_runs_only_the_list_it_was_submitted_with(store, campaign):
+    (path,) = campaign.folder.glob("units-*.jsonl")
+    digest = campaign.describe()["units_sha256"]
+    path.write_text(path.read_text().replace("tests.helpers.job_units:work", "tests.helpers.job_units:evil"))
+    with pytest.raises(SafeFileError, match="has changed since the job was submitted"):
+        campaign.units(digest)
+    for wrong in ("../../x", "0" * 63, ["0" * 64]):
+        with pytest.raises(SafeFileError, match="units_sha256"):
+            campaign.units(wrong)
+
+
+EVENTS = {
+    "not JSON": "{",
+    "a list": "[]",
+    "no time": {"time": None},
+    "time is text": {"time": "now"},
+    "time is negative": {"time": -1},
+    "time is endless": '{"event": "done", "time": ' + "9" * 400 + "}",
+    "time is infinite": '{"event": "done", "time": 1e999}',
+    "time is NaN": '{"event": "done", "time": NaN}',
+    "seconds are text": {"seconds": "x"},
+    "seconds are negative": {"seconds": -1.0},
+    "key leads out": {"key": "../../x"},
+    "key is a list": {"key": []},
+    "event is a number": {"event": 5},
+    "event of lines": {"event": "done\n"},
+    "reason is a table": {"reason": {}},
+    "job leads out": {"job": "../../x"},
+    "job is an option": {"job": "--all"},
+    "half a character": {"reason": "\ud800"},
+    "twice": '{"event": "done", "time": 1, "time": 2}',
+    "deep": "[" * 100_000,
+    "binary": "\x00\x01",
+}
+
+
+@pytest.mark.parametrize("what", EVENTS)
+def test_hostile_events_are_passed_over(store, campaign, capsys, what):
+    run = campaign.describe()["run"]
+    event = EVENTS[what]
+    if isinstance(event, dict):
+        changed = {"event": "done", "time": time.time(), "key": "a" * 20, "seconds": 1.0, **event}
+        event = json.dumps({name: value for name, value in changed.items() if value is not None})
+    with open(campaign.folder / "events" / f"{run}-stranger.jsonl", "w") as file:
+        file.write(event + "\n")
+        file.write(json.dumps({"event": "done", "time": 5.0}) + "\n")
+        file.write('{"event": "do')
+    assert [event["event"] for event in campaign.events(run)] == ["done"] * 3
+    assert status.main(["--cache", str(store.root)]) == 0
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
+
+
+def test_events_of_a_run_stay_in_their_folder(store, campaign, tmp_path):
+    (tmp_path / "x-1.jsonl").write_text('{"event": "done", "time": 1}\n')
+    for run in ("../../../x", "*", "", "a/b", "x" * 41, "a-b"):
+        assert EventReader(campaign, run).new() == []
+    run = campaign.describe()["run"]
+    events = campaign.folder / "events"
+    (events / f"{run}-link.jsonl").symlink_to(tmp_path / "x-1.jsonl")
+    os.mkfifo(events / f"{run}-pipe.jsonl")
+    (events / f"{run}-folder.jsonl").mkdir()
+    assert len(campaign.events(run)) == 2
+
+
+def test_reasons_of_others_forge_no_lines(store, campaign, capsys):
+    """A log may say anything; what is shown of it is printable."""
+    run = campaign.describe()["run"]
+    key = store.key("numbers", {"index": 0})
+    store.remove_key("numbers", key)
+    line = json.dumps({"event": "failed", "time": 1.0, "key": key, "reason": "\x1b[2J\rall\nis well"})
+    (campaign.folder / "events" / f"{run}-stranger.jsonl").write_text(f"{line}\n" * 3)
+    assert status.main(["--cache", str(store.root)]) == 0
+    said = capsys.readouterr().out
+    assert "\\x1b[2J\\rall\n    is well\n" in said
+    assert all(line.isprintable() for line in said.splitlines())
+
+
+SUBMISSIONS = {
+    "no list": {"jobs": "1_0"},
+    "an option": {"jobs": ["--user=root"]},
+    "a path": {"jobs": ["../../1"]},
+    "a number": {"jobs": [1]},
+    "a run that leads out": {"run": "../../x"},
+    "time is text": {"time": "x"},
+    "a field more": {"x": 1},
+}
+
+
+@pytest.mark.parametrize("what", SUBMISSIONS)
+def test_hostile_notes_of_submissions_are_passed_over(store, campaign, what):
+    fine = {"jobs": ["1_0", "22"], "run": "abc", "time": 1.0}
+    lines = [json.dumps({**fine, **SUBMISSIONS[what]}), json.dumps(fine)]
+    (campaign.folder / "jobs.jsonl").write_text("\n".join(lines) + "\n")
+    assert slurm.submissions(campaign) == [fine]
+
+
+def test_logs_are_not_written_through_links(store, campaign, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    log = campaign.log("run1", "driver")
+    log.path.symlink_to(precious)
+    log.add("done")
+    assert precious.read_text() == "precious"
+
+
+def test_there_are_enough():
+    assert len(CAMPAIGNS) + len(UNIT_LINES) + len(EVENTS) + len(SUBMISSIONS) >= 60
+    assert not Path("executed").exists()

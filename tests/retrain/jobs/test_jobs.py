@@ -1,0 +1,384 @@
+"""The job layer: every unit is done once, whatever is killed, and the books are right."""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain.command import add_cluster_arguments, cluster_options
+from retrain.errors import UsageError
+from retrain.jobs import JobError, Unit, local, run_units
+from retrain.jobs.book import Book, SameFailure
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims
+from retrain.store import Store, StoreError, UnwritableStoreError
+from retrain.work import unfinished_work
+from tests.helpers.job_units import begun_by, diary, unit, units
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return str(tmp_path / "diary")
+
+
+def numbers(store, count):
+    return [float(store.read("numbers", {"index": index}).arrays["number"][0]) for index in range(count)]
+
+
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_every_unit_is_done_once_and_found_again(store, log, cluster):
+    seen = []
+    work = units(12, diary=log)
+    report = run_units(
+        work, store, cluster=cluster, jobs=2, progress=lambda *counts: seen.append(counts), name="a test"
+    )
+    assert report.complete
+    assert report.num_computed == 12
+    assert report.done == [store.key("numbers", {"index": index}) for index in range(12)]
+    assert seen == [(count, 12) for count in range(13)]
+    assert numbers(store, 12) == list(range(12))
+    assert set(diary(log).values()) == {1}
+    # The same again: nothing is left to do. One more, and one twice: one is done.
+    assert run_units(work, store, cluster=cluster).num_computed == 0
+    report = run_units([*work, unit(12, diary=log), unit(12, diary=log)], store, cluster=cluster)
+    assert report.num_computed == 1
+    assert len(report.done) == 13
+    assert set(diary(log).values()) == {1}
+    assert Claims(store.root).held() == {}
+
+
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_failures_are_reported_with_their_log_and_stop_nobody(store, log, cluster):
+    work = [*units(3, diary=log), unit(3, "fail", diary=log), unit(4, "fail_first", diary=log)]
+    work += [unit(5, "forget", diary=log), Unit("numbers", {"index": 6}, "tests.helpers.job_units:no_such_function")]
+    report = run_units(work, store, cluster=cluster, jobs=2)
+    keys = [store.key("numbers", {"index": index}) for index in range(7)]
+    assert report.done == [keys[0], keys[1], keys[2], keys[4]]
+    assert set(report.failed) == {keys[3], keys[5], keys[6]}
+    assert re.match(
+        r"failed 3 times, the last time with ValueError: unit 3 cannot be done \(.*tests/helpers/job_units.py:\d+\)\n"
+        r"    the traceback is in (.*)$",
+        report.failed[keys[3]],
+    )
+    text = Path(report.failed[keys[3]].split("the traceback is in ")[1]).read_text()
+    assert text.count("Traceback (most recent call last)") == 3
+    assert 'raise ValueError(f"unit {unit.config' in text
+    assert "without writing" in report.failed[keys[5]]
+    assert "no_such_function" in report.failed[keys[6]]
+    assert not report.complete
+    assert diary(log) == {0: 1, 1: 1, 2: 1, 3: 3, 4: 3, 5: 3}
+    # A failure is never cached: the next run tries again.
+    assert run_units([unit(3, diary=log)], store, cluster=cluster).complete
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_unit_tried_again(store, log):
+    work = [*units(4, diary=log), unit(4, "die_first", diary=log), unit(5, "die", diary=log)]
+    report = run_units(work, store, cluster="local", jobs=2)
+    assert len(report.done) == 5
+    ((key, reason),) = report.failed.items()
+    assert key == store.key("numbers", {"index": 5})
+    assert "killed by SIGKILL" in reason
+    assert "a last word before it dies" in reason
+    assert diary(log) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2, 5: 3}
+    assert sum(diary(log, "end").values()) == 5
+
+
+def test_a_unit_that_takes_too_long_is_stopped_and_goes_on_where_it_saved_its_work(store, log):
+    work = [unit(0, "work", seconds=100, diary=log), unit(1, diary=log)]
+    work += [unit(2, "saves", steps=2, per_attempt=1, diary=log)]
+    # The limit is for the quick units too, and these have one attempt: seconds, where they need milliseconds.
+    report = run_units(work, store, cluster="local", jobs=2, timeout_min=4 / 60, max_attempts=1)
+    assert len(report.done) == 2
+    assert "--timeout-min" in report.failed[store.key("numbers", {"index": 0})]
+    assert diary(log) == {0: 1, 1: 1, 2: 2}
+    assert diary(log, "step") == {2: 2}
+    (campaign,) = Campaign.all(store)
+    events = [(e["event"], e["key"]) for e in campaign.events(campaign.describe()["run"]) if e["event"] != "done"]
+    assert sorted(events) == [
+        ("failed", store.key("numbers", {"index": 0})),
+        ("unfinished", store.key("numbers", {"index": 2})),
+    ]
+    assert unfinished_work(store) == []
+
+
+def test_workers_that_cannot_start_are_one_error(store, monkeypatch):
+    monkeypatch.setattr(local, "worker_environment", lambda *_: {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"})
+    with pytest.raises(JobError, match="no worker process starts"):
+        run_units(units(2), store, cluster="local", jobs=1)
+
+
+def test_workers_have_their_share_of_cores_and_their_own_gpu(store, log, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(local, "cores", lambda: 6)
+    work = units(4, "environment", diary=log, num_workers=2)
+    run_units(work, store, cluster="local", jobs=2, gpus_per_job=1)
+    records = [store.read("numbers", {"index": index}).record for index in range(4)]
+    assert {record["OMP_NUM_THREADS"] for record in records} == {"3"}
+    assert {record["CUDA_VISIBLE_DEVICES"] for record in records} == {"4", "7"}
+    assert len({(record["pid"], record["CUDA_VISIBLE_DEVICES"]) for record in records}) == 2
+    # Where units name a device, a GPU each is the default; on the CPU nothing is pinned.
+    more = {"device": "auto", "diary": f"{log}2", "num_workers": 2}
+    work = [unit(index, "environment", **more) for index in range(10, 14)]
+    run_units(work, store, cluster="local")
+    records = [store.read("numbers", {"index": index}).record for index in range(10, 14)]
+    assert {record["CUDA_VISIBLE_DEVICES"] for record in records} == {"4", "7"}
+    with pytest.raises(UsageError, match="more GPUs than this machine has"):
+        run_units(units(5), store, cluster="local", gpus_per_job=3)
+
+
+def test_arguments_are_checked(store):
+    for arguments, reason in [
+        ({"cluster": "cloud"}, "available: inline, local, slurm"),
+        ({"jobs": 0}, "--jobs"),
+        ({"gpus_per_job": -1}, "--gpus-per-job"),
+        ({"timeout_min": 0}, "--timeout-min"),
+    ]:
+        with pytest.raises(UsageError, match=reason):
+            run_units(units(1), store, **arguments)
+    with pytest.raises(ValueError, match="must read"):
+        Unit("numbers", {}, "nothing")
+
+
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_a_usage_error_stops_everything_at_once(store, cluster):
+    with pytest.raises(UsageError, match=r"^what was asked for cannot be$"):
+        run_units([unit(0, "refuse"), *units(5, seconds=0.2)[1:]], store, cluster=cluster, jobs=1)
+
+
+def test_collect_starts_nothing(store, log):
+    run_units(units(2), store)
+    report = run_units(units(5, diary=log), store, cluster="local", collect=True)
+    assert len(report.done) == 2
+    assert len(report.pending) == 3
+    assert not Path(log).exists()
+
+
+def test_units_are_plain_data():
+    first = Unit("numbers", {"sizes": (1, 2), "n": np.int64(3)}, "tests.helpers.job_units:work", {"x": (1,)})
+    assert first == Unit.from_json(json.loads(json.dumps(first.to_json())))
+    with pytest.raises(StoreError, match=r"payload\.model"):
+        Unit("numbers", {}, "tests.helpers.job_units:work", {"model": object()})
+
+
+# -- a campaign in a process of its own, to be killed -----------------------------------------------------------------
+
+DRIVER = """
+import sys, json
+sys.path[:0] = [{root!r}]
+from tests.helpers.job_units import units
+from retrain.jobs import run_units
+from retrain.store import Store
+print("ready", flush=True)
+report = run_units(units({count}, {action!r}, **{payload!r}), Store({cache!r}), cluster={cluster!r}, jobs={jobs})
+print(json.dumps([len(report.done), len(report.failed), report.num_computed]), flush=True)
+"""
+
+
+def driver(store, count, cluster, jobs=2, action="work", **payload):
+    text = DRIVER.format(
+        root=str(ROOT),
+        count=count,
+        action=action,
+        payload=payload,
+        cache=str(store.root),
+        cluster=cluster,
+        jobs=jobs,
+    )
+    # What runs in a shell's background inherits a SIGINT that is ignored; a terminal's does not.
+    text = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{text}"
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def wait_for(condition, process=None, seconds=120.0):
+    """Wait until something is so; not for ever, and not when the `process` that it depends on is gone."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "waited too long"
+        assert process is None or process.poll() is None, f"the driver is gone: {process.stderr.read()}"
+        time.sleep(0.01)
+
+
+def workers_of(store):
+    """The worker processes of a store, with or without a driver: their stdout is a log in its folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if os.readlink(path).startswith(f"{store.root}/"):
+                found.append(int(path.parts[2]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cluster", "stop"), [("inline", signal.SIGINT), ("local", signal.SIGINT), ("local", signal.SIGTERM)]
+)
+def test_stopping_keeps_what_is_finished_and_says_so(store, log, cluster, stop):
+    process = driver(store, 500, cluster, seconds=0.02, diary=log, hold_after=100)
+    wait_for(lambda: sum(diary(log, "end").values()) >= 5, process)
+    process.send_signal(stop)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "the same command goes on from there" in errors
+    assert workers_of(store) == [], "a worker outlived its driver"
+    kept = len(list(store.entries()))
+    assert 5 <= kept < 500
+    report = run_units(units(kept + 3, diary=log), store)
+    assert report.num_computed <= 3 + 2
+    assert set(diary(log, "end").values()) == {1}
+
+
+def test_workers_end_with_a_killed_driver(store, log):
+    process = driver(store, 500, "local", seconds=0.05, diary=log, hold_after=2)
+    # Both are in the middle of a unit that they will not come to the end of.
+    wait_for(lambda: sum(diary(log).values()) - 2 == sum(diary(log, "end").values()) >= 2, process)
+    assert len(workers_of(store)) == 2
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not workers_of(store))
+    assert 2 <= len(list(store.entries())) <= 3
+
+
+def test_workers_end_with_a_killed_driver_whatever_they_do(store, log):
+    """One that holds Python's lock cannot notice the end of its stdin."""
+    process = driver(store, 2, "local", action="grip", diary=log)
+    wait_for(lambda: len(diary(log)) == 2, process)
+    assert len(workers_of(store)) == 2
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not workers_of(store))
+
+
+def test_a_worker_whose_driver_is_gone_already_does_not_begin():
+    code = "from retrain.processes import die_with; die_with(1 + __import__('os').getppid()); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_worker_that_was_put_to_sleep_is_replaced(store, log, monkeypatch):
+    monkeypatch.setattr(local, "STALE_SECONDS", 0.3)
+    gate = f"{log}.gate"
+    work = units(3, diary=log, hold_after=0, gate=gate)
+    outcome = {}
+    thread = threading.Thread(target=lambda: outcome.update(report=run_units(work, store, cluster="local", jobs=2)))
+    thread.start()
+    wait_for(lambda: len(begun_by(log)) == 2)
+    sleeper = begun_by(log).pop()
+    os.kill(sleeper, signal.SIGSTOP)
+    wait_for(lambda: len(begun_by(log)) == 3)
+    Path(gate).touch()
+    thread.join(120)
+    assert outcome["report"].complete
+    assert sleeper not in workers_of(store)
+
+
+def test_overlapping_campaigns_share_the_work(store, log):
+    """Two drivers and four workers on the same units: none is done twice."""
+    drivers = [driver(store, 60, "local", seconds=0.05, diary=log) for _ in range(2)]
+    results = [json.loads(process.communicate(timeout=300)[0]) for process in drivers]
+    assert [result[:2] for result in results] == [[60, 0], [60, 0]]
+    assert set(diary(log).values()) == {1}
+    assert sum(result[2] for result in results) == 60
+
+
+def test_a_full_disk_is_one_error_and_resumes(tmp_path, log):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        store = Store(folder / "cache")
+        (folder / "ballast").write_bytes(b"x" * 1_000_000)
+        work = units(16, "large", diary=log)  # 100 kB each
+        for cluster in ("inline", "local"):
+            with pytest.raises(UnwritableStoreError, match="no space left") as caught:
+                run_units(work, store, cluster=cluster, jobs=2)
+            assert str(caught.value).isprintable()
+            kept = list(store.entries())
+            assert 2 <= len(kept) < 16
+            for info in kept:
+                store.verified(info.kind, info.key)
+        (folder / "ballast").unlink()
+        assert run_units(work, store, cluster="local", jobs=2).num_computed == 16 - len(kept)
+        assert not (store.root / "quarantine").exists()
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+# -- records and flags ------------------------------------------------------------------------------------------------
+
+
+def test_a_campaign_can_be_read_back(store, log, caplog):
+    work = [*units(3, diary=log), unit(3, "fail")]
+    with caplog.at_level(logging.WARNING):
+        report = run_units(work, store, name="three numbers")
+    assert "failed 3 times" in caplog.text
+    (campaign,) = Campaign.all(store)
+    assert campaign.id == report.campaign
+    content = campaign.describe()
+    assert content["name"] == "three numbers"
+    assert content["num_units"] == 4
+    assert list(campaign.units(content["units_sha256"]).values()) == work
+    events = [event["event"] for event in campaign.events(content["run"])]
+    assert events == ["done"] * 3 + ["failed"] * 3
+    (path,) = campaign.folder.glob("units-*.jsonl")
+    with open(path, "a") as file:
+        file.write("{")
+    assert len(campaign.unit_names()) == 4
+    with pytest.raises(ValueError, match="has changed"):
+        campaign.units(content["units_sha256"])
+
+
+def test_the_account_of_many_units_costs_little(store):
+    """Twenty thousand, done one after another, while somebody asks after each whether there are more."""
+    work = {f"{index:020x}": unit(index) for index in range(20_000)}
+    campaign = Campaign.of(store, work)
+    book = Book(store, work, campaign, campaign.log("run1", "driver"), lambda *_: None, 3, SameFailure())
+    start = time.process_time()
+    for number, key in enumerate(work):
+        assert book.num_open == len(work) - number
+        assert book.is_open(key)
+        book.finish(key, 1.0)
+    seconds = time.process_time() - start
+    assert not book.open()
+    assert seconds < 1, f"{seconds:.2f} s"
+
+
+def test_flags():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    add_cluster_arguments(parser)
+    assert cluster_options(parser.parse_args([]))["cluster"] == ("local" if (os.cpu_count() or 1) > 1 else "inline")
+    assert cluster_options(parser.parse_args(["--device", "cuda"]))["cluster"] == "inline"
+    options = "--cluster slurm --jobs 4 --slurm partition=gpu --slurm mem-per-cpu=2G --timeout-min 30 --collect"
+    assert cluster_options(parser.parse_args(options.split())) == {
+        "cluster": "slurm",
+        "jobs": 4,
+        "gpus_per_job": None,
+        "slurm": {"partition": "gpu", "mem_per_cpu": "2G"},
+        "timeout_min": 30.0,
+        "collect": True,
+    }
+    for bad in (["--cluster", "slurm", "--slurm", "gpu"], ["--slurm", "partition=gpu"], ["--jobs", "0"]):
+        with pytest.raises(UsageError):
+            cluster_options(parser.parse_args(bad))

@@ -1,0 +1,176 @@
+"""Failures are told whole: where, in whose code, with a log; and a bug stops a campaign at once."""
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from bench import status
+from retrain.jobs import JobError, Unit, run_units
+from retrain.jobs.attempt import blamed
+from retrain.jobs.book import RepeatedFailureError
+from retrain.jobs.campaign import Campaign
+from retrain.store import Store
+from tests.helpers.job_units import diary, unit, units
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return str(tmp_path / "diary")
+
+
+def line_of(text):
+    """Where something stands in the file of units."""
+    lines = (ROOT / "tests" / "helpers" / "job_units.py").read_text().splitlines()
+    return 1 + next(number for number, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_a_bug_stops_the_campaign_with_one_message(store, log, cluster):
+    with pytest.raises(RepeatedFailureError) as caught:
+        run_units(units(100, "mistake", diary=log), store, cluster=cluster, jobs=2)
+    message = str(caught.value)
+    place = f"tests/helpers/job_units.py:{line_of('return [][unit.config')}"
+    assert message.startswith("stopped, as the first 3 units failed alike and none was done: IndexError: list index")
+    assert f"{place})" in message.splitlines()[0]
+    path = re.search(r"the traceback is in (\S+)", message)[1]
+    assert "in mistake" in Path(path).read_text()
+    # Three units, and with two workers one that was under way; none of them twice.
+    assert 3 <= len(diary(log)) <= 4
+    assert set(diary(log).values()) == {1}
+
+
+def test_status_says_why_a_campaign_stopped(store, capsys):
+    with pytest.raises(JobError):
+        run_units(units(5, "mistake"), store, name="five")
+    assert status.main(["--cache", str(store.root)]) == 0
+    said = capsys.readouterr().out
+    assert "stopped, as the first 3 units failed alike" in said
+    assert "run its command again" in said
+
+
+def test_one_odd_unit_stops_nobody(store, log):
+    """It fails three times, at the same place; the others go on."""
+    report = run_units([unit(0, "mistake", diary=log), *units(5, diary=log)[1:]], store)
+    assert len(report.done) == 4
+    assert diary(log)[0] == 3
+
+
+def test_many_odd_units_stop_nobody_once_one_of_their_kind_is_done(store, log):
+    work = [unit(0, diary=log), *units(6, "mistake", diary=log)[1:]]
+    report = run_units(work, store)
+    assert len(report.done) == 1
+    assert diary(log) == {0: 1, **dict.fromkeys(range(1, 6), 3)}
+    # It was done before: the same holds for the rest.
+    assert len(run_units(work, store).failed) == 5
+    # A unit of another kind says nothing about this one.
+    other = Unit("others", {"index": 1}, "tests.helpers.job_units:work")
+    with pytest.raises(RepeatedFailureError):
+        run_units([other, *units(9, "mistake")[1:]], store)
+    assert len(run_units(units(9, "mistake")[6:], store, same_failures=0).failed) == 3
+
+
+def test_different_failures_stop_nobody(store):
+    work = [unit(0, "mistake"), unit(1, "fail"), unit(2, "mistake"), unit(3, "fail"), unit(4, "forget"), unit(5)]
+    report = run_units(work, store)
+    assert len(report.failed) == 5
+    assert len(report.done) == 1
+
+
+def test_a_function_that_is_not_there_is_a_bug_too(store):
+    work = [Unit("numbers", {"index": index}, "tests.helpers.job_units:no_such_function") for index in range(9)]
+    with pytest.raises(RepeatedFailureError, match="no attribute 'no_such_function'"):
+        run_units(work, store)
+
+
+# -- whose code -------------------------------------------------------------------------------------------------------
+
+
+def test_the_line_is_the_users_and_not_the_librarys(store):
+    report = run_units([unit(0, "mistake_in_library")], store, max_attempts=1)
+    (reason,) = report.failed.values()
+    assert f"tests/helpers/job_units.py:{line_of('json.loads(')})" in reason.splitlines()[0]
+    assert "JSONDecodeError: Expecting property name" in reason
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """A module of somebody's own, outside this repository."""
+
+    def write(text, name):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        return str(tmp_path / f"{name}.py")
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return write
+
+
+def test_the_line_is_the_plugins_and_not_ours(store, plugin):
+    """Somebody's function passes ours what it cannot take: the mistake is in theirs."""
+    path = plugin(
+        """
+        def work(store, unit):
+            store.key("Not A Kind", {})
+        """,
+        "my_work",
+    )
+    report = run_units([Unit("numbers", {"index": 0}, "my_work:work")], store, max_attempts=1)
+    (reason,) = report.failed.values()
+    assert f"({path}:3)" in reason.splitlines()[0]
+
+
+def test_a_file_with_a_syntax_error_is_named_with_its_line(store, plugin):
+    path = plugin("def work(store, unit):\n    return (\n", "my_slip")
+    report = run_units([Unit("numbers", {"index": 0}, "my_slip:work")], store, max_attempts=1)
+    (reason,) = report.failed.values()
+    assert reason.splitlines()[0].startswith("SyntaxError: ")
+    assert f"({path}:2)" in reason.splitlines()[0]
+
+
+def test_strange_messages_are_one_line_and_lose_nothing(store, plugin):
+    plugin(
+        r"""
+        def work(store, unit):
+            raise ValueError("first\nsecond \x1b[2J \ud800 " + "x" * 5000)
+        """,
+        "my_words",
+    )
+    report = run_units([Unit("numbers", {"index": 0}, "my_words:work")], store, name="words", max_attempts=1)
+    (reason,) = report.failed.values()
+    first, log = reason.splitlines()
+    assert first.startswith("ValueError: first second")
+    assert len(first) < 1000
+    assert first.isprintable()
+    assert "x" * 5000 in Path(log.split("the traceback is in ")[1]).read_text()
+    (campaign,) = Campaign.all(store)
+    assert [event["event"] for event in campaign.events(campaign.describe()["run"])] == ["failed"]
+
+
+def test_where_no_log_can_be_written_the_traceback_is_in_the_reason(store, monkeypatch):
+    monkeypatch.setattr(Campaign, "subfolder", lambda *_: Path("/proc/nowhere"))
+    report = run_units([unit(0, "fail")], store, max_attempts=1)
+    (reason,) = report.failed.values()
+    assert "Traceback (most recent call last)" in reason
+
+
+def test_a_failure_without_any_frame_of_ours():
+    def raised(code):
+        try:
+            exec(compile(code, sys.modules["json"].__file__, "exec"))
+        except Exception as error:
+            error.__traceback__ = error.__traceback__.tb_next
+            return error
+
+    file, line = blamed(raised("1 / 0"))
+    assert file == sys.modules["json"].__file__
+    assert line == 1
+    assert blamed(ValueError()) == ("", 0)

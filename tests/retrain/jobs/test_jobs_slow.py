@@ -1,0 +1,192 @@
+"""What the job layer must show and takes its time: fifty kills, four workers on two cores, the cost per unit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrain.jobs import run_units
+from retrain.store import Store
+from tests.helpers.job_units import diary, ran_and_waited, units
+from tests.retrain.jobs.test_jobs import driver, wait_for, workers_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+slow = pytest.mark.skipif(os.environ.get("RUN_SLURM_TESTS") != "1", reason="takes minutes: make test-slurm runs it")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def log(tmp_path):
+    return str(tmp_path / "diary")
+
+
+def children(pid):
+    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in listing.stdout.split()]
+
+
+def kill(process, whom):
+    """SIGKILL to the driver, to its workers, or to everybody."""
+    victims = [process.pid] if whom != "workers" else []
+    victims += children(process.pid) if whom != "driver" else []
+    for victim in victims:
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+@pytest.mark.slow
+@slow
+def test_fifty_random_kills_lose_corrupt_and_duplicate_nothing(store, log):
+    """A campaign of 300 units killed fifty times at random moments, and run again each time."""
+    rng = np.random.default_rng(50)
+    num_units, num_kills = 300, 50
+    for number in range(num_kills):
+        process = driver(store, num_units, "local", jobs=3, seconds=0.05, diary=log)
+        time.sleep(rng.uniform(0.2, 0.8))
+        whom = ["driver", "everybody", "workers"][number % 3]
+        kill(process, whom)
+        if whom == "workers":
+            # Their driver goes on with new ones; then everything ends.
+            time.sleep(rng.uniform(0, 0.5))
+            kill(process, "everybody")
+        process.communicate()
+        for info in store.entries():
+            entry = store.verified(info.kind, info.key)
+            assert (entry.arrays["number"] == entry.config["index"]).all()
+        if len(list(store.entries())) == num_units:
+            # An orphan may have yet to write its last unit into the diary.
+            wait_for(lambda: not workers_of(store))
+            # Done too early: some are thrown away, so that there is always something to kill.
+            for info in list(store.entries())[::2]:
+                store.remove(info)
+            Path(log).unlink()
+    wait_for(lambda: not workers_of(store))
+    before = len(list(store.entries()))
+    report = run_units(units(num_units, diary=log), store, cluster="local", jobs=2)
+    assert report.complete
+    assert report.num_computed == num_units - before
+    assert len(list(store.entries())) == num_units
+    assert max(diary(log, "end").values()) == 1
+    assert not (store.root / "quarantine").exists()
+    Store(store.root)
+    assert os.listdir(store.root / ".tmp") == []
+
+
+@pytest.mark.slow
+@slow
+def test_two_cores_are_used(tmp_path):
+    """Two workers keep two cores busy, starting and stopping included: at least 1.7 times what one does.
+
+    Other users of the machine slow both down, so what is asserted is how much of the time the workers ran *or stood
+    in the queue for a core*, without the time in which their driver did; on a free machine that is the speed-up, which
+    is printed beside it.
+    """
+    if len(os.sched_getaffinity(0)) < 2 or not Path("/proc/self/schedstat").exists():
+        pytest.skip("needs two cores, and Linux to tell how they were used")
+    seconds, wanted = {}, {}
+    for jobs in (1, 2):
+        store = Store(tmp_path / f"cache{jobs}")
+        start, waited = time.perf_counter(), ran_and_waited()[1]
+        assert run_units(units(60, "burn", loops=2_000_000), store, cluster="local", jobs=jobs).complete
+        seconds[jobs] = time.perf_counter() - start
+        waited = ran_and_waited()[1] - waited
+        records = [store.verified(info.kind, info.key).record for info in store.entries()]
+        by_worker = {record["pid"]: 0.0 for record in records}
+        for record in records:
+            by_worker[record["pid"]] = max(by_worker[record["pid"]], record["wanted_seconds"])
+        assert len(by_worker) == jobs
+        wanted[jobs] = sum(by_worker.values()) / (seconds[jobs] - waited)
+    print(
+        f"one worker {seconds[1]:.1f} s, two {seconds[2]:.1f} s: {seconds[1] / seconds[2]:.2f} times as fast; "
+        f"{wanted[1]:.2f} and {wanted[2]:.2f} cores wanted"
+    )
+    assert wanted[2] / wanted[1] >= 1.7
+
+
+@pytest.mark.slow
+@slow
+def test_four_workers_do_no_unit_twice(store, log):
+    report = run_units(units(400, diary=log, seconds=0.01), store, cluster="local", jobs=4)
+    assert report.num_computed == 400
+    assert diary(log) == dict.fromkeys(range(400), 1)
+
+
+@pytest.mark.slow
+@slow
+def test_one_second_units_cost_less_than_five_percent(store):
+    """4 workers, 160 units that only wait: 40 s at best, starting the workers included.
+
+    The time that a worker stood in the queue for a core, or that its driver did while it had no unit, is not ours: on
+    a free machine there is none, on a busy one it is taken off. What is left is the workers' starting and idle time; a
+    driver that polls more than it should shows in the seconds of CPU.
+    """
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("needs Linux to tell who waited for a core")
+    before, began = os.times(), [time.monotonic(), 0.0, ran_and_waited()[1]]
+    report = run_units(units(160, "rest", seconds=1.0), store, cluster="local", jobs=4)
+    after, ended = os.times(), [time.monotonic(), 0.0, ran_and_waited()[1]]
+    assert report.complete
+    by_worker = defaultdict(list)
+    for info in store.entries():
+        record = store.verified(info.kind, info.key).record
+        by_worker[record["pid"]] += record["moments"]
+    assert len(by_worker) == 4
+    own = 0.0
+    for moments in by_worker.values():
+        moments.sort()
+        steps = np.diff([began, *moments, [ended[0], moments[-1][1], ended[2]]], axis=0)
+        own += (steps[:, 0] - steps[:, 1]).sum() - steps[::2, 2].sum()  # every other step is between units
+    seconds, own = ended[0] - began[0], own / 4
+    driver_cpu, workers_cpu = (sum(after[i : i + 2]) - sum(before[i : i + 2]) for i in (0, 2))
+    print(
+        f"160 one-second units on 4 workers: {seconds:.2f} s, {100 * (seconds / 40 - 1):.1f} % over; "
+        f"{100 * (own / 40 - 1):.1f} % without the waiting for a core; "
+        f"{driver_cpu:.2f} s of CPU for the driver, {workers_cpu:.2f} s for the workers"
+    )
+    assert own < 40 * 1.05
+    assert driver_cpu < 160 * 0.005
+    assert workers_cpu < 160 * 0.03
+
+
+@pytest.mark.slow
+@slow
+def test_digits_inline_and_local_agree_to_the_bit(tmp_path):
+    """The same ground truth in this process and in two others."""
+    arrays = []
+    for cluster in ("inline", "local"):
+        cache = str(tmp_path / cluster)
+        command = [sys.executable, "-m", "retrain", "--task", "digits", "--alpha", "0.1", "--subsets", "6"]
+        command += ["--device", "cpu", "--cache", cache, "--cluster", cluster]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        store = Store(cache)
+        entries = {info.key: store.verified(info.kind, info.key) for info in store.entries()}
+        arrays.append({key: {name: a.tobytes() for name, a in e.arrays.items()} for key, e in entries.items()})
+    assert len(arrays[0]) >= 7
+    assert arrays[0] == arrays[1]
+
+
+def test_the_books_of_a_killed_campaign_are_right(store, log):
+    """The short form of the fifty kills: one, and what it kept is not done again."""
+    process = driver(store, 60, "local", jobs=2, seconds=0.02, diary=log, hold_after=40)
+    wait_for(lambda: sum(diary(log, "end").values()) >= 10, process)
+    kill(process, "everybody")
+    process.communicate()
+    wait_for(lambda: not workers_of(store))
+    kept = len(list(store.entries()))
+    again = driver(store, 60, "local", jobs=2, seconds=0.02, diary=log)
+    assert json.loads(again.communicate()[0]) == [60, 0, 60 - kept]
+    assert max(diary(log, "end").values()) == 1

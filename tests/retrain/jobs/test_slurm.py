@@ -1,0 +1,352 @@
+"""The Slurm driver and its tasks, on a make-believe Slurm; `tests/slurm` has the same and more on a real one."""
+
+import logging
+import os
+import signal
+import stat
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bench import cache as cache_command
+from retrain.errors import UsageError
+from retrain.jobs import JobError, private, run_units, slurm, slurm_task
+from retrain.jobs.book import RepeatedFailureError
+from retrain.jobs.campaign import Campaign
+from retrain.jobs.claims import Claims
+from retrain.jobs.private import private_path
+from retrain.store import Store
+from retrain.work import Work, unfinished_work
+from tests.helpers import fake_slurm
+from tests.helpers.job_units import diary, unit, units
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    for name, value in fake_slurm.install(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TDA_BENCH_STATE", raising=False)
+    monkeypatch.setattr(slurm, "QUEUE_SECONDS", 0.1)
+    monkeypatch.setattr(slurm, "MAX_POLL_SECONDS", 0.3)
+    monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.3)
+    yield Store(tmp_path / "cache")
+    fake_slurm.scancel(list(fake_slurm.jobs()))
+
+
+@pytest.fixture
+def log(tmp_path):
+    return str(tmp_path / "diary")
+
+
+def wait_for(condition, seconds=120.0):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "waited too long"
+        time.sleep(0.02)
+
+
+def in_background(*arguments, **options):
+    outcome = {}
+    target = lambda: outcome.update(report=run_units(*arguments, cluster="slurm", **options))  # noqa: E731
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def report_of(thread, outcome):
+    thread.join(300)
+    assert not thread.is_alive(), "the driver hangs"
+    # The driver is done when the store is full; the last tasks may have yet to say that they are, too.
+    wait_for(lambda: slurm.live_jobs() == {})
+    return outcome["report"]
+
+
+def all_events(store):
+    (campaign,) = Campaign.all(store)
+    return campaign.events(campaign.describe()["run"])
+
+
+def events(store, kind):
+    return [event for event in all_events(store) if event["event"] == kind]
+
+
+def test_a_campaign_with_every_mishap(store, log, tmp_path, caplog):
+    # Nothing ends before the mishaps are over: each meets a unit in progress, on a slow machine too.
+    work = units(40, seconds=0.03, diary=log, hold_after=0, gate=str(tmp_path / "gate"))
+    thread, outcome = in_background(work, store, jobs=3, timeout_min=5)
+    claims = Claims(store.root)
+    holders = lambda: [h for (kind, _), h in claims.held().items() if kind == "numbers"]  # noqa: E731
+    wait_for(lambda: sum(diary(log).values()) == 3)
+    one, two, three = holders()
+    with caplog.at_level(logging.WARNING):
+        os.kill(one.pid, signal.SIGKILL)
+        subprocess.run(["scancel", two.job], check=True)
+        subprocess.run(["scontrol", "requeue", three.job], check=True)
+        wait_for(lambda: [event["reason"] for event in events(store, "exit")] == ["stopped by SIGTERM"] * 2)
+        (tmp_path / "gate").touch()
+        report = report_of(thread, outcome)
+    assert report.complete
+    assert report.num_computed == 40
+    assert set(diary(log, "end").values()) == {1}
+    assert sum(diary(log).values()) == 43
+    assert len(events(store, "done")) == 40
+    assert {event["reason"] for event in events(store, "exit")} == {"nothing left to do", "stopped by SIGTERM"}
+
+
+def test_failures_are_counted_across_tasks(store, log):
+    work = [
+        *units(2, diary=log),
+        unit(2, "fail", diary=log),
+        unit(3, "die", diary=log),
+        unit(4, "fail_first", diary=log),
+    ]
+    report = run_units(work, store, cluster="slurm", jobs=2, timeout_min=5)
+    assert len(report.done) == 3
+    fail, die = (report.failed[store.key("numbers", {"index": index})] for index in (2, 3))
+    assert fail.startswith("failed 3 times, the last time with ValueError: unit 2 cannot be done")
+    assert "while it had the unit" in die
+    assert diary(log) == {0: 1, 1: 1, 2: 3, 3: 3, 4: 3}
+
+
+@pytest.fixture
+def task(store, log, monkeypatch):
+    """A function that runs a task in this process and returns how it ended; requeued jobs are listed."""
+    requeued = []
+
+    def requeue(command, **_):
+        requeued.append(command)
+        raise slurm_task.Stopped(signal.SIGTERM)  # what Slurm does to a job that it takes back
+
+    def run(work, time_limit_s=3600.0, stop=None, when=None, same_failures=0):
+        """`stop` is a signal that this process gets while it is at a unit, once `when` is so."""
+        by_key = {store.key(unit.kind, unit.config): unit for unit in work}
+        campaign = Campaign.of(store, by_key)
+        campaign.write(by_key, name="", cluster="slurm", run="run1")
+        digest = campaign.describe()["units_sha256"]
+        worker = slurm_task.ArrayWorker(str(store.root), campaign.id, "run1", digest, time_limit_s, 3, same_failures)
+        kept = [signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)]
+        over, num_begun = threading.Event(), sum(diary(log).values())
+
+        def send():
+            while not over.wait(0.01):
+                if sum(diary(log).values()) > num_begun and (when is None or when()):
+                    os.kill(os.getpid(), stop)
+                    return
+
+        sender = threading.Thread(target=send)
+        if stop is not None:
+            sender.start()
+        try:
+            return worker(0)
+        except SystemExit as ended:
+            return str(ended)
+        finally:
+            over.set()
+            if stop is not None:
+                sender.join()  # before its signal would meet nobody who handles it
+            for number, handler in zip((signal.SIGUSR2, signal.SIGTERM), kept, strict=True):
+                signal.signal(number, handler)
+
+    monkeypatch.setattr(slurm_task.subprocess, "run", requeue)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    return run, requeued
+
+
+def test_a_task_whose_time_is_up_goes_back_into_the_queue_and_on(store, task, log):
+    run, requeued = task
+    work = units(8, seconds=0.1, diary=log)
+    assert run(work, time_limit_s=0.5) == "back in the queue"
+    assert requeued == [["scontrol", "requeue", "7"]]
+    assert 1 <= sum(diary(log, "end").values()) < 8
+    run(work)
+    assert diary(log) == dict.fromkeys(range(8), 1)
+
+
+def test_signals_give_back_the_unit_in_progress(store, task, log):
+    run, requeued = task
+    for number, again in ((signal.SIGUSR2, 1), (signal.SIGTERM, 0)):
+        requeued.clear()
+        ended = run(units(1, seconds=100, diary=log), stop=number)
+        assert len(requeued) == again
+        assert ended == ("back in the queue" if again else "stopped by SIGTERM; 0 units are kept")
+        assert Claims(store.root).held() == {}
+    assert not store.has("numbers", {"index": 0})
+
+
+def test_a_unit_that_no_task_can_finish_in_time_is_given_up(store, task, log):
+    run, _ = task
+    for _ in range(3):
+        run(units(1, seconds=100, diary=log), time_limit_s=0.3, stop=signal.SIGUSR2)
+    assert run(units(1, seconds=100, diary=log)) == 0
+    assert diary(log) == {0: 3}
+    assert [event["reason"] for event in events(store, "failed")] == ["it takes more than --timeout-min 0.005"] * 3
+
+
+def test_a_unit_that_saves_its_work_goes_on_however_many_tasks_it_takes(store, task, log):
+    run, requeued = task
+    work = [unit(0, "saves", steps=6, per_attempt=1, diary=log)]
+    for count in range(1, 6):
+        stop = lambda count=count: sum(diary(log, "step").values()) >= count  # noqa: E731
+        assert run(work, time_limit_s=0.3, stop=signal.SIGUSR2, when=stop) == "back in the queue"
+        assert [event["event"] for event in all_events(store)[-2:]] == ["unfinished", "exit"]
+    assert run(work) == 1
+    assert events(store, "failed") == []
+    assert len(events(store, "unfinished")) == len(requeued) == 5
+    assert all(event["advanced"] for event in events(store, "exit")[:-1])
+    assert diary(log, "step") == {0: 6}
+    assert unfinished_work(store) == []
+
+
+def test_a_unit_that_saved_once_and_then_stands_still_is_given_up(store, task, log):
+    run, _ = task
+    Work.of(store, "numbers", store.key("numbers", {"index": 0})).save("count", {}, {"count": 3})
+    for _ in range(3):
+        run(units(1, seconds=100, diary=log), time_limit_s=0.3, stop=signal.SIGUSR2)
+    assert len(events(store, "failed")) == 3
+    assert events(store, "unfinished") == []
+
+
+def test_a_task_that_its_time_limit_killed_is_no_failure_where_it_saved_its_work(store, log):
+    """It did not listen to the warning, so the driver finds out; with one attempt a unit, nothing may be counted."""
+    work = [unit(0, "saves", steps=3, per_attempt=1, diary=log)]
+    thread, outcome = in_background(work, store, jobs=1, timeout_min=5, max_attempts=1)
+    for count in (1, 2):
+        wait_for(lambda count=count: sum(diary(log, "step").values()) == count)
+        (holder,) = [h for (kind, _), h in Claims(store.root).held().items() if kind == "numbers"]
+        wait_for(lambda holder=holder: holder.job in str(slurm.submissions(Campaign.all(store)[0])))
+        fake_slurm.time_out(holder.job)
+    assert report_of(thread, outcome).complete
+    assert diary(log) == {0: 3}
+    assert [event["event"] for event in all_events(store) if "key" in event] == ["unfinished", "unfinished", "done"]
+
+
+def test_a_bug_stops_the_campaign_on_slurm_too(store, log):
+    with pytest.raises(RepeatedFailureError, match="IndexError: list index out of range"):
+        run_units(units(50, "mistake", diary=log), store, cluster="slurm", jobs=2, timeout_min=5)
+    wait_for(lambda: slurm.live_jobs() == {})
+    assert 3 <= sum(diary(log).values()) <= 8
+
+
+def test_tasks_stop_at_a_bug_without_their_driver(store, task, log):
+    run, _ = task
+    said = run(units(50, "mistake", diary=log), same_failures=3)
+    assert said.startswith("stopped, as the first 3 units failed alike")
+    assert sum(diary(log).values()) == 3
+    (event,) = events(store, "fatal")
+    assert event["error"] == "RepeatedFailureError"
+
+
+# -- what submitit pickles --------------------------------------------------------------------------------------------
+
+
+def test_pickles_lie_outside_the_cache_where_only_their_owner_may_write(store):
+    assert run_units(units(2), store, cluster="slurm", jobs=1, timeout_min=5).complete
+    wait_for(lambda: slurm.live_jobs() == {})
+    (campaign,) = Campaign.all(store)
+    folder = private_path(campaign)
+    assert list(folder.glob("*_submitted.pkl"))
+    assert not list(store.root.rglob("*.pkl"))
+    for path in (folder, folder.parent, folder.parent.parent):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        assert path.stat().st_uid == os.geteuid()
+    assert private_path(Campaign(Store(store.root.parent / "other"), campaign.id)) != folder
+    assert cache_command.main(["prune", "--logs", "--yes", "--cache", str(store.root)]) == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("what", ["open to others", "a link", "a file", "another's"])
+def test_a_private_folder_that_is_not_private_is_refused(store, monkeypatch, tmp_path, what):
+    state = Path(os.environ["XDG_STATE_HOME"]) / "tda-bench"
+    state.parent.mkdir(parents=True)
+    if what == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        state.symlink_to(tmp_path / "elsewhere")
+    elif what == "a file":
+        state.write_text("")
+    else:
+        state.mkdir(mode=0o755 if what == "open to others" else 0o700)
+    with monkeypatch.context() as patch:
+        if what == "another's":
+            patch.setattr(private.os, "geteuid", lambda: 12345)
+        with pytest.raises(JobError, match="TDA_BENCH_STATE") as caught:
+            run_units(units(1), store, cluster="slurm", jobs=1)
+    assert str(caught.value).isprintable()
+    assert not list(tmp_path.rglob("*.pkl"))
+
+
+def test_without_a_home_slurm_says_what_to_set(store, monkeypatch, tmp_path):
+    def unknown(*_):
+        raise KeyError("no such user")
+
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(JobError, match=r"HOME is not set.*TDA_BENCH_STATE"):
+        run_units(units(1), store, cluster="slurm", jobs=1)
+    monkeypatch.setenv("TDA_BENCH_STATE", str(tmp_path / "mine"))
+    assert run_units(units(1), store, cluster="slurm", jobs=1).complete
+    wait_for(lambda: slurm.live_jobs() == {})
+    assert list((tmp_path / "mine").rglob("*_submitted.pkl"))
+
+
+# -- drivers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_comes_back_joins_the_jobs_that_run(store, log):
+    work = units(30, seconds=0.1, diary=log)
+    thread, outcome = in_background(work, store, jobs=2, timeout_min=5)
+    # The driver notes what it has submitted after sbatch returns: a quick task may be at work before that.
+    wait_for(lambda: sum(diary(log).values()) >= 2 and slurm.submissions(Campaign.all(store)[0]))
+    # A second driver, and one that only collects, submit nothing of their own.
+    assert run_units(work, store, cluster="slurm", jobs=2, collect=True).complete
+    assert report_of(thread, outcome).complete
+    (campaign,) = Campaign.all(store)
+    assert len(slurm.submissions(campaign)) == 1
+    assert set(diary(log).values()) == {1}
+    report = run_units([*work, unit(99)], store, cluster="slurm", collect=True)
+    assert report.pending == [store.key("numbers", {"index": 99})]
+
+
+def test_tasks_that_cannot_start_are_one_error(store):
+    with pytest.raises(JobError, match="no Slurm task starts"):
+        run_units(units(4), store, cluster="slurm", jobs=3, slurm={"setup": "echo broken; exit 1"})
+
+
+def test_what_slurm_refuses_is_one_line(store, monkeypatch):
+    with pytest.raises(JobError, match="invalid partition") as caught:
+        run_units(units(1), store, cluster="slurm", slurm={"partition": "nowhere"})
+    assert str(caught.value).isprintable()
+    with pytest.raises(UsageError, match="--jobs"):
+        run_units(units(1), store, cluster="slurm", slurm={"array": "0-3"})
+    with pytest.raises(UsageError, match="what was asked for"):
+        run_units([unit(0, "refuse")], store, cluster="slurm", jobs=1)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(JobError, match="Slurm is not here"):
+        run_units(units(1), store, cluster="slurm")
+
+
+def test_options_reach_sbatch(store):
+    campaign = Campaign(store, "a" * 12)
+    options = {"partition": "gpu", "mem_per_cpu": "2G", "cpus_per_task": "4", "exclusive": "true", "nice": "5"}
+    options |= {"setup": "module load cuda"}
+    parameters = slurm.sbatch_parameters(campaign, 8, 1, 30, options)
+    assert parameters["slurm_partition"] == "gpu"
+    assert parameters["slurm_mem_per_cpu"] == "2G"
+    assert parameters["cpus_per_task"] == 4
+    assert parameters["gpus_per_node"] == 1
+    assert parameters["slurm_exclusive"] is True
+    assert parameters["slurm_additional_parameters"] == {"requeue": True, "nice": 5}
+    assert parameters["slurm_setup"][-1] == "module load cuda"
+    assert parameters["timeout_min"] == 30
+    assert parameters["slurm_array_parallelism"] == 8
+
+
+def test_the_number_of_tasks_follows_from_the_seconds_of_the_first_units():
+    assert slurm.tasks_for(6000, []) == slurm.FIRST_TASKS
+    assert slurm.tasks_for(6000, [1.0, 1.2, 0.9]) == 100
+    assert slurm.tasks_for(10, [0.1]) == 1
+    assert slurm.tasks_for(50, [600.0]) == 500

@@ -1,0 +1,181 @@
+"""Unfinished work: kept whole while a unit is not done, gone when it is, and never mistaken for nothing."""
+
+import errno
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+
+from bench import cache
+from retrain import safe_files
+from retrain import work as work_module
+from retrain.jobs import run_units
+from retrain.jobs.claims import Claims
+from retrain.safe_files import PassingFileError
+from retrain.store import Store
+from retrain.work import NoWork, Work, clean_work, unfinished_work
+from tests.helpers.job_units import diary, unit
+
+KEY = "a" * 20
+ARRAYS = {"draws": np.arange(6.0).reshape(2, 3)}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def work(store):
+    return Work.of(store, "numbers", KEY)
+
+
+def test_what_was_saved_last_comes_back(work):
+    assert work.load("chain") is None
+    for draw in range(5):
+        work.save("chain", {"draws": ARRAYS["draws"] + draw}, {"draw": draw})
+        arrays, record = work.load("chain")
+        np.testing.assert_array_equal(arrays["draws"], ARRAYS["draws"] + draw)
+        assert record == {"draw": draw}
+    work.save("other", {}, {})
+    assert sorted(os.listdir(work.folder)) == sorted(
+        ["chain.1.safetensors", "chain.json", "other.1.safetensors", "other.json"]
+    )
+    work.clear()
+    assert work.load("chain") is None
+    assert NoWork().load("chain") is None
+
+
+def test_saving_is_due_now_and_again(work, monkeypatch):
+    assert not work.due()
+    monkeypatch.setattr(work_module, "SAVE_SECONDS", 0.0)
+    assert work.due()
+
+
+HOSTILE = {
+    "arrays truncated": lambda f: os.truncate(f / "chain.1.safetensors", 20),
+    "arrays edited": lambda f: (f / "chain.1.safetensors").write_bytes(
+        (f / "chain.1.safetensors").read_bytes()[:-1] + b"\1"
+    ),
+    "arrays gone": lambda f: (f / "chain.1.safetensors").unlink(),
+    "description truncated": lambda f: os.truncate(f / "chain.json", 9),
+    "description is a list": lambda f: (f / "chain.json").write_text("[]"),
+    "no checksum": lambda f: edit(f, arrays_sha256=None),
+    "turn of a path": lambda f: edit(f, turn="../../x"),
+    "turn true": lambda f: edit(f, turn=True),
+    "record is text": lambda f: edit(f, record="x"),
+    "a link": lambda f: ((f / "chain.json").unlink(), (f / "chain.json").symlink_to("/etc/passwd")),
+    "a pipe": lambda f: ((f / "chain.json").unlink(), os.mkfifo(f / "chain.json")),
+}
+
+
+def edit(folder, **values):
+    path = folder / "chain.json"
+    content = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+@pytest.mark.parametrize("damage", HOSTILE)
+def test_damaged_work_counts_as_none_and_is_replaced(work, damage):
+    work.save("chain", ARRAYS, {"draw": 1})
+    HOSTILE[damage](work.folder)
+    assert work.load("chain") is None
+    work.mark()
+    work.save("chain", ARRAYS, {"draw": 2})
+    assert work.load("chain")[1] == {"draw": 2}
+
+
+def test_an_error_of_the_system_is_no_reason_to_begin_anew(work, monkeypatch):
+    work.save("chain", ARRAYS, {"draw": 1})
+
+    def fail(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safe_files.os, "open", fail)
+        with pytest.raises(PassingFileError):
+            work.load("chain")
+        work.save("chain", ARRAYS, {"draw": 2})  # a save that fails stops nobody
+    assert work.load("chain")[1] == {"draw": 1}
+
+
+def test_the_mark_tells_progress_from_standing_still(work):
+    assert work.mark() == ""
+    work.save("chain", ARRAYS, {"draw": 1})
+    first = work.mark()
+    work.save("chain", ARRAYS, {"draw": 1})
+    assert work.mark() == first, "the same state saved again is no progress"
+    work.save("chain", ARRAYS, {"draw": 2})
+    second = work.mark()
+    work.save("chain", {"draws": ARRAYS["draws"] + 1}, {"draw": 2})
+    assert len({first, second, work.mark()}) == 3
+    (work.folder / "library").mkdir()
+    (work.folder / "library" / "state.bin").write_bytes(b"x")
+    third = work.mark()
+    (work.folder / "library" / "state.bin").write_bytes(b"xy")
+    assert len({first, second, third, work.mark()}) == 4
+    (work.folder / ".chain.json.draft").write_text("x")
+    fourth = work.mark()
+    assert fourth == work.mark()
+
+
+def test_a_unit_goes_on_from_its_work_and_leaves_none(store, tmp_path):
+    log = str(tmp_path / "diary")
+    one = unit(0, "saves", steps=5, diary=log)
+    key = store.key(one.kind, one.config)
+    Work.of(store, one.kind, key).save("count", {"count": np.array(3)}, {"count": 3})
+    assert run_units([one], store).complete
+    assert diary(log, "step") == {0: 2}
+    assert unfinished_work(store) == []
+
+
+def test_what_nobody_came_back_to_is_removed(store):
+    done = unit(0)
+    run_units([done], store)
+    names = {"done": store.key("numbers", {"index": 0}), "fresh": "1" * 20, "old": "2" * 20, "held": "3" * 20}
+    for key in names.values():
+        Work.of(store, "numbers", key).save("chain", ARRAYS, {})
+    (store.root / ".work" / "strange").mkdir()
+    for name in ("old", "held"):
+        folder = Work.of(store, "numbers", names[name]).folder
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (time.time() - 8 * 86400,) * 2)
+    with Claims(store.root).take("numbers", names["held"]):
+        clean_work(store, Claims(store.root).held())
+    assert [work.key for work in unfinished_work(store)] == [names["fresh"], names["held"]]
+    # A run cleans up like that before it begins.
+    run_units([unit(1)], store)
+    assert [work.key for work in unfinished_work(store)] == [names["fresh"]]
+    assert (store.root / ".work" / "strange").exists()
+
+
+def test_work_that_is_a_link_is_neither_followed_nor_removed(store, tmp_path):
+    outside = tmp_path / "outside"
+    (outside / f"numbers.{KEY}").mkdir(parents=True)
+    os.utime(outside / f"numbers.{KEY}", (1, 1))
+    (store.root / ".work").symlink_to(outside)
+    clean_work(store, {})
+    Work.of(store, "numbers", "c" * 20).save("chain", ARRAYS, {})
+    assert os.listdir(outside) == [f"numbers.{KEY}"]
+
+
+def test_bench_cache_lists_and_prunes_it(store, capsys):
+    where = ["--cache", str(store.root)]
+    for kind, key in (("numbers", KEY), ("numbers", "b" * 20), ("chain", KEY)):
+        Work.of(store, kind, key).save("state", ARRAYS, {})
+    assert cache.main(where) == 0
+    assert "unfinished work             3 folders" in capsys.readouterr().out
+    with Claims(store.root).take("numbers", KEY):
+        assert cache.main(["list", "--work", *where]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3
+        assert "nobody is at it" in lines[0]
+        assert f"held by {Claims(store.root).holder('numbers', KEY)}" in lines[1]
+        assert cache.main(["prune", "--work", "--older-than", "1", "--yes", *where]) == 0
+        assert capsys.readouterr().out == "nothing to delete\n"
+        assert cache.main(["prune", "--work", "--kind", "numbers", "--yes", *where]) == 0
+    assert [(work.kind, work.key) for work in unfinished_work(store)] == [("chain", KEY), ("numbers", KEY)]
+    assert cache.main(["prune", "--work", "--yes", *where]) == 0
+    assert unfinished_work(store) == []

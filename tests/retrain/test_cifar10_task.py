@@ -1,0 +1,449 @@
+"""The CIFAR-10 task on a few hundred synthetic 32x32 images and a narrow network: both protocols, end to end."""
+
+import pickle
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from retrain.errors import UsageError
+from retrain.models import resnet9_training
+from retrain.models.resnet9_training import (
+    Engine,
+    Recipe,
+    batch_bounds,
+    constant,
+    linear_rise,
+    logits_in,
+    pixel_table,
+    triangle,
+)
+from retrain.tasks import cifar10
+from retrain.tasks.cifar10 import Cifar10, benchmark_cifar10, normalised_images, replicate_correlation, with_protocol
+from tests.helpers.made_up import CIFAR10_ROWS, CIFAR10_WARMUP, cifar10_folder
+
+CPU = torch.device("cpu")
+ROWS, NUM_WARMUP = CIFAR10_ROWS, CIFAR10_WARMUP
+NUM_TRAIN = 5 * ROWS - NUM_WARMUP
+PROTOCOLS = ("paper", "scratch")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return cifar10_folder(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def task(folder):
+    return make_task(folder)
+
+
+def make_task(folder, **changes):
+    settings = {
+        "data_dir": folder,
+        "check_fingerprint": False,
+        "widths": (4, 8, 8),
+        "num_warmup": NUM_WARMUP,
+        "warmup_steps": 2,
+        "epochs": 2,
+        "batch_size": 64,
+    }
+    return Cifar10(**{**settings, **changes})
+
+
+def same_weights(first, second):
+    pairs = zip(first.state_dict().items(), second.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for (_, a), b in pairs)
+
+
+def test_warmup_and_training_images_split_the_official_ones(task):
+    assert len(task.train_data) == NUM_TRAIN
+    assert len(task.query_data) == ROWS
+    both = np.concatenate([task.train_indices, task.warmup_indices])
+    assert np.array_equal(np.sort(both), np.arange(5 * ROWS))
+    expected = normalised_images(task.cifar10.train_images)[task.train_indices[7]]
+    assert torch.equal(task.train_data.inputs[7], expected)
+    assert task.train_data.targets[7] == task.cifar10.train_labels[task.train_indices[7]]
+    assert task.image_shape() == tuple(task.query_data.inputs.shape[1:])
+
+
+def test_normalised_undoes_the_channels_mean_and_spread():
+    image = torch.tensor([0, 128, 255], dtype=torch.uint8).reshape(1, 3, 1, 1)
+    expected = [(0 - 0.4914) / 0.2470, (128 / 255 - 0.4822) / 0.2435, (1 - 0.4465) / 0.2616]
+    assert torch.allclose(normalised_images(image).flatten(), torch.tensor(expected))
+
+
+def test_config_names_what_matters_and_no_folder(task, folder):
+    assert task.name == "cifar10"
+    assert task.protocol == "paper"
+    assert task.config["data"] == task.cifar10.fingerprint
+    assert not {"data_dir", "cache_dir", "capture", "check_fingerprint", "allow_download"} & set(task.config)
+    assert make_task(folder.parent).config == task.config
+    assert make_task(folder, protocol="scratch").config != task.config
+    assert "in place of CIFAR-10" in task.description
+
+
+def test_the_papers_table_is_the_default():
+    task = Cifar10()
+    assert (task.batch_size, task.learning_rate, task.momentum, task.weight_decay) == (1024, 10.0, 0.85, 0.0153)
+    assert (task.label_smoothing, task.bias_scaler, task.warmup_steps, task.epochs) == (0.2, 64.0, 100, 8)
+    assert task.num_warmup == 2500
+
+
+def test_bad_settings_are_refused(folder):
+    for change in ({"protocol": "other"}, {"precision": "int4"}, {"epochs": 0}, {"learning_rate": 0.0}):
+        with pytest.raises(ValueError):
+            make_task(folder, **change)
+    with pytest.raises(UsageError, match="set num_warmup lower"):
+        _ = make_task(folder, num_warmup=5 * ROWS).train_data
+    for indices in ([], [NUM_TRAIN], [-1]):
+        with pytest.raises(ValueError, match=f"from 0 to {NUM_TRAIN - 1}"):
+            make_task(folder).train(indices, init_seed=0, order_seed=0, device=CPU)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_same_seeds_same_model_whatever_came_before(folder, protocol):
+    task = make_task(folder, protocol=protocol)
+    indices = np.arange(0, NUM_TRAIN, 2)
+    first = task.train(indices, init_seed=1, order_seed=2, device=CPU)
+    kept = {name: value.clone() for name, value in first.state_dict().items()}
+    other_order = task.train(indices, init_seed=1, order_seed=3, device=CPU)
+    other_start = task.train(indices, init_seed=4, order_seed=2, device=CPU)
+    again = task.train(indices, init_seed=1, order_seed=2, device=CPU)
+    elsewhere = make_task(folder, protocol=protocol).train(indices, init_seed=1, order_seed=2, device=CPU)
+    assert same_weights(first, again)
+    assert same_weights(first, elsewhere)
+    assert not same_weights(first, other_order)
+    assert not same_weights(first, other_start)
+    assert all(torch.equal(value, kept[name]) for name, value in first.state_dict().items())  # it is its own copy
+    assert not first.training
+
+
+def test_training_never_looks_at_images_outside_the_subset(folder):
+    """Labels of the images left out are spoiled; the retrained model must not notice."""
+    for protocol in PROTOCOLS:
+        task, spoiled = make_task(folder, protocol=protocol), make_task(folder, protocol=protocol)
+        indices = np.arange(80)
+        engine = spoiled._engine(CPU)
+        outside = torch.from_numpy(spoiled.train_indices[80:])
+        engine.labels[outside] = (engine.labels[outside] + 1) % 10
+        engine.images[outside] = 0
+        expected = task.train(indices, init_seed=0, order_seed=0, device=CPU)
+        assert same_weights(expected, spoiled.train(indices, init_seed=0, order_seed=0, device=CPU))
+
+
+def test_warmup_is_computed_once_a_seed(folder, monkeypatch):
+    task = make_task(folder)
+    runs = []
+    real = Engine.run
+    monkeypatch.setattr(
+        Engine, "run", lambda self, indices, *a, **k: runs.append(len(indices)) or real(self, indices, *a, **k)
+    )
+    for order_seed in range(3):
+        task.train(np.arange(40), init_seed=5, order_seed=order_seed, device=CPU)
+    assert runs == [50, 40, 40, 40]
+    start = task._start(5, CPU, warmed=True)
+    assert any(momentum.abs().max() > 0 for momentum in start.momenta)
+
+
+def test_base_model_is_the_same_under_both_protocols(folder):
+    models = [
+        make_task(folder, protocol=protocol).train_base(init_seed=0, order_seed=0, device=CPU) for protocol in PROTOCOLS
+    ]
+    assert same_weights(*models)
+
+
+def test_base_model_learns(folder):
+    task = make_task(folder, epochs=5, batch_size=25, learning_rate=150.0, widths=(8, 16, 16))
+    model = task.train_base(init_seed=0, order_seed=0, device=CPU)
+    assert task.accuracy(model, CPU) > 0.4  # chance is 0.1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("size", [1, 2, 47, 65])
+def test_tiny_subsets_stay_finite(folder, protocol, size):
+    task = make_task(folder, protocol=protocol)
+    model = task.train(np.arange(size), init_seed=0, order_seed=0, device=CPU)
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert task.losses(model, task.query_data, CPU).isfinite().all()
+
+
+def test_losses_are_plain_cross_entropy_in_eval_mode(task, monkeypatch):
+    model = task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU)
+    monkeypatch.setattr(Cifar10, "losses_batch_size", 7)
+    losses = task.losses(model.train(), task.query_data, CPU)
+    assert losses.shape == (ROWS,)
+    assert losses.dtype == torch.float32
+    with torch.no_grad():
+        logits = model.eval()(task.query_data.inputs)
+    expected = F.cross_entropy(logits, task.query_data.targets, reduction="none")
+    assert torch.allclose(losses, expected, atol=1e-5)
+    assert torch.allclose(losses, task.loss(model, (task.query_data.inputs, task.query_data.targets)), atol=1e-5)
+    assert task.accuracy(model, CPU) == (logits.argmax(1) == task.query_data.targets).float().mean().item()
+    assert torch.equal(task.losses(model, task.query_data.select([3, 1]), CPU), losses[[3, 1]])
+
+
+def test_a_worker_gets_the_configuration_and_nothing_else(task):
+    task.train(np.arange(20), init_seed=0, order_seed=0, device=CPU)
+    sent = pickle.dumps(task)
+    assert len(sent) < 5000
+    assert pickle.loads(sent) == task
+    assert pickle.loads(sent).config == task.config
+    task.release_device()
+    assert not task._engines
+
+
+def test_a_change_of_protocol_shares_the_device(task):
+    task.train(np.arange(20), init_seed=0, order_seed=0, device=CPU)
+    other = with_protocol(task, "scratch")
+    assert other == replace(task, protocol="scratch")
+    assert other._engine(CPU) is task._engine(CPU)
+
+
+# ---- the engine ----
+
+
+def test_batches_are_few_equal_and_use_everything():
+    assert batch_bounds(47, 1024) == [(0, 47)]
+    assert [stop - start for start, stop in batch_bounds(2375, 1024)] == [791, 792, 792]
+    assert [stop - start for start, stop in batch_bounds(2048, 1024)] == [1024, 1024]
+    for n in (1, 1023, 1025, 47_500):
+        bounds = batch_bounds(n, 1024)
+        sizes = [stop - start for start, stop in bounds]
+        assert sum(sizes) == n
+        assert max(sizes) - min(sizes) <= 1
+        assert len(bounds) == -(-n // 1024)
+
+
+def test_schedules():
+    shares = triangle(100)
+    assert len(shares) == 100
+    assert shares[0] == pytest.approx(0.2)
+    assert shares.argmax() == 23
+    assert shares.max() == 1
+    assert shares[-1] == pytest.approx(0.07 + 0.93 / 77)
+    assert np.allclose(shares[:24], np.interp(np.arange(24), [0, 23], [0.2, 1]))
+    for num_steps in (1, 2, 8):
+        assert len(triangle(num_steps)) == num_steps
+        assert (triangle(num_steps) > 0).all()
+    assert np.allclose(linear_rise(4), [0.25, 0.5, 0.75, 1])
+    assert np.array_equal(constant(3), np.ones(3))
+
+
+def test_pixels_are_shifted_reflected_and_flipped():
+    table = pixel_table(5, 2)
+    assert table[:5].tolist() == [[2, 1, 0, 1, 2], [1, 0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4, 3], [2, 3, 4, 3, 2]]
+    image = torch.arange(5.0)
+    padded = F.pad(image.flip(0)[None, None], (2, 2), mode="reflect")[0, 0]
+    for shift in range(5):
+        assert torch.equal(image[table[5 + shift]], padded[shift : shift + 5])
+
+
+def test_plan_visits_everyone_once_an_epoch_and_alternates_flips(task):
+    engine = task._engine(CPU)
+    indices = np.array([3, 8, 9, 20, 4, 5])
+    plan = engine._plan(indices, 4, np.random.default_rng(0))
+    flips = np.zeros((4, 30), dtype=int)
+    for epoch in range(4):
+        assert sorted(plan[epoch, 0]) == sorted(indices)
+        assert plan[epoch, 1].max() < 5
+        flips[epoch, plan[epoch, 0]] = plan[epoch, 2] // 5
+    assert (flips[0, indices] + flips[1, indices] == 1).all()
+    assert np.array_equal(flips[0], flips[2])
+    assert np.array_equal(flips[1], flips[3])
+
+
+def test_decoupled_hyperparameters():
+    recipe = Recipe()
+    assert recipe.kilostep_scale == pytest.approx(1024 * (1 + 1 / 0.15))
+    assert recipe.step_size == pytest.approx(10 / recipe.kilostep_scale)
+    assert recipe.step_decay == pytest.approx(0.0153 * 1024 / recipe.kilostep_scale)
+
+
+def test_steps_equal_torch_sgd(folder):
+    """The engine against torch.optim.SGD with the same two groups, over several steps of changing rate."""
+    task = make_task(folder, max_shift=0, flip=False, lookahead_from=0, protocol="scratch")
+    indices = np.arange(100)
+    trained = task.train(indices, init_seed=3, order_seed=4, device=CPU)
+
+    recipe, model = task._recipe, task.build_model(3).train()
+    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    rates = {"norm": recipe.step_size * 64, "other": recipe.step_size}
+    groups = [
+        {"params": [p for n, p in parameters if ("norm" in n) == (kind == "norm")], "lr": lr, "base": lr,
+         "weight_decay": recipe.step_decay / lr}
+        for kind, lr in rates.items()
+    ]  # fmt: skip
+    optimizer = torch.optim.SGD(groups, momentum=0.85, nesterov=True)
+    plan = task._engine(CPU)._plan(task.train_indices[indices], 2, np.random.default_rng([cifar10._ORDER_STREAM, 4]))
+    images, labels = normalised_images(task.cifar10.train_images), task.cifar10.train_labels
+    for step, share in enumerate(triangle(4)):
+        for group in optimizer.param_groups:
+            group["lr"] = group["base"] * share
+        start, stop = batch_bounds(100, 64)[step % 2]
+        chosen = torch.from_numpy(plan[step // 2, 0, start:stop])
+        loss = F.cross_entropy(model(images[chosen]), labels[chosen], label_smoothing=0.2, reduction="sum")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for (name, expected), found in zip(model.state_dict().items(), trained.state_dict().values(), strict=True):
+        assert torch.allclose(found, expected, atol=1e-4, rtol=1e-3), name
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.03), (torch.float16, 0.03), (torch.float32, 0)])
+def test_lower_precision_keeps_the_head_and_agrees(task, dtype, tolerance):
+    model = task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU)
+    images = task.query_data.inputs
+    with torch.no_grad():
+        expected, found = model(images), logits_in(dtype, model, images.to(dtype))
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def test_lookahead_ends_on_the_slow_weights_of_its_last_update(folder):
+    """Five steps, one update: with decay d the result is d * start + (1 - d) * five plain steps."""
+
+    def trained(lookahead_from):
+        task = make_task(folder, lookahead_from=lookahead_from, epochs=5, protocol="scratch")
+        return task.train(np.arange(30), init_seed=0, order_seed=0, device=CPU)
+
+    plain, ahead, short = trained(0), trained(5), trained(6)
+    start = make_task(folder).build_model(0)
+    decay = resnet9_training.LOOKAHEAD_DECAY
+    for name in ("head.weight", "groups.1.conv1.weight", "groups.2.norm2.running_mean"):
+        expected = decay * start.state_dict()[name] + (1 - decay) * plain.state_dict()[name]
+        assert torch.allclose(ahead.state_dict()[name], expected, atol=1e-5), name
+    assert same_weights(short, plain)
+
+
+class PretendedGraphs:
+    """Stands in for torch.cuda on a CPU: recording a step keeps its arguments, replaying runs it on what they hold."""
+
+    def __init__(self, monkeypatch, fails=False):
+        self.fails, self.num_captured, self.num_replayed, self.recording = fails, 0, 0, None
+        real_step = Engine._step
+
+        def step(engine, *arguments):
+            if self.recording is not None:
+                self.recording.work = lambda: real_step(engine, *arguments)
+            else:
+                real_step(engine, *arguments)
+
+        monkeypatch.setattr(Engine, "_step", step)
+        monkeypatch.setattr(resnet9_training, "CAPTURE_AFTER", 1)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(self))
+        monkeypatch.setattr(torch.cuda, "graph", self.capture)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+
+    @contextmanager
+    def capture(self, graph, pool):
+        if self.fails:
+            raise RuntimeError("capture refused\nand more")
+        self.recording = graph
+        yield
+        self.recording = None
+        self.num_captured += 1
+
+
+class Graph:
+    def __init__(self, owner):
+        self.owner = owner
+
+    def replay(self):
+        self.owner.num_replayed += 1
+        self.work()
+
+
+@pytest.mark.parametrize("max_graphs", [2, 16])
+def test_replayed_graphs_read_each_steps_own_batch_and_rate(folder, monkeypatch, max_graphs):
+    trainings = [(size, seed) for seed in range(2) for size in (90, 91, 65, 90)]
+    eager = make_task(folder, protocol="scratch")
+    expected = [eager.train(np.arange(n), init_seed=0, order_seed=s, device=CPU) for n, s in trainings]
+    pretended = PretendedGraphs(monkeypatch)
+    monkeypatch.setattr(resnet9_training, "MAX_GRAPHS", max_graphs)
+    captured = make_task(folder, protocol="scratch")
+    captured._engine(CPU).capturing = True
+    for (n, s), model in zip(trainings, expected, strict=True):
+        assert same_weights(captured.train(np.arange(n), init_seed=0, order_seed=s, device=CPU), model)
+    assert pretended.num_replayed > pretended.num_captured > 2
+    assert len(captured._engine(CPU).graphs) <= max_graphs
+
+
+def test_training_goes_on_where_capturing_fails(folder, monkeypatch, capsys):
+    expected = make_task(folder).train(np.arange(60), init_seed=0, order_seed=0, device=CPU)
+    PretendedGraphs(monkeypatch, fails=True)
+    task = make_task(folder)
+    task._engine(CPU).capturing = True
+    assert same_weights(task.train(np.arange(60), init_seed=0, order_seed=0, device=CPU), expected)
+    assert capsys.readouterr().err == "CUDA graphs are off, training goes on without: capture refused\n"
+    assert not task._engine(CPU).capturing
+
+
+def test_training_leaves_global_settings_alone(task):
+    before = (torch.backends.cudnn.deterministic, torch.get_rng_state())
+    task.losses(task.train(np.arange(20), init_seed=0, order_seed=0, device=CPU), task.query_data, CPU)
+    assert torch.backends.cudnn.deterministic == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_replicate_correlation_of_known_orders():
+    first = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0]])
+    assert replicate_correlation(first, first) == pytest.approx(1)
+    assert replicate_correlation(first, -first) == pytest.approx(-1)
+    assert replicate_correlation(first, np.array([[1.0, 5.0], [3.0, 4.0], [2.0, 3.0]])) == pytest.approx(0.75)
+
+
+def test_benchmark_prints_what_the_issue_asks_for(folder, capsys):
+    results = benchmark_cifar10(make_task(folder), CPU, num_retrains=2, seeds=(1,), alpha_attribution=0.2)
+    printed = capsys.readouterr().out
+    assert "test accuracy mean" in printed
+    for protocol in PROTOCOLS:
+        for alpha in (0.1, 0.5):
+            assert f"{protocol}, alpha {alpha}: 2 retrains" in printed
+            assert -1 <= results[f"{protocol} {alpha}"]["replicate_correlation"] <= 1
+            assert results[f"{protocol} {alpha}"]["num_not_finite"] == 0
+
+
+def test_command_line_errors_are_one_line(tmp_path, capsys):
+    assert cifar10.main(["--benchmark", "--data-dir", str(tmp_path), "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "holds neither" in error
+
+
+# ---- CUDA ----
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_captured_steps_equal_eager_ones(folder, protocol, monkeypatch):
+    monkeypatch.setattr(resnet9_training, "CAPTURE_AFTER", 1)
+    device = torch.device("cuda")
+    captured = make_task(folder, protocol=protocol, epochs=4)
+    eager = make_task(folder, protocol=protocol, epochs=4, capture=False)
+    for size in (120, 120, 90):
+        models = [
+            task.train(np.arange(size), init_seed=0, order_seed=size, device=device) for task in (captured, eager)
+        ]
+        for (name, a), b in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
+            assert torch.allclose(a.float(), b.float(), atol=2e-2, rtol=2e-2), name
+    assert captured._engine(device).graphs
+    assert captured._engine(device).capturing
+    assert not eager._engine(device).graphs
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_cuda_repeats_itself_and_agrees_with_the_cpu(folder):
+    device = torch.device("cuda")
+    task = make_task(folder, precision="float32", protocol="scratch")
+    models = [task.train(np.arange(100), init_seed=0, order_seed=0, device=device) for _ in range(2)]
+    assert same_weights(*models)
+    on_cpu = task.train(np.arange(100), init_seed=0, order_seed=0, device=CPU)
+    losses = task.losses(models[0], task.query_data, device)
+    assert torch.allclose(losses, task.losses(on_cpu, task.query_data, CPU), atol=0.1)

@@ -1,0 +1,128 @@
+"""A model folder is data: whatever it asks for, none of it runs, and each is refused in one line."""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.lds import main
+from retrain.errors import UsageError
+from retrain.models import pretrained
+from retrain.models.pretrained import load_language_model, load_tokenizer
+from tests.helpers.tiny_language import save_both, write_text
+
+CLASSES = {
+    "AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.Tokenizer", None],
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sound model with a tokenizer, and Python beside it that leaves a mark if it ever runs."""
+    folder = save_both(tmp_path / "model")
+    (folder / "evil.py").write_text(
+        f"open({str(tmp_path / 'marker')!r}, 'w').write('ran')\n"
+        "from transformers import GPTNeoXConfig as Config, GPTNeoXForCausalLM as Model\n"
+        "from transformers import PreTrainedTokenizerFast as Tokenizer\n"
+    )
+    return folder
+
+
+def edit(file: Path, **content: object) -> None:
+    before = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**before, **content}))
+
+
+def refused(function, *said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        function()
+    text = str(error.value)
+    assert "\n" not in text
+    for part in said:
+        assert part in text
+
+
+def hostile(folder: Path, kind: str) -> str:
+    """Makes the folder so; returns which of its files says it."""
+    if kind == "model":
+        edit(folder / "config.json", model_type="evil", auto_map=CLASSES)
+        return "config.json"
+    if kind == "known model":
+        edit(folder / "config.json", auto_map=CLASSES)
+        return "config.json"
+    if kind == "part":
+        edit(folder / "config.json", text_config={"parts": [{"auto_map": CLASSES}]})
+        return "config.json"
+    if kind == "tokenizer":
+        edit(folder / "tokenizer_config.json", auto_map=CLASSES)
+        return "tokenizer_config.json"
+    edit(folder / "generation_config.json", auto_map=CLASSES)
+    return "generation_config.json"
+
+
+@pytest.mark.parametrize("kind", ["model", "known model", "part", "tokenizer", "generation"])
+def test_python_of_its_own_is_refused(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = hostile(folder, kind)
+    for load in (load_language_model, load_tokenizer):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
+        refused(
+            lambda load=load: load(str(folder)), "auto_map", file, "expected a model that transformers itself knows"
+        )
+    assert not (folder.parent / "marker").exists()
+
+
+@pytest.mark.parametrize("kind", ["model", "tokenizer"])
+def test_the_loaders_themselves_are_told_not_to(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the folder gets past our own look: transformers would ask on the terminal, or read a pipe."""
+    hostile(folder, kind)
+    monkeypatch.setattr(pretrained, "_refuse_code", lambda *_: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
+    load = load_language_model if kind == "model" else load_tokenizer
+    with contextlib.suppress(UsageError):
+        load(str(folder))
+    assert not (folder.parent / "marker").exists()
+
+
+@pytest.mark.parametrize("kind", ["model", "tokenizer"])
+def test_not_even_in_a_dry_run_with_a_piped_yes(
+    folder: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile(folder, kind)
+    text = write_text(tmp_path / "text.jsonl", 30)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
+    command = ["--task", "pythia14m", "--model", str(folder), "--text", str(text), "--alpha", "0.5", "--dry-run"]
+    code = main([*command, "--set", "pythia14m.length=16", "--cache", str(tmp_path / "cache")])
+    assert code == 2
+    said = capsys.readouterr().err
+    assert "auto_map" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "marker").exists()
+
+
+class Opens:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_pickled_weights_do_not_run(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Opens(folder.parent / "marker")))
+    refused(lambda: load_language_model(str(folder)), "cannot load")
+    assert not (folder.parent / "marker").exists()
+
+
+def test_a_configuration_that_is_no_file_or_no_json(folder: Path) -> None:
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    os.mkfifo(folder / "generation_config.json")
+    refused(lambda: load_language_model(str(folder)), "cannot be read")
+    (folder / "generation_config.json").unlink()
+    (folder / "generation_config.json").write_text("[" * 100_000)
+    refused(lambda: load_tokenizer(str(folder)), "cannot be read")

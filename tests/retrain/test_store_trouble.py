@@ -1,0 +1,321 @@
+"""What is no damage: errors of the system, copies under way, disks that take nothing, links that lead elsewhere."""
+
+import errno
+import os
+import shutil
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from bench import cache as cache_command
+from bench import status as status_command
+from retrain import __main__ as retrain_command
+from retrain import store as store_module
+from retrain.jobs import run_units
+from retrain.store import (
+    DamagedEntryError,
+    EntryInfo,
+    PassingStoreError,
+    Store,
+    StoreError,
+    UnwritableStoreError,
+    default_cache,
+)
+from tests.helpers.job_units import units
+from tests.retrain.test_store import ARRAYS, CONFIG, RECORD
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+PASSING = [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EACCES]
+
+
+@pytest.mark.parametrize("number", PASSING)
+@pytest.mark.parametrize("call", ["open", "lstat", "fstat", "listdir"])
+def test_an_error_of_the_system_is_said_and_quarantines_nothing(store, monkeypatch, number, call):
+    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
+    real = getattr(os, call)
+    calls = []
+
+    def fail(path, *arguments, **options):
+        if call != "fstat" and not str(path).startswith(str(entry.path)):
+            return real(path, *arguments, **options)
+        calls.append(path)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store_module, "RETRY_SECONDS", (0.0, 0.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(PassingStoreError, match="says nothing about the entry") as caught:
+            store.read("losses", CONFIG)
+    assert len(calls) == 3
+    assert str(caught.value).isprintable()
+    assert str(entry.path) in str(caught.value)
+    assert store.read("losses", CONFIG) is not None
+    assert not (store.root / "quarantine").exists()
+
+
+def test_an_error_that_passes_is_tried_again(store, monkeypatch):
+    store.write("losses", CONFIG, ARRAYS, RECORD)
+    monkeypatch.setattr(store_module, "RETRY_SECONDS", (0.0, 0.0))
+    real, left = os.open, [2]
+
+    def fail_twice(path, *arguments, **options):
+        if str(path).endswith("arrays.safetensors") and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", fail_twice)
+    assert store.read("losses", CONFIG) is not None
+
+
+def test_a_look_that_fails_is_not_taken_for_absence(store, monkeypatch):
+    store.write("losses", CONFIG, ARRAYS, RECORD)
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(store_module.os, "stat", fail)
+    with pytest.raises(PassingStoreError):
+        store.has("losses", CONFIG)
+
+
+def test_what_was_computed_survives_an_error_of_a_moment(store, monkeypatch):
+    monkeypatch.setattr(store_module, "RETRY_SECONDS", (0.0, 0.0))
+    real, left = os.rename, [2]
+
+    def fail_twice(source, target):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return real(source, target)
+
+    monkeypatch.setattr(os, "rename", fail_twice)
+    store.write("losses", CONFIG, ARRAYS, RECORD)
+    assert store.read("losses", CONFIG) is not None
+    assert os.listdir(store.root / ".tmp") == []
+
+
+class Copier(threading.Thread):
+    """Copies an entry into a cache as cp does, in an order of its own: some bytes, and when it is told, the rest."""
+
+    def __init__(self, source, target, order, stop_after=None):
+        super().__init__(daemon=True)
+        self.source, self.target, self.order, self.stop_after = source, target, order, stop_after
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def run(self):
+        self.target.mkdir(parents=True)
+        for name in self.order:
+            data = (self.source / name).read_bytes()[: self.stop_after]
+            with open(self.target / name, "wb", buffering=0) as file:
+                for begin in range(0, len(data), 50):
+                    file.write(data[begin : begin + 50])
+                    self.begun.set()
+                    self.go_on.wait(60)
+                    time.sleep(0.005)
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A function that begins to copy an entry into a cache; once somebody says that it waits, the copy goes on."""
+    monkeypatch.setattr(store_module, "QUIET_SECONDS", 60.0)
+    monkeypatch.setattr(store_module, "LOOK_SECONDS", 0.01)
+    ours, theirs = Store(tmp_path / "ours"), Store(tmp_path / "theirs")
+    entry = theirs.write("losses", CONFIG, ARRAYS, RECORD)
+
+    def begin(order):
+        copier = Copier(entry.path, ours.path("losses", CONFIG), order)
+
+        def said(line):
+            assert "waiting for whoever copies it" in line
+            copier.go_on.set()
+
+        monkeypatch.setattr(store_module.logger, "warning", said)
+        copier.start()
+        assert copier.begun.wait(60)
+        return ours
+
+    return begin
+
+
+@pytest.mark.parametrize("order", [("entry.json", "arrays.safetensors"), ("arrays.safetensors", "entry.json")])
+def test_an_entry_that_is_being_copied_is_waited_for(copied, order):
+    store = copied(order)
+    path = store.path("losses", CONFIG)
+    assert not store.has("losses", CONFIG), "only one of the two files is there"
+    assert store.present([("losses", path.name)]) == set()
+    assert store.arriving(EntryInfo(path, "losses", path.name))
+    with pytest.raises(DamagedEntryError):
+        store.verified("losses", path.name)
+    assert store.read("losses", CONFIG).record == RECORD
+    assert not (store.root / "quarantine").exists()
+
+
+def test_a_writer_waits_for_the_copy_of_its_own_entry(copied):
+    store = copied(("entry.json", "arrays.safetensors"))
+    assert store.write("losses", CONFIG, ARRAYS, {"writer": "us"}).record == RECORD
+    assert not (store.root / "quarantine").exists()
+
+
+@pytest.mark.parametrize("before", ["empty", "the same entries"])
+def test_a_cache_that_is_copied_over_another_is_read_meanwhile(tmp_path, monkeypatch, before):
+    """With cp, which empties files before it fills them."""
+    monkeypatch.setattr(store_module, "QUIET_SECONDS", 60.0)
+    monkeypatch.setattr(store_module, "LOOK_SECONDS", 0.001)
+    ours, theirs = Store(tmp_path / "ours"), Store(tmp_path / "theirs")
+    for index in range(60):
+        for store in (theirs, ours) if before != "empty" else (theirs,):
+            store.write("losses", {"index": index}, {"loss": np.full(3000, index)}, {})
+    found = set()
+    for _ in range(5):
+        copying = subprocess.Popen(["cp", "-r", f"{theirs.root}/.", f"{ours.root}/"])
+        while copying.poll() is None or len(found) < 60:
+            for index in range(60):
+                entry = ours.read("losses", {"index": index})
+                if entry is not None:
+                    found.add(index)
+                    assert (entry.arrays["loss"] == index).all()
+        assert copying.returncode == 0
+    assert not (ours.root / "quarantine").exists()
+
+
+def test_a_copy_that_stopped_half_way_is_damage_in_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(store_module, "LOOK_SECONDS", 0.01)
+    ours, theirs = Store(tmp_path / "ours"), Store(tmp_path / "theirs")
+    entry = theirs.write("losses", CONFIG, ARRAYS, RECORD)
+    copier = Copier(entry.path, ours.path("losses", CONFIG), ("entry.json", "arrays.safetensors"), stop_after=100)
+    copier.go_on.set()
+    copier.run()
+    # Whatever the clocks of hosts say, this process sees for itself that nothing changes.
+    monkeypatch.setattr(store_module._Look, "quiet", lambda _: False)
+    assert ours.read("losses", CONFIG) is None
+    assert len(os.listdir(ours.root / "quarantine")) == 1
+
+
+def test_a_sound_entry_that_replaces_a_damaged_one_is_not_quarantined(store, monkeypatch):
+    """It is repaired after it was found damaged and before it is moved away."""
+    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
+    data = (entry.path / "arrays.safetensors").read_bytes()
+    os.truncate(entry.path / "arrays.safetensors", 10)
+    real = store_module.make_folder
+
+    def repair(path):
+        (entry.path / "arrays.safetensors").write_bytes(data)
+        return real(path)
+
+    monkeypatch.setattr(store_module, "make_folder", repair)
+    store.read("losses", CONFIG)
+    assert store.read("losses", CONFIG) is not None
+    assert os.listdir(store.root / "quarantine") == []
+
+
+@pytest.fixture
+def read_only(store, monkeypatch):
+    """A cache with one entry on a disk that takes nothing."""
+    store.write("losses", CONFIG, ARRAYS, RECORD)
+    shutil.rmtree(store.root / ".tmp")
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkdir", "rename", "replace", "link", "unlink", "rmdir", "utime", "write"):
+        monkeypatch.setattr(os, name, refuse)
+    return store.root
+
+
+def test_a_cache_that_cannot_be_written_can_be_read(read_only):
+    store = Store(read_only)
+    assert store.read("losses", CONFIG).record == RECORD
+    assert store.write("losses", CONFIG, ARRAYS, {}).record == RECORD
+    assert len(list(store.entries())) == 1
+    for change in (
+        lambda: store.write("losses", {"index": 1}, ARRAYS, RECORD),
+        lambda: store.scratch().__enter__(),
+        lambda: run_units(units(1), store),
+        lambda: run_units(units(2), store, name="named"),
+        lambda: run_units(units(1), store, cluster="local"),
+    ):
+        with pytest.raises(UnwritableStoreError, match=r"can only be read .* give a folder of your own") as caught:
+            change()
+        assert str(caught.value).isprintable()
+    with pytest.raises(StoreError, match="cannot be removed"):
+        store.remove_key("losses", store.key("losses", CONFIG))
+
+
+def test_commands_read_a_cache_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+    root = tmp_path / "cache"
+    words = ["--task", "digits", "--alpha", "0.05", "--subsets", "2", "--replicates", "1", "--device", "cpu"]
+    words += ["--set", "digits.epochs=1", "--set", "digits.num_train=300", "--cache", str(root)]
+    assert retrain_command.main(words) == 0
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkdir", "rename", "replace", "link", "unlink", "rmdir", "utime", "write"):
+        monkeypatch.setattr(os, name, refuse)
+    capsys.readouterr()
+    assert retrain_command.main(words) == 0
+    assert "0 computed now" in capsys.readouterr().out
+    assert cache_command.main(["--cache", str(root)]) == 0
+    assert cache_command.main(["verify", "--cache", str(root)]) == 0
+    assert status_command.main(["--cache", str(root)]) == 0
+    capsys.readouterr()
+    assert retrain_command.main([*words, "--seeds", "2"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "can only be read" in said
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_or_removed_through_a_link(store, tmp_path):
+    outside = tmp_path / "outside"
+    (outside / "otherhost.1.aa").mkdir(parents=True)
+    (outside / "precious").mkdir()
+    for path in (outside / "otherhost.1.aa", outside / "precious"):
+        os.utime(path, (1, 1))
+    (store.root / ".tmp").symlink_to(outside)
+    Store(store.root)
+    with pytest.raises(UnwritableStoreError, match="link"):
+        store.write("losses", CONFIG, ARRAYS, RECORD)
+    (store.root / ".tmp").unlink()
+    (store.root / "losses").symlink_to(outside)
+    with pytest.raises(UnwritableStoreError, match="link"):
+        store.write("losses", CONFIG, ARRAYS, RECORD)
+    assert sorted(os.listdir(outside)) == ["otherhost.1.aa", "precious"]
+    (store.root / "losses").unlink()
+    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
+    os.truncate(entry.path / "entry.json", 5)
+    (store.root / "quarantine").symlink_to(outside)
+    assert store.read("losses", CONFIG) is None
+    assert sorted(os.listdir(outside)) == ["otherhost.1.aa", "precious"]
+
+
+def test_without_a_home_the_cache_is_one_line(monkeypatch, capsys):
+    for name in ("HOME", "XDG_CACHE_HOME", "TDA_BENCH_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(*_):
+        raise KeyError("no such user")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert default_cache() == ""
+    for command in (cache_command, status_command):
+        assert command.main([]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(StoreError, match="unknown home"):
+        Store("~/cache")
+    with pytest.raises(StoreError, match="unknown home"):
+        Store("~nobodyatall/cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_cache() == "/somewhere/tda-bench"
