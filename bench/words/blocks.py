@@ -34,7 +34,7 @@ METRICS = ("lds", "lds_across_queries")
 
 
 def table_text(records: Records, words: str, page: Path) -> str:
-    """What stands between `<!-- table WORDS -->` and its end; blank lines keep it a table for every renderer."""
+    """What stands between `<!-- table WORDS -->` and its end."""
     kind, *rest = shlex.split(words)
     if kind not in TABLE_KINDS:
         raise UsageError(f'there is no table "{kind}"; expected {", ".join(TABLE_KINDS)}')
@@ -44,7 +44,7 @@ def table_text(records: Records, words: str, page: Path) -> str:
     if len(places) != num_places or set(options) - set(known):
         takes = " ".join([*["RECORD"] * num_places, *(f"[{name}=...]" for name in known)])
         raise UsageError(f'got "{words}"; expected "{" ".join([kind, takes]).strip()}"')
-    return f"\n\n{make(records, places, options, page).strip()}\n\n"
+    return f"\n{make(records, places, options, page).strip()}\n"
 
 
 def markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -202,22 +202,21 @@ def speed_block(records: Records, places: Sequence[str], options: Mapping[str, s
 
 
 def methods_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
-    header = ["method", "what it is", "paper", "command"]
+    header = ["method", "what it is", "paper"]
     lines = [
-        [f"`{name}`", words, str(cls.paper) or "-", f"`python -m bench.lds --alpha 0.1 --methods {name}`"]
+        [f"`--methods {name}`", words.rstrip("."), str(cls.paper).split(", ")[0] or "-"]
         for name, words, cls in _plugins("methods")
     ]
     return markdown_lines(header, lines)
 
 
 def tasks_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
-    header = ["task", "what it is", "protocols", "command"]
+    header = ["task", "what it is", "protocols"]
     lines = [
         [
-            f"`{name}`",
-            words,
+            f"`--task {name}`",
+            words.rstrip("."),
             ", ".join(f"`{p}`" for p in cls.protocols),
-            f"`python -m bench.lds --task {name} --alpha 0.5`",
         ]
         for name, words, cls in _plugins("tasks")
     ]
