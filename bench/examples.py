@@ -63,7 +63,7 @@ def command_for(session: "Session", variant: "Variant") -> str:
     experiment, (block,) = session.experiment, session.blocks
     words = ["python", "-m", "bench.lds", "--task", experiment.task, "--alpha", "0.1", "--seeds", str(block[0])]
     words += ["--alpha-attribution", f"{block[1]:g}", "--methods"]
-    words += [f"{variant.asked}@{variant.settings}" if variant.settings else variant.asked]
+    words += [f"{variant.asked}@{variant.settings}" if variant.settings else variant.asked, "--settings", "default"]
     for option, value in experiment.task_options.items():
         words += ["--set", f"{session.task.name}.{option}={value}"]
     if session.execution.cache != default_cache():

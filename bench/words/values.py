@@ -27,7 +27,8 @@ from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_json, read_text
 
 SCHEMAS = {
-    "run.json": schemas.RUN_RECORD, "sweep.json": schemas.SWEEP, "budget.json": schemas.BUDGET, "speed.json": schemas.SPEED,
+    "run.json": schemas.RUN_RECORD, "sweep.json": schemas.SWEEP, "budget.json": schemas.BUDGET,
+    "speed.json": schemas.SPEED,
 }  # fmt: skip
 FUNCTIONS = ("mean", "se", "median", "min", "max", "sum", "count")
 OVER_SEEDS = ("mean", "se", "median")

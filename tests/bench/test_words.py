@@ -11,7 +11,7 @@ from bench.words.complete import incomplete_records
 from bench.words.marks import Mark, find_marks, rewrite
 from bench.words.values import Records, evaluate, formatted, value_text
 from retrain.errors import UsageError
-from tests.synthetic_results import write_run, write_scaling
+from tests.helpers.synthetic_results import write_run, write_scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 EKFAC = "results/cifar10#mean:rows[label=ekfac,alpha=0.1,alpha_attribution=0.1,normalised=false].lds .3f"
