@@ -34,7 +34,7 @@ figures: $(VENV)/.installed
 	$(BIN)/python -m bench.report --results results
 
 wheel: $(VENV)/.installed
-	$(BIN)/python -m build --wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 # The stamp is touched last: an interrupted install is done again.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -1,6 +1,6 @@
 """One self-contained page of every result: leaderboard, paired differences, figures by task, costs, methods and runs.
 
-    python -m bench.figures && python -m bench.report          # results/report/index.html
+    python -m bench.figures && python -m bench.report          # runs/report/index.html
 
 The page needs no network and no server: open the file. Its figures are those of `bench.figures`, recoloured to follow
 the reader's light or dark theme. It stays under 5 MB: figures that would not fit are linked instead. Nothing of a
@@ -22,12 +22,12 @@ from bench.pages.data import report_data
 from bench.pages.markdown import rendered
 from bench.pages.plots import plot_specifications
 from bench.results import Results, load_results
-from retrain.command import Parser
+from retrain.command import RUNS, Parser
 from retrain.safe_files import SafeFileError, read_text, write_whole
 
 MAX_BYTES = 5_000_000
 SLACK = 60_000  # bytes for what is added around the figures
-FIRST_COMMAND = "python -m bench.lds --alpha 0.1 --out results/digits"
+FIRST_COMMAND = "python -m bench.lds --alpha 0.1"
 REPRODUCTION = "reproduction.md"  # in the results folder: which of the paper's claims hold here
 SCRIPTS = ("base", "board", "pairs", "plots", "sections", "examples", "start")
 
@@ -87,7 +87,7 @@ def paper_section(results: Results, out: Path) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.report", description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--results", default="results", help="where the results are (default: %(default)s)")
+    parser.add_argument("--results", default=RUNS, help="where the results are (default: %(default)s)")
     parser.add_argument("--figures", help="where bench.figures drew (default: figures inside the results)")
     parser.add_argument("--out", help="where index.html goes (default: report inside the results)")
     return parser

@@ -136,6 +136,8 @@ def _variants_of(
     made: dict[Kinds, Method] = {
         kind: load_method(name, **{**recommended, **extra, **own}) for kind, extra in chosen.items()
     }
+    if own and origin != "default":
+        origin += ", changed"  # some of it is spelled out
     if len(set(made.values())) == 1:
         return [Variant(next(iter(made.values())), label, "both", origin, name)]
     return [Variant(method, label, kind, origin, name) for kind, method in made.items()]

@@ -1,6 +1,6 @@
-"""Draws every figure and table of the paper that the committed results allow, and says how to make the others.
+"""Draws every figure and table of the paper that a folder of records allows, and says how to make the others.
 
-    python -m bench.figures                                          # everything, from results/ into results/figures
+    python -m bench.figures                                          # everything, from runs/ into runs/figures
     python -m bench.figures --only lds seconds --methods bif ekfac   # some of it
     python -m bench.figures --width 5.5 --font-size 9 --formats pdf  # for a paper with 5.5 inches of text width
     python -m bench.figures --list                                   # the names, what each shows and what it needs
@@ -27,14 +27,14 @@ from bench.figures.drawing import Drawing, Kind
 from bench.figures.kinds import KINDS
 from bench.figures.table import markdown_table
 from bench.results import Results, load_results
-from retrain.command import Parser, at_least
+from retrain.command import RUNS, Parser, at_least
 from retrain.safe_files import SafeFileError, write_whole
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.figures", description=__doc__.split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
-    add("--results", default="results", help="where the results are (default: %(default)s)")
+    add("--results", default=RUNS, help="where the results are (default: %(default)s)")
     add("--out", help="where the figures go (default: figures inside the results)")
     add("--only", nargs="+", metavar="NAME", help=f"some of: {', '.join(kind.name for kind in KINDS)}")
     add("--methods", nargs="+", metavar="NAME", help="only these methods or labels (default: all)")
