@@ -3,6 +3,7 @@
     lds FOLDER [task=...] [protocol=...] [alpha_attribution=...] [labels=a,b] [scores=raw|normalised|both]
                [metric=lds_across_queries]      a row a label, a column an alpha, mean over seeds; the ceiling last
     settings FOLDER [the same choices]          the settings of every label
+    printed RUN.json [scores=raw]               the first table that the run printed, as it was printed
     speed FILE [reference=LABEL]                seconds, ratio to the reference, how alike the scores are
     methods, tasks                              every plug-in of the suite, with paper and command
     reproduce FOLDER                            the paper's figures and tables, and ours (FOLDER holds figures.json)
@@ -257,9 +258,25 @@ def scaling_block(records: Records, places: Sequence[str], options: Mapping[str,
 
 
 Make = Callable[[Records, Sequence[str], Mapping[str, str], Path], str]
+
+
+def printed_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    from bench.rows import RunRows
+    from bench.summary import show
+
+    record = records.read(places[0])
+    rows = [row for row in record["rows"] if row["normalised"] in SCORE_KINDS[options.get("scores", "both")]]
+    ceilings = [
+        {**one, "ceiling": math.nan if one["ceiling"] is None else one["ceiling"]} for one in record["ceilings"]
+    ]
+    text = show(RunRows(rows=rows, ceilings=ceilings), record["description"], rows[0]["protocol"])
+    return "```text\n" + text.strip().split("\n\n")[0] + "\n```"
+
+
 TABLE_KINDS: dict[str, tuple[Make, int, tuple[str, ...]]] = {
     "lds": (lds_block, 1, (*CHOICES, "labels", "scores", "metric")),
     "settings": (settings_block, 1, (*CHOICES, "labels")),
+    "printed": (printed_block, 1, ("scores",)),
     "speed": (speed_block, 1, ("reference",)),
     "methods": (methods_block, 0, ()),
     "tasks": (tasks_block, 0, ()),
