@@ -140,9 +140,11 @@ def main() -> None:
                 found = (step, count, round(seconds, 3), round(cpu, 3), round(each, 2), round(megabytes, 1))
                 rows.append(dict(zip(names, found, strict=True)))
                 print(f"{step:24}{count:9,}{seconds:10.2f}{cpu:9.2f}{each:9.1f}{megabytes:8.0f}", flush=True)
-    if arguments.out:
-        command = command_line("tests.units_trials", sys.argv[1:])
-        write_json(arguments.out, {"what": __doc__.split("\n")[0], "command": command, "rows": rows, **provenance()})
+                if arguments.out:
+                    command = command_line("tests.units_trials", sys.argv[1:])
+                    record = {"what": __doc__.split("\n")[0], "command": command, "rows": rows, **provenance()}
+                    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+                    write_json(arguments.out, record)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python -m tests.trials.kills                                          # fifty kills, about twenty minutes
     python -m tests.trials.kills --kills 5 --seed 7 --out kills.json
 
-`python -m bench.lds` on a small digits (EK-FAC, K-FAC, TRAK, four chains of BIF) and `python -m bench.figures` first run
-undisturbed, in one process. Then the same work, on a cache of its own, is killed in every phase in turn: driver, worker
-or both, a random time after the phase's unit was claimed. After each kill every entry is verified against the
+`python -m bench.lds` on a small digits (EK-FAC, K-FAC, TRAK, four chains of BIF) and `python -m bench.figures` first
+run undisturbed, in one process. Then the same work, on a cache of its own, is killed in every phase in turn: driver,
+worker or both, a random time after the phase's unit was claimed. After each kill every entry is verified against the
 undisturbed run's to the bit. What a kill cost is the time since the killed unit was claimed or last saved its work; it
 saves every `--save-seconds` here, as digits' units are shorter than the 30 s of a real run. At the end everything is
 finished, and scores, retrains, rows and figures are compared.
@@ -50,7 +50,7 @@ PHASES = {  # name -> (methods that the command asks for, kinds of the units tha
     "K-FAC": (("kfac",), ("fit", "scores")),
     "figures": ((), ()),
 }
-VICTIMS = ("driver", "worker", "everybody")
+VICTIMS = ("driver", "worker", "driver", "everybody")  # a driver alone does the work itself
 
 
 def lds_words(cache: Path, out: Path, methods: tuple[str, ...], draws: int) -> list[str]:
@@ -160,9 +160,8 @@ class Trial:
             lost = now - max(holder.since, saved)
             kill |= {"unit": name[0], "still_held": bool(held), "lost_seconds": round(lost, 2) if held else 0.0}
             kill["had_saved"] = saved > 0
-            for pid in {"driver": [process.pid], "worker": [holder.pid], "everybody": [holder.pid, process.pid]}[
-                victim
-            ]:
+            pids = {"driver": [process.pid], "worker": [holder.pid], "everybody": [holder.pid, process.pid]}
+            for pid in pids[victim]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if victim == "worker":  # its driver goes on with another
@@ -290,8 +289,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--draws", type=int, default=1500, help="of each BIF chain (default: %(default)s)")
-    parser.add_argument("--save-seconds", type=float, default=1.0, help="between two saves of unfinished work")
+    parser.add_argument("--draws", type=int, default=200, help="of each BIF chain (default: %(default)s)")
+    parser.add_argument("--save-seconds", type=float, default=0.5, help="between two saves of unfinished work")
     parser.add_argument("--folder", help="where caches and figures go, and stay (default: a temporary folder)")
     parser.add_argument("--out", type=Path, help="a file for the record")
     arguments = parser.parse_args()
@@ -321,6 +320,7 @@ def main() -> int:
         **provenance(),
     }
     if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         write_json(arguments.out, record)
     print(json.dumps({name: record[name] for name in ("good", "seconds", *found)}, indent=1))
     return 0 if good else 1
