@@ -8,28 +8,33 @@ run undisturbed, in one process. Then the same work, on a cache of its own, is k
 worker or both, a random time after the phase's unit was claimed. After each kill every entry is verified against the
 undisturbed run's to the bit. What a kill cost is the time since the killed unit was claimed or last saved its work; it
 saves every `--save-seconds` here, as digits' units are shorter than the 30 s of a real run. At the end everything is
-finished, and scores, retrains, rows and figures are compared.
+finished, and scores, retrains, rows and figures are compared. The commands are forks of this process, which has
+imported what they import; their workers are processes of their own, as ever.
 """
 
 import argparse
 import contextlib
+import importlib
 import json
 import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import retrain.work
+from baselines.method import load_method
 from bench.experiment import Session
+from bench.figures.command import main as draw_figures
+from bench.lds import main as measure
 from bench.lds import make_parser
 from bench.record import command_line, provenance, write_json
 from bench.translate import execution_of, experiment_of
@@ -50,7 +55,7 @@ PHASES = {  # name -> (methods that the command asks for, kinds of the units tha
     "K-FAC": (("kfac",), ("fit", "scores")),
     "figures": ((), ()),
 }
-VICTIMS = ("driver", "worker", "driver", "everybody")  # a driver alone does the work itself
+VICTIMS = ("driver", "driver", "worker", "driver", "driver", "everybody")  # a driver alone does the work itself
 
 
 def lds_words(cache: Path, out: Path, methods: tuple[str, ...], draws: int) -> list[str]:
@@ -63,48 +68,102 @@ def lds_words(cache: Path, out: Path, methods: tuple[str, ...], draws: int) -> l
     ]
 
 
+class Command:
+    """A command in a process of its own, with what it prints in a file."""
+
+    def __init__(self, main: Callable[[list[str]], int], words: list[str], folder: Path):
+        self.output = folder / "output"
+        self.code: int | None = None
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid:
+            return
+        code = 70
+        try:
+            os.setpgid(0, 0)
+            for number, path, mode in ((1, self.output, os.O_TRUNC), (2, folder / "commands.log", os.O_APPEND)):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o644), number)
+            code = main(words)
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code
+
+    def wait(self, seconds: float = 1800.0) -> int:
+        limit = time.monotonic() + seconds
+        while self.poll() is None:
+            if time.monotonic() > limit:
+                raise TimeoutError("a command does not end")
+            time.sleep(0.01)
+        assert self.code is not None
+        return self.code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def orphans(self, seconds: float = 20.0) -> bool:
+        """Whether processes that it started in its own group outlive it; they are ended."""
+        limit = time.monotonic() + seconds
+        try:
+            while time.monotonic() < limit:
+                os.killpg(self.pid, 0)
+                time.sleep(0.05)
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+
 class Trial:
     def __init__(self, folder: Path, seed: int, draws: int, save_seconds: float):
-        self.folder, self.draws, self.save_seconds = folder, draws, save_seconds
+        self.folder, self.draws = folder, draws
         self.rng = np.random.default_rng(seed)
         self.calm, self.store = Store(folder / "calm"), Store(folder / "killed")
         self.runs, self.figures = folder / "runs", folder / "figures"
+        # Workers start anew; what they import first makes them save as often.
         patch = folder / "patch"
         patch.mkdir()
         (patch / "sitecustomize.py").write_text(f"import retrain.work\n\nretrain.work.SAVE_SECONDS = {save_seconds}\n")
-        self.environment = {**os.environ, "PYTHONPATH": f"{patch}{os.pathsep}{ROOT}"}
+        sys.path.insert(0, str(patch))
+        retrain.work.SAVE_SECONDS = save_seconds
         self.kills: list[dict[str, Any]] = []
         self.trouble: list[str] = []
         self.num_verified = 0
 
     # ---- the commands ----
 
-    def start(self, *words: str) -> subprocess.Popen:
-        log = open(self.folder / "commands.log", "ab")  # noqa: SIM115
-        with log:
-            return subprocess.Popen(
-                [sys.executable, "-m", *words], cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, stderr=log
-            )
+    def start(self, main: Callable[[list[str]], int], *words: str) -> Command:
+        return Command(main, list(words), self.folder)
 
-    def finish(self, *words: str) -> bytes:
-        process = self.start(*words)
-        output, _ = process.communicate(timeout=1200)
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(words)}: exit code {process.returncode}; see {self.folder}/commands.log")
-        return output
+    def finish(self, main: Callable[[list[str]], int], *words: str) -> bytes:
+        command = self.start(main, *words)
+        if command.wait():
+            raise RuntimeError(f"{' '.join(words)}: exit code {command.code}; see {self.folder}/commands.log")
+        return command.output.read_bytes()
 
     def draw_words(self, out: Path) -> list[str]:
-        return ["bench.figures", "--results", str(self.runs), "--out", str(out)]
+        return ["--results", str(self.runs), "--out", str(out)]
 
     def undisturbed(self) -> None:
         words = lds_words(self.calm.root, self.runs, METHODS, self.draws)
-        self.rows = rows_of(self.finish("bench.lds", *words, "--cluster", "inline"))
+        self.rows = rows_of(self.finish(measure, *words, "--cluster", "inline"))
         began = time.monotonic()
-        self.finish(*self.draw_words(self.folder / "calm-figures"))
+        self.finish(draw_figures, *self.draw_words(self.folder / "calm-figures"))
         self.figure_seconds = time.monotonic() - began
         self.wanted = {(info.kind, info.key): self.arrays(self.calm, info) for info in self.calm.entries()}
         self.pictures = files_of(self.folder / "calm-figures")
-        self.units = self.units_by_phase(words)
+        # In a fork as well: once torch has worked here, forks of this process could not use it.
+        place = self.folder / "units.json"
+        self.finish(lambda words: write_json(place, self.units_by_phase(words)) or 0, *words)
+        found = json.loads(place.read_text())
+        self.units = {phase: [(kind, key) for kind, key in names] for phase, names in found.items()}
 
     def units_by_phase(self, words: list[str]) -> dict[str, list[tuple[str, str]]]:
         """(kind, key) of what each phase makes; the undisturbed cache has the base model that keys hold."""
@@ -135,7 +194,7 @@ class Trial:
 
     def kill_one(self, number: int) -> None:
         phase = list(PHASES)[number % len(PHASES)]
-        victim = VICTIMS[(number // len(PHASES) + number) % len(VICTIMS)]
+        victim = VICTIMS[number % len(VICTIMS)]  # seven phases: every victim meets every phase
         kill = {"number": number, "phase": phase, "victim": victim if phase != "figures" else "driver"}
         hit = self.kill_figures(kill) if phase == "figures" else self.kill_lds(kill, phase, victim)
         if hit:
@@ -148,7 +207,7 @@ class Trial:
         self.forget(phase)
         cluster = ["inline"] if victim == "driver" else ["local", "--jobs", "2"]
         words = lds_words(self.store.root, self.folder / "killed-runs", methods, self.draws)
-        process = self.start("bench.lds", *words, "--cluster", *cluster)
+        process = self.start(measure, *words, "--cluster", *cluster)
         try:
             found = self.wait_for_claim(process, phase)
             if found is None:
@@ -164,16 +223,14 @@ class Trial:
             for pid in pids[victim]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if victim == "worker":  # its driver goes on with another
-                process.communicate(timeout=600)
-                if process.returncode:
-                    self.trouble.append(f"kill {kill['number']}: the driver ended with {process.returncode}")
+            # The driver of a killed worker goes on with another.
+            if victim == "worker" and (code := process.wait()):
+                self.trouble.append(f"kill {kill['number']}: the driver ended with {code}")
         finally:
             process.kill()
-            process.communicate()
         return True
 
-    def wait_for_claim(self, process: subprocess.Popen, phase: str) -> Any:
+    def wait_for_claim(self, process: Command, phase: str) -> Any:
         """(name, holder) of a unit of the phase that somebody works on; None when the command was over before."""
         wanted = set(self.units[phase])
         while process.poll() is None:
@@ -197,13 +254,13 @@ class Trial:
     def kill_figures(self, kill: dict[str, Any]) -> bool:
         if self.figures.exists() and files_of(self.figures) == self.pictures:
             shutil.rmtree(self.figures)
-        process = self.start(*self.draw_words(self.figures))
+        process = self.start(draw_figures, *self.draw_words(self.figures))
         began = time.time()
-        # Importing is half of it, and nothing can go wrong there.
-        time.sleep(self.figure_seconds * self.rng.uniform(0.3, 1.0))
+        time.sleep(self.figure_seconds * self.rng.uniform(0.0, 1.0))
         over = process.poll() is not None
         process.kill()
-        process.communicate()
+        if process.orphans():
+            self.trouble.append("processes that draw outlive their driver")
         kill |= {"unit": "figures", "still_held": not over, "lost_seconds": round(time.time() - began, 2)}
         return not over
 
@@ -234,8 +291,8 @@ class Trial:
 
     def end(self) -> dict[str, Any]:
         words = lds_words(self.store.root, self.folder / "killed-runs", METHODS, self.draws)
-        rows = rows_of(self.finish("bench.lds", *words, "--cluster", "local", "--jobs", "2"))
-        self.finish(*self.draw_words(self.figures))
+        rows = rows_of(self.finish(measure, *words, "--cluster", "local", "--jobs", "2"))
+        self.finish(draw_figures, *self.draw_words(self.figures))
         self.verify()
         found = {(info.kind, info.key): self.arrays(self.store, info) for info in self.store.entries()}
         drafts = [path for path in self.figures.rglob(".*") if path.is_file()]
@@ -295,6 +352,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file for the record")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    for name in METHODS:
+        load_method(name)
+    for name in ("kronfluence.analyzer", "trak", "sklearn.datasets"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
         folder = Path(arguments.folder or temporary)
         folder.mkdir(parents=True, exist_ok=True)
