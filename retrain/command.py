@@ -18,12 +18,13 @@ from retrain.errors import UsageError, error_line
 from retrain.jobs import CLUSTERS, JobError
 from retrain.jobs.attempt import Told, blamed, shortened
 from retrain.progress import close_bars
-from retrain.safe_files import SafeFileError
+from retrain.safe_files import SafeFileError, one_line
 from retrain.seeds import INITIALISATIONS
 from retrain.store import StoreError, default_cache
 from retrain.subsets import SCHEMES
 
 RUNS = "runs"  # where commands leave their records, and look for them
+MAX_WORDS = 4000  # of an error in one line
 KEPT = "finished work is kept, and the same command goes on"
 TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task with a flag of their own
 
@@ -327,7 +328,7 @@ def guarded(
     try:
         return work()
     except (UsageError, StoreError, SafeFileError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(f"{prog}: {one_line(str(error), MAX_WORDS)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         close_bars()

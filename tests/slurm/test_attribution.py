@@ -23,6 +23,7 @@ COMMAND = [
     *("--set", "digits.epochs=2", "--alpha", "0.5", "--subsets", "10", "--replicates", "1", "--queries", "20"),
     *("--settings", "default", "--device", "cpu", "--json"),
 ]
+SLURM = ["--cluster", "slurm", "--jobs", "4", "--timeout-min", str(MINUTES)]
 BIF = ["--set", "bif.chains=4", "--set", "bif.draws=60", "--set", "bif.burn_in=5"]
 
 
