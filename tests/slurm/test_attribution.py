@@ -105,7 +105,7 @@ def test_four_chains_and_four_methods_survive_a_kill_a_requeue_and_a_time_limit(
     found, wanted = arrays(store), arrays(Store(tmp_path / "inline"))
     assert found == wanted
     kinds = {kind for kind, _ in found}
-    assert {"checkpoint", "retrain", "fit", "scores", "predictions"} <= kinds
+    assert {"model", "retrain", "fit", "scores", "predictions"} <= kinds
     assert "part" not in kinds, "chains go when their sum is there"
     assert not (store.root / "quarantine").exists()
     wait_for(lambda: any(state.startswith("TIMEOUT") for state in states(cluster, late)))

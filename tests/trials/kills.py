@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("ekfac", "kfac", "trak", "bif")
 MEASURED = ("fit_seconds", "score_seconds", "peak_memory_bytes", "run_id")
 PHASES = {  # name -> (methods that the command asks for, kinds of the units that are killed)
-    "retraining": ((), ("retrain", "checkpoint")),
+    "retraining": ((), ("retrain",)),
     "BIF chains": (("bif",), ("part", "scores")),
     "EK-FAC fit": (("ekfac",), ("fit",)),
     "EK-FAC score": (("ekfac",), ("scores",)),
@@ -212,7 +212,7 @@ class Trial:
             found = self.wait_for_claim(process, phase)
             if found is None:
                 return False
-            time.sleep(self.rng.uniform(0, 1.5 if phase == "BIF chains" else 0.4))
+            time.sleep(self.rng.uniform(0, 10.0 if phase == "BIF chains" else 0.4))
             held = {name: h for name, h in Claims(self.store.root).held().items() if name in self.units[phase]}
             name, holder = next(iter(held.items()), found)
             now, saved = time.time(), last_saved(self.store, *name)
