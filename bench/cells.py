@@ -51,7 +51,7 @@ class Cells:
         return self.truths[position].mean()[:, scorer.question.query_indices()]
 
     def predictions(self, scorer: Scorer) -> list[Prediction]:
-        return scorer.make(self.plans, progress=False)
+        return scorer.make(self.plans, progress=False, traceback=self.execution.jobs.get("traceback", False))
 
     def score(self, method: Method, swept: dict[str, Any]) -> dict[str, Any]:
         """LDS raw and normalised (the mean over alphas), seconds, loss traces; a reason where the method fails."""

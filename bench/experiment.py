@@ -30,7 +30,7 @@ from bench.scoring import ONCE, Prediction, Question, Scorer, close_desk
 from bench.summary import show
 from bench.variants import SETTINGS, Variant, build_variants
 from retrain.errors import UsageError, error_line
-from retrain.jobs import Unit, run_units
+from retrain.jobs import Report, Unit, run_units
 from retrain.progress import watching
 from retrain.safe_files import read_json, read_text, write_whole
 from retrain.seeds import INITIALISATIONS
@@ -217,9 +217,12 @@ class Result:
         """Writes run.json, lds.csv and pairs.csv to a folder of the run's own; a record that is there stays."""
         folder = Path(out) / self.run_id
         path = folder / "run.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.out.tracebacks:
+            told = [f"{label} failed\n{text}\n" for label, text in self.out.tracebacks.items()]
+            write_whole(folder / "failures.log", "\n".join(told))
         if path.exists():
             return path
-        folder.mkdir(parents=True, exist_ok=True)
         if self.out.pairs:
             write_whole(folder / "pairs.csv", self.pairs().to_csv(index=False))
         write_whole(folder / "lds.csv", self.frame().to_csv(index=False))
@@ -272,7 +275,7 @@ class Session:
         self.task = experiment.build_task()
         self.variants = build_variants(experiment.methods, self.task, experiment.options, experiment.settings)
         self.store = Store(execution.cache)
-        self.out, self.skipped = RunRows(), dict[str, str]()
+        self.out, self.skipped, self.tracebacks = RunRows(), dict[str, str](), dict[str, str]()
         self.blocks = [(seed, share) for seed in experiment.seeds for share in shares_of(experiment, self.task)]
         self.active = [variant for variant in self.variants if not self._passed_over(variant)]
         self.notes = self._what_is_too_many()
@@ -371,8 +374,11 @@ class Session:
         found: dict[tuple[int, float], list[tuple[Variant, list[Prediction]]]] = {block: [] for block in self.blocks}
         for variant, scorer, plans, units in waiting:
             keys = {self.store.key(unit.kind, unit.config): unit.kind for unit in [*units, *scorer.part_units()]}
-            if reason := next((failed[key] for key in keys if key in failed), None):
-                self.out.problems.append(f"{variant.label} failed: {'; '.join(map(str.strip, reason.splitlines()))}")
+            if key := next((key for key in keys if key in failed), None):
+                reason = "; ".join(map(str.strip, failed[key].splitlines()))
+                self.out.problems.append(f"{variant.label} failed: {reason}")
+                if told := self.tracebacks.get(key):
+                    self.out.tracebacks[variant.label] = told
             elif units and not self.store.has(units[0].kind, units[0].config):
                 self.out.problems.append(
                     f"{variant.label} has no scores yet for seed {scorer.question.seed}; nothing was started"
@@ -390,7 +396,7 @@ class Session:
         cluster = jobs.get("cluster", "inline")
         try:
             if cluster == "inline":
-                return run_units(units, self.store, name=name, progress=self.execution.progress, **jobs).failed
+                return self._failed(run_units(units, self.store, name=name, progress=self.execution.progress, **jobs))
             parts = [unit for scorer in scorers for unit in scorer.part_units()] if jobs.get("jobs") != 1 else []
             for phase, some in ((f"{name}, parts", parts), (name, units)):
                 if some:
@@ -402,9 +408,13 @@ class Session:
     def _run_elsewhere(self, name: str, units: list[Unit], jobs: dict[str, Any]) -> dict[str, str]:
         keys = [(unit.kind, self.store.key(unit.kind, unit.config)) for unit in units]
         if not self.execution.progress:
-            return run_units(units, self.store, name=name, **jobs).failed
+            return self._failed(run_units(units, self.store, name=name, **jobs))
         with watching(name, lambda: "; ".join(filter(None, (told(self.store, *key) for key in keys)))) as progress:
-            return run_units(units, self.store, name=name, progress=progress, **jobs).failed
+            return self._failed(run_units(units, self.store, name=name, progress=progress, **jobs))
+
+    def _failed(self, report: Report) -> dict[str, str]:
+        self.tracebacks |= report.tracebacks
+        return report.failed
 
     def _note(self, variant: Variant, scorer: Scorer, prediction: Prediction) -> None:
         if not_finite := prediction.record.get("num_scores_not_finite"):

@@ -59,9 +59,10 @@ def obtain(units: Sequence[Unit], store: Store, *, force: bool = False, **job_op
             break
         report = run_units(missing, store, **job_options)
         if report.failed:
-            reason = next(iter(report.failed.values()))
+            key, reason = next(iter(report.failed.items()))
             many = f"{len(report.failed)} of {len(by_key)} units failed; the first: " if len(by_key) > 1 else ""
-            raise UnitsFailedError(many + "; ".join(map(str.strip, reason.splitlines())))
+            message = many + "; ".join(map(str.strip, reason.splitlines()))
+            raise UnitsFailedError(message) from report.told(key)
         # Reading verifies; what is damaged is quarantined, comes back as None and goes into the next round.
         for key, unit in by_key.items():
             if key not in entries and (entry := store.read(unit.kind, unit.config)) is not None:

@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("tda-bench").setLevel(logging.INFO)
-    return guarded(parser.prog, lambda: measure_lds(arguments, command_line("bench.lds", argv), parser.prog))
+    command = command_line("bench.lds", argv)
+    return guarded(parser.prog, lambda: measure_lds(arguments, command, parser.prog), traceback=arguments.traceback)
 
 
 def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:

@@ -40,6 +40,7 @@ class RunRows:
     ceilings: list[dict[str, Any]] = field(default_factory=list)
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    tracebacks: dict[str, str] = field(default_factory=dict)  # label -> of what failed
 
 
 def add_rows(

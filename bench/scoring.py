@@ -331,7 +331,8 @@ class _Desk:
             if scorer.keeps_fit and entry is None:
                 report = run_units([scorer.fit_unit()], scorer.store, **ONCE)  # claimed: whoever else needs it waits
                 if report.failed:
-                    raise MethodFailedError(next(iter(report.failed.values())).splitlines()[0])
+                    ((key, reason),) = report.failed.items()
+                    raise MethodFailedError(reason.splitlines()[0]) from report.told(key)
                 entry = scorer.store.read("fit", scorer.fit_config)
             if entry is not None and "too_large" not in entry.record:
                 arrays = {name: torch.from_numpy(np.array(value)) for name, value in entry.arrays.items()}

@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     command = command_line("bench.sweep", argv)
     kept = "finished cells are kept, and the same command goes on"
-    return guarded(parser.prog, lambda: explore(arguments, command, parser.prog), kept)
+    return guarded(parser.prog, lambda: explore(arguments, command, parser.prog), kept, arguments.traceback)
 
 
 def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:

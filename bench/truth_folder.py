@@ -15,11 +15,20 @@ import numpy as np
 from bench import metrics
 from bench.ground_truth import GroundTruth
 from bench.record import write_json
+from bench.schemas import NAME, REST, SHARE, WORDS
 from retrain.array_files import read_arrays
 from retrain.errors import UsageError
 from retrain.safe_files import read_json, read_safetensors, whole_file, write_safetensors
+from retrain.schema import Maybe, Text, check
 
 TRUTH_FORMAT = "tda-bench ground truth 1"
+TRUTH = {
+    "format": NAME,
+    "arrays_sha256": Text("[0-9a-f]{64}"),
+    "source?": Maybe(WORDS),
+    "alpha?": Maybe(SHARE),
+    **REST,
+}
 
 
 # ---- checking ----
@@ -29,6 +38,8 @@ def as_masks(values: np.ndarray, where: str) -> np.ndarray:
     """(num_subsets, num_train) bool."""
     if values.ndim != 2:
         raise UsageError(f"{where} has shape {values.shape}; expected (num_subsets, num_train)")
+    if values.dtype.kind not in "bfiu":
+        raise UsageError(f"{where} has dtype {values.dtype}; expected 0 and 1")
     if values.dtype != bool and not np.isin(values, (0, 1)).all():
         strange = values[~np.isin(values, (0, 1))].flat[0]
         raise UsageError(f"{where} holds {strange:g}; expected 0 (left out) and 1 (kept) only")
@@ -65,6 +76,8 @@ def as_values(values: np.ndarray, where: str, num_subsets: int, num_train: int) 
             f"{where} has {values.shape[1]} subsets (shape {values.shape}), but the masks have {num_subsets} "
             f"(shape ({num_subsets}, {num_train})); expected the same number{hint}"
         )
+    if not values.size:
+        raise UsageError(f"{where} has shape {values.shape}; expected at least one replicate, one subset and one query")
     if bad := int((~np.isfinite(values)).sum()):
         first = np.argwhere(~np.isfinite(values))[0]
         raise UsageError(
@@ -119,6 +132,7 @@ def read_truth(folder: str | Path) -> GroundTruth:
         raise UsageError(
             f'{folder / "truth.json"} is no ground truth of this suite; expected "format": "{TRUTH_FORMAT}"'
         )
+    check(record, TRUTH, folder / "truth.json")
     digest = hashlib.sha256()
     arrays = read_safetensors(folder / "truth.safetensors", digest=digest)
     if digest.hexdigest() != record.get("arrays_sha256"):

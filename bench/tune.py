@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     command = command_line("bench.tune", argv)
     kept = "finished settings are kept, and the same command goes on"
-    return guarded(parser.prog, lambda: tune(arguments, command, parser.prog), kept)
+    return guarded(parser.prog, lambda: tune(arguments, command, parser.prog), kept, arguments.traceback)
 
 
 def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    return guarded(parser.prog, lambda: make_ground_truth(arguments, parser.prog))
+    return guarded(parser.prog, lambda: make_ground_truth(arguments, parser.prog), traceback=arguments.traceback)
 
 
 def make_ground_truth(arguments: argparse.Namespace, prog: str) -> int:

@@ -11,17 +11,20 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import print_exc
 from typing import Any
 
 from retrain.errors import UsageError, error_line
-from retrain.jobs import CLUSTERS
+from retrain.jobs import CLUSTERS, JobError
+from retrain.jobs.attempt import Told, blamed, shortened
 from retrain.progress import close_bars
-from retrain.safe_files import SafeFileError
+from retrain.safe_files import SafeFileError, one_line
 from retrain.seeds import INITIALISATIONS
 from retrain.store import StoreError, default_cache
 from retrain.subsets import SCHEMES
 
 RUNS = "runs"  # where commands leave their records, and look for them
+MAX_WORDS = 4000  # of an error in one line
 KEPT = "finished work is kept, and the same command goes on"
 TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task with a flag of their own
 
@@ -249,6 +252,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help="an sbatch option, e.g. --slurm partition=gpu --slurm qos=low; repeatable",
     )
     group.add_argument("--timeout-min", type=float, help="minutes for one unit (local) or one array task (Slurm)")
+    group.add_argument("--traceback", action="store_true", help="print the whole traceback of what fails")
     group.add_argument("--collect", action="store_true", help="start nothing: take what is or gets finished")
 
 
@@ -273,6 +277,7 @@ def cluster_options(args: argparse.Namespace) -> dict[str, Any]:
         "slurm": slurm,
         "timeout_min": args.timeout_min,
         "collect": args.collect,
+        "traceback": args.traceback,
     }
 
 
@@ -310,13 +315,20 @@ def check_out(folder: str) -> None:
 
 
 def guarded(
-    prog: str, work: Callable[[], int], interrupted: str = "finished work is kept, and the same command goes on"
+    prog: str,
+    work: Callable[[], int],
+    interrupted: str = "finished work is kept, and the same command goes on",
+    traceback: bool | None = None,
 ) -> int:
-    """Runs a command's work. 0: done; 1: it failed; 2: it was asked for what cannot be; 130: interrupted."""
+    """Runs a command's work. 0: done; 1: it failed; 2: it was asked for what cannot be; 130: interrupted.
+
+    traceback: of commands with --traceback, whether it was given; without it the code of tasks and methods fails in one
+    line, wherever it is called from.
+    """
     try:
         return work()
     except (UsageError, StoreError, SafeFileError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(f"{prog}: {one_line(str(error), MAX_WORDS)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         close_bars()
@@ -327,5 +339,14 @@ def guarded(
         return 0
     except (RuntimeError, FloatingPointError) as error:
         close_bars()
+        if traceback and not isinstance(error, JobError) and not isinstance(error.__cause__, Told):
+            print_exc()  # of a unit it was printed where the unit was given up
         print(f"{prog}: {error_line(error)}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if traceback is None or traceback:
+            raise
+        close_bars()
+        file, line = blamed(error)
+        print(f"{prog}: {error_line(error)} ({shortened(file)}:{line}); --traceback shows it whole", file=sys.stderr)
         return 1

@@ -200,6 +200,8 @@ def option_value(given: Any, default: Any, label: str) -> Any:
             value = given
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**1000 else math.inf
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UsageError(f"{label} is {str(given)[:40]}; expected a whole number of at most 18 digits")
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{label} is {str(given)[:40]}; expected a finite number")
     if isinstance(value, list):

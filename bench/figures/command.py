@@ -28,6 +28,7 @@ from bench.figures.kinds import KINDS
 from bench.figures.table import markdown_table
 from bench.results import Results, load_results
 from retrain.command import RUNS, Parser, at_least
+from retrain.processes import die_with
 from retrain.safe_files import SafeFileError, write_whole
 
 
@@ -120,7 +121,8 @@ def draw_all(
     calls = [(kind.name, results, size, out, tuple(formats)) for kind in kinds]
     if processes < 2 or len(calls) < 2:
         return [draw_kind(*call) for call in calls]
-    with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
+    context, driver = get_context("fork"), os.getpid()
+    with ProcessPoolExecutor(processes, context, die_with, (driver,)) as pool:  # none draws on when this one is killed
         # The kinds that take longest are started first.
         slow = sorted(calls, key=lambda call: call[0] not in ("seeds", "sweep", "pareto"))
         waiting = {call[0]: pool.submit(draw_kind, *call) for call in slow}

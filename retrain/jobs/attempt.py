@@ -2,13 +2,15 @@
 
 A failure is told in two parts. The reason is for people: its first line has the exception, its message, and the file
 and line in the code of whoever wrote the task or method; the second has the path of a log with the whole traceback.
-`error` and `place` are for programs: the same pair from several units is a bug and not bad luck (`book.py`).
+`error` and `place` are for programs: the same pair from several units is a bug and not bad luck (`book.py`). A unit
+that fails because one that it needs failed is told as that one was: `Told` carries its traceback on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sysconfig
 import time
 import traceback
@@ -21,12 +23,14 @@ from retrain.errors import UsageError, error_line
 from retrain.jobs.campaign import Campaign
 from retrain.jobs.claims import Claims, Holder
 from retrain.jobs.unit import Unit
-from retrain.safe_files import one_line
+from retrain.safe_files import SafeFileError, one_line, open_plain
 from retrain.store import PASSING, PassingStoreError, Store, UnwritableStoreError
 from retrain.work import Work
 
 LOG_LINES = 15
+LOG_HEAD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)  # before each traceback of a log
 MAX_TRACEBACK = 200_000
+MAX_LOG = 2**40
 PACKAGES = Path(__file__).resolve().parents[2]  # where retrain, baselines and bench are
 LIBRARIES = tuple({os.path.realpath(path) for name, path in sysconfig.get_paths().items() if "lib" in name})
 
@@ -98,15 +102,25 @@ def do_unit(
         return Attempt("done", seconds)
 
 
+class Told(Exception):
+    """The traceback of a unit that failed, as the cause of what fails with it."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0].strip()}\n"""'
+
+
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
 def failure(error: Exception, campaign: Campaign | None, unit: Unit, key: str) -> Attempt:
     """An exception as an attempt that failed; its traceback goes to a log of the campaign."""
-    file, line = blamed(error)
+    # Of one that needed another the place is the other's, which its message names.
+    needed = isinstance(error.__cause__, Told)
+    file, line = ("", 0) if needed else blamed(error)
     place = f"{file}:{line}" if file else ""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-MAX_TRACEBACK:]
-    first = one_line(error_line(error, 500), 600) + (f" ({one_line(shortened(file))}:{line})" if file else "")
+    words = str(error).split("\n")[0] if needed else error_line(error, 500)
+    first = one_line(words, 600) + (f" ({one_line(shortened(file))}:{line})" if file else "")
     log = _log_traceback(text, campaign, unit, key)
     if log is not None:
         lines = [first, f"    the traceback is in {log}"]
@@ -158,11 +172,29 @@ def shortened(file: str) -> str:
     return file
 
 
+def _log_of(campaign: Campaign, unit: Unit, key: str) -> Path:
+    return campaign.folder / "failures" / f"{unit.kind}.{key}.log"
+
+
+def last_traceback(campaign: Campaign, unit: Unit, key: str) -> str:
+    """The traceback of a unit's latest failure, line by line printable; empty where its log has none."""
+    try:
+        with open_plain(_log_of(campaign, unit, key), MAX_LOG) as (file, size):
+            file.seek(max(0, size - MAX_TRACEBACK))
+            text = file.read(MAX_TRACEBACK).decode("utf-8", "replace")
+    except (OSError, SafeFileError):
+        return ""
+    heads = [match.start() for match in LOG_HEAD.finditer(text)]
+    lines = text[heads[-1] if heads else 0 :].strip().split("\n")[1 if heads else 0 :]
+    return "\n".join(one_line(line, 2000) for line in lines)
+
+
 def _log_traceback(text: str, campaign: Campaign | None, unit: Unit, key: str) -> Path | None:
     if campaign is None:
         return None
     try:
-        path = campaign.subfolder("failures") / f"{unit.kind}.{key}.log"
+        campaign.subfolder("failures")
+        path = _log_of(campaign, unit, key)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(path, flags, 0o644), "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {Holder.this_process()}\n{text}\n")

@@ -10,13 +10,14 @@ units that differ.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from retrain.errors import UsageError
-from retrain.jobs.attempt import Attempt
+from retrain.jobs.attempt import Attempt, Told, last_traceback
 from retrain.jobs.campaign import Campaign, EventLog
 from retrain.jobs.claims import Holder
 from retrain.jobs.unit import Unit
@@ -26,6 +27,7 @@ from retrain.store import PassingStoreError, Store, UnwritableStoreError
 MAX_ATTEMPTS = 3
 SAME_FAILURES = 3
 SAY_SECONDS = 60.0
+KEPT_TRACEBACKS = 20
 
 logger = logging.getLogger("retrain.jobs")
 
@@ -48,6 +50,11 @@ class Report:
     num_computed: int
     seconds: float
     campaign: str = ""
+    tracebacks: dict[str, str] = field(default_factory=dict)  # of the first that failed, as their logs have them
+
+    def told(self, key: str) -> Told | None:
+        """What to raise another failure from."""
+        return Told(self.tracebacks[key]) if self.tracebacks.get(key) else None
 
     @property
     def complete(self) -> bool:
@@ -97,11 +104,13 @@ class Book:
     max_attempts: int
     same: SameFailure
     retry_errors: bool = True  # whether a unit that raised is tried again; one whose worker died always is
+    print_tracebacks: bool = False
     units_sha256: str = ""  # of the campaign's list as this run wrote it
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     attempts: Counter[str] = field(default_factory=Counter)
     num_computed: int = 0
+    tracebacks: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._open = dict.fromkeys(key for key in self.units if key not in self.done and key not in self.failed)
@@ -162,6 +171,7 @@ class Book:
         unit = self.units[key]
         if why := self.same.failed(unit.kind, key, attempt):
             self.log.add("fatal", reason=why, error=RepeatedFailureError.__name__)
+            self._tell_whole(key, attempt)
             raise RepeatedFailureError(why)
         final = bool(attempt.error) and not self.retry_errors
         if self.attempts[key] < self.max_attempts and not final:
@@ -170,7 +180,17 @@ class Book:
         self.give_up(key, f"{times}{attempt.reason}")
         with beside_bars():
             logger.warning("%s %s %s", unit.kind, key, self.failed[key].splitlines()[0])
+        self._tell_whole(key, attempt)
         return False
+
+    def _tell_whole(self, key: str, attempt: Attempt) -> None:
+        """Keeps the traceback of a unit that is given up, and prints it where it was asked for."""
+        if not attempt.error or len(self.tracebacks) >= KEPT_TRACEBACKS:
+            return
+        self.tracebacks[key] = last_traceback(self.campaign, self.units[key], key)
+        if self.print_tracebacks and self.tracebacks[key]:
+            with beside_bars():
+                print(self.tracebacks[key], file=sys.stderr, flush=True)
 
     def give_up(self, key: str, reason: str) -> None:
         self.failed[key] = reason

@@ -249,7 +249,8 @@ class _Pool:
             self._bury(index)
 
     def _feed(self, worker: LocalWorker) -> None:
-        while self.queue:
+        """The next unit; one at a time, as only that one is accounted for when the worker dies."""
+        while self.queue and worker.key is None:
             key = self.queue.popleft()
             if self.book.is_open(key):
                 worker.give(key, self.book.units[key], self._saved(key))

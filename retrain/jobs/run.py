@@ -40,6 +40,7 @@ def run_units(
     max_attempts: int = MAX_ATTEMPTS,
     same_failures: int = SAME_FAILURES,
     retry_errors: bool = True,
+    traceback: bool = False,
 ) -> Report:
     """Do the units whose entry is missing from the store, and say what became of them all.
 
@@ -50,6 +51,7 @@ def run_units(
     collect: start nothing; on Slurm, wait for the jobs of this campaign that still run.
     progress: True for a bar on stderr, or a function called with (number done, number of all).
     retry_errors: false where trying again costs much and an exception would come again (not on Slurm).
+    traceback: print the whole traceback of a unit that is given up, not only where and what.
     same_failures: how many different units must fail alike before any is done for the run to stop; 0: never.
     Raises UsageError or UnwritableStoreError at once when a unit does: another unit would fare no better.
     """
@@ -85,7 +87,17 @@ def run_units(
         same = SameFailure({by_key[key].kind for key in present}, same_failures)
         log = campaign.log(run, "driver")
         book = Book(
-            store, by_key, campaign, log, report_progress, max_attempts, same, retry_errors, digest, set(present)
+            store=store,
+            units=by_key,
+            campaign=campaign,
+            log=log,
+            progress=report_progress,
+            max_attempts=max_attempts,
+            same=same,
+            retry_errors=retry_errors,
+            print_tracebacks=traceback,
+            units_sha256=digest,
+            done=set(present),
         )
         report_progress(len(book.done), len(by_key))
         with _terminable():
@@ -115,6 +127,7 @@ def run_units(
         num_computed=book.num_computed,
         seconds=time.perf_counter() - start,
         campaign=campaign.id,
+        tracebacks=book.tracebacks,
     )
 
 

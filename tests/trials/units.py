@@ -2,6 +2,7 @@
 
     python -m tests.trials.units                            # some minutes, and 1 GB below --folder
     python -m tests.trials.units --units 1000 --folder /tmp
+    python -m tests.trials.units --out results/trials/units.json
 
 Each step runs in a process of its own, so that its peak of memory is its own. `us/unit` should not grow with the number
 of units: it would where something looks at every unit for every unit.
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import cache, status
+from bench.record import command_line, provenance, write_json
 from retrain.jobs import Unit, run_units
 from retrain.jobs.attempt import Attempt
 from retrain.jobs.book import Book, SameFailure
@@ -112,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--units", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--folder", help="where the caches are made (default: the temporary folder)")
+    parser.add_argument("--out", type=Path, help="a file for the record")
     parser.add_argument("--step", help=argparse.SUPPRESS)
     parser.add_argument("--root", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -123,6 +126,7 @@ def main() -> None:
         print(json.dumps([time.perf_counter() - began, time.process_time(), megabytes]))
         return
     print(f"{'':24}{'units':>9}{'seconds':>10}{'CPU s':>9}{'us/unit':>9}{'MB':>8}")
+    rows = []
     for count in arguments.units:
         with tempfile.TemporaryDirectory(prefix="units-trials-", dir=arguments.folder) as root:
             for step in STEPS:
@@ -132,7 +136,15 @@ def main() -> None:
                     sys.exit(f"{step}: {done.stderr.strip()}")
                 seconds, cpu, megabytes = json.loads(done.stdout)
                 each = 1e6 * seconds / count
+                names = ("step", "units", "seconds", "cpu_seconds", "microseconds_per_unit", "peak_megabytes")
+                found = (step, count, round(seconds, 3), round(cpu, 3), round(each, 2), round(megabytes, 1))
+                rows.append(dict(zip(names, found, strict=True)))
                 print(f"{step:24}{count:9,}{seconds:10.2f}{cpu:9.2f}{each:9.1f}{megabytes:8.0f}", flush=True)
+                if arguments.out:
+                    command = command_line("tests.trials.units", sys.argv[1:])
+                    record = {"what": __doc__.split("\n")[0], "command": command, "rows": rows, **provenance()}
+                    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+                    write_json(arguments.out, record)
 
 
 if __name__ == "__main__":

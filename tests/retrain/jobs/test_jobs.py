@@ -378,6 +378,7 @@ def test_flags():
         "slurm": {"partition": "gpu", "mem_per_cpu": "2G"},
         "timeout_min": 30.0,
         "collect": True,
+        "traceback": False,
     }
     for bad in (["--cluster", "slurm", "--slurm", "gpu"], ["--slurm", "partition=gpu"], ["--jobs", "0"]):
         with pytest.raises(UsageError):

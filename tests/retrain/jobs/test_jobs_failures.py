@@ -58,6 +58,34 @@ def test_status_says_why_a_campaign_stopped(store, capsys):
     assert "run its command again" in said
 
 
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_the_whole_traceback_is_printed_once_where_it_is_asked_for(store, capsys, cluster):
+    work = [unit(0, "mistake"), *units(3)[1:]]
+    report = run_units(work, store, cluster=cluster, jobs=1)
+    assert "Traceback" not in capsys.readouterr().err
+    key = store.key("numbers", {"index": 0})
+    assert "in mistake" in report.tracebacks[key], "kept for whoever wants to show it"
+    assert "in mistake" in str(report.told(key))
+    report = run_units(work, store, cluster=cluster, jobs=1, traceback=True)
+    assert len(report.failed) == 1
+    assert capsys.readouterr().err.count("Traceback (most recent call last)") == 1
+    with pytest.raises(JobError):
+        run_units(units(9, "mistake")[3:], store, cluster=cluster, jobs=1, traceback=True, same_failures=3)
+    said = capsys.readouterr().err
+    assert said.count("Traceback (most recent call last)") <= 1, "one message, also of a bug that stops everything"
+
+
+def test_a_worker_that_dies_after_a_failure_takes_no_other_unit_with_it(store, log):
+    """A worker has one unit at a time: with two, the death of one would be the other's, and nobody would do it."""
+    work = [unit(0, "fail", diary=log), unit(1, "die", diary=log), unit(2, diary=log)]
+    report = run_units(work, store, cluster="local", jobs=1)
+    assert len(report.done) == 1
+    fail, die = (report.failed[store.key("numbers", {"index": index})] for index in (0, 1))
+    assert "cannot be done" in fail
+    assert "the worker" in die
+    assert diary(log) == {0: 3, 1: 3, 2: 1}
+
+
 def test_one_odd_unit_stops_nobody(store, log):
     """It fails three times, at the same place; the others go on."""
     report = run_units([unit(0, "mistake", diary=log), *units(5, diary=log)[1:]], store)

@@ -1,0 +1,200 @@
+"""Hostile ground truths and hostile words on the command line: one line, exit code 2, and nothing runs.
+
+The last test counts the lists of hostile files that the suite holds, by what they attack.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.ground_truth import GroundTruth
+from bench.lds import main
+from bench.truth_folder import write_truth
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+# ---- ground truths ----
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    masks = np.array([generator.permutation(20) < 10 for _ in range(12)])
+    losses = generator.normal(size=(2, 12, 5)).astype(np.float32)
+    write_truth(tmp_path / "truth", GroundTruth.of_arrays(masks, losses, record={"source": "arrays"}))
+    np.save(tmp_path / "scores.npy", generator.normal(size=(5, 20)))
+    return tmp_path / "truth"
+
+
+def rewritten(folder: Path, **changed: Any) -> None:
+    """Sound by its checksum: whoever made it is the attacker."""
+    arrays = {"masks": np.eye(12, 20, dtype=bool), "losses": np.zeros((2, 12, 5), np.float32), **changed}
+    known = {np.dtype(bool): "BOOL", np.dtype(np.float32): "F32", np.dtype(np.int64): "I64"}
+    header, body = {}, b""
+    for name, array in arrays.items():
+        data = array.tobytes()
+        offsets = [len(body), len(body) + len(data)]
+        header[name] = {"dtype": known[array.dtype], "shape": list(array.shape), "data_offsets": offsets}
+        body += data
+    place(folder, header, body)
+
+
+def place(folder: Path, header: Any, body: bytes = b"") -> None:
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + body
+    (folder / "truth.safetensors").write_bytes(content)
+    edit(folder, arrays_sha256=hashlib.sha256(content).hexdigest())
+
+
+def edit(folder: Path, **fields: Any) -> None:
+    path = folder / "truth.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def other(path: Path, make: Callable[[Path], Any]) -> None:
+    path.unlink()
+    make(path)
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**42)
+
+
+def shape(folder: Path, *sizes: int) -> None:
+    place(folder, {"masks": {"dtype": "BOOL", "shape": list(sizes), "data_offsets": [0, 0]}})
+
+
+TRUTHS: dict[str, Callable[[Path], Any]] = {
+    "no replicates": lambda f: rewritten(f, losses=np.zeros((0, 12, 5), np.float32)),
+    "no queries": lambda f: rewritten(f, losses=np.zeros((2, 12, 0), np.float32)),
+    "no subsets": lambda f: rewritten(f, masks=np.zeros((0, 20), bool)),
+    "no examples": lambda f: rewritten(f, masks=np.zeros((12, 0), bool)),
+    "losses that are NaN": lambda f: rewritten(f, losses=np.full((2, 12, 5), np.nan, np.float32)),
+    "masks of one axis": lambda f: rewritten(f, masks=np.ones(12, bool)),
+    "present of another shape": lambda f: rewritten(f, present=np.ones((1, 1), bool)),
+    "nothing present": lambda f: rewritten(f, present=np.zeros((2, 12), bool)),
+    "a shape of 2^62": lambda f: shape(f, 2**62),
+    "a shape that overflows": lambda f: shape(f, 2**62, 4),
+    "a shape of 400 digits": lambda f: shape(f, 10**400),
+    "a negative shape": lambda f: shape(f, -1),
+    "offsets elsewhere": lambda f: place(
+        f, {"masks": {"dtype": "BOOL", "shape": [9], "data_offsets": [10**9, 10**9 + 9]}}
+    ),
+    "no arrays": lambda f: place(f, {}),
+    "a list of arrays": lambda f: place(f, []),
+    "arrays that are a link": lambda f: other(f / "truth.safetensors", lambda p: p.symlink_to("/etc/passwd")),
+    "arrays that are a pipe": lambda f: other(f / "truth.safetensors", os.mkfifo),
+    "arrays that are a folder": lambda f: other(f / "truth.safetensors", Path.mkdir),
+    "arrays of 4 TB": lambda f: other(f / "truth.safetensors", huge),
+    "arrays that are pickled": lambda f: (f / "truth.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR."),
+    "a record that is a link": lambda f: other(f / "truth.json", lambda p: p.symlink_to("/etc/passwd")),
+    "a record that is a pipe": lambda f: other(f / "truth.json", os.mkfifo),
+    "a record of 4 TB": lambda f: other(f / "truth.json", huge),
+    "a record that is deep": lambda f: (f / "truth.json").write_text("[" * 100_000),
+    "a record that is a list": lambda f: (f / "truth.json").write_text("[]"),
+    "an alpha of 400 digits": lambda f: edit(f, alpha=10**400),
+    "an alpha that is text": lambda f: edit(f, alpha="0.1"),
+    "a source that is a table": lambda f: edit(f, source={"a": 1}),
+    "a source of two lines": lambda f: edit(f, source="all\nis well"),
+    "a source with half a character": lambda f: edit(f, source="\ud800"),
+    "another checksum": lambda f: edit(f, arrays_sha256="0" * 64),
+    "a checksum that is a path": lambda f: edit(f, arrays_sha256="../../x"),
+}
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_a_hostile_ground_truth_is_one_line(
+    truth: Path, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    TRUTHS[name](truth)
+    words = ["--ground-truth", str(truth), "--scores", str(tmp_path / "scores.npy"), "--out", str(tmp_path / "runs")]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable()
+    assert "root:" not in line
+    assert not list((tmp_path / "runs").rglob("*.json"))
+
+
+# ---- words ----
+
+LONG = "9" * 400
+WORDS: dict[str, list[str]] = {
+    "a method outside": ["--methods", "../../evil:Cls"],
+    "a method that is a file": ["--methods", "/etc/passwd"],
+    "a method that is none": ["--methods", "os:system"],
+    "a method with a line break": ["--methods", "bif\nlds: all is well"],
+    "a method with half a character": ["--methods", "\udcff"],
+    "a label that is markup": ["--methods", "<img src=x>=random"],
+    "an option of 400 digits": ["--methods", f"bif@draws={LONG}"],
+    "an option that is none": ["--methods", "bif@__class__=1"],
+    "a task outside": ["--task", "../../evil:Cls"],
+    "a task that is none": ["--task", "os:system"],
+    "a protocol outside": ["--protocol", "a/../.."],
+    "a task's option of 400 digits": ["--set", f"digits.num_train={LONG}"],
+    "a task's option that is none": ["--set", "digits.__class__=1"],
+    "an alpha of 400 digits": ["--alpha", LONG],
+    "an alpha that is none": ["--alpha", "nan"],
+    "no subsets": ["--subsets", "0"],
+    "no replicates": ["--replicates", "0"],
+    "a device that is none": ["--device", "../../cpu"],
+    "an experiment that is a pipe": ["--experiment", "PIPE"],
+    "an experiment of 4 TB": ["--experiment", "HUGE.json"],
+    "a cache that is a file": ["--cache", "/etc/passwd"],
+    "a cache with a zero": ["--cache", "a\0b"],
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_hostile_words_are_one_line(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "evil.py").write_text("open('executed', 'w')\n")
+    os.mkfifo(tmp_path / "PIPE")
+    huge(tmp_path / "HUGE.json")
+    monkeypatch.chdir(tmp_path / "deep" / "er")
+    words = [str(tmp_path / word) if word in ("PIPE", "HUGE.json") else word for word in WORDS[name]]
+    usual = {"--task": "digits", "--alpha": "0.5", "--methods": "random", "--cache": str(tmp_path / "cache")}
+    rest = [part for flag, value in usual.items() if flag not in words for part in (flag, value)]
+    try:
+        code = main([*words, *rest, "--dry-run"])
+    except SystemExit as refused:
+        code = refused.code
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert len(said.splitlines()) == 1, said
+    assert said.rstrip("\n").isprintable()
+    assert not list(tmp_path.rglob("executed"))
+
+
+# ---- the list ----
+
+LISTS = {
+    "cache": {"test_hostile_cache": ("CAMPAIGNS", "UNIT_LINES", "EVENTS", "SUBMISSIONS"), "test_store": ("DAMAGE",)},
+    "files": {"test_safe_files": ("HOSTILE",)},
+    "results and pages": {"test_hostile_results": ("REFUSED", "RAW", "DRAWINGS", "INDICES", "SPRITES", "TEXTS")},
+    "ground truths": {"test_hostile_inputs": ("TRUTHS",)},
+    "words": {"test_hostile_inputs": ("WORDS",)},
+}
+
+
+def test_there_are_enough_hostile_files() -> None:
+    """What the lists hold, wherever in the tests they are; model folders and texts have tests beside these."""
+    counts = dict.fromkeys(LISTS, 0)
+    for area, modules in LISTS.items():
+        for name, tables in modules.items():
+            (path,) = TESTS.rglob(f"{name}.py")
+            module = importlib.import_module(".".join(("tests", *path.relative_to(TESTS).with_suffix("").parts)))
+            counts[area] += sum(len(getattr(module, table)) for table in tables)
+    assert min(counts.values()) >= 20, counts
+    assert sum(counts.values()) >= 200, counts

@@ -1,0 +1,132 @@
+"""--traceback: a failing method or task is one line with its place, or the whole traceback where it is asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.lds import main as lds_main
+from bench.sweep import main as sweep_main
+from bench.tune import main as tune_main
+from retrain.__main__ import main as retrain_main
+
+TASK = ["--task", "digits", "--set", "digits.num_train=40", "--set", "digits.epochs=1", "--alpha", "0.5"]
+PLACE = ["--device", "cpu", "--replicates", "1", "--subsets", "10"]
+
+METHOD = '''"""Goes wrong."""
+from dataclasses import dataclass
+from baselines.method import Method
+
+def deeper():
+    raise ValueError("nothing\\n\\x1b[2Jtoday")
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong(Method):
+    grid = {"knob": (1, 2)}
+    knob: int = 1
+
+    def WHERE
+        return deeper()
+'''
+KEPT = """
+    def pack_fit(self, state):
+        return {}
+
+    def unpack_fit(self, problem, packed):
+        return None
+
+    def score(self, problem, state):
+        return None
+"""
+METHODS = {
+    "score": METHOD.replace("WHERE", "score(self, problem, state):"),
+    "fit": METHOD.replace("WHERE", "fit(self, problem):") + KEPT,
+    "skip": METHOD.replace("WHERE", "skip(self, task):") + KEPT,
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> list[str]:
+    return [*TASK, *PLACE, "--cache", str(tmp_path / "cache")]
+
+
+def wrong(tmp_path: Path, where: str) -> str:
+    path = tmp_path / f"wrong_{where}.py"
+    path.write_text(METHODS[where])
+    return str(path)
+
+
+def test_a_methods_traceback_is_printed_where_it_is_asked_for(
+    tmp_path: Path, place: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = [wrong(tmp_path, "score"), wrong(tmp_path, "fit"), "random"]
+    words = [*place, "--methods", *methods, "--out", str(tmp_path / "runs"), "--cluster", "inline"]
+    assert lds_main(words) == 1
+    said = capsys.readouterr().err
+    problems = [line for line in said.splitlines() if " failed: " in line]
+    assert len(problems) == 2
+    for line, name in zip(problems, ("score", "fit"), strict=True):
+        assert f"wrong_{name} failed: ValueError: nothing" in line
+        assert line.count(f"wrong_{name}.py:6)") == 1
+        log = Path(line.split("the traceback is in ")[1])
+        assert "in deeper" in log.read_text(), "also of a fit, which fails in a unit of its own"
+    assert "Traceback" not in said
+    assert lds_main([*words, "--traceback"]) == 1
+    said = capsys.readouterr().err
+    for name in ("score", "fit"):
+        assert f'wrong_{name}.py", line 14, in {name}' in said
+    assert said.count("in deeper") == 2
+    assert "\\x1b" in said
+    assert "\x1b[2J" not in said
+    # Beside the record, whether it was asked for or not.
+    (record,) = (tmp_path / "runs").glob("*/run.json")
+    told = (record.parent / "failures.log").read_text()
+    assert all(f"wrong_{name} failed\n" in told for name in ("score", "fit"))
+    assert [row["method"] for row in json.loads(record.read_text())["rows"]] == ["random", "random"]
+
+
+def test_what_a_method_raises_outside_its_units_is_one_line_too(
+    tmp_path: Path, place: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*place, "--methods", wrong(tmp_path, "skip"), "--out", str(tmp_path / "runs"), "--cluster", "inline"]
+    assert lds_main(words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("python -m bench.lds: ValueError: nothing")
+    assert line.endswith("wrong_skip.py:6); --traceback shows it whole")
+    with pytest.raises(ValueError, match="nothing"):
+        lds_main([*words, "--traceback"])
+
+
+@pytest.mark.parametrize("command", ["tune", "sweep"])
+def test_tuning_and_sweeping_print_it(
+    tmp_path: Path, place: list[str], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    method, out = wrong(tmp_path, "score"), ["--out", str(tmp_path / "out"), "--cluster", "inline"]
+    if command == "tune":
+        words, run = [*place, "--methods", method, "--tries", "1", *out], tune_main
+    else:
+        words, run = [*place, "--method", method, "--grid", "knob=1", *out], sweep_main
+    run(words)
+    assert "Traceback" not in capsys.readouterr().err
+    run([*words, "--traceback"])
+    assert capsys.readouterr().err.count("in deeper") == 1
+
+
+def test_a_tasks_traceback_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lazy.py").write_text(
+        '"""Trains nothing."""\nfrom dataclasses import dataclass\nfrom retrain.tasks.digits import Digits\n\n'
+        "@dataclass(frozen=True, kw_only=True)\nclass Lazy(Digits):\n"
+        '    def _train(self, *arguments):\n        raise KeyError("no training")\n'
+    )
+    words = ["--task", str(tmp_path / "lazy.py"), *PLACE, "--alpha", "0.5", "--cache", str(tmp_path / "cache")]
+    words += ["--cluster", "inline"]
+    assert retrain_main(words) == 1
+    said = capsys.readouterr().err
+    assert "lazy.py:8)" in said
+    assert "Traceback" not in said
+    assert retrain_main([*words, "--traceback"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("Traceback (most recent call last)") == 1
+    assert 'lazy.py", line 8, in _train' in said
+    assert lds_main([*words, "--methods", "random", "--out", str(tmp_path / "runs"), "--traceback"]) == 1
+    assert 'lazy.py", line 8, in _train' in capsys.readouterr().err
