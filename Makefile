@@ -11,7 +11,7 @@ lds: $(VENV)/.installed
 	$(BIN)/python -m bench.lds --alpha 0.1 --task digits
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # A real Slurm on this machine (root, Debian's packages), and the other tests of the job layer that take minutes.
 test-slurm: $(VENV)/.installed

@@ -69,7 +69,7 @@ def test_examples_names_the_command_that_makes_its_scores(tmp_path: Path, capsys
     words += ["--set", "digits.epochs=3", "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]
     code, error = said(examples.main, words, capsys)
     assert code == 2
-    assert "--methods ekfac@damping=0.25 --set digits.epochs=3 --cache" in error
+    assert "--methods ekfac@damping=0.25 --settings default --set digits.epochs=3 --cache" in error
     for option in ("--model", "--protocol", "--text", "--eval-text"):
         assert option in examples.make_parser().known_options()
 

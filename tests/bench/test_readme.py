@@ -121,7 +121,7 @@ def test_commands_in_the_text_run(command: str, folder: Path, capsys: pytest.Cap
     if "--ground-truth DIR" in command:
         words = ["export", "--task", "digits", "--alpha", "0.1", *PLAN, *TASK, "--out", "truth"]
         assert importlib.import_module("bench.truth").main(words) == 0
-        queries = len(load_task("digits").query_indices("report"))
+        queries = len(load_task("digits", num_train=80).query_indices("report"))
         np.save("scores.npy", np.random.default_rng(0).normal(size=(queries, 80)))
         command = command.replace("--ground-truth DIR", "--ground-truth truth")
     assert run(command) == 0, capsys.readouterr().err
