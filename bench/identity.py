@@ -7,6 +7,7 @@ in any part of one of them get another name, whatever folder they lie in; `bench
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -119,15 +120,22 @@ def file_slug(text: str, most: int = 80) -> str:
 # ---- names ----
 
 
+def subsets_text(subsets: int, replicates: float, replicated: float) -> str:
+    """100 subsets x 2; or 100 subsets, 25 of them x 2."""
+    if pd.isna(replicates):
+        return f"{subsets:,} subsets"
+    some = "" if pd.isna(replicated) or replicated >= subsets or replicates < 2 else f", {replicated:.0f} of them"
+    return f"{subsets:,} subsets{some} x {replicates:.0f}"
+
+
 def give_names(frame: pd.DataFrame) -> None:
     """Adds the columns ground, ground_words, truth and series; equal names mean equal ids."""
     names = ground_names(sorted(frame["ground_id"].unique()))
     frame["ground"] = [names[text][0] for text in frame["ground_id"]]
     frame["ground_words"] = [names[text][1] for text in frame["ground_id"]]
-    sizes = [
-        f"{subsets:,} subsets{'' if pd.isna(replicates) else f' x {replicates:.0f}'}, {queries:,} queries"
-        for subsets, replicates, queries in zip(frame["num_subsets"], frame["num_replicates"], frame["num_queries"])
-    ]
+    some = frame.get("num_subsets_replicated", pd.Series(math.nan, index=frame.index))
+    columns = (frame["num_subsets"], frame["num_replicates"], some, frame["num_queries"])
+    sizes = [f"{subsets_text(*subsets)}, {queries:,} queries" for *subsets, queries in zip(*columns)]
     frame["truth"] = _unique(frame["ground"], sizes, frame["truth_id"])
     series = {}
     for ground, group in frame.groupby("ground"):

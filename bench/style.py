@@ -23,7 +23,7 @@ PALETTE: dict[str, tuple[str, str, str, Any]] = {
     "bif_kfac": ("BIF, Kronecker localiser", "#e69f00", "v", (0, (10, 1.5))),
     "bif_devinterp": ("BIF, devinterp", "#5b4ea2", "h", (0, (6, 1, 1, 1))),
     "ekfac": ("EK-FAC", "#d55e00", "s", (0, (5, 1.2))),
-    "kfac": ("K-FAC", "#8c6d31", "p", (0, (4, 1, 1, 1))),
+    "kfac": ("EK-FAC (kfac)", "#8c6d31", "p", (0, (4, 1, 1, 1))),
     "trak": ("TRAK", "#009e73", "^", (0, (3, 1.2, 1, 1.2))),
     "gradsim": ("GradSim", "#cc79a7", "D", (0, (1.5, 1))),
     "datamodel": ("datamodel", "#3b3f46", "*", (0, (7, 1, 2, 1))),

@@ -28,9 +28,11 @@ def span(values: pd.Series) -> str:
 
 def sizes(rows: pd.DataFrame) -> str:
     seeds = sorted(rows["seed"].unique())
+    fewer = rows["num_subsets_replicated"] < rows["num_subsets"]
+    some = f" of {span(rows['num_subsets_replicated'])}" if fewer.any() and (rows["num_replicates"] > 1).any() else ""
     return (
         f"n: {len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}), "
-        f"{span(rows['num_subsets'])} subsets, {span(rows['num_replicates'])} replicate(s), "
+        f"{span(rows['num_subsets'])} subsets, {span(rows['num_replicates'])} replicate(s){some}, "
         f"{span(rows['num_queries'])} queries, {int(rows['num_undefined'].sum())} undefined values."
     )
 

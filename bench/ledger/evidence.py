@@ -22,8 +22,12 @@ PLACE_NEEDS = [
 ]  # fmt: skip
 METRIC_WORDS = {"lds": "across subsets", "lds_across_queries": "across queries, as printed"}
 # Which label plays which part. The first that is there counts.
-PAPER_LABELS = {"bif": ("bif-paper",), "ekfac": ("ekfac-library",), "gradsim": ("gradsim",),
-                "trak": ("trak-library", "trak")}  # fmt: skip
+PAPER_LABELS: dict[str, tuple[str, ...]] = {
+    "bif": ("bif-paper",),
+    "ekfac": ("ekfac-library",),
+    "gradsim": ("gradsim",),
+    "trak": ("trak-library",),
+}
 TUNED_LABELS: dict[str, dict[str, tuple[str, ...]]] = {
     name: {"bif": (name,), "ekfac": ("ekfac",), "gradsim": ("gradsim",), "trak": ("trak",)}
     for name in ("bif-equal", "bif-long")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.identity import USUAL_GROUND
 from bench.ledger.claims import PAPER_CLAIMS, PaperClaim
-from bench.ledger.evidence import PAPER_LABELS, TUNED_LABELS, Evidence, departures
+from bench.ledger.evidence import GIVEN_SETTINGS, PAPER_LABELS, TUNED_LABELS, Evidence, departures
 from bench.ledger.verdicts import (
     AS_PAPER,
     FAILS,
@@ -128,9 +128,11 @@ def _settings(evidence: Evidence) -> str:
         first = cell.sort_values(["normalised", "run_id"]).iloc[0]
         kinds = sorted(cell["normalised"].unique())
         scores = " and ".join("train-normalised" if normalised else "raw" for normalised in kinds)
-        wrong = "; ".join(departures(str(first["task"]), str(label), str(first["options"])))
+        wrong = "; ".join(departures(str(first["task"]), str(label), str(first["options"]))) or "nothing"
+        if (str(first["task"]), str(label)) not in GIVEN_SETTINGS:
+            wrong = "not compared"
         origin = evidence.origin(str(first["run_id"]), str(label), bool(kinds[0]))
-        lines.append([str(ground), f"`{label}`", scores, str(first["settings"]) or "defaults", origin, wrong or "-"])
+        lines.append([str(ground), f"`{label}`", scores, str(first["settings"]) or "defaults", origin, wrong])
     if not lines:
         return "No record of a label that a claim rests on."
     return _table(["ground truth", "label", "scores", "settings", "from", "not as in the paper"], lines)

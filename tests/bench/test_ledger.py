@@ -185,7 +185,7 @@ def test_far_from_slightly_behind(tmp_path: Path, bif: float, expected: str) -> 
 
 @pytest.mark.parametrize(("rival", "expected"), [(0.3, HOLDS), (0.5, FAILS), (0.4, UNDECIDED)])
 def test_who_is_ahead(tmp_path: Path, rival: float, expected: str) -> None:
-    write_lds(tmp_path, {"bif-paper": 0.4, "ekfac-library": 0.4, "gradsim": rival, "trak": rival})
+    write_lds(tmp_path, {"bif-paper": 0.4, "ekfac-library": 0.4, "gradsim": rival, "trak-library": rival})
     for name in ("EK-FAC ahead of GradSim", "EK-FAC ahead of TRAK", "BIF ahead of GradSim", "BIF ahead of TRAK"):
         assert outcome(tmp_path, name) == expected, name
 
@@ -242,7 +242,7 @@ def test_a_label_that_is_not_what_it_says_decides_nothing(tmp_path: Path) -> Non
 )
 def test_lds_against_the_attribution_set(tmp_path: Path, slope: float, expected: str) -> None:
     level = lambda alpha, share, k: 0.4 + slope * math.log10(share) + 0.01 * (-1) ** k * (share == 0.1)  # noqa: E731
-    parts = ("bif-paper", "ekfac-library", "gradsim", "trak")
+    parts = ("bif-paper", "ekfac-library", "gradsim", "trak-library")
     write_lds(tmp_path, dict.fromkeys(parts, level), shares=(0.01, 0.1))
     assert outcome(tmp_path, "LDS grows as the attribution set shrinks") == expected
 
