@@ -25,7 +25,7 @@ _HOMES = {
     "load_checkpoint": "bench.api",
     "load_results": "bench.results",
     "plot": "bench.api",
-    "read_experiment": "bench.experiment",
+    "read_experiment": "bench.experiment_file",
     "run": "bench.experiment",
     "scores": "bench.api",
 }
@@ -37,7 +37,8 @@ __all__ = [
 if TYPE_CHECKING:
     from bench.api import load_checkpoint, plot, scores
     from bench.arrays import lds
-    from bench.experiment import Execution, Experiment, Result, read_experiment, run
+    from bench.experiment import Execution, Experiment, Result, run
+    from bench.experiment_file import read_experiment
     from bench.results import load_results
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from retrain.command import Parser, guarded
 from retrain.errors import UsageError, error_line
 
+# What these lead to is in the key, not their names.
+COUNTS_BY_CONTENT = ("data_dir", "eval_text", "model", "text", "text_field")
 COMMANDS = {
     "lds": ("bench.lds", "how well methods predict what happens when training data is left out"),
     "tune": ("bench.tune", "choose every method's settings by one rule, on queries and subsets of their own"),
@@ -120,7 +122,11 @@ def describe(name: str, cls: Any) -> str:
     for field in fields(cls):
         if field.name != "protocol":
             default = "needed" if field.default is MISSING else repr(field.default)
-            kind = "" if field.metadata.get("key", True) else "  (changes no number)"
+            kind = (
+                ""
+                if field.metadata.get("key", True)
+                else f"  ({'by its content' if field.name in COUNTS_BY_CONTENT else 'changes no number'})"
+            )
             lines.append(f"  {field.name} = {default}{kind}")
     return "\n".join(lines)
 

@@ -12,7 +12,6 @@ finished is kept, so an interrupted run goes on where it was.
 
 import hashlib
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -24,15 +23,15 @@ import pandas as pd
 from bench.arguments import DEFAULT_METHODS, SPLITS
 from bench.ground_truth import GroundTruth, assemble, obtain
 from bench.metrics import MINIMUM_SUBSETS
-from bench.record import DISTRIBUTIONS, provenance, versions, without_nan, write_json
+from bench.record import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
 from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
 from bench.scoring import ONCE, Prediction, Question, Scorer, close_desk
 from bench.summary import show
 from bench.variants import SETTINGS, Variant, build_variants
-from retrain.errors import UsageError, error_line
+from retrain.errors import UsageError
 from retrain.jobs import Report, Unit, run_units
 from retrain.progress import watching
-from retrain.safe_files import read_json, read_text, write_whole
+from retrain.safe_files import write_whole
 from retrain.seeds import INITIALISATIONS
 from retrain.store import Store, canonical_json, default_cache
 from retrain.subsets import SCHEMES, STREAMS
@@ -85,6 +84,12 @@ class Experiment:
         ):  # fmt: skip
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), int, least, math.inf, f"at least {least}")
+        for name, tables in (
+            ("task_options", [self.task_options]),
+            ("options", [self.options, *_values(self.options)]),
+        ):
+            if wrong := [one for one in tables if not isinstance(one, Mapping)]:
+                raise UsageError(f"{name} holds {repr(wrong[0])[:40]}; expected a table of options")
         if not self.methods or not self.alpha or not self.seeds:
             raise UsageError("an experiment needs at least one method, one alpha and one seed")
 
@@ -95,11 +100,17 @@ class Experiment:
         return load_task(self.task, **self.task_options)
 
 
+def _values(table: Any) -> list[Any]:
+    return list(table.values()) if isinstance(table, Mapping) else []
+
+
 _ABOVE_ZERO, _BELOW_ONE = math.ulp(0.0), 1 - 2**-53
 
 
 def _check(name: str, value: Any, kind: Any, low: float, high: float, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise UsageError(f"{name} is {repr(value)[:40]}; expected a number: {expected}")
+    if not low <= value <= high:
         raise UsageError(f"{name} is {str(value)[:40]}; expected {expected}")
 
 
@@ -121,43 +132,6 @@ class Execution:
         if jobs.get("cluster") == "local" and jobs.get("jobs") is None and choose_device(self.device).type == "cpu":
             jobs["jobs"] = 1
         return jobs
-
-
-# ---- from a file ----
-
-
-def read_experiment(path: str | Path) -> Experiment:
-    """From a TOML file with Experiment's names, or from a run.json, whose settings are taken as they were."""
-    path = Path(path)
-    if path.suffix == ".json":
-        record = read_json(path, follow_links=True)
-        content = record.get("experiment") if isinstance(record, dict) else None
-        if not isinstance(content, dict):
-            raise UsageError(f"{path} holds no experiment; expected a run.json of this version, or a .toml file")
-        described = record.get("config", {}).get("methods")
-        content = {**content, "methods": described} if isinstance(described, list) else content
-    else:
-        content = _toml(path)
-    known = {f.name for f in fields(Experiment)}
-    if unknown := sorted(set(content) - known):
-        raise UsageError(
-            f'{path} says "{unknown[0]}", which no experiment has; its names are {", ".join(sorted(known))}'
-        )
-    try:
-        return Experiment(**content)
-    except (TypeError, AttributeError) as error:
-        raise UsageError(f"{path}: {error_line(error)}") from None
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        return tomllib.loads(read_text(path, follow_links=True))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is no TOML: {error}") from None
 
 
 # ---- what comes back ----
@@ -222,6 +196,7 @@ class Result:
             told = [f"{label} failed\n{text}\n" for label, text in self.out.tracebacks.items()]
             write_whole(folder / "failures.log", "\n".join(told))
         if path.exists():
+            write_whole(folder / RUN_AGAIN, timestamp())  # what was run last counts where two results contradict
             return path
         if self.out.pairs:
             write_whole(folder / "pairs.csv", self.pairs().to_csv(index=False))
@@ -278,7 +253,7 @@ class Session:
         self.out, self.skipped, self.tracebacks = RunRows(), dict[str, str](), dict[str, str]()
         self.blocks = [(seed, share) for seed in experiment.seeds for share in shares_of(experiment, self.task)]
         self.active = [variant for variant in self.variants if not self._passed_over(variant)]
-        self.notes = self._what_is_too_many()
+        self.notes = [*self._what_is_too_many(), *self._edited_since()]
 
     def _passed_over(self, variant: Variant) -> bool:
         """A method that cannot run here, or would not fit in memory, is named before anything is computed."""
@@ -303,6 +278,15 @@ class Session:
             replicated = f"--replicated-subsets {asked.replicated_subsets}"
             notes.append(f"{replicated}: there are {asked.subsets} subsets, and all are replicated")
         return notes
+
+    def _edited_since(self) -> list[str]:
+        """One line for each method of a record whose code is not what the record had."""
+        described = {one["label"]: one for one in self.experiment.methods if isinstance(one, Mapping)}
+        return [
+            f"{variant.label}: its code was edited since that record, so its scores may differ"
+            for variant in self.active
+            if described.get(variant.label, {}).get("source") not in (None, variant.method.source)
+        ]
 
     def device(self) -> str:
         """The device's name."""

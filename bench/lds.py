@@ -91,7 +91,9 @@ def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
         print(json.dumps(without_nan(result.frame().to_dict("records")), indent=1))
     else:
         print(result.text(arguments.wide))
-        print(f"\nrun {result.run_id} in {result.seconds:.0f} s" + ("" if unwritten else f"; record: {place}/run.json"))
+        failed = f"; {len(result.problems)} went wrong: see below" if result.problems else ""
+        written = "" if unwritten else f"; record: {place}/run.json"
+        print(f"\nrun {result.run_id} in {result.seconds:.0f} s{written}{failed}")
     for note in result.notes:
         print(note, file=sys.stderr)
     for label, reason in result.skipped.items():

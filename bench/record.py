@@ -17,6 +17,7 @@ import numpy as np
 from retrain.safe_files import write_whole
 from retrain.source import code_fingerprint
 
+RUN_AGAIN = "run-again"  # beside a record: when the same run was made the last time
 DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transformers")  # what numbers depend on
 
 
@@ -62,8 +63,12 @@ def provenance(device: str | None = None) -> dict[str, Any]:
         "code": code_fingerprint(),
         **({} if device is None else {"device": device}),
         "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "node": platform.node()},
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "finished": timestamp(),
     }
+
+
+def timestamp() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def without_nan(value: Any) -> Any:

@@ -10,6 +10,7 @@ with one line; what is passed over for another reason is said in `left_out`.
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,8 @@ import pandas as pd
 from bench import schemas
 from bench.identity import AXES, Identity, give_names, place
 from bench.metrics import mean_and_standard_error
-from retrain.safe_files import SafeFileError, one_line
+from bench.record import RUN_AGAIN
+from retrain.safe_files import SafeFileError, one_line, read_text
 
 EXPERIMENT = ["ground", "truth", "series", "normalised", "alpha", "alpha_attribution", "seed"]
 NUMBERS = [
@@ -103,6 +105,7 @@ def load_results(folder: str | Path) -> Results:
         elif not record["rows"]:
             results.left_out.append(f"run {run_id} ({where}): has no rows")
         else:
+            record = {**record, "finished": max(str(record.get("finished", "")), last_made(path))}
             results.records[run_id] = {**record, "path": where}
             identity = Identity(record)
             rows += _rows(record, identity)
@@ -117,6 +120,15 @@ def load_results(folder: str | Path) -> Results:
         results.pairs = _named_pairs(pairs, frame)
         results.rows = _once(frame, results.left_out)
     return results
+
+
+def last_made(path: Path) -> str:
+    """When the run of a record was made the last time, where that was later than the first."""
+    try:
+        text = read_text(path.with_name(RUN_AGAIN), 100).strip()
+    except (SafeFileError, OSError):
+        return ""
+    return text if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", text) else ""
 
 
 def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]:

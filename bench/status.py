@@ -50,7 +50,9 @@ def state_of(campaign: Campaign, held: dict[tuple[str, str], Holder], now: float
         elif kind == "fatal":
             stopped = event.get("reason", "")
     keys = {name[1] for name in names if name not in present and name not in running}
-    failed = {key: reasons[key] for key, count in trials.items() if count >= MAX_ATTEMPTS and key in keys}
+    # While somebody works, what failed may be tried again; when nobody does, it has failed.
+    enough = MAX_ATTEMPTS if running else 1
+    failed = {key: reasons[key] for key, count in trials.items() if count >= enough and key in keys}
     num_missing = len(names) - len(present) - len(running) - len(failed)
     return {
         "campaign": campaign.id,

@@ -215,6 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    from baselines.method import load_method
     from bench.cells import Cells
     from bench.translate import execution_of, experiment_of
 
@@ -226,12 +227,13 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
     started = time.perf_counter()
     asked = replace(experiment_of(arguments), query_split="tune", stream="tune", settings="default")
     execution = execution_of(arguments)
+    for name in names:  # before anything is retrained
+        if not load_method(name).grid:
+            raise UsageError(f"{name} declares no grid; there is nothing to choose")
     blocks = [Cells(replace(asked, seeds=(seed,)), execution) for seed in asked.seeds]
     found = {}
     for name in names:
         method = blocks[0].method(name)
-        if not method.grid:
-            raise UsageError(f"{name} declares no grid; there is nothing to choose")
         if reason := method.skip(blocks[0].task):
             print(f"skipped {name}: {reason}", file=sys.stderr)
             continue

@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             missing.append(kind)
     write_index(out, index, whole=not arguments.only, problems=problems)
     for kind in missing:
-        print(f"{kind.name}: missing, needs {kind.needs}; make it with\n    {kind.command}")
+        print(f"{kind.name}: missing, needs {kind.needs}; make it with\n    {kind.command_for(arguments.results)}")
     for line in results.left_out:
         print(f"left out: {line}")
     for problem in problems:

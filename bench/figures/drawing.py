@@ -55,6 +55,10 @@ class Kind:
     draw: Callable[[Results, PaperSize], Iterator[Drawing]] = field(repr=False)
     paper: tuple[str, ...] = ()  # labels of the paper's figures and tables
 
+    def command_for(self, folder: str) -> str:
+        """The command, with its records where they are looked for."""
+        return self.command.replace("--out results/", f"--out {folder}/")
+
 
 # ---- panels ----
 

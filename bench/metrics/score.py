@@ -130,8 +130,8 @@ def paired_difference(
         p_value = math.nan
     return Difference(
         difference=interval.mean,
-        ci_low=interval.low,
-        ci_high=interval.high,
+        ci_low=max(interval.low, -2.0),  # two correlations differ by no more
+        ci_high=min(interval.high, 2.0),
         standard_error=interval.standard_error,
         p_value=p_value,
         bias=interval.bias,

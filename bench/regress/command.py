@@ -63,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME[@OPTION=VALUE,...]",
-        help="gate this method instead: ekfac@damping=1e-4, or package.module:Class for one of yours",
+        help="gate this method instead: ekfac@damping=1e-4, mine.py or package.module:Class for one of yours",
     )
     add("--against", metavar="NAME", help="compare with the baseline of another name, for example bif")
     add("--baseline", metavar="DIR", help="folder of baselines (default: the suite's own, in the package)")
@@ -114,7 +114,8 @@ def chosen_tasks(arguments: argparse.Namespace, folder: Path) -> list[str]:
         return present
     if arguments.update:
         return ["digits"]
-    raise UsageError(f"no baseline in {folder}; `{PROGRAM} --update --baseline {folder}` writes one")
+    own = "".join(f" --method {name}" for name in arguments.method)
+    raise UsageError(f"no baseline in {folder}; `{PROGRAM}{own} --update --baseline {folder}` writes one")
 
 
 def chosen_methods(arguments: argparse.Namespace, folder: Path, task: "Task") -> "list[tuple[str, Method]]":

@@ -418,6 +418,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return check_command(arguments)
         if arguments.verdict is not None:
             return verdict_command(arguments)
+        if arguments.model and not arguments.estimate:
+            raise UsageError(f"--model goes with --estimate; to measure, --models {arguments.model}")
         fill_defaults(arguments)
         if arguments.estimate:
             return estimate_command(arguments)

@@ -70,7 +70,7 @@ def test_a_toml_file_is_an_experiment(tmp_path: Path) -> None:
         ("alhpa = 0.1", 'says "alhpa", which no experiment has'),
         ("alpha = [", "is no TOML"),
         ("alpha = 1.5", "alpha is 1.5; expected a fraction"),
-        ('alpha = "x"', "alpha is x"),
+        ('alpha = "x"', "alpha is 'x'"),
         ("seeds = [-1]", "seeds is -1"),
         ("subsets = 2", "at least 3"),
         ("subsets = true", "subsets is True"),
