@@ -41,7 +41,7 @@ def retrains(store):
 
 def campaigns(store):
     """The campaign of the retrains, once there is one."""
-    return [campaign for campaign in Campaign.all(store) if campaign.describe().get("num_units") == NUM_SUBSETS]
+    return [campaign for campaign in Campaign.all(store) if campaign.describe().get("num_units", 0) >= NUM_SUBSETS]
 
 
 def test_two_hundred_retrains_survive_everything(cluster, tmp_path):
@@ -85,7 +85,8 @@ def test_two_hundred_retrains_survive_everything(cluster, tmp_path):
     assert count() == NUM_SUBSETS
     (campaign,) = campaigns(store)
     events = campaign.events(campaign.describe()["run"])
-    finished = Counter(event["key"] for event in events if event["event"] == "done")
+    wanted = {key for kind, key in campaign.unit_names() if kind == "retrain"}  # the base model is a unit of it, too
+    finished = Counter(event["key"] for event in events if event["event"] == "done" and event["key"] in wanted)
     # A task that is stopped right after storing its unit has no time left to say so.
     assert NUM_SUBSETS - 3 <= len(finished) <= NUM_SUBSETS
     assert set(finished.values()) == {1}
