@@ -92,7 +92,7 @@ def remaining(
 
 
 def campaigns_table(states: list[dict[str, Any]]) -> str:
-    header = ["campaign", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "kind", "what"]
+    header = ["campaign", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "what"]
     rows = []
     for state in states:
         counts = [f"{state[name]:,}" for name in ("num_done", "num_running", "num_failed", "num_missing", "num_units")]
@@ -100,13 +100,13 @@ def campaigns_table(states: list[dict[str, Any]]) -> str:
         complete = state["num_done"] == state["num_units"]
         eta = "done" if complete else duration(state["eta_seconds"])
         seconds = "-" if pace is None else f"{pace:.2f}"
-        kinds = ", ".join(state["kinds"]) or "-"
-        rows.append([state["campaign"], *counts, seconds, eta, state["cluster"], kinds, state["name"]])
-    return table(header, rows, left=(0, 8, 9, 10))
+        rows.append([state["campaign"], *counts, seconds, eta, state["cluster"], state["name"]])
+    return table(header, rows, left=(0, 8, 9))
 
 
 def details(state: dict[str, Any], now: float) -> str:
-    lines = [f"command: {state['command']}"]
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in state["kinds"].items())
+    lines = [f"command: {state['command']}", *([f"units: {kinds}"] if kinds else [])]
     for held in state["holders"][:MAX_HOLDERS]:
         holder = f"{held['host']} pid {held['pid']}" + (f" (Slurm job {held['job']})" if held["job"] else "")
         age = duration(max(0.0, round(now - held["since"])))

@@ -3,13 +3,16 @@
 import importlib
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bench
+from retrain import plugins
 from retrain.tasks import load_task
 
 ROOT = Path(bench.__file__).resolve().parents[1]
@@ -25,7 +28,7 @@ LINES = [
 PROSE = re.sub(r"^```.*?^```", "", README, flags=re.M | re.S)
 INLINE = re.findall(r"`((?:python -m|tda-bench|make) [^`]+)`", PROSE)
 TASK = ["--set", "digits.epochs=1", "--set", "digits.num_train=80"]
-PLAN = ["--subsets", "5", "--replicates", "1"]
+PLAN = ["--subsets", "5", "--replicates", "1", "--cluster", "inline"]
 QUERIES = ["--queries", "10"]
 FEW_DRAWS = [
     word for option in ("draws=5", "gamma=1e4", "n_beta=10", "step_size=1e-4") for word in ("--set", f"bif.{option}")
@@ -126,6 +129,27 @@ def test_commands_in_the_text_run(command: str, folder: Path, capsys: pytest.Cap
         command = command.replace("--ground-truth DIR", "--ground-truth truth")
     assert run(command) == 0, capsys.readouterr().err
     return None
+
+
+def test_the_gate_of_the_example(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """Recorded, passed, and failed by a flipped sign; fewer seeds than a user's baseline has."""
+    record, check = (line for line in LINES if line.startswith("python -m bench.regress"))
+    (folder / "gate").mkdir()
+    for name in ("digits.json", "digits.safetensors"):  # the ground truth that ships, instead of a minute of retraining
+        shutil.copy(ROOT / "bench" / "regress" / "baseline" / name, folder / "gate")
+    assert run(f"{record} --baseline-seeds 3") == 0, capsys.readouterr().err
+    assert run(check) == 0, capsys.readouterr()
+    assert (folder / "gate.xml").exists()
+    method = folder / "residuals.py"
+    text = method.read_text()
+    assert text.count("-queries @ train.T") == 1
+    method.write_text(text.replace("-queries @ train.T", "queries @ train.T"))
+    for name in [name for name, path in plugins._files.items() if path.name == method.name]:
+        del plugins._files[name], sys.modules[name]
+    capsys.readouterr()
+    assert run(check) == 1
+    assert "the sign is flipped" in capsys.readouterr().out
+    method.write_text(text)
 
 
 def test_links_lead_somewhere() -> None:

@@ -70,10 +70,10 @@ def test_a_record_run_again_says_that_its_method_was_edited(folder: Path, capsys
     write("")
     assert measure() == 0
     (record,) = Path("runs").glob("*/run.json")
-    assert main(["--experiment", str(record), "--cache", "cache"]) == 0
+    assert main(["--experiment", str(record), "--cache", "cache", "--cluster", "inline"]) == 0
     assert "edited" not in capsys.readouterr().err
     write("-")
-    assert main(["--experiment", str(record), "--cache", "cache"]) == 0
+    assert main(["--experiment", str(record), "--cache", "cache", "--cluster", "inline"]) == 0
     assert "its code was edited since that record" in capsys.readouterr().err
 
 
