@@ -423,7 +423,8 @@ def test_without_results_it_says_what_to_run(tmp_path: Path, capsys: pytest.Capt
     said = capsys.readouterr().out
     for kind in KINDS:
         assert f"{kind.name}: missing, needs {kind.needs}" in said
-        assert kind.command in said
+        assert kind.command_for(str(folder)) in said
+        assert "--out results/" not in kind.command_for(str(folder))
     assert [path.name for path in (folder / "figures").iterdir()] == ["figures.json"]
 
 
