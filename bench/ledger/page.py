@@ -88,8 +88,13 @@ def _summary(found: Sequence[tuple[PaperClaim, list[Reading]]]) -> str:
         verdicts = verdicts_of(readings)
         cells = ["" if verdicts[group].outcome == MISSING else verdicts[group].outcome for group in others]
         name = f"[{claim.name}](#{_anchor(number, claim)})"
-        rows.append([f"{number}", name, f"**{verdicts[AS_PAPER].outcome}**", *cells, verdicts[AS_PAPER].reason])
+        why = "; on ".join([verdicts[AS_PAPER].reason, *_notes(readings)])
+        rows.append([f"{number}", name, f"**{verdicts[AS_PAPER].outcome}**", *cells, why])
     return _table(["", "claim", "verdict", *others, "why"], rows)
+
+
+def _notes(readings: Sequence[Reading]) -> list[str]:
+    return sorted({reading.note for reading in readings if reading.note})
 
 
 def _open_questions(evidence: Evidence) -> str:
@@ -150,8 +155,7 @@ def _section(number: int, claim: PaperClaim, readings: Sequence[Reading], eviden
         f"{claim.words} ({claim.place})",
         f"**{verdict.outcome.capitalize()}**: {verdict.reason}. Rule: {claim.rule_words}",
     ]
-    notes = sorted({reading.note for reading in readings if reading.note})
-    if notes:
+    if notes := _notes(readings):
         parts.append("Measured on " + "; ".join(notes) + ".")
     if verdict.outcome == MISSING:
         where = [group for group in GROUPS if group != AS_PAPER and verdicts[group].outcome != MISSING]
