@@ -82,7 +82,7 @@ class Problem:
     work: Work = field(default_factory=NoWork)  # what an earlier attempt at the same unit had; see retrain/work.py
     # Further checkpoints, trained like the base model from other seeds; trained and kept when first asked for.
     checkpoint: Callable[[int], nn.Module] | None = None
-    # Models retrained on the further subsets that `Method.retrains` asks for, of a stream that nobody is judged on.
+    # Models retrained on the subsets that `Method.further_subsets` asks for, of a stream that nobody is judged on.
     retrained: Callable[[], Retrained] | None = None
     # Another method's answer to the same question. Both are made and kept when first asked for.
     answer_of: Callable[["Method"], Attribution] | None = None
@@ -137,7 +137,7 @@ class Method(ABC):
         """The most it will hold at once beside the model and the data; 0 where it adapts to what there is."""
         return 0
 
-    def retrains(self) -> tuple[int, float]:
+    def further_subsets(self) -> tuple[int, float]:
         """How many further subsets `problem.retrained` is to have, and the share they keep (0: the asked one)."""
         return 0, 0.0
 

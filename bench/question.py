@@ -35,7 +35,7 @@ class Question:
 
         Further subsets are drawn and retrained on like the plan's own, in a stream that nobody is judged on.
         """
-        count, alpha = method.retrains()
+        count, alpha = method.further_subsets()
         if not count:
             return self
         drawn = replace(plan, num_subsets=count, alpha=alpha or plan.alpha, stream="learn")

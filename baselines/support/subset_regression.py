@@ -1,0 +1,283 @@
+"""Regression of the queries' losses on subsets, with a Gaussian prior of the weights: exact, and blocked over queries.
+
+    fit = regress(masks, losses, mean=scores, covariance=scores.T @ scores, device=device)
+    fit.weights                        # (q, n): the posterior mean, masks @ weights.T predicts the losses
+
+For query j over m subsets, y_j = mu_j + X w_j + noise, with w_j ~ N(c_j mean_j, s_j^2 C). C mixes the identity with the
+covariance that is given, both of mean diagonal 1: C = t I + (1 - t) G. Without a mean and a covariance this is ridge
+regression. Everything unknown comes from the marginal likelihood of the very subsets that are learnt from:
+
+- mu_j is left out by centring, s_j is profiled, c_j is found by generalised least squares and then shrunk to what is
+  usual among the queries by as much as its error says (few subsets tell little about one query);
+- the ratio of noise to signal differs from query to query: each has a posterior over a grid of ratios, whose prior is
+  the mixture that makes all queries likeliest. Weights are averaged over it;
+- t is the same for all queries, and searched for.
+
+One eigendecomposition a value of t serves every query and every ratio; it is of the smaller of m x m and n x n.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+RATIOS = torch.logspace(-3, 3, 25, dtype=torch.float64)  # of noise to signal, in variance over subsets
+COARSE = (0.0, -1.0, -2.0, -3.0)  # log10 of t, the identity's share of the prior covariance
+FINE = 0.5
+MIXTURE_STEPS = 50
+BLOCK_BYTES = 256 * 2**20  # of one matrix of a block of queries
+LEAST_EIGENVALUE = 1e-10  # of the largest: below it is rounding
+
+
+@dataclass(frozen=True)
+class Regression:
+    weights: Tensor  # (q, n) float32, on the CPU
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+def regress(
+    masks: np.ndarray,
+    losses: np.ndarray,
+    *,
+    mean: Tensor | None = None,
+    covariance: Tensor | None = None,
+    device: torch.device,
+    progress: Callable[..., Iterable] = lambda items, **_: items,
+) -> Regression:
+    """masks: (m, n) bool; losses: (m, q); mean: (q, n), in any unit; covariance: (n, n), in any unit."""
+    data = _Data(masks, losses, mean, device)
+    if covariance is None or not float(covariance.diagonal().sum()) > 0:
+        best = _evidence(data, data.spectrum(None, 1.0), 1.0)
+    else:
+        wide = covariance.to(device, torch.float64)
+        wide = wide / wide.diagonal().mean()
+        best = _search(data, wide, progress)
+    return _posterior(data, best)
+
+
+def workspace_bytes(num_subsets: int, num_examples: int, num_queries: int, with_prior: bool) -> int:
+    """What `regress` holds at once, the caller's losses, mean and covariance included."""
+    smaller = min(num_subsets, num_examples)
+    squares = 8 * (5 * smaller**2 + (3 * num_examples**2 if with_prior or num_examples < num_subsets else 0))
+    masks = 9 * num_subsets * num_examples + 8 * num_examples * smaller
+    block = min(BLOCK_BYTES, 8 * max(num_subsets, num_examples) * num_queries)
+    return squares + masks + 6 * block + num_queries * (8 * num_subsets + (8 if with_prior else 4) * num_examples)
+
+
+# ---- the data, and the eigenvectors in which every ratio is a diagonal ----
+
+
+@dataclass(frozen=True)
+class _Spectrum:
+    """The prior covariance of the centred outcomes, X C X' = U diag(values) U'."""
+
+    values: Tensor  # (r,)
+    from_outcomes: Tensor | None  # (r, m): U'; or None, and
+    from_projected: Tensor | None  # (r, n): U' = from_projected X', where there are more subsets than examples
+    to_weights: Tensor  # (n, r): C X' U
+
+
+class _Data:
+    """Centred masks and standardised outcomes; queries come in blocks, columns of (m, block) and (n, block)."""
+
+    def __init__(self, masks: np.ndarray, losses: np.ndarray, mean: Tensor | None, device: torch.device):
+        self.device, self.mean = device, mean
+        self.num_subsets, self.num_examples = masks.shape
+        self.losses = torch.from_numpy(np.ascontiguousarray(losses))
+        centred = torch.from_numpy(masks).to(device, torch.float64)
+        self.masks = centred - centred.mean(0)
+        self.many = self.num_subsets > self.num_examples
+        self.overlaps = self.masks.T @ self.masks if self.many else self.masks @ self.masks.T
+
+    @property
+    def num_queries(self) -> int:
+        return self.losses.shape[1]
+
+    def blocks(self) -> Iterator[slice]:
+        size = max(1, BLOCK_BYTES // (8 * max(self.masks.shape)))
+        for start in range(0, self.num_queries, size):
+            yield slice(start, min(start + size, self.num_queries))
+
+    def outcomes(self, block: slice) -> tuple[Tensor, Tensor]:
+        """(m, block) of variance 1 over subsets, and what they were divided by; a constant query stays 0."""
+        values = self.losses[:, block].to(self.device, torch.float64)
+        values = values - values.mean(0)
+        scale = values.square().mean(0).sqrt()
+        return values / torch.where(scale > 0, scale, 1.0), scale
+
+    def predictions(self, block: slice) -> tuple[Tensor, Tensor] | None:
+        """(m, block) of the prior mean, of variance 1, and the scaled mean, (n, block), that makes them."""
+        if self.mean is None:
+            return None
+        means = self.mean[block].to(self.device, torch.float64).T
+        made = self.masks @ means
+        scale = made.square().mean(0).sqrt()
+        scale = torch.where(scale > 0, scale, 1.0)
+        return made / scale, means / scale
+
+    def spectrum(self, covariance: Tensor | None, identity: float) -> _Spectrum:
+        """covariance: (n, n), whose share is 1 - identity."""
+        return self._by_examples(covariance, identity) if self.many else self._by_subsets(covariance, identity)
+
+    def _by_subsets(self, covariance: Tensor | None, identity: float) -> _Spectrum:
+        spread = self.masks * identity  # (m, n): X C
+        if covariance is not None and identity < 1:
+            spread += (1 - identity) * (self.masks @ covariance)
+        kernel = spread @ self.masks.T
+        values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
+        return _Spectrum(values.clamp(min=0), vectors.T.contiguous(), None, spread.T @ vectors)
+
+    def _by_examples(self, covariance: Tensor | None, identity: float) -> _Spectrum:
+        root = None  # C = root root'
+        inner = self.overlaps
+        if covariance is not None and identity < 1:
+            mixed = (1 - identity) * covariance
+            mixed.diagonal().add_(identity)
+            root = torch.linalg.cholesky(mixed)
+            inner = root.T @ self.overlaps @ root
+        values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
+        kept = values > LEAST_EIGENVALUE * values[-1]
+        values, vectors = values[kept], vectors[:, kept]
+        vectors = vectors if root is None else root @ vectors
+        lengths = values.sqrt()
+        return _Spectrum(values, None, vectors.T / lengths[:, None], vectors * lengths)
+
+    def rotated(self, spectrum: _Spectrum, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """(r, block): U' columns, of (m, block); and (m or n, block) whose products are the columns' own."""
+        if spectrum.from_outcomes is not None:
+            return spectrum.from_outcomes @ columns, columns
+        assert spectrum.from_projected is not None
+        return spectrum.from_projected @ (self.masks.T @ columns), columns
+
+
+# ---- the marginal likelihood ----
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """For every query and ratio, (q, ratios): how likely, and the prior mean's factor with its variance."""
+
+    identity: float
+    spectrum: _Spectrum
+    noise: Tensor  # (ratios,): added to the eigenvalues
+    posterior: Tensor  # (q, ratios): rows sum to 1
+    factors: Tensor  # (q, ratios)
+    variances: Tensor  # (q, ratios)
+    total: float  # log marginal likelihood, summed over queries
+
+
+def _evidence(data: _Data, spectrum: _Spectrum, identity: float) -> _Evidence:
+    m, values = data.num_subsets, spectrum.values
+    noise = RATIOS.to(data.device) * values.sum() / (m - 1)
+    inverse = 1 / (values[:, None] + noise)  # (r, ratios)
+    beyond = m - 1 - len(values)  # directions, centring aside, in which there is noise only; -1 where U has them all
+    log_determinant = (values[:, None] + noise).log().sum(0) + beyond * noise.log()
+    likelihoods, factors, variances = [], [], []
+
+    def inner(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
+        """(block, ratios): a' (X C X' + noise)^-1 b, up to the prior's scale."""
+        product = a[0] * b[0]
+        within = product.T @ inverse
+        if spectrum.from_outcomes is not None:
+            return within
+        return within + ((a[1] * b[1]).sum(0) - product.sum(0))[:, None] / noise
+
+    for block in data.blocks():
+        outcomes = data.rotated(spectrum, data.outcomes(block)[0])
+        squares = inner(outcomes, outcomes)
+        factor = variance = torch.zeros_like(squares)
+        if (predicted := data.predictions(block)) is not None:
+            made = data.rotated(spectrum, predicted[0])
+            own = inner(made, made)
+            known = own > 0
+            own = torch.where(known, own, 1.0)
+            factor = torch.where(known, inner(made, outcomes) / own, 0.0)
+            squares = squares - factor.square() * own
+            variance = torch.where(known, squares.clamp(min=0) / (own * max(1, m - 2)), torch.inf)
+        squares = squares.clamp(min=1e-300)
+        likelihoods.append(-0.5 * ((m - 1) * squares.log() + log_determinant))
+        factors.append(factor)
+        variances.append(variance)
+    posterior, total = _mixture(torch.cat(likelihoods))
+    return _Evidence(identity, spectrum, noise, posterior, torch.cat(factors), torch.cat(variances), total)
+
+
+def _mixture(log_likelihoods: Tensor) -> tuple[Tensor, float]:
+    """(q, ratios) posterior under the mixture of ratios that makes all queries likeliest, and the log of how likely."""
+    shares = torch.full_like(log_likelihoods[0], 1 / log_likelihoods.shape[1])
+    for _ in range(MIXTURE_STEPS):
+        posterior = (log_likelihoods + shares.log()).softmax(1)
+        shares = posterior.mean(0).clamp(min=1e-12)
+    return posterior, float((log_likelihoods + shares.log()).logsumexp(1).sum())
+
+
+def _search(data: _Data, covariance: Tensor, progress: Callable[..., Iterable]) -> _Evidence:
+    """The share of the identity that is likeliest: a coarse grid, then half a step to either side."""
+    found: dict[float, float] = {}
+    best: _Evidence | None = None
+    steps = len(COARSE) + 2
+    for step in progress(range(steps), total=steps, description="datamodel: prior's share"):
+        if step < len(COARSE):
+            place = COARSE[step]
+        else:
+            centre = max((place for place in found if place in COARSE), key=lambda place: found[place])
+            place = centre + (FINE if step == steps - 1 else -FINE)
+        if place > 0 or place in found:
+            continue
+        made = _evidence(data, data.spectrum(covariance, 10.0**place), 10.0**place)
+        found[place] = made.total
+        if best is None or made.total > best.total:
+            best = made
+    assert best is not None
+    return best
+
+
+# ---- the posterior mean ----
+
+
+def _posterior(data: _Data, evidence: _Evidence) -> Regression:
+    spectrum, posterior = evidence.spectrum, evidence.posterior
+    factors, usual, spread = _shrunk(
+        (posterior * evidence.factors).sum(1), (posterior * evidence.variances.nan_to_num(posinf=1e30)).sum(1)
+    )
+    inverse = 1 / (spectrum.values[:, None] + evidence.noise)
+    weights = torch.empty(data.num_queries, data.num_examples)
+    for block in data.blocks():
+        outcomes, scale = data.outcomes(block)
+        predicted = data.predictions(block)
+        if predicted is not None:
+            outcomes = outcomes - factors[block] * predicted[0]
+        rotated, _ = data.rotated(spectrum, outcomes)
+        found = spectrum.to_weights @ (rotated * (inverse @ posterior[block].T))
+        if predicted is not None:
+            found = found + factors[block] * predicted[1]
+        weights[block] = (found * scale).T.float().cpu()
+    ratios = (posterior @ RATIOS.to(posterior).log10()).quantile(torch.tensor([0.05, 0.5, 0.95]).to(posterior))
+    diagnostics = {
+        "identity_share": evidence.identity,
+        "noise_over_signal": [round(10.0 ** float(value), 4) for value in ratios],  # at 5, 50 and 95 % of the queries
+        "log_evidence": evidence.total,
+    }
+    if data.mean is not None:
+        diagnostics |= {"prior_factor": usual, "prior_factor_spread": spread}
+    return Regression(weights, diagnostics)
+
+
+def _shrunk(factors: Tensor, variances: Tensor) -> tuple[Tensor, float, float]:
+    """Each query's factor drawn to the usual one, by its error against the spread among queries; then both of these."""
+    spread = torch.zeros((), dtype=factors.dtype, device=factors.device)
+    usual = spread
+    known = variances < 1e29
+    if not bool(known.any()):
+        return torch.zeros_like(factors), 0.0, 0.0
+    for _ in range(MIXTURE_STEPS):  # the moment equation of Paule and Mandel, by fixed point
+        trust = torch.where(known, 1 / (variances + spread).clamp(min=1e-12), 0.0)
+        usual = (trust * factors).sum() / trust.sum()
+        excess = (trust.square() * ((factors - usual).square() - variances).where(known, 0.0)).sum()
+        spread = (excess / trust.square().sum()).clamp(min=0)
+    share = torch.where(known, spread / (spread + variances).clamp(min=1e-12), 0.0)
+    shrunk = usual + share * (factors - usual)
+    return torch.where(known, shrunk, 0.0), float(usual), float(spread.sqrt())
