@@ -1,10 +1,10 @@
 """datamodel: linear regression from subsets to retrained losses, on retrains of its own and around any method's scores.
 
 It asks for models retrained on further subsets, which cost it their seconds, and predicts a query's loss by a sum over
-the subset's members. With a prior the weights are expected where another method's scores are, and to vary together as
-these do over queries: with P the train-normalised scores (queries x train), query j's weights are Gaussian with mean
-c_j P_j and covariance s_j^2 (t I + (1 - t) P'P). c, s, t and the noise are what makes its own subsets likeliest
-(`baselines/support/subset_regression.py`); reported subsets are of another stream, and it never sees them.
+the subset's members. With a prior the weights are expected where another method's scores are, and to vary together for
+examples that have like scores over queries. What there is to choose (raw or train-normalised scores, how far they are
+trusted, penalties, noise) is what makes its own subsets likeliest: `baselines/support/subset_regression.py` has the
+model. Reported subsets are of another stream, and it never sees them.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from scipy import special, stats
 from torch import Tensor
 
 from baselines.method import Attribution, Method, Problem, Retrained, Size
@@ -24,6 +25,7 @@ from retrain.errors import UsageError
 from retrain.task import Task
 
 LEAST_RETRAINS = 10
+OUTCOMES = ("ranks", "losses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +35,15 @@ class Datamodel(Method):
     retrains: int = 500  # models retrained on subsets of its own
     alpha: float = 0.0  # share of the attributed examples that these keep; 0: the asked one
     prior: str = method_option()  # or a method, with its options behind +: ekfac+damping:1e-4
+    outcome: str = "ranks"  # what is regressed: each query's losses as normal quantiles of their ranks, or "losses"
 
     def __post_init__(self) -> None:
         if self.retrains < LEAST_RETRAINS:
             raise ValueError(f"retrains is {self.retrains}; expected at least {LEAST_RETRAINS}")
         if not 0 <= self.alpha < 1:
             raise ValueError(f"alpha is {self.alpha}; expected a fraction below 1, or 0 for the asked one")
+        if self.outcome not in OUTCOMES:
+            raise ValueError(f'outcome is "{self.outcome}"; available: {", ".join(OUTCOMES)}')
         if self.prior_method is not None and self.prior_method.further_subsets()[0]:
             raise ValueError(f"the prior {self.prior} retrains by itself; expected a method that does not")
 
@@ -60,7 +65,7 @@ class Datamodel(Method):
 
     def memory_bytes(self, size: Size) -> int:
         n, q = size.num_attributed, size.num_queries
-        own = workspace_bytes(self.retrains, n, q, self.prior_method is not None)
+        own = workspace_bytes(self.retrains, n, q, 0 if self.prior_method is None else 2)
         return max(own, 0 if self.prior_method is None else self.prior_method.memory_bytes(size))
 
     def further_subsets(self) -> tuple[int, float]:
@@ -79,12 +84,11 @@ class Datamodel(Method):
             raise FloatingPointError(
                 f"{usable.sum()} of {len(usable)} retrained models have finite losses; expected {LEAST_RETRAINS}"
             )
-        scores = self._prior_scores(problem)
+        losses = state.losses[usable]
         found = regress(
             state.masks[usable],
-            state.losses[usable],
-            mean=scores,
-            covariance=None if scores is None else _covariance(scores, problem.device),
+            normal_scores(losses) if self.outcome == "ranks" else losses,
+            self._prior_scores(problem),
             device=problem.device,
             progress=problem.progress,
         )
@@ -92,20 +96,21 @@ class Datamodel(Method):
         diagnostics = {"retrains": int(usable.sum()), "retrain_alpha": round(kept, 4), **found.diagnostics}
         return Attribution(scores=found.weights, train_scale=torch.ones(state.masks.shape[1]), diagnostics=diagnostics)
 
-    def _prior_scores(self, problem: Problem) -> Tensor | None:
-        """(q, n) float32, train-normalised where the method knows a scale."""
+    def _prior_scores(self, problem: Problem) -> dict[str, Tensor] | None:
+        """Raw and train-normalised, (q, n) float32 each; None without a prior."""
         method = self.prior_method
         if method is None:
             return None
         answer = problem.answer_of(method) if problem.answer_of else method.score(problem, method.fit(problem))
         scaled = answer.normalised()
-        return (answer.scores if scaled is None else scaled).float().cpu()
+        found = {"raw": answer.scores} | ({} if scaled is None else {"normalised": scaled})
+        return {name: scores.float().cpu() for name, scores in found.items()}
 
 
-def _covariance(scores: Tensor, device: torch.device) -> Tensor:
-    """(n, n): how scores vary together over queries."""
-    total = torch.zeros(scores.shape[1], scores.shape[1], dtype=torch.float64, device=device)
-    for rows in scores.split(1024):
-        wide = rows.to(device, torch.float64)
-        total += wide.T @ wide
-    return total / len(scores)
+def normal_scores(losses: np.ndarray) -> np.ndarray:
+    """(m, q): each query's losses as the normal quantiles of their ranks over subsets, of the losses' own spread.
+
+    LDS compares ranks, and a few subsets with a loss far above the others would decide a regression of the losses.
+    """
+    quantiles = special.ndtri((stats.rankdata(losses, axis=0) - 0.5) / len(losses))
+    return (quantiles * losses.std(axis=0)).astype(np.float32)

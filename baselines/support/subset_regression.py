@@ -1,22 +1,23 @@
 """Regression of the queries' losses on subsets, with a Gaussian prior of the weights: exact, and blocked over queries.
 
-    fit = regress(masks, losses, mean=scores, covariance=scores.T @ scores, device=device)
+    fit = regress(masks, losses, {"scores": scores}, device=device)
     fit.weights                        # (q, n): the posterior mean, masks @ weights.T predicts the losses
 
-For query j over m subsets, y_j = mu_j + X w_j + noise, with w_j ~ N(c_j mean_j, s_j^2 C). C mixes the identity with the
-covariance that is given, both of mean diagonal 1: C = t I + (1 - t) G. Without a mean and a covariance this is ridge
-regression. Everything unknown comes from the marginal likelihood of the very subsets that are learnt from:
+For query j over m subsets, y_j = mu_j + X w_j + noise, with w_j ~ N(c_j P_j, s_j^2 C) around another method's scores P
+(q, n). C = t I + (1 - t) R^k: R_ab is how alike examples a and b are in the scores that they have over queries, the
+cosine of two columns of P, and the k-th power of every entry leaves the most alike. Without P this is ridge regression.
+Whatever is not known comes from the marginal likelihood of the very subsets that are learnt from:
 
 - mu_j is left out by centring, s_j is profiled, c_j is found by generalised least squares and then shrunk to what is
   usual among the queries by as much as its error says (few subsets tell little about one query);
 - the ratio of noise to signal differs from query to query: each has a posterior over a grid of ratios, whose prior is
   the mixture that makes all queries likeliest. Weights are averaged over it;
-- t is the same for all queries, and searched for.
+- which scores of several, k and t are the same for all queries, and the likeliest are taken.
 
-One eigendecomposition a value of t serves every query and every ratio; it is of the smaller of m x m and n x n.
+One eigendecomposition serves every query and every ratio; it is of the smaller of m x m and n x n.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +26,9 @@ import torch
 from torch import Tensor
 
 RATIOS = torch.logspace(-3, 3, 25, dtype=torch.float64)  # of noise to signal, in variance over subsets
-COARSE = (0.0, -1.0, -2.0, -3.0)  # log10 of t, the identity's share of the prior covariance
-FINE = 0.5
+POWERS = (1, 4, 16)
+STEP = 0.5  # of log10 t
+LOWEST = -3.0
 MIXTURE_STEPS = 50
 BLOCK_BYTES = 256 * 2**20  # of one matrix of a block of queries
 LEAST_EIGENVALUE = 1e-10  # of the largest: below it is rounding
@@ -41,30 +43,41 @@ class Regression:
 def regress(
     masks: np.ndarray,
     losses: np.ndarray,
+    priors: Mapping[str, Tensor] | None = None,
     *,
-    mean: Tensor | None = None,
-    covariance: Tensor | None = None,
     device: torch.device,
     progress: Callable[..., Iterable] = lambda items, **_: items,
 ) -> Regression:
-    """masks: (m, n) bool; losses: (m, q); mean: (q, n), in any unit; covariance: (n, n), in any unit."""
-    data = _Data(masks, losses, mean, device)
-    if covariance is None or not float(covariance.diagonal().sum()) > 0:
-        best = _evidence(data, data.spectrum(None, 1.0), 1.0)
-    else:
-        wide = covariance.to(device, torch.float64)
-        wide = wide / wide.diagonal().mean()
-        best = _search(data, wide, progress)
-    return _posterior(data, best)
+    """masks: (m, n) bool; losses: (m, q); priors: name -> (q, n) in any unit, of which the likeliest is taken."""
+    data = _Data(masks, losses, device)
+    search = _Search(data, priors or {"none": None})
+    for _ in progress(search.steps(), total=search.most_steps, description="datamodel: the likeliest prior"):
+        pass
+    return _posterior(data, search.best)
 
 
-def workspace_bytes(num_subsets: int, num_examples: int, num_queries: int, with_prior: bool) -> int:
-    """What `regress` holds at once, the caller's losses, mean and covariance included."""
+def workspace_bytes(num_subsets: int, num_examples: int, num_queries: int, num_priors: int) -> int:
+    """What `regress` holds at once, the caller's losses and scores included."""
     smaller = min(num_subsets, num_examples)
-    squares = 8 * (5 * smaller**2 + (3 * num_examples**2 if with_prior or num_examples < num_subsets else 0))
-    masks = 9 * num_subsets * num_examples + 8 * num_examples * smaller
+    # Eigenvectors of the best and of the one that is tried, the kernel, and the solver's own; likeness and its power.
+    squares = 8 * (6 * smaller**2 + 4 * num_examples**2 * bool(num_priors or num_examples < num_subsets))
+    masks = 17 * num_subsets * num_examples + 16 * num_examples * smaller
     block = min(BLOCK_BYTES, 8 * max(num_subsets, num_examples) * num_queries)
-    return squares + masks + 6 * block + num_queries * (8 * num_subsets + (8 if with_prior else 4) * num_examples)
+    return squares + masks + 6 * block + num_queries * (8 * num_subsets + 4 * (1 + num_priors) * num_examples)
+
+
+def _likeness(scores: Tensor, device: torch.device) -> Tensor:
+    """(n, n): cosines of columns; an example without scores is like itself alone."""
+    total = torch.zeros(scores.shape[1], scores.shape[1], dtype=torch.float64, device=device)
+    for rows in scores.split(1024):
+        wide = rows.to(device, torch.float64)
+        total += wide.T @ wide
+    lengths = total.diagonal().sqrt()
+    lengths = torch.where(lengths > 0, lengths, 1.0)
+    total /= lengths[:, None]
+    total /= lengths
+    total.fill_diagonal_(1.0)
+    return total
 
 
 # ---- the data, and the eigenvectors in which every ratio is a diagonal ----
@@ -83,14 +96,14 @@ class _Spectrum:
 class _Data:
     """Centred masks and standardised outcomes; queries come in blocks, columns of (m, block) and (n, block)."""
 
-    def __init__(self, masks: np.ndarray, losses: np.ndarray, mean: Tensor | None, device: torch.device):
-        self.device, self.mean = device, mean
+    def __init__(self, masks: np.ndarray, losses: np.ndarray, device: torch.device):
+        self.device = device
         self.num_subsets, self.num_examples = masks.shape
         self.losses = torch.from_numpy(np.ascontiguousarray(losses))
         centred = torch.from_numpy(masks).to(device, torch.float64)
         self.masks = centred - centred.mean(0)
         self.many = self.num_subsets > self.num_examples
-        self.overlaps = self.masks.T @ self.masks if self.many else self.masks @ self.masks.T
+        self.overlaps = self.masks.T @ self.masks if self.many else None
 
     @property
     def num_queries(self) -> int:
@@ -108,11 +121,11 @@ class _Data:
         scale = values.square().mean(0).sqrt()
         return values / torch.where(scale > 0, scale, 1.0), scale
 
-    def predictions(self, block: slice) -> tuple[Tensor, Tensor] | None:
+    def predictions(self, mean: Tensor | None, block: slice) -> tuple[Tensor, Tensor] | None:
         """(m, block) of the prior mean, of variance 1, and the scaled mean, (n, block), that makes them."""
-        if self.mean is None:
+        if mean is None:
             return None
-        means = self.mean[block].to(self.device, torch.float64).T
+        means = mean[block].to(self.device, torch.float64).T
         made = self.masks @ means
         scale = made.square().mean(0).sqrt()
         scale = torch.where(scale > 0, scale, 1.0)
@@ -132,6 +145,7 @@ class _Data:
 
     def _by_examples(self, covariance: Tensor | None, identity: float) -> _Spectrum:
         root = None  # C = root root'
+        assert self.overlaps is not None
         inner = self.overlaps
         if covariance is not None and identity < 1:
             mixed = (1 - identity) * covariance
@@ -160,7 +174,8 @@ class _Data:
 class _Evidence:
     """For every query and ratio, (q, ratios): how likely, and the prior mean's factor with its variance."""
 
-    identity: float
+    choice: dict[str, Any]  # which scores, k and t
+    mean: Tensor | None  # (q, n): those scores
     spectrum: _Spectrum
     noise: Tensor  # (ratios,): added to the eigenvalues
     posterior: Tensor  # (q, ratios): rows sum to 1
@@ -169,13 +184,13 @@ class _Evidence:
     total: float  # log marginal likelihood, summed over queries
 
 
-def _evidence(data: _Data, spectrum: _Spectrum, identity: float) -> _Evidence:
+def _evidence(data: _Data, spectrum: _Spectrum, mean: Tensor | None, **choice: Any) -> _Evidence:
     m, values = data.num_subsets, spectrum.values
     noise = RATIOS.to(data.device) * values.sum() / (m - 1)
     inverse = 1 / (values[:, None] + noise)  # (r, ratios)
     beyond = m - 1 - len(values)  # directions, centring aside, in which there is noise only; -1 where U has them all
     log_determinant = (values[:, None] + noise).log().sum(0) + beyond * noise.log()
-    likelihoods, factors, variances = [], [], []
+    likelihoods, found_factors, found_variances = [], [], []
 
     def inner(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
         """(block, ratios): a' (X C X' + noise)^-1 b, up to the prior's scale."""
@@ -189,7 +204,7 @@ def _evidence(data: _Data, spectrum: _Spectrum, identity: float) -> _Evidence:
         outcomes = data.rotated(spectrum, data.outcomes(block)[0])
         squares = inner(outcomes, outcomes)
         factor = variance = torch.zeros_like(squares)
-        if (predicted := data.predictions(block)) is not None:
+        if (predicted := data.predictions(mean, block)) is not None:
             made = data.rotated(spectrum, predicted[0])
             own = inner(made, made)
             known = own > 0
@@ -199,10 +214,11 @@ def _evidence(data: _Data, spectrum: _Spectrum, identity: float) -> _Evidence:
             variance = torch.where(known, squares.clamp(min=0) / (own * max(1, m - 2)), torch.inf)
         squares = squares.clamp(min=1e-300)
         likelihoods.append(-0.5 * ((m - 1) * squares.log() + log_determinant))
-        factors.append(factor)
-        variances.append(variance)
+        found_factors.append(factor)
+        found_variances.append(variance)
     posterior, total = _mixture(torch.cat(likelihoods))
-    return _Evidence(identity, spectrum, noise, posterior, torch.cat(factors), torch.cat(variances), total)
+    factors, variances = torch.cat(found_factors), torch.cat(found_variances)
+    return _Evidence(choice, mean, spectrum, noise, posterior, factors, variances, total)
 
 
 def _mixture(log_likelihoods: Tensor) -> tuple[Tensor, float]:
@@ -214,25 +230,44 @@ def _mixture(log_likelihoods: Tensor) -> tuple[Tensor, float]:
     return posterior, float((log_likelihoods + shares.log()).logsumexp(1).sum())
 
 
-def _search(data: _Data, covariance: Tensor, progress: Callable[..., Iterable]) -> _Evidence:
-    """The share of the identity that is likeliest: a coarse grid, then half a step to either side."""
-    found: dict[float, float] = {}
-    best: _Evidence | None = None
-    steps = len(COARSE) + 2
-    for step in progress(range(steps), total=steps, description="datamodel: prior's share"):
-        if step < len(COARSE):
-            place = COARSE[step]
-        else:
-            centre = max((place for place in found if place in COARSE), key=lambda place: found[place])
-            place = centre + (FINE if step == steps - 1 else -FINE)
-        if place > 0 or place in found:
-            continue
-        made = _evidence(data, data.spectrum(covariance, 10.0**place), 10.0**place)
-        found[place] = made.total
-        if best is None or made.total > best.total:
-            best = made
-    assert best is not None
-    return best
+class _Search:
+    """The likeliest scores by themselves, then the likeliest power, then as little of the identity as is likely."""
+
+    best: _Evidence
+    most_steps = 1 + len(POWERS) + round(-LOWEST / STEP) - 1
+
+    def __init__(self, data: _Data, priors: Mapping[str, Tensor] | Mapping[str, None]):
+        self.data, self.priors = data, priors
+
+    def steps(self) -> Iterator[None]:
+        """One an eigendecomposition."""
+        plain = self.data.spectrum(None, 1.0)
+        made = [_evidence(self.data, plain, scores, scores=name) for name, scores in self.priors.items()]
+        self.best = max(made, key=lambda found: found.total)
+        yield
+        mean = self.best.mean
+        if mean is None:
+            return
+        alike, name = _likeness(mean, self.data.device), self.best.choice["scores"]
+
+        def at(power: int, place: float) -> _Evidence:
+            spectrum = self.data.spectrum(alike**power, 10.0**place)
+            return _evidence(self.data, spectrum, mean, scores=name, power=power, identity=10.0**place)
+
+        place, tried = -STEP, list[_Evidence]()
+        for power in POWERS:
+            tried = [max([*tried, at(power, place)], key=lambda found: found.total)]
+            yield
+        (likeliest,) = tried
+        while place > LOWEST:
+            place -= STEP
+            lower = at(likeliest.choice["power"], place)
+            yield
+            if lower.total <= likeliest.total:
+                break
+            likeliest = lower
+        if likeliest.total > self.best.total:
+            self.best = likeliest
 
 
 # ---- the posterior mean ----
@@ -247,7 +282,7 @@ def _posterior(data: _Data, evidence: _Evidence) -> Regression:
     weights = torch.empty(data.num_queries, data.num_examples)
     for block in data.blocks():
         outcomes, scale = data.outcomes(block)
-        predicted = data.predictions(block)
+        predicted = data.predictions(evidence.mean, block)
         if predicted is not None:
             outcomes = outcomes - factors[block] * predicted[0]
         rotated, _ = data.rotated(spectrum, outcomes)
@@ -257,11 +292,11 @@ def _posterior(data: _Data, evidence: _Evidence) -> Regression:
         weights[block] = (found * scale).T.float().cpu()
     ratios = (posterior @ RATIOS.to(posterior).log10()).quantile(torch.tensor([0.05, 0.5, 0.95]).to(posterior))
     diagnostics = {
-        "identity_share": evidence.identity,
+        **{f"prior_{name}": value for name, value in evidence.choice.items()},
         "noise_over_signal": [round(10.0 ** float(value), 4) for value in ratios],  # at 5, 50 and 95 % of the queries
         "log_evidence": evidence.total,
     }
-    if data.mean is not None:
+    if evidence.mean is not None:
         diagnostics |= {"prior_factor": usual, "prior_factor_spread": spread}
     return Regression(weights, diagnostics)
 
