@@ -455,7 +455,18 @@ class Session:
                 truth = truths[seed, share, plan.alpha]
                 if len(truth.subsets) >= MINIMUM_SUBSETS:
                     here = [(variant, found[position]) for variant, found in predictions[seed, share]]
-                    add_rows(self.out, self.task, plan, truth, queries, here)
+                    add_rows(self.out, self.task, plan, truth, queries, here, self._further_truth(seed, share, plan))
+
+    def _further_truth(self, seed: int, share: float, plan: Plan) -> GroundTruth | None:
+        """What methods of this run retrained on at the plan's alpha, as far as it is there."""
+        asked = [self.question(seed, share).of(variant.method, plan).learns_from for variant in self.active]
+        alike = [one for one in asked if one is not None and one.alpha == plan.alpha]
+        if not alike:
+            return None
+        most = max(alike, key=lambda one: one.num_subsets)
+        units = retrain_units(self.task, most, self.execution.device)
+        found = [entry for unit in units if (entry := self.store.read(unit.kind, unit.config))]
+        return assemble(self.task, most, found) if found else None
 
 
 def run(experiment: Experiment, execution: Execution | None = None) -> Result:
