@@ -4,15 +4,15 @@
     fit.weights                        # (q, n): the posterior mean, masks @ weights.T predicts the losses
 
 For query j over m subsets, y_j = mu_j + X w_j + noise, with w_j ~ N(c_j P_j, s_j^2 C) around another method's scores P
-(q, n). C = t I + (1 - t) R^k: R_ab is how alike examples a and b are in the scores that they have over queries, the
-cosine of two columns of P, and the k-th power of every entry leaves the most alike. Without P this is ridge regression.
-Whatever is not known comes from the marginal likelihood of the very subsets that are learnt from:
+(q, n). C = t I + (1 - t) G, both of mean diagonal 1: G is P'P, or how alike two examples are in the scores that they
+have over queries (the cosine of two columns of P) to the power k, which leaves the most alike. Without P this is ridge
+regression. Whatever is not known comes from the marginal likelihood of the very subsets that are learnt from:
 
 - mu_j is left out by centring, s_j is profiled, c_j is found by generalised least squares and then shrunk to what is
   usual among the queries by as much as its error says (few subsets tell little about one query);
 - the ratio of noise to signal differs from query to query: each has a posterior over a grid of ratios, whose prior is
   the mixture that makes all queries likeliest. Weights are averaged over it;
-- which scores of several, k and t are the same for all queries, and the likeliest are taken.
+- which scores of several, G and t are the same for all queries, and the likeliest are taken.
 
 One eigendecomposition serves every query and every ratio; it is of the smaller of m x m and n x n.
 """
@@ -25,13 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baselines.support.subset_data import BLOCK_BYTES, Spectrum, SubsetData
+
 RATIOS = torch.logspace(-3, 3, 25, dtype=torch.float64)  # of noise to signal, in variance over subsets
-POWERS = (1, 4, 16)
+COVARIANCE = 0  # P'P itself, with the examples' own lengths
+POWERS = (COVARIANCE, 2, 4, 16)  # of the cosine
 STEP = 0.5  # of log10 t
 LOWEST = -3.0
 MIXTURE_STEPS = 50
-BLOCK_BYTES = 256 * 2**20  # of one matrix of a block of queries
-LEAST_EIGENVALUE = 1e-10  # of the largest: below it is rounding
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def regress(
     progress: Callable[..., Iterable] = lambda items, **_: items,
 ) -> Regression:
     """masks: (m, n) bool; losses: (m, q); priors: name -> (q, n) in any unit, of which the likeliest is taken."""
-    data = _Data(masks, losses, device)
+    data = SubsetData(masks, losses, device)
     search = _Search(data, priors or {"none": None})
     for _ in progress(search.steps(), total=search.most_steps, description="datamodel: the likeliest prior"):
         pass
@@ -66,105 +67,25 @@ def workspace_bytes(num_subsets: int, num_examples: int, num_queries: int, num_p
     return squares + masks + 6 * block + num_queries * (8 * num_subsets + 4 * (1 + num_priors) * num_examples)
 
 
-def _likeness(scores: Tensor, device: torch.device) -> Tensor:
-    """(n, n): cosines of columns; an example without scores is like itself alone."""
+def _products(scores: Tensor, device: torch.device) -> Tensor:
+    """(n, n): of the columns of scores, of mean diagonal 1."""
     total = torch.zeros(scores.shape[1], scores.shape[1], dtype=torch.float64, device=device)
     for rows in scores.split(1024):
         wide = rows.to(device, torch.float64)
         total += wide.T @ wide
-    lengths = total.diagonal().sqrt()
+    return total / total.diagonal().mean().clamp(min=1e-300)
+
+
+def _likeness(products: Tensor, power: int) -> Tensor:
+    """(n, n): the products, or cosines to that power; an example without scores is like itself alone."""
+    if power == COVARIANCE:
+        return products
+    lengths = products.diagonal().sqrt()
     lengths = torch.where(lengths > 0, lengths, 1.0)
-    total /= lengths[:, None]
-    total /= lengths
-    total.fill_diagonal_(1.0)
-    return total
-
-
-# ---- the data, and the eigenvectors in which every ratio is a diagonal ----
-
-
-@dataclass(frozen=True)
-class _Spectrum:
-    """The prior covariance of the centred outcomes, X C X' = U diag(values) U'."""
-
-    values: Tensor  # (r,)
-    from_outcomes: Tensor | None  # (r, m): U'; or None, and
-    from_projected: Tensor | None  # (r, n): U' = from_projected X', where there are more subsets than examples
-    to_weights: Tensor  # (n, r): C X' U
-
-
-class _Data:
-    """Centred masks and standardised outcomes; queries come in blocks, columns of (m, block) and (n, block)."""
-
-    def __init__(self, masks: np.ndarray, losses: np.ndarray, device: torch.device):
-        self.device = device
-        self.num_subsets, self.num_examples = masks.shape
-        self.losses = torch.from_numpy(np.ascontiguousarray(losses))
-        centred = torch.from_numpy(masks).to(device, torch.float64)
-        self.masks = centred - centred.mean(0)
-        self.many = self.num_subsets > self.num_examples
-        self.overlaps = self.masks.T @ self.masks if self.many else None
-
-    @property
-    def num_queries(self) -> int:
-        return self.losses.shape[1]
-
-    def blocks(self) -> Iterator[slice]:
-        size = max(1, BLOCK_BYTES // (8 * max(self.masks.shape)))
-        for start in range(0, self.num_queries, size):
-            yield slice(start, min(start + size, self.num_queries))
-
-    def outcomes(self, block: slice) -> tuple[Tensor, Tensor]:
-        """(m, block) of variance 1 over subsets, and what they were divided by; a constant query stays 0."""
-        values = self.losses[:, block].to(self.device, torch.float64)
-        values = values - values.mean(0)
-        scale = values.square().mean(0).sqrt()
-        return values / torch.where(scale > 0, scale, 1.0), scale
-
-    def predictions(self, mean: Tensor | None, block: slice) -> tuple[Tensor, Tensor] | None:
-        """(m, block) of the prior mean, of variance 1, and the scaled mean, (n, block), that makes them."""
-        if mean is None:
-            return None
-        means = mean[block].to(self.device, torch.float64).T
-        made = self.masks @ means
-        scale = made.square().mean(0).sqrt()
-        scale = torch.where(scale > 0, scale, 1.0)
-        return made / scale, means / scale
-
-    def spectrum(self, covariance: Tensor | None, identity: float) -> _Spectrum:
-        """covariance: (n, n), whose share is 1 - identity."""
-        return self._by_examples(covariance, identity) if self.many else self._by_subsets(covariance, identity)
-
-    def _by_subsets(self, covariance: Tensor | None, identity: float) -> _Spectrum:
-        spread = self.masks * identity  # (m, n): X C
-        if covariance is not None and identity < 1:
-            spread += (1 - identity) * (self.masks @ covariance)
-        kernel = spread @ self.masks.T
-        values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
-        return _Spectrum(values.clamp(min=0), vectors.T.contiguous(), None, spread.T @ vectors)
-
-    def _by_examples(self, covariance: Tensor | None, identity: float) -> _Spectrum:
-        root = None  # C = root root'
-        assert self.overlaps is not None
-        inner = self.overlaps
-        if covariance is not None and identity < 1:
-            mixed = (1 - identity) * covariance
-            mixed.diagonal().add_(identity)
-            root = torch.linalg.cholesky(mixed)
-            inner = root.T @ self.overlaps @ root
-        values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
-        kept = values > LEAST_EIGENVALUE * values[-1]
-        values, vectors = values[kept], vectors[:, kept]
-        vectors = vectors if root is None else root @ vectors
-        lengths = values.sqrt()
-        return _Spectrum(values, None, vectors.T / lengths[:, None], vectors * lengths)
-
-    def rotated(self, spectrum: _Spectrum, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """(r, block): U' columns, of (m, block); and (m or n, block) whose products are the columns' own."""
-        if spectrum.from_outcomes is not None:
-            return spectrum.from_outcomes @ columns, columns
-        assert spectrum.from_projected is not None
-        return spectrum.from_projected @ (self.masks.T @ columns), columns
+    alike = products / lengths[:, None]
+    alike /= lengths
+    alike.fill_diagonal_(1.0)
+    return alike.pow_(power)
 
 
 # ---- the marginal likelihood ----
@@ -174,9 +95,9 @@ class _Data:
 class _Evidence:
     """For every query and ratio, (q, ratios): how likely, and the prior mean's factor with its variance."""
 
-    choice: dict[str, Any]  # which scores, k and t
+    choice: dict[str, Any]  # which scores, power of likeness and t
     mean: Tensor | None  # (q, n): those scores
-    spectrum: _Spectrum
+    spectrum: Spectrum
     noise: Tensor  # (ratios,): added to the eigenvalues
     posterior: Tensor  # (q, ratios): rows sum to 1
     factors: Tensor  # (q, ratios)
@@ -184,7 +105,7 @@ class _Evidence:
     total: float  # log marginal likelihood, summed over queries
 
 
-def _evidence(data: _Data, spectrum: _Spectrum, mean: Tensor | None, **choice: Any) -> _Evidence:
+def _evidence(data: SubsetData, spectrum: Spectrum, mean: Tensor | None, **choice: Any) -> _Evidence:
     m, values = data.num_subsets, spectrum.values
     noise = RATIOS.to(data.device) * values.sum() / (m - 1)
     inverse = 1 / (values[:, None] + noise)  # (r, ratios)
@@ -236,7 +157,7 @@ class _Search:
     best: _Evidence
     most_steps = 1 + len(POWERS) + round(-LOWEST / STEP) - 1
 
-    def __init__(self, data: _Data, priors: Mapping[str, Tensor] | Mapping[str, None]):
+    def __init__(self, data: SubsetData, priors: Mapping[str, Tensor] | Mapping[str, None]):
         self.data, self.priors = data, priors
 
     def steps(self) -> Iterator[None]:
@@ -248,10 +169,10 @@ class _Search:
         mean = self.best.mean
         if mean is None:
             return
-        alike, name = _likeness(mean, self.data.device), self.best.choice["scores"]
+        products, name = _products(mean, self.data.device), self.best.choice["scores"]
 
         def at(power: int, place: float) -> _Evidence:
-            spectrum = self.data.spectrum(alike**power, 10.0**place)
+            spectrum = self.data.spectrum(_likeness(products, power), 10.0**place)
             return _evidence(self.data, spectrum, mean, scores=name, power=power, identity=10.0**place)
 
         place, tried = -STEP, list[_Evidence]()
@@ -273,7 +194,7 @@ class _Search:
 # ---- the posterior mean ----
 
 
-def _posterior(data: _Data, evidence: _Evidence) -> Regression:
+def _posterior(data: SubsetData, evidence: _Evidence) -> Regression:
     spectrum, posterior = evidence.spectrum, evidence.posterior
     factors, usual, spread = _shrunk(
         (posterior * evidence.factors).sum(1), (posterior * evidence.variances.nan_to_num(posinf=1e30)).sum(1)

@@ -81,7 +81,7 @@ class TestRegression:
         prior = torch.from_numpy(weights + np.random.default_rng(2).normal(size=weights.shape)).float()
         one = regress(kept, losses, {"p": prior}, device=CPU)
         monkeypatch.setattr(
-            "baselines.support.subset_regression._Data.spectrum",
+            "baselines.support.subset_data.SubsetData.spectrum",
             lambda data, covariance, identity: data._by_subsets(covariance, identity),
         )
         other = regress(kept, losses, {"p": prior}, device=CPU)
@@ -92,7 +92,7 @@ class TestRegression:
         kept, losses, weights = planted(50)
         prior = torch.from_numpy(weights).float()
         whole = regress(kept, losses, {"p": prior}, device=CPU)
-        monkeypatch.setattr("baselines.support.subset_regression.BLOCK_BYTES", 7 * 8 * EXAMPLES)
+        monkeypatch.setattr("baselines.support.subset_data.BLOCK_BYTES", 7 * 8 * EXAMPLES)
         torch.testing.assert_close(regress(kept, losses, {"p": prior}, device=CPU).weights, whole.weights)
 
     def test_constant_queries_and_empty_priors_are_no_trouble(self) -> None:
