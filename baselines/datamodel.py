@@ -1,4 +1,4 @@
-"""datamodel: linear regression from subsets to retrained losses, on retrains of its own and around any method's scores.
+"""datamodel: regression of losses on subsets that it retrains on, around any method's scores.
 
 It asks for models retrained on further subsets, which cost it their seconds, and predicts a query's loss by a sum over
 the subset's members. With a prior the weights are expected where another method's scores are, and to vary together for
