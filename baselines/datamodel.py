@@ -26,6 +26,7 @@ from retrain.task import Task
 
 LEAST_RETRAINS = 10
 OUTCOMES = ("ranks", "losses")
+QUERIES_AT_ONCE = 512  # ranks are made in float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,5 +113,9 @@ def normal_scores(losses: np.ndarray) -> np.ndarray:
 
     LDS compares ranks, and a few subsets with a loss far above the others would decide a regression of the losses.
     """
-    quantiles = special.ndtri((stats.rankdata(losses, axis=0) - 0.5) / len(losses))
-    return (quantiles * losses.std(axis=0)).astype(np.float32)
+    found = np.empty_like(losses, dtype=np.float32)
+    for start in range(0, losses.shape[1], QUERIES_AT_ONCE):
+        some = losses[:, start : start + QUERIES_AT_ONCE]
+        quantiles = special.ndtri((stats.rankdata(some, axis=0) - 0.5) / len(some))
+        found[:, start : start + QUERIES_AT_ONCE] = quantiles * some.std(axis=0)
+    return found

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from baselines.datamodel import Datamodel
+from baselines.datamodel import Datamodel, normal_scores
 from baselines.method import Attribution, Method, Problem, Retrained, Size, load_method
 from baselines.support.nested import nested_method, nested_text
 from baselines.support.subset_regression import regress
@@ -168,6 +168,17 @@ def test_losses_that_are_not_finite_are_left_out(scratch: Path) -> None:
     assert torch.equal(made.scores, expected.scores)
     with pytest.raises(FloatingPointError, match="0 of 40 retrained models"):
         answer(load_method("datamodel"), problem(task, scratch, Retrained(found.masks, np.nan * found.losses)))
+
+
+def test_ranks_are_blind_to_monotone_transforms_and_keep_the_losses_unit() -> None:
+    losses = planted(80)[1]
+    made = normal_scores(losses)
+    assert np.array_equal(np.argsort(made, axis=0), np.argsort(losses, axis=0))
+    np.testing.assert_allclose(made.std(axis=0), losses.std(axis=0), rtol=0.05)
+    skewed = normal_scores(np.exp(losses / 4))
+    np.testing.assert_allclose(skewed / skewed.std(axis=0), made / made.std(axis=0), rtol=1e-4, atol=1e-5)
+    many = np.tile(losses, 40)  # more than are ranked at once
+    np.testing.assert_allclose(normal_scores(many), np.tile(made, 40), rtol=1e-5, atol=1e-6)
 
 
 def test_a_problem_without_retrains_says_so(scratch: Path) -> None:

@@ -436,7 +436,7 @@ class TestTrak:
         assert load_method("trak").memory_bytes(size) < 2**30
 
 
-@pytest.mark.parametrize("name", ["ekfac", "kfac", "trak", "gradsim", "random"])
+@pytest.mark.parametrize("name", ["datamodel", "ekfac", "kfac", "trak", "gradsim", "random"])
 def test_memory_is_planned_and_papers_and_grids_are_there(name: str) -> None:
     method = load_method(name)
     sizes = [
