@@ -145,7 +145,7 @@ def test_a_prior_has_the_settings_of_a_row_of_its_own() -> None:
 # ---- stopped at any moment ----
 
 DIGITS = "--task digits --set digits.num_train=120 --set digits.epochs=2 --alpha 0.5 --subsets 4 --replicates 1"
-COMMAND = [*DIGITS.split(), "--queries", "20", "--methods", "datamodel@retrains=40", "--out", "runs"]
+COMMAND = [*DIGITS.split(), "--queries", "20", "--methods", "datamodel@retrains=16", "--out", "runs"]
 
 
 def entries(cache: Path) -> dict[Path, int]:
@@ -160,13 +160,13 @@ def test_killed_and_rerun_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
-    while len(entries(tmp_path / "cache")) < 4 + 6 and process.poll() is None and time.monotonic() < deadline:
+    while len(entries(tmp_path / "cache")) < 4 + 4 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     before = entries(tmp_path / "cache")
-    assert 4 + 6 <= len(before) < 4 + 40, "killed among its further retrains"
+    assert 4 + 4 <= len(before) < 4 + 16, "killed among its further retrains"
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
     after = entries(tmp_path / "cache")
-    assert len(after) == 4 + 40
+    assert len(after) == 4 + 16
     assert {path: after[path] for path in before} == before
