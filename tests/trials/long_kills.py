@@ -12,6 +12,7 @@ attempt went on from there and not from the beginning. In the end all arrays are
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -111,7 +112,8 @@ class Group:
         kill |= {"saved_before": before, "saved": after, "went_on": went_on(before, after)}
         pids = {"worker": {hit[0][1].pid} if hit else set(), "driver": {command.pid}}
         for pid in pids.get(victim, {command.pid, *self.workers}):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.kills.append(kill)
         print(json.dumps(kill), flush=True)
         self.verify()
