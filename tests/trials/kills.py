@@ -341,13 +341,23 @@ def last_saved(store: Store, kind: str, key: str) -> float:
 
 
 def lost_by(store: Store, held: list[tuple[tuple[str, str], Holder]]) -> dict[str, Any]:
-    """What a kill at this moment loses: the longest time since any of these units was claimed or last saved."""
+    """What a kill at this moment loses: the longest time in which one of these processes has saved nothing.
+
+    A process may hold two units, scores and the fit that they need: what one of them saves is saved for both. Where one
+    process does everything, an entry that it wrote since is saved, too.
+    """
     now = time.time()
-    saved = [(holder.since, last_saved(store, *name)) for name, holder in held]
-    return {
-        "lost_seconds": round(max((now - max(times) for times in saved), default=0.0), 2),
-        "had_saved": any(last > since for since, last in saved),
-    }
+    latest: dict[int, float] = {}
+    had_saved = False
+    for name, holder in held:
+        saved = last_saved(store, *name)
+        had_saved |= saved > holder.since
+        latest[holder.pid] = max(latest.get(holder.pid, 0.0), holder.since, saved)
+    if len(latest) == 1:
+        (pid,) = latest
+        latest[pid] = max([latest[pid], *(info.modified() for info in store.entries())])
+    lost = max((now - time_ for time_ in latest.values()), default=0.0)
+    return {"lost_seconds": round(lost, 2), "had_saved": had_saved}
 
 
 def walk(folder: Path) -> Iterator[Path]:

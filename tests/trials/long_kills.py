@@ -7,7 +7,7 @@ commands are `python -m bench.lds` as a user types them, on two chains of BIF of
 and on an EK-FAC fit, an EK-FAC scoring and a TRAK ensemble's features made long by tiny batches (one process). Each
 group first runs undisturbed in one process. Then the same command on a cache of its own is killed, driver, worker or
 everybody, a random 32 to 75 s after its work began, and run again, until it ends by itself. Of every kill: what was
-lost (seconds since the unit was claimed or last saved), how far each chain's saved state was, and whether the next
+lost (seconds in which a killed process had saved nothing), how far each chain's saved state was, and whether the next
 attempt went on from there and not from the beginning. In the end all arrays are compared to the bit.
 """
 
@@ -58,7 +58,7 @@ class Group:
     def __init__(self, name: str, folder: Path, rng: np.random.Generator):
         self.name, self.rng, self.folder = name, rng, folder
         self.words = GROUPS[name]
-        self.folder.mkdir()
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.calm, self.store = Store(folder / "calm"), Store(folder / "killed")
         self.kills: list[dict[str, Any]] = []
         self.trouble: list[str] = []
@@ -72,10 +72,11 @@ class Group:
             *("--cache", str(store.root), "--out", str(self.folder / f"{store.root.name}-runs"), "--cluster", *cluster),
         ]
 
-    def undisturbed(self) -> float:
-        began = time.monotonic()
-        self.rows = rows_of(finish("bench.lds", self.lds(self.calm, ["inline"]), self.folder))
-        return time.monotonic() - began
+    def undisturbed(self) -> dict[str, float]:
+        """{method: seconds of its fit and score}."""
+        output = finish("bench.lds", self.lds(self.calm, ["inline"]), self.folder)
+        self.rows = rows_of(output)
+        return {row["label"]: round(row["fit_seconds"] + row["score_seconds"], 1) for row in json.loads(output)}
 
     def killed_until_it_ends(self) -> None:
         """The same command again and again; each is killed, but the last is over before its turn."""
@@ -193,7 +194,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--kills", type=int, default=12, help="at least so many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", help="where caches go, and stay (default: a temporary folder)")
+    parser.add_argument("--folder", help="where caches go, and stay; an undisturbed run there is used")
     parser.add_argument("--out", type=Path, help="a file for the record")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -204,8 +205,8 @@ def main() -> int:
         groups = [Group(name, folder / str(number), rng) for number, name in enumerate(GROUPS)]
         calm = {}
         for group in groups:
-            calm[group.name] = round(group.undisturbed(), 1)
-            print(f"{group.name}: {calm[group.name]} s undisturbed", flush=True)
+            calm |= group.undisturbed()
+            print(f"{group.name}: {calm} s undisturbed", flush=True)
             group.killed_until_it_ends()
         while sum(len(group.kills) for group in groups) < arguments.kills:
             groups[0].forget()
