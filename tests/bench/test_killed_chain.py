@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bench.lds import main
 from retrain.store import Store
 from retrain.work import Work, unfinished_work
 
@@ -36,25 +39,24 @@ saving.Saver.progress = progress
 """
 
 
-def start(folder: Path, cache: str, **environment: str) -> subprocess.Popen:
-    words = [
+def words(folder: Path, cache: str) -> list[str]:
+    return [
         "--task", "tests.helpers.planted:Planted", "--alpha", "0.5", "--subsets", "12", "--replicates", "1",
         "--methods", f"bif@chains=2,draws={DRAWS},step_size=1e-3,n_beta=20,gamma=5", "--device", "cpu", "--json",
         "--cluster", "inline", "--cache", str(folder / cache), "--out", str(folder / f"{cache}-runs"),
     ]  # fmt: skip
+
+
+def start(folder: Path, **environment: str) -> subprocess.Popen:
     paths = os.pathsep.join((str(folder / "first"), str(ROOT)))
-    trial = folder / f"{cache}-trial"
-    trial.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "bench.lds", *words],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": paths, "TRIAL": str(trial), **environment},
+        [sys.executable, "-m", "bench.lds", *words(folder, "cache")],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": paths, "TRIAL": str(folder / "first"), **environment},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
 
-def rows(process: subprocess.Popen) -> list[dict[str, Any]]:
-    output, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
+def rows(output: str) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in MEASURED} for row in json.loads(output)]
 
 
@@ -63,15 +65,15 @@ def scores(root: Path) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in Store(root).verified(info.kind, info.key).arrays.items()}
 
 
-def test_a_chain_killed_after_a_save_goes_on_from_there(tmp_path: Path) -> None:
-    (tmp_path / "first").mkdir()
+def test_a_chain_killed_after_a_save_goes_on_from_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
     text = FIRST.replace("SAVED_AT", str(SAVED_AT)).replace("KILLED_AT", str(KILLED_AT))
-    (tmp_path / "first" / "sitecustomize.py").write_text(text)
-    undisturbed = start(tmp_path, "calm")
-    process = start(tmp_path, "cache", STAY="1")
+    (first / "sitecustomize.py").write_text(text)
+    process = start(tmp_path, STAY="1")
     try:
         limit = time.monotonic() + 600
-        while not (tmp_path / "cache-trial" / "there").exists():
+        while not (first / "there").exists():
             assert process.poll() is None, f"it ended before it could be killed: {process.communicate()[1]}"
             assert time.monotonic() < limit, "it never came to its draw"
             time.sleep(0.02)
@@ -84,14 +86,17 @@ def test_a_chain_killed_after_a_save_goes_on_from_there(tmp_path: Path) -> None:
     saved = Work.of(store, left.kind, left.key).load("chain-0")
     assert saved is not None
     assert saved[1]["taken"] == SAVED_AT
-    diary = tmp_path / "cache-trial" / "draws"
+    diary = first / "draws"
     assert diary.read_text().split("\n")[-2] == f"chain-0 {KILLED_AT}"
     diary.unlink()
 
-    again = start(tmp_path, "cache")
-    resumed, calm = rows(again), rows(undisturbed)
-    first = [int(line.split()[1]) for line in diary.read_text().splitlines() if line.startswith("chain-0 ")]
-    assert first == list(range(SAVED_AT + 1, DRAWS + 1)), "it began where it had saved, and not at 0"
-    assert resumed == calm
+    again = start(tmp_path)
+    assert main(words(tmp_path, "calm")) == 0
+    undisturbed = rows(capsys.readouterr().out)
+    output, errors = again.communicate(timeout=600)
+    assert again.returncode == 0, errors
+    taken = [int(line.split()[1]) for line in diary.read_text().splitlines() if line.startswith("chain-0 ")]
+    assert taken == list(range(SAVED_AT + 1, DRAWS + 1)), "it began where it had saved, and not at 0"
+    assert rows(output) == undisturbed
     assert scores(tmp_path / "cache") == scores(tmp_path / "calm")
     assert not unfinished_work(store), "what was saved goes when the scores are there"
