@@ -5,6 +5,7 @@ traces. Each is cached by itself, so an interrupted sweep goes on where it was.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,10 @@ from bench import metrics
 from bench.experiment import Execution, Experiment, Session
 from bench.record import without_nan
 from bench.rows import why_undefined
-from bench.scoring import DIVERGED, MethodFailedError, Prediction, Scorer
+from bench.scoring import DIVERGED, ONCE, MethodFailedError, Prediction, Scorer
 from bench.variants import settings_of
 from retrain.errors import UsageError
+from retrain.jobs import run_units
 from retrain.work import Work
 
 
@@ -35,6 +37,7 @@ class Cells:
         self.truths = [found[self.seed, self.alpha_attribution, plan.alpha] for plan in self.plans]
         if any(len(truth.subsets) < plan.num_subsets for truth, plan in zip(self.truths, self.plans, strict=True)):
             raise UsageError("the ground truth is not complete; run the same command without --collect")
+        self.failed: dict[str, str] = {}  # key of scores -> why there are none
 
     def method(self, name: str, **options: Any) -> Method:
         """With the task's own settings, then the experiment's, then these."""
@@ -50,7 +53,20 @@ class Cells:
         """(subsets, queries) of the scorer's question, at the alpha of that position."""
         return self.truths[position].mean()[:, scorer.question.query_indices()]
 
+    def prepare(self, methods: Sequence[Method]) -> None:
+        """All of these settings at once where several jobs were asked for; else each is made when its turn comes."""
+        jobs = self.execution.scoring_jobs()
+        if jobs.get("cluster", "inline") == "inline" or jobs.get("jobs") == 1:
+            return
+        units = [unit for method in methods for unit in self.scorer(method).missing(self.plans)]
+        if units:
+            name = f"{self.task.name} settings"
+            report = run_units(units, self.store, name=name, progress=self.execution.progress, **{**ONCE, **jobs})
+            self.failed |= report.failed
+
     def predictions(self, scorer: Scorer) -> list[Prediction]:
+        if reason := self.failed.get(self.store.key("scores", scorer.config)):
+            raise MethodFailedError(reason)
         return scorer.make(self.plans, progress=False, traceback=self.execution.jobs.get("traceback", False))
 
     def score(self, method: Method, swept: dict[str, Any]) -> dict[str, Any]:

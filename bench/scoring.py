@@ -360,7 +360,10 @@ def close_desk() -> None:
 
 
 def _metered(problem: Problem, work: Any) -> tuple[Any, Cost]:
-    return metered(work, problem.seed, problem.device, problem.task.cpu_threads)
+    try:
+        return metered(work, problem.seed, problem.device, problem.task.cpu_threads)
+    except UsageError as error:  # this method cannot do with its settings; the others can
+        raise MethodFailedError(str(error)) from error
 
 
 def make_fit(store: Store, unit: Unit) -> None:

@@ -97,6 +97,7 @@ def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]
 
     tuning = Cells(dataclasses.replace(experiment, query_split="tune", stream="tune"), execution)
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    tuning.prepare([tuning.method(name, **chosen) for chosen in combinations])
     cells = [
         tuning.score(tuning.method(name, **chosen), chosen)
         for chosen in bar(combinations, desc="cells", unit="cell", delay=2, leave=False)

@@ -5,10 +5,12 @@
     python -m bench.lds --task digits --alpha 0.1 --settings tuned    # what was chosen is used
 
 Each method's file declares a small grid of what matters (`Method.grid`). Every method gets the same number of settings
-(`--tries`), or the same seconds (`--seconds`), its defaults first and the rest in an order that a seed decides. A
-setting's LDS is the mean over the alphas and seeds asked for, on the `tune` queries and on subsets of a stream of their
-own. The best by raw LDS and the best by normalised LDS are chosen separately; settings that a paired 95 % interval
-cannot tell from the best count as ties, and the cheapest of them is taken. The record keeps the whole grid.
+(`--tries`), or the same seconds (`--seconds`), its defaults first and the rest in an order that a seed decides. Where
+the best has a number that nothing beyond it was tried for, ten times or a tenth of it is tried as well, up to
+`--further` settings. What `--set METHOD.OPTION=VALUE` gives is kept and not tuned. A setting's LDS is the mean over the
+alphas and seeds asked for, on the `tune` queries and on subsets of a stream of their own. The best by raw LDS and the
+best by normalised LDS are chosen separately; settings that a paired 95 % interval cannot tell from the best count as
+ties, and the cheapest of them is taken. The record keeps the whole grid.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,10 @@ from retrain.progress import bar
 from retrain.store import canonical_json
 
 TRIES = 12
+FURTHER = 4
+EDGE_FACTOR = 10.0
 CHOSEN_BY = ("raw", "normalised")
+TUNED_FIELDS = ("task", "protocol", "alphas", "alpha_attribution", "seeds", "run_id", "commit", "code", "device")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -57,6 +62,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--queries", type=at_least(1), help="only the first so many tune queries")
     add("--tries", type=at_least(1), default=TRIES, help="settings a method (default: %(default)s)")
     add("--seconds", type=float, help="seconds a method instead, its fits and scores counted")
+    beyond_grid = "settings beyond the grid, where the best is at its edge (default: %(default)s)"
+    add("--further", type=at_least(0), default=FURTHER, help=beyond_grid)
     add("--out", default=f"{RUNS}/tune", help="where the record and the chosen settings go (default: %(default)s)")
     add_cluster_arguments(parser)
     return parser
@@ -65,18 +72,41 @@ def make_parser() -> argparse.ArgumentParser:
 # ---- the grid ----
 
 
-def settings_to_try(method: Any, seed: int) -> Iterator[dict[str, Any]]:
-    """The defaults, then the crossed grid in an order that the seed decides."""
+def settings_to_try(method: Any, seed: int, fixed: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """The defaults, then the crossed grid in an order that the seed decides; options in `fixed` stay as they are."""
     grids = [method.grid] if isinstance(method.grid, Mapping) else list(method.grid)
     crossed = [dict(zip(grid, values, strict=True)) for grid in grids for values in itertools.product(*grid.values())]
     order = np.random.default_rng([7, seed]).permutation(len(crossed))
     seen: list[dict[str, Any]] = [{}]
     yield {}
     for place in order:
-        changed = {name: value for name, value in crossed[place].items() if getattr(method, name) != value}
+        options = {name: value for name, value in crossed[place].items() if name not in fixed}
+        changed = {name: value for name, value in options.items() if getattr(method, name) != value}
         if changed not in seen:
             seen.append(changed)
-            yield crossed[place]
+            yield options
+
+
+def beyond(method: Any, best: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The neighbours of the best setting along every number, where nothing that far out was tried, all else equal."""
+
+    def whole(options: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: options.get(name, getattr(method, name)) for name in names}
+
+    names = sorted({name for options in tried for name in options})
+    here = whole(best)
+    for name in names:
+        value = here[name]
+        if not isinstance(value, float) or not value > 0:
+            continue  # whole numbers are budgets (draws, projections), 0 leaves the choice to the method
+        others = [other for other in map(whole, tried) if {**other, name: value} == here]
+        values = [other[name] for other in others if other[name] != value]
+        if not values:
+            continue  # it was never varied
+        if value > max(values):
+            yield {**best, name: value * EDGE_FACTOR}
+        elif value < min(v for v in values if v > 0):
+            yield {**best, name: value / EDGE_FACTOR}
 
 
 @dataclass
@@ -119,13 +149,20 @@ def try_settings(blocks: Sequence[Any], name: str, options: dict[str, Any]) -> T
 # ---- the choice ----
 
 
+def defined(tried: Sequence[Tried], kind: str) -> list[Tried]:
+    return [one for one in tried if math.isfinite(math.nan if (lds := one.lds[kind]) is None else lds)]
+
+
+def best_of(tried: Sequence[Tried], kind: str) -> Tried | None:
+    return max(defined(tried, kind), key=lambda one: one.lds[kind] or 0.0, default=None)
+
+
 def choose(tried: Sequence[Tried], losses: Sequence[np.ndarray], kind: str) -> dict[str, Any] | None:
     """The cheapest of those that cannot be told from the best; None where no setting has a score."""
-    defined = [one for one in tried if one.lds[kind] is not None and math.isfinite(one.lds[kind] or math.nan)]
-    if not defined:
+    best = best_of(tried, kind)
+    if best is None:
         return None
-    best = max(defined, key=lambda one: one.lds[kind] or -1.0)
-    ties = [one for one in defined if one is best or not clearly_behind(one, best, losses, kind)]
+    ties = [one for one in defined(tried, kind) if one is best or not clearly_behind(one, best, losses, kind)]
     chosen = min(ties, key=lambda one: one.seconds)
     return {
         "options": chosen.options,
@@ -146,8 +183,10 @@ def clearly_behind(one: Tried, best: Tried, losses: Sequence[np.ndarray], kind: 
     return bool(differences.mean() - 1.96 * math.sqrt((errors**2).sum()) / len(found) > 0)
 
 
-def tune_method(blocks: Sequence[Any], name: str, tries: int, seconds: float | None) -> dict[str, Any]:
-    """The whole grid as far as it was gone through, and what was chosen."""
+def tune_method(
+    blocks: Sequence[Any], name: str, tries: int, seconds: float | None, further: int = FURTHER
+) -> dict[str, Any]:
+    """The whole grid as far as it was gone through, what lies beyond its edge, and what was chosen."""
     losses = [
         cells.losses(cells.scorer(cells.method("random")), position)
         for cells in blocks
@@ -155,12 +194,34 @@ def tune_method(blocks: Sequence[Any], name: str, tries: int, seconds: float | N
     ]
     tried: list[Tried] = []
     spent = 0.0
-    wanted = list(settings_to_try(blocks[0].method(name), blocks[0].seed))
-    for options in bar(wanted[:tries] if seconds is None else wanted, desc=name, unit="setting", delay=2, leave=False):
+    method, fixed = blocks[0].method(name), blocks[0].options.get(name, {})
+    wanted = list(settings_to_try(method, blocks[0].seed, fixed))
+
+    def try_next(options: dict[str, Any]) -> bool:
+        nonlocal spent
         if seconds is not None and tried and spent >= seconds:
-            break
+            return False
         tried.append(try_settings(blocks, name, options))
         spent += tried[-1].seconds if math.isfinite(tried[-1].seconds) else 0.0
+        return True
+
+    if seconds is None:  # else nobody knows how many there is time for
+        for cells in blocks:
+            cells.prepare([cells.method(name, **options) for options in wanted[:tries]])
+    for options in bar(wanted[:tries] if seconds is None else wanted, desc=name, unit="setting", delay=2, leave=False):
+        if not try_next(options):
+            break
+    num_in_grid = len(tried)
+    while len(tried) < num_in_grid + further:
+        settings = [one.options for one in tried]
+        edges = [
+            options
+            for kind in CHOSEN_BY
+            if (best := best_of(tried, kind)) is not None
+            for options in beyond(method, best.options, settings)
+        ]
+        if not edges or not try_next(edges[0]):
+            break
     return {
         "grid": [
             {"options": one.options, **{f"lds_{kind}": one.lds[kind] for kind in CHOSEN_BY}, "seconds": one.seconds}
@@ -171,6 +232,8 @@ def tune_method(blocks: Sequence[Any], name: str, tries: int, seconds: float | N
         "chosen": {kind: choose(tried, losses, kind) for kind in CHOSEN_BY},
         "seconds": spent,
         "num_settings": len(wanted),
+        "num_beyond": len(tried) - num_in_grid,
+        "fixed": {option: getattr(method, option) for option in fixed},
     }
 
 
@@ -237,7 +300,7 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
         if reason := method.skip(blocks[0].task):
             print(f"skipped {name}: {reason}", file=sys.stderr)
             continue
-        found[name] = tune_method(blocks, name, arguments.tries, arguments.seconds)
+        found[name] = tune_method(blocks, name, arguments.tries, arguments.seconds, arguments.further)
     first = blocks[0]
     record = without_nan(
         {
@@ -246,6 +309,7 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
             "alphas": list(asked.alpha),
             "tries": arguments.tries,
             "seconds_each": arguments.seconds,
+            "further": arguments.further,
             "methods": found,
         }
     )
@@ -254,9 +318,7 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
     record |= {**made, **provenance(first.session.device()), "seconds": round(time.perf_counter() - started, 1)}
     chosen = {
         "format": TUNED_FORMAT,
-        **{
-            name: record[name] for name in ("task", "protocol", "alphas", "seeds", "run_id", "commit", "code", "device")
-        },
+        **{name: record[name] for name in TUNED_FIELDS},
         "rule": str(__doc__).split("\n\n")[2].replace("\n", " "),
         "methods": {name: one["chosen"] for name, one in found.items() if all(one["chosen"].values())},
     }

@@ -237,7 +237,12 @@ def test_cuda_without_a_gpu_says_what_to_do(arguments: list[str], capsys: pytest
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("Raises", "RuntimeError: the sky fell"), ("Transposed", "expected (20, 200)"), ("Meddles", "changed the model")],
+    [
+        ("Raises", "RuntimeError: the sky fell"),
+        ("CannotHere", "too few examples; expected more"),
+        ("Transposed", "expected (20, 200)"),
+        ("Meddles", "changed the model"),
+    ],
 )
 def test_a_method_that_fails_is_named_and_the_others_finish(
     name: str, words: str, arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bench import Execution, Experiment, run
-from bench.tune import Tried, choose, clearly_behind, main, settings_to_try
+from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
 from retrain import subsets
 from retrain.store import Store
 
@@ -25,7 +25,7 @@ def arguments(tmp_path: Path) -> list[str]:
 def test_it_keeps_the_grid_and_its_choice_is_used(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main([*arguments, "--methods", "ekfac", "--tries", "3"]) == 0
+    assert main([*arguments, "--methods", "ekfac", "--tries", "3", "--further", "0"]) == 0
     record = json.loads((tmp_path / "tune" / "tune.json").read_text())
     found = record["methods"]["ekfac"]
     assert len(found["grid"]) == 3
@@ -113,6 +113,92 @@ def test_every_setting_is_tried_once_and_the_defaults_first() -> None:
     assert found[0] == {}
     assert found == list(settings_to_try(method, 1))
     assert len({json.dumps(one, sort_keys=True) for one in found}) == len(found)
+
+
+def test_what_is_fixed_is_not_tuned(arguments: list[str], tmp_path: Path) -> None:
+    from baselines.method import load_method
+
+    method = load_method("bif", draws=25)
+    found = list(settings_to_try(method, 1, ("draws",)))
+    assert found[0] == {}
+    assert not any("draws" in options for options in found)
+    assert {"gamma": 1e4, "n_beta": 200.0, "step_size": 1e-5} in found, "the rest of a setting is still tried"
+    assert len({json.dumps(one, sort_keys=True) for one in found}) == len(found)
+    assert (
+        main([*arguments, "--methods", "trak", "--set", "trak.projection=128", "--tries", "2", "--further", "0"]) == 0
+    )
+    tuned = json.loads((tmp_path / "tune" / "tune.json").read_text())["methods"]["trak"]
+    assert tuned["fixed"] == {"projection": 128}
+    assert all("projection" not in cell["options"] for cell in tuned["grid"])
+
+
+def test_beyond_the_edge_lies_ten_times_or_a_tenth_all_else_equal() -> None:
+    from baselines.method import load_method
+
+    trak = load_method("trak")  # relative_ridge 10, projection 2048
+    tried: list[dict[str, object]] = [{}, {"relative_ridge": 1.0}, {"relative_ridge": 100.0}]
+    assert list(beyond(trak, {"relative_ridge": 100.0}, tried)) == [{"relative_ridge": 1000.0}]
+    assert list(beyond(trak, {"relative_ridge": 1.0}, tried)) == [{"relative_ridge": 0.1}]
+    assert list(beyond(trak, {}, tried)) == [], "it has neighbours on both sides"
+    # A whole number is a budget, and another projection's ridges say nothing about this one's.
+    wider = {"relative_ridge": 10.0, "projection": 4096}
+    assert list(beyond(trak, wider, [*tried, wider])) == []
+    both = [*tried, wider, {"relative_ridge": 1.0, "projection": 4096}]
+    assert list(beyond(trak, wider, both)) == [{"relative_ridge": 100.0, "projection": 4096}]
+    # 0 leaves gamma to the pilot: it has no tenth.
+    bif = load_method("bif")
+    assert list(beyond(bif, {}, [{}, {"gamma": 1e4}])) == []
+
+
+class _Rising:
+    """Cells whose best damping is far outside the grid."""
+
+    seed, options, plans = 1, {}, (None,)
+
+    def prepare(self, methods: object) -> None: ...
+
+    def method(self, name: str, **options: float) -> object:
+        from baselines.method import load_method
+
+        return load_method(name, **options)
+
+
+@pytest.mark.parametrize(("further", "reached"), [(0, 10.0), (2, 1000.0), (9, 10000.0)])
+def test_the_best_is_followed_beyond_the_grid(further: int, reached: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import tune
+
+    peak = 1e4
+
+    def try_settings(blocks: object, name: str, options: dict[str, float]) -> Tried:
+        damping = options.get("relative_damping", 0.1)
+        score = 1.0 - 0.1 * abs(np.log10(damping / peak))
+        nothing = {kind: [np.zeros((4, 2))] for kind in ("raw", "normalised")}
+        return Tried(options, 1.0, predictions=nothing, lds={"raw": score, "normalised": score})
+
+    monkeypatch.setattr(tune, "try_settings", try_settings)
+    monkeypatch.setattr(tune, "clearly_behind", lambda *words: True)
+    monkeypatch.setattr(_Rising, "losses", lambda *words: np.zeros((4, 2)), raising=False)
+    monkeypatch.setattr(_Rising, "scorer", lambda *words: None, raising=False)
+    found = tune_method([_Rising()], "ekfac", 8, None, further)
+    assert found["chosen"]["raw"]["options"] == {"relative_damping": reached}
+    assert found["num_beyond"] == min(further, 4), "it stops one step behind the peak"
+    assert len(found["grid"]) == 8 + found["num_beyond"]
+
+
+def test_several_jobs_try_settings_at_once_to_the_same_end(arguments: list[str], tmp_path: Path) -> None:
+    """A setting that fails in a worker is a cell with its reason, as it is in one process, and is not run again."""
+    words = [*arguments, "--methods", "bif", "--set", "bif.draws=20", "--tries", "4", "--further", "0"]
+    found = {}
+    for name, cluster in (("inline", ["inline"]), ("local", ["local", "--jobs", "2"])):
+        own = ["--cache", str(tmp_path / name), "--out", str(tmp_path / f"{name}-tune"), "--cluster", *cluster]
+        assert main([*words, *own]) == 0
+        grid = json.loads((tmp_path / f"{name}-tune" / "tune.json").read_text())["methods"]["bif"]["grid"]
+        found[name] = [{key: value for key, value in cell.items() if key not in ("seconds", "reason")} for cell in grid]
+        found[f"{name} reasons"] = [cell.get("reason", "").split(" (")[0] for cell in grid]
+    assert found["local"] == found["inline"]
+    assert found["local reasons"] == found["inline reasons"]
+    campaigns = [json.loads(path.read_text()) for path in (tmp_path / "local" / ".jobs").glob("*/campaign.json")]
+    assert any(campaign["name"].endswith("settings") and campaign["num_units"] == 4 for campaign in campaigns)
 
 
 def test_a_method_without_a_grid_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,12 +8,21 @@ import torch
 
 from baselines.gradsim import GradSim
 from baselines.method import Attribution, Method, Problem
+from retrain.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raises(Method):
     def score(self, problem: Problem, state: Any) -> Attribution:
         raise RuntimeError("the sky\nfell")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CannotHere(Method):
+    """Its settings do not suit the task, which it finds out too late to be skipped."""
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        raise UsageError("too few examples; expected more")
 
 
 @dataclass(frozen=True, kw_only=True)
