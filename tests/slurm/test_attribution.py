@@ -30,8 +30,8 @@ SLURM = ["--cluster", "slurm", "--jobs", "4", "--timeout-min", str(MINUTES)]
 # - "warned" has saved its work, and waits there for Slurm's warning, as a chain of hours would;
 # - "deaf" waits there, too, and hears no signal but SIGKILL, as one that hangs in a driver or on a disk;
 # - "killed" waits there for this test.
-# A task that is merely stopped (SIGSTOP) is no such thing: with its warning Slurm sends SIGCONT. It wakes, and puts
-# itself back into the queue long before its limit, if Python hears both; which of the two ends came was luck.
+# A task that is merely stopped (SIGSTOP) does not outlast its limit for sure: slurmstepd sends SIGCONT with Slurm's
+# warning, so it wakes then, hears the warning, and puts itself back into the queue before its time is up.
 FIRST = """
 import os, signal, time
 from baselines.bif import saving
