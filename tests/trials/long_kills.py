@@ -1,6 +1,7 @@
 """SIGKILL in the middle of long units as shipped: they save every 30 s, and no kill may cost a minute of work.
 
-    python -m tests.trials.long_kills --out results/trials/long_kills.json        # a dozen kills, some twenty minutes
+    python -m tests.trials.long_kills --group bif --out results/trials/long_kills_bif.json         # a quarter of an hour
+    python -m tests.trials.long_kills --group rivals --out results/trials/long_kills_rivals.json   # as much
 
 `kills.py` kills everything fifty times, on units of seconds that it makes save more often. Here nothing is patched: the
 commands are `python -m bench.lds` as a user types them, on two chains of BIF of some minutes each (two local workers)
@@ -35,18 +36,18 @@ from tests.trials.kills import Command, finish, lost_by, rows_of
 
 KINDS = ("fit", "part", "scores")
 GROUPS: dict[str, dict[str, Any]] = {
-    "BIF chains": {
+    "bif": {
         "methods": ["bif"],
         "settings": ["digits.num_train=300", "digits.epochs=4", "bif.chains=2", "bif.draws=300", "bif.thinning=30"],
         "cluster": ["local", "--jobs", "2"],
         "victims": ("everybody", "driver", "worker"),
     },
-    "EK-FAC fit and score, TRAK features": {
+    "rivals": {
         "methods": ["ekfac", "trak"],
         "settings": [
-            *("digits.num_train=1000", "digits.epochs=1", "digits.widths=(64,128,128)"),
+            *("digits.num_train=600", "digits.epochs=1", "digits.widths=(64,128,128)"),
             *("ekfac.fit_batch_size=1", "ekfac.query_batch_size=1", "ekfac.train_batch_size=20"),
-            *("trak.batch_size=1", "trak.checkpoints=5"),
+            *("trak.batch_size=1", "trak.checkpoints=3"),
         ],
         "cluster": ["inline"],
         "victims": ("driver",),
@@ -108,7 +109,7 @@ class Group:
         hit = list(held.items())[:1] if victim == "worker" else list(held.items())
         after = self.saved()
         self.workers = {holder.pid for holder in held.values()} - {command.pid}
-        kill: dict[str, Any] = {"number": len(self.kills), "phase": self.name, "victim": victim}
+        kill: dict[str, Any] = {"number": len(self.kills), "victim": victim}
         kill |= {"units": sorted(name[0] for name, _ in hit), **lost_by(self.store, hit)}
         kill |= {"saved_before": before, "saved": after, "went_on": went_on(before, after)}
         pids = {"worker": {hit[0][1].pid} if hit else set(), "driver": {command.pid}}
@@ -192,7 +193,8 @@ def went_on(before: dict[str, int], after: dict[str, int]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("--kills", type=int, default=12, help="at least so many (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=6, help="at least so many (default: %(default)s)")
+    parser.add_argument("--group", choices=list(GROUPS), required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", help="where caches go, and stay; an undisturbed run there is used")
     parser.add_argument("--out", type=Path, help="a file for the record")
@@ -202,31 +204,28 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="long-kills-") as temporary:
         folder = Path(arguments.folder or temporary)
-        groups = [Group(name, folder / str(number), rng) for number, name in enumerate(GROUPS)]
-        calm = {}
-        for group in groups:
-            calm |= group.undisturbed()
-            print(f"{group.name}: {calm} s undisturbed", flush=True)
+        group = Group(arguments.group, folder, rng)
+        calm = group.undisturbed()
+        print(f"{calm} s undisturbed", flush=True)
+        group.killed_until_it_ends()
+        while len(group.kills) < arguments.kills:
+            group.forget()
             group.killed_until_it_ends()
-        while sum(len(group.kills) for group in groups) < arguments.kills:
-            groups[0].forget()
-            groups[0].killed_until_it_ends()
-        equal = {group.name: group.equal() for group in groups}
-    kills = [kill for group in groups for kill in group.kills]
-    trouble = [line for group in groups for line in group.trouble]
+        equal = group.equal()
+    kills, trouble = group.kills, group.trouble
     most = max(kill["lost_seconds"] for kill in kills)
-    good = most < 60 and not trouble and all(same for kinds in equal.values() for same in kinds.values())
+    good = most < 60 and not trouble and all(equal.values())
     record = {
         "what": str(__doc__).split("\n")[0],
         "command": command_line("tests.trials.long_kills", sys.argv[1:]),
         "seed": arguments.seed,
         "save_seconds": SAVE_SECONDS,
-        "settings": GROUPS,
+        "settings": GROUPS[arguments.group],
         "seconds": round(time.monotonic() - began),
         "seconds_undisturbed": calm,
         "good": good,
         "num_kills": len(kills),
-        "by_phase": dict(Counter(kill["phase"] for kill in kills)),
+        "by_unit": dict(Counter(unit for kill in kills for unit in kill["units"])),
         "by_victim": dict(Counter(kill["victim"] for kill in kills)),
         "num_saved_before": sum(kill["had_saved"] for kill in kills),
         "most_seconds_lost": most,
