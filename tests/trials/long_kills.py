@@ -1,7 +1,7 @@
 """SIGKILL in the middle of long units as shipped: they save every 30 s, and no kill may cost a minute of work.
 
-    python -m tests.trials.long_kills --group bif --out results/trials/long_kills_bif.json         # a quarter of an hour
-    python -m tests.trials.long_kills --group rivals --out results/trials/long_kills_rivals.json   # as much
+    python -m tests.trials.long_kills --group bif --out results/trials/long_kills_bif.json       # a quarter of an hour
+    python -m tests.trials.long_kills --group rivals --out results/trials/long_kills_rivals.json # as much
 
 `kills.py` kills everything fifty times, on units of seconds that it makes save more often. Here nothing is patched: the
 commands are `python -m bench.lds` as a user types them, on two chains of BIF of some minutes each (two local workers)
