@@ -5,10 +5,15 @@ BIN := $(VENV)/bin
 # Without a GPU, the tested versions (newer torch brings CUDA along); with one, whatever is newest. CONSTRAINTS= lifts it.
 CONSTRAINTS ?= $(if $(shell command -v nvidia-smi),,constraints.txt)
 
-.PHONY: lds test test-slurm lint types gate figures wheel ci clean
+.PHONY: lds datamodel test test-slurm lint types gate figures wheel ci clean
 
 lds: $(VENV)/.installed
 	$(BIN)/python -m bench.lds --alpha 0.1 --task digits
+
+# Retraining as attribution: prior x number of retrains on the embedded task, and the picture of what it buys.
+datamodel: $(VENV)/.installed
+	$(BIN)/python -m bench.lds --experiment results/digits/datamodel.toml --cluster local
+	$(BIN)/python -m bench.figures --results runs --only retraining
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --dist loadfile

@@ -9,8 +9,10 @@ d phi / d beta_i: helpful examples are negative. Hence `masks @ scores.T` predic
 positive for a method that works.
 """
 
+import contextlib
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +36,37 @@ def no_progress(items: Iterable[Item], total: int | None = None, description: st
     return items
 
 
+@dataclass(frozen=True, eq=False)
+class Retrained:
+    """What became of the queries after retraining on further subsets of the attributed examples."""
+
+    masks: np.ndarray  # (m, n) bool: which attributed examples each subset keeps
+    losses: np.ndarray  # (m, q) float32: the queries' losses
+
+
+@dataclass
+class Bill:
+    """What a stage had from elsewhere: it costs what it cost whoever made it, cached or not.
+
+    The stage's clock goes on meanwhile; `seconds` is what has to be added to it, and may be negative.
+    """
+
+    seconds: float = 0.0
+    peak_memory_bytes: int = 0
+
+    @contextlib.contextmanager
+    def instead_of_the_clock(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds -= time.perf_counter() - start
+
+    def add(self, seconds: float, peak_memory_bytes: int = 0) -> None:
+        self.seconds += seconds
+        self.peak_memory_bytes = max(self.peak_memory_bytes, peak_memory_bytes)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """What a method is asked: which of these training examples matter to these queries, at this checkpoint?"""
@@ -49,6 +82,11 @@ class Problem:
     work: Work = field(default_factory=NoWork)  # what an earlier attempt at the same unit had; see retrain/work.py
     # Further checkpoints, trained like the base model from other seeds; trained and kept when first asked for.
     checkpoint: Callable[[int], nn.Module] | None = None
+    # Models retrained on the subsets that `Method.further_subsets` asks for, of a stream that nobody is judged on.
+    retrained: Callable[[], Retrained] | None = None
+    # Another method's answer to the same question. Both are made and kept when first asked for.
+    answer_of: Callable[["Method"], Attribution] | None = None
+    bill: Bill = field(default_factory=Bill)
     progress: Callable[..., Iterable] = no_progress  # progress(iterable, total=..., description=...)
     shared: dict[str, Any] = field(
         default_factory=dict
@@ -98,6 +136,10 @@ class Method(ABC):
     def memory_bytes(self, size: Size) -> int:
         """The most it will hold at once beside the model and the data; 0 where it adapts to what there is."""
         return 0
+
+    def further_subsets(self) -> tuple[int, float]:
+        """How many further subsets `problem.retrained` is to have, and the share they keep (0: the asked one)."""
+        return 0, 0.0
 
     def fit(self, problem: Problem) -> Any:
         """Whatever depends on the training set but not on the queries; BIF and GradSim have nothing to fit."""

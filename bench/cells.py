@@ -46,7 +46,9 @@ class Cells:
         return load_method(name, **{**recommended, **chosen["raw"], **self.options.get(name, {}), **options})
 
     def scorer(self, method: Method) -> Scorer:
-        question = self.session.question(*self.block)
+        question = self.session.question(*self.block).of(method, self.plans[0])
+        if method.further_subsets()[0] and not method.further_subsets()[1] and len(self.plans) > 1:
+            raise UsageError(f"{method.name} retrains at the alpha that is asked for; take one --alpha at a time")
         return Scorer(question, method, self.store, self.execution.device, self.execution.keep_scores)
 
     def losses(self, scorer: Scorer, position: int = 0) -> np.ndarray:

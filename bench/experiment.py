@@ -22,11 +22,12 @@ from typing import Any
 import pandas as pd
 
 from bench.arguments import DEFAULT_METHODS, SPLITS
-from bench.ground_truth import GroundTruth, assemble, obtain
+from bench.ground_truth import GroundTruth, assemble, make_units, obtain
 from bench.metrics import MINIMUM_SUBSETS
+from bench.question import Question, further_units
 from bench.record import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
 from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
-from bench.scoring import ONCE, Prediction, Question, Scorer, close_desk
+from bench.scoring import ONCE, Prediction, Scorer, close_desk
 from bench.summary import show
 from bench.variants import SETTINGS, Variant, build_variants
 from retrain.errors import UsageError
@@ -316,8 +317,17 @@ class Session:
         )
 
     def scorer(self, variant: Variant, seed: int, share: float) -> Scorer:
-        question = self.question(seed, share)
-        return Scorer(question, variant.method, self.store, self.execution.device, self.execution.keep_scores)
+        """Of the first alpha, where a method's scores depend on it."""
+        return self.scorers(variant, seed, share)[0][0]
+
+    def scorers(self, variant: Variant, seed: int, share: float) -> list[tuple[Scorer, list[Plan]]]:
+        """With the plans that each answers for: one for all, or one an alpha for a method that retrains by itself."""
+        question, found = self.question(seed, share), dict[str, tuple[Scorer, list[Plan]]]()
+        for plan in self.plans(seed, share):
+            asked = question.of(variant.method, plan)
+            made = Scorer(asked, variant.method, self.store, self.execution.device, self.execution.keep_scores)
+            found.setdefault(str(asked.learns_from), (made, []))[1].append(plan)
+        return list(found.values())
 
     def base_units(self) -> list[Unit]:
         return [checkpoint_unit(self.task, seed, 0, self.execution.device) for seed in self.experiment.seeds]
@@ -330,6 +340,16 @@ class Session:
             for plan in self.plans(seed, share)
         }
 
+    def further(self, variants: Sequence[Variant]) -> list[Unit]:
+        """What methods retrain by themselves; those who ask for the same subsets share them."""
+        asked = [
+            scorer.question
+            for seed, share in self.blocks
+            for variant in variants
+            for scorer, _ in self.scorers(variant, seed, share)
+        ]
+        return [unit for question in asked for unit in further_units(question, self.execution.device)]
+
     # ---- the three steps ----
 
     def retrain(self) -> dict[tuple[int, float, float], GroundTruth]:
@@ -338,6 +358,9 @@ class Session:
         units = [*self.base_units(), *(unit for some in by_plan.values() for unit in some)]
         jobs = {"name": f"{self.task.name} ground truth", "progress": self.execution.progress, **self.execution.jobs}
         entries = obtain(units, self.store, force=self.execution.force, **jobs)
+        if further := self.further(self.active):
+            learnt = {**jobs, "name": f"{self.task.name} further retrains"}
+            make_units(further, self.store, force=self.execution.force, **learnt)
         found = {}
         for seed, share in self.blocks:
             for plan in self.plans(seed, share):
@@ -354,35 +377,50 @@ class Session:
     def score(self) -> dict[tuple[int, float], list[tuple[Variant, list[Prediction]]]]:
         """Every variant's predictions, one a plan. One that fails is reported, and the others go on."""
         redo = self.execution.force or self.execution.rescore
-        waiting: list[tuple[Variant, Scorer, list[Plan], list[Unit]]] = []
+        waiting: list[tuple[Variant, list[tuple[Scorer, list[Plan], list[Unit]]]]] = []
         base = [unit for unit in self.base_units() if not self.store.has(unit.kind, unit.config)]
         for seed, share in self.blocks:
             if any(unit.config["init_seed"] == seed for unit in base):  # only with --collect
                 self.out.problems.append(f"seed {seed} has no base model yet; nothing was scored")
                 continue
             for variant in self.active:
-                scorer, plans = self.scorer(variant, seed, share), self.plans(seed, share)
-                if redo:
+                scorers = self.scorers(variant, seed, share)
+                for scorer, plans in scorers if redo else []:
                     scorer.forget(plans)
-                waiting.append((variant, scorer, plans, scorer.missing(plans)))
-        failed = self._make([scorer for _, scorer, _, units in waiting if units], [u for *_, us in waiting for u in us])
+                waiting.append((variant, [(scorer, plans, scorer.missing(plans)) for scorer, plans in scorers]))
+        todo = [(scorer, units) for _, some in waiting for scorer, _, units in some if units]
+        failed = self._make([scorer for scorer, _ in todo], [unit for _, units in todo for unit in units])
         found: dict[tuple[int, float], list[tuple[Variant, list[Prediction]]]] = {block: [] for block in self.blocks}
-        for variant, scorer, plans, units in waiting:
-            keys = {self.store.key(unit.kind, unit.config): unit.kind for unit in [*units, *scorer.part_units()]}
-            if key := next((key for key in keys if key in failed), None):
-                reason = "; ".join(map(str.strip, failed[key].splitlines()))
-                self.out.problems.append(f"{variant.label} failed: {reason}")
-                if told := self.tracebacks.get(key):
-                    self.out.tracebacks[variant.label] = told
-            elif units and not self.store.has(units[0].kind, units[0].config):
-                self.out.problems.append(
-                    f"{variant.label} has no scores yet for seed {scorer.question.seed}; nothing was started"
-                )
-            else:
-                predictions = scorer.predictions(plans)
-                self._note(variant, scorer, predictions[0])
-                found[scorer.question.seed, scorer.question.alpha_attribution].append((variant, predictions))
+        for variant, some in waiting:
+            made = [
+                prediction
+                for scorer, plans, units in some
+                for prediction in self._made(variant, scorer, plans, units, failed)
+            ]
+            question = some[0][0].question
+            if len(made) == len(self.experiment.alpha):
+                found[question.seed, question.alpha_attribution].append((variant, made))
         return found
+
+    def _made(
+        self, variant: Variant, scorer: Scorer, plans: list[Plan], units: list[Unit], failed: Mapping[str, str]
+    ) -> list[Prediction]:
+        """One a plan; none, and a word about it, where something is missing."""
+        keys = {self.store.key(unit.kind, unit.config): unit.kind for unit in [*units, *scorer.part_units()]}
+        if key := next((key for key in keys if key in failed), None):
+            reason = "; ".join(map(str.strip, failed[key].splitlines()))
+            self.out.problems.append(f"{variant.label} failed: {reason}")
+            if told := self.tracebacks.get(key):
+                self.out.tracebacks[variant.label] = told
+            return []
+        if units and not self.store.has(units[0].kind, units[0].config):
+            self.out.problems.append(
+                f"{variant.label} has no scores yet for seed {scorer.question.seed}; nothing was started"
+            )
+            return []
+        predictions = scorer.predictions(plans)
+        self._note(variant, scorer, predictions[0])
+        return predictions
 
     def _make(self, scorers: list[Scorer], units: list[Unit]) -> dict[str, str]:
         """Key -> reason of what failed. Where several work at once, parts first: they can be made anywhere."""
@@ -428,7 +466,18 @@ class Session:
                 truth = truths[seed, share, plan.alpha]
                 if len(truth.subsets) >= MINIMUM_SUBSETS:
                     here = [(variant, found[position]) for variant, found in predictions[seed, share]]
-                    add_rows(self.out, self.task, plan, truth, queries, here)
+                    add_rows(self.out, self.task, plan, truth, queries, here, self._further_truth(seed, share, plan))
+
+    def _further_truth(self, seed: int, share: float, plan: Plan) -> GroundTruth | None:
+        """What methods of this run retrained on at the plan's alpha, as far as it is there."""
+        asked = [self.question(seed, share).of(variant.method, plan).learns_from for variant in self.active]
+        alike = [one for one in asked if one is not None and one.alpha == plan.alpha]
+        if not alike:
+            return None
+        most = max(alike, key=lambda one: one.num_subsets)
+        units = retrain_units(self.task, most, self.execution.device)
+        found = [entry for unit in units if (entry := self.store.read(unit.kind, unit.config))]
+        return assemble(self.task, most, found) if found else None
 
 
 def run(experiment: Experiment, execution: Execution | None = None) -> Result:
@@ -452,34 +501,3 @@ def run(experiment: Experiment, execution: Execution | None = None) -> Result:
     )
     result.name_it()
     return result
-
-
-def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
-    """What a run would compute, and with `force` or `rescore` what it would do again."""
-    execution = execution or Execution()
-    session = Session(experiment, execution)
-    store, lines = session.store, []
-    again = execution.force or execution.rescore
-    for seed in experiment.seeds:
-        base = checkpoint_unit(session.task, seed, 0, execution.device)
-        trained = store.has(base.kind, base.config)
-        lines.append(f"seed {seed}: base model {_state(trained, execution.force, 'to train', 'to train again')}")
-        for share in shares_of(experiment, session.task):
-            plans = session.plans(seed, share)
-            for plan in plans:
-                units = retrain_units(session.task, plan, execution.device)
-                done = sum(store.has(unit.kind, unit.config) for unit in units)
-                redone = f", of which {done} again" if execution.force and done else ""
-                todo = len(units) if execution.force else len(units) - done
-                lines.append(
-                    f"  alpha {plan.alpha:g} of {share:g}: {done} of {len(units)} retrains cached, {todo} to do{redone}"
-                )
-            for variant in session.active:
-                cached = trained and session.scorer(variant, seed, share).cached(plans)
-                lines.append(f"  {variant.label}: {_state(cached, again, 'to score', 'to score again')}")
-    lines += [f"  {label}: skipped, {reason}" for label, reason in session.skipped.items()]
-    return "\n".join([*session.notes, *lines, *(f"  {problem}" for problem in session.out.problems)])
-
-
-def _state(cached: bool, again: bool, todo: str, redo: str) -> str:
-    return todo if not cached else redo if again else "cached"

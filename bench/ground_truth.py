@@ -46,23 +46,29 @@ class GroundTruth:
         return self.losses.sum(axis=0) / self.present.sum(axis=0)[:, None]
 
 
-def obtain(units: Sequence[Unit], store: Store, *, force: bool = False, **job_options: Any) -> dict[str, Entry]:
-    """Every unit's verified entry by key, computing what is missing or damaged. Missing ones are left out (collect)."""
+def make_units(units: Sequence[Unit], store: Store, *, force: bool = False, **job_options: Any) -> None:
+    """Does what is missing, and raises the first failure. Nothing is read: thousands of losses may be there."""
     by_key = {store.key(unit.kind, unit.config): unit for unit in units}
     if force:
         for key, unit in by_key.items():
             store.remove_key(unit.kind, key)
+    report = run_units(list(by_key.values()), store, **job_options)
+    if report.failed:
+        key, reason = next(iter(report.failed.items()))
+        many = f"{len(report.failed)} of {len(by_key)} units failed; the first: " if len(by_key) > 1 else ""
+        message = many + "; ".join(map(str.strip, reason.splitlines()))
+        raise UnitsFailedError(message) from report.told(key)
+
+
+def obtain(units: Sequence[Unit], store: Store, *, force: bool = False, **job_options: Any) -> dict[str, Entry]:
+    """Every unit's verified entry by key, computing what is missing or damaged. Missing ones are left out (collect)."""
+    by_key = {store.key(unit.kind, unit.config): unit for unit in units}
     entries: dict[str, Entry] = {}
-    for _ in range(MAX_ROUNDS):
+    for turn in range(MAX_ROUNDS):
         missing = [unit for key, unit in by_key.items() if key not in entries]
         if not missing:
             break
-        report = run_units(missing, store, **job_options)
-        if report.failed:
-            key, reason = next(iter(report.failed.items()))
-            many = f"{len(report.failed)} of {len(by_key)} units failed; the first: " if len(by_key) > 1 else ""
-            message = many + "; ".join(map(str.strip, reason.splitlines()))
-            raise UnitsFailedError(message) from report.told(key)
+        make_units(missing, store, force=force and turn == 0, **job_options)
         # Reading verifies; what is damaged is quarantined, comes back as None and goes into the next round.
         for key, unit in by_key.items():
             if key not in entries and (entry := store.read(unit.kind, unit.config)) is not None:

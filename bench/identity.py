@@ -49,6 +49,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "kfac": {"fit_examples": 0, "labels": "sampled", "layers": "all", "parameters": "", "self_influence": True},
     "trak": {"checkpoints": 1, "projector": "sketch", "version": 1},
     "gradsim": {"parameters": "", "version": 1},
+    "datamodel": {"alpha": 0.0, "outcome": "ranks", "prior": "none", "version": 1},
     "random": {"version": 1},
 }
 

@@ -20,15 +20,16 @@ import numpy as np
 import pandas as pd
 
 from bench import schemas
+from bench.additive import is_shown
 from bench.identity import AXES, Identity, give_names, place
-from bench.metrics import mean_and_standard_error
+from bench.metrics import best_spearman, mean_and_standard_error
 from bench.record import RUN_AGAIN
 from retrain.safe_files import SafeFileError, one_line, read_text
 
 EXPERIMENT = ["ground", "truth", "series", "normalised", "alpha", "alpha_attribution", "seed"]
 NUMBERS = [
     "lds", "ci_low", "ci_high", "lds_across_queries", "ceiling", "reliability", "ceiling_low", "spread", "fit_seconds",
-    "score_seconds", "peak_memory_bytes", "num_replicates", "num_subsets_replicated", "ceiling_subsets",
+    "score_seconds", "peak_memory_bytes", "num_replicates", "num_subsets_replicated", "ceiling_subsets", "linear_share",
 ]  # fmt: skip
 ROW_COLUMNS = [
     *EXPERIMENT, "task", "protocol", "method", "label", "settings", "options", "ground_words", "num_subsets",
@@ -147,6 +148,7 @@ def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]
         if measured["reliability"] is None and row.get("ceiling") is not None:
             measured["reliability"] = row["ceiling"] ** 2
         own = {"run_id": record["run_id"], "ceiling_low": ceiling.get("ci_low")}
+        own["linear_share"] = ceiling.get("linear_share") if is_shown(ceiling) else None
         found.append({**known, **row, **measured, **own, **identity.of(row)})
     return found
 
@@ -246,6 +248,12 @@ def ceiling_over_seeds(cell: pd.DataFrame) -> CeilingOverSeeds:
         return CeilingOverSeeds(math.nan, 0, False)
     touches = bool((known["ceiling_low"] <= 0).any() or (known["reliability"] <= 0).any())
     return CeilingOverSeeds(math.sqrt(max(0.0, float(known["reliability"].mean()))), len(known), touches)
+
+
+def linear_ceiling_over_seeds(cell: pd.DataFrame) -> float:
+    """Of the mean additive share; NaN unless it is known well enough for every seed."""
+    shares = cell.drop_duplicates("seed")["linear_share"]
+    return best_spearman(float(shares.mean())) if len(shares) and shares.notna().all() else math.nan
 
 
 # ---- over seeds ----

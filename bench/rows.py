@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench import metrics
+from bench.additive import linear_numbers
 from bench.ground_truth import GroundTruth
 from bench.scoring import Prediction
 from bench.variants import Variant
@@ -19,8 +20,8 @@ from retrain.train import Plan
 COLUMNS = [
     "task", "protocol", "method", "label", "settings", "normalised", "alpha", "alpha_attribution", "seed",
     "num_subsets", "num_replicates", "num_queries", "num_undefined", "lds", "ci_low", "ci_high", "lds_across_queries",
-    "ceiling", "ceiling_low", "ceiling_high", "fit_seconds", "score_seconds", "peak_memory_bytes", "device", "note",
-    "run_id",
+    "ceiling", "ceiling_low", "ceiling_high", "linear_ceiling", "linear_low", "linear_high", "fit_seconds",
+    "score_seconds", "peak_memory_bytes", "device", "note", "run_id",
 ]  # fmt: skip
 PAIR_COLUMNS = [
     "task", "protocol", "label", "against", "normalised", "alpha", "alpha_attribution", "seed", "num_subsets",
@@ -50,8 +51,12 @@ def add_rows(
     truth: GroundTruth,
     queries: np.ndarray,
     predictions: Sequence[tuple[Variant, Prediction]],
+    further: GroundTruth | None = None,
 ) -> None:
-    """Adds the rows of one (seed, alpha): raw and train-normalised, every variant, and the paired differences."""
+    """Adds the rows of one (seed, alpha): raw and train-normalised, every variant, and the paired differences.
+
+    further: what methods retrained on, at this alpha; the linear ceiling rests on it as well.
+    """
     losses = truth.mean()[:, queries]
     where = {
         "task": task.name,
@@ -73,9 +78,11 @@ def add_rows(
     pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
     ceiling, results, differences = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs)
     names = ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated", "num_undefined")
+    linear = linear_numbers(truth, further, queries)
     out.ceilings.append(
         where
         | {name: getattr(ceiling, name) for name in names}
+        | linear
         | {"num_replicates": plan.replicates, "initialisation": plan.initialisation}
         | {"mean_loss": float(losses.mean())}
     )
@@ -96,6 +103,7 @@ def add_rows(
             | {name: getattr(result, name) for name in numbers}
             | {"lds_across_queries": result.across_queries}
             | {"ceiling": ceiling.ceiling, "ceiling_low": ceiling.ci_low, "ceiling_high": ceiling.ci_high}
+            | {name: linear[name] for name in ("linear_ceiling", "linear_low", "linear_high")}
             | {"spread": float(np.nanstd(result.per_query)) if result.num_undefined < len(queries) else math.nan}
             | {name: prediction.record[name] for name in costs}
             | {"note": note_of(prediction.record)}

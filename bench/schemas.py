@@ -63,7 +63,9 @@ RUN_RECORD = {
     "ceilings": [
         {
             **_WHERE, "ceiling?": CORRELATION, "ci_low?": CORRELATION, "ci_high?": CORRELATION,
-            "reliability?": ANY_NUMBER, "num_replicates?": Maybe(Integer(0, 10**6)),
+            "reliability?": ANY_NUMBER, "linear_ceiling?": CORRELATION, "linear_low?": CORRELATION,
+            "linear_high?": CORRELATION, "linear_share?": ANY_NUMBER, "linear_subsets?": Maybe(COUNT),
+            "num_replicates?": Maybe(Integer(0, 10**6)),
             "num_subsets_replicated?": Maybe(COUNT), **REST,
         }
     ],

@@ -18,17 +18,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from baselines.method import Attribution, Method, Problem, Size, load_method
+from baselines.method import Attribution, Bill, Method, Problem, Retrained, load_method
 from bench.ground_truth import base_model, obtain
 from bench.measure import Cost, metered
+from bench.question import Question, further_retrains
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.plugins import plugin_reference
 from retrain.progress import progress_bar
 from retrain.source import code_fingerprint, source_fingerprint
 from retrain.store import Entry, Store
-from retrain.subsets import attributed_indices
-from retrain.task import Split, Task
 from retrain.train import (
     Plan,
     checkpoint_fingerprint,
@@ -48,64 +47,6 @@ MAX_FIT_BYTES = 2 * 2**30  # a larger fit is not kept
 
 class MethodFailedError(RuntimeError):
     """A method raised or gave no usable scores; the message is one line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """Everything a method's scores depend on beside the method: what is attributed to what."""
-
-    task: Task
-    seed: int
-    alpha_attribution: float
-    split: Split = "report"
-    max_queries: int | None = None
-
-    def attributed_indices(self) -> np.ndarray:
-        return attributed_indices(self.seed, self.alpha_attribution, len(self.task.train_data))
-
-    def query_indices(self) -> np.ndarray:
-        """Into the task's queries."""
-        return self.task.query_indices(self.split)[: self.max_queries]
-
-    def config(self) -> dict[str, Any]:
-        return {
-            "task": self.task.scoring_config,
-            "seed": self.seed,
-            "alpha_attribution": self.alpha_attribution,
-            "split": self.split,
-            "num_queries": len(self.query_indices()),
-        }
-
-    def size(self, device: str) -> Size:
-        """Known before anything is trained."""
-        model = self.task.build_model(0)
-        return Size(
-            num_train=len(self.task.train_data),
-            num_attributed=len(self.attributed_indices()),
-            num_queries=len(self.query_indices()),
-            num_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
-            device=choose_device(device),
-        )
-
-
-def problem_of(question: Question, model: nn.Module, store: Store, device_name: str, scratch: Path) -> Problem:
-    """The question as a method is asked it, at this checkpoint."""
-
-    def checkpoint(number: int) -> nn.Module:
-        return base_model(question.task, question.seed, store, device_name, number)[0]
-
-    return Problem(
-        task=question.task,
-        model=model,
-        train=question.task.train_data,
-        attributed_indices=question.attributed_indices(),
-        queries=question.task.query_data.select(question.query_indices()),
-        seed=question.seed,
-        device=choose_device(device_name),
-        scratch=scratch,
-        checkpoint=checkpoint,
-        progress=progress_bar,
-    )
 
 
 @dataclass(frozen=True)
@@ -169,12 +110,7 @@ class Scorer:
         payload = {
             "task": task_specification(question.task),
             "keep_scores": self.keep_scores,
-            "question": {
-                "seed": question.seed,
-                "alpha_attribution": question.alpha_attribution,
-                "split": question.split,
-                "max_queries": question.max_queries,
-            },
+            "question": question.plain_data(),
             "method": {
                 "name": plugin_reference(type(method)),
                 "source": method.source,
@@ -301,11 +237,57 @@ def arrays_of(attribution: Attribution) -> dict[str, np.ndarray]:
 # ---- the units' work, in whatever process ----
 
 
+def problem_of(question: Question, model: nn.Module, store: Store, device_name: str, scratch: Path) -> Problem:
+    """The question as a method is asked it, at this checkpoint."""
+    bill = Bill()
+
+    def checkpoint(number: int) -> nn.Module:
+        return base_model(question.task, question.seed, store, device_name, number)[0]
+
+    def retrained() -> Retrained:
+        return further_retrains(question, store, device_name, bill)
+
+    def answer_of(method: Method) -> Attribution:
+        return _answer_of(Scorer(replace(question, learns_from=None), method, store, device_name, "always"), bill)
+
+    return Problem(
+        task=question.task,
+        model=model,
+        train=question.task.train_data,
+        attributed_indices=question.attributed_indices(),
+        queries=question.task.query_data.select(question.query_indices()),
+        seed=question.seed,
+        device=choose_device(device_name),
+        scratch=scratch,
+        checkpoint=checkpoint,
+        retrained=retrained if question.learns_from else None,
+        answer_of=answer_of,
+        bill=bill,
+        progress=progress_bar,
+    )
+
+
+def _answer_of(scorer: Scorer, bill: Bill) -> Attribution:
+    """Scores that are there, or made like any method's, for what they cost whoever made them."""
+    with bill.instead_of_the_clock():
+        entry = scorer.store.read("scores", scorer.config)
+        if entry is not None and "scores" not in entry.arrays:  # too large to have been kept
+            scorer.forget((), fits=False)
+        scorer.make(())
+        close_desk()
+        entry = scorer.store.read("scores", scorer.config)
+        if entry is None:
+            raise MethodFailedError(f"{scorer.method.name} left no scores in the cache")
+        record = entry.record
+        bill.add(record["fit_seconds"] + record["score_seconds"], record["peak_memory_bytes"])
+        return attribution_of(entry)
+
+
 class _Desk:
     """What a process needs to work on one method's units; kept from unit to unit of the same method."""
 
     def __init__(self, store: Store, payload: Mapping[str, Any]):
-        question = Question(task=task_from(payload["task"]), **payload["question"])
+        question = Question.from_plain_data(task_from(payload["task"]), payload["question"])
         options = {name: tuple(v) if isinstance(v, list) else v for name, v in payload["method"]["options"].items()}
         method = load_method(payload["method"]["name"], **options)
         if method.source != payload["method"]["source"]:
@@ -361,9 +343,14 @@ def close_desk() -> None:
 
 def _metered(problem: Problem, work: Any) -> tuple[Any, Cost]:
     try:
-        return metered(work, problem.seed, problem.device, problem.task.cpu_threads)
+        made, cost = metered(work, problem.seed, problem.device, problem.task.cpu_threads)
     except UsageError as error:  # this method cannot do with its settings; the others can
         raise MethodFailedError(str(error)) from error
+    bill = problem.bill
+    cost.seconds = max(0.0, cost.seconds + bill.seconds)
+    cost.peak_memory_bytes = max(cost.peak_memory_bytes, bill.peak_memory_bytes)
+    bill.seconds, bill.peak_memory_bytes = 0.0, 0
+    return made, cost
 
 
 def make_fit(store: Store, unit: Unit) -> None:

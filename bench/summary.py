@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bench import metrics
+from bench.additive import is_shown
 from bench.rows import RunRows
 from bench.tables import bytes_text, duration, interval, number, table
 
@@ -32,8 +33,10 @@ def show(out: RunRows, description: str, protocol: str, wide: bool = False) -> s
             f"\n{description}, protocol {protocol}: alpha {alpha:g} of {alpha_attribution:g} of the training set,\n"
             f"{first['num_subsets']} subsets x {replicates_text(ceilings[0], first)}, {first['num_queries']} queries, "
             f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
+            f"{linear_ceiling_text(ceilings)}"
         )
-        parts.append(one_seed_table(group, wide) if len(seeds) == 1 else many_seeds_table(group, ceilings, wide))
+        made = one_seed_table if len(seeds) == 1 else many_seeds_table
+        parts.append(made(group, ceilings, wide))
         text = pairs_text if len(seeds) == 1 else pairs_over_seeds_text
         parts.append(text(out.pairs, alpha, alpha_attribution))
     parts += settings_lines(frame)
@@ -91,6 +94,23 @@ def ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
     return f"noise ceiling {value:.3f} (of the seeds' mean reliability)"
 
 
+def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
+    """A line of its own below the noise ceiling; nothing where too few subsets were retrained on to tell."""
+    value = linear_ceiling_of(ceilings)
+    if not math.isfinite(value):
+        return ""
+    ends = f" {interval(ceilings[0]['linear_low'], ceilings[0]['linear_high'])}" if len(ceilings) == 1 else ""
+    subsets = f"{ceilings[0]['linear_subsets']:,} subsets{' a seed' if len(ceilings) > 1 else ''}"
+    return f"\nlinear ceiling {value:.3f}{ends}: what the best additive score could have (from {subsets})"
+
+
+def linear_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:
+    """Of the seeds' mean share; NaN unless every seed's is known well enough."""
+    if not ceilings or not all(map(is_shown, ceilings)):
+        return math.nan
+    return metrics.best_spearman(float(np.mean([c["linear_share"] for c in ceilings])))
+
+
 def pooled_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:
     """The square root of the mean reliability: a seed whose own is near 0 then counts as what it is."""
     found = [c["reliability"] for c in ceilings if c["reliability"] is not None]
@@ -102,8 +122,10 @@ def share_text(value: float, ceiling: float) -> str:
     return number(value / ceiling, 2) if ceiling > 0 else "-"
 
 
-def one_seed_table(group: pd.DataFrame, wide: bool) -> str:
-    header = ["method", "scores", "LDS", "95 % interval", "of ceiling", "seconds", "memory"]
+def one_seed_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
+    linear = linear_ceiling_of(ceilings)
+    of_linear = ["of linear"] if math.isfinite(linear) else []
+    header = ["method", "scores", "LDS", "95 % interval", "of ceiling", *of_linear, "seconds", "memory"]
     header += ["spread", "undefined", "across queries", "fit s", "score s"] if wide else []
     rows = []
     for _, row in group.sort_values(["normalised", "lds"], ascending=[True, False]).iterrows():
@@ -113,6 +135,7 @@ def one_seed_table(group: pd.DataFrame, wide: bool) -> str:
             number(row["lds"]),
             interval(row["ci_low"], row["ci_high"]),
             share_text(row["lds"], row["ceiling"]),
+            *([share_text(row["lds"], linear)] if of_linear else []),
             number(row["fit_seconds"] + row["score_seconds"], 1),
             bytes_text(row["peak_memory_bytes"]),
         ]
@@ -129,7 +152,9 @@ def one_seed_table(group: pd.DataFrame, wide: bool) -> str:
 
 def many_seeds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
     """Means over seeds; the span is from the lowest to the highest end of the seeds' own 95 % intervals."""
-    header = ["method", "scores", "LDS", "s.e.", "95 % span", "of ceiling", "seconds", "memory"]
+    linear = linear_ceiling_of(ceilings)
+    of_linear = ["of linear"] if math.isfinite(linear) else []
+    header = ["method", "scores", "LDS", "s.e.", "95 % span", "of ceiling", *of_linear, "seconds", "memory"]
     header += ["per seed", "undefined", "across queries", "s.e.", "fit s", "score s"] if wide else []
     ceiling, rows = pooled_ceiling_of(ceilings), []
     for (label, normalised), block in group.groupby(["label", "normalised"]):
@@ -141,6 +166,7 @@ def many_seeds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wi
             number(error),
             interval(block["ci_low"].min(), block["ci_high"].max()),
             share_text(mean, ceiling),
+            *([share_text(mean, linear)] if of_linear else []),
             number((block["fit_seconds"] + block["score_seconds"]).median(), 1),
             bytes_text(block["peak_memory_bytes"].max()),
         ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from baselines.method import Method, load_method
+from baselines.support.nested import NONE, nested_text, parts_of
 from bench.tables import setting_text
 from bench.tuned import tuned_settings
 from retrain.errors import UsageError
@@ -133,6 +134,7 @@ def _variants_of(
             for option, value in spelling.options.items()
         )
     recommended = task.method_settings.get(plain.name, {})
+    own = {**own, **nested_settings(plain, {**recommended, **own}, task, settings)}
     made: dict[Kinds, Method] = {
         kind: load_method(name, **{**recommended, **extra, **own}) for kind, extra in chosen.items()
     }
@@ -141,6 +143,23 @@ def _variants_of(
     if len(set(made.values())) == 1:
         return [Variant(next(iter(made.values())), label, "both", origin, name)]
     return [Variant(method, label, kind, origin, name) for kind, method in made.items()]
+
+
+def nested_settings(method: Method, options: Mapping[str, Any], task: Task, settings: str) -> dict[str, Any]:
+    """Option -> text of every method that is this one's option, with the settings that a row of its own would have.
+
+    Those for train-normalised scores, which is how it is used there.
+    """
+    found: dict[str, Any] = {}
+    for option in fields(method):
+        text = options.get(option.name, option.default)
+        if option.metadata.get("method") and text != NONE:
+            name, given = parts_of(str(text))
+            inner = load_method(name)
+            _, chosen = settings_of(inner, task, "auto" if settings == "tuned" else settings)
+            recommended = task.method_settings.get(inner.name, {})
+            found[option.name] = nested_text(name, {**recommended, **chosen["normalised"], **given})
+    return found
 
 
 def _described(content: Mapping[str, Any], task: Task) -> Variant:

@@ -6,6 +6,7 @@ device or a path.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -202,10 +203,12 @@ def train_one(store: Store, unit: Unit) -> Entry:
         config["seed"], config["subset"], config["alpha"], len(attributed), config["scheme"], config["stream"]
     )
     init_seed, order_seed = retrain_seeds(config)
+    started = time.perf_counter()
     with one_thread(device):
         model = task.train(attributed[kept], init_seed=init_seed, order_seed=order_seed, device=device)
-        losses = task.losses(model, task.query_data, device)
+        losses = task.losses(model, task.query_data, device)  # on the CPU: the device is done
     record = {
+        "seconds": time.perf_counter() - started,
         "device": describe_device(device),
         "code": code_fingerprint(),
         "num_kept": int(kept.sum()),

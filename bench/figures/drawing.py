@@ -186,7 +186,7 @@ def handles_of(axes: Iterable[Axes], order: Sequence[str]) -> list[tuple[Any, st
     return [(found[name], name) for name in names]
 
 
-LAST = ("noise ceiling", "chance")
+LAST = ("noise ceiling", "linear ceiling", "chance")
 
 
 def fitting_legend(figure: Figure, entries: Sequence[tuple[Any, str]], width: float, points: float) -> Any:

@@ -13,6 +13,7 @@ from bench.figures.drawing import Kind
 from bench.figures.examples import draw_examples
 from bench.figures.lds import draw_lds, draw_lds_normalised
 from bench.figures.pareto import draw_pareto
+from bench.figures.retraining import draw_retraining
 from bench.figures.scaling import draw_scaling
 from bench.figures.seconds import draw_seconds
 from bench.figures.seeds import draw_seeds
@@ -69,6 +70,13 @@ KINDS = (
         ("fig:timings_bif-vs-ekfac",),
     ),
     Kind("pareto", "LDS against seconds, and what no other method beats on both", RECORDS, CIFAR, draw_pareto),
+    Kind(
+        "retraining",
+        "LDS against seconds, retraining included: the datamodel with every prior, and the other methods",
+        "rows of datamodel",
+        "python -m bench.lds --experiment results/digits/datamodel.toml --out results/digits/datamodel",
+        draw_retraining,
+    ),
     Kind(
         "scaling",
         "seconds, memory and disk against model size",

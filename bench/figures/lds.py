@@ -14,10 +14,20 @@ from matplotlib.figure import Figure
 
 import bench.figures.words as words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, panel_row, text_width
-from bench.results import Results, bars_of, ceiling_over_seeds, over_seeds
+from bench.results import Results, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 from bench.style import INK, PaperSize, looks, new_figure
 
 Shapes = Mapping[str, dict[str, Any]]
+
+
+CEILINGS: dict[str, dict[str, Any]] = {
+    "noise ceiling": {"linestyle": "--", "linewidth": 0.9},
+    "linear ceiling": {"linestyle": (0, (2, 1.2)), "linewidth": 0.7},
+}
+
+
+def ceiling_called(label: str, cell: pd.DataFrame) -> float:
+    return linear_ceiling_over_seeds(cell) if label == "linear ceiling" else ceiling_over_seeds(cell).value
 
 
 def draw_lds(results: Results, size: PaperSize) -> Iterator[Drawing]:
@@ -88,11 +98,12 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes) -> None:
         # A little to the side of each other, so that equal scores do not hide one another.
         spread = 0.012 * (position - (len(series) - 1) / 2)
         axis.errorbar(x + spread, y, yerr=[low, high], capsize=1.5, elinewidth=0.8, **shapes[name])
-    ceilings = [(alpha, ceiling_over_seeds(cell).value) for alpha, cell in rows.groupby("alpha", sort=True)]
-    known = np.array([pair for pair in ceilings if np.isfinite(pair[1])], dtype=float)
-    if len(known):
-        x, y = known.T if len(known) > 1 else (known[0, 0] + np.array([-0.06, 0.06]), np.full(2, known[0, 1]))
-        axis.plot(x, y, color=INK, linestyle="--", linewidth=0.9, label="noise ceiling")
+    for label, style in CEILINGS.items():
+        ceilings = [(alpha, ceiling_called(label, cell)) for alpha, cell in rows.groupby("alpha", sort=True)]
+        known = np.array([pair for pair in ceilings if np.isfinite(pair[1])], dtype=float)
+        if len(known):
+            x, y = known.T if len(known) > 1 else (known[0, 0] + np.array([-0.06, 0.06]), np.full(2, known[0, 1]))
+            axis.plot(x, y, color=INK, label=label, **style)
     axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
     axis.set_xlim(min(alphas) - 0.08, max(alphas) + 0.08)
 
@@ -114,8 +125,9 @@ def dots(group: pd.DataFrame, shapes: Shapes, size: PaperSize) -> tuple[Figure, 
                 ends = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
                 shape = shapes[name] | {"linestyle": "none", "label": "_"}
                 axis.errorbar(mean, position, xerr=ends, capsize=1.5, elinewidth=0.8, **shape)
-        if np.isfinite(ceiling := ceiling_over_seeds(here).value):
-            axis.axvline(ceiling, color=INK, linestyle="--", linewidth=0.9, label="noise ceiling")
+        for label, style in CEILINGS.items():
+            if np.isfinite(ceiling := ceiling_called(label, here)):
+                axis.axvline(ceiling, color=INK, label=label, **style)
         axis.set_yticks(range(len(names)), names)
         axis.set_ylim(len(names) - 0.5, -0.5)
         axis.set_xlabel("LDS")

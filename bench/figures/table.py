@@ -14,7 +14,14 @@ import pandas as pd
 import bench.figures.words as words
 from bench.figures.difference import differences_between
 from bench.figures.drawing import Drawing
-from bench.results import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
+from bench.results import (
+    MANY_SEEDS,
+    Results,
+    bars_of,
+    ceiling_over_seeds,
+    linear_ceiling_over_seeds,
+    over_seeds,
+)
 from bench.style import PaperSize, in_order
 from bench.tables import interval, number
 
@@ -43,6 +50,8 @@ def _tables(results: Results, kind: str, language: bool) -> Iterator[Drawing]:
         lines = lds_lines(group, pairs)
         if not (group["task"] == "pythia14m").any():
             lines = lines.drop(columns="paper")
+        if group["linear_share"].isna().all():
+            lines = lines.drop(columns=["linear ceiling", "LDS / linear ceiling"])
         description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
         title = f"{description}: LDS{' of finetuning' if language else ''}"
         bars = f"Interval: {bars_of(group.groupby([*CELL_KEYS, 'series']).size())}."
@@ -77,7 +86,7 @@ def lds_lines(group: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
         for series in in_their_order(block):
             cell = block[block["series"] == series]
             mean, low, high = over_seeds(cell)
-            ceiling = ceiling_over_seeds(cell)
+            ceiling, linear = ceiling_over_seeds(cell), linear_ceiling_over_seeds(cell)
             method = cell["method"].iloc[0]
             paper = PAPER_LLM_TABLE.get(method) if not normalised else None
             lines.append(
@@ -92,6 +101,8 @@ def lds_lines(group: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
                     "spread over queries": number(float(cell["spread"].mean())),
                     "ceiling": number(ceiling.value) + (" (its interval touches 0)" if ceiling.touches_zero else ""),
                     "LDS / ceiling": number(mean / ceiling.value, 2) if ceiling.value > 0 else "-",
+                    "linear ceiling": number(linear),
+                    "LDS / linear ceiling": number(mean / linear, 2) if linear > 0 else "-",
                     "paper": number(paper),
                     "seeds": str(cell["seed"].nunique()),
                     "subsets": words.span(cell["num_subsets"]),
@@ -165,6 +176,9 @@ def latex_table(group: pd.DataFrame, pairs: Pairs, caption: str, label: str) -> 
         if any(ceiling.seeds for ceiling in ceilings):
             shown = [number(c.value) + ("$^*$" if c.touches_zero else "") for c in ceilings]
             lines += [r"\midrule", "noise ceiling & & " + " & ".join(shown) + r" \\"]
+        linear = [linear_ceiling_over_seeds(panel[panel["alpha"] == alpha]) for alpha in alphas]
+        if any(map(math.isfinite, linear)):
+            lines.append("linear ceiling & & " + " & ".join(map(number, linear)) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}", ""]
     lines += [rf"\caption{{{escaped(caption)}}}", rf"\label{{{label}}}", r"\end{table}"]
     return "\n".join(lines) + "\n"

@@ -103,6 +103,8 @@ def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,"
     text = f"{name} what a perfect prediction could reach. " if rows["reliability"].notna().any() else ""
     if text and rows["seed"].nunique() > 1:
         text += "Over seeds, it is the root of their mean reliability. "
+    if rows["linear_share"].notna().any():
+        text += "Linear ceiling: what the best additive score could reach. "
     if borrowed := borrowed_ceiling(rows):
         text += (
             f"{borrowed.removesuffix('.')}, which measured the same ground truth; its reliability is converted to the "

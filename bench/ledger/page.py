@@ -1,8 +1,9 @@
 """The ledger as a page of Markdown: a table of verdicts, then each claim with its rule, readings and records."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.identity import USUAL_GROUND
 from bench.ledger.claims import PAPER_CLAIMS, PaperClaim
@@ -19,6 +20,7 @@ from bench.ledger.verdicts import (
     Reading,
     over_readings,
 )
+from retrain.tasks.cifar10 import READINGS
 
 OPEN_QUESTIONS = (
     (
@@ -88,8 +90,13 @@ def _summary(found: Sequence[tuple[PaperClaim, list[Reading]]]) -> str:
         verdicts = verdicts_of(readings)
         cells = ["" if verdicts[group].outcome == MISSING else verdicts[group].outcome for group in others]
         name = f"[{claim.name}](#{_anchor(number, claim)})"
-        rows.append([f"{number}", name, f"**{verdicts[AS_PAPER].outcome}**", *cells, verdicts[AS_PAPER].reason])
+        why = "; on ".join([verdicts[AS_PAPER].reason, *_notes(readings)])
+        rows.append([f"{number}", name, f"**{verdicts[AS_PAPER].outcome}**", *cells, why])
     return _table(["", "claim", "verdict", *others, "why"], rows)
+
+
+def _notes(readings: Sequence[Reading]) -> list[str]:
+    return sorted({reading.note for reading in readings if reading.note})
 
 
 def _open_questions(evidence: Evidence) -> str:
@@ -110,12 +117,21 @@ def _open_questions(evidence: Evidence) -> str:
         ("how models are retrained", _measured(protocols, "--protocol paper, --protocol scratch")),
         ("retrained models start from one initialisation, or each from its own", _measured(starts, "--initialisation")),
         (
-            "the learning rate of the one epoch constant or falling; warmed weights, or a primed optimizer alone",
-            "the protocol `paper` keeps the rate at 10 and the warmed weights; the other readings are not measured: no "
-            "option of the task has them",
+            "the learning rate of protocol `paper`'s one epoch constant at 10, or falling",
+            _measured(_readings_of(configs, "epoch_rate"), "--set cifar10.epoch_rate=falling"),
+        ),
+        (
+            "what is kept of the warm-up: weights and all, or a primed optimizer alone",
+            _measured(_readings_of(configs, "warmup_keeps"), "--set cifar10.warmup_keeps=optimizer"),
         ),
     ]
     return _table(["open", "read here as"], lines)
+
+
+def _readings_of(configs: Sequence[Mapping[str, Any]], option: str) -> list[str]:
+    """The values that records of protocol `paper` have; one that does not say has the usual one."""
+    tasks = [config["task"] for config in configs if config["task"].get("protocol") == "paper"]
+    return sorted({str(task.get(option, READINGS[option][0])) for task in tasks})
 
 
 def _settings(evidence: Evidence) -> str:
@@ -150,8 +166,7 @@ def _section(number: int, claim: PaperClaim, readings: Sequence[Reading], eviden
         f"{claim.words} ({claim.place})",
         f"**{verdict.outcome.capitalize()}**: {verdict.reason}. Rule: {claim.rule_words}",
     ]
-    notes = sorted({reading.note for reading in readings if reading.note})
-    if notes:
+    if notes := _notes(readings):
         parts.append("Measured on " + "; ".join(notes) + ".")
     if verdict.outcome == MISSING:
         where = [group for group in GROUPS if group != AS_PAPER and verdicts[group].outcome != MISSING]

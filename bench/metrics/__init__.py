@@ -17,7 +17,14 @@ STATISTICS.md, beside this file, derives the intervals and the ceilings and says
 
 from bench.metrics.ceiling import Ceiling, CeilingRatio, lds_over_ceiling, noise_ceiling
 from bench.metrics.checks import MINIMUM_SUBSETS, mean_over_replicates
-from bench.metrics.linear import AdditiveShare, LinearCeiling, LinearRatio, lds_over_linear_ceiling, linear_ceiling
+from bench.metrics.linear import (
+    AdditiveShare,
+    LinearCeiling,
+    LinearRatio,
+    best_spearman,
+    lds_over_linear_ceiling,
+    linear_ceiling,
+)
 from bench.metrics.plain import ArrayScore, score_arrays
 from bench.metrics.ranks import average_ranks, spearman_per_column
 from bench.metrics.score import LDS, Difference, lds_across_queries, linear_datamodelling_score, paired_difference
@@ -42,6 +49,7 @@ __all__ = [
     "PooledCeiling",
     "PooledRatio",
     "average_ranks",
+    "best_spearman",
     "lds_across_queries",
     "lds_over_ceiling",
     "lds_over_linear_ceiling",

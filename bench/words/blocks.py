@@ -23,7 +23,7 @@ import pandas as pd
 
 from bench import schemas
 from bench.metrics import pooled_ceiling
-from bench.results import MANY_SEEDS, bars_of, ceiling_over_seeds, over_seeds
+from bench.results import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 from bench.tables import bytes_text, interval, number
 from bench.words.values import Records, equals
 from retrain.errors import UsageError
@@ -112,6 +112,9 @@ def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str
         lines.append([f"`{label}`", *(" / ".join(cell) for cell in cells)])
     if metric == "lds":
         lines.append(["noise ceiling", *(_ceiling(rows[rows["alpha"] == alpha]) for alpha in alphas)])
+        if rows["linear_share"].notna().any():
+            linear = [linear_ceiling_over_seeds(rows[rows["alpha"] == alpha]) for alpha in alphas]
+            lines.append(["linear ceiling", *map(number, linear)])
     text = markdown_lines(["", *(f"alpha {alpha:g}" for alpha in alphas)], lines)
     return f"{text}\n\n{_caption(rows, metric, scores)}"
 

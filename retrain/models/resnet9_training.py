@@ -173,12 +173,16 @@ def linear_rise(num_steps: int) -> np.ndarray:
     return np.arange(1, num_steps + 1) / num_steps
 
 
+def falling(num_steps: int, end: float = 0.07) -> np.ndarray:
+    """From 1 towards `end`: the second part of the triangle."""
+    return 1 + (end - 1) * np.arange(num_steps) / max(num_steps, 1)
+
+
 def triangle(num_steps: int, start: float = 0.2, end: float = 0.07, peak: float = 0.23) -> np.ndarray:
     """From `start` up to 1 at `peak` of the training, then down towards `end`."""
     peak_step = int(peak * num_steps)
     rise = start + (1 - start) * np.arange(peak_step) / max(peak_step, 1)
-    fall = 1 + (end - 1) * np.arange(num_steps - peak_step) / max(num_steps - peak_step, 1)
-    return np.concatenate([rise, fall])
+    return np.concatenate([rise, falling(num_steps - peak_step, end)])
 
 
 def batch_bounds(num_examples: int, batch_size: int) -> list[tuple[int, int]]:

@@ -13,7 +13,9 @@ how a model is retrained on a subset:
 - `paper`: a warm-up on the 2,500 images, then one epoch on the subset at the full learning rate of 10. The paper says
   "a short warmup phase on D_warmup to prime the optimizer state" and its table "Warmup steps 100"; this is read as 100
   steps on the warm-up images while the learning rate rises linearly to 10, where it stays. The warm-up depends on the
-  initialisation's seed alone, so its weights, statistics and momenta are computed once and reused.
+  initialisation's seed alone, so its weights, statistics and momenta are computed once and reused. Two other readings
+  are options: `epoch_rate="falling"` lets the rate of the epoch fall as Jordan's recipe does after its peak, and
+  `warmup_keeps="optimizer"` starts from the initial weights with the warmed momenta alone.
 - `scratch`: the base model's own training (8 epochs, triangular learning rate) on the subset alone.
 
 A subset is cut into equal batches of at most 1,024, all of it used. The loss is summed over the batch, as in Jordan's
@@ -47,6 +49,7 @@ from retrain.models.resnet9_training import (
     compute_dtype,
     constant,
     deterministic_convolutions,
+    falling,
     linear_rise,
     logits_in,
     logits_of_whitened,
@@ -66,6 +69,7 @@ _WARMUP_ORDER_STREAM = 12
 _ORDER_STREAM = 13
 
 MAX_STARTS = 8  # states kept on a device, 16 MB each
+READINGS = {"epoch_rate": ("constant", "falling"), "warmup_keeps": ("all", "optimizer")}  # the usual one first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,8 @@ class Cifar10(Task):
     # Lookahead throws up to four steps away at the end, so trainings shorter than this go without; 0 turns it off.
     lookahead_from: int = 100
     precision: str = "bfloat16"  # of convolutions, on CUDA; weights and the head are always float32
+    epoch_rate: str = "constant"  # or "falling": of the one epoch of protocol `paper`
+    warmup_keeps: str = "all"  # or "optimizer": what protocol `paper` starts from after the warm-up
 
     data_dir: str | Path | None = not_in_key(None)
     cache_dir: str | Path | None = not_in_key(None)
@@ -113,6 +119,11 @@ class Cifar10(Task):
         super().__post_init__()
         if self.precision not in PRECISIONS:
             raise ValueError(f'precision is "{self.precision}"; available: {", ".join(PRECISIONS)}')
+        for name, choices in READINGS.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
+            if self.protocol != "paper" and getattr(self, name) != choices[0]:
+                raise ValueError(f"{name} is an option of protocol paper; the protocol is {self.protocol}")
         if min(self.num_warmup, self.warmup_steps, self.epochs) < 1:
             raise ValueError("num_warmup, warmup_steps and epochs must be at least 1")
         self._recipe  # noqa: B018  (checks its own values)
@@ -120,6 +131,12 @@ class Cifar10(Task):
     def __getstate__(self) -> dict[str, Any]:
         """Workers get the configuration; data, device memory and CUDA graphs they make for themselves."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """A reading is named where it is not the usual one, so that older records are of the same ground truth."""
+        usual = [name for name, choices in READINGS.items() if getattr(self, name) == choices[0]]
+        return {name: value for name, value in super().config.items() if name not in usual}
 
     # ---- data ----
 
@@ -194,7 +211,8 @@ class Cifar10(Task):
             return self._from_scratch(indices, init_seed, order_seed, device)
         engine = self._engine(device)
         engine.load(self._start(init_seed, device, warmed=True))
-        engine.run(self._official(indices), 1, constant, np.random.default_rng([_ORDER_STREAM, order_seed]))
+        schedule = falling if self.epoch_rate == "falling" else constant
+        engine.run(self._official(indices), 1, schedule, np.random.default_rng([_ORDER_STREAM, order_seed]))
         return engine.model_copy()
 
     def train_base(self, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
@@ -250,7 +268,8 @@ class Cifar10(Task):
                 engine.load(start)
                 rng = np.random.default_rng([_WARMUP_ORDER_STREAM, init_seed])
                 engine.run(self.warmup_indices, 0, linear_rise, rng, num_steps=self.warmup_steps)
-                start = engine.state()
+                kept = engine.state()
+                start = State(start.tensors, kept.momenta) if self.warmup_keeps == "optimizer" else kept
             while len(self._starts) >= MAX_STARTS:
                 del self._starts[next(iter(self._starts))]
             self._starts[key] = start

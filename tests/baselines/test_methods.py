@@ -54,6 +54,7 @@ def make_problem(task: Planted, folder: Path, indices: np.ndarray | None = None,
         device=device,
         scratch=folder,
         checkpoint=lambda _: task.train_base(init_seed=0, order_seed=0, device=device),
+        retrained=lambda: task.retrained(np.arange(task.num_train) if indices is None else indices, 800),
     )
 
 
@@ -117,6 +118,8 @@ class TestEveryMethod:
     def test_a_part_of_the_training_set_gets_the_same_scores(
         self, name: str, task: Planted, answers: dict[str, Attribution], scratch: Path
     ) -> None:
+        if build(name).further_subsets()[0]:
+            pytest.skip("it learns from subsets of what is attributed: of a part they are others")
         chosen = np.array([150, 3, 17])
         part = run(build(name), make_problem(task, scratch, chosen)).scores
         assert_same(part, answers[name].scores[:, chosen])
@@ -433,7 +436,7 @@ class TestTrak:
         assert load_method("trak").memory_bytes(size) < 2**30
 
 
-@pytest.mark.parametrize("name", ["ekfac", "kfac", "trak", "gradsim", "random"])
+@pytest.mark.parametrize("name", ["datamodel", "ekfac", "kfac", "trak", "gradsim", "random"])
 def test_memory_is_planned_and_papers_and_grids_are_there(name: str) -> None:
     method = load_method(name)
     sizes = [

@@ -62,6 +62,9 @@ def write_everything(folder: Path) -> None:
     write_run(folder / "cifar10", shares=(0.1, 1.0), **few)
     place = write_run(folder / "p", run_id="pythia000001", task="pythia14m", shares=(1.0,), seeds=(1,), alphas=(0.5,))
     change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    learnt = ("datamodel@retrains=500", "datamodel@prior=ekfac,retrains=500", "datamodel@prior=ekfac,retrains=1000")
+    asked: dict[str, Any] = {"methods": ("ekfac", *learnt), "shares": (1.0,), "seeds": (1,), "alphas": (0.1, 0.5)}
+    write_run(folder / "learnt", run_id="learnt000001", task="digits", linear_ceiling=True, **asked)
     write_sweep(folder / "sweep")
     write_one_setting(folder / "one")
     write_budget(folder / "budget")

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from baselines.method import Retrained
+from retrain import subsets
 from retrain.examples import Examples, Indices
 from retrain.losses import SquaredError
 from retrain.task import Task
@@ -70,3 +72,11 @@ class Planted(Task):
 
         full = losses(everything)
         return np.stack([full - losses(np.delete(everything, i)) for i in everything], axis=1)
+
+    def retrained(self, indices: np.ndarray, num_subsets: int, alpha: float = 0.8) -> Retrained:
+        """Of subsets of the whole training set, whatever the order it is attributed in."""
+        masks = subsets.masks(0, num_subsets, alpha, self.num_train, stream="learn")
+        device = torch.device("cpu")
+        models = [self.train(np.flatnonzero(kept), init_seed=0, order_seed=0, device=device) for kept in masks]
+        losses = torch.stack([self.losses(model, self.query_data, device) for model in models])
+        return Retrained(masks[:, indices], losses.numpy())

@@ -32,6 +32,7 @@ def write_run(
     finished: str = "2026-11-15T00:00:00Z",
     shift: float = 0.0,
     folder_name: str | None = None,
+    linear_ceiling: bool = False,
 ) -> Path:
     """One record a call: <folder>/<run_id>/run.json. A method "ekfac@damping=1e-4" is that variant of ekfac.
 
@@ -53,7 +54,9 @@ def write_run(
         sizes = {"num_subsets": subsets, "num_queries": 8000, "num_undefined": 0}
         ceiling = 0.85 - (0.9 if protocol == "paper" else 0.4) * alpha + 0.02 * generator.normal()
         reach = {"ci_low": ceiling - 0.02, "ci_high": ceiling + 0.02}
-        ceilings.append(where | {"ceiling": ceiling, "reliability": ceiling**2, "num_replicates": 2, **reach})
+        linear = {"linear_share": 0.8 * ceiling**2, "linear_low": 0.85 * ceiling, "linear_high": 0.95 * ceiling}
+        known = {"reliability": ceiling**2, "num_replicates": 2, **(linear if linear_ceiling else {})}
+        ceilings.append(where | {"ceiling": ceiling, **known, **reach})
         for normalised in (False, True):
             for label in methods:
                 method = label.partition("@")[0]

@@ -149,6 +149,27 @@ def test_warmup_is_computed_once_a_seed(folder, monkeypatch):
     assert any(momentum.abs().max() > 0 for momentum in start.momenta)
 
 
+def test_other_readings_of_the_papers_epoch(folder):
+    """Each changes retrained models and the key, never the base model; the usual reading keeps the key it had."""
+    usual = make_task(folder, batch_size=16)
+    indices = np.arange(40)
+    trained = usual.train(indices, init_seed=5, order_seed=0, device=CPU)
+    for reading in ({"epoch_rate": "falling"}, {"warmup_keeps": "optimizer"}):
+        task = make_task(folder, batch_size=16, **reading)
+        assert not same_weights(task.train(indices, init_seed=5, order_seed=0, device=CPU), trained)
+        assert task.config == {**usual.config, **reading}
+        bases = [one.train_base(init_seed=0, order_seed=0, device=CPU) for one in (usual, task)]
+        assert same_weights(*bases)
+        with pytest.raises(ValueError, match="option of protocol paper"):
+            make_task(folder, protocol="scratch", **reading)
+        with pytest.raises(ValueError, match="available"):
+            make_task(folder, **dict.fromkeys(reading, "other"))
+    primed = make_task(folder, batch_size=16, warmup_keeps="optimizer")._start(5, CPU, warmed=True)
+    fresh, warmed = (usual._start(5, CPU, warmed=warmed) for warmed in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(primed.tensors, fresh.tensors, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(primed.momenta, warmed.momenta, strict=True))
+
+
 def test_base_model_is_the_same_under_both_protocols(folder):
     models = [
         make_task(folder, protocol=protocol).train_base(init_seed=0, order_seed=0, device=CPU) for protocol in PROTOCOLS

@@ -1,0 +1,121 @@
+"""datamodel: regression of losses on subsets that it retrains on, around any method's scores.
+
+It asks for models retrained on further subsets, which cost it their seconds, and predicts a query's loss by a sum over
+the subset's members. With a prior the weights are expected where another method's scores are, and to vary together for
+examples that have like scores over queries. What there is to choose (raw or train-normalised scores, how far they are
+trusted, penalties, noise) is what makes its own subsets likeliest: `baselines/support/subset_regression.py` has the
+model. Reported subsets are of another stream, and it never sees them.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from typing import ClassVar
+
+import numpy as np
+import torch
+from scipy import special, stats
+from torch import Tensor
+
+from baselines.method import Attribution, Method, Problem, Retrained, Size
+from baselines.support.nested import method_option, nested_method
+from baselines.support.subset_regression import regress, workspace_bytes
+from retrain.errors import UsageError
+from retrain.task import Task
+
+LEAST_RETRAINS = 10
+OUTCOMES = ("ranks", "losses")
+QUERIES_AT_ONCE = 512  # ranks are made in float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datamodel(Method):
+    paper: ClassVar[str] = "Ilyas et al. 2022, Datamodels: Predicting predictions from training data"
+
+    retrains: int = 500  # models retrained on subsets of its own
+    alpha: float = 0.0  # share of the attributed examples that these keep; 0: the asked one
+    prior: str = method_option()  # or a method, with its options behind +: ekfac+damping:1e-4
+    outcome: str = "ranks"  # what is regressed: each query's losses as normal quantiles of their ranks, or "losses"
+
+    def __post_init__(self) -> None:
+        if self.retrains < LEAST_RETRAINS:
+            raise ValueError(f"retrains is {self.retrains}; expected at least {LEAST_RETRAINS}")
+        if not 0 <= self.alpha < 1:
+            raise ValueError(f"alpha is {self.alpha}; expected a fraction below 1, or 0 for the asked one")
+        if self.outcome not in OUTCOMES:
+            raise ValueError(f'outcome is "{self.outcome}"; available: {", ".join(OUTCOMES)}')
+        if self.prior_method is not None and self.prior_method.further_subsets()[0]:
+            raise ValueError(f"the prior {self.prior} retrains by itself; expected a method that does not")
+
+    @cached_property
+    def prior_method(self) -> Method | None:
+        return nested_method(self.prior)
+
+    @property
+    def source(self) -> str:
+        """The prior's code and libraries count as its own."""
+        own = super().source
+        if self.prior_method is None:
+            return own
+        versions = [f"{name} {metadata.version(name)}" for name in self.prior_method.libraries]
+        return hashlib.sha256("\n".join([own, self.prior_method.source, *versions]).encode()).hexdigest()[: len(own)]
+
+    def skip(self, task: Task) -> str | None:
+        return None if self.prior_method is None else self.prior_method.skip(task)
+
+    def memory_bytes(self, size: Size) -> int:
+        n, q = size.num_attributed, size.num_queries
+        own = workspace_bytes(self.retrains, n, q, 0 if self.prior_method is None else 2)
+        return max(own, 0 if self.prior_method is None else self.prior_method.memory_bytes(size))
+
+    def further_subsets(self) -> tuple[int, float]:
+        return self.retrains, self.alpha
+
+    def fit(self, problem: Problem) -> Retrained:
+        if problem.retrained is None:
+            raise UsageError(
+                "datamodel learns from models retrained on further subsets, and here are none; bench.lds makes them"
+            )
+        return problem.retrained()
+
+    def score(self, problem: Problem, state: Retrained) -> Attribution:
+        usable = np.isfinite(state.losses).all(axis=1)
+        if usable.sum() < LEAST_RETRAINS:
+            raise FloatingPointError(
+                f"{usable.sum()} of {len(usable)} retrained models have finite losses; expected {LEAST_RETRAINS}"
+            )
+        losses = state.losses[usable]
+        found = regress(
+            state.masks[usable],
+            normal_scores(losses) if self.outcome == "ranks" else losses,
+            self._prior_scores(problem),
+            device=problem.device,
+            progress=problem.progress,
+        )
+        kept = float(state.masks.mean())
+        diagnostics = {"retrains": int(usable.sum()), "retrain_alpha": round(kept, 4), **found.diagnostics}
+        return Attribution(scores=found.weights, train_scale=torch.ones(state.masks.shape[1]), diagnostics=diagnostics)
+
+    def _prior_scores(self, problem: Problem) -> dict[str, Tensor] | None:
+        """Raw and train-normalised, (q, n) float32 each; None without a prior."""
+        method = self.prior_method
+        if method is None:
+            return None
+        answer = problem.answer_of(method) if problem.answer_of else method.score(problem, method.fit(problem))
+        scaled = answer.normalised()
+        found = {"raw": answer.scores} | ({} if scaled is None else {"normalised": scaled})
+        return {name: scores.float().cpu() for name, scores in found.items()}
+
+
+def normal_scores(losses: np.ndarray) -> np.ndarray:
+    """(m, q): each query's losses as the normal quantiles of their ranks over subsets, of the losses' own spread.
+
+    LDS compares ranks, and a few subsets with a loss far above the others would decide a regression of the losses.
+    """
+    found = np.empty_like(losses, dtype=np.float32)
+    for start in range(0, losses.shape[1], QUERIES_AT_ONCE):
+        some = losses[:, start : start + QUERIES_AT_ONCE]
+        quantiles = special.ndtri((stats.rankdata(some, axis=0) - 0.5) / len(some))
+        found[:, start : start + QUERIES_AT_ONCE] = quantiles * some.std(axis=0)
+    return found

@@ -1,0 +1,48 @@
+"""The linear ceiling of a run: from the reported subsets, and from the further ones that its methods retrained on.
+
+Where there are thousands of examples, a hundred subsets say little about how much is additive; what methods retrain on
+is drawn alike and counts too. It is in every record, and shown where its interval is narrow enough to be read.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bench.ground_truth import GroundTruth
+from bench.metrics import best_spearman, linear_ceiling
+from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR
+
+WIDEST = 0.2  # interval that is shown
+LINEAR = ("linear_ceiling", "linear_low", "linear_high", "linear_share", "linear_subsets")
+
+
+def linear_numbers(truth: GroundTruth, further: GroundTruth | None, queries: np.ndarray) -> dict[str, Any]:
+    """Of what LDS is measured against: the mean over the reported subsets' replicates."""
+    masks, losses, present = truth.masks, truth.losses[:, :, queries], truth.present
+    if further is not None:
+        once = np.zeros((len(losses), *further.losses[0][:, queries].shape), dtype=losses.dtype)
+        once[0] = further.losses[0][:, queries]
+        there = np.zeros(once.shape[:2], dtype=bool)
+        there[0] = further.present[0]
+        masks, losses = np.concatenate([masks, further.masks]), np.concatenate([losses, once], axis=1)
+        present = np.concatenate([present, there], axis=1)
+    if len(masks) < MINIMUM_SUBSETS_LINEAR:
+        return dict.fromkeys(LINEAR)
+    found = linear_ceiling(masks, losses, present=present)
+    run, signal = found.share_of_run, found.share_of_signal
+    larger = 1.0  # a share of a single run's variance is a larger one of the mean's, which has less noise
+    if signal is not None and 0 < run.share < signal.share:
+        noiseless = run.share / signal.share
+        larger = 1 / (noiseless + (1 - noiseless) * float((1 / truth.present.sum(axis=0)).mean()))
+    shares = [larger * value for value in (run.share, run.ci_low, run.ci_high)]
+    if not math.isfinite(shares[0]):
+        return dict.fromkeys(LINEAR)
+    return dict(zip(LINEAR, [*map(best_spearman, shares), shares[0], len(masks)], strict=True))
+
+
+def is_shown(numbers: Mapping[str, Any]) -> bool:
+    """Whether the linear ceiling is known well enough to be read; in records of old it is not there."""
+    low, high = numbers.get("linear_low"), numbers.get("linear_high")
+    return low is not None and high is not None and low > 0 and high - low <= WIDEST

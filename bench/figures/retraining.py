@@ -1,0 +1,117 @@
+"""What retraining buys: LDS against seconds, with a curve over the number of retrains for every prior of the datamodel.
+
+`python -m bench.figures --only retraining`. Other methods are points: a prior's curve leaves from its method's own, in
+the same colour. Seconds are all of them, those of retraining included.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+import bench.figures.words as words
+from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, logarithmic, panel_grid
+from bench.figures.lds import CEILINGS, ceiling_called, panel_note
+from bench.figures.seconds import timed_rows
+from bench.identity import USUAL, file_slug
+from bench.results import Results, bars_of, over_seeds
+from bench.style import INK, QUIET, PaperSize, look, looks
+
+METHOD = "datamodel"
+
+
+def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
+    for ground, machine, rows in timed_rows(results):
+        group = best_scores(rows)
+        if METHOD not in set(group["method"]):
+            continue
+        curves = curves_of(group)
+        others = group[group["method"] != METHOD]
+        points = looks(list(zip(others["method"], others["series"])))
+        places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
+        alphas = sorted(group["alpha"].unique())
+        figure, grid = panel_grid(len(places), len(alphas), size, 2.2, wide=True)
+        for line, ((share, _), here) in zip(grid, places, strict=True):
+            for axis, alpha in zip(line, alphas, strict=True):
+                cell = here[here["alpha"] == alpha]
+                if len(cell):
+                    retraining_panel(axis, cell, points, curves)
+                else:
+                    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color=QUIET)
+                    axis.set_xticks([])
+            line[0].set_ylabel(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}\nLDS", parse_math=True)
+        for axis, alpha in zip(grid[0], alphas, strict=True):
+            axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
+        for axis in grid[-1]:
+            axis.set_xlabel("seconds (all of them)")
+        bars = f"Bars: {bars_of(group.groupby(['alpha_attribution', 'truth', 'alpha', 'series']).size())}."
+        description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
+        title = f"{description}: what retraining buys"
+        counts = f"Retrains of the datamodel: {words.span(retrains_of(group[group['method'] == METHOD]))}."
+        kinds = "Raw or train-normalised scores, whichever a method does better with."
+        notes = [f"{counts} {kinds}", *words.frame_notes(bars, group)]
+        frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*points, *curves])
+        caption = (
+            f"LDS against seconds, retraining included; {description}, {about}, on {machine}. Curves: the datamodel "
+            f"over its number of retrains, one a prior. {counts} {kinds} {bars} {words.ceiling_caption(group)}"
+            f"{words.sizes(group)} {words.settings_text(others)}"
+        )
+        facts = words.facts_of(group, [False, True])
+        stem = f"retraining-{ground}-{file_slug(machine)}"
+        yield Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts=facts)
+
+
+def best_scores(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of every series the rows of the kind of scores with the higher mean LDS; raw where they are equal."""
+    means = rows.groupby(["series", "normalised"])["lds"].mean().unstack()
+    better = {name: bool(row.get(True, -1) > row.get(False, -1) + 1e-9) for name, row in means.iterrows()}
+    return rows[[bool(kind) == better[name] for name, kind in zip(rows["series"], rows["normalised"])]]
+
+
+def retrains_of(rows: pd.DataFrame) -> pd.Series:
+    return pd.Series([json.loads(options)["retrains"] for options in rows["options"]], index=rows.index)
+
+
+def curves_of(group: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Name -> look of every curve, in the colour of its prior's method, and its series in the order of retrains."""
+    found: dict[str, dict[str, Any]] = {}
+    own = group[group["method"] == METHOD].drop_duplicates("series").assign(retrains=lambda rows: retrains_of(rows))
+    for _, row in own.sort_values("retrains").iterrows():
+        options = json.loads(row["options"])
+        prior = str(options.pop("prior", "none"))
+        usual = {**USUAL[METHOD], "retrains": options["retrains"]}
+        apart = "".join(f", {name}={value}" for name, value in options.items() if usual.get(name) != value)
+        method = prior.partition("+")[0]
+        shape = look(METHOD if prior == "none" else method)
+        name = "retraining alone" if prior == "none" else f"retraining, prior {shape['label']}"
+        name += prior.removeprefix(method) * (prior != "none") + apart
+        shape = shape | {"label": name, "marker": "o", "linestyle": "-", "series": []}
+        found.setdefault(name, shape)["series"].append(row["series"])
+    return found
+
+
+def retraining_panel(
+    axis: Axes, rows: pd.DataFrame, points: Mapping[str, dict[str, Any]], curves: Mapping[str, dict[str, Any]]
+) -> None:
+    """Rows of one truth and one alpha."""
+    axis.axhline(0, color=INK, linewidth=0.5, label="chance")
+    for name, shape in points.items():
+        if len(cell := rows[rows["series"] == name]):
+            _bars(axis, [cell], shape | {"linestyle": "none"})
+    for shape in curves.values():
+        cells = [cell for name in shape["series"] if len(cell := rows[rows["series"] == name])]
+        if cells:
+            _bars(axis, cells, {name: value for name, value in shape.items() if name != "series"})
+    for label, style in CEILINGS.items():
+        if np.isfinite(height := ceiling_called(label, rows)):
+            axis.axhline(height, color=INK, label=label, **style)
+    logarithmic(axis, "x")
+
+
+def _bars(axis: Axes, cells: list[pd.DataFrame], shape: Mapping[str, Any]) -> None:
+    found = [(max(float(cell["seconds"].median()), 1e-3), *over_seeds(cell)) for cell in cells]
+    x, mean, low, high = np.array(found, dtype=float).T
+    axis.errorbar(x, mean, yerr=[np.maximum(0, mean - low), np.maximum(0, high - mean)], elinewidth=0.8, **shape)

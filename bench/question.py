@@ -1,0 +1,101 @@
+"""Question: what a method is asked, and the retrained models that it may learn from before it answers.
+
+A question is what scores depend on beside the method. One for a method that retrains by itself also says on which
+further subsets: they are units of the same store as the ground truth, of a stream of their own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from baselines.method import Bill, Method, Retrained, Size
+from bench.ground_truth import UnitsFailedError, assemble, obtain
+from retrain.jobs import Unit
+from retrain.store import Store
+from retrain.subsets import attributed_indices
+from retrain.task import Split, Task
+from retrain.train import Plan, choose_device, retrain_units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Everything a method's scores depend on beside the method: what is attributed to what."""
+
+    task: Task
+    seed: int
+    alpha_attribution: float
+    split: Split = "report"
+    max_queries: int | None = None
+    learns_from: Plan | None = None  # the further subsets that a method asks for which retrains by itself
+
+    def of(self, method: Method, plan: Plan) -> "Question":
+        """As this method is asked it where that plan's subsets are to be predicted.
+
+        Further subsets are drawn and retrained on like the plan's own, in a stream that nobody is judged on.
+        """
+        count, alpha = method.further_subsets()
+        if not count:
+            return self
+        drawn = replace(plan, num_subsets=count, alpha=alpha or plan.alpha, stream="learn")
+        return replace(self, learns_from=replace(drawn, replicates=1, replicated_subsets=None))
+
+    def attributed_indices(self) -> np.ndarray:
+        return attributed_indices(self.seed, self.alpha_attribution, len(self.task.train_data))
+
+    def query_indices(self) -> np.ndarray:
+        """Into the task's queries."""
+        return self.task.query_indices(self.split)[: self.max_queries]
+
+    def config(self) -> dict[str, Any]:
+        config = {
+            "task": self.task.scoring_config,
+            "seed": self.seed,
+            "alpha_attribution": self.alpha_attribution,
+            "split": self.split,
+            "num_queries": len(self.query_indices()),
+        }
+        if self.learns_from is not None:  # how models are retrained decides such scores, too
+            config["learns_from"] = {"task": self.task.config, **vars(self.learns_from)}
+        return config
+
+    def plain_data(self) -> dict[str, Any]:
+        """What a worker needs, beside the task, to ask the same."""
+        names = ("seed", "alpha_attribution", "split", "max_queries")
+        learns = None if self.learns_from is None else dict(vars(self.learns_from))
+        return {**{name: getattr(self, name) for name in names}, "learns_from": learns}
+
+    @classmethod
+    def from_plain_data(cls, task: Task, content: Mapping[str, Any]) -> "Question":
+        learns = content["learns_from"]
+        return cls(task=task, **{**content, "learns_from": None if learns is None else Plan(**learns)})
+
+    def size(self, device: str) -> Size:
+        """Known before anything is trained."""
+        model = self.task.build_model(0)
+        return Size(
+            num_train=len(self.task.train_data),
+            num_attributed=len(self.attributed_indices()),
+            num_queries=len(self.query_indices()),
+            num_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            device=choose_device(device),
+        )
+
+
+def further_units(question: Question, device: str) -> list[Unit]:
+    return [] if question.learns_from is None else retrain_units(question.task, question.learns_from, device)
+
+
+def further_retrains(question: Question, store: Store, device: str, bill: Bill) -> Retrained:
+    """The retrained models that the question's method learns from, made where they are missing."""
+    plan = question.learns_from
+    assert plan is not None
+    with bill.instead_of_the_clock():
+        name = f"{question.task.name} further retrains, alpha {plan.alpha:g}, seed {plan.seed}"
+        entries = list(obtain(further_units(question, device), store, name=name, progress=True).values())
+        found = assemble(question.task, plan, entries)
+        if missing := plan.num_subsets - len(found.subsets):
+            raise UnitsFailedError(f"{missing} of {plan.num_subsets} further retrains are missing; run the same again")
+        bill.add(sum(entry.record.get("seconds", 0.0) for entry in entries))
+    return Retrained(found.masks, found.losses[0][:, question.query_indices()])

@@ -1,0 +1,226 @@
+"""The datamodel on planted linear problems: it finds the weights, uses a right prior, and survives a wrong one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baselines.datamodel import Datamodel, normal_scores
+from baselines.method import Attribution, Method, Problem, Retrained, Size, load_method
+from baselines.support.nested import nested_method, nested_text
+from baselines.support.subset_regression import regress
+from retrain.errors import UsageError
+from retrain.subsets import masks as draw
+from tests.helpers.planted import Planted
+
+CPU = torch.device("cpu")
+EXAMPLES, QUERIES = 120, 30
+
+
+def planted(num_subsets: int, noise: float = 3.0, stream: str = "learn") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """masks, losses and the planted weights (queries, examples)."""
+    generator = np.random.default_rng(5)
+    weights = generator.normal(size=(QUERIES, 6)) @ generator.normal(size=(6, EXAMPLES))
+    kept = draw(1, num_subsets, 0.5, EXAMPLES, stream=stream)  # type: ignore[arg-type]
+    chance = np.random.default_rng([9, num_subsets]).normal(size=(num_subsets, QUERIES))
+    return kept, (4.0 + kept @ weights.T + noise * chance).astype(np.float32), weights
+
+
+def agreement(found: torch.Tensor, weights: np.ndarray) -> float:
+    """Mean over queries of the correlation with what the planted weights predict for other subsets."""
+    kept = draw(1, 300, 0.5, EXAMPLES, stream="report").astype(float)
+    made, truth = kept @ found.double().numpy().T, kept @ weights.T
+    return float(np.mean([np.corrcoef(made[:, j], truth[:, j])[0, 1] for j in range(len(weights))]))
+
+
+class TestRegression:
+    @pytest.mark.parametrize("num_subsets", [600, 1500])
+    def test_it_finds_the_planted_weights(self, num_subsets: int) -> None:
+        kept, losses, weights = planted(num_subsets, noise=1.0)
+        found = regress(kept, losses, device=CPU)
+        assert agreement(found.weights, weights) > 0.99
+        # Subsets of one size say nothing about a constant that is added to all weights.
+        expected = torch.from_numpy(weights - weights.mean(1, keepdims=True)).float()
+        error = (found.weights - found.weights.mean(1, keepdim=True) - expected).norm() / expected.norm()
+        assert error < 0.1
+
+    @pytest.mark.parametrize("num_subsets", [40, 119, 121, 400])
+    def test_penalties_are_as_good_as_the_best_for_the_truth(self, num_subsets: int) -> None:
+        kept, losses, weights = planted(num_subsets)
+        centred = kept - kept.mean(0)
+        inner, products = centred.T @ centred, centred.T @ (losses - losses.mean(0))
+        ridges = [np.linalg.solve(inner + penalty * np.eye(EXAMPLES), products).T for penalty in np.logspace(-2, 3, 30)]
+        best = max(agreement(torch.from_numpy(ridge), weights) for ridge in ridges)
+        assert agreement(regress(kept, losses, device=CPU).weights, weights) > best - 0.02
+
+    @pytest.mark.parametrize("num_subsets", [40, 100, 400])
+    def test_a_right_prior_helps_and_a_wrong_one_hurts_little(self, num_subsets: int) -> None:
+        kept, losses, weights = planted(num_subsets)
+        generator = np.random.default_rng(2)
+        noise = generator.normal(size=weights.shape)
+        right = torch.from_numpy(weights + 3 * noise).float()
+        wrong = torch.from_numpy(noise).float()
+        alone = agreement(regress(kept, losses, device=CPU).weights, weights)
+        helped, hurt = (agreement(regress(kept, losses, {"p": p}, device=CPU).weights, weights) for p in (right, wrong))
+        assert helped > alone + (0.05 if num_subsets <= 100 else 0.0)
+        assert helped > agreement(right, weights)
+        assert hurt > alone - 0.03
+
+    def test_a_prior_of_the_other_sign_or_another_unit_is_the_same_prior(self) -> None:
+        kept, losses, weights = planted(80)
+        prior = torch.from_numpy(weights + np.random.default_rng(2).normal(size=weights.shape)).float()
+        made = [regress(kept, losses, {"p": scale * prior}, device=CPU).weights for scale in (1.0, 1e-6, -1e4)]
+        for other in made[1:]:
+            torch.testing.assert_close(other, made[0], rtol=1e-3, atol=1e-3)
+
+    def test_both_ways_round_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """m x m, or n x n where there are more subsets than examples."""
+        kept, losses, weights = planted(200)
+        prior = torch.from_numpy(weights + np.random.default_rng(2).normal(size=weights.shape)).float()
+        one = regress(kept, losses, {"p": prior}, device=CPU)
+        monkeypatch.setattr(
+            "baselines.support.subset_data.SubsetData.spectrum",
+            lambda data, covariance, identity: data._by_subsets(covariance, identity),
+        )
+        other = regress(kept, losses, {"p": prior}, device=CPU)
+        torch.testing.assert_close(one.weights, other.weights, rtol=1e-4, atol=1e-5)
+        assert one.diagnostics["log_evidence"] == pytest.approx(other.diagnostics["log_evidence"], rel=1e-6)
+
+    def test_blocks_of_queries_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept, losses, weights = planted(50)
+        prior = torch.from_numpy(weights).float()
+        whole = regress(kept, losses, {"p": prior}, device=CPU)
+        monkeypatch.setattr("baselines.support.subset_data.BLOCK_BYTES", 7 * 8 * EXAMPLES)
+        torch.testing.assert_close(regress(kept, losses, {"p": prior}, device=CPU).weights, whole.weights)
+
+    def test_constant_queries_and_empty_priors_are_no_trouble(self) -> None:
+        kept, losses, weights = planted(50)
+        losses[:, 3] = 2.0
+        prior = torch.from_numpy(weights).float()
+        prior[5] = 0.0
+        found = regress(kept, losses, {"p": prior}, device=CPU).weights
+        assert torch.isfinite(found).all()
+        assert (found[3] == 0).all()
+        assert found[5].norm() > 0
+        empty = regress(kept, losses, {"p": 0 * prior}, device=CPU).weights
+        torch.testing.assert_close(empty, regress(kept, losses, device=CPU).weights)
+
+
+# ---- the method ----
+
+
+def problem(task: Planted, folder: Path, retrained: Retrained | None) -> Problem:
+    return Problem(
+        task=task,
+        model=task.train_base(init_seed=0, order_seed=0, device=CPU),
+        train=task.train_data,
+        attributed_indices=np.arange(task.num_train),
+        queries=task.query_data,
+        seed=1,
+        device=CPU,
+        scratch=folder,
+        retrained=None if retrained is None else lambda: retrained,
+    )
+
+
+def answer(method: Method, asked: Problem) -> Attribution:
+    return method.score(asked, method.fit(asked))
+
+
+def test_a_prior_needs_fewer_retrains(scratch: Path) -> None:
+    task = Planted()
+    few = task.retrained(np.arange(task.num_train), 60)
+    judged = Retrained(draw(0, 300, 0.8, task.num_train), np.zeros((300, task.num_queries), dtype=np.float32))
+    models = [task.train(np.flatnonzero(kept), init_seed=0, order_seed=0, device=CPU) for kept in judged.masks]
+    truth = torch.stack([task.losses(model, task.query_data, CPU) for model in models]).numpy()
+
+    def lds(method: Method) -> float:
+        made = judged.masks @ answer(method, problem(task, scratch, few)).scores.numpy().T
+        return float(np.mean([np.corrcoef(made[:, j], truth[:, j])[0, 1] for j in range(task.num_queries)]))
+
+    plain, prior, gradsim = (
+        lds(load_method(name, **options))
+        for name, options in (("datamodel", {}), ("datamodel", {"prior": "gradsim"}), ("gradsim", {}))
+    )
+    assert prior > plain + 0.1
+    assert prior > gradsim
+
+
+def test_the_same_problem_gives_the_same_bits(scratch: Path) -> None:
+    task = Planted()
+    asked = problem(task, scratch, task.retrained(np.arange(task.num_train), 40))
+    method = load_method("datamodel", prior="gradsim")
+    assert torch.equal(answer(method, asked).scores, answer(method, asked).scores)
+
+
+def test_losses_that_are_not_finite_are_left_out(scratch: Path) -> None:
+    task = Planted()
+    found = task.retrained(np.arange(task.num_train), 40)
+    broken = Retrained(found.masks, np.where(np.arange(40)[:, None] == 7, np.nan, found.losses))
+    made = answer(load_method("datamodel"), problem(task, scratch, broken))
+    rest = np.arange(40) != 7
+    assert made.diagnostics["retrains"] == 39
+    expected = answer(
+        load_method("datamodel"), problem(task, scratch, Retrained(found.masks[rest], found.losses[rest]))
+    )
+    assert torch.equal(made.scores, expected.scores)
+    with pytest.raises(FloatingPointError, match="0 of 40 retrained models"):
+        answer(load_method("datamodel"), problem(task, scratch, Retrained(found.masks, np.nan * found.losses)))
+
+
+def test_ranks_are_blind_to_monotone_transforms_and_keep_the_losses_unit() -> None:
+    losses = planted(80)[1]
+    made = normal_scores(losses)
+    assert np.array_equal(np.argsort(made, axis=0), np.argsort(losses, axis=0))
+    np.testing.assert_allclose(made.std(axis=0), losses.std(axis=0), rtol=0.05)
+    skewed = normal_scores(np.exp(losses / 4))
+    np.testing.assert_allclose(skewed / skewed.std(axis=0), made / made.std(axis=0), rtol=1e-4, atol=1e-5)
+    many = np.tile(losses, 40)  # more than are ranked at once
+    np.testing.assert_allclose(normal_scores(many), np.tile(made, 40), rtol=1e-5, atol=1e-6)
+
+
+def test_a_problem_without_retrains_says_so(scratch: Path) -> None:
+    with pytest.raises(UsageError, match="here are none"):
+        answer(load_method("datamodel"), problem(Planted(), scratch, None))
+
+
+class TestSpelling:
+    def test_options_stand_behind_a_plus(self) -> None:
+        method = nested_method("ekfac+damping:1e+4+strategy:kfac")
+        assert method == load_method("ekfac", damping=1e4, strategy="kfac")
+        assert nested_text("ekfac", {"damping": 1e4, "strategy": "kfac", "relative_damping": 0.1}) == (
+            "ekfac+strategy:kfac+damping:10000.0"
+        )
+        assert nested_method(nested_text("ekfac", {"damping": 1e4})) == load_method("ekfac", damping=1e4)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"retrains": 3}, "retrains is 3; expected at least 10"),
+            ({"alpha": 1.0}, "alpha is 1.0; expected a fraction"),
+            ({"prior": "efkac"}, "unknown method"),
+            ({"prior": "ekfac+nonsense:1"}, "has no option"),
+            ({"prior": "datamodel"}, "retrains by itself"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, options: dict, words: str) -> None:
+        with pytest.raises(UsageError, match=words):
+            load_method("datamodel", **options)
+
+    def test_another_prior_is_another_key(self) -> None:
+        plain, one, two = (Datamodel(prior=prior) for prior in ("none", "gradsim", "random"))
+        assert len({method.source for method in (plain, one, two)}) == 3
+        assert len({str(method.config) for method in (plain, one, two)}) == 3
+
+
+def test_the_largest_problem_fits_into_16_gib() -> None:
+    size = Size(num_train=47_500, num_attributed=4_750, num_queries=10_000, num_parameters=2_000_000, device=CPU)
+    for prior in ("none", "gradsim"):
+        planned = [
+            load_method("datamodel", retrains=count, prior=prior).memory_bytes(size) for count in (500, 4_000, 8_000)
+        ]
+        assert planned == sorted(planned)
+        assert 2**28 < planned[0] < planned[-1] < 16 * 2**30
+    assert load_method("datamodel").memory_bytes(replace(size, num_attributed=10**8)) > 2**40

@@ -1,0 +1,52 @@
+"""The linear ceiling of a run: pooled over reported and further subsets, and shown where it is known well enough."""
+
+import numpy as np
+import pytest
+
+from bench.additive import LINEAR, is_shown, linear_numbers
+from bench.ground_truth import GroundTruth
+from bench.metrics import best_spearman
+from bench.summary import linear_ceiling_of, linear_ceiling_text
+from retrain.subsets import masks as draw
+
+EXAMPLES, QUERIES = 300, 60
+
+
+def truth(count: int, replicates: int, stream: str, additive: float, noise: float) -> GroundTruth:
+    """Outcomes of variance 1 a run: an additive part, noise of retraining, and the rest an interaction."""
+    weights = np.random.default_rng(3).normal(size=(EXAMPLES, QUERIES))
+    kept = draw(1, count, 0.5, EXAMPLES, stream=stream)  # type: ignore[arg-type]
+    linear = kept @ weights
+    linear = (linear - linear.mean(0)) / linear.std(0)
+    generator = np.random.default_rng([count, replicates])
+    other = generator.normal(size=linear.shape)  # of the subset, and of no example by itself
+    chance = generator.normal(size=(replicates, *linear.shape))
+    signal = np.sqrt(additive) * linear + np.sqrt(1 - additive - noise) * other
+    return GroundTruth.of_arrays(kept, (signal + np.sqrt(noise) * chance).astype(np.float32))
+
+
+@pytest.mark.parametrize("additive", [0.3, 0.5, 0.7])
+def test_a_planted_share_comes_back_from_reported_and_further_subsets(additive: float) -> None:
+    reported, further = (truth(60, 2, "report", additive, 0.2), truth(400, 1, "learn", additive, 0.2))
+    found = linear_numbers(reported, further, np.arange(QUERIES))
+    expected = additive / (0.8 + 0.2 / 2)  # of the mean of two replicates
+    assert found["linear_subsets"] == 460
+    assert found["linear_share"] == pytest.approx(expected, abs=0.07)
+    assert found["linear_low"] < best_spearman(expected) < found["linear_high"]
+    assert is_shown(found)
+    assert linear_ceiling_of([found]) == pytest.approx(found["linear_ceiling"])
+    assert "from 460 subsets" in linear_ceiling_text([found])
+
+
+def test_further_subsets_make_it_sharper() -> None:
+    reported, further = truth(60, 1, "report", 0.5, 0.2), truth(400, 1, "learn", 0.5, 0.2)
+    few, many = (linear_numbers(reported, more, np.arange(QUERIES)) for more in (None, further))
+    assert many["linear_high"] - many["linear_low"] < 0.7 * (few["linear_high"] - few["linear_low"])
+
+
+def test_too_few_subsets_and_old_records_show_none() -> None:
+    few = linear_numbers(truth(5, 1, "report", 0.5, 0.2), None, np.arange(QUERIES))
+    assert few == dict.fromkeys(LINEAR)
+    for numbers in (few, {}, {"linear_low": 0.3, "linear_high": 0.8}, {"linear_low": 0.0, "linear_high": 0.1}):
+        assert not is_shown(numbers)
+        assert linear_ceiling_text([numbers]) == ""

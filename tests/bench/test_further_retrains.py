@@ -1,0 +1,172 @@
+"""A method that retrains by itself: in the store, never on what is reported, counted in its seconds, resumed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import Execution, Experiment, read_experiment, run
+from bench.dry_run import dry_run
+from bench.experiment import Session
+from bench.variants import build_variants
+from retrain.store import Store
+from retrain.tasks import load_task
+from retrain.train import Plan, retrain_units
+from tests.helpers.planted import Planted
+
+PLANTED = "tests.helpers.planted:Planted"
+PRIOR = "datamodel@prior=gradsim,retrains=30"
+
+
+@pytest.fixture
+def execution(tmp_path: Path) -> Execution:
+    return Execution(device="cpu", cache=str(tmp_path / "cache"), progress=False)
+
+
+def small(**changes: object) -> Experiment:
+    asked = {"task": PLANTED, "alpha": 0.5, "subsets": 12, "replicates": 1, "methods": ["datamodel@retrains=30", PRIOR]}
+    return Experiment(**{**asked, **changes})  # type: ignore[arg-type]
+
+
+def stored(execution: Execution, position: int = 0) -> np.ndarray:
+    session = Session(small(), execution)
+    attribution = session.scorer(session.active[position], *session.blocks[0]).stored_scores()
+    assert attribution is not None
+    return attribution.scores.numpy()
+
+
+def units(alpha: float, count: int, stream: str) -> list:
+    plan = Plan(alpha=alpha, alpha_attribution=1.0, seed=1, num_subsets=count, stream=stream)  # type: ignore[arg-type]
+    return retrain_units(load_task(PLANTED), plan, "cpu")
+
+
+def test_a_run_has_rows_of_it_and_its_record_is_the_same_run_again(execution: Execution, tmp_path: Path) -> None:
+    result = run(small(methods=["datamodel@retrains=30", PRIOR, "gradsim"]), execution)
+    assert result.problems == []
+    lds = result.frame().set_index(["label", "normalised"])["lds"]
+    assert lds[PRIOR, False] > lds["datamodel@retrains=30", False]
+    assert "prior=gradsim" in str(result)
+    again = run(read_experiment(result.save(tmp_path / "runs")), execution)
+    assert again.run_id == result.run_id
+
+
+def test_retrains_are_shared_and_of_a_stream_of_their_own(execution: Execution) -> None:
+    text = dry_run(small(), execution)
+    assert "further retrains that methods ask for: 0 of 30 cached" in text
+    run(small(), execution)
+    store = Store(execution.cache)
+    assert all(store.has(unit.kind, unit.config) for unit in units(0.5, 30, "learn"))
+    assert not any(store.has(unit.kind, unit.config) for unit in units(0.5, 31, "learn")[30:])
+    streams = [load_task(PLANTED) and Plan(alpha=0.5, alpha_attribution=1.0, seed=1, num_subsets=30, stream=stream)
+               for stream in ("report", "tune", "learn")]  # type: ignore[arg-type]  # fmt: skip
+    rows = [{mask.tobytes() for mask in plan.masks(Planted())} for plan in streams]
+    assert not rows[0] & rows[2]
+    assert not rows[1] & rows[2]
+
+
+def test_poisoned_reported_subsets_change_no_score(execution: Execution) -> None:
+    """Whatever the reported and tuning subsets had come to, the scores are the same bits."""
+    run(small(), execution)
+    before = [stored(execution, position) for position in (0, 1)]
+    store = Store(execution.cache)
+    for stream in ("report", "tune"):
+        for unit in units(0.5, 12, stream):
+            store.remove_key(unit.kind, store.key(unit.kind, unit.config))
+            noise = np.random.default_rng(unit.config["subset"]).normal(size=25).astype(np.float32)
+            store.write(unit.kind, unit.config, {"losses": noise}, {})
+    poisoned = run(small(), Execution(**{**vars(execution), "rescore": True}))
+    for position in (0, 1):
+        assert np.array_equal(stored(execution, position), before[position])
+    assert abs(poisoned.frame()["lds"]).max() < 0.3, "they were judged on the poison"
+
+
+def test_its_seconds_are_those_of_its_retrains_and_prior_whether_cached_or_not(
+    execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Planted.train
+
+    def slow(task: Planted, *arguments: object, **options: object) -> object:
+        time.sleep(0.02)
+        return train(task, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Planted, "train", slow)
+    first = run(small(methods=[PRIOR]), execution).frame()
+    monkeypatch.setattr(Planted, "train", train)
+    again = run(small(methods=[PRIOR]), Execution(**{**vars(execution), "rescore": True})).frame()
+    store = Store(execution.cache)
+    spent = sum(entry.record["seconds"] for unit in units(0.5, 30, "learn") if (entry := store.read(*key(unit))))
+    assert spent > 30 * 0.02
+    for frame in (first, again):
+        assert frame["fit_seconds"].iloc[0] == pytest.approx(spent, abs=0.2)
+        assert 0 < frame["score_seconds"].iloc[0] < 5
+
+
+def key(unit: object) -> tuple[str, dict]:
+    return unit.kind, unit.config  # type: ignore[attr-defined]
+
+
+def test_every_alpha_has_scores_of_its_own_unless_one_is_named(execution: Execution) -> None:
+    asked = small(
+        alpha=[0.3, 0.5], methods=["datamodel@retrains=30", "named=datamodel@retrains=30,alpha=0.4", "gradsim"]
+    )
+    session = Session(asked, execution)
+    counts = [len(session.scorers(variant, *session.blocks[0])) for variant in session.active]
+    assert counts == [2, 1, 1]
+    result = run(asked, execution)
+    assert result.problems == []
+    assert set(result.frame()["alpha"]) == {0.3, 0.5}
+    kept = [line["retrain_alpha"] for line in result.out.diagnostics if line["method"] == "datamodel"]
+    assert sorted(kept) == [0.3, 0.4, 0.5]
+    alone = run(small(alpha=[0.5], methods=["datamodel@retrains=30"]), execution).frame()
+    both = result.frame().query("label == 'datamodel@retrains=30' and alpha == 0.5")
+    assert alone["lds"].tolist() == both["lds"].tolist()
+
+
+def test_a_prior_that_fails_is_one_line(execution: Execution) -> None:
+    result = run(small(methods=["datamodel@prior=bif+step_size:1e9,retrains=30", "gradsim"]), execution)
+    assert len(result.problems) == 1
+    assert "datamodel@prior=bif" in result.problems[0]
+    assert set(result.frame()["method"]) == {"gradsim"}
+
+
+def test_a_prior_has_the_settings_of_a_row_of_its_own() -> None:
+    task = load_task("digits")
+    (variant,) = build_variants(["datamodel@prior=bif+draws:20"], task, {})
+    assert variant.label == "datamodel@prior=bif+draws:20"
+    minibatch = task.method_settings["bif"]["minibatch"]
+    assert set(variant.method.prior.split("+")) >= {"bif", "draws:20", f"minibatch:{minibatch}"}  # type: ignore[attr-defined]
+
+
+# ---- stopped at any moment ----
+
+DIGITS = "--task digits --set digits.num_train=120 --set digits.epochs=2 --alpha 0.5 --subsets 4 --replicates 1"
+COMMAND = [*DIGITS.split(), "--queries", "20", "--methods", "datamodel@retrains=16", "--out", "runs"]
+
+
+def entries(cache: Path) -> dict[Path, int]:
+    """Retrains that are there, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in cache.glob("retrain/*/*/entry.json")}
+
+
+def test_killed_and_rerun_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-m", "bench.lds", *COMMAND, "--cache", str(tmp_path / "cache")]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while len(entries(tmp_path / "cache")) < 4 + 4 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = entries(tmp_path / "cache")
+    assert 4 + 4 <= len(before) < 4 + 16, "killed among its further retrains"
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
+    after = entries(tmp_path / "cache")
+    assert len(after) == 4 + 16
+    assert {path: after[path] for path in before} == before
