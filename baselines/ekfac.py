@@ -15,6 +15,7 @@ score over its tokens, as kronfluence does: token t has what its own outer produ
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -41,6 +42,8 @@ HEURISTIC = 0.1  # kronfluence's share of the mean eigenvalue where it is given 
 BATCHES_TOGETHER = 8  # between two looks at whether to save: kronfluence's factors come to the CPU after each
 QUERY_GRADIENTS_SHARE = 0.25  # of the free memory, for the preconditioned gradients of a batch of queries
 
+SECONDS_TOGETHER = 15.0  # so long may one call to kronfluence take: what is saved is saved between two of them
+
 Factors = dict[str, dict[str, Tensor]]  # kind -> module -> tensor, as kronfluence has them
 
 
@@ -53,6 +56,22 @@ class FittedFactors:
     process: "OneProcess"
     arguments: Any
     factors: Factors
+
+
+class Pace:
+    """How many batches to give to kronfluence at once, by how long the last ones took.
+
+    It changes no number: the batches themselves stay what they are.
+    """
+
+    def __init__(self) -> None:
+        self.batches = BATCHES_TOGETHER
+
+    @contextlib.contextmanager
+    def of(self, batches: int) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.batches = max(1, int(batches * SECONDS_TOGETHER / max(time.monotonic() - began, 1e-3)))
 
 
 @dataclass
@@ -277,33 +296,55 @@ class EKFAC(Method):
         num_train_batches = _num_batches(problem.attributed, self.train_batch_size)
         total = _num_batches(problem.queries, self.query_batch_size) * (1 + num_train_batches)
         saved = problem.work.load("pairwise")
-        parts = [] if saved is None else [torch.from_numpy(saved[0]["scores"].copy())]
-        first = sum(len(part) for part in parts)
-        step = BATCHES_TOGETHER * self.query_batch_size
+        kept = {} if saved is None else {name: [torch.from_numpy(value.copy())] for name, value in saved[0].items()}
+        # Whole rows of the scores, the beginning of those of the next batch of queries, and self-influences.
+        parts, row, own = (kept.get(name, []) for name in ("scores", "row", "own"))
+        pace = Pace()
+
+        def save_if_due() -> None:
+            if problem.work.due():
+                found = {"scores": (parts, 0), "row": (row, 1), "own": (own, 0)}
+                arrays = {name: torch.cat(pieces, dim).numpy() for name, (pieces, dim) in found.items() if pieces}
+                problem.work.save("pairwise", arrays, {})
+
         with state.task.ticking(problem, total, "ekfac: scores"):
-            for start in range(first, len(problem.queries), step):
-                queries = problem.queries.select(range(start, min(start + step, len(problem.queries))))
-                parts.append(self._pairwise(problem, state, queries, problem.attributed))
-                if problem.work.due():
-                    problem.work.save("pairwise", {"scores": torch.cat(parts).numpy()}, {})
+            while (first := sum(len(part) for part in parts)) < len(problem.queries):
+                column = sum(part.shape[1] for part in row)
+                several = 1 if column else max(1, pace.batches // num_train_batches)
+                last = min(first + several * self.query_batch_size, len(problem.queries))
+                last_column = min(column + pace.batches * self.train_batch_size, len(problem.attributed))
+                queries, train = problem.queries.select(range(first, last)), range(column, last_column)
+                with pace.of(_num_batches(queries, self.query_batch_size) * -(-len(train) // self.train_batch_size)):
+                    row.append(self._pairwise(problem, state, queries, problem.attributed.select(train)))
+                if last_column == len(problem.attributed):
+                    parts.append(torch.cat(row, 1))
+                    row.clear()
+                save_if_due()
         used = self.damping if self.damping is not None else f"{self.relative_damping:g} of each layer's mean"
         diagnostics = {"damping": "none" if self.strategy == "identity" else used}
         if not self.self_influence:
             return Attribution(scores=torch.cat(parts), diagnostics=diagnostics)
         factors, damping = self._damped(state.factors)
+        pace = Pace()
         with state.task.ticking(problem, num_train_batches, "ekfac: self-influence"):
-            own = compute_self_scores_with_loaders(
-                loaded_factors=factors,
-                model=state.model,
-                state=state.process,  # type: ignore[arg-type]
-                task=state.task,
-                train_loader=Loader(problem.attributed, self.train_batch_size),  # type: ignore[arg-type]
-                score_args=ScoreArguments(damping_factor=damping),
-                factor_args=state.arguments,
-                tracked_module_names=None,
-                disable_tqdm=True,
-            )["all_modules"].float()
-        scale = own.clamp(min=0).sqrt()
+            while (first := sum(len(part) for part in own)) < len(problem.attributed):
+                last = min(first + pace.batches * self.train_batch_size, len(problem.attributed))
+                loader: Any = Loader(problem.attributed, self.train_batch_size, first, last)
+                with pace.of(len(loader)):
+                    found = compute_self_scores_with_loaders(
+                        loaded_factors=factors,
+                        model=state.model,
+                        state=state.process,  # type: ignore[arg-type]
+                        task=state.task,
+                        train_loader=loader,
+                        score_args=ScoreArguments(damping_factor=damping),
+                        factor_args=state.arguments,
+                        tracked_module_names=None,
+                        disable_tqdm=True,
+                    )
+                own.append(found["all_modules"].float())
+                save_if_due()
+        scale = torch.cat(own).clamp(min=0).sqrt()
         return Attribution(scores=torch.cat(parts), train_scale=scale, diagnostics=diagnostics)
 
     def token_scores(self, problem: Problem, state: FittedFactors, train: Examples | None = None) -> Tensor:

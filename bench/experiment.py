@@ -11,6 +11,7 @@ finished is kept, so an interrupted run goes on where it was.
 """
 
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ from retrain.task import Task
 from retrain.tasks import load_task
 from retrain.train import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
 from retrain.work import told
+
+logger = logging.getLogger("tda-bench")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,7 @@ class Experiment:
             for value in getattr(self, name):
                 _check(name, value, (int, float), _ABOVE_ZERO, highest, "a fraction")
         for seed in self.seeds:
-            _check("seeds", seed, int, 0, math.inf, "whole numbers from 0 on")
+            _check("seeds", seed, int, 0, 10**18 - 1, "whole numbers from 0 on, of at most 18 digits")
         for name, least in (
             ("subsets", MINIMUM_SUBSETS), ("replicates", 1), ("replicated_subsets", MINIMUM_SUBSETS), ("queries", 1),
         ):  # fmt: skip
@@ -268,6 +271,14 @@ class Session:
                 self.out.problems.append(f"{variant.label} was not started: {reason}")
                 return True
         return False
+
+    def say_who_is_missing(self) -> None:
+        """Who will not run is said before the hours of retraining, and not only below the table."""
+        reasons = [*self.out.problems, *(f"{label} is skipped: {reason}" for label, reason in self.skipped.items())]
+        if reasons and not self.active:
+            raise UsageError("no method is left to run: " + "; ".join(reasons))
+        for problem in self.out.problems:
+            logger.warning("%s", problem)
 
     def _what_is_too_many(self) -> list[str]:
         """One line for each option that asks for more than there is, of which all is taken."""
@@ -474,6 +485,7 @@ def run(experiment: Experiment, execution: Execution | None = None) -> Result:
     execution = execution or Execution()
     started = time.perf_counter()
     session = Session(experiment, execution)
+    session.say_who_is_missing()
     truths = session.retrain()
     session.measure(truths, session.score())
     seconds = time.perf_counter() - started

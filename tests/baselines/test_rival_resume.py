@@ -71,6 +71,29 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(name: str, tmp_path: 
     assert torch.equal(found, expected)
 
 
+def test_slow_scoring_saves_within_a_row_and_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EK-FAC's calls are cut by the seconds they take: here to one batch each, of queries and of training examples."""
+    options = {"fit_batch_size": 30, "query_batch_size": 5, "train_batch_size": 7}
+    task, method = Planted(num_train=60, num_queries=12), load_method("ekfac", **options)
+    expected = attempt(method, task, tmp_path, None)
+    monkeypatch.setattr("baselines.ekfac.SECONDS_TOGETHER", 0.0)
+    monkeypatch.setattr("baselines.ekfac.BATCHES_TOGETHER", 1)
+    assert torch.equal(attempt(method, task, tmp_path, None), expected)
+    kills, states = 0, set[str]()
+    while True:
+        work = Eager(tmp_path / "work", saves=1)
+        try:
+            found = attempt(method, task, tmp_path, work)
+            break
+        except Killed:
+            kills += 1
+            assert kills < 80, "no attempt gets further than the one before it"
+            states |= (work.load("pairwise") or ({}, {}))[0].keys()
+    assert states == {"scores", "row", "own"}
+    assert kills >= 15, "three batches of queries times five of training examples, and self-influences"
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_damaged_work_counts_as_none(name: str, tmp_path: Path) -> None:
     task, method = Planted(num_train=60, num_queries=12), load_method(name, **METHODS[name])

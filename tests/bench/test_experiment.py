@@ -76,7 +76,8 @@ def test_a_toml_file_is_an_experiment(tmp_path: Path) -> None:
         ("subsets = true", "subsets is True"),
         ('query_split = "test"', "available: tune, report, all"),
         ("methods = []", "at least one method"),
-        (f"alpha = 0.1{'0' * 400}\nseeds = [{'9' * 400}]", ""),
+        (f"seeds = [{'9' * 400}]", "seeds is 999"),
+        (f"alpha = 0.1{'0' * 400}", ""),
     ],
 )
 def test_bad_experiments_are_one_line(text: str, words: str, tmp_path: Path) -> None:

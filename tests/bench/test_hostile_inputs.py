@@ -142,6 +142,8 @@ WORDS: dict[str, list[str]] = {
     "a task's option of 400 digits": ["--set", f"digits.num_train={LONG}"],
     "a task's option that is none": ["--set", "digits.__class__=1"],
     "an alpha of 400 digits": ["--alpha", LONG],
+    "a seed of 400 digits": ["--seed", LONG],
+    "a seed of 20 digits": ["--seed", LONG[:20]],
     "an alpha that is none": ["--alpha", "nan"],
     "no subsets": ["--subsets", "0"],
     "no replicates": ["--replicates", "0"],

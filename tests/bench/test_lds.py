@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from bench.experiment import Session
 from bench.lds import main
 from bench.rows import COLUMNS, why_undefined
 from bench.summary import ceiling_text, pairs_over_seeds_text
@@ -252,6 +255,38 @@ def test_a_method_that_fails_is_named_and_the_others_finish(
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert count(tmp_path / "cache", "scores") == 1, "only what worked is cached"
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_retrained(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Method by method, and the others go on; where none is left, nothing is retrained at all."""
+    too_large = ["bif@draws=20000000000", "trak@projection=1000000000"]
+    first = arguments.index("--methods") + 1
+    alone = [*arguments[:first], *too_large, *arguments[first + 2 :]]
+    assert main(alone) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no method is left to run: bif" in line
+    assert "trak needs" in line
+    assert count(tmp_path / "cache") == 0
+
+    retrain = Session.retrain
+    said_before: list[str] = []
+
+    def watched(session: Session) -> Any:
+        said_before.extend(record.getMessage() for record in caplog.records)
+        return retrain(session)
+
+    monkeypatch.setattr(Session, "retrain", watched)
+    assert main([*arguments[:first], *too_large, *arguments[first:]]) == 1
+    refused = [line for line in said_before if "was not started" in line]
+    assert [line.split("@")[0] for line in refused] == ["bif", "trak"]
+    assert all(re.search(r"needs [\d.]+ GiB at once .* GiB are free on cpu", line) for line in refused)
+    printed = capsys.readouterr()
+    assert "gradsim" in printed.out
+    assert printed.err.count("was not started") >= 2, "and once more below the table"
+    assert count(tmp_path / "cache") == 12
 
 
 def test_nan_scores_are_reported_and_never_averaged_away(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from tests.slurm.helpers import running, wait_for
 ROOT = Path(__file__).parent.parent.parent
 METHODS = ("bif", "ekfac", "kfac", "trak")
 MINUTES = 3  # Slurm warns a task up to a minute too early; what is left must do for a slow start and one unit
+SAVED_AT, STAYS_AT = 20, 30  # draws
 MEASURED = ("fit_seconds", "score_seconds", "peak_memory_bytes", "run_id")
 COMMAND = [
     *(sys.executable, "-m", "bench.lds", "--task", "digits", "--set", "digits.num_train=200"),
@@ -24,12 +26,49 @@ COMMAND = [
     *("--settings", "default", "--device", "cpu", "--json"),
 ]
 SLURM = ["--cluster", "slurm", "--jobs", "4", "--timeout-min", str(MINUTES)]
+# What every process of the command imports first: what befalls a chain, once each. All are at the same draw then.
+# - "warned" has saved its work, and waits there for Slurm's warning, as a chain of hours would;
+# - "deaf" waits there, too, and hears no signal but SIGKILL, as one that hangs in a driver or on a disk;
+# - "killed" waits there for this test.
+# A task that is merely stopped (SIGSTOP) does not outlast its limit for sure: slurmstepd sends SIGCONT with Slurm's
+# warning, so it wakes then, hears the warning, and puts itself back into the queue before its time is up.
+FIRST = """
+import os, signal, time
+from baselines.bif import saving
+from retrain.jobs.claims import Holder
+
+def progress(self, name, taken, state):
+    fate = {"chain-0": "warned", "chain-1": "deaf", "chain-2": "killed"}.get(name, "")
+    if "SLURM_JOB_ID" not in os.environ or not fate:
+        return
+    with open(f"FOLDER/{name}.draws", "a") as diary:
+        diary.write(f"{taken}\\n")
+    if fate == "warned" and taken == SAVED_AT:
+        self._save(name, state(), taken)
+    if taken != STAYS_AT or os.path.exists(f"FOLDER/{fate}"):
+        return
+    if fate == "deaf":
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(f"FOLDER/{fate}.draft", "w") as file:
+        file.write(f"{Holder.this_process().job} {os.getpid()}")
+    os.rename(f"FOLDER/{fate}.draft", f"FOLDER/{fate}")
+    while True:
+        time.sleep(1)
+
+saving.Saver.progress = progress
+"""
+NUM_DRAWS = 65  # and those of the burn-in
 BIF = ["--set", "bif.chains=4", "--set", "bif.draws=60", "--set", "bif.burn_in=5"]
 
 
-def start(tmp_path, name, *options):
+def start(tmp_path, name, *options, first=None):
     command = [*COMMAND, "--cache", str(tmp_path / name), "--out", str(tmp_path / f"{name}-runs"), *options]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    paths = os.pathsep.join(str(path) for path in (first, ROOT) if path)
+    environment = os.environ | {"PYTHONPATH": paths}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def rows(process):
@@ -64,39 +103,39 @@ def states(cluster, job):
     return lines.split()
 
 
-def test_four_chains_and_four_methods_survive_a_kill_a_requeue_and_a_time_limit(cluster, tmp_path):
+def test_four_chains_and_four_methods_survive_a_kill_a_warning_a_requeue_and_a_time_limit(cluster, tmp_path):
     rows(start(tmp_path, "truth", "--methods", "random", "--cluster", "inline"))
     for name in ("inline", "slurm"):
         shutil.copytree(tmp_path / "truth", tmp_path / name)
     inline = rows(start(tmp_path, "inline", "--methods", *METHODS, *BIF, "--cluster", "inline"))
-    process = start(
-        tmp_path,
-        "slurm",
-        "--methods",
-        *METHODS,
-        *BIF,
-        "--cluster",
-        "slurm",
-        "--jobs",
-        "4",
-        "--timeout-min",
-        str(MINUTES),
-    )
+    first = tmp_path / "first"
+    first.mkdir()
+    text = FIRST.replace("SAVED_AT", str(SAVED_AT)).replace("STAYS_AT", str(STAYS_AT)).replace("FOLDER", str(first))
+    (first / "sitecustomize.py").write_text(text)
+    process = start(tmp_path, "slurm", "--methods", *METHODS, *BIF, *SLURM, first=first)
     store = Store(tmp_path / "slurm")
+
+    def met(fate):
+        assert process.poll() is None, f"the driver is gone: {process.stderr.read()}"
+        return (first / fate).read_text().split() if (first / fate).exists() else None
+
     try:
-        # Four chains, each a task of its own: one is killed, one never goes on and is over its limit, two go on.
-        tasks = stopped_tasks(store, "part", 4, process)
+        # Four chains, each a task of its own.
+        warned, _ = wait_for(lambda: met("warned"))
+        late, _ = wait_for(lambda: met("deaf"))
         began = time.monotonic()
-        (_, killed), (late, _), *others = tasks.items()
-        os.kill(killed, signal.SIGKILL)
-        for _, pid in others:
-            os.kill(pid, signal.SIGCONT)
+        killed, pid = wait_for(lambda: met("killed"))
+        os.kill(int(pid), signal.SIGKILL)
+        assert len({warned, late, killed}) == 3
+        wait_for(lambda: states(cluster, warned)[:1] == ["REQUEUED"])
+        assert late in running(cluster), "Slurm's warning ends nobody who does not hear it"
         wait_for(lambda: late not in running(cluster))
-        print(f"the task over its {MINUTES} minutes was gone {time.monotonic() - began:.0f} s after it was stopped")
+        print(f"the task over its {MINUTES} minutes was gone {time.monotonic() - began:.0f} s after it began to hang")
         # Four methods on four tasks: one is put back into the queue in the middle of its work.
         ((requeued, _),) = stopped_tasks(store, "scores", 1, process).items()
+        before = cluster.run("scontrol", "show", "job", requeued)
         cluster.run("scontrol", "requeue", requeued)
-        assert "Restarts=1" in cluster.run("scontrol", "show", "job", requeued)
+        assert restarts(cluster.run("scontrol", "show", "job", requeued)) == restarts(before) + 1
         on_slurm = rows(process)
     finally:
         process.kill()
@@ -108,12 +147,29 @@ def test_four_chains_and_four_methods_survive_a_kill_a_requeue_and_a_time_limit(
     assert {"model", "retrain", "fit", "scores", "predictions"} <= kinds
     assert "part" not in kinds, "chains go when their sum is there"
     assert not (store.root / "quarantine").exists()
-    # Slurm ended it at its limit, or its warning woke it and it put itself back into the queue.
-    wait_for(lambda: any(state.startswith(("TIMEOUT", "REQUEUED")) for state in states(cluster, late)))
+    # How each ended, by Slurm's own accounts: at its limit; with an error; in the queue, by itself and by hand.
+    wait_for(lambda: states(cluster, late)[-1:] == ["TIMEOUT"])
+    wait_for(lambda: states(cluster, killed)[:1] == ["FAILED"])
+    wait_for(lambda: "REQUEUED" in states(cluster, requeued))
+    # The warned chain went on from what it had saved, whoever had it next; the other two had saved nothing.
+    draws = {name: [int(line) for line in (first / f"chain-{name}.draws").read_text().split()] for name in range(3)}
+    whole = list(range(1, NUM_DRAWS + 1))
+    assert draws[0][-(NUM_DRAWS - SAVED_AT) :] == whole[SAVED_AT:]
+    assert draws[0][-(NUM_DRAWS - SAVED_AT) - 1] == STAYS_AT
+    for name in (1, 2):
+        assert draws[name] == [*whole[:STAYS_AT], *whole]
+    told = []
     for campaign in Campaign.all(store):
         events = campaign.events(campaign.describe().get("run", ""))
         done = [event["key"] for event in events if event["event"] == "done"]
         assert len(done) == len(set(done)), "nothing was done twice"
+        told += [(event["event"], event["job"]) for event in events if event["event"] in ("unfinished", "died")]
         if campaign.describe().get("cluster") == "slurm":
             assert campaign.describe()["num_units"] == 4
             assert len({event["job"] for event in events if event["event"] == "start"}) >= 4
+    assert ("unfinished", warned) in told
+    assert {("died", late), ("died", killed)} <= set(told)
+
+
+def restarts(shown):
+    return int(re.search(r"Restarts=(\d+)", shown)[1])

@@ -5,43 +5,39 @@
 
 `python -m bench.lds` on a small digits (EK-FAC, K-FAC, TRAK, four chains of BIF) and `python -m bench.figures` first
 run undisturbed, in one process. Then the same work, on a cache of its own, is killed in every phase in turn: driver,
-worker or both, a random time after the phase's unit was claimed. After each kill every entry is verified against the
-undisturbed run's to the bit. What a kill cost is the time since the killed unit was claimed or last saved its work; it
-saves every `--save-seconds` here, as digits' units are shorter than the 30 s of a real run. At the end everything is
-finished, and scores, retrains, rows and figures are compared. The commands are forks of this process, which has
-imported what they import; their workers are processes of their own, as ever.
+worker or both, a random time after the phase's unit was claimed, or every other time after it first saved its work.
+After each kill every entry is verified against the undisturbed run's to the bit. What a kill cost is the time since the
+killed unit was claimed or last saved; it saves every `--save-seconds` here, as digits' units are shorter than the 30 s
+of a real run (`long_kills.py` has those). At the end everything is finished, and scores, retrains, rows and figures are
+compared. The commands are those that a user types, in processes of their own.
 """
 
 import argparse
 import contextlib
-import importlib
 import json
 import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import retrain.work
-from baselines.method import load_method
 from bench.experiment import Session
-from bench.figures.command import main as draw_figures
-from bench.lds import main as measure
 from bench.lds import make_parser
 from bench.record import command_line, provenance, write_json
 from bench.translate import execution_of, experiment_of
 from retrain.jobs.campaign import Campaign
-from retrain.jobs.claims import Claims
+from retrain.jobs.claims import Claims, Holder
 from retrain.store import Store
-from retrain.work import UnfinishedWork, work_folder
+from retrain.work import work_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("ekfac", "kfac", "trak", "bif")
@@ -55,13 +51,18 @@ PHASES = {  # name -> (methods that the command asks for, kinds of the units tha
     "K-FAC": (("kfac",), ("fit", "scores")),
     "figures": ((), ()),
 }
+SETTINGS = (  # small batches: many moments to save at
+    *("digits.num_train=300", "digits.epochs=4", "bif.chains=4", "bif.draws={draws}"),
+    *("ekfac.fit_batch_size=4", "ekfac.query_batch_size=1", "ekfac.train_batch_size=100"),
+    *("kfac.fit_batch_size=4", "kfac.batch_size=4", "trak.batch_size=4"),
+)
 VICTIMS = ("driver", "driver", "worker", "driver", "driver", "everybody")  # a driver alone does the work itself
 
 
 def lds_words(cache: Path, out: Path, methods: tuple[str, ...], draws: int) -> list[str]:
-    settings = ["digits.num_train=300", "digits.epochs=4", "bif.chains=4", f"bif.draws={draws}"]
+    settings = [setting.format(draws=draws) for setting in SETTINGS]
     return [
-        *("--task", "digits", "--alpha", "0.3", "--subsets", "12", "--replicates", "1", "--queries", "20"),
+        *("--task", "digits", "--alpha", "0.3", "--subsets", "12", "--replicates", "1", "--queries", "24"),
         *("--methods", *(methods or ("random",)), "--device", "cpu", "--json", "--settings", "default"),
         *(word for setting in settings if setting.split(".")[0] in ("digits", *methods) for word in ("--set", setting)),
         *("--cache", str(cache), "--out", str(out)),
@@ -69,43 +70,28 @@ def lds_words(cache: Path, out: Path, methods: tuple[str, ...], draws: int) -> l
 
 
 class Command:
-    """A command in a process of its own, with what it prints in a file."""
+    """`python -m MODULE WORDS...` in a process and a group of its own, with what it prints in a file."""
 
-    def __init__(self, main: Callable[[list[str]], int], words: list[str], folder: Path):
-        self.output = folder / "output"
-        self.code: int | None = None
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid:
-            return
-        code = 70
-        try:
-            os.setpgid(0, 0)
-            for number, path, mode in ((1, self.output, os.O_TRUNC), (2, folder / "commands.log", os.O_APPEND)):
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o644), number)
-            code = main(words)
-            sys.stdout.flush()
-        finally:
-            os._exit(code)
+    def __init__(self, module: str, words: list[str], folder: Path, first_path: Path | None = None):
+        self.output, self.log = folder / "output", folder / "commands.log"
+        paths = [str(path) for path in (first_path, ROOT) if path is not None]
+        with open(self.output, "wb") as output, open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *words],
+                cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                stdout=output, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self.pid = self.process.pid
 
     def poll(self) -> int | None:
-        if self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.code = os.waitstatus_to_exitcode(status) if pid else None
-        return self.code
+        return self.process.poll()
 
     def wait(self, seconds: float = 1800.0) -> int:
-        limit = time.monotonic() + seconds
-        while self.poll() is None:
-            if time.monotonic() > limit:
-                raise TimeoutError("a command does not end")
-            time.sleep(0.01)
-        assert self.code is not None
-        return self.code
+        return self.process.wait(seconds)
 
     def kill(self) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            self.process.kill()
             self.wait()
 
     def orphans(self, seconds: float = 20.0) -> bool:
@@ -121,49 +107,50 @@ class Command:
         return True
 
 
+def finish(module: str, words: list[str], folder: Path, first_path: Path | None = None) -> bytes:
+    """What a command prints that nobody disturbs."""
+    command = Command(module, words, folder, first_path)
+    if code := command.wait(3600):
+        raise RuntimeError(f"{module} {' '.join(words)}: exit code {code}; see {command.log}")
+    return command.output.read_bytes()
+
+
 class Trial:
     def __init__(self, folder: Path, seed: int, draws: int, save_seconds: float):
         self.folder, self.draws = folder, draws
         self.rng = np.random.default_rng(seed)
         self.calm, self.store = Store(folder / "calm"), Store(folder / "killed")
         self.runs, self.figures = folder / "runs", folder / "figures"
-        # Workers start anew; what they import first makes them save as often.
-        patch = folder / "patch"
-        patch.mkdir()
-        (patch / "sitecustomize.py").write_text(f"import retrain.work\n\nretrain.work.SAVE_SECONDS = {save_seconds}\n")
-        sys.path.insert(0, str(patch))
-        retrain.work.SAVE_SECONDS = save_seconds
+        # What commands and their workers import first makes them save as often.
+        self.patch = folder / "patch"
+        self.patch.mkdir()
+        patch = f"import retrain.work\n\nretrain.work.SAVE_SECONDS = {save_seconds}\n"
+        (self.patch / "sitecustomize.py").write_text(patch)
         self.kills: list[dict[str, Any]] = []
+        self.num_visits: Counter[str] = Counter()
         self.trouble: list[str] = []
         self.num_verified = 0
 
     # ---- the commands ----
 
-    def start(self, main: Callable[[list[str]], int], *words: str) -> Command:
-        return Command(main, list(words), self.folder)
+    def start(self, module: str, *words: str) -> Command:
+        return Command(module, list(words), self.folder, self.patch)
 
-    def finish(self, main: Callable[[list[str]], int], *words: str) -> bytes:
-        command = self.start(main, *words)
-        if command.wait():
-            raise RuntimeError(f"{' '.join(words)}: exit code {command.code}; see {self.folder}/commands.log")
-        return command.output.read_bytes()
+    def finish(self, module: str, *words: str) -> bytes:
+        return finish(module, list(words), self.folder, self.patch)
 
     def draw_words(self, out: Path) -> list[str]:
         return ["--results", str(self.runs), "--out", str(out)]
 
     def undisturbed(self) -> None:
         words = lds_words(self.calm.root, self.runs, METHODS, self.draws)
-        self.rows = rows_of(self.finish(measure, *words, "--cluster", "inline"))
+        self.rows = rows_of(self.finish("bench.lds", *words, "--cluster", "inline"))
         began = time.monotonic()
-        self.finish(draw_figures, *self.draw_words(self.folder / "calm-figures"))
+        self.finish("bench.figures", *self.draw_words(self.folder / "calm-figures"))
         self.figure_seconds = time.monotonic() - began
         self.wanted = {(info.kind, info.key): self.arrays(self.calm, info) for info in self.calm.entries()}
         self.pictures = files_of(self.folder / "calm-figures")
-        # In a fork as well: once torch has worked here, forks of this process could not use it.
-        place = self.folder / "units.json"
-        self.finish(lambda words: write_json(place, self.units_by_phase(words)) or 0, *words)
-        found = json.loads(place.read_text())
-        self.units = {phase: [(kind, key) for kind, key in names] for phase, names in found.items()}
+        self.units = self.units_by_phase(words)
 
     def units_by_phase(self, words: list[str]) -> dict[str, list[tuple[str, str]]]:
         """(kind, key) of what each phase makes; the undisturbed cache has the base model that keys hold."""
@@ -207,18 +194,22 @@ class Trial:
         self.forget(phase)
         cluster = ["inline"] if victim == "driver" else ["local", "--jobs", "2"]
         words = lds_words(self.store.root, self.folder / "killed-runs", methods, self.draws)
-        process = self.start(measure, *words, "--cluster", *cluster)
+        process = self.start("bench.lds", *words, "--cluster", *cluster)
         try:
             found = self.wait_for_claim(process, phase)
             if found is None:
                 return False
-            time.sleep(self.rng.uniform(0, 10.0 if phase == "BIF chains" else 0.4))
+            after_save = phase != "retraining" and self.num_visits[phase] % 4 != 3
+            self.num_visits[phase] += 1
+            if after_save:
+                self.wait_for_save(process, phase)
+                time.sleep(self.rng.uniform(0, 1.0))
+            else:
+                time.sleep(self.rng.uniform(0, 10.0 if phase == "BIF chains" else 0.4))
             held = {name: h for name, h in Claims(self.store.root).held().items() if name in self.units[phase]}
             name, holder = next(iter(held.items()), found)
-            now, saved = time.time(), last_saved(self.store, *name)
-            lost = now - max(holder.since, saved)
-            kill |= {"unit": name[0], "still_held": bool(held), "lost_seconds": round(lost, 2) if held else 0.0}
-            kill["had_saved"] = saved > 0
+            hit = [(name, holder)] if victim == "worker" else list(held.items())
+            kill |= {"unit": name[0], "still_held": bool(held), **lost_by(self.store, hit if held else [])}
             pids = {"driver": [process.pid], "worker": [holder.pid], "everybody": [holder.pid, process.pid]}
             for pid in pids[victim]:
                 with contextlib.suppress(ProcessLookupError):
@@ -240,6 +231,15 @@ class Trial:
             time.sleep(0.005)
         return None
 
+    def wait_for_save(self, process: Command, phase: str) -> None:
+        """Until a unit of the phase that somebody works on has saved something since it was claimed."""
+        wanted = set(self.units[phase])
+        while process.poll() is None:
+            held = {name: holder for name, holder in Claims(self.store.root).held().items() if name in wanted}
+            if not held or any(last_saved(self.store, *name) > holder.since for name, holder in held.items()):
+                return
+            time.sleep(0.005)
+
     def forget(self, phase: str) -> None:
         """So that there is always something to kill: a phase that is done (and was verified) is done again."""
         if phase == "retraining":
@@ -254,7 +254,7 @@ class Trial:
     def kill_figures(self, kill: dict[str, Any]) -> bool:
         if self.figures.exists() and files_of(self.figures) == self.pictures:
             shutil.rmtree(self.figures)
-        process = self.start(draw_figures, *self.draw_words(self.figures))
+        process = self.start("bench.figures", *self.draw_words(self.figures))
         began = time.time()
         time.sleep(self.figure_seconds * self.rng.uniform(0.0, 1.0))
         over = process.poll() is not None
@@ -291,8 +291,8 @@ class Trial:
 
     def end(self) -> dict[str, Any]:
         words = lds_words(self.store.root, self.folder / "killed-runs", METHODS, self.draws)
-        rows = rows_of(self.finish(measure, *words, "--cluster", "local", "--jobs", "2"))
-        self.finish(draw_figures, *self.draw_words(self.figures))
+        rows = rows_of(self.finish("bench.lds", *words, "--cluster", "local", "--jobs", "2"))
+        self.finish("bench.figures", *self.draw_words(self.figures))
         self.verify()
         found = {(info.kind, info.key): self.arrays(self.store, info) for info in self.store.entries()}
         drafts = [path for path in self.figures.rglob(".*") if path.is_file()]
@@ -331,10 +331,33 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def last_saved(store: Store, kind: str, key: str) -> float:
-    folder = work_folder(store.root, kind, key)
-    if not any(path.suffix == ".json" and not path.name.startswith(".") for path in walk(folder)):
-        return 0.0
-    return UnfinishedWork(folder, kind, key).modified()
+    """When a unit saved its state the last time; 0 where it never did."""
+    newest = 0.0
+    for path in walk(work_folder(store.root, kind, key)):
+        if path.suffix == ".json" and not path.name.startswith("."):  # hidden: how far it is, and drafts
+            with contextlib.suppress(OSError):
+                newest = max(newest, os.lstat(path).st_mtime)
+    return newest
+
+
+def lost_by(store: Store, held: list[tuple[tuple[str, str], Holder]]) -> dict[str, Any]:
+    """What a kill at this moment loses: the longest time in which one of these processes has saved nothing.
+
+    A process may hold two units, scores and the fit that they need: what one of them saves is saved for both. Where one
+    process does everything, an entry that it wrote since is saved, too.
+    """
+    now = time.time()
+    latest: dict[int, float] = {}
+    had_saved = False
+    for name, holder in held:
+        saved = last_saved(store, *name)
+        had_saved |= saved > holder.since
+        latest[holder.pid] = max(latest.get(holder.pid, 0.0), holder.since, saved)
+    if len(latest) == 1:
+        (pid,) = latest
+        latest[pid] = max([latest[pid], *(info.modified() for info in store.entries())])
+    lost = max((now - time_ for time_ in latest.values()), default=0.0)
+    return {"lost_seconds": round(lost, 2), "had_saved": had_saved}
 
 
 def walk(folder: Path) -> Iterator[Path]:
@@ -347,16 +370,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--draws", type=int, default=200, help="of each BIF chain (default: %(default)s)")
-    parser.add_argument("--save-seconds", type=float, default=0.5, help="between two saves of unfinished work")
+    parser.add_argument("--save-seconds", type=float, default=0.2, help="between two saves of unfinished work")
     parser.add_argument("--folder", help="where caches and figures go, and stay (default: a temporary folder)")
     parser.add_argument("--out", type=Path, help="a file for the record")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    for name in METHODS:
-        load_method(name)
-    for name in ("kronfluence.analyzer", "trak", "sklearn.datasets"):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
         folder = Path(arguments.folder or temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -379,7 +397,7 @@ def main() -> int:
         "good": good,
         **found,
         "kills": trial.kills,
-        **provenance(),
+        **provenance("CPU"),
     }
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
