@@ -40,8 +40,8 @@ from retrain.task import Task, mean_over_tokens
 STRATEGIES = ("ekfac", "kfac", "diagonal", "identity")
 HEURISTIC = 0.1  # kronfluence's share of the mean eigenvalue where it is given no damping
 BATCHES_TOGETHER = 8  # between two looks at whether to save: kronfluence's factors come to the CPU after each
+BATCHES_TOGETHER_ON_GPU = 64
 QUERY_GRADIENTS_SHARE = 0.25  # of the free memory, for the preconditioned gradients of a batch of queries
-
 SECONDS_TOGETHER = 15.0  # so long may one call to kronfluence take: what is saved is saved between two of them
 
 Factors = dict[str, dict[str, Tensor]]  # kind -> module -> tensor, as kronfluence has them
@@ -61,11 +61,12 @@ class FittedFactors:
 class Pace:
     """How many batches to give to kronfluence at once, by how long the last ones took.
 
-    It changes no number: the batches themselves stay what they are.
+    It changes no number: the batches themselves stay what they are. The first guess differs by device, because
+    training batches that are not given at once cost the queries' gradients again.
     """
 
-    def __init__(self) -> None:
-        self.batches = BATCHES_TOGETHER
+    def __init__(self, device: torch.device) -> None:
+        self.batches = BATCHES_TOGETHER if device.type == "cpu" else BATCHES_TOGETHER_ON_GPU
 
     @contextlib.contextmanager
     def of(self, batches: int) -> Iterator[None]:
@@ -299,7 +300,7 @@ class EKFAC(Method):
         kept = {} if saved is None else {name: [torch.from_numpy(value.copy())] for name, value in saved[0].items()}
         # Whole rows of the scores, the beginning of those of the next batch of queries, and self-influences.
         parts, row, own = (kept.get(name, []) for name in ("scores", "row", "own"))
-        pace = Pace()
+        pace = Pace(problem.device)
 
         def save_if_due() -> None:
             if problem.work.due():
@@ -325,7 +326,7 @@ class EKFAC(Method):
         if not self.self_influence:
             return Attribution(scores=torch.cat(parts), diagnostics=diagnostics)
         factors, damping = self._damped(state.factors)
-        pace = Pace()
+        pace = Pace(problem.device)
         with state.task.ticking(problem, num_train_batches, "ekfac: self-influence"):
             while (first := sum(len(part) for part in own)) < len(problem.attributed):
                 last = min(first + pace.batches * self.train_batch_size, len(problem.attributed))
