@@ -135,8 +135,10 @@ def _variants_of(
         )
     recommended = task.method_settings.get(plain.name, {})
     own = {**own, **nested_settings(plain, {**recommended, **own}, task, settings)}
+    instead = {f"relative_{option}" for option in own}  # damping=1e-8 takes the place of a tuned relative_damping
     made: dict[Kinds, Method] = {
-        kind: load_method(name, **{**recommended, **extra, **own}) for kind, extra in chosen.items()
+        kind: load_method(name, **{**recommended, **{o: v for o, v in extra.items() if o not in instead}, **own})
+        for kind, extra in chosen.items()
     }
     if own and origin != "default":
         origin += ", changed"  # some of it is spelled out

@@ -51,6 +51,17 @@ def test_two_settings_under_one_label_are_refused() -> None:
     assert len(variants("ekfac@damping=1", "ekfac@damping=1.0")) == 1
 
 
+def test_an_absolute_number_takes_the_place_of_a_tuned_relative_one() -> None:
+    """digits' tuned dampings differ for raw and normalised scores; spelled out, there is one variant without either."""
+    task = load_task("digits")
+    assert len(build_variants(["ekfac"], task, {}, "tuned")) == 2
+    (library,) = build_variants(["library=ekfac@damping=1e-8"], task, {}, "tuned")
+    assert library.settings == "damping=1e-08"
+    assert library.rows == "both"
+    both = build_variants(["ekfac@damping=1e-8,relative_damping=3"], task, {}, "tuned")
+    assert both[0].settings == "damping=1e-08,relative_damping=3"
+
+
 def test_set_reaches_every_variant_and_the_variant_has_the_last_word() -> None:
     first, second = variants("ekfac", "ekfac@damping=3", ekfac={"damping": "2", "self_influence": "false"})
     assert (first.method.damping, second.method.damping) == (2.0, 3.0)
