@@ -166,7 +166,7 @@ def reproduce_table(index: Mapping[str, Mapping[str, Any]] | None = None, folder
     `index`: what figures.json holds. Where none of ours is on the paper's own task, the nearest of its kind stands
     there and says so.
     """
-    lines = ["| paper | shows | here | runs | made with |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| paper | shows | here | runs | the whole of it |", "| --- | --- | --- | --- | --- |"]
     drawn = dict(sorted((index or {}).items()))
     by_label = {label: kind for kind in KINDS for label in kind.paper}
     for label, shows, ours in PAPER:

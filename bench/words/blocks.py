@@ -112,8 +112,8 @@ def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str
         lines.append([f"`{label}`", *(" / ".join(cell) for cell in cells)])
     if metric == "lds":
         lines.append(["noise ceiling", *(_ceiling(rows[rows["alpha"] == alpha]) for alpha in alphas)])
-        if rows["linear_share"].notna().any():
-            linear = [linear_ceiling_over_seeds(rows[rows["alpha"] == alpha]) for alpha in alphas]
+        linear = [linear_ceiling_over_seeds(rows[rows["alpha"] == alpha]) for alpha in alphas]
+        if any(map(math.isfinite, linear)):
             lines.append(["linear ceiling", *map(number, linear)])
     text = markdown_lines(["", *(f"alpha {alpha:g}" for alpha in alphas)], lines)
     return f"{text}\n\n{_caption(rows, metric, scores)}"
@@ -146,6 +146,8 @@ def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
     seeds = sorted(rows["seed"].unique())
     counts = rows.groupby(["label", "normalised", "alpha"]).size()
     bars = bars_of(counts) if metric == "lds" else "standard error over seeds"
+    if metric == "lds" and len(seeds) > 1 and rows["ceiling"].notna().any():
+        bars += "; ceiling: of the seeds' mean reliability, with Student's 95 % interval over seeds"
     kinds = "raw / train-normalised" if scores == "both" else scores
     across = "" if metric == "lds" else " across queries"
     runs = sorted({*rows["run_id"], *rows["ceiling_from"].dropna()})
