@@ -488,16 +488,8 @@ def run(experiment: Experiment, execution: Execution | None = None) -> Result:
     session.say_who_is_missing()
     truths = session.retrain()
     session.measure(truths, session.score())
-    seconds = time.perf_counter() - started
-    result = Result(
-        experiment,
-        session.task,
-        session.variants,
-        session.out,
-        session.skipped,
-        seconds,
-        session.device(),
-        session.notes,
-    )
+    seconds, where = time.perf_counter() - started, session.device()
+    told = (session.variants, session.out, session.skipped)
+    result = Result(experiment, session.task, *told, seconds, where, session.notes)
     result.name_it()
     return result

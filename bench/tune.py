@@ -5,12 +5,13 @@
     python -m bench.lds --task digits --alpha 0.1 --settings tuned    # what was chosen is used
 
 Each method's file declares a small grid of what matters (`Method.grid`). Every method gets the same number of settings
-(`--tries`), or the same seconds (`--seconds`), its defaults first and the rest in an order that a seed decides. Where
-a decimal number of the best was varied, all else equal, and nothing beyond it was tried, ten times or a tenth of it is
-tried as well, up to `--further` settings; whole numbers (draws, checkpoints) are budgets and are not followed. What `--set METHOD.OPTION=VALUE` gives is kept and not tuned. A setting's LDS is the mean over the
-alphas and seeds asked for, on the `tune` queries and on subsets of a stream of their own. The best by raw LDS and the
-best by normalised LDS are chosen separately; settings that a paired 95 % interval cannot tell from the best count as
-ties, and the cheapest of them is taken. The record keeps the whole grid.
+(`--tries`), or the same seconds (`--seconds`), its defaults first and the rest in an order that a seed decides. Where a
+decimal number of the best was varied, all else equal, and nothing beyond it was tried, ten times or a tenth of it is
+tried as well, up to `--further` settings; whole numbers (draws, checkpoints) are budgets and are not followed. What
+`--set METHOD.OPTION=VALUE` gives is kept and not tuned. A setting's LDS is the mean over the alphas and seeds asked
+for, on the `tune` queries and on subsets of a stream of their own. The best by raw LDS and the best by normalised LDS
+are chosen separately; settings that a paired 95 % interval cannot tell from the best count as ties, and the cheapest of
+them is taken. The record keeps the whole grid.
 """
 
 import argparse

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baselines.method import Problem, available_methods, load_method
+from baselines.method import Problem, Retrained, available_methods, load_method
 from retrain import subsets
 from retrain.task import Task
 from retrain.tasks import available_tasks, load_task
@@ -86,6 +86,7 @@ CANNOT: set[tuple[str, str]] = set()
 QUICK = {
     "bif": {"chains": 2, "draws": 3, "minibatch": 16, "gamma": 1e5, "step_size": 1e-5, "n_beta": 200.0},
     "trak": {"projection": 110, "ridge": 1.0},
+    "datamodel": {"retrains": 12},
 }
 QUICK["bif_cv"] = QUICK["bif_devinterp"] = QUICK["bif"]
 
@@ -97,9 +98,12 @@ def test_every_method_runs_on_every_task(task: Task, name: str, scratch) -> None
         assert (task.name, name) in CANNOT or "pip install" in reason, f"{name} on {task.name}: {reason}"
         pytest.skip(reason)
     indices = np.array([5, 2, 9, 11])
+    made_up = np.random.default_rng(0)
+    retrained = Retrained(made_up.random((12, 4)) < 0.5, made_up.random((12, 6), dtype=np.float32))
     problem = Problem(
         task=task, model=trained(task), train=task.train_data.select(np.arange(30)), attributed_indices=indices,
         queries=task.query_data.select(np.arange(6)), seed=1, device=CPU, scratch=scratch,
+        retrained=lambda: retrained,
     )  # fmt: skip
     attribution = method.score(problem, method.fit(problem))
     assert attribution.scores.shape == (6, 4)
