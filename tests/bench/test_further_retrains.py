@@ -153,6 +153,8 @@ def entries(cache: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in cache.glob("retrain/*/*/entry.json")}
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("RUN_SLURM_TESTS") != "1", reason="takes long: make test-slurm runs it")
 def test_killed_and_rerun_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     command = [sys.executable, "-m", "bench.lds", *COMMAND, "--cache", str(tmp_path / "cache")]
