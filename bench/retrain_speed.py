@@ -3,9 +3,10 @@
     python -m bench.retrain_speed --task cifar10 --protocol scratch --alpha 0.1 0.5 --data-dir DIR --out FOLDER
 
 Retrains go the way of any run: as units, through the job layer, into a (temporary) store, with every query's loss.
-Beside it stands the plain way: one training after another, a copy of its model, the task's usual pass over the queries,
-nothing kept. Both train on the same subsets with the same seeds, so that their losses differ by rounding alone; how
-much replicates of a subset differ says how little that is. Everything is warmed up; medians of --repeats.
+Beside it stands the plain way: one training after another by torch's own kernels, a copy of its model, the task's usual
+pass over the queries, nothing kept. Both train on the same subsets with the same seeds, so that their losses differ by
+rounding alone; how much replicates of a subset differ says how little that is. Everything is warmed up; medians of
+--repeats.
 """
 
 import argparse
@@ -84,10 +85,11 @@ def timed_both_ways(task: Any, plan: Any, device: str, repeats: int) -> dict[str
 
     task = task_from(task_specification(task))  # the one that units find in this process
     warm_up = replace(plan, num_subsets=min(WARM_UP_RETRAINS, plan.num_subsets), replicates=1, stream="tune")
-    for way in (by_units, one_by_one):
-        way(task, warm_up, device)
+    by_units(task, warm_up, device)
     fast = [by_units(task, plan, device) for _ in range(repeats)]
-    plain = [one_by_one(task, plan, device) for _ in range(repeats)]
+    usual = task.plain()
+    one_by_one(usual, warm_up, device)
+    plain = [one_by_one(usual, plan, device) for _ in range(repeats)]
     losses, (first, second) = fast[0][0], fast[0][0][:2]
     num_retrains = losses.shape[0] * losses.shape[1]
     return {

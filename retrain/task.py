@@ -87,6 +87,10 @@ class Task(ABC):
         model = self.train(indices, init_seed=init_seed, order_seed=order_seed, device=device)
         return self.losses(model, self.query_data, device)
 
+    def plain(self) -> "Task":
+        """The same task, retrained one by one without what makes it faster at the price of other roundings."""
+        return self
+
     def trainings_at_once(self, device: torch.device) -> int:
         """How many threads may call `retrained_losses` side by side in one process, to fill one device."""
         return 1

@@ -85,14 +85,15 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return PRECISIONS[precision] if device.type == "cuda" else torch.float32
 
 
-def logits_in(dtype: torch.dtype, model: ResNet9, images: Tensor) -> Tensor:
+def logits_in(dtype: torch.dtype, model: ResNet9, images: Tensor, *, fused: bool = True) -> Tensor:
     """Logits (batch, classes) in float32, with convolutions in `dtype` on float32 weights.
 
-    The head stays in float32: it costs nothing, and bf16 logits would round losses to about two digits.
+    The head stays in float32: it costs nothing, and bf16 logits would round losses to about two digits. `fused`: on
+    CUDA in training mode by kernels of our own.
     """
     if dtype == torch.float32:
         return model(images)
-    if HAS_TRITON and images.is_cuda and model.training and not _trains_scales(model):
+    if fused and HAS_TRITON and images.is_cuda and model.training and not _trains_scales(model):
         return model.head(_fused_training_features(dtype, model, images).float()) * model.scale
     # The cast of a weight is never reused within a step, and a cache of casts must not outlive a capture.
     with torch.autocast(images.device.type, dtype, cache_enabled=False):
@@ -243,8 +244,10 @@ class Engine:
     A training names its examples by their position among the images. Everything happens on the stream that is current.
     """
 
-    def __init__(self, model: ResNet9, data: TrainingImages, recipe: Recipe, *, capture: bool = True):
-        self.recipe, self.data, self.device, self.dtype = recipe, data, data.device, data.dtype
+    def __init__(
+        self, model: ResNet9, data: TrainingImages, recipe: Recipe, *, capture: bool = True, fused: bool = True
+    ):
+        self.recipe, self.data, self.device, self.dtype, self.fused = recipe, data, data.device, data.dtype, fused
         self.model = model.to(self.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         # Jordan's two groups: the biases of BatchNorm take larger steps and, per unit of them, less decay.
@@ -379,7 +382,7 @@ class Engine:
         Nothing here waits for the device or depends on values, so that it can be captured.
         """
         batch, labels = self.data.augmented(plan)
-        logits = logits_in(self.dtype, self.model, batch)
+        logits = logits_in(self.dtype, self.model, batch, fused=self.fused)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing, reduction="sum")
         gradients = list(torch.autograd.grad(loss, self.parameters))
         self._update(gradients, factor)

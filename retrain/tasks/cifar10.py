@@ -22,7 +22,7 @@ A subset is cut into equal batches of at most 1,024, all of it used. The loss is
 recipe, so smaller batches take proportionally smaller steps.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -106,6 +106,7 @@ class Cifar10(Task):
     precision: str = "bfloat16"  # of convolutions, on CUDA; weights and the head are always float32
     epoch_rate: str = "constant"  # or "falling": of the one epoch of protocol `paper`
     warmup_keeps: str = "all"  # or "optimizer": what protocol `paper` starts from after the warm-up
+    fused: bool = True  # on CUDA, train by kernels of our own: rounded differently, and faster
 
     data_dir: str | Path | None = not_in_key(None)
     cache_dir: str | Path | None = not_in_key(None)
@@ -135,6 +136,7 @@ class Cifar10(Task):
     def config(self) -> dict[str, Any]:
         """A reading is named where it is not the usual one, so that older records are of the same ground truth."""
         usual = [name for name, choices in READINGS.items() if getattr(self, name) == choices[0]]
+        usual += ["fused"] * self.fused
         return {name: value for name, value in super().config.items() if name not in usual}
 
     # ---- data ----
@@ -229,6 +231,9 @@ class Cifar10(Task):
         engine.run(chosen, self.epochs, triangle, rng, lookahead=0 < self.lookahead_from <= num_steps)
         return engine
 
+    def plain(self) -> "Cifar10":
+        return replace(self, fused=False, at_once=1)
+
     def trainings_at_once(self, device: torch.device) -> int:
         return self.at_once if torch.device(device).type == "cuda" else 1
 
@@ -291,7 +296,9 @@ class Cifar10(Task):
         if str(device) not in self._images:
             images, labels = normalised_images(self.cifar10.train_images), self.cifar10.train_labels
             self._images[str(device)] = TrainingImages(images, labels, self.max_shift, device, self.precision)
-        return Engine(self.build_model(0), self._images[str(device)], self._recipe, capture=self.capture)
+        return Engine(
+            self.build_model(0), self._images[str(device)], self._recipe, capture=self.capture, fused=self.fused
+        )
 
     def _engine(self, device: torch.device) -> Engine:
         """The first one, for trainings one after another."""
