@@ -30,6 +30,9 @@ from retrain.task import Task
 from retrain.work import NoWork, Work
 
 Item = TypeVar("Item")
+# In `Attribution.arrays`, of methods that have it at no cost (an option of this name): how alike any two attributed
+# examples are in what including them does, (n, n); else their scores as queries say so.
+TRAIN_COVARIANCE = "train_covariance"
 
 
 def no_progress(items: Iterable[Item], total: int | None = None, description: str = "") -> Iterable[Item]:
@@ -84,8 +87,9 @@ class Problem:
     checkpoint: Callable[[int], nn.Module] | None = None
     # Models retrained on the subsets that `Method.further_subsets` asks for, of a stream that nobody is judged on.
     retrained: Callable[[], Retrained] | None = None
-    # Another method's answer to the same question. Both are made and kept when first asked for.
-    answer_of: Callable[["Method"], Attribution] | None = None
+    # Another method's answer to the same question; with `of_train=True` about the attributed examples as if they were
+    # the queries. All of these are made and kept when first asked for.
+    answer_of: Callable[..., Attribution] | None = None
     bill: Bill = field(default_factory=Bill)
     progress: Callable[..., Iterable] = no_progress  # progress(iterable, total=..., description=...)
     shared: dict[str, Any] = field(
