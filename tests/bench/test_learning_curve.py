@@ -1,4 +1,4 @@
-"""Where regression on subsets is heading: planted shares come back from one point of the curve, at any number of retrains."""
+"""Where regression on subsets is heading: planted shares come back from any one point of the curve."""
 
 import math
 
@@ -72,5 +72,5 @@ def test_errors_say_what_came() -> None:
     score, _ = learnt(0.5, 150)
     with pytest.raises(ValueError, match="0 retrains of 300 examples"):
         unlimited_retrains(score, 0, 300)
-    with pytest.raises(ValueError, match="run_over_mean is 0.5"):
+    with pytest.raises(ValueError, match=r"run_over_mean is 0\.5"):
         unlimited_retrains(score, 10, 300, run_over_mean=0.5)
