@@ -8,7 +8,7 @@ model. Reported subsets are of another stream, and it never sees them.
 """
 
 import hashlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
 from typing import ClassVar
@@ -74,9 +74,10 @@ class Datamodel(Method):
         if method is None:
             return workspace_bytes(self.retrains, n, q, 0)
         own = workspace_bytes(self.retrains, n, q, 2, self.covariance != OF_QUERIES)
-        if self.covariance == OF_QUERIES:
-            return max(own, method.memory_bytes(size))
-        return max(own, method.memory_bytes(size), method.memory_bytes(replace(size, num_queries=n)))
+        if (at_no_cost := method.with_train_covariance()) is not None:
+            return max(own, at_no_cost.memory_bytes(size))
+        asked = [size] if self.covariance == OF_QUERIES else [size, replace(size, num_queries=n)]
+        return max(own, *(method.memory_bytes(one) for one in asked))
 
     def further_subsets(self) -> tuple[int, float]:
         return self.retrains, self.alpha
@@ -111,14 +112,12 @@ class Datamodel(Method):
         method = self.prior_method
         if method is None:
             return None, {}
-        at_no_cost = self.covariance != OF_QUERIES and TRAIN_COVARIANCE in {option.name for option in fields(method)}
-        if at_no_cost:
-            method = replace(method, **{TRAIN_COVARIANCE: True})
-        answer = _answer(problem, method)
+        at_no_cost = method.with_train_covariance()  # in any case: one run then serves every covariance
+        answer = _answer(problem, at_no_cost or method)
         scaled = answer.normalised()
         scores = {"raw": answer.scores} | ({} if scaled is None else {"normalised": scaled})
         covariances: dict[str, Tensor | None] = {} if self.covariance == OF_TRAIN else {OF_QUERIES: None}
-        if at_no_cost:
+        if self.covariance != OF_QUERIES and at_no_cost is not None:
             covariances[OF_TRAIN] = answer.arrays[TRAIN_COVARIANCE]
         elif self.covariance != OF_QUERIES:
             # An example that lowers its own loss scores below 0: with the other sign it is a covariance.

@@ -30,8 +30,8 @@ from retrain.task import Task
 from retrain.work import NoWork, Work
 
 Item = TypeVar("Item")
-# In `Attribution.arrays`, of methods that have it at no cost (an option of this name): how alike any two attributed
-# examples are in what including them does, (n, n); else their scores as queries say so.
+# In `Attribution.arrays`, of methods that have it at no cost: how alike any two attributed examples are in what
+# including them does, (n, n); of others their scores as queries say so.
 TRAIN_COVARIANCE = "train_covariance"
 
 
@@ -140,6 +140,10 @@ class Method(ABC):
     def memory_bytes(self, size: Size) -> int:
         """The most it will hold at once beside the model and the data; 0 where it adapts to what there is."""
         return 0
+
+    def with_train_covariance(self) -> "Method | None":
+        """Itself, so set that its answer has TRAIN_COVARIANCE at no further cost; None where that cannot be."""
+        return None
 
     def further_subsets(self) -> tuple[int, float]:
         """How many further subsets `problem.retrained` is to have, and the share they keep (0: the asked one)."""

@@ -129,6 +129,9 @@ class BIF(ChainSettings, Method):
         kind = "sequences" if task.train_data.targets.dim() > 1 else "images"
         return self.paper_settings.get(task.name, self.paper_settings[kind])
 
+    def with_train_covariance(self) -> "BIF | None":
+        return None if self.control_variate else replace(self, train_covariance=True)
+
     # ---- fit: the localiser's shape, and what the pilot chooses ----
 
     def fit(self, problem: Problem) -> Fitted:

@@ -3,6 +3,26 @@
 Examples are alike in the scores that they have over queries (P'P), or in a method's own scores between training
 examples. Queries are alike in their scores over examples (the cosine of two rows of P): in the eigenvectors of that
 likeness to a power they are regressed one by one, and so share what they have in common.
+
+What was tried, by LDS on the tuning subsets and queries of seed 1, 300 retrains, around `kfac` (0.542 by itself on
+digits, 0.647 on tinylm): every line has its best power and share of the identity by marginal likelihood.
+
+    covariance of the weights                          digits   tinylm
+    the identity                                        0.555
+    P'P of kfac, cosines                                0.560    0.681
+    scores among training examples: gradsim             0.563
+                                    kfac                0.565    0.699
+                                    BIF (its draws)     0.566
+    one label x cosine of last features                 0.549             dropped: features of a class are all alike
+    one label x squared cosine of pixels                0.566             dropped: no other task has such pixels
+    ... x cosines of P'P                                0.569             dropped: the same
+    BIF's x cosines of P'P                              0.567             dropped: no more than chance
+    and queries that share, by their cosines in P       0.570    0.697    kept: likelier by far, at worst level
+    ... the residual of the prior mean alone            0.564    0.699    dropped: nothing
+    ... in the outcomes' own principal components       0.557             dropped: too few subsets to know them
+
+The order was the same at 100 and 1,000 retrains of digits; at 1,000 BIF's covariance was ahead (0.608; kfac's 0.602,
+P'P 0.589). The marginal likelihood of the method's own subsets put these covariances into the same order.
 """
 
 import torch
