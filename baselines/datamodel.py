@@ -2,9 +2,14 @@
 
 It asks for models retrained on further subsets, which cost it their seconds, and predicts a query's loss by a sum over
 the subset's members. With a prior the weights are expected where another method's scores are, and to vary together for
-examples that have like scores over queries. What there is to choose (raw or train-normalised scores, how far they are
-trusted, penalties, noise) is what makes its own subsets likeliest: `baselines/support/subset_regression.py` has the
-model. Reported subsets are of another stream, and it never sees them.
+examples that are alike: in their scores over queries (`covariance=queries`), or in the method's scores among training
+examples (`train`), which BIF has from its own draws and any other method gives as if they were queries. What there is
+to choose (raw or train-normalised scores, how far they are trusted, the covariance, whether alike queries share
+strength, penalties, noise) is what makes its own subsets likeliest: `baselines/support/subset_regression.py` has the
+model, and `subset_kernels.py` what else was tried. Reported subsets are of another stream, and it never sees them.
+
+10,000 queries x 4,750 examples x 8,000 subsets are planned to take 9 GiB; at a quarter of each size the plan is 0.69
+GiB and the measured peak 0.66 (`python -m tests.trials.datamodel_memory --covariance`).
 """
 
 import hashlib
