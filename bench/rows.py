@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench import metrics
-from bench.additive import linear_numbers
+from bench.additive import linear_numbers, retrains_alone, unlimited_numbers
 from bench.ground_truth import GroundTruth
 from bench.scoring import Prediction
 from bench.variants import Variant
@@ -79,10 +79,13 @@ def add_rows(
     ceiling, results, differences = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs)
     names = ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated", "num_undefined")
     linear = linear_numbers(truth, further, queries)
+    alone = {retrains_alone(behind[key][0].method, plan.alpha): one for key, one in results.items() if not key[1]}
+    alone = {count: one for count, one in alone.items() if count and math.isfinite(one.lds)}
     out.ceilings.append(
         where
         | {name: getattr(ceiling, name) for name in names}
         | linear
+        | unlimited_numbers(alone, truth.masks.shape[1], linear)
         | {"num_replicates": plan.replicates, "initialisation": plan.initialisation}
         | {"mean_loss": float(losses.mean())}
     )

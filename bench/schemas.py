@@ -65,6 +65,7 @@ RUN_RECORD = {
             **_WHERE, "ceiling?": CORRELATION, "ci_low?": CORRELATION, "ci_high?": CORRELATION,
             "reliability?": ANY_NUMBER, "linear_ceiling?": CORRELATION, "linear_low?": CORRELATION,
             "linear_high?": CORRELATION, "linear_share?": ANY_NUMBER, "linear_subsets?": Maybe(COUNT),
+            "unlimited_ceiling?": CORRELATION, "unlimited_low?": CORRELATION, "unlimited_high?": CORRELATION,
             "num_replicates?": Maybe(Integer(0, 10**6)),
             "num_subsets_replicated?": Maybe(COUNT), **REST,
         }

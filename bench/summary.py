@@ -101,7 +101,13 @@ def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
         return ""
     ends = f" {interval(ceilings[0]['linear_low'], ceilings[0]['linear_high'])}" if len(ceilings) == 1 else ""
     subsets = f"{ceilings[0]['linear_subsets']:,} subsets{' a seed' if len(ceilings) > 1 else ''}"
-    return f"\nlinear ceiling {value:.3f}{ends}: what the best additive score could have (from {subsets})"
+    text = f"\nlinear ceiling {value:.3f}{ends}: what the best additive score could have (from {subsets})"
+    if any(c.get("unlimited_ceiling") is None for c in ceilings):
+        return text
+    ends = f" {interval(ceilings[0]['unlimited_low'], ceilings[0]['unlimited_high'])}" if len(ceilings) == 1 else ""
+    reached = metrics.best_spearman(float(np.mean([c["unlimited_share"] for c in ceilings])))
+    far = f"{ceilings[0]['unlimited_from']:,} retrains"
+    return f"{text}\n  its check: {reached:.3f}{ends}, where regression on {far} is heading without a prior"
 
 
 def linear_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:

@@ -6,6 +6,7 @@ the same colour. Seconds are all of them, those of retraining included.
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,15 @@ from bench.results import Results, bars_of, over_seeds
 from bench.style import INK, QUIET, PaperSize, look, looks
 
 METHOD = "datamodel"
+FEW = 6
+NO_PRIOR = USUAL[METHOD]["prior"]
 
 
 def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
     for ground, machine, rows in timed_rows(results):
         group = best_scores(rows)
-        if METHOD not in set(group["method"]):
+        group = group[group["alpha"].isin(set(group[group["method"] == METHOD]["alpha"]))]
+        if not len(group):
             continue
         curves = curves_of(group)
         others = group[group["method"] != METHOD]
@@ -64,6 +68,14 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
         yield Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts=facts)
 
 
+def without_curves(results: Results) -> Results:
+    """For every other figure: where the datamodel comes with many settings, they are curves here and a crowd there."""
+    rows = results.rows
+    own = rows[rows["method"] == METHOD]
+    crowds = [ground for ground, group in own.groupby("ground") if group["series"].nunique() > FEW]
+    return replace(results, rows=rows[(rows["method"] != METHOD) | ~rows["ground"].isin(crowds)])
+
+
 def best_scores(rows: pd.DataFrame) -> pd.DataFrame:
     """Of every series the rows of the kind of scores with the higher mean LDS; raw where they are equal."""
     means = rows.groupby(["series", "normalised"])["lds"].mean().unstack()
@@ -79,16 +91,19 @@ def curves_of(group: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Name -> look of every curve, in the colour of its prior's method, and its series in the order of retrains."""
     found: dict[str, dict[str, Any]] = {}
     own = group[group["method"] == METHOD].drop_duplicates("series").assign(retrains=lambda rows: retrains_of(rows))
+    priors = {str(json.loads(options).get("prior", NO_PRIOR)) for options in own["options"]}
     for _, row in own.sort_values("retrains").iterrows():
         options = json.loads(row["options"])
-        prior = str(options.pop("prior", "none"))
+        prior = str(options.pop("prior", NO_PRIOR))
         usual = {**USUAL[METHOD], "retrains": options["retrains"]}
         apart = "".join(f", {name}={value}" for name, value in options.items() if usual.get(name) != value)
         method = prior.partition("+")[0]
-        shape = look(METHOD if prior == "none" else method)
-        name = "retraining alone" if prior == "none" else f"retraining, prior {shape['label']}"
-        name += prior.removeprefix(method) * (prior != "none") + apart
-        shape = shape | {"label": name, "marker": "o", "linestyle": "-", "series": []}
+        shape = look(METHOD if prior == NO_PRIOR else method)
+        name = "retraining alone" if prior == NO_PRIOR else f"retraining, prior {shape['label']}"
+        if sum(other.partition("+")[0] == method for other in priors) > 1:  # else the note below has its settings
+            name += prior.removeprefix(method)
+        name += apart
+        shape = shape | {"label": name, "marker": "o", "linestyle": "--" if apart else "-", "series": []}
         found.setdefault(name, shape)["series"].append(row["series"])
     return found
 
@@ -106,7 +121,9 @@ def retraining_panel(
         if cells:
             _bars(axis, cells, {name: value for name, value in shape.items() if name != "series"})
     for label, style in CEILINGS.items():
-        if np.isfinite(height := ceiling_called(label, rows)):
+        # Other methods' records may be of other seeds, or without enough subsets to know the linear ceiling.
+        seen = rows if label == "noise ceiling" else rows[rows["method"] == METHOD]
+        if np.isfinite(height := ceiling_called(label, seen)):
             axis.axhline(height, color=INK, label=label, **style)
     logarithmic(axis, "x")
 
