@@ -86,6 +86,8 @@ class Answers:
 
     def name_it(self) -> None:
         """Its id: of what was asked, by which code, and of what came out."""
+        if self.run_id:
+            return
         found = without_nan([self.question, self.config(), dict(self.ground), self.rows, self.pairs, self.detail])
         self.run_id = hashlib.sha256(canonical_json(found, "result").encode()).hexdigest()[:12]
         for row in [*self.rows, *self.pairs]:
