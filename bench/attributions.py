@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from baselines.method import Attribution
 from bench.experiment import Execution, Experiment, Session
@@ -32,6 +33,18 @@ class Answered:
             return None
         found = self.attribution.normalised() if kind == "normalised" else self.attribution.scores
         return None if found is None else found.float().numpy()
+
+    def self_influence(self) -> np.ndarray | None:
+        """(n,): how much each attributed example bears on its own loss; None where the method has no such thing.
+
+        A method declares it by the scale of its examples: `Attribution.train_scale` is its square root (GradSim: the
+        gradient's norm; EK-FAC and kfac: the norm in the inverse curvature; TRAK: in its kernel; BIF: the standard
+        deviation of the example's own loss). A scale that is the same for all, or none, declares none.
+        """
+        scale = self.attribution.train_scale
+        if scale is None or len(torch.unique(scale)) < 2:
+            return None
+        return scale.double().square().numpy()
 
     def told(self) -> dict[str, Any]:
         """What stands in every row of it."""

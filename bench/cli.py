@@ -21,6 +21,7 @@ COUNTS_BY_CONTENT = ("data_dir", "eval_text", "model", "text", "text_field")
 COMMANDS = {
     "lds": ("bench.lds", "how well methods predict what happens when training data is left out"),
     "counterfactual": ("bench.counterfactual", "leave out what a method calls helpful, retrain, and look"),
+    "mislabel": ("bench.mislabel", "find flipped labels by self-influence"),
     "tune": ("bench.tune", "choose every method's settings by one rule, on queries and subsets of their own"),
     "sweep": ("bench.sweep", "LDS against settings, or against what is spent"),
     "speed": ("bench.speed", "time methods against each other"),

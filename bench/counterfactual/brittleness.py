@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.answers import Answers
-from bench.attributions import Answered, SeedAndShare, ScoreKind
+from bench.attributions import Answered, ScoreKind, SeedAndShare
 from bench.counterfactual.laboratory import Arm, Laboratory, Wanted, orders_of
 from bench.metrics.change import mean_change
 from retrain.removal import classifies

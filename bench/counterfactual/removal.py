@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.answers import Answers
-from bench.attributions import SCORE_CHOICES, Answered, SeedAndShare, ScoreKind, answering_session, attributions
+from bench.attributions import SCORE_CHOICES, Answered, ScoreKind, SeedAndShare, answering_session, attributions
 from bench.counterfactual.brittleness import SMALLEST_SHARES, brittleness
 from bench.counterfactual.laboratory import Arm, Laboratory, Wanted, class_arm, orders_of, own_arm, shared_arm
 from bench.experiment import Execution, Experiment

@@ -31,11 +31,12 @@ class WithDuplicates(LogisticDigits):
 
 @dataclass(frozen=True, kw_only=True)
 class WithPoison(LogisticDigits):
-    """The label of training example `poisoned` is the next digit's."""
+    """The label of training example 14, an easy one, is the next digit's."""
 
     num_train: int = 120
     num_queries: int = 10
-    poisoned: int = 7
+    ridge: float = 10.0
+    poisoned: int = 14
 
     def load_train_data(self) -> Examples:
         plain = super().load_train_data()
