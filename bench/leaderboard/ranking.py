@@ -299,7 +299,7 @@ def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:
             )  # fmt: skip
 
         for row in record["rows"]:
-            if not results.shows(row["method"], row["label"]):
+            if row.get("ranked") is False or not results.shows(row["method"], row["label"]):
                 continue
             series = identity.series(row, row["label"])
             seconds = [row.get(name) for name in ("fit_seconds", "score_seconds")]
