@@ -151,11 +151,14 @@ def compute_metrics(
     ]
     calls += [(metrics.linear_datamodelling_score, (losses, made[key])) for key in made]
     calls += [(metrics.paired_difference, (losses, made[a], made[b])) for a, b in pairs]
-    if losses.size * len(calls) < MANY_NUMBERS:
-        done = [function(*arguments) for function, arguments in calls]
-    else:
-        from joblib import Parallel, delayed
-
-        done = Parallel(n_jobs=-1)(delayed(function)(*arguments) for function, arguments in calls)
-    ceiling, *rest = done
+    ceiling, *rest = on_all_cores(calls, losses.size * len(calls))
     return ceiling, dict(zip(made, rest)), dict(zip(pairs, rest[len(made) :], strict=True))
+
+
+def on_all_cores(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], num_numbers: int) -> list[Any]:
+    """What each function gives for its arguments; in processes where there are that many numbers to go through."""
+    if num_numbers < MANY_NUMBERS:
+        return [function(*arguments) for function, arguments in calls]
+    from joblib import Parallel, delayed
+
+    return Parallel(n_jobs=-1)(delayed(function)(*arguments) for function, arguments in calls)

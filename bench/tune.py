@@ -11,7 +11,7 @@ tried as well, up to `--further` settings; whole numbers (draws, checkpoints) ar
 `--set METHOD.OPTION=VALUE` gives is kept and not tuned. A setting's LDS is the mean over the alphas and seeds asked
 for, on the `tune` queries and on subsets of a stream of their own. The best by raw LDS and the best by normalised LDS
 are chosen separately; settings that a paired 95 % interval cannot tell from the best count as ties, and the cheapest of
-them is taken. The record keeps the whole grid.
+them is taken, or the best of those that take within a tenth of its seconds. The record keeps the whole grid.
 """
 
 import argparse
@@ -31,6 +31,7 @@ import numpy as np
 from bench import metrics
 from bench.metrics import MINIMUM_SUBSETS
 from bench.record import command_line, provenance, why_unwritten, without_nan, write_json
+from bench.rows import on_all_cores
 from bench.tables import number, setting_text, table
 from bench.tuned import TUNED_FORMAT, tuned_file
 from retrain.command import (
@@ -50,6 +51,7 @@ from retrain.store import canonical_json
 TRIES = 12
 FURTHER = 4
 EDGE_FACTOR = 10.0
+SAME_SECONDS = 1.1  # what a clock cannot tell apart
 CHOSEN_BY = ("raw", "normalised")
 TUNED_FIELDS = ("task", "protocol", "alphas", "alpha_attribution", "seeds", "run_id", "commit", "code", "device")
 
@@ -163,8 +165,11 @@ def choose(tried: Sequence[Tried], losses: Sequence[np.ndarray], kind: str) -> d
     best = best_of(tried, kind)
     if best is None:
         return None
-    ties = [one for one in defined(tried, kind) if one is best or not clearly_behind(one, best, losses, kind)]
-    chosen = min(ties, key=lambda one: one.seconds)
+    others = [one for one in defined(tried, kind) if one is not best]
+    behind = clearly_behind(others, best, losses, kind)
+    ties = [best, *(one for one, is_behind in zip(others, behind, strict=True) if not is_behind)]
+    least = min(one.seconds for one in ties)
+    chosen = max((one for one in ties if one.seconds <= SAME_SECONDS * least), key=lambda one: one.lds[kind] or 0.0)
     return {
         "options": chosen.options,
         "lds": chosen.lds[kind],
@@ -175,13 +180,18 @@ def choose(tried: Sequence[Tried], losses: Sequence[np.ndarray], kind: str) -> d
     }
 
 
-def clearly_behind(one: Tried, best: Tried, losses: Sequence[np.ndarray], kind: str) -> bool:
-    """Whether the paired difference, its blocks taken as independent, has a 95 % interval above 0."""
-    pairs = zip(losses, best.predictions[kind], one.predictions[kind], strict=True)
-    found = [metrics.paired_difference(truth, a, b) for truth, a, b in pairs]
-    differences = np.array([pair.difference for pair in found])
-    errors = np.array([(pair.ci_high - pair.ci_low) / (2 * 1.96) for pair in found])
-    return bool(differences.mean() - 1.96 * math.sqrt((errors**2).sum()) / len(found) > 0)
+def clearly_behind(others: Sequence[Tried], best: Tried, losses: Sequence[np.ndarray], kind: str) -> list[bool]:
+    """Whether each one's paired difference, its blocks taken as independent, has a 95 % interval above 0."""
+    calls = [
+        (metrics.paired_difference, (truth, ahead, behind))
+        for one in others
+        for truth, ahead, behind in zip(losses, best.predictions[kind], one.predictions[kind], strict=True)
+    ]
+    found = on_all_cores(calls, sum(truth.size for _, (truth, _, _) in calls))
+    differences = np.array([pair.difference for pair in found]).reshape(len(others), -1)
+    errors = np.array([(pair.ci_high - pair.ci_low) / (2 * 1.96) for pair in found]).reshape(len(others), -1)
+    least = differences.mean(1) - 1.96 * np.sqrt((errors**2).sum(1)) / len(losses)
+    return [bool(value > 0) for value in least]
 
 
 def tune_method(

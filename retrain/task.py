@@ -82,6 +82,19 @@ class Task(ABC):
         """The checkpoint the methods look at: by default the same training on the whole training set."""
         return self.train(np.arange(len(self.train_data)), init_seed=init_seed, order_seed=order_seed, device=device)
 
+    def retrained_losses(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> Tensor:
+        """Every query's loss after `train` on these examples, (queries,) float32 on the CPU."""
+        model = self.train(indices, init_seed=init_seed, order_seed=order_seed, device=device)
+        return self.losses(model, self.query_data, device)
+
+    def plain(self) -> "Task":
+        """The same task, retrained one by one without what makes it faster at the price of other roundings."""
+        return self
+
+    def trainings_at_once(self, device: torch.device) -> int:
+        """How many threads may call `retrained_losses` side by side in one process, to fill one device."""
+        return 1
+
     def tune_queries(self) -> np.ndarray:
         """The queries that settings may be chosen on, never reported: by default every fifth."""
         return np.arange(0, len(self.query_data), 5)

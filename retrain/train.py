@@ -6,7 +6,6 @@ device or a path.
 """
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -22,6 +21,7 @@ from retrain.errors import UsageError
 from retrain.jobs import Unit
 from retrain.plugins import plugin_reference
 from retrain.seeds import Initialisation, checkpoint_seeds, retrain_seeds
+from retrain.shared_seconds import SHARED
 from retrain.source import code_fingerprint
 from retrain.store import Entry, Store
 from retrain.task import Task
@@ -169,7 +169,8 @@ def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: st
         "stream": plan.stream,
         "versions": library_versions("torch"),
     }
-    payload = {"task": task_specification(task), "device": device}
+    at_once = task.trainings_at_once(choose_device(device))
+    payload = {"task": task_specification(task), "device": device, "at_once": at_once}
     return Unit(kind="retrain", config=config, call="retrain.train:train_one", payload=payload)
 
 
@@ -203,12 +204,10 @@ def train_one(store: Store, unit: Unit) -> Entry:
         config["seed"], config["subset"], config["alpha"], len(attributed), config["scheme"], config["stream"]
     )
     init_seed, order_seed = retrain_seeds(config)
-    started = time.perf_counter()
-    with one_thread(device):
-        model = task.train(attributed[kept], init_seed=init_seed, order_seed=order_seed, device=device)
-        losses = task.losses(model, task.query_data, device)  # on the CPU: the device is done
+    with one_thread(device), SHARED.measured() as seconds:
+        losses = task.retrained_losses(attributed[kept], init_seed=init_seed, order_seed=order_seed, device=device)
     record = {
-        "seconds": time.perf_counter() - started,
+        "seconds": seconds(),
         "device": describe_device(device),
         "code": code_fingerprint(),
         "num_kept": int(kept.sum()),

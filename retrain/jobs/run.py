@@ -8,10 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from retrain.errors import UsageError
-from retrain.jobs.attempt import do_unit
+from retrain.jobs.attempt import Attempt, do_unit
 from retrain.jobs.book import MAX_ATTEMPTS, SAME_FAILURES, Book, Report, SameFailure, Waiting, logger
 from retrain.jobs.campaign import Campaign, new_run
 from retrain.jobs.claims import Claims
@@ -132,26 +133,70 @@ def run_units(
 
 
 def run_inline(book: Book) -> None:
-    """One after another in this process."""
-    claims = Claims(book.store.root, book.campaign.id)
-    waiting = Waiting()
-    queue = deque(book.open())
-    busy: set[str] = set()
-    while queue:
-        key = queue.popleft()
-        attempt = do_unit(book.store, claims, key, book.units[key])
+    """In this process: one after another, or side by side in threads where units say that they can be."""
+    alone = [key for key in book.open() if _at_once(book.units[key]) == 1]
+    together = [key for key in book.open() if _at_once(book.units[key]) > 1]
+    queue = _Queue(book, alone)
+    while (key := queue.next()) is not None:
+        queue.enter(key, do_unit(book.store, queue.claims, key, book.units[key]))
+    _run_side_by_side(book, together)
+
+
+def _at_once(unit: Unit) -> int:
+    """How many units of its kind one process does best at a time: a small training leaves most of a GPU idle."""
+    return int(unit.payload.get("at_once", 1))
+
+
+def _run_side_by_side(book: Book, keys: list[str]) -> None:
+    queue = _Queue(book, keys)
+    most = min((_at_once(book.units[key]) for key in keys), default=1)
+    running: dict[Future[Attempt], str] = {}
+    with ThreadPoolExecutor(most, thread_name_prefix="unit") as pool:
+        try:
+            # The first one runs alone: it loads the data and sets the device up for all of them.
+            allowed = 1
+            while True:
+                while len(running) < allowed and (key := queue.next(wait=not running)) is not None:
+                    running[pool.submit(do_unit, book.store, queue.claims, key, book.units[key])] = key
+                if not running:
+                    return
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    queue.enter(running.pop(future), future.result())
+                allowed = most
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)  # what has begun is finished and kept
+            raise
+
+
+class _Queue:
+    """The units that are left to a process, those that another process is at last and at intervals."""
+
+    def __init__(self, book: Book, keys: Iterable[str]):
+        self.book, self.claims = book, Claims(book.store.root, book.campaign.id)
+        self._open, self._busy, self._waiting = deque(keys), set[str](), Waiting()
+
+    def next(self, wait: bool = True) -> str | None:
+        """None when nothing is left, or, unless told to `wait`, nothing but what others are at."""
+        if not self._open:
+            return None
+        if self._open[0] in self._busy and self._busy.issuperset(self._open):
+            if not wait:
+                return None
+            unit = self.book.units[self._open[0]]
+            holder = self.claims.holder(unit.kind, self._open[0])
+            self._waiting.say(unit, self._open[0], holder, len(self._busy))
+            time.sleep(LOCAL_POLL_SECONDS / max(1, len(self._busy)))
+        return self._open.popleft()
+
+    def enter(self, key: str, attempt: Attempt) -> None:
         if attempt.status == "busy":
-            # Another process has it: come back to it when everything else is done, and then now and again.
-            if key in busy and busy.issuperset(queue):
-                unit = book.units[key]
-                waiting.say(unit, key, claims.holder(unit.kind, key), len(busy))
-                time.sleep(LOCAL_POLL_SECONDS / max(1, len(busy)))
-            busy.add(key)
-            queue.append(key)
-            continue
-        busy.discard(key)
-        if book.record(key, attempt):
-            queue.append(key)
+            self._busy.add(key)
+            self._open.append(key)
+            return
+        self._busy.discard(key)
+        if self.book.record(key, attempt):
+            self._open.append(key)
 
 
 @contextlib.contextmanager

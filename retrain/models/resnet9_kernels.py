@@ -38,8 +38,12 @@ ROOT_HALF = tl.constexpr(0.7071067811865476)
 ROOT_TWO_PI = tl.constexpr(2.5066282746310002)
 
 
+# A BatchNorm's weight, bias, mean, variance and epsilon.
+NormArguments = tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]
+
+
 @triton.jit
-def _factor_and_offset(norm_weight, norm_bias, norm_mean, norm_variance, eps, channel, inside):  # type: ignore[no-untyped-def]
+def factor_and_offset(norm_weight, norm_bias, norm_mean, norm_variance, eps, channel, inside):  # type: ignore[no-untyped-def]
     """BatchNorm in eval mode is value * factor + offset."""
     variance = tl.load(norm_variance + channel, mask=inside, other=1.0)
     factor = tl.load(norm_weight + channel, mask=inside, other=0.0) / tl.sqrt(variance + eps)
@@ -48,7 +52,7 @@ def _factor_and_offset(norm_weight, norm_bias, norm_mean, norm_variance, eps, ch
 
 
 @triton.jit
-def _gelu(value):  # type: ignore[no-untyped-def]
+def gelu(value):  # type: ignore[no-untyped-def]
     return 0.5 * value * (1.0 + tl.math.erf(value * ROOT_HALF))
 
 
@@ -88,15 +92,15 @@ def _pool_norm_gelu(  # type: ignore[no-untyped-def]
         below = source + WIDTH * CHANNELS
         value = tl.maximum(value, tl.load(below, mask=inside, other=0.0).to(tl.float32))
         value = tl.maximum(value, tl.load(below + CHANNELS, mask=inside, other=0.0).to(tl.float32))
-    factor, offset = _factor_and_offset(
+    factor, offset = factor_and_offset(
         norm_weight, norm_bias, norm_mean, norm_variance, eps, channel, channel < CHANNELS
     )
-    value = _gelu(value * factor[None, :] + offset[None, :])
+    value = gelu(value * factor[None, :] + offset[None, :])
     target = outputs + pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
     tl.store(target, value.to(outputs.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_cells"])
+@triton.jit(do_not_specialize=["num_cells", "num_pixels"])
 def _pool_norm_gelu_backward(  # type: ignore[no-untyped-def]
     inputs,
     output_gradient,
@@ -107,17 +111,22 @@ def _pool_norm_gelu_backward(  # type: ignore[no-untyped-def]
     norm_mean,
     norm_variance,
     eps,
+    sums,
     num_cells,
+    num_pixels,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
     PADDED: tl.constexpr,
     POOL: tl.constexpr,
     CELLS: tl.constexpr,
+    TRAINING: tl.constexpr,
 ):
     """A cell is what one pixel of the output comes from, or the rest of a row or column that no maximum reads.
 
-    `bias_gradient` is (programs, CHANNELS): each program's own sum over its cells.
+    `bias_gradient` is (programs, CHANNELS): each program's own sum over its cells. TRAINING: mean and variance are
+    those of the batch, all `num_pixels` of the output; `sums` (2, CHANNELS) has the sums over them of the normed
+    values' gradients, which is the bias's gradient, and of those times the standardised values.
     """
     OUT_HEIGHT: tl.constexpr = HEIGHT // POOL
     OUT_WIDTH: tl.constexpr = WIDTH // POOL
@@ -141,7 +150,7 @@ def _pool_norm_gelu_backward(  # type: ignore[no-untyped-def]
         fourth_value = tl.load(source + (WIDTH + 1) * CHANNELS, mask=whole, other=0.0).to(tl.float32)
         value = tl.maximum(tl.maximum(first_value, second_value), tl.maximum(third_value, fourth_value))
 
-    factor, offset = _factor_and_offset(
+    factor, offset = factor_and_offset(
         norm_weight, norm_bias, norm_mean, norm_variance, eps, channel, channel < CHANNELS
     )
     normed = value * factor[None, :] + offset[None, :]
@@ -150,8 +159,18 @@ def _pool_norm_gelu_backward(  # type: ignore[no-untyped-def]
     out_pixel = image * (OUT_HEIGHT * OUT_WIDTH) + row * OUT_WIDTH + column
     upstream = output_gradient + out_pixel[:, None] * CHANNELS + channel[None, :]
     normed_gradient = tl.load(upstream, mask=whole, other=0.0).to(tl.float32) * slope
-    partial = bias_gradient + tl.program_id(0).to(tl.int64) * CHANNELS + channel
-    tl.store(partial, tl.sum(normed_gradient, axis=0), mask=channel < CHANNELS)
+    if TRAINING:
+        inside = channel < CHANNELS
+        mean = tl.load(norm_mean + channel, mask=inside, other=0.0)
+        scale = 1.0 / tl.sqrt(tl.load(norm_variance + channel, mask=inside, other=1.0) + eps)
+        plain_sum = tl.load(sums + channel, mask=inside, other=0.0) / num_pixels
+        weighted_sum = tl.load(sums + CHANNELS + channel, mask=inside, other=0.0) / num_pixels
+        standardised = (value - mean[None, :]) * scale[None, :]
+        centred = normed_gradient - plain_sum[None, :] - standardised * weighted_sum[None, :]
+        normed_gradient = tl.where(whole, centred, 0.0)
+    else:
+        partial = bias_gradient + tl.program_id(0).to(tl.int64) * CHANNELS + channel
+        tl.store(partial, tl.sum(normed_gradient, axis=0), mask=channel < CHANNELS)
 
     gradient = (normed_gradient * factor[None, :]).to(input_gradient.dtype.element_ty)
     target = input_gradient + place
@@ -178,38 +197,48 @@ class _PoolNormGelu(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, norm_bias: Tensor, norm: nn.BatchNorm2d, pool: bool) -> Tensor:
         inputs = _channels_last(inputs)
         ctx.save_for_backward(inputs)
-        ctx.norm, ctx.size = norm, 2 if pool else 1
-        return _pooled_normed(inputs, norm, ctx.size)
+        ctx.norm, ctx.size = _arguments(norm), 2 if pool else 1
+        return pooled_normed(inputs, ctx.norm, ctx.size)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (inputs,) = ctx.saved_tensors
-        batch, channels, height, width = inputs.shape
-        size = ctx.size
-        input_gradient = torch.empty_like(inputs)
-        num_cells = batch * triton.cdiv(height, size) * triton.cdiv(width, size)
-        padded = triton.next_power_of_2(channels)
-        cells = max(1, CELLS_TIMES_CHANNELS // padded)
-        num_programs = triton.cdiv(num_cells, cells)
-        # Sums over a program's cells are added up afterwards: adding them in place would depend on who comes first.
-        bias_gradient = torch.empty((num_programs, channels), dtype=torch.float32, device=inputs.device)
-        _pool_norm_gelu_backward[(num_programs,)](
-            inputs,
-            _channels_last(output_gradient),
-            input_gradient,
-            bias_gradient,
-            *_arguments(ctx.norm),
-            num_cells,
-            HEIGHT=height,
-            WIDTH=width,
-            CHANNELS=channels,
-            PADDED=padded,
-            POOL=size,
-            CELLS=cells,
-            num_warps=BACKWARD_WARPS,
-        )
-        return input_gradient, bias_gradient.sum(0), None, None
+        input_gradient, bias_gradient = pool_norm_gelu_gradient(inputs, output_gradient, ctx.norm, ctx.size)
+        return input_gradient, bias_gradient, None, None
+
+
+def pool_norm_gelu_gradient(
+    inputs: Tensor, output_gradient: Tensor, norm: NormArguments, size: int, sums: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of the inputs and of the norm's bias; `sums` (2, channels) where the norm's statistics are the batch's own."""
+    batch, channels, height, width = inputs.shape
+    input_gradient = torch.empty_like(inputs)
+    num_cells = batch * triton.cdiv(height, size) * triton.cdiv(width, size)
+    padded = triton.next_power_of_2(channels)
+    cells = max(1, CELLS_TIMES_CHANNELS // padded)
+    num_programs = triton.cdiv(num_cells, cells)
+    # Sums over a program's cells are added up afterwards: adding them in place would depend on who comes first.
+    partial = inputs.new_empty((num_programs if sums is None else 1, channels), dtype=torch.float32)
+    _pool_norm_gelu_backward[(num_programs,)](
+        inputs,
+        _channels_last(output_gradient),
+        input_gradient,
+        partial,
+        *norm,
+        partial if sums is None else sums,
+        num_cells,
+        batch * (height // size) * (width // size),
+        HEIGHT=height,
+        WIDTH=width,
+        CHANNELS=channels,
+        PADDED=padded,
+        POOL=size,
+        CELLS=cells,
+        TRAINING=sums is not None,
+        num_warps=BACKWARD_WARPS,
+    )
+    return input_gradient, partial.sum(0) if sums is None else sums[0]
 
 
 def pool_norm_gelu(inputs: Tensor, norm: nn.BatchNorm2d, pool: bool) -> Tensor:
@@ -219,10 +248,11 @@ def pool_norm_gelu(inputs: Tensor, norm: nn.BatchNorm2d, pool: bool) -> Tensor:
     """
     if torch.is_grad_enabled():
         return _PoolNormGelu.apply(inputs, norm.bias, norm, pool)
-    return _pooled_normed(_channels_last(inputs), norm, 2 if pool else 1)
+    return pooled_normed(_channels_last(inputs), _arguments(norm), 2 if pool else 1)
 
 
-def _pooled_normed(inputs: Tensor, norm: nn.BatchNorm2d, size: int) -> Tensor:
+def pooled_normed(inputs: Tensor, norm: NormArguments, size: int) -> Tensor:
+    """GELU(norm(maximum)) of channels-last `inputs`, by given statistics."""
     batch, channels, height, width = inputs.shape
     outputs = _empty((batch, channels, height // size, width // size), inputs)
     num_pixels = batch * outputs.shape[2] * outputs.shape[3]
@@ -231,7 +261,7 @@ def _pooled_normed(inputs: Tensor, norm: nn.BatchNorm2d, size: int) -> Tensor:
     _pool_norm_gelu[(triton.cdiv(num_pixels, pixels),)](
         inputs,
         outputs,
-        *_arguments(norm),
+        *norm,
         num_pixels,
         HEIGHT=height,
         WIDTH=width,
@@ -281,7 +311,7 @@ def _pooled_convolution(  # type: ignore[no-untyped-def]
     far_filters_0 = tl.load(filters + far[:, None])
     far_filters_1 = tl.load(filters + 4 * IN + far[:, None])
     far_filters_2 = tl.load(filters + 8 * IN + far[:, None])
-    factor, offset = _factor_and_offset(norm_weight, norm_bias, norm_mean, norm_variance, eps, output, output < OUT)
+    factor, offset = factor_and_offset(norm_weight, norm_bias, norm_mean, norm_variance, eps, output, output < OUT)
 
     for tile in range(tl.program_id(0), tl.cdiv(num_pixels, PIXELS), tl.num_programs(0)):
         wanted = tile * PIXELS + tl.arange(0, PIXELS)
@@ -311,7 +341,7 @@ def _pooled_convolution(  # type: ignore[no-untyped-def]
         lower = tl.dot(near_3, near_filters_2, lower)
         lower = tl.dot(far_3, far_filters_2, lower)
         left, right = tl.split(tl.reshape(tl.maximum(upper, lower), [PIXELS, OUT, 2]))
-        value = _gelu(tl.maximum(left, right) * factor[None, :] + offset[None, :])
+        value = gelu(tl.maximum(left, right) * factor[None, :] + offset[None, :])
         target = outputs + wanted.to(tl.int64)[:, None] * OUT + output[None, :]
         tl.store(target, value.to(outputs.dtype.element_ty), mask=(wanted < num_pixels)[:, None])
 
@@ -349,8 +379,8 @@ def _plain_convolution(  # type: ignore[no-untyped-def]
         read = tl.load(place, mask=inside[:, None], other=0.0, cache_modifier=".ca")
         total = tl.dot(read, tl.load(filters + tap * IN, cache_modifier=".ca"), total)
 
-    factor, offset = _factor_and_offset(norm_weight, norm_bias, norm_mean, norm_variance, eps, output, output < OUT)
-    value = _gelu(total * factor[None, :] + offset[None, :])
+    factor, offset = factor_and_offset(norm_weight, norm_bias, norm_mean, norm_variance, eps, output, output < OUT)
+    value = gelu(total * factor[None, :] + offset[None, :])
     target = outputs + wanted.to(tl.int64)[:, None] * OUT + output[None, :]
     tl.store(target, value.to(outputs.dtype.element_ty), mask=(wanted < num_pixels)[:, None])
 
@@ -431,7 +461,7 @@ def _most_programs(device: torch.device) -> int:
     return POOLED_PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _arguments(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]:
+def _arguments(norm: nn.BatchNorm2d) -> NormArguments:
     return norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
 
 

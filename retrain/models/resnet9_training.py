@@ -1,6 +1,6 @@
 """Trains many small ResNet-9s one after another on data that never leaves the device.
 
-    engine = Engine(model, images, labels, recipe, device)      # once
+    engine = Engine(model, TrainingImages(images, labels, 2, device, "bfloat16"), recipe)      # once
     engine.load(start)                                          # for every training: weights, statistics, momenta
     engine.run(indices, epochs, schedule, rng)
     trained = engine.model_copy()
@@ -85,13 +85,16 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return PRECISIONS[precision] if device.type == "cuda" else torch.float32
 
 
-def logits_in(dtype: torch.dtype, model: ResNet9, images: Tensor) -> Tensor:
+def logits_in(dtype: torch.dtype, model: ResNet9, images: Tensor, *, fused: bool = True) -> Tensor:
     """Logits (batch, classes) in float32, with convolutions in `dtype` on float32 weights.
 
-    The head stays in float32: it costs nothing, and bf16 logits would round losses to about two digits.
+    The head stays in float32: it costs nothing, and bf16 logits would round losses to about two digits. `fused`: on
+    CUDA in training mode by kernels of our own.
     """
     if dtype == torch.float32:
         return model(images)
+    if fused and HAS_TRITON and images.is_cuda and model.training and not _trains_scales(model):
+        return model.head(_fused_training_features(dtype, model, images).float()) * model.scale
     # The cast of a weight is never reused within a step, and a cache of casts must not outlive a capture.
     with torch.autocast(images.device.type, dtype, cache_enabled=False):
         features = model.features(images)
@@ -153,6 +156,20 @@ def _fused_features(dtype: torch.dtype, model: ResNet9, bordered: Tensor) -> Ten
     return hidden.amax(dim=(2, 3)) if fuse_convolutions else model.flatten(model.pool(hidden))
 
 
+def _fused_training_features(dtype: torch.dtype, model: ResNet9, images: Tensor) -> Tensor:
+    """(batch, widths[-1]) in `dtype`: `model.features` in training mode, by `resnet9_training_kernels`."""
+    from retrain.models.resnet9_training_kernels import trained_pool_norm_gelu
+
+    with torch.no_grad(), torch.autocast(images.device.type, dtype, cache_enabled=False):
+        hidden = model.whitened(images)
+    for group in model.groups:
+        assert isinstance(group, ConvGroup)
+        pool = isinstance(group.pool, nn.MaxPool2d)
+        hidden = trained_pool_norm_gelu(F.conv2d(hidden, _cast(group.conv1, dtype), padding=1), group.norm1, pool)
+        hidden = trained_pool_norm_gelu(F.conv2d(hidden, _cast(group.conv2, dtype), padding=1), group.norm2, False)
+    return model.flatten(model.pool(hidden))
+
+
 def _convolved_with_border(bordered: Tensor, weight: Tensor, pool: bool) -> Tensor:
     """What the 2x2 maximum reads of the convolution, or all of it where there is none."""
     if pool and bordered.shape[2] % 2 == 0 and bordered.shape[3] % 2 == 0:
@@ -203,27 +220,35 @@ class State:
     momenta: list[Tensor]
 
 
+class TrainingImages:
+    """The images on a device, read by any number of engines."""
+
+    def __init__(self, images: Tensor, labels: Tensor, max_shift: int, device: torch.device, precision: str):
+        """`images` is (n, channels, size, size) float32, normalised; `labels` is (n,)."""
+        self.device, self.dtype = device, compute_dtype(precision, device)
+        # Channels innermost: gathering pixels then yields batches that are channels-last at no cost.
+        self.images = images.to(device, self.dtype).permute(0, 2, 3, 1).contiguous()
+        self.labels = labels.to(device)
+        self.pixel_table = torch.from_numpy(pixel_table(images.shape[-1], max_shift)).to(device)
+
+    def augmented(self, plan: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch (n, channels, size, size) and its labels; `plan` (3, n): which images, rows and columns are read."""
+        chosen, rows, columns = plan[0], self.pixel_table[plan[1]], self.pixel_table[plan[2]]
+        batch = self.images[chosen[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        return batch, self.labels[chosen]
+
+
 class Engine:
     """One model's worth of memory on a device, in which any number of trainings happen one after another.
 
-    `images` is (n, channels, size, size) float32, normalised; `labels` is (n,). Both are kept on the device; a training
-    names its examples by their position. `precision` is that of convolutions on CUDA; see `logits_in`.
+    A training names its examples by their position among the images. Everything happens on the stream that is current.
     """
 
     def __init__(
-        self,
-        model: ResNet9,
-        images: Tensor,
-        labels: Tensor,
-        recipe: Recipe,
-        device: torch.device,
-        *,
-        precision: str = "bfloat16",
-        capture: bool = True,
+        self, model: ResNet9, data: TrainingImages, recipe: Recipe, *, capture: bool = True, fused: bool = True
     ):
-        self.recipe, self.device = recipe, device
-        self.dtype = compute_dtype(precision, device)
-        self.model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.recipe, self.data, self.device, self.dtype, self.fused = recipe, data, data.device, data.dtype, fused
+        self.model = model.to(self.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         # Jordan's two groups: the biases of BatchNorm take larger steps and, per unit of them, less decay.
         biases = [p for name, p in named if "norm" in name]
@@ -237,15 +262,14 @@ class Engine:
         counters = [b for b in model.buffers() if not b.is_floating_point()]
         self.tensors: list[Tensor] = [*self.parameters, *frozen, *self.statistics, *counters]
 
-        # Channels innermost: gathering pixels then yields batches that are channels-last at no cost.
-        self.images = images.to(device, self.dtype).permute(0, 2, 3, 1).contiguous()
-        self.labels = labels.to(device)
-        self.pixel_table = torch.from_numpy(pixel_table(images.shape[-1], recipe.max_shift)).to(device)
-
-        self.capturing = capture and device.type == "cuda"
+        on_cuda = self.device.type == "cuda"
+        self.stream = torch.cuda.Stream(self.device) if on_cuda else None  # for whoever trains beside others
+        self.capturing = capture and on_cuda
         self.graphs: OrderedDict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = OrderedDict()
         self.times_seen: Counter[int] = Counter()
+        # One pool for all graphs of an engine: nothing in it outlives a replay, so their memory can overlap.
         self.graph_pool = torch.cuda.graph_pool_handle() if self.capturing else None
+        self.quiet: Callable[[], None] = lambda: None  # waits until nobody else speaks to the device
 
     # ---- states ----
 
@@ -320,18 +344,18 @@ class Engine:
     def _advance(self, plan: Tensor, factor: Tensor) -> None:
         """One step of training, by replaying a graph where there is one for this batch size."""
         size = plan.shape[1]
-        if self.capturing and size not in self.graphs:
-            if self.times_seen[size] >= CAPTURE_AFTER:
-                self._capture(plan, factor)
-            self.times_seen[size] += 1
         if self.capturing and size in self.graphs:
             graph, static_plan, static_factor = self.graphs[size]
             self.graphs.move_to_end(size)
             static_plan.copy_(plan)
             static_factor.copy_(factor)
             graph.replay()
-        else:
-            self._step(plan, factor)
+            return
+        # Also where a capture follows: a thread that comes to cuBLAS for the first time cannot do so while capturing.
+        self._step(plan, factor)
+        self.times_seen[size] += 1
+        if self.capturing and self.times_seen[size] > CAPTURE_AFTER:
+            self._capture(plan, factor)
 
     def _capture(self, plan: Tensor, factor: Tensor) -> None:
         """Record `_step` for this batch size. Recording runs nothing, so the weights stay as they are."""
@@ -341,8 +365,8 @@ class Engine:
         static_plan, static_factor = plan.clone(), factor.clone()
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
-            # One pool for all graphs: nothing in it outlives a replay, so their memory can overlap.
-            with torch.cuda.graph(graph, pool=self.graph_pool):
+            self.quiet()
+            with torch.cuda.graph(graph, pool=self.graph_pool, capture_error_mode="thread_local"):
                 self._step(static_plan, static_factor)
         except RuntimeError as error:
             torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own stream current
@@ -357,12 +381,9 @@ class Engine:
 
         Nothing here waits for the device or depends on values, so that it can be captured.
         """
-        chosen, rows, columns = plan[0], self.pixel_table[plan[1]], self.pixel_table[plan[2]]
-        batch = self.images[chosen[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-        logits = logits_in(self.dtype, self.model, batch)
-        loss = F.cross_entropy(
-            logits, self.labels[chosen], label_smoothing=self.recipe.label_smoothing, reduction="sum"
-        )
+        batch, labels = self.data.augmented(plan)
+        logits = logits_in(self.dtype, self.model, batch, fused=self.fused)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing, reduction="sum")
         gradients = list(torch.autograd.grad(loss, self.parameters))
         self._update(gradients, factor)
 

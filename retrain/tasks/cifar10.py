@@ -1,7 +1,7 @@
 """The paper's image experiment: CIFAR-10 and a ResNet-9 of 1,972,792 parameters (appendix:lds-results).
 
     python -m bench.lds --task cifar10 --alpha 0.1 0.3 0.5 0.7 --data-dir DIR
-    python -m retrain.tasks.cifar10 --benchmark --data-dir DIR      # seconds, accuracy and replicate correlation
+    python -m bench.retrain_speed --task cifar10 --alpha 0.1 0.5 --data-dir DIR      # retrains a second
 
 2,500 of the 50,000 training images, the same for every seed, are set aside for warm-up and for the whitening filters,
 which therefore never depend on what is left out; n = 47,500 remain. The 10,000 test images are the queries, and what is
@@ -22,12 +22,7 @@ A subset is cut into equal batches of at most 1,024, all of it used. The loss is
 recipe, so smaller batches take proportionally smaller steps.
 """
 
-import argparse
-import statistics
-import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,11 +36,13 @@ from retrain.data.cifar10 import CIFAR10, FINGERPRINT, NUM_CLASSES, load_cifar10
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.models.resnet9 import ResNet9, whitening_weight
+from retrain.models.resnet9_side_by_side import Engines, LossesOf
 from retrain.models.resnet9_training import (
     PRECISIONS,
     Engine,
     Recipe,
     State,
+    TrainingImages,
     compute_dtype,
     constant,
     deterministic_convolutions,
@@ -56,7 +53,6 @@ from retrain.models.resnet9_training import (
     triangle,
     with_border,
 )
-from retrain.subsets import attributed_indices, masks
 from retrain.task import Task, not_in_key
 
 # Of the training images' channels, as everybody rounds them.
@@ -69,6 +65,7 @@ _WARMUP_ORDER_STREAM = 12
 _ORDER_STREAM = 13
 
 MAX_STARTS = 8  # states kept on a device, 16 MB each
+MAX_ENGINES = 2  # trainings that one GPU computes at a time; further threads write meanwhile what came of theirs
 READINGS = {"epoch_rate": ("constant", "falling"), "warmup_keeps": ("all", "optimizer")}  # the usual one first
 
 
@@ -80,6 +77,7 @@ class Cifar10(Task):
     protocols: ClassVar[tuple[str, ...]] = ("paper", "scratch")
     default_alpha_attribution: ClassVar[float] = 0.1
     losses_batch_size: ClassVar[int] = 2500
+    captured_batch_size: ClassVar[int] = 5000
     class_names: ClassVar[tuple[str, ...]] = (
         "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
     )  # fmt: skip
@@ -108,12 +106,14 @@ class Cifar10(Task):
     precision: str = "bfloat16"  # of convolutions, on CUDA; weights and the head are always float32
     epoch_rate: str = "constant"  # or "falling": of the one epoch of protocol `paper`
     warmup_keeps: str = "all"  # or "optimizer": what protocol `paper` starts from after the warm-up
+    fused: bool = True  # on CUDA, train by kernels of our own: rounded differently, and faster
 
     data_dir: str | Path | None = not_in_key(None)
     cache_dir: str | Path | None = not_in_key(None)
     allow_download: bool = not_in_key(True)
     check_fingerprint: bool = not_in_key(True)  # the data's fingerprint is in the key either way
     capture: bool = not_in_key(True)  # CUDA graphs: faster, the same steps
+    at_once: int = not_in_key(4)  # threads that retrain on one GPU
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,8 +124,8 @@ class Cifar10(Task):
                 raise ValueError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
             if self.protocol != "paper" and getattr(self, name) != choices[0]:
                 raise ValueError(f"{name} is an option of protocol paper; the protocol is {self.protocol}")
-        if min(self.num_warmup, self.warmup_steps, self.epochs) < 1:
-            raise ValueError("num_warmup, warmup_steps and epochs must be at least 1")
+        if min(self.num_warmup, self.warmup_steps, self.epochs, self.at_once) < 1:
+            raise ValueError("num_warmup, warmup_steps, epochs and at_once must be at least 1")
         self._recipe  # noqa: B018  (checks its own values)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,6 +136,7 @@ class Cifar10(Task):
     def config(self) -> dict[str, Any]:
         """A reading is named where it is not the usual one, so that older records are of the same ground truth."""
         usual = [name for name, choices in READINGS.items() if getattr(self, name) == choices[0]]
+        usual += ["fused"] * self.fused
         return {name: value for name, value in super().config.items() if name not in usual}
 
     # ---- data ----
@@ -207,25 +208,58 @@ class Cifar10(Task):
         return model
 
     def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        return self._trained(self._engine(device), indices, init_seed, order_seed).model_copy()
+
+    def _trained(self, engine: Engine, indices: Indices, init_seed: int, order_seed: int) -> Engine:
         if self.protocol == "scratch":
-            return self._from_scratch(indices, init_seed, order_seed, device)
-        engine = self._engine(device)
-        engine.load(self._start(init_seed, device, warmed=True))
+            return self._trained_from_scratch(engine, indices, init_seed, order_seed)
+        engine.load(self._start(init_seed, engine, warmed=True))
         schedule = falling if self.epoch_rate == "falling" else constant
         engine.run(self._official(indices), 1, schedule, np.random.default_rng([_ORDER_STREAM, order_seed]))
-        return engine.model_copy()
+        return engine
 
     def train_base(self, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
         """8 epochs on all n images, under either protocol: both are compared with the same checkpoint."""
-        return self._from_scratch(np.arange(len(self.train_indices)), init_seed, order_seed, device)
+        everything = np.arange(len(self.train_indices))
+        return self._trained_from_scratch(self._engine(device), everything, init_seed, order_seed).model_copy()
 
-    def _from_scratch(self, indices: Indices, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
-        engine, chosen = self._engine(device), self._official(indices)
-        engine.load(self._start(init_seed, device, warmed=False))
+    def _trained_from_scratch(self, engine: Engine, indices: Indices, init_seed: int, order_seed: int) -> Engine:
+        chosen = self._official(indices)
+        engine.load(self._start(init_seed, engine, warmed=False))
         num_steps = engine.num_steps(len(chosen), self.epochs)
         rng = np.random.default_rng([_ORDER_STREAM, order_seed])
         engine.run(chosen, self.epochs, triangle, rng, lookahead=0 < self.lookahead_from <= num_steps)
-        return engine.model_copy()
+        return engine
+
+    def plain(self) -> "Cifar10":
+        return replace(self, fused=False, at_once=1)
+
+    def trainings_at_once(self, device: torch.device) -> int:
+        return self.at_once if torch.device(device).type == "cuda" else 1
+
+    def retrained_losses(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> Tensor:
+        """On CUDA by the fused kernels that BIF's losses come from, in any number of threads."""
+        device = torch.device(device)
+        if device.type != "cuda":
+            return super().retrained_losses(indices, init_seed=init_seed, order_seed=order_seed, device=device)
+
+        def work(engine: Engine) -> Tensor:
+            return self._query_losses(self._trained(engine, indices, init_seed, order_seed)).now().float()
+
+        return self._engines_on(device).result_of(work)
+
+    def _query_losses(self, engine: Engine) -> LossesOf:
+        if engine not in self._losses_of:
+            if not self._queries:
+                self._queries.append(self.resident(self.query_data, engine.device))
+                torch.cuda.synchronize(engine.device)  # others read them on streams of their own
+            queries = self._queries[0]
+
+            def losses(model: nn.Module) -> Tensor:
+                return torch.cat([self.loss(model, batch) for batch in queries.batches(self.captured_batch_size)])
+
+            self._losses_of[engine] = LossesOf(engine, losses)
+        return self._losses_of[engine]
 
     def _official(self, indices: Indices) -> np.ndarray:
         """Official positions of training examples; refuses here what would be an unreadable failure on a GPU."""
@@ -236,33 +270,44 @@ class Cifar10(Task):
         return self.train_indices[chosen]
 
     @cached_property
-    def _engines(self) -> dict[str, Engine]:
+    def _engines(self) -> dict[str, Engines]:
         return {}
+
+    @cached_property
+    def _images(self) -> dict[str, TrainingImages]:
+        return {}
+
+    @cached_property
+    def _losses_of(self) -> dict[Engine, LossesOf]:
+        return {}
+
+    @cached_property
+    def _queries(self) -> list[Examples]:
+        return []
 
     @cached_property
     def _starts(self) -> dict[tuple[str, int, bool], State]:
         return {}
 
-    def _engine(self, device: torch.device) -> Engine:
-        device = torch.device(device)
-        if str(device) not in self._engines:
-            data = self.cifar10
-            self._engines[str(device)] = Engine(
-                self.build_model(0),
-                normalised_images(data.train_images),
-                data.train_labels,
-                self._recipe,
-                device,
-                precision=self.precision,
-                capture=self.capture,
-            )
-        return self._engines[str(device)]
+    def _engines_on(self, device: torch.device) -> Engines:
+        return self._engines.setdefault(str(device), Engines(lambda: self._new_engine(device), MAX_ENGINES))
 
-    def _start(self, init_seed: int, device: torch.device, warmed: bool) -> State:
+    def _new_engine(self, device: torch.device) -> Engine:
+        if str(device) not in self._images:
+            images, labels = normalised_images(self.cifar10.train_images), self.cifar10.train_labels
+            self._images[str(device)] = TrainingImages(images, labels, self.max_shift, device, self.precision)
+        return Engine(
+            self.build_model(0), self._images[str(device)], self._recipe, capture=self.capture, fused=self.fused
+        )
+
+    def _engine(self, device: torch.device) -> Engine:
+        """The first one, for trainings one after another."""
+        return self._engines_on(torch.device(device)).first()
+
+    def _start(self, init_seed: int, engine: Engine, warmed: bool) -> State:
         """Where every training of this seed begins; computed once."""
-        key = (str(torch.device(device)), init_seed, warmed)
+        key = (str(engine.device), init_seed, warmed)
         if key not in self._starts:
-            engine = self._engine(device)
             start = engine.fresh_state(self.build_model(init_seed))
             if warmed:
                 engine.load(start)
@@ -270,16 +315,17 @@ class Cifar10(Task):
                 engine.run(self.warmup_indices, 0, linear_rise, rng, num_steps=self.warmup_steps)
                 kept = engine.state()
                 start = State(start.tensors, kept.momenta) if self.warmup_keeps == "optimizer" else kept
+            if engine.device.type == "cuda":
+                torch.cuda.synchronize(engine.device)  # other streams read it, and may still read what is dropped
             while len(self._starts) >= MAX_STARTS:
                 del self._starts[next(iter(self._starts))]
             self._starts[key] = start
         return self._starts[key]
 
     def release_device(self) -> None:
-        """Give back the memory that trainings and losses keep on devices (about 1 GB and the graphs' own)."""
-        self._engines.clear()
-        self._starts.clear()
-        self._resident.clear()
+        """Give back the memory that trainings and losses keep on devices (a few GB and the graphs' own)."""
+        for held in (self._engines, self._images, self._losses_of, self._queries, self._starts, self._resident):
+            held.clear()
 
     # ---- measurement ----
 
@@ -356,132 +402,3 @@ def _load(
     data_dir: str | Path | None, allow_download: bool, cache_dir: str | Path | None, check_fingerprint: bool
 ) -> CIFAR10:
     return load_cifar10(data_dir, allow_download, cache_dir, FINGERPRINT if check_fingerprint else None)
-
-
-# ---- seconds and agreement, in one command ---------------------------------------------------------------------------
-
-
-def retrained_losses(
-    task: Cifar10, subsets: Sequence[np.ndarray], *, init_seed: int, order_seed: int, device: torch.device
-) -> tuple[np.ndarray, float]:
-    """Every query's loss after retraining on each subset, (subsets, queries); and the seconds that took in all."""
-    start = time.perf_counter()
-    rows = []
-    for number, subset in enumerate(subsets):
-        model = task.train(subset, init_seed=init_seed, order_seed=order_seed * 1_000_003 + number, device=device)
-        rows.append(task.losses(model, task.query_data, device).numpy())  # on the CPU, hence synchronised
-    return np.stack(rows), time.perf_counter() - start
-
-
-def replicate_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Mean over queries of Spearman's correlation across subsets; both are (subsets, queries)."""
-
-    def standardised_ranks(losses: np.ndarray) -> np.ndarray:
-        ranks = losses.argsort(0).argsort(0).astype(np.float64)  # losses are real numbers: ties do not matter
-        ranks -= ranks.mean(0)
-        return ranks / np.linalg.norm(ranks, axis=0)
-
-    return float((standardised_ranks(first) * standardised_ranks(second)).sum(0).mean())
-
-
-def benchmark_cifar10(
-    task: Cifar10,
-    device: torch.device,
-    *,
-    num_retrains: int = 100,
-    seeds: Sequence[int] = (1, 2, 3, 4, 42),
-    alphas: Sequence[float] = (0.1, 0.5),
-    alpha_attribution: float = 0.1,
-) -> dict[str, Any]:
-    """Print, and return, what the CIFAR-10 issue asks to be shown. Timings begin after a warm-up of their own."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    print(f"device {name}, torch {torch.__version__}, data {task.cifar10.source}, {task.description}", flush=True)
-    results: dict[str, Any] = {}
-
-    start = time.perf_counter()
-    task.accuracy(task.train_base(init_seed=0, order_seed=0, device=device), device)
-    print(f"first base model, with all set-up: {time.perf_counter() - start:.2f} s", flush=True)
-    seconds, accuracies = [], []
-    for seed in seeds:
-        start = time.perf_counter()
-        model = task.train_base(init_seed=seed, order_seed=seed, device=device)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-        accuracies.append(task.accuracy(model, device))
-    results["base_seconds"], results["base_accuracies"] = seconds, accuracies
-    print(
-        f"base model, {task.epochs} epochs on {len(task.train_indices):,}: median {statistics.median(seconds):.2f} s; "
-        f"test accuracy mean {statistics.mean(accuracies):.4f} of {len(seeds)} seeds "
-        f"({', '.join(f'{a:.4f}' for a in accuracies)})",
-        flush=True,
-    )
-
-    seed, n = seeds[0], len(task.train_indices)
-    attributed = attributed_indices(seed, alpha_attribution, n)
-    for protocol in Cifar10.protocols:
-        # The same engine, graphs and data under either protocol: only `train` looks at the name.
-        other = with_protocol(task, protocol)
-        for alpha in alphas:
-            subsets = [attributed[kept] for kept in masks(seed, num_retrains, alpha, len(attributed))]
-            retrained_losses(other, subsets[: min(16, num_retrains)], init_seed=seed, order_seed=0, device=device)
-            runs = [
-                retrained_losses(other, subsets, init_seed=seed, order_seed=order_seed, device=device)
-                for order_seed in (1, 2, 3)
-            ]
-            (first, _), (second, _), _ = runs
-            took = statistics.median(s for _, s in runs)
-            agreement = replicate_correlation(first, second)
-            bad = sum(int((~np.isfinite(losses)).sum()) for losses, _ in runs)
-            results[f"{protocol} {alpha}"] = {
-                "seconds": took,
-                "replicate_correlation": agreement,
-                "num_not_finite": bad,
-            }
-            print(
-                f"{protocol}, alpha {alpha}: {num_retrains} retrains on {len(subsets[0]):,} images with the losses of "
-                f"{len(task.query_data):,} queries: median {took:.2f} s of 3 "
-                f"({', '.join(f'{s:.2f}' for _, s in runs)}); mean loss {first.mean():.3f}; "
-                f"replicate correlation {agreement:.3f}; {bad} losses not finite",
-                flush=True,
-            )
-    for where, engine in task._engines.items():
-        print(f"{where}: captured batch sizes {sorted(engine.graphs) or 'none'}", flush=True)
-    if device.type == "cuda":
-        print(f"peak memory {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB", flush=True)
-    return results
-
-
-def with_protocol(task: Cifar10, protocol: str) -> Cifar10:
-    """The same task under another protocol, sharing what it holds on devices and the data it has loaded."""
-    other = Cifar10(**{**task.__getstate__(), "protocol": protocol})
-    shared = ("train_data", "query_data", "train_indices", "warmup_indices", "_whitening", "_engines", "_starts")
-    for name in (*shared, "_resident"):
-        other.__dict__[name] = getattr(task, name)
-    return other
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m retrain.tasks.cifar10", description=__doc__.splitlines()[0])
-    parser.add_argument("--benchmark", action="store_true", required=True, help="time training and print agreement")
-    parser.add_argument("--data-dir", help="folder with cifar-10-batches-py or the WebP pieces")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
-    parser.add_argument("--retrains", type=int, default=100, help="retrains a timing (default: %(default)s)")
-    parser.add_argument("--no-capture", action="store_true", help="do without CUDA graphs, for comparison")
-    parser.add_argument("--any-images", action="store_true", help="accept images that are not CIFAR-10 as published")
-    options = parser.parse_args(arguments)
-    try:
-        task = Cifar10(
-            data_dir=options.data_dir, capture=not options.no_capture, check_fingerprint=not options.any_images
-        )
-        benchmark_cifar10(task, torch.device(options.device), num_retrains=options.retrains)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    from retrain.tasks.cifar10 import main as main_by_its_real_name  # a task's name is its module's, not __main__
-
-    sys.exit(main_by_its_real_name())

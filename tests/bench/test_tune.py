@@ -97,11 +97,15 @@ def test_ties_within_the_paired_interval_go_to_the_cheaper() -> None:
 
     best, tie, behind, broken = tried(1.0, 10.0), tried(1.0, 1.0), tried(3.0, 0.1), Tried({}, lds={"raw": None})
     ordered = max((best, tie), key=lambda one: one.lds["raw"] or 0)
-    assert clearly_behind(behind, ordered, [losses], "raw")
+    assert clearly_behind([behind, best, tie], ordered, [losses], "raw") == [True, False, False]
     chosen = choose([best, behind, broken, tie], [losses], "raw")
     assert chosen is not None
     assert chosen["seconds"] == 1.0
     assert chosen["num_ties"] == 2
+    tie.seconds = 9.5  # a clock cannot tell it from 10: the better one is taken
+    close = choose([best, behind, broken, tie], [losses], "raw")
+    assert close is not None
+    assert close["lds"] == ordered.lds["raw"]
     assert choose([broken], [losses], "raw") is None
 
 
@@ -176,7 +180,7 @@ def test_the_best_is_followed_beyond_the_grid(further: int, reached: float, monk
         return Tried(options, 1.0, predictions=nothing, lds={"raw": score, "normalised": score})
 
     monkeypatch.setattr(tune, "try_settings", try_settings)
-    monkeypatch.setattr(tune, "clearly_behind", lambda *words: True)
+    monkeypatch.setattr(tune, "clearly_behind", lambda others, *words: [True] * len(others))
     monkeypatch.setattr(_Rising, "losses", lambda *words: np.zeros((4, 2)), raising=False)
     monkeypatch.setattr(_Rising, "scorer", lambda *words: None, raising=False)
     found = tune_method([_Rising()], "ekfac", 8, None, further)

@@ -192,3 +192,10 @@ def refuse(store, unit):
     from retrain.errors import UsageError
 
     raise UsageError("what was asked for cannot be")
+
+
+def meet(store, unit):
+    """Waits until every unit of `meeting` has begun."""
+    note(unit)
+    wait(lambda: set(diary(unit.payload["diary"])) >= set(unit.payload["meeting"]), seconds=60)
+    keep(store, unit)
