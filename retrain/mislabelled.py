@@ -116,6 +116,12 @@ class Mislabelled(Task):
     def train_base(self, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
         return self.inside.train_base(init_seed=init_seed, order_seed=order_seed, device=device)
 
+    def retrained_losses(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> Tensor:
+        return self.inside.retrained_losses(indices, init_seed=init_seed, order_seed=order_seed, device=device)
+
+    def trainings_at_once(self, device: torch.device) -> int:
+        return self.inside.trainings_at_once(device)
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.inside.loss(model, batch)
 

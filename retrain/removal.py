@@ -1,14 +1,13 @@
 """Retraining without chosen examples: what really becomes of some queries when exactly these are left out.
 
 The ground truth of `retrain/train.py` leaves out at random; here whoever asks says what. A unit is one retraining on
-the attributed examples but for a given set, and its entry has the losses (and, of a classification, the margins) of the
-queries that were asked about. The key holds a digest of the set, so two methods that name the same examples share the
-retraining, and its noise: order seeds follow from the set as well.
+the attributed examples but for a given set, and its entry has the losses (and, where a classification is asked for
+them, the margins) of the queries that were asked about. The key holds a digest of the set, so two methods that name the
+same examples share the retraining, and its noise: order seeds follow from the set as well.
 """
 
 import base64
 import hashlib
-import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from retrain.examples import Examples
 from retrain.jobs import Unit
 from retrain.losses import CrossEntropy
 from retrain.seeds import Initialisation, derived_seed
+from retrain.shared_seconds import SHARED
 from retrain.source import code_fingerprint
 from retrain.store import Entry, Store
 from retrain.subsets import attributed_indices
@@ -58,8 +58,14 @@ def classifies(task: Task) -> bool:
     return isinstance(task.loss_function, CrossEntropy) and targets.dim() == 1 and not targets.is_floating_point()
 
 
-def removal_unit(task: Task, plan: RemovalPlan, removed: np.ndarray, replicate: int, device: str) -> Unit:
-    """removed: positions among the attributed examples, each once; none is the reference."""
+def removal_unit(
+    task: Task, plan: RemovalPlan, removed: np.ndarray, replicate: int, device: str, margins: bool = False
+) -> Unit:
+    """removed: positions among the attributed examples, each once; none is the reference.
+
+    margins: of a classification, beside the losses. A task that trains several models side by side does so for losses
+    alone.
+    """
     n = len(plan.attributed(task))
     gone = np.zeros(n, dtype=bool)
     gone[removed] = True
@@ -78,11 +84,13 @@ def removal_unit(task: Task, plan: RemovalPlan, removed: np.ndarray, replicate: 
         "num_removed": len(removed),
         "removed": hashlib.sha256(packed).hexdigest()[:32],
         "replicate": replicate,
+        "margins": margins,
         "versions": library_versions("torch"),
     }
     payload = {
         "task": task_specification(task),
         "device": device,
+        "at_once": 1 if margins else task.trainings_at_once(choose_device(device)),
         "removed": base64.b64encode(zlib.compress(packed)).decode(),
     }
     return Unit(kind=KIND_OF_REMOVAL, config=config, call="retrain.removal:retrain_without", payload=payload)
@@ -104,13 +112,17 @@ def retrain_without(store: Store, unit: Unit) -> Entry:
     packed = zlib.decompress(base64.b64decode(payload["removed"]))
     gone = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=len(attributed)).astype(bool)
     init_seed, order_seed = removal_seeds(config)
-    queries = _queries(payload["task"], config["split"], config["num_queries"])
-    started = time.perf_counter()
-    with one_thread(device):
-        model = task.train(attributed[~gone], init_seed=init_seed, order_seed=order_seed, device=device)
-        arrays = outcomes(task, model, queries, device)
+    with one_thread(device), SHARED.measured() as seconds:
+        if config["margins"]:
+            queries = _queries(payload["task"], config["split"], config["num_queries"])
+            model = task.train(attributed[~gone], init_seed=init_seed, order_seed=order_seed, device=device)
+            arrays = outcomes(task, model, queries, device)
+        else:
+            losses = task.retrained_losses(attributed[~gone], init_seed=init_seed, order_seed=order_seed, device=device)
+            asked = task.query_indices(config["split"])[: config["num_queries"]]
+            arrays = {"losses": losses.numpy()[asked]}
     record = {
-        "seconds": time.perf_counter() - started,
+        "seconds": seconds(),
         "device": describe_device(device),
         "code": code_fingerprint(),
     }
@@ -125,9 +137,7 @@ def _queries(specification: str, split: Split, count: int) -> Examples:
 
 
 def outcomes(task: Task, model: nn.Module, queries: Examples, device: torch.device) -> dict[str, np.ndarray]:
-    """losses (q,); margins (q,) of a classification: the label's logit less the best other, negative where wrong."""
-    if not classifies(task):
-        return {"losses": task.losses(model, queries, device).numpy()}
+    """losses (q,); margins (q,): the label's logit less the best other, negative where the prediction is wrong."""
     logits = _logits(task, model, queries, device).float().cpu()
     losses = task.loss_function.per_example(logits, queries.targets)
     index = queries.targets[:, None]

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.answers import Answers
 from bench.attributions import Answered, ScoreKind, SeedAndShare
-from bench.counterfactual.laboratory import Arm, Laboratory, Wanted, orders_of
+from bench.counterfactual.laboratory import Laboratory, Wanted, orders_of
 from bench.metrics.change import mean_change
 from retrain.removal import classifies
 
@@ -59,14 +59,15 @@ def brittleness(
     block: SeedAndShare,
     scored: Sequence[Answered],
     kinds: Sequence[ScoreKind],
-    reference: Arm,
+    reference: int,
     replicates: int,
 ) -> None:
     """Adds rows, pairs and every query's share; says so where there is no prediction to flip."""
-    if not classifies(lab.task) or reference.margins is None:
+    if not classifies(lab.task):
         out.problems.append(f"brittleness needs a classification; {lab.task.name} has no prediction that could flip")
         return
-    right = np.flatnonzero(reference.margins > 0)
+    (nothing,) = lab.retrain([(np.array([], dtype=int), reference)], "margins", margins=True)
+    right = np.flatnonzero(nothing["margins"].mean(axis=0) > 0)
     if len(right) < 2:
         out.problems.append(f"{len(right)} of {len(lab.queries)} queries are right with nothing removed; expected two")
         return
@@ -121,7 +122,7 @@ def _search(searches: Sequence[Bisection], lab: Laboratory, sizes: Sequence[int]
         ]
         if not wanted:
             return
-        found = iter(lab.retrain(wanted, f"bisection, round {number} of at most {most}"))
+        found = iter(lab.retrain(wanted, f"bisection, round {number} of at most {most}", margins=True))
         for search, here in zip(searches, places):
             flipped = np.zeros(len(here), dtype=bool)
             for query, place in enumerate(here):

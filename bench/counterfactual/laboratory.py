@@ -20,7 +20,6 @@ class Arm:
     """What was removed for every query at one size: the queries' own losses, and the models that they share."""
 
     losses: np.ndarray  # (q,) mean over models; NaN where there is none
-    margins: np.ndarray | None  # the same
     shared: tuple[Shared, ...] = field(default=())
 
 
@@ -50,15 +49,15 @@ class Laboratory:
         """How many examples that share is: one at least."""
         return max(1, round(share * self.num_attributed))
 
-    def retrain(self, wanted: Iterable[Wanted], what: str) -> list[dict[str, np.ndarray]]:
-        """losses, and margins of a classification, each (replicates, q), of every set in order.
+    def retrain(self, wanted: Iterable[Wanted], what: str, margins: bool = False) -> list[dict[str, np.ndarray]]:
+        """losses, and margins where asked for, each (replicates, q), of every set in order.
 
         All of it is one campaign, by size: on a GPU, trainings on as many examples share captured graphs.
         """
         device, store = self.session.execution.device, self.session.store
         asked = list(wanted)
         units: list[list[Unit]] = [
-            [removal_unit(self.task, self.plan, removed, replicate, device) for replicate in range(replicates)]
+            [removal_unit(self.task, self.plan, removed, replicate, device, margins) for replicate in range(replicates)]
             for removed, replicates in asked
         ]
         in_order = sorted((unit for some in units for unit in some), key=lambda unit: unit.config["num_removed"])
@@ -99,21 +98,13 @@ def orders_of(scores: np.ndarray) -> np.ndarray:
 
 def own_arm(found: Sequence[dict[str, np.ndarray]]) -> Arm:
     """Of sets that belong to one query each, in the queries' order."""
-    losses = np.array([one["losses"][:, query].mean() for query, one in enumerate(found)])
-    margins = None
-    if all("margins" in one for one in found):
-        margins = np.array([one["margins"][:, query].mean() for query, one in enumerate(found)])
-    return Arm(losses, margins)
+    return Arm(np.array([one["losses"][:, query].mean() for query, one in enumerate(found)]))
 
 
 def shared_arm(found: Sequence[dict[str, np.ndarray]]) -> Arm:
     """Of models that every query was measured on."""
     models = np.concatenate([one["losses"] for one in found]).astype(np.float64)  # (models, q)
-    margins = None
-    if all("margins" in one for one in found):
-        margins = np.concatenate([one["margins"] for one in found]).mean(axis=0)
-    everyone = np.arange(models.shape[1])
-    return Arm(models.mean(axis=0), margins, (Shared(everyone, models),))
+    return Arm(models.mean(axis=0), (Shared(np.arange(models.shape[1]), models),))
 
 
 def class_arm(found: dict[int, Sequence[dict[str, np.ndarray]]], query_labels: np.ndarray) -> Arm:
@@ -124,4 +115,4 @@ def class_arm(found: dict[int, Sequence[dict[str, np.ndarray]]], query_labels: n
         models = np.concatenate([one["losses"] for one in sets]).astype(np.float64)[:, queries]
         losses[queries] = models.mean(axis=0)
         shared.append(Shared(queries, models))
-    return Arm(losses, None, tuple(shared))
+    return Arm(losses, tuple(shared))

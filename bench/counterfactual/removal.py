@@ -83,7 +83,8 @@ def run_removal(removal: Removal, execution: Execution) -> Answers:
         curves, reference = _curves(removal, lab, scored.get(block, []))
         _add_rows(out, lab, block, curves, reference)
         if removal.brittleness:
-            brittleness(out, lab, block, scored.get(block, []), kinds_of(removal), reference, removal.replicates)
+            asked = (kinds_of(removal), removal.reference, removal.replicates)
+            brittleness(out, lab, block, scored.get(block, []), *asked)
     out.detail["num_retrains"] = sum(lab.num_retrains for lab in labs.values())
     out.detail["retrain_seconds"] = round(sum(lab.seconds for lab in labs.values()), 2)
     out.problems += session.out.problems
