@@ -30,6 +30,7 @@ COMMANDS = {
     "speed": ("bench.speed", "time methods against each other"),
     "scaling": ("bench.scaling", "time and memory across the Pythia suite; --estimate predicts a run"),
     "truth": ("bench.truth", "ground truth of others, and ours for others"),
+    "bank": ("bench.bank", "ground truth and recorded predictions to compete on, without a GPU"),
     "regress": ("bench.regress", "the gate: has a method become worse, or dearer?"),
     "figures": ("bench.figures", "draw every figure that the results allow"),
     "report": ("bench.report", "one page of every result"),
