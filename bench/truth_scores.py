@@ -4,12 +4,14 @@ A score file (.npy, .npz, .safetensors) holds (num_queries, num_train): the pred
 example is included, so helpful examples are negative; `--scores-are helpfulness` takes the other sign. Where the ground
 truth comes with recorded methods (`bench/bank.py`), every file is paired with each of them.
 
-The record is a run.json like any other's. Against a ground truth of ours its rows stand in the columns of our own runs,
-in `bench.leaderboard` and the report; a ground truth of others is a task of its own, named by where it came from.
+The record is a run.json like any other's, with the rows of the recorded methods beside those of the files, so that
+`bench.leaderboard` and the report rank them together. A ground truth of others is a task of its own, named by where it
+came from.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import sys
@@ -83,9 +85,7 @@ def score_files(
     rivals = {} if recorded is None else {key: ranks for key, ranks in recorded.ranks.items() if not key[1]}
     if twice := sorted(set(labels) & {label for label, _ in rivals}):
         raise UsageError(f'a recorded method is called "{twice[0]}" as well; give the file another name')
-    keys = list(made)
-    pairs = [(a, b) for number_, a in enumerate(keys) for b in keys[number_ + 1 :]]
-    pairs += [(key, rival) for key in keys for rival in rivals]
+    pairs = list(itertools.combinations([*made, *rivals], 2))
     ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, {**made, **rivals}, pairs)
     where = where_of_truth(truth)
     rows = []
@@ -177,7 +177,7 @@ def described_scores(paths: Sequence[str], sign: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def config_of_truth(found: dict[str, Any], truth: GroundTruth) -> dict[str, Any]:
+def config_of_truth(methods: list[dict[str, Any]], truth: GroundTruth) -> dict[str, Any]:
     """What decided the numbers, under the names of a run of our own: the same ground truth is then the same ground."""
     known, where = truth.record, where_of_truth(truth)
     usual = {
@@ -189,7 +189,7 @@ def config_of_truth(found: dict[str, Any], truth: GroundTruth) -> dict[str, Any]
     }
     return {
         "task": known.get("task") or {"name": where["task"], "source": known.get("arrays_sha256", "")},
-        "methods": found["methods"],
+        "methods": methods,
         **{name: known.get(name, value) for name, value in usual.items()},
         "alpha": [where["alpha"]],
         "alpha_attribution": [where["alpha_attribution"]],
@@ -207,7 +207,8 @@ def save_scores(
     known = {name: truth.record.get(name) for name in ("source", "task", "alpha", "arrays_sha256")}
     run_id = hashlib.sha256(canonical_json(without_nan([known, found]), "result").encode()).hexdigest()[:12]
     folder = out / run_id
-    for row in [*found["rows"], *found["pairs"]]:
+    beside = [] if recorded is None else [dict(row) for row in recorded.rows if not row["normalised"]]
+    for row in [*found["rows"], *beside, *found["pairs"]]:
         row["run_id"] = run_id
     source = str(truth.record.get("source", "ground truth"))
     record = {
@@ -216,11 +217,10 @@ def save_scores(
         "command": command,
         "description": truth.record.get("description") or f"ground truth of {source}",
         "truth": truth.record,
-        "config": config_of_truth(found, truth),
+        "config": config_of_truth([*found["methods"], *([] if recorded is None else recorded.methods)], truth),
         **provenance("elsewhere"),
-        # The methods that pairs may name beside this run's own, as the bank describes them.
-        "compared": [] if recorded is None else recorded.methods,
-        **{name: found[name] for name in ("rows", "pairs", "ceilings")},
+        "rows": [*found["rows"], *beside],
+        **{name: found[name] for name in ("pairs", "ceilings")},
         "diagnostics": [],
         "skipped": {},
         "problems": [],
@@ -228,7 +228,7 @@ def save_scores(
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "lds.csv", pd.DataFrame(found["rows"], columns=COLUMNS).to_csv(index=False))
+        write_whole(folder / "lds.csv", pd.DataFrame(record["rows"], columns=COLUMNS).to_csv(index=False))
         if found["pairs"]:
             write_whole(folder / "pairs.csv", pd.DataFrame(found["pairs"], columns=PAIR_COLUMNS).to_csv(index=False))
         write_json(folder / "run.json", record)
@@ -254,7 +254,9 @@ def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | 
         f"{truth.record.get('source', 'ground truth')}: {subsets} subsets x {replicates} replicate(s) of "
         f"{truth.masks.shape[1]} training examples, {queries} queries; {ceiling_text(found['ceilings'])}"
     )
-    pairs = [{**pair, "alpha": 0.0, "alpha_attribution": 0.0} for pair in found["pairs"]]
+    given = {row["label"] for row in found["rows"]}
+    mine = [pair for pair in found["pairs"] if given & {pair["label"], pair["against"]}]
+    pairs = [{**pair, "alpha": 0.0, "alpha_attribution": 0.0} for pair in mine]
     return "\n".join(part for part in (words, table(header, lines), pairs_text(pairs, 0.0, 0.0)) if part)
 
 

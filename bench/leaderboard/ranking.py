@@ -262,32 +262,7 @@ def _of_lds(results: Results) -> tuple[list[_Measured], _Pairs]:
         if key in places:
             ends = (float(pair["difference"]), float(pair["ci_low"]), float(pair["ci_high"]))
             pairs[places[key], int(pair["seed"]), pair["series"], pair["against"]] = ends
-    return measured, pairs | _of_given_scores(results, places)
-
-
-def _of_given_scores(results: Results, places: Mapping[tuple[Any, ...], _Place]) -> _Pairs:
-    """Pairs of scores from elsewhere with methods that a bank recorded, whose rows are in other runs."""
-    frame, pairs = results.rows, dict[tuple[_Place, int, str, str], tuple[float, float, float]]()
-    for run_id, record in results.records.items():
-        own = frame[frame["run_id"] == run_id]
-        rivals = Identity({**record, "config": {**record["config"], "methods": record.get("compared", [])}})
-        known = {one["label"] for one in record.get("compared", [])}
-        for pair in (pair for pair in record.get("pairs", []) if pair["against"] in known):
-            mine = own[(own["label"] == pair["label"]) & (own["normalised"] == pair["normalised"])]
-            options = rivals.series({**pair, "method": pair["against"]}, pair["against"])["options"]
-            for row in mine.to_dict("records"):
-                same = frame[
-                    (frame["ground"] == row["ground"]) & (frame["truth"] == row["truth"])
-                    & (frame["alpha"] == row["alpha"]) & (frame["alpha_attribution"] == row["alpha_attribution"])
-                    & (frame["seed"] == row["seed"]) & (frame["normalised"] == row["normalised"])
-                    & (frame["label"] == pair["against"]) & (frame["options"] == options)
-                ]  # fmt: skip
-                names = ("ground", "truth", "normalised", "alpha", "alpha_attribution")
-                place = places[tuple(row[name] for name in names)]
-                for other in same["series"]:
-                    ends = tuple(_number(pair[name]) for name in ("difference", "ci_low", "ci_high"))
-                    pairs[place, int(row["seed"]), row["series"], other] = ends  # type: ignore[assignment]
-    return pairs
+    return measured, pairs
 
 
 def _ceiling(place: _Place, seeds: Sequence[int], results: Results) -> float:
