@@ -46,10 +46,16 @@ class RemovalPlan:
 
     def attributed(self, task: Task) -> np.ndarray:
         """(n,) indices into the training set: what a model is retrained on when nothing is removed."""
-        return attributed_indices(self.seed, self.alpha_attribution, len(task.train_data))
+        return _attributed(self.seed, self.alpha_attribution, len(task.train_data))
 
     def query_indices(self, task: Task) -> np.ndarray:
         return task.query_indices(self.split)[: self.max_queries]
+
+
+@lru_cache(maxsize=8)
+def _attributed(seed: int, alpha_attribution: float, num_train: int) -> np.ndarray:
+    """Made once: thousands of units ask for the same."""
+    return attributed_indices(seed, alpha_attribution, num_train)
 
 
 def classifies(task: Task) -> bool:
@@ -66,34 +72,52 @@ def removal_unit(
     margins: of a classification, beside the losses. A task that trains several models side by side does so for losses
     alone.
     """
-    n = len(plan.attributed(task))
-    gone = np.zeros(n, dtype=bool)
-    gone[removed] = True
-    if gone.sum() != len(removed):
-        raise ValueError("an example is removed twice; expected every position once")
-    if gone.all():
-        raise UsageError(f"all {n} attributed examples would be removed; nothing is left to retrain on")
-    packed = np.packbits(gone).tobytes()
-    config = {
+    return removal_units(task, plan, [(removed, [replicate])], device, margins)[0]
+
+
+def removal_units(
+    task: Task, plan: RemovalPlan, wanted: Sequence[tuple[np.ndarray, Sequence[int]]], device: str, margins: bool
+) -> list[Unit]:
+    """Of every set its replicates, in order."""
+    known = {
         "task": task.config,
         "seed": plan.seed,
         "alpha_attribution": plan.alpha_attribution,
         "split": plan.split,
         "num_queries": len(plan.query_indices(task)),
         "initialisation": plan.initialisation,
-        "num_removed": len(removed),
-        "removed": hashlib.sha256(packed).hexdigest()[:32],
-        "replicate": replicate,
         "margins": margins,
         "versions": library_versions("torch"),
     }
-    payload = {
-        "task": task_specification(task),
-        "device": device,
-        "at_once": 1 if margins else task.trainings_at_once(choose_device(device)),
-        "removed": base64.b64encode(zlib.compress(packed)).decode(),
-    }
-    return Unit(kind=KIND_OF_REMOVAL, config=config, call="retrain.removal:retrain_without", payload=payload)
+    at_once = 1 if margins else task.trainings_at_once(choose_device(device))
+    payload = {"task": task_specification(task), "device": device, "at_once": at_once}
+    units = []
+    for removed, replicates in wanted:
+        packed = _packed(removed, len(plan.attributed(task)))
+        digest = hashlib.sha256(packed).hexdigest()[:32]
+        text = base64.b64encode(zlib.compress(packed)).decode()
+        for replicate in replicates:
+            own = {"num_removed": len(removed), "removed": digest, "replicate": replicate}
+            units.append(
+                Unit(
+                    kind=KIND_OF_REMOVAL,
+                    config={**known, **own},
+                    call="retrain.removal:retrain_without",
+                    payload={**payload, "removed": text},
+                )
+            )
+    return units
+
+
+def _packed(removed: np.ndarray, n: int) -> bytes:
+    """The set as a bit an attributed example: the same whatever the order it was named in."""
+    gone = np.zeros(n, dtype=bool)
+    gone[removed] = True
+    if gone.sum() != len(removed):
+        raise ValueError("an example is removed twice; expected every position once")
+    if gone.all():
+        raise UsageError(f"all {n} attributed examples would be removed; nothing is left to retrain on")
+    return np.packbits(gone).tobytes()
 
 
 def removal_seeds(config: dict[str, Any]) -> tuple[int, int]:
@@ -108,7 +132,7 @@ def retrain_without(store: Store, unit: Unit) -> Entry:
     """Retrains, and stores what became of the queries."""
     config, payload = unit.config, unit.payload
     task, device = task_from(payload["task"]), choose_device(payload["device"])
-    attributed = attributed_indices(config["seed"], config["alpha_attribution"], len(task.train_data))
+    attributed = _attributed(config["seed"], config["alpha_attribution"], len(task.train_data))
     packed = zlib.decompress(base64.b64decode(payload["removed"]))
     gone = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=len(attributed)).astype(bool)
     init_seed, order_seed = removal_seeds(config)

@@ -9,7 +9,7 @@ from bench.experiment import Session
 from bench.ground_truth import UnitsFailedError, obtain
 from bench.metrics.change import Shared
 from retrain.jobs import Unit
-from retrain.removal import RemovalPlan, removal_unit, stacked
+from retrain.removal import RemovalPlan, removal_units, stacked
 
 _CONTROL_STREAM = 31
 Wanted = tuple[np.ndarray, int]  # positions removed, how often retrained
@@ -56,10 +56,9 @@ class Laboratory:
         """
         device, store = self.session.execution.device, self.session.store
         asked = list(wanted)
-        units: list[list[Unit]] = [
-            [removal_unit(self.task, self.plan, removed, replicate, device, margins) for replicate in range(replicates)]
-            for removed, replicates in asked
-        ]
+        sets = [(removed, range(replicates)) for removed, replicates in asked]
+        made = iter(removal_units(self.task, self.plan, sets, device, margins))
+        units: list[list[Unit]] = [[next(made) for _ in range(replicates)] for _, replicates in asked]
         in_order = sorted((unit for some in units for unit in some), key=lambda unit: unit.config["num_removed"])
         name = f"{self.task.name} {what}, seed {self.plan.seed}"
         jobs = {"name": name, "progress": self.session.execution.progress, **self.session.execution.jobs}

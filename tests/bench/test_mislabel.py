@@ -1,6 +1,8 @@
 """Mislabelled examples: AUC and precision on planted cases, a poisoned label that is found first."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from retrain.errors import UsageError
 from retrain.mislabelled import Mislabelled
 from retrain.tasks import load_task
 from retrain.train import task_from, task_specification
+from tests.helpers.made_up import CIFAR10_WARMUP, cifar10_folder
 
 POISON = "tests.helpers.removal_tasks:WithPoison"
 LOGISTIC = "retrain.logistic:LogisticDigits"
@@ -123,3 +126,21 @@ def test_the_command_ranks_methods_beside_the_controls(tmp_path: Path, capsys: p
     board = {row.label: row for row in rows(tmp_path / "runs") if row.metric == "mislabel AUC"}
     assert board[RANDOM_ORDER].rank == "3"
     assert main([*words, "--queries", "3"]) == 2
+
+
+def test_wrong_labels_reach_cifar10s_own_training(tmp_path: Path) -> None:
+    """It trains on labels in the official order, which no example carries."""
+    folder = cifar10_folder(tmp_path)
+    options = {"data_dir": str(folder), "check_fingerprint": False, "widths": [4, 8, 8], "num_warmup": CIFAR10_WARMUP}
+    task = load_task(
+        "retrain.mislabelled:Mislabelled", of="cifar10", of_options=json.dumps({**options, "protocol": "scratch"})
+    )
+    assert isinstance(task, Mislabelled)
+    inside: Any = task.inside
+    labels = inside.cifar10.train_labels[torch.from_numpy(inside.train_indices)]
+    assert torch.equal(labels, task.train_data.targets)
+    warmup = torch.from_numpy(inside.warmup_indices)
+    clean: Any = task.clean
+    assert torch.equal(inside.cifar10.train_labels[warmup], clean.cifar10.train_labels[warmup])
+    assert int((task.train_data.targets != task.clean.train_data.targets).sum()) == int(task.flipped.sum())
+    assert task.name == "cifar10"
