@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.answers import Answers
 from bench.attributions import SCORE_CHOICES, Answered, ScoreKind, SeedAndShare, answering_session, attributions
-from bench.counterfactual.brittleness import SMALLEST_SHARES, brittleness
+from bench.counterfactual.brittleness import brittleness
 from bench.counterfactual.laboratory import Arm, Laboratory, Wanted, class_arm, orders_of, own_arm, shared_arm
 from bench.experiment import Execution, Experiment
 from bench.metrics.change import MeanChange, Shared, mean_change
@@ -102,10 +102,9 @@ def _ground(removal: Removal, lab: Laboratory) -> dict[str, Any]:
     names = ("query_split", "queries", "initialisation")
     return {
         **{name: getattr(experiment, name) for name in names},
-        **{name: getattr(removal, name) for name in ("replicates", "reference", "controls")},
+        **{name: getattr(removal, name) for name in ("replicates", "reference")},
         "num_queries": len(lab.queries),
         "num_attributed": lab.num_attributed,
-        **({"smallest_shares": list(SMALLEST_SHARES)} if removal.brittleness else {}),
     }
 
 

@@ -146,7 +146,7 @@ def _column(
     ahead = {(a, b): _ahead(place, seeds, a, b, spans, pairs, higher) for a in known for b in known if a != b}
     identity = short_digest(canonical([place.ground_id, place.truth_id, place.at, place.alpha]))
     column = "; ".join(
-        [place.task, place.protocol, place.metric, *([] if place.at is None else [f"{place.at:g}"]), place.scores]
+        [place.task, place.protocol, place.metric, *([] if place.at is None else [f"{place.at:.4g}"]), place.scores]
         + ([] if place.alpha is None else [f"alpha {place.alpha:g}"])
         + [f"alpha_attribution {place.alpha_attribution:g}", f"seeds {' '.join(map(str, seeds))}", identity]
     )

@@ -97,10 +97,12 @@ def _settings(cells: Iterable[LeaderboardRow]) -> str:
 
 
 def _head(row: LeaderboardRow) -> str:
-    metric = "LDS" if row.metric == "lds" else row.metric
-    at = "" if row.at is None else f" {row.at:g}"
-    alpha = "" if row.alpha is None else f", alpha {row.alpha:g}"
-    return f"{metric}{at}{alpha}, {row.scores}" if row.metric == "lds" else f"{metric}{at}{alpha}"
+    if row.metric == "lds":
+        return f"LDS, alpha {row.alpha:g}, {row.scores}"
+    if row.at is None:
+        return row.metric
+    # Of subsets it is how much they keep; else how much is removed, or looked at.
+    return f"{row.metric}, alpha {row.at:g}" if "calibration" in row.metric else f"{row.metric} {100 * row.at:.3g} %"
 
 
 def _apart(heads: dict[str, str], group: Sequence[LeaderboardRow]) -> dict[str, str]:
@@ -129,7 +131,8 @@ def _cell(row: LeaderboardRow | None, wide: bool) -> str:
     if row is None:
         return "-"
     ends = f" {interval(row.low, row.high)}" if wide else ""
-    return f"{number(row.value)}{ends} ({row.rank})"
+    value = number(row.value) if not abs(row.value) >= 100 else f"{row.value:.2e}"
+    return f"{value}{ends} ({row.rank})"
 
 
 def _caption(group: Sequence[LeaderboardRow]) -> str:
