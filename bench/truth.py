@@ -24,6 +24,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,8 @@ from retrain.command import (
 from retrain.errors import UsageError
 from retrain.safe_files import read_json
 from retrain.store import Store
+from retrain.task import Task
+from retrain.train import Plan
 
 SOURCES = {"arrays": "loss", "trak": "output", "dattri": "output", "bergson": "loss"}
 VALUES_ARE = ("loss", "output")  # larger is worse, or larger is better
@@ -153,18 +156,26 @@ def export_truth(arguments: argparse.Namespace) -> GroundTruth:
     if len(found.subsets) < plan.num_subsets:
         raise UsageError("the ground truth is not complete; run the same command without --collect")
     queries = task.query_indices("report")
-    record = {
-        "source": "tda-bench",
-        "task": task.config,
-        "protocol": task.protocol,
-        **{name: getattr(plan, name) for name in ("alpha", "alpha_attribution", "seed", "scheme", "initialisation")},
-        "values": "losses, larger is worse",
-        "subsets": "kept examples",
-        "code": code_fingerprint(),
-    }
+    record = truth_record(task, plan) | {"query_split": "report", "queries": None, "description": task.description}
     return GroundTruth(
         found.masks, found.losses[:, :, queries], found.present, found.subsets, record, found.train_indices, queries
     )
+
+
+def truth_record(task: Task, plan: Plan) -> dict[str, Any]:
+    """What is known of a ground truth of ours: with it, scores from anywhere are held against our own runs."""
+    names = (
+        "alpha", "alpha_attribution", "seed", "scheme", "initialisation", "stream", "replicates", "replicated_subsets",
+    )  # fmt: skip
+    return {
+        "source": "tda-bench",
+        "task": task.config,
+        "protocol": task.protocol,
+        **{name: getattr(plan, name) for name in names},
+        "values": "losses, larger is worse",
+        "masks": "kept examples",
+        "code": code_fingerprint(),
+    }
 
 
 # ---- the command ----

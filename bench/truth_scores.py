@@ -1,11 +1,17 @@
 """The LDS of given scores against a given ground truth: `bench.lds --ground-truth DIR --scores FILE...`
 
 A score file (.npy, .npz, .safetensors) holds (num_queries, num_train): the predicted change of the query loss when the
-example is included, so helpful examples are negative; `--scores-are helpfulness` takes the other sign.
+example is included, so helpful examples are negative; `--scores-are helpfulness` takes the other sign. Where the ground
+truth comes with recorded methods (`bench/bank.py`), every file is paired with each of them.
+
+The record is a run.json like any other's, with the rows of the recorded methods beside those of the files, so that
+`bench.leaderboard` and the report rank them together. A ground truth of others is a task of its own, named by where it
+came from.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import sys
@@ -18,7 +24,8 @@ import pandas as pd
 
 from bench.ground_truth import GroundTruth
 from bench.record import command_line, provenance, why_unwritten, without_nan, write_json
-from bench.rows import PAIR_COLUMNS, compute_metrics, why_undefined
+from bench.recorded import Recorded, read_recorded
+from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
 from bench.summary import ceiling_text, pairs_text, share_text
 from bench.tables import interval, number, table
 from bench.truth_folder import one_array, read_truth
@@ -48,38 +55,65 @@ def labels_of(paths: Sequence[str]) -> list[str]:
     return [f"{Path(path).parent.name}/{stem}" if stems.count(stem) > 1 else stem for path, stem in zip(paths, stems)]
 
 
-def score_files(truth: GroundTruth, paths: Sequence[str], sign: str = SCORES_ARE[0]) -> dict[str, Any]:
-    """Rows, pairs and ceiling of score files, in the columns of bench.lds as far as they apply."""
+def where_of_truth(truth: GroundTruth) -> dict[str, Any]:
+    """task, protocol, alpha, alpha_attribution and seed of every row."""
+    known = truth.record
+    if "task" in known and "seed" in known:
+        names = ("protocol", "alpha", "alpha_attribution", "seed")
+        return {"task": known["task"]["name"], **{name: known[name] for name in names}}
+    digest = str(known.get("arrays_sha256", ""))[:6]
+    task = f"{known.get('source', 'ground truth')} {digest}".strip()
+    return {
+        "task": task,
+        "protocol": "given",
+        "alpha": known.get("alpha") or round(float(truth.masks.mean()), 6),
+        "alpha_attribution": 1.0,
+        "seed": 0,
+    }
+
+
+def score_files(
+    truth: GroundTruth, paths: Sequence[str], sign: str = SCORES_ARE[0], recorded: Recorded | None = None
+) -> dict[str, Any]:
+    """Rows, pairs and ceiling of score files, as bench.lds has them; pairs with every recorded method, too."""
     losses = truth.mean()
+    labels = labels_of(paths)
     made = {
         (label, False): truth.masks.astype(np.float64) @ read_scores(path, truth, sign).T
-        for label, path in zip(labels_of(paths), paths, strict=True)
+        for label, path in zip(labels, paths, strict=True)
     }
-    keys = list(made)
-    pairs = [(a, b) for number_, a in enumerate(keys) for b in keys[number_ + 1 :]]
-    ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, made, pairs)
-    where = {"alpha": truth.record.get("alpha", math.nan), "alpha_attribution": math.nan, "normalised": False}
+    rivals = {} if recorded is None else {key: ranks for key, ranks in recorded.ranks.items() if not key[1]}
+    if twice := sorted(set(labels) & {label for label, _ in rivals}):
+        raise UsageError(f'a recorded method is called "{twice[0]}" as well; give the file another name')
+    pairs = list(itertools.combinations([*made, *rivals], 2))
+    ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, {**made, **rivals}, pairs)
+    where = where_of_truth(truth)
     rows = []
-    for (label, _), result in results.items():
+    for key in made:
+        result, label = results[key], key[0]
         numbers = ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")
         rows.append(
-            {"label": label, **where}
+            where
+            | {"method": label, "label": label, "settings": "", "origin": "given", "normalised": False}
+            | {"num_replicates": len(truth.losses)}
             | {name: getattr(result, name) for name in numbers}
             | {"lds_across_queries": result.across_queries}
             | {"ceiling": ceiling.ceiling, "ceiling_low": ceiling.ci_low, "ceiling_high": ceiling.ci_high}
+            | {"note": ""}
         )
         if result.num_undefined:
             undefined = np.isnan(result.per_query)
-            rows[-1]["reason"] = why_undefined(losses[:, undefined], made[label, False][:, undefined])
+            rows[-1]["reason"] = why_undefined(losses[:, undefined], made[key][:, undefined])
     compared = ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
     return {
         "rows": rows,
         "pairs": [
-            {"label": a[0], "against": b[0], **where} | {name: getattr(pair, name) for name in compared}
+            where | {"label": a[0], "against": b[0], "normalised": False} | {n: getattr(pair, n) for n in compared}
             for (a, b), pair in differences.items()
         ],
         "ceilings": [
-            {name: getattr(ceiling, name) for name in ("ceiling", "ci_low", "ci_high", "reliability")}
+            where
+            | {name: getattr(ceiling, name) for name in ("ceiling", "ci_low", "ci_high", "reliability")}
             | {"num_subsets_replicated": ceiling.num_subsets_replicated, "num_replicates": len(truth.losses)}
         ],
     }
@@ -113,57 +147,122 @@ def scores_command(argv: Sequence[str], lds_parser: Parser) -> int:
 def _score(arguments: argparse.Namespace, command: str, prog: str) -> int:
     check_out(arguments.out)
     truth = read_truth(arguments.ground_truth)
-    found = score_files(truth, arguments.scores, arguments.scores_are)
+    recorded = read_recorded(arguments.ground_truth, str(truth.record.get("arrays_sha256")))
+    found = score_files(truth, arguments.scores, arguments.scores_are, recorded)
+    found["methods"] = described_scores(arguments.scores, arguments.scores_are)
     problems = []
     for row in found["rows"]:
         if reason := row.pop("reason", ""):
             many = "every query" if row["num_undefined"] == row["num_queries"] else f"{row['num_undefined']} queries"
             problems.append(f"LDS of {row['label']} is undefined for {many}: {reason}")
-    place, unwritten = save_scores(found, truth, command, Path(arguments.out))
+    place, unwritten = save_scores(found, truth, recorded, command, Path(arguments.out))
     for problem in [*problems, *([unwritten] if unwritten else [])]:
         print(f"{prog}: {problem}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(without_nan(found["rows"]), indent=1))
     else:
-        print(show_scores(found, truth))
+        print(show_scores(found, truth, recorded))
         print("" if unwritten else f"\nrecord: {place}")
     return 1 if problems or unwritten else 0
 
 
-def save_scores(found: dict[str, Any], truth: GroundTruth, command: str, out: Path) -> tuple[Path, str]:
+def described_scores(paths: Sequence[str], sign: str) -> list[dict[str, Any]]:
+    """As a record describes a method: a file's bytes are its settings."""
+    return [
+        {
+            "name": label, "asked": label, "label": label, "rows": "raw", "origin": "given", "settings": "",
+            "scores_are": sign, "scores_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12],
+        }
+        for label, path in zip(labels_of(paths), paths, strict=True)
+    ]  # fmt: skip
+
+
+def config_of_truth(methods: list[dict[str, Any]], truth: GroundTruth) -> dict[str, Any]:
+    """What decided the numbers, under the names of a run of our own: the same ground truth is then the same ground."""
+    known, where = truth.record, where_of_truth(truth)
+    usual = {
+        "query_split": "report",
+        "queries": None,
+        "scheme": "fixed",
+        "stream": "report",
+        "initialisation": "shared",
+    }
+    return {
+        "task": known.get("task") or {"name": where["task"], "source": known.get("arrays_sha256", "")},
+        "methods": methods,
+        **{name: known.get(name, value) for name, value in usual.items()},
+        "alpha": [where["alpha"]],
+        "alpha_attribution": [where["alpha_attribution"]],
+        "seeds": [where["seed"]],
+        "subsets": len(truth.masks),
+        "replicates": len(truth.losses),
+        "replicated_subsets": known.get("replicated_subsets"),
+    }
+
+
+def save_scores(
+    found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None, command: str, out: Path
+) -> tuple[Path, str]:
     """(where the record is, why it could not be written)"""
     known = {name: truth.record.get(name) for name in ("source", "task", "alpha", "arrays_sha256")}
     run_id = hashlib.sha256(canonical_json(without_nan([known, found]), "result").encode()).hexdigest()[:12]
-    folder = out / f"given-{run_id}"
-    record = {"run_id": run_id, "kind": "given scores", "command": command, "truth": truth.record, **found}
+    folder = out / run_id
+    beside = [] if recorded is None else [dict(row) for row in recorded.rows if not row["normalised"]]
+    for row in [*found["rows"], *beside, *found["pairs"]]:
+        row["run_id"] = run_id
+    source = str(truth.record.get("source", "ground truth"))
+    record = {
+        "run_id": run_id,
+        "kind": "given scores",
+        "command": command,
+        "description": truth.record.get("description") or f"ground truth of {source}",
+        "truth": truth.record,
+        "config": config_of_truth([*found["methods"], *([] if recorded is None else recorded.methods)], truth),
+        **provenance("elsewhere"),
+        "rows": [*found["rows"], *beside],
+        **{name: found[name] for name in ("pairs", "ceilings")},
+        "diagnostics": [],
+        "skipped": {},
+        "problems": [],
+    }
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "lds.csv", pd.DataFrame(found["rows"]).to_csv(index=False))
+        write_whole(folder / "lds.csv", pd.DataFrame(record["rows"], columns=COLUMNS).to_csv(index=False))
         if found["pairs"]:
             write_whole(folder / "pairs.csv", pd.DataFrame(found["pairs"], columns=PAIR_COLUMNS).to_csv(index=False))
-        write_json(folder / "scores.json", {**record, **provenance()})
+        write_json(folder / "run.json", record)
 
-    return folder / "scores.json", why_unwritten(write, folder)
+    return folder / "run.json", why_unwritten(write, folder)
 
 
-def show_scores(found: dict[str, Any], truth: GroundTruth) -> str:
+def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None = None) -> str:
     replicates, subsets, queries = truth.losses.shape
     header = ["scores", "LDS", "95 % interval", "of ceiling", "undefined", "across queries"]
     lines = [
         [
-            row["label"],
+            row["label"] + ("" if row["origin"] == "given" else " (recorded)"),
             number(row["lds"]),
             interval(row["ci_low"], row["ci_high"]),
-            share_text(row["lds"], row["ceiling"]),
+            share_text(math.nan if row["lds"] is None else row["lds"], found["ceilings"][0]["ceiling"]),
             str(row["num_undefined"]),
             number(row["lds_across_queries"]),
         ]
-        for row in sorted(found["rows"], key=lambda row: -row["lds"] if math.isfinite(row["lds"]) else math.inf)
+        for row in sorted([*found["rows"], *_recorded_rows(recorded)], key=_best_first)
     ]
     words = (
         f"{truth.record.get('source', 'ground truth')}: {subsets} subsets x {replicates} replicate(s) of "
         f"{truth.masks.shape[1]} training examples, {queries} queries; {ceiling_text(found['ceilings'])}"
     )
-    pairs = [{**pair, "alpha": 0.0, "alpha_attribution": 0.0} for pair in found["pairs"]]
+    given = {row["label"] for row in found["rows"]}
+    mine = [pair for pair in found["pairs"] if given & {pair["label"], pair["against"]}]
+    pairs = [{**pair, "alpha": 0.0, "alpha_attribution": 0.0} for pair in mine]
     return "\n".join(part for part in (words, table(header, lines), pairs_text(pairs, 0.0, 0.0)) if part)
+
+
+def _recorded_rows(recorded: Recorded | None) -> list[dict[str, Any]]:
+    return [] if recorded is None else [row for row in recorded.rows if not row["normalised"]]
+
+
+def _best_first(row: dict[str, Any]) -> float:
+    return -row["lds"] if row["lds"] is not None and math.isfinite(row["lds"]) else math.inf

@@ -42,7 +42,11 @@ def plugin_name(cls: type) -> str:
 def plugin_reference(cls: type) -> str:
     """What finds the class again from any process on this machine: its name, or the whole path of its file."""
     file = _files.get(cls.__module__)
-    return plugin_name(cls) if file is None else f"{file}:{cls.__qualname__}"
+    if file is not None:
+        return f"{file}:{cls.__qualname__}"
+    # Of the suite, but not among the files that are found by their name.
+    apart = cls.__module__.startswith("retrain.") and not cls.__module__.startswith("retrain.tasks.")
+    return f"{cls.__module__}:{cls.__qualname__}" if apart else plugin_name(cls)
 
 
 def available(package: str, interface: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.figures.agreement import draw_agreement
 from bench.figures.budget import draw_budget
 from bench.figures.difference import draw_difference
 from bench.figures.drawing import Kind
@@ -105,6 +106,13 @@ KINDS = (
         "budget.json",
         "python -m bench.sweep --budget --task cifar10 --alpha 0.1 --out results/budget",
         draw_budget,
+    ),
+    Kind(
+        "agreement",
+        "Spearman and top overlap of every two methods' scores",
+        "answers.json of bench.agreement",
+        "python -m bench.agreement --task digits --out results/digits/agreement",
+        draw_agreement,
     ),
     Kind(
         "examples",

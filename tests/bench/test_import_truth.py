@@ -9,6 +9,8 @@ import pytest
 
 from bench import truth, truth_folder
 from bench.lds import main
+from bench.leaderboard import rows
+from bench.schemas import RUN_RECORD, read_checked
 from bench.truth_folder import read_truth
 from bench.truth_scores import score_files
 
@@ -193,8 +195,11 @@ def test_lds_scores_a_file(world: dict[str, Any], capsys: pytest.CaptureFixture[
     assert row["lds"] > 0.95
     assert main(command) == 0
     assert "30 training examples, 7 queries" in capsys.readouterr().out
-    (record,) = Path("runs").glob("given-*/scores.json")
-    assert json.loads(record.read_text())["rows"][0]["lds"] == row["lds"]
+    (record,) = Path("runs").glob("*/run.json")
+    assert read_checked(record, RUN_RECORD)["rows"][0]["lds"] == row["lds"]
+    (board,) = rows("runs")
+    assert (board.label, board.metric, board.rank, board.protocol) == ("scores", "lds", "1", "given")
+    assert board.task.startswith("trak ")
     transposed = save(world, "transposed.npy", world["scores"].T)
     assert main(["--ground-truth", str(out), "--scores", transposed]) == 2
     assert "has shape (30, 7); expected (7, 30), (num_queries, num_train); it is transposed" in capsys.readouterr().err

@@ -1,0 +1,218 @@
+"""A bank to compete on: ground truth, recorded methods' predictions and the checkpoint, without a GPU or a retrain.
+
+    python -m bench.lds --ground-truth results/bank/digits-scratch-alpha-0.1-seed-1 --scores mine.npy
+    python -m bench.bank check results/bank/*                                    # recorded LDS, again from the bank
+    python -m bench.bank scores --task digits --methods ekfac gradsim --out DIR  # our score matrices, as .npy
+    python -m bench.bank make --task digits --alpha 0.1 --methods ekfac kfac trak gradsim random --out results/bank
+
+The first command is all that whoever has scores needs, from any library: LDS with its interval, the noise ceiling,
+paired differences to every recorded method, a record like any other, and with it a row of `bench.leaderboard`.
+
+`make` takes what the cache of `bench.lds` has and computes what it lacks. CIFAR-10's bank, on a GPU:
+
+    python -m bench.bank make --task cifar10 --protocol scratch --data-dir DIR --alpha 0.1 0.5 --queries 2000
+        --replicates 2 --replicated-subsets 25 --scores raw --methods ekfac kfac trak gradsim random --checkpoint
+        --out results/bank
+
+Losses are float32: in float16 some of a query's hundred losses tie, and LDS moves in its fourth digit.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.arguments import add_method_arguments, add_query_arguments
+from bench.attributions import SCORE_CHOICES, answering_session, attributions
+from bench.counterfactual.command import add_question_arguments
+from bench.experiment import Execution, Experiment, Session
+from bench.ground_truth import GroundTruth, base_model
+from bench.identity import file_slug
+from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score
+from bench.record import provenance, write_json
+from bench.recorded import read_recorded, write_recorded
+from bench.rows import add_rows
+from bench.tables import bytes_text, number, table
+from bench.translate import asked_for, execution_of, experiment_of
+from bench.truth import truth_record
+from bench.truth_folder import read_truth, write_truth
+from retrain.command import (
+    Parser,
+    add_cluster_arguments,
+    add_plan_arguments,
+    add_task_arguments,
+    check_out,
+    guarded,
+)
+from retrain.errors import UsageError
+from retrain.safe_files import whole_file, write_safetensors
+
+CHECKPOINT_FILE = "checkpoint.safetensors"
+SAME = 1e-6  # what a recorded LDS and the one made again from the bank may differ by
+
+
+def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: str, checkpoint: bool) -> list[Path]:
+    """A folder for every seed, share and alpha."""
+    session = Session(experiment, execution)
+    session.say_who_is_missing()
+    truths, predictions = session.retrain(), session.score()
+    if session.out.problems:
+        raise UsageError(f"nothing was written: {session.out.problems[0]}")
+    made = []
+    for seed, share in session.blocks:
+        queries = session.question(seed, share).query_indices()
+        for position, plan in enumerate(session.plans(seed, share)):
+            found = truths[seed, share, plan.alpha]
+            here = [(variant, some[position]) for variant, some in predictions[seed, share]]
+            session.out.rows.clear()
+            add_rows(session.out, session.task, plan, found, queries, here)
+            record = truth_record(session.task, plan) | {
+                "query_split": experiment.query_split,
+                "queries": experiment.queries,
+                "description": session.task.description,
+                "commit": provenance()["commit"],
+            }
+            known = (record, found.train_indices, queries)
+            truth = GroundTruth(found.masks, found.losses[:, :, queries], found.present, found.subsets, *known)
+            place = (
+                f"{file_slug(session.task.name)}-{file_slug(session.task.protocol)}-alpha-{plan.alpha:g}-seed-{seed}"
+            )
+            more = f"-share-{share:g}" if share != session.task.default_alpha_attribution else ""
+            folder = out / (place + more)
+            write_truth(folder, truth)
+            _write_predictions(folder, session, here, scores, truth)
+            if checkpoint:
+                _write_checkpoint(folder, session, seed)
+            made.append(folder)
+    return made
+
+
+def _write_predictions(folder: Path, session: Session, here: Sequence[Any], scores: str, truth: GroundTruth) -> None:
+    kept: dict[tuple[str, bool], np.ndarray] = {}
+    for variant, prediction in here:
+        for kind in SCORE_CHOICES[scores]:
+            values = prediction.normalised if kind == "normalised" else prediction.raw
+            if values is not None and variant.rows in ("both", kind):
+                kept[variant.label, kind == "normalised"] = values[truth.subsets]
+    names = {label for label, _ in kept}
+    rows = [row for row in session.out.rows if (row["label"], row["normalised"]) in kept]
+    methods = [variant.describe() for variant, _ in here if variant.label in names]
+    told = {"methods": methods, "rows": rows, **provenance(session.device())}
+    write_recorded(folder, kept, told, read_truth(folder).record["arrays_sha256"])
+
+
+def _write_checkpoint(folder: Path, session: Session, seed: int) -> None:
+    """In float16, which halves it; whoever wants other scores than from the very bits trains it again."""
+    _, entry = base_model(session.task, seed, session.store, session.execution.device)
+    arrays = {
+        name: value.astype(np.float16) if value.dtype == np.float32 else value for name, value in entry.arrays.items()
+    }
+    with whole_file(folder / CHECKPOINT_FILE) as file:
+        digest = write_safetensors(file, arrays)
+    write_json(folder / "checkpoint.json", {"arrays_sha256": digest, "seed": seed, "record": entry.record})
+
+
+def check_bank(folder: Path) -> tuple[str, bool]:
+    """(a table of recorded LDS beside what the bank alone gives, whether all are the same)"""
+    truth = read_truth(folder)
+    recorded = read_recorded(folder, truth.record["arrays_sha256"])
+    if recorded is None:
+        raise UsageError(f"{folder} has no recorded.json; expected a folder made by `python -m bench.bank make`")
+    losses, lines, same = truth.mean(), [], True
+    for (label, normalised), ranks in recorded.ranks.items():
+        row = recorded.row(label, normalised)
+        again = linear_datamodelling_score(losses, ranks).lds
+        before = np.nan if row is None or row["lds"] is None else float(row["lds"])
+        alike = bool(abs(again - before) <= SAME) or (np.isnan(again) and np.isnan(before))
+        same &= alike
+        kind = "normalised" if normalised else "raw"
+        lines.append([label, kind, number(before, 7), number(again, 7), "same" if alike else "differs"])
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    header = ["method", "scores", "recorded", "from the bank", f"within {SAME:g}"]
+    return f"{folder}, {bytes_text(size)}\n{table(header, lines, left=2)}", same
+
+
+def export_scores(experiment: Experiment, execution: Execution, out: Path, scores: str) -> list[Path]:
+    """Every method's matrix in a file of its own, and scores.json, which says what rows and columns are."""
+    session = answering_session(experiment, execution)
+    made: list[Path] = []
+    told: dict[str, Mapping[str, Any]] = {}
+    for (seed, share), found in attributions(session).items():
+        question = session.question(seed, share)
+        for one in found:
+            for kind in SCORE_CHOICES[scores]:
+                values = one.scores(kind)  # type: ignore[arg-type]
+                if values is None:
+                    continue
+                path = out / f"{file_slug(one.variant.label)}-{kind}-seed-{seed}-share-{share:g}.npy"
+                with whole_file(path) as file:
+                    np.save(file, values, allow_pickle=False)
+                made.append(path)
+                told[path.name] = one.told() | {"kind": kind, "seed": seed, "alpha_attribution": share}
+        told[f"seed {seed}, share {share:g}"] = {
+            "rows_are_queries": question.query_indices().tolist(),
+            "columns_are_training_examples": question.attributed_indices().tolist(),
+        }
+    sign = "the predicted change of the query's loss when the example is included: helpful examples are negative"
+    write_json(out / "scores.json", {"sign": sign, "task": session.task.config, "files": told, **provenance()})
+    if session.out.problems:
+        raise UsageError(f"{len(made)} matrices are written; {session.out.problems[0]}")
+    return made
+
+
+# ---- the command ----
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m bench.bank", description="Ground truth and recorded predictions to compete on.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    make = commands.add_parser("make", help="write banks from the cache of bench.lds")
+    add_task_arguments(make)
+    add_plan_arguments(make, MINIMUM_SUBSETS, required=False)
+    add_method_arguments(make)
+    add_query_arguments(make)
+    make.add_argument("--experiment", metavar="FILE", help="a .toml file or a run.json; other options change it")
+    make.add_argument("--checkpoint", action="store_true", help="with the base model's weights, in float16")
+    make.add_argument("--out", required=True, help="folder in which every bank gets one of its own")
+    add_cluster_arguments(make)
+    scores = commands.add_parser("scores", help="write methods' score matrices as .npy")
+    add_question_arguments(scores)
+    for command in (make, scores):
+        command.add_argument("--scores", choices=tuple(SCORE_CHOICES), default="both", help="(default: %(default)s)")
+    check = commands.add_parser("check", help="recorded LDS, made again from the bank alone")
+    check.add_argument("folder", nargs="+", help="made by `make`")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    return guarded(parser.prog, lambda: _work(arguments), traceback=getattr(arguments, "traceback", None))
+
+
+def _work(arguments: argparse.Namespace) -> int:
+    if arguments.command == "check":
+        found = [check_bank(Path(folder)) for folder in arguments.folder]
+        print("\n\n".join(text for text, _ in found))
+        return 0 if all(same for _, same in found) else 1
+    check_out(arguments.out)
+    if arguments.command == "scores":
+        experiment = Experiment(**asked_for(arguments))
+        made = export_scores(experiment, execution_of(arguments), Path(arguments.out), arguments.scores)
+    else:
+        experiment, out = experiment_of(arguments), Path(arguments.out)
+        made = make_bank(experiment, execution_of(arguments), out, arguments.scores, arguments.checkpoint)
+        for folder in made:
+            print(check_bank(folder)[0])
+    for path in made:
+        print(f"written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Brittleness: the smallest share of the attributed examples that flips a query's prediction, by bisection.
+
+Sizes lie on a grid, so that methods and queries share trainings on as many examples, and a bisection takes as many
+rounds as the grid has doublings. A query has flipped at a size where its mean margin over replicates is negative. That
+a larger set flips what a smaller one did is assumed, as by Ilyas et al. (2022); where it does not hold, the size found
+is one at which it flips, and perhaps not the smallest.
+
+What is reported is the geometric mean over queries. A query that the largest size does not flip counts as if that size
+had: the mean is a lower bound then, the same for all methods, and the number of such queries stands beside it.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.answers import Answers
+from bench.attributions import Answered, ScoreKind, SeedAndShare
+from bench.counterfactual.laboratory import Laboratory, Wanted, orders_of
+from bench.metrics.change import mean_change
+from retrain.removal import classifies
+
+# From one in a thousand to a fifth, by about 1.4 each.
+SMALLEST_SHARES = (
+    0.001, 0.0014, 0.002, 0.0028, 0.004, 0.0056, 0.008, 0.011, 0.016, 0.022, 0.032, 0.045, 0.063, 0.089, 0.13, 0.2,
+)  # fmt: skip
+BRITTLENESS = "brittleness"
+
+
+class Bisection:
+    """One method's search for every query at once: `low` does not flip, `high` does; both are places on the grid."""
+
+    def __init__(self, orders: np.ndarray, queries: np.ndarray, num_sizes: int):
+        self.orders, self.queries = orders, queries
+        self.low = np.full(len(queries), -1)  # nothing removed: right
+        self.high = np.full(len(queries), num_sizes)  # beyond the grid: unknown
+        self.first = True
+
+    def next_places(self, num_sizes: int) -> np.ndarray:
+        """The place to try for each query; the largest size first, -1 where the search is over."""
+        if self.first:
+            return np.full(len(self.queries), num_sizes - 1)
+        middle = (self.low + self.high) // 2
+        over = (self.high - self.low <= 1) | (self.high == num_sizes)
+        return np.where(over, -1, middle)
+
+    def learn(self, places: np.ndarray, flipped: np.ndarray) -> None:
+        tried = places >= 0
+        self.high = np.where(tried & flipped, places, self.high)
+        self.low = np.where(tried & ~flipped, places, self.low)
+        self.first = False
+
+
+def brittleness(
+    out: Answers,
+    lab: Laboratory,
+    block: SeedAndShare,
+    scored: Sequence[Answered],
+    kinds: Sequence[ScoreKind],
+    reference: int,
+    replicates: int,
+) -> None:
+    """Adds rows, pairs and every query's share; says so where there is no prediction to flip."""
+    if not classifies(lab.task):
+        out.problems.append(f"brittleness needs a classification; {lab.task.name} has no prediction that could flip")
+        return
+    (nothing,) = lab.retrain([(np.array([], dtype=int), reference)], "margins", margins=True)
+    right = np.flatnonzero(nothing["margins"].mean(axis=0) > 0)
+    if len(right) < 2:
+        out.problems.append(f"{len(right)} of {len(lab.queries)} queries are right with nothing removed; expected two")
+        return
+    sizes = sorted({lab.size_of(share) for share in SMALLEST_SHARES})
+    searches = {
+        (one.variant.label, kind): (one, Bisection(orders_of(scores)[right], right, len(sizes)))
+        for one, kind in itertools.product(scored, kinds)
+        if (scores := one.scores(kind)) is not None
+    }
+    _search([search for _, search in searches.values()], lab, sizes, replicates)
+    where = {"task": lab.task.name, "protocol": lab.task.protocol, "alpha_attribution": block[1], "seed": block[0]}
+    logs: dict[tuple[str, ScoreKind], np.ndarray] = {}
+    detail: dict[str, Any] = {"queries": right.tolist(), "largest_size": sizes[-1], "sizes": {}}
+    for (label, kind), (one, search) in searches.items():
+        flips = search.high < len(sizes)
+        found = np.array(sizes)[np.minimum(search.high, len(sizes) - 1)]
+        logs[label, kind] = np.log10(found / lab.num_attributed)
+        mean = mean_change(logs[label, kind])
+        detail["sizes"][label if kind == "raw" else f"{label}, normalised"] = [
+            int(size) if flip else None for size, flip in zip(found, flips)
+        ]
+        unflipped = int((~flips).sum())
+        out.rows.append(
+            where | one.told()
+            | {"metric": BRITTLENESS, "at": None, "normalised": kind == "normalised", "higher": False}
+            | {"value": 10**mean.mean, "ci_low": 10**mean.ci_low, "ci_high": 10**mean.ci_high}
+            | {"num_queries": len(right), "num_undefined": 0, "num_unflipped": unflipped}
+            | {"note": f"{unflipped} of {len(right)} never flipped" if unflipped else ""}
+        )  # fmt: skip
+    for (a, kind), (b, other) in itertools.combinations(logs, 2):
+        if kind == other:
+            found_pair = mean_change(logs[a, kind] - logs[b, kind])
+            out.pairs.append(
+                where
+                | {"metric": BRITTLENESS, "at": None, "normalised": kind == "normalised", "label": a, "against": b}
+                | {"difference": found_pair.mean, "ci_low": found_pair.ci_low, "ci_high": found_pair.ci_high}
+                | {"num_undefined": 0, "p_value": found_pair.p_value, "unit": "log10 of the share"}
+            )
+    out.detail.setdefault(BRITTLENESS, {})[f"seed {block[0]}, share {block[1]:g}"] = detail
+
+
+def _search(searches: Sequence[Bisection], lab: Laboratory, sizes: Sequence[int], replicates: int) -> None:
+    """Round by round; a round of all methods and queries is one campaign."""
+    most = 2 + math.ceil(math.log2(len(sizes)))
+    for number in itertools.count(1):
+        places = [search.next_places(len(sizes)) for search in searches]
+        wanted: list[Wanted] = [
+            (search.orders[query][: sizes[place]], replicates)
+            for search, here in zip(searches, places)
+            for query, place in enumerate(here)
+            if place >= 0
+        ]
+        if not wanted:
+            return
+        found = iter(lab.retrain(wanted, f"bisection, round {number} of at most {most}", margins=True))
+        for search, here in zip(searches, places):
+            flipped = np.zeros(len(here), dtype=bool)
+            for query, place in enumerate(here):
+                if place >= 0:
+                    flipped[query] = next(found)["margins"][:, search.queries[query]].mean() < 0
+            search.learn(here, flipped)

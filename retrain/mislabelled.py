@@ -1,0 +1,169 @@
+"""A classification task some of whose training labels are wrong, and known to be: everything else is the task's own.
+
+    load_task("retrain.mislabelled:Mislabelled", of="digits", share=0.1, flip_seed=1)
+
+A share of the training examples, drawn from `flip_seed`, gets another label, uniformly among the others; queries keep
+theirs. The task behind it trains as it always does, on these labels, and under the same name, so that methods run with
+the settings they have there; every key holds the labels that were used.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retrain.errors import UsageError
+from retrain.examples import Batch, Examples, Indices
+from retrain.plugins import plugin_reference
+from retrain.removal import classifies
+from retrain.source import source_fingerprint
+from retrain.task import TRAINING, Task, not_in_key
+from retrain.tasks import load_task
+
+_FLIP_STREAM = 41
+# What a task says of itself in class variables; this one says what the task behind it does.
+_AS_INSIDE = (
+    "loss_function", "protocols", "default_alpha_attribution", "default_replicates", "eval_batch_size", "cpu_threads",
+    "method_settings", "pretrained", "class_names",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mislabelled(Task):
+    """`of` names the task, `of_options` are its options as JSON."""
+
+    of: str = not_in_key("digits")  # its whole configuration is in the key
+    of_options: str = not_in_key("{}")
+    share: float = 0.1
+    flip_seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ValueError(f"share is {self.share}; expected a fraction of the training examples, such as 0.1")
+        for name in _AS_INSIDE:
+            object.__setattr__(self, name, getattr(self.clean, name))
+        object.__setattr__(self, "protocol", self.clean.protocol)
+        if not classifies(self.clean):
+            raise UsageError(f"task {self.of} has no class labels that could be wrong; take a classification")
+
+    @cached_property
+    def clean(self) -> Task:
+        """The task with the labels it has."""
+        options = json.loads(self.of_options)
+        return load_task(self.of, **({**options, "protocol": self.protocol} if self.protocol else options))
+
+    @cached_property
+    def flipped(self) -> np.ndarray:
+        """(training examples,) bool: whose label is wrong."""
+        n = len(self.clean.train_data)
+        chosen = np.random.default_rng([_FLIP_STREAM, self.flip_seed]).permutation(n)[: max(1, round(self.share * n))]
+        return np.isin(np.arange(n), chosen)
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The labels that models are trained on."""
+        targets = self.clean.train_data.targets.clone()
+        classes = len(torch.unique(targets))
+        generator = np.random.default_rng([_FLIP_STREAM, self.flip_seed, 1])
+        steps = torch.from_numpy(generator.integers(1, classes, size=int(self.flipped.sum())))
+        wrong = torch.from_numpy(self.flipped)
+        targets[wrong] = (targets[wrong] + steps) % classes
+        return targets
+
+    @cached_property
+    def inside(self) -> Task:
+        """A task of its own with these labels; the clean one stays as it is."""
+        kind, options = type(self.clean), {f.name: getattr(self.clean, f.name) for f in fields(self.clean)}
+        if hasattr(self.clean, "cifar10"):  # which trains on the labels of the official order
+            return _relabelled_cifar10()(**options).with_labels(self.targets)
+        made = kind(**options)
+        made.__dict__["train_data"] = Examples(self.clean.train_data.inputs, self.targets)
+        return made
+
+    # ---- a task ----
+
+    @property
+    def name(self) -> str:
+        return self.clean.name
+
+    @property
+    def description(self) -> str:
+        return f"{self.clean.description}, {self.share:.0%} of the labels wrong"
+
+    def load_train_data(self) -> Examples:
+        return Examples(self.clean.train_data.inputs, self.targets)
+
+    def load_query_data(self) -> Examples:
+        return self.clean.query_data
+
+    def tune_queries(self) -> np.ndarray:
+        return self.clean.tune_queries()
+
+    def image_shape(self) -> tuple[int, int, int] | None:
+        return self.clean.image_shape()
+
+    def build_model(self, seed: int) -> nn.Module:
+        return self.inside.build_model(seed)
+
+    def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        return self.inside.train(indices, init_seed=init_seed, order_seed=order_seed, device=device)
+
+    def train_base(self, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        return self.inside.train_base(init_seed=init_seed, order_seed=order_seed, device=device)
+
+    def retrained_losses(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> Tensor:
+        return self.inside.retrained_losses(indices, init_seed=init_seed, order_seed=order_seed, device=device)
+
+    def trainings_at_once(self, device: torch.device) -> int:
+        return self.inside.trainings_at_once(device)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.inside.loss(model, batch)
+
+    def losses(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
+        return self.inside.losses(model, examples, device)
+
+    def resident(self, examples: Examples, device: torch.device) -> Examples:
+        return self.inside.resident(examples, device)
+
+    @property
+    def source(self) -> str:
+        return source_fingerprint(type(self.clean).__module__, __name__, *TRAINING)
+
+    @cached_property
+    def data_fingerprint(self) -> str:
+        digest = hashlib.sha256(np.ascontiguousarray(self.targets.numpy()).tobytes()).hexdigest()[:20]
+        return f"{self.clean.data_fingerprint}-{digest}"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        wrong = {"of": plugin_reference(type(self.clean)), "share": self.share, "flip_seed": self.flip_seed}
+        return {**self.clean.config, "source": self.source, "data": self.data_fingerprint, "mislabelled": wrong}
+
+
+@lru_cache(maxsize=1)
+def _relabelled_cifar10() -> Any:
+    from retrain.data.cifar10 import CIFAR10
+    from retrain.tasks.cifar10 import Cifar10
+
+    class RelabelledCifar10(Cifar10):
+        """CIFAR-10 with other training labels; warm-up images keep theirs."""
+
+        def with_labels(self, targets: Tensor) -> "RelabelledCifar10":
+            data = super().cifar10
+            labels = data.train_labels.clone()
+            labels[torch.from_numpy(self.train_indices)] = targets
+            self.__dict__["_relabelled"] = replace(data, train_labels=labels)
+            self.__dict__.pop("train_data", None)
+            return self
+
+        @property
+        def cifar10(self) -> CIFAR10:
+            return self.__dict__.get("_relabelled") or super().cifar10
+
+    return RelabelledCifar10

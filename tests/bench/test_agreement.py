@@ -1,0 +1,44 @@
+"""Agreement between methods: known overlaps, a method with itself, and the matrix as a figure."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.agreement import main, matrices_of, matrix_of, overlap
+from bench.answers import ANSWERS
+from bench.figures.agreement import draw_agreement
+from bench.results import load_results
+from bench.schemas import read_checked
+from bench.style import PaperSize
+
+DUPLICATES = "tests.helpers.removal_tasks:WithDuplicates"
+
+
+def test_overlap_on_known_orders() -> None:
+    first = np.array([[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]])
+    second = np.array([[1, 0, 4, 3, 2], [0, 1, 2, 3, 4]])
+    np.testing.assert_allclose(overlap(first, second, 2), [1.0, 0.0])
+    np.testing.assert_allclose(overlap(first, second, 3), [2 / 3, 1 / 3])
+
+
+def test_two_labels_of_one_method_agree_wholly_and_random_with_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--task", DUPLICATES, "--methods", "gradsim", "again=gradsim", "random", "--settings", "default"]
+    words += ["--cluster", "inline", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]
+    assert main(words) == 0
+    assert "overlap of the top 6" in capsys.readouterr().out
+    (path,) = (tmp_path / "runs").glob("*/answers.json")
+    cells = read_checked(path, ANSWERS)["detail"]["cells"]
+    for (*_, metric, _), some in matrices_of(cells).items():
+        labels, matrix = matrix_of(some)
+        assert labels == ["gradsim", "again", "random"]
+        assert matrix[0, 1] == pytest.approx(1.0)
+        assert matrix[0, 2] == matrix[2, 0]
+        assert abs(matrix[0, 2]) < (0.3 if metric == "Spearman" else 0.5)
+    (drawing,) = draw_agreement(load_results(tmp_path / "runs"), PaperSize())
+    assert drawing.figure is not None
+    assert len(drawing.figure.axes) == 3
+    assert main([*words[:3], "gradsim", *words[6:]]) == 2
+    assert "between two methods" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""Calibration and leave-one-out: slope 1 on an exact linear problem, units, noise, and an exact logistic regression."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.answers import ANSWERS
+from bench.calibration import main
+from bench.experiment import Execution, Experiment
+from bench.leaderboard import rows
+from bench.leave_one_out import LEAVE_ONE_OUT, LeaveOneOut, run_leave_one_out
+from bench.metrics.calibration import calibration, reachable_share
+from bench.schemas import read_checked
+
+LOGISTIC = "retrain.logistic:LogisticDigits"
+
+
+def linear_problem(noise: float = 0.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(truth, prediction): losses that are sums of known effects over subsets, and what these effects predict."""
+    generator = np.random.default_rng(seed)
+    masks, effects = generator.random((60, 100)) < 0.5, generator.normal(size=(20, 100))
+    prediction = masks @ effects.T
+    return 3.0 + prediction + noise * generator.normal(size=prediction.shape), prediction
+
+
+def test_slope_is_one_on_an_exact_linear_problem() -> None:
+    found = calibration(*linear_problem())
+    for one in (found.slope, found.r2, found.r2_rescaled):
+        assert one.value == pytest.approx(1.0)
+        assert one.ci_low == pytest.approx(1.0, abs=1e-6)
+        assert one.ci_high == pytest.approx(1.0, abs=1e-6)
+    assert found.median_slope == pytest.approx(1.0)
+
+
+def test_units_change_the_slope_and_the_plain_r2_alone() -> None:
+    truth, prediction = linear_problem(noise=2.0)
+    plain, large = calibration(truth, prediction), calibration(truth, 1e4 * prediction)
+    assert large.slope.value == pytest.approx(1e-4 * plain.slope.value)
+    assert large.r2_rescaled.value == pytest.approx(plain.r2_rescaled.value)
+    assert large.r2.value < -1e7
+
+
+def test_noise_leaves_the_slope_alone_and_bounds_r2() -> None:
+    generator = np.random.default_rng(2)
+    truth, prediction = linear_problem()
+    replicates = truth + 5.0 * generator.normal(size=(2, *truth.shape))
+    found = calibration(replicates.mean(axis=0), prediction)
+    assert found.slope.ci_low < 1.0 < found.slope.ci_high
+    signal = prediction.var(axis=0, ddof=1).mean()
+    assert reachable_share(replicates) == pytest.approx(signal / (signal + 12.5), abs=0.03)
+    assert found.r2.value == pytest.approx(reachable_share(replicates), abs=0.05)
+    assert np.isnan(reachable_share(truth[None]))
+
+
+def test_intervals_of_the_slope_cover() -> None:
+    """Queries differ in their own slopes, subsets in an error that all queries share: both count."""
+    generator, inside = np.random.default_rng(4), 0
+    for _ in range(200):
+        x = generator.normal(size=(40, 25))
+        own = 1.0 + 0.5 * generator.normal(size=25)
+        y = own * x + 0.5 * generator.normal(size=(40, 1)) * np.sign(x) + generator.normal(size=x.shape)
+        found = calibration(y, x).slope
+        inside += found.ci_low <= 1.0 <= found.ci_high
+    assert inside / 200 >= 0.90
+
+
+def test_leave_one_out_is_exact_on_a_logistic_regression(tmp_path: Path) -> None:
+    """No noise; with a ridge that no example moves far, the true curvature says what happens, in units of loss."""
+    experiment = Experiment(
+        task=LOGISTIC,
+        task_options={"num_train": 40, "num_queries": 15, "ridge": 100.0},
+        methods=("exact=tests.helpers.exact_influence:ExactInfluence", "kfac", "random"),
+        settings="default",
+    )
+    asked = LeaveOneOut(experiment=experiment, replicates=2)
+    out = run_leave_one_out(asked, Execution(cache=str(tmp_path / "cache"), progress=False))
+    (ceiling,) = out.detail["ceilings"]
+    assert ceiling["exact"]
+    assert ceiling["ceiling"] == 1.0
+    found = {(row["label"], row["metric"]): row for row in out.rows}
+    assert found["exact", LEAVE_ONE_OUT]["value"] > 0.98
+    assert found["exact", "leave-one-out calibration slope"]["value"] == pytest.approx(1.0, abs=0.15)
+    assert found["exact", "leave-one-out calibration R2"]["value"] > 0.95
+    assert 0.4 < found["kfac", LEAVE_ONE_OUT]["value"] < found["exact", LEAVE_ONE_OUT]["value"]
+    assert abs(found["random", LEAVE_ONE_OUT]["value"]) < 0.2
+    record = read_checked(out.save(tmp_path / "runs"), ANSWERS)
+    assert record["question"] == "leave-one-out"
+    board = {row.label: row for row in rows(tmp_path / "runs") if row.metric == LEAVE_ONE_OUT}
+    assert [board[label].rank for label in ("exact", "kfac", "random")] == ["1", "2", "3"]
+    assert not [row for row in rows(tmp_path / "runs") if "slope" in row.metric], "a slope is best at 1: not ranked"
+
+
+def test_the_command_uses_the_ground_truth_of_lds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--task", LOGISTIC, "--set", f"{LOGISTIC}.num_train=60", "--settings", "default", "--cluster", "inline"]
+    words += ["--methods", "gradsim", "random", "--alpha", "0.5", "--subsets", "12", "--queries", "10"]
+    words += ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]
+    assert main(words) == 0
+    assert "median slope" in capsys.readouterr().out
+    (path,) = (tmp_path / "runs").glob("*/answers.json")
+    assert {row["at"] for row in read_checked(path, ANSWERS)["rows"]} == {0.5}
