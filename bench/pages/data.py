@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import pandas as pd
 
 from bench.figures.drawing import UnusableError
 from bench.figures.examples import image_examples_of, read_picture
@@ -19,7 +20,7 @@ from bench.figures.table import clearly_best, pairs_by_cell
 from bench.figures.tokens import token_examples_of
 from bench.figures.words import kind_of_scores, span
 from bench.results import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
-from bench.style import in_order, look, looks
+from bench.style import SHADES, in_order, look, looks, shaded
 from retrain.safe_files import SafeFileError
 
 ROW_KEYS = ["ground", "truth", "alpha_attribution", "alpha", "normalised", "series"]
@@ -263,12 +264,28 @@ def scaling_points(results: Results) -> list[dict[str, Any]]:
             found.append(
                 {
                     "model": row["model"], "parameters": float(row["parameters"]), "method": row["method"],
-                    "label": look(row["method"])["label"], "colour": look(row["method"])["color"],
+                    "series": scaled_series(row), "colour": scaled_colour(row, table),
                     "device": row["device"], "seconds": seconds, "memory": float(row["peak_memory_bytes"]) / 2**30,
                     "measured": "projected" if str(row.get("projected")) == "True" else "measured",
                 }
             )  # fmt: skip
     return found
+
+
+def scaled_series(row: Mapping[str, Any]) -> str:
+    """The method with the settings that its seconds hang on; rows that differ in them are no line."""
+    said = [
+        words.format(int(row[name]))
+        for name, words in (("draws", "{:,} draws"), ("fit_examples", "fitted on {:,}"))
+        if row.get(name) is not None and math.isfinite(float(row[name]))
+    ]
+    return ", ".join([str(look(row["method"])["label"]), *said])
+
+
+def scaled_colour(row: Mapping[str, Any], table: pd.DataFrame) -> str:
+    own = table[table["method"] == row["method"]].to_dict("records")
+    names = list(dict.fromkeys(scaled_series(other) for other in own))
+    return shaded(look(row["method"])["color"], SHADES[names.index(scaled_series(row)) % len(SHADES)])
 
 
 def six_digits(value: Any) -> Any:

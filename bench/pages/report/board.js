@@ -98,7 +98,7 @@ const boardColumns = () => [
 const fillBoard = () => {
   const grounds = data.grounds.filter((ground) => data.rows.some((row) => row.ground === ground.ground && passes(row)));
   if (!grounds.length) {
-    for (const id of ["#board-table", "#lds-plot", "#pair-matrix", "#pair-detail", "#experiment"]) $(id).replaceChildren();
+    for (const id of ["#board-table", "#dots-plot", "#lds-plot", "#pair-matrix", "#pair-detail", "#experiment"]) $(id).replaceChildren();
     $("#about-experiment").textContent = "";
     $("#board-table").append(make("p", { class: "empty" }, ...(data.rows.length ? ["Nothing passes these filters."]
       : ["No results yet. Make some with ", make("code", {}, data.command)])));
@@ -124,6 +124,8 @@ const fillBoard = () => {
   const note = same("seeds", (n) => `${n} seed${n === 1 ? "" : "s"}`) + same("undefined", (n) => `${n} undefined values`) + same("machine", String);
   const table = dataTable(`Leaderboard ${at.ground}`, telling(boardColumns(), rows), rows, { key: "lds", down: true }, note);
   $("#board-table").replaceChildren(table);
+  showPlot("dots", at.alpha === "" ? here.filter((row) => row.alpha === alphas[0]) : rows);
+  $("#lds-box").hidden = alphas.length < 2;
   showPlot("lds", here);
   fillPairs(rows, share, truth);
 };
