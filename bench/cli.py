@@ -28,6 +28,7 @@ COMMANDS = {
     "regress": ("bench.regress", "the gate: has a method become worse, or dearer?"),
     "figures": ("bench.figures", "draw every figure that the results allow"),
     "report": ("bench.report", "one page of every result"),
+    "leaderboard": ("bench.leaderboard", "task x method x metric with ranks, seconds and memory"),
     "words": ("bench.words", "write marked numbers and tables of pages from records, or check them"),
     "ledger": ("bench.ledger", "every claim of the paper, with our numbers and a verdict"),
     "examples": ("bench.examples", "the training examples that matter most to some queries"),

@@ -8,6 +8,7 @@
     methods, tasks                              every plug-in of the suite, with paper and command
     reproduce FOLDER                            the paper's figures and tables, and ours (FOLDER holds figures.json)
     scaling FILE.csv                            who is cheaper, BIF or EK-FAC
+    leaderboard FOLDER [task=a,b] [protocol=...] [metric=...] [scores=...]    every method's rank in every column
 
 Settings, questions or machines are never mixed: a choice that leaves several is refused, with what sets them apart.
 """
@@ -262,6 +263,18 @@ def scaling_block(records: Records, places: Sequence[str], options: Mapping[str,
     return "\n\n".join(texts)
 
 
+def leaderboard_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    from bench.leaderboard.ranking import rows
+    from bench.leaderboard.wide import boards, rows_with
+
+    wanted = {name: value.split(",") for name, value in options.items()}
+    found = rows_with(rows(records.results(places[0])), **wanted)
+    return "\n\n".join(
+        f"**{board.title}**\n\n{markdown_lines(board.header, board.lines)}\n\n{board.caption}"
+        for board in boards(found)
+    )
+
+
 Make = Callable[[Records, Sequence[str], Mapping[str, str], Path], str]
 
 
@@ -287,4 +300,5 @@ TABLE_KINDS: dict[str, tuple[Make, int, tuple[str, ...]]] = {
     "tasks": (tasks_block, 0, ()),
     "reproduce": (reproduce_block, 1, ()),
     "scaling": (scaling_block, 1, ()),
+    "leaderboard": (leaderboard_block, 1, ("task", "protocol", "metric", "scores", "alpha")),
 }

@@ -1,0 +1,122 @@
+"""What a question beside LDS comes to: rows of one shape, paired differences, and a record that says how.
+
+Removal, mislabelled examples, calibration and leave-one-out differ in what they measure; a reader of their records need
+not know. A row is one number of one method: `metric`, `at` (the share that was removed, the k of a precision; null
+where there is one number), `value` with its interval, and whether more of it is better. `ground` is what decides the
+truth it was held against: rows of records with different grounds are never compared.
+
+    python -m bench.counterfactual --task digits      # writes runs/<run_id>/answers.json
+    python -m bench.leaderboard --results runs        # reads every one of them
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bench import schemas
+from bench.record import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
+from bench.variants import Variant
+from retrain.safe_files import write_whole
+from retrain.schema import ANY, Flag, ListOf, Maybe
+from retrain.store import canonical_json
+from retrain.task import Task
+
+ANSWERS_FILE = "answers.json"
+_WHERE = {"task": schemas.NAME, "protocol": schemas.NAME, "alpha_attribution": schemas.SHARE, "seed": schemas.COUNT}
+_WHAT = {"metric": schemas.NAME, "at": schemas.ANY_NUMBER, "normalised": Flag(), "label": schemas.NAME}
+_ENDS = {"ci_low": schemas.ANY_NUMBER, "ci_high": schemas.ANY_NUMBER}
+ANSWERS = {
+    "run_id": schemas.ID,
+    "question": schemas.NAME,
+    "truth": schemas.WORDS,
+    "device": schemas.NAME,
+    "description?": Maybe(schemas.WORDS),
+    "finished?": schemas.line(40),
+    "machine?": {"cores?": Maybe(schemas.COUNT), **schemas.REST},
+    "config": {"task": {"name": schemas.NAME, **schemas.REST}, "methods?": ListOf(ANY, 0, 1000), **schemas.REST},
+    "ground": schemas.REST,
+    "rows": [
+        {
+            **_WHERE, **_WHAT, **_ENDS, "method": schemas.NAME, "settings": Maybe(schemas.WORDS), "higher": Flag(),
+            "value": schemas.ANY_NUMBER, "num_queries": schemas.COUNT, "num_undefined": schemas.COUNT,
+            "fit_seconds?": schemas.AMOUNT, "score_seconds?": schemas.AMOUNT, "peak_memory_bytes?": schemas.AMOUNT,
+            "note?": Maybe(schemas.WORDS), **schemas.REST,
+        }
+    ],
+    "pairs": [
+        {
+            **_WHERE, **_WHAT, **_ENDS, "against": schemas.NAME, "difference": schemas.ANY_NUMBER,
+            "p_value?": Maybe(schemas.SHARE), **schemas.REST,
+        }
+    ],
+    **schemas.REST,
+}  # fmt: skip
+
+
+@dataclass
+class Answers:
+    """What a run of such a question found, as plain data."""
+
+    question: str  # removal, mislabelled, calibration, leave-one-out
+    task: Task
+    variants: Sequence[Variant]
+    asked: Mapping[str, Any]  # the options of the run, as they stand in the record
+    ground: Mapping[str, Any]  # what decides the truth beside the task
+    truth: str  # the same in a few words, for a caption
+    device: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    detail: dict[str, Any] = field(default_factory=dict)  # what else the question's own tables and figures show
+    skipped: dict[str, str] = field(default_factory=dict)  # label -> why
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    run_id: str = ""
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "task": self.task.config,
+            "methods": [variant.describe() for variant in self.variants],
+            **self.asked,
+            "versions": {name: version for name, version in versions().items() if name in DISTRIBUTIONS},
+        }
+
+    def name_it(self) -> None:
+        """Its id: of what was asked, by which code, and of what came out."""
+        found = without_nan([self.question, self.config(), dict(self.ground), self.rows, self.pairs, self.detail])
+        self.run_id = hashlib.sha256(canonical_json(found, "result").encode()).hexdigest()[:12]
+        for row in [*self.rows, *self.pairs]:
+            row["run_id"] = self.run_id
+
+    def frame(self) -> pd.DataFrame:
+        return pd.DataFrame(self.rows)
+
+    def save(self, out: str | Path, command: str = "") -> Path:
+        """Writes answers.json, and its rows and pairs as CSV, to a folder of the run's own; what is there stays."""
+        self.name_it()
+        folder = Path(out) / self.run_id
+        path = folder / ANSWERS_FILE
+        folder.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            write_whole(folder / RUN_AGAIN, timestamp())
+            return path
+        if self.pairs:
+            write_whole(folder / "pairs.csv", pd.DataFrame(self.pairs).to_csv(index=False))
+        write_whole(folder / "answers.csv", self.frame().to_csv(index=False))
+        record = {
+            "run_id": self.run_id,
+            "question": self.question,
+            "command": command,
+            "description": self.task.description,
+            "truth": self.truth,
+            "ground": dict(self.ground),
+            "config": self.config(),
+            **provenance(self.device),
+            "seconds": round(self.seconds, 2),
+            **{name: getattr(self, name) for name in ("rows", "pairs", "detail", "skipped", "problems")},
+        }
+        write_json(path, record)  # last: where it is, the others are
+        return path

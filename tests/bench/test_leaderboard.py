@@ -1,0 +1,145 @@
+"""The leaderboard: ranks that respect ties, and nothing ranked across ground truths, seeds or settings."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.leaderboard import LeaderboardRow, main, rows
+from bench.leaderboard.wide import boards
+from tests.helpers.synthetic_results import write_run
+
+
+def edit(path: Path, change: Any) -> None:
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+def planted(folder: Path, **known: Any) -> list[LeaderboardRow]:
+    """LDS as in synthetic_results: ekfac 0.40, bif 0.34, gradsim 0.31, trak 0.22, random 0; paired intervals +-0.03."""
+    write_run(folder, alphas=(0.1,), shares=(0.1,), **known)
+    return [row for row in rows(folder) if row.scores == "raw"]
+
+
+def ranks(found: list[LeaderboardRow]) -> dict[str, str]:
+    return {row.label: row.rank for row in found}
+
+
+def test_pairs_decide_ties_where_intervals_alone_would_not(tmp_path: Path) -> None:
+    """bif - gradsim is made 0.03 +- 0.04; ekfac - bif is 0.06 +- 0.03, though their own intervals overlap."""
+    planted(tmp_path, seeds=(1,))
+
+    def less_sure(record: dict[str, Any]) -> None:
+        for pair in record["pairs"]:
+            if {pair["label"], pair["against"]} == {"gradsim", "bif"}:
+                pair.update(ci_low=pair["difference"] - 0.04, ci_high=pair["difference"] + 0.04)
+
+    edit(tmp_path / "aaaabbbbcccc" / "run.json", less_sure)
+    found = [row for row in rows(tmp_path) if row.scores == "raw"]
+    assert ranks(found) == {"ekfac": "1", "bif": "2-3", "gradsim": "2-3", "trak": "4", "random": "5"}
+    assert all(row.num_ranked == 5 and row.record == ("aaaabbbbcccc",) and row.num_seeds == 1 for row in found)
+
+
+def test_without_pairs_overlapping_intervals_are_ties(tmp_path: Path) -> None:
+    planted(tmp_path, seeds=(1,))
+    edit(tmp_path / "aaaabbbbcccc" / "run.json", lambda record: record.update(pairs=[]))
+    found = {row.label: row for row in rows(tmp_path) if row.scores == "raw"}
+    for one in found.values():
+        for other in found.values():
+            if one.low > other.high:
+                assert one.rank_worst < other.rank_best or one.rank_best < other.rank_best
+    assert found["bif"].rank_worst >= 3, "its interval overlaps with gradsim's"
+    assert found["random"].rank == "5"
+
+
+def test_few_seeds_must_agree_and_many_have_an_interval_of_their_own(tmp_path: Path) -> None:
+    planted(tmp_path / "three", seeds=(1, 2, 3))
+
+    def one_seed_contradicts(record: dict[str, Any]) -> None:
+        for pair in record["pairs"]:
+            if {pair["label"], pair["against"]} == {"ekfac", "bif"} and pair["seed"] == 2:
+                pair.update(difference=0.001, ci_low=-0.029, ci_high=0.031)
+
+    edit(tmp_path / "three" / "aaaabbbbcccc" / "run.json", one_seed_contradicts)
+    found = {row.label: row for row in rows(tmp_path / "three") if row.scores == "raw"}
+    assert (found["ekfac"].rank, found["bif"].rank) == ("1-2", "1-2")
+    # With five seeds whose differences are alike to the last digit, 0.03 is clearly more than 0.
+    many = ranks(planted(tmp_path / "five"))
+    assert many == {"ekfac": "1", "bif": "2", "gradsim": "3", "trak": "4", "random": "5"}
+
+
+def test_a_difference_that_no_digit_shows_is_a_tie(tmp_path: Path) -> None:
+    planted(tmp_path, seeds=(1,))
+
+    def same_method_on_two_kernels(record: dict[str, Any]) -> None:
+        for pair in record["pairs"]:
+            if {pair["label"], pair["against"]} == {"ekfac", "bif"}:
+                sign = 1 if pair["label"] == "ekfac" else -1
+                pair.update(
+                    difference=sign * 2e-4, ci_low=min(sign * 1e-4, sign * 3e-4), ci_high=max(sign * 1e-4, sign * 3e-4)
+                )
+
+    edit(tmp_path / "aaaabbbbcccc" / "run.json", same_method_on_two_kernels)
+    found = ranks([row for row in rows(tmp_path) if row.scores == "raw"])
+    assert found["ekfac"] == "1-2"
+    assert found["bif"].startswith("1-")
+
+
+def test_grounds_truths_settings_and_seeds_never_share_a_column(tmp_path: Path) -> None:
+    known: dict[str, Any] = {"alphas": (0.1,), "shares": (0.1,), "methods": ("ekfac", "bif")}
+    write_run(tmp_path, run_id="aa", seeds=(1, 2), **known)
+    write_run(tmp_path, run_id="bb", seeds=(1, 2), subsets=50, **known)
+    write_run(tmp_path, run_id="cc", seeds=(1, 2), task_settings={"epochs": 3}, **known)
+    write_run(tmp_path, run_id="dd", seeds=(1,), **{**known, "methods": ("trak",)})
+    found = rows(tmp_path)
+    for column in {row.column for row in found}:
+        here = [row for row in found if row.column == column]
+        for name in ("task", "protocol", "ground", "truth", "metric", "scores", "alpha", "alpha_attribution", "seeds"):
+            assert len({getattr(row, name) for row in here}) == 1, (column, name)
+    raw = [row for row in found if row.scores == "raw"]
+    assert len({row.column for row in raw}) == 4, "two truths, another task, and the one seed that trak has"
+    (one_seed,) = {row.column for row in raw if row.label == "trak"}
+    assert {row.label for row in raw if row.column == one_seed} == {"trak", "ekfac", "bif"}
+    assert {row.seeds for row in raw if row.column == one_seed} == {(1,)}
+
+
+def test_one_label_with_two_settings_stays_two_lines(tmp_path: Path) -> None:
+    known: dict[str, Any] = {"alphas": (0.1,), "shares": (0.1,), "seeds": (1,), "methods": ("ekfac",)}
+    write_run(tmp_path, run_id="aa", options={"ekfac": {"damping": 1e-4}}, **known)
+    write_run(tmp_path, run_id="bb", options={"ekfac": {"damping": 1.0}}, **known)
+    (board,) = boards(rows(tmp_path))
+    assert sorted(line[0] for line in board.lines) == ["ekfac (damping=0.0001)", "ekfac (damping=1)"]
+
+
+def test_an_undefined_value_has_no_rank_and_takes_none(tmp_path: Path) -> None:
+    planted(tmp_path, seeds=(1,))
+
+    def undefined(record: dict[str, Any]) -> None:
+        for row in record["rows"]:
+            if row["method"] == "ekfac":
+                row.update(lds=None, ci_low=None, ci_high=None)
+
+    edit(tmp_path / "aaaabbbbcccc" / "run.json", undefined)
+    found = {row.label: row for row in rows(tmp_path) if row.scores == "raw"}
+    assert found["ekfac"].rank == "-"
+    assert math.isnan(found["ekfac"].value)
+    assert found["bif"].num_ranked == 4
+    assert found["bif"].rank_best == 1
+
+
+def test_the_command_prints_writes_csv_and_the_marked_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "results", alphas=(0.1,), shares=(0.1,))
+    page = tmp_path / "results" / "README.md"
+    page.write_text("# R\n\n<!-- table leaderboard results scores=raw -->\n<!-- end -->\n")
+    words = ["--results", str(tmp_path / "results"), "--csv", str(tmp_path / "board.csv"), "--write"]
+    assert main(words) == 0
+    assert "0.3" in capsys.readouterr().out
+    assert "| ekfac |" in page.read_text()
+    assert len((tmp_path / "board.csv").read_text().splitlines()) == 11
+    assert main(["--results", str(tmp_path / "results"), "--task", "digits"]) == 2
+    assert "there is cifar10" in capsys.readouterr().err
