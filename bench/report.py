@@ -33,7 +33,7 @@ REPRODUCTION = "reproduction.md"  # in the results folder: which of the paper's 
 ANSWERS = "README.md"  # there, too: its first table is of questions and answers
 ANSWERS_TABLE = re.compile(r"^\| question \|.*(?:\n\|.*)+", re.MULTILINE)
 TITLE = re.compile(r"\A\s*# .*\n")
-SCRIPTS = ("base", "board", "pairs", "plots", "sections", "examples", "start")
+SCRIPTS = ("base", "ranks", "board", "pairs", "plots", "sections", "examples", "start")
 
 
 def page_script() -> str:

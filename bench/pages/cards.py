@@ -181,7 +181,9 @@ def contents(tasks: Mapping[str, str], methods: Sequence[Mapping[str, Any]]) -> 
         inside = "".join(entry(place, name) for place, name in pairs)
         return f"<ul>{inside}</ul>" if inside else ""
 
-    below_board = entries([("plot-title", "Plot"), ("pairs-title", "Paired differences")])
+    below_board = entries(
+        [("detail-title", "Method by method"), ("plot-title", "Plot"), ("pairs-title", "Paired differences")]
+    )
     below_images = entries((f"task-{file_slug(task) if task else 'other'}", name) for task, name in tasks.items())
     below_methods = entries((f"method-{method_place(one['method'])}", one["label"]) for one in methods)
     return (

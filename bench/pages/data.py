@@ -16,9 +16,11 @@ import pandas as pd
 from bench.figures.drawing import UnusableError
 from bench.figures.examples import image_examples_of, read_picture
 from bench.figures.scaling import read_scaling
-from bench.figures.table import clearly_best, pairs_by_cell
 from bench.figures.tokens import token_examples_of
 from bench.figures.words import kind_of_scores, span
+from bench.leaderboard.ranking import LeaderboardRow
+from bench.leaderboard.ranking import rows as ranked_rows
+from bench.pages.ranks import Ranks, ranked_boards
 from bench.results import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
 from bench.style import SHADES, in_order, look, looks, shaded
 from retrain.safe_files import SafeFileError
@@ -32,24 +34,27 @@ def kind(normalised: Any) -> str:
     return kind_of_scores(bool(normalised)).removesuffix(" scores")
 
 
-def leaderboard(results: Results) -> list[dict[str, Any]]:
-    """One row for every experiment, over its seeds."""
+def leaderboard(results: Results, ranked: list[LeaderboardRow]) -> list[dict[str, Any]]:
+    """One row for every experiment, over its seeds, with its rank among those of the same seeds."""
     rows: list[dict[str, Any]] = []
+    ranks = Ranks(ranked)
     shapes = series_looks(results)
-    best = best_of_each(results)
     for (ground, truth, share, alpha, normalised, series), cell in results.rows.groupby(ROW_KEYS, sort=True):
         mean, low, high = over_seeds(cell)
         ceiling = ceiling_over_seeds(cell)
         machines = sorted(set(cell["machine"]))
         first = cell.iloc[0]
+        asked = (first["ground_words"], truth, kind(normalised), float(alpha), float(share))
+        seeds = tuple(sorted(int(seed) for seed in cell["seed"]))
         rows.append(
             {
+                "rank": ranks.of(*asked, first["label"], first["settings"] or "", seeds),
                 "ground": ground, "truth": truth, "task": first["task"], "protocol": first["protocol"],
                 "method": first["method"], "series": series, "settings": first["settings"],
                 "colour": shapes[ground][series]["color"], "scores": kind(normalised), "alpha": float(alpha),
                 "alpha_attribution": float(share), "lds": mean, "low": low, "high": high,
                 "error": high - mean if len(cell) >= MANY_SEEDS else math.nan, "bar": bars_of([len(cell)]),
-                "best": best.get((ground, truth, share, alpha, normalised)) == series, "ceiling": ceiling.value,
+                "ceiling": ceiling.value,
                 "shaky": ceiling.touches_zero, "ceiling_runs": sorted(set(cell["ceiling_from"].dropna())),
                 "ratio": mean / ceiling.value if ceiling.value > 0 else math.nan, "seeds": len(cell),
                 "undefined": int(cell["num_undefined"].sum()), "subsets": span(cell["num_subsets"]),
@@ -62,16 +67,6 @@ def leaderboard(results: Results) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return rows
-
-
-def best_of_each(results: Results) -> dict[tuple[Any, ...], str | None]:
-    """The series that clearly beats all others, by ground, truth, share, alpha and kind of scores."""
-    found: dict[tuple[Any, ...], str | None] = {}
-    for ground, group in results.rows.groupby("ground"):
-        pairs = pairs_by_cell(results.pairs, str(ground))
-        for (truth, share, alpha, normalised), block in group.groupby(ROW_KEYS[1:5]):
-            found[ground, truth, share, alpha, normalised] = clearly_best(block, pairs)
-    return found
 
 
 def series_looks(results: Results) -> dict[str, dict[str, dict[str, Any]]]:
@@ -301,8 +296,10 @@ def six_digits(value: Any) -> Any:
 
 def report_data(results: Results, out: Path) -> dict[str, Any]:
     images, tokens = example_sets(results)
+    ranked = ranked_rows(results)
     return {
-        "rows": six_digits(leaderboard(results)),
+        "boards": six_digits(ranked_boards(ranked)),
+        "rows": six_digits(leaderboard(results, ranked)),
         "pairs": six_digits(paired_differences(results)),
         "costs": six_digits(costs(results)),
         "grounds": six_digits(grounds(results)),

@@ -47,8 +47,13 @@ def lds_plot() -> dict[str, Any]:
 
 def dots_plot() -> dict[str, Any]:
     """One share retrained on: methods below each other, best first, raw and train-normalised scores in two rows."""
-    y = {"field": "series", "type": "nominal", "title": None, "sort": {"field": "lds", "op": "max", "order": "descending"},
-         "axis": {"labelLimit": 260, "grid": True}}
+    y = {
+        "field": "series",
+        "type": "nominal",
+        "title": None,
+        "sort": {"field": "lds", "op": "max", "order": "descending"},
+        "axis": {"labelLimit": 260, "grid": True},
+    }
     apart = {"field": "scores", "type": "nominal", "scale": {"domain": ["raw", "train-normalised"]}}
     return {
         "height": {"step": 13},

@@ -11,13 +11,14 @@ import pytest
 
 from bench import report
 from bench.figures.command import main as draw
+from bench.leaderboard import rows as ranked_rows
 from bench.pages.assemble import HERE, filled, inert_json, script_elements
 from bench.pages.cards import Cards
 from bench.pages.data import about_method, leaderboard, paired_differences, scaling_points
+from bench.pages.ranks import ranked_boards
 from bench.results import load_results
 from tests.helpers.browser import Browser, needs_browser
 from tests.helpers.synthetic_results import write_examples, write_run, write_scaling, write_sweep
-
 
 CLAIMS = """# Claims
 
@@ -91,7 +92,8 @@ def test_the_page_is_small_needs_no_network_and_is_the_same_twice(page: Path, re
 
 def test_the_leaderboard_is_the_rows_over_seeds(results: Path) -> None:
     loaded = load_results(results)
-    rows = leaderboard(loaded)
+    ranked = ranked_rows(loaded)
+    rows = leaderboard(loaded, ranked)
     keys = ["ground", "truth", "series", "normalised", "alpha", "alpha_attribution"]
     assert len(rows) == len(loaded.rows.groupby(keys))
     wanted = {"ground": "cifar10-paper", "method": "bif", "alpha": 0.1, "alpha_attribution": 0.1, "scores": "raw"}
@@ -105,8 +107,14 @@ def test_the_leaderboard_is_the_rows_over_seeds(results: Path) -> None:
     assert (row["low"], row["high"]) == pytest.approx((frame["ci_low"].min(), frame["ci_high"].max()))
     assert row["bar"] == "lowest to highest end of the 2 seeds' 95 % intervals"
     assert row["ceiling"] == pytest.approx(frame["reliability"].mean() ** 0.5)
-    best = {r["series"] for r in rows if r["best"] and r["ground"] == "cifar10-paper"}
-    assert best == {"EK-FAC"}
+    assert {r["series"] for r in rows if r["rank"] == "1" and r["ground"] == "cifar10-paper"} == {"EK-FAC"}
+    assert all(r["rank"] for r in rows)
+    boards = ranked_boards(ranked)
+    assert len({board["title"] for board in boards}) == len(boards) == 4
+    for board in boards:
+        assert {line["series"] for line in board["lines"]} == {"bif", "ekfac", "trak", "gradsim", "random"}
+        ids = {column["column"] for column in board["columns"]}
+        assert all(set(line["cells"]) == ids for line in board["lines"])
     assert len(paired_differences(loaded)) == 2 * 2 * 2 * 10 + 2 * 10 + 2 * 10
 
 
@@ -281,6 +289,20 @@ def test_it_opens_in_less_than_a_second(browser: Browser, page: Path) -> None:
 
 
 @needs_browser
+def test_ranks_stand_beside_values_and_follow_the_filters(opened: Browser) -> None:
+    count = """return ["h4", "tbody tr", "thead th"].map((one) => document.querySelectorAll("#boards " + one).length)"""
+    assert opened.run(count) == [4, 20, 4 * 3 + 4 + 4 + 2 + 2]
+    cells = opened.run("""return [...document.querySelectorAll("#boards .data-table")[0].querySelectorAll("tbody tr")]
+        .map((tr) => [...tr.children].slice(0, 2).map((td) => td.textContent))""")
+    assert re.fullmatch(r"ekfac, 0\.\d{3} \(1\)", ", ".join(cells[0]))
+    opened.run(CHOOSE, "#filters", "task", "pythia14m")
+    opened.run(CHOOSE, "#filters", "scores", "raw")
+    opened.run(CHOOSE, "#filters", "method", "bif")
+    assert opened.run(count) == [1, 1, 4]
+    assert opened.console() == []
+
+
+@needs_browser
 def test_answers_and_claims_lead_to_what_is_behind_them(opened: Browser) -> None:
     links = opened.run("""return [...document.querySelectorAll("#answers td a")].map((a) => a.getAttribute("href"))""")
     assert links == ["#figure-lds-cifar10-paper", "../cifar10/README.md"]
@@ -365,6 +387,7 @@ def test_every_table_can_be_saved(opened: Browser) -> None:
     count, texts, everywhere = saved
     assert everywhere is True
     assert count == len(texts) >= 5
+    assert sum(text.startswith('Method,"LDS, alpha ') for text in texts) == 4
     (board,) = [text for text in texts if text.startswith("Method,Scores,LDS,From,To")]
     assert board.count("\r\n") == 11
     assert any(text.startswith("claim,here\r\nBIF is fast,yes") for text in texts)
