@@ -58,12 +58,12 @@ def write_long_tokens(folder: Path) -> None:
 
 
 def write_everything(folder: Path) -> None:
-    few: dict[str, Any] = {"methods": ("bif", "bif@n_beta=200"), "seeds": (1, 2), "alphas": (0.1, 0.5)}
+    few: dict[str, Any] = {"methods": ("bif", "bif@n_beta=200"), "seeds": (1, 2), "alphas": (0.1,)}
     write_run(folder / "cifar10", shares=(0.1, 1.0), **few)
     place = write_run(folder / "p", run_id="pythia000001", task="pythia14m", shares=(1.0,), seeds=(1,), alphas=(0.5,))
     change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
     learnt = ("datamodel@retrains=500", "datamodel@prior=ekfac,retrains=500", "datamodel@prior=ekfac,retrains=1000")
-    asked: dict[str, Any] = {"methods": ("ekfac", *learnt), "shares": (1.0,), "seeds": (1,), "alphas": (0.1, 0.5)}
+    asked: dict[str, Any] = {"methods": ("ekfac", *learnt), "shares": (1.0,), "seeds": (1,), "alphas": (0.1, 0.3, 0.5)}
     write_run(folder / "learnt", run_id="learnt000001", task="digits", linear_ceiling=True, **asked)
     write_sweep(folder / "sweep")
     write_one_setting(folder / "one")
@@ -319,14 +319,63 @@ def test_other_task_settings_have_a_figure_of_their_own(results: Path) -> None:
 
 def test_two_settings_are_drawn_with_their_difference(tmp_path: Path) -> None:
     write_run(tmp_path, methods=("bif", "bif@n_beta=200", "ekfac"), shares=(0.1,), seeds=(1,))
+    (drawing,) = draw("difference", tmp_path)
+    assert drawing.stem == "difference-cifar10-paper-bif"
+    assert drawing.figure is not None
+    raw, normalised, below, below_normalised = drawing.figure.axes
+    assert raw.get_title().startswith("raw scores\n")
+    assert normalised.get_title().startswith("train-normalised scores\n")
+    assert "LDS minus that of BIF, paired" in drawing.caption  # the method's own defaults
+    pairs = load_results(tmp_path).pairs.query("series == 'BIF' and against == 'BIF, n_beta=200' and not normalised")
+    for axis in (below, below_normalised):
+        (line,) = [found for found in axis.containers if isinstance(found, ErrorbarContainer)]
+        assert line.has_yerr
+        np.testing.assert_allclose(line.lines[0].get_ydata(), -pairs.sort_values("alpha")["difference"])
+    assert len(raw.containers) == len(normalised.containers) == 2
+
+
+def test_settings_are_held_against_published_ones_and_many_panels_make_two_figures(tmp_path: Path) -> None:
+    many = ("bif", "bif@n_beta=200", "bif@n_beta=900")
+    place = write_run(tmp_path, methods=many, shares=(0.01, 0.1, 1.0), seeds=(1,))
+    path = place / "run.json"
+    path.write_text(path.read_text().replace("bif@n_beta=900", "bif-paper"))
     raw, normalised = draw("difference", tmp_path)
-    assert (raw.stem, normalised.stem) == ("difference-cifar10-paper-bif-n-beta-200", f"{raw.stem}-normalised")
+    assert (raw.stem, normalised.stem) == ("difference-cifar10-paper-bif", "difference-cifar10-paper-bif-normalised")
+    assert "LDS minus that of bif-paper, paired" in raw.caption
     assert raw.figure is not None
-    upper, lower = raw.figure.axes
-    assert "LDS of BIF minus LDS of BIF, n_beta=200" in raw.caption
-    (line,) = [found for found in lower.containers if isinstance(found, ErrorbarContainer)]
-    assert line.has_yerr
-    assert len(upper.containers) == 2
+    assert len(raw.figure.axes) == 6
+    assert len(raw.figure.axes[-1].containers) == 2  # of three settings two differences, not three
+
+
+def test_points_stay_in_the_band_of_their_share(tmp_path: Path) -> None:
+    write_run(tmp_path, shares=(0.1,), seeds=(1,))
+    (drawing,) = draw("lds", tmp_path)
+    assert drawing.figure is not None
+    for line in drawing.figure.axes[0].containers:
+        if isinstance(line, ErrorbarContainer):
+            away = np.abs(line.lines[0].get_xdata() - np.array([0.1, 0.3, 0.5, 0.7]))  # type: ignore[arg-type, operator]
+            assert away.max() < 0.15 * 0.2
+
+
+def test_two_shares_are_two_panels_with_the_methods_below_each_other(results: Path) -> None:
+    (drawing,) = draw("lds", results)
+    assert drawing.figure is not None
+    assert len(drawing.figure.axes) == 4  # two shares attributed, two retrained on
+    names = [text.get_text() for text in drawing.figure.axes[0].get_yticklabels()]
+    assert names == ["BIF", "EK-FAC", "TRAK", "GradSim", "random"]
+    legend = [text.get_text() for text in drawing.figure.legends[0].texts]
+    assert legend == ["chance", "noise ceiling"]
+
+
+def test_a_series_of_fewer_seeds_says_so_wherever_it_is_named(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"shares": (0.1,)}
+    write_run(tmp_path, run_id="many00000000", methods=("ekfac", "random"), seeds=(1, 2), **asked)
+    write_run(tmp_path, run_id="few000000000", methods=("bif",), seeds=(1,), **asked)
+    for kind in ("lds", "pareto"):
+        (drawing,) = draw(kind, tmp_path)
+        assert drawing.figure is not None
+        names = [text.get_text() for text in drawing.figure.legends[0].texts]
+        assert names[:3] == ["BIF (1 seed)", "EK-FAC", "random"]
 
 
 def test_pareto_front() -> None:
