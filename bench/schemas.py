@@ -151,3 +151,20 @@ FIGURES = {
         "facts?": {"*": [NAME]},
     }
 }
+
+_DISTANCE = Number(0, 1e12)
+_SLOPE = {"theory": Number(-100, 100), "measured": Number(-100, 100), **REST}
+LIMIT = {
+    "run_id": ID, "description": WORDS,
+    "config": {
+        "regression": {"copies": COUNT, "num_train": COUNT, "num_queries": COUNT, **REST}, "sampler": NAME,
+        "gradient": NAME, "damping": _DISTANCE, "step_times_precision": _DISTANCE, "thinning": COUNT, "burn_in": COUNT,
+        "draws_of_a_copy": COUNT, "seeds": ListOf(COUNT, 1, 1000), **REST,
+    },
+    "exact": ListOf({"n_beta": Number(1e-12, 1e12), "distance": Number(1e-15, 1e12), **REST}, 1, 1000),
+    "sampled": ListOf(
+        {"n_beta": Number(1e-12, 1e12), "draws": Integer(1, 10**12), "distance": Number(1e-15, 1e12),
+         "low": _DISTANCE, "high": _DISTANCE, **REST}, 1, 10_000,
+    ),
+    "slopes": {"n_beta": _SLOPE, "draws": _SLOPE, **REST}, **REST,
+}  # fmt: skip

@@ -1,8 +1,8 @@
 """What the settings of one method change: LDS under each of them, and the paired difference to published settings.
 
-`python -m bench.figures --only difference` (paper: fig:absolute_difference_LDS_sweep). A figure for a method and ground:
-above, the LDS under every setting; below, each one's difference, on the same subsets and queries and with its interval,
-to the settings that its paper or library comes with, or else to those that the method has by default.
+`python -m bench.figures --only difference` (paper: fig:absolute_difference_LDS_sweep). One figure for a method and a
+ground: above, the LDS under every setting; below, each one's difference, on the same subsets and queries and with its
+interval, to the settings that its paper or library comes with, or else to those that the method has by default.
 """
 
 from collections.abc import Iterator

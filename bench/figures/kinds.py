@@ -12,6 +12,7 @@ from bench.figures.difference import draw_difference
 from bench.figures.drawing import Kind
 from bench.figures.examples import draw_examples
 from bench.figures.lds import draw_lds, draw_lds_normalised
+from bench.figures.limit import draw_limit
 from bench.figures.pareto import draw_pareto
 from bench.figures.retraining import draw_retraining
 from bench.figures.scaling import draw_scaling
@@ -105,6 +106,13 @@ KINDS = (
         "budget.json",
         "python -m bench.sweep --budget --task cifar10 --alpha 0.1 --out results/budget",
         draw_budget,
+    ),
+    Kind(
+        "limit",
+        "BIF approaching the damped influence function, against draws and n_beta, with the theory's slopes",
+        "limit.json",
+        "python -m bench.limit --out results/limit",
+        draw_limit,
     ),
     Kind(
         "examples",

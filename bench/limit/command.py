@@ -32,7 +32,7 @@ DAMPING = 0.05  # gamma / n_beta, the influence function's
 STEP = 0.04  # times the largest precision: the length of the step adds a hundredth to the variance
 BURN_IN = 8  # draws; they are half a relaxation time apart
 KIND = "limit"
-DESCRIPTION = "damped logistic regression, 3 parameters"
+DESCRIPTION = "Damped logistic regression, 3 parameters"
 
 
 def measured(task: LogisticCopies, n_beta: float, draws: int, seed: int, store: Store) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """A logistic regression whose BIF and influence function are known, many copies of it in one model.
 
-A chain of three parameters mixes slowly however fast the code is. So one model holds many copies of the regression, each
-with weights of its own, and an example looks at those of its copy alone: the copies are independent chains, and one run
-of the method has thousands of draws of one small posterior.
+A chain of three parameters mixes slowly however fast the code is. So one model holds many copies of the regression,
+each with weights of its own, and an example looks at those of its copy alone: the copies are independent chains, and
+one run of the method has thousands of draws of one small posterior.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retrain.errors import UsageError
 from retrain.examples import Examples, Indices
 from retrain.losses import CrossEntropy
 from retrain.task import Task
 
 NEWTON_STEPS = 40
+LARGEST_NORM = 10.0  # of the minimum: beyond it lie separable classes, whose minimum is nowhere
 GRID_POINTS, GRID_WIDTH = 49, 6.0  # of the posterior's grid: points an axis, standard deviations to each side
 
 
@@ -41,8 +43,8 @@ class LogisticCopies(Task):
     loss_function: ClassVar = CrossEntropy()
 
     dimension: int = 3
-    num_train: int = 8
-    num_queries: int = 3
+    num_train: int = 16
+    num_queries: int = 4
     copies: int = 1000
     data_seed: int = 5
 
@@ -74,6 +76,11 @@ class LogisticCopies(Task):
         for _ in range(NEWTON_STEPS):
             step = torch.linalg.solve(torch.func.hessian(mean_loss)(weights), torch.func.grad(mean_loss)(weights))
             weights = weights - step
+        if not float(torch.func.grad(mean_loss)(weights).norm()) < 1e-10 or float(weights.norm()) > LARGEST_NORM:
+            raise UsageError(
+                f"the classes of data_seed {self.data_seed} can be separated, or nearly: their mean loss has no "
+                "minimum to stand at; take another seed or more training examples"
+            )
         return weights
 
     # ---- as a task ----
