@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.figures.agreement import draw_agreement
 from bench.figures.budget import draw_budget
 from bench.figures.difference import draw_difference
 from bench.figures.drawing import Kind
@@ -118,15 +119,22 @@ KINDS = (
         "examples",
         "queries and their most and least influential training images",
         "examples.json of an image task",
-        "python -m bench.examples --task digits --out results/examples    # from the scores that bench.lds cached",
+        "python -m bench.examples --task cifar10 --out results/examples    # from the scores that bench.lds cached",
         draw_examples,
         ("fig:image-main", "fig:image-full"),
+    ),
+    Kind(
+        "agreement",
+        "how often two methods name the same training images",
+        "examples.json of an image task",
+        "python -m bench.examples --task cifar10 --out results/examples",
+        draw_agreement,
     ),
     Kind(
         "tokens",
         "query tokens against training tokens",
         "examples.json of a language task",
-        "python -m bench.examples --task tinylm --out results/examples",
+        "python -m bench.examples --task pythia14m --model DIR --text FILE --out results/examples",
         draw_tokens,
         ("fig:lang-main", "fig:p2.8B", "fig:p14M-1", "fig:p14M-2", "fig:ekfac_vs_bif_grid", "fig:bif_tokenwise_grid"),
     ),

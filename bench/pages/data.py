@@ -217,7 +217,7 @@ def example_sets(results: Results) -> tuple[list[dict[str, Any]], list[dict[str,
         if len(data) > MAX_SPRITE_BYTES:
             results.left_out.append(f"{path}: its picture of {len(data):,} bytes is too large for the report")
             continue
-        shown = {name: content[name] for name in ("description", "seed", "scores", "tile", "queries")}
+        shown = {name: content.get(name) for name in ("description", "seed", "scores", "tile", "queries", "rule")}
         across = max(1, int.from_bytes(data[16:20], "big") // content["tile"][1])
         images.append(shown | {"task": task_of(content), "sprite": data_uri(data), "across": across})
     for _, content in token_examples_of(results):
@@ -226,7 +226,7 @@ def example_sets(results: Results) -> tuple[list[dict[str, Any]], list[dict[str,
             | {"strongest": strongest_row(pair["bif"])}
             for pair in content["pairs"]
         ]
-        about = {name: content[name] for name in ("description", "seed", "scores")}
+        about = {name: content.get(name) for name in ("description", "seed", "scores", "rule")}
         tokens.append(about | {"task": task_of(content), "pairs": pairs})
     return images, tokens
 

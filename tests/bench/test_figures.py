@@ -57,6 +57,22 @@ def write_long_tokens(folder: Path) -> None:
     (folder / "examples.json").write_text(json.dumps(content))
 
 
+def write_limit(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    regression = {"copies": 100, "num_train": 16, "num_queries": 4}
+    config = {"regression": regression, "sampler": "sgld", "gradient": "full batch", "damping": 0.05, "thinning": 25}
+    config |= {"step_times_precision": 0.04, "burn_in": 8, "draws_of_a_copy": 32, "seeds": [1]}
+    sampled = [
+        {"n_beta": n, "draws": draws, "distance": 1 / n + draws**-0.5, "low": 1 / n, "high": 1 / n + 2 * draws**-0.5}
+        for n in (10.0, 100.0)
+        for draws in (100, 1000, 3200)
+    ]
+    slopes = {name: {"theory": -1.0, "measured": -0.9} for name in ("n_beta", "draws")}
+    record = {"run_id": "limit0000000", "description": "regression", "config": config, "sampled": sampled}
+    exact = [{"n_beta": n, "distance": 1 / n} for n in (10.0, 100.0)]
+    (folder / "limit.json").write_text(json.dumps({**record, "exact": exact, "slopes": slopes}))
+
+
 def write_everything(folder: Path) -> None:
     few: dict[str, Any] = {"methods": ("bif", "bif@n_beta=200"), "seeds": (1, 2), "alphas": (0.1,)}
     write_run(folder / "cifar10", shares=(0.1, 1.0), **few)
@@ -71,6 +87,7 @@ def write_everything(folder: Path) -> None:
     write_scaling(folder / "scaling")
     write_examples(folder / "examples")
     write_long_tokens(folder / "long")
+    write_limit(folder / "limit")
 
 
 def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> None:
