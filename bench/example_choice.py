@@ -19,10 +19,10 @@ RULE = (
     "that the model is least sure of (highest entropy)."
 )
 TOKEN_RULE = "Pairs: of each query with the sequence that moves it most, those whose strongest two different words are"
-Choice = tuple[int, str]  # position of a query, why it is shown
+ChosenQuery = tuple[int, str]  # position of a query, why it is shown
 
 
-def queries_by_rule(classes: np.ndarray, entropy: np.ndarray, count: int, seed: int) -> list[Choice]:
+def queries_by_rule(classes: np.ndarray, entropy: np.ndarray, count: int, seed: int) -> list[ChosenQuery]:
     """`count` positions, in the order in which they are shown; all there are where they are fewer."""
     generator = np.random.default_rng([seed, len(classes)])
     unsure = min(UNCERTAIN, max(0, count - 1))
@@ -45,7 +45,7 @@ def entropies(probabilities: np.ndarray) -> np.ndarray:
     return -(probabilities * np.log(np.clip(probabilities, 1e-12, None))).sum(1)
 
 
-def agreement(scores: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+def shared_images(scores: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """For every two methods, side and number named: the share of images both name, mean over all queries.
 
     scores: label -> (queries, train), helpful ones negative. Two that chose at random would share `chance` of them.

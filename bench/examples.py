@@ -26,10 +26,10 @@ from bench.arguments import add_method_arguments
 from bench.example_choice import (
     RULE,
     TOKEN_RULE,
-    agreement,
     entropies,
     pairs_by_rule,
     queries_by_rule,
+    shared_images,
     strongest_of_different_words,
 )
 from bench.record import command_line, provenance, why_unwritten
@@ -141,7 +141,7 @@ def image_examples(session: "Session", num_queries: int, shown: int, raw: bool) 
         "queries": queries,
         "num_train": len(attributed),
         "num_queries": len(query_indices),
-        "agreement": agreement(scores),
+        "agreement": shared_images(scores),
     }
     return content, sheet.picture()
 
@@ -282,7 +282,11 @@ def make_parser() -> argparse.ArgumentParser:
         type=at_least(1),
         help=f"how many queries (default: {SHOWN_QUERIES}; pairs of a language task: {SHOWN_PAIRS})",
     )
-    add("--shown", type=at_least(1), default=4, help="most and least influential images of each (default: 4)")
+    add(
+        "--shown",
+        type=at_least(1),
+        help="most and least influential images of each (default: 4; 3 where there are more than two methods)",
+    )
     add("--candidates", type=at_least(1), default=64, help="language tasks: training sequences looked at (default: 64)")
     add("--scores", choices=("both", "normalised", "raw"), default="both", help="of images (default: %(default)s)")
     add("--seed", dest="seeds", nargs=1, type=at_least(0), help="as bench.lds had it (default: 1)")
@@ -316,8 +320,9 @@ def collect(arguments: argparse.Namespace, command: str, prog: str) -> int:
     if task.image_shape() is not None:
         asked = arguments.show or SHOWN_QUERIES
         kinds = ("normalised", "raw") if arguments.scores == "both" else (arguments.scores,)
+        shown = arguments.shown or (4 if len(session.active) <= 2 else 3)
         for kind in kinds:
-            made.append(("-raw" * (kind == "raw"), *image_examples(session, asked, arguments.shown, kind == "raw")))
+            made.append(("-raw" * (kind == "raw"), *image_examples(session, asked, shown, kind == "raw")))
     elif task.train_data.targets.ndim == 2:
         asked = arguments.show or SHOWN_PAIRS
         made.append(("", token_examples(session, asked, arguments.candidates), None))

@@ -30,7 +30,7 @@ MAX_BYTES = 5_000_000
 SLACK = 60_000  # bytes for what is added around the figures
 FIRST_COMMAND = "python -m bench.lds --alpha 0.1"
 REPRODUCTION = "reproduction.md"  # in the results folder: which of the paper's claims hold here
-ANSWERS = "README.md"  # there, too: its first table is of questions and answers
+ANSWERS_PAGE = "README.md"  # there, too: its first table is of questions and answers
 ANSWERS_TABLE = re.compile(r"^\| question \|.*(?:\n\|.*)+", re.MULTILINE)
 TITLE = re.compile(r"\A\s*# .*\n")
 SCRIPTS = ("base", "ranks", "board", "pairs", "plots", "sections", "examples", "start")
@@ -91,7 +91,7 @@ def paper_section(results: Results, out: Path) -> str:
 
 def answers_section(results: Results, out: Path, cards: Sequence[Card], figures: Path) -> str:
     """The table of questions and answers of the results' own page; figures that are on this page are linked here."""
-    text = text_beside(results, ANSWERS) or ""
+    text = text_beside(results, ANSWERS_PAGE) or ""
     table = ANSWERS_TABLE.search(text)
     if table is None:
         return ""

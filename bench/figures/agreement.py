@@ -17,7 +17,7 @@ from bench.identity import canonical, file_slug
 from bench.results import Results
 from bench.style import INK, PaperSize
 
-SIDES = {"helpful": "lower the loss most", "harmful": "raise the loss most"}
+SIDE_WORDS = {"helpful": "lower the loss most", "harmful": "raise the loss most"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b4ea2", "#8c6d31", "#3b3f46", "#7f7f7f")
 MARKS = "osD^vPph8dX*"
 
@@ -38,10 +38,10 @@ def _agreement_figure(contents: list[dict[str, Any]], size: PaperSize) -> Drawin
     labels = list(dict.fromkeys(label for content in contents for label in content["methods"]))
     pairs = list(combinations(labels, 2))
     figure, axes = panel_row(2 * len(contents), size, height=2.1)
-    panels = [(content, side) for content in contents for side in SIDES]
+    panels = [(content, side) for content in contents for side in SIDE_WORDS]
     for axis, (content, side) in zip(axes, panels, strict=True):
         _agreement_panel(axis, content, side, pairs)
-        axis.set_title(f"{content['scores']} scores\n{SIDES[side]}")
+        axis.set_title(f"{content['scores']} scores\n{SIDE_WORDS[side]}")
         axis.set_xlabel("images named")
     axes[0].set_ylabel("share that both name")
     title = f"{first['description']}: how often two methods name the same images"

@@ -58,7 +58,7 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
         raise UnusableError(f"{path}: names tile {biggest} of {len(tiles)} in {content['sprite']}")
     columns = 1 + 2 * shown * len(methods)
     unit = size.width / (columns + 0.9 * len(methods) + 0.5)
-    letters = size.points(min(5.0, 9 * unit))
+    letters = size.points(min(5.0, 14.5 * unit))
     step = unit + 1.25 * letters / 72 * 2 + 0.04  # a tile, and two lines of words below it
     panel = step * len(queries) + 0.2 * size.scale
     figure = Figure(figsize=(size.width, panel))
@@ -81,7 +81,7 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
     top = panel - 0.2 * size.scale
     for row, query in enumerate(queries):
         bottom = top - (row + 1) * step + (step - unit)
-        why = "unsure" if query.get("chosen") == "least sure" else f"query {query['query']}"
+        why = "unsure" if query.get("chosen") == "least sure" else f"no. {query['query']}"
         places.tile(0.03, bottom, tiles[query["image"]], INK, [query["label"], why])
         left = unit * 1.5
         for method in methods:

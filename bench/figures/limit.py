@@ -30,7 +30,9 @@ def draw_limit(results: Results, size: PaperSize) -> Iterator[Drawing]:
         for n_beta, colour in zip(n_betas, shades, strict=True):
             mine = sorted((one for one in sampled if one["n_beta"] == n_beta), key=lambda one: one["draws"])
             label = f"BIF, n_beta {n_beta:g}"
-            points(left, [one["draws"] for one in mine], mine, {"color": colour, "marker": "o", "label": label})
+            distance_points(
+                left, [one["draws"] for one in mine], mine, {"color": colour, "marker": "o", "label": label}
+            )
             for known in exact:
                 if known["n_beta"] == n_beta:
                     left.axhline(known["distance"], color=colour, linewidth=0.7, linestyle=(0, (4, 2)))
@@ -40,12 +42,12 @@ def draw_limit(results: Results, size: PaperSize) -> Iterator[Drawing]:
         most = max(one["draws"] for one in sampled)
         longest = sorted((one for one in sampled if one["draws"] == most), key=lambda one: one["n_beta"])
         shape = {"color": "#0072b2", "marker": "s", "linestyle": "none", "label": f"BIF, {most:,} draws"}
-        points(right, [one["n_beta"] for one in longest], longest, shape)
+        distance_points(right, [one["n_beta"] for one in longest], longest, shape)
         known_at, distances = [one["n_beta"] for one in exact], [one["distance"] for one in exact]
         right.plot(known_at, distances, label="BIF by quadrature: no chain", **EXACT)
         guide(right, known_at, distances, -1.0, "slope \u22121")
         left.set_xlabel("draws")
-        right.set_xlabel("n_beta (damping = gamma / n_beta held)")
+        right.set_xlabel("n_beta")
         left.set_ylabel("relative distance to the damped IF")
         for axis, values in ((left, None), (right, known_at)):
             logarithmic(axis, "x", values)
@@ -58,7 +60,7 @@ def draw_limit(results: Results, size: PaperSize) -> Iterator[Drawing]:
             f"in theory), {slopes['n_beta']['measured']:.2f} in n_beta ({slopes['n_beta']['theory']:g} in theory)."
         )
         chain = (
-            f"Settings. {config['sampler']}, {config['gradient']}, damping {config['damping']:g}, step "
+            f"Settings. {config['sampler']}, {config['gradient']}, damping gamma / n_beta = {config['damping']:g}, step "
             f"{config['step_times_precision']:g} of the largest precision, thinning {config['thinning']}, burn-in "
             f"{config['burn_in']} draws; the step adds {config['step_times_precision'] / 4:.1%} to the variance."
         )
@@ -80,7 +82,7 @@ def draw_limit(results: Results, size: PaperSize) -> Iterator[Drawing]:
         yield Drawing("limit-logistic-regression", title, caption, [record["run_id"]], figure, facts=facts)
 
 
-def points(axis: Axes, x: list[float], found: list[dict[str, Any]], shape: dict[str, Any]) -> None:
+def distance_points(axis: Axes, x: list[float], found: list[dict[str, Any]], shape: dict[str, Any]) -> None:
     y = np.array([one["distance"] for one in found])
     ends = [y - np.array([one["low"] for one in found]), np.array([one["high"] for one in found]) - y]
     bars = np.maximum(0, ends) if np.any(np.array(ends) > 0) else None

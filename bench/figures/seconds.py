@@ -56,11 +56,12 @@ def draw_seconds(results: Results, size: PaperSize) -> Iterator[Drawing]:
         middle_text = "Median over seeds, bars from the fastest to the slowest; a part below 1 ms is not drawn."
         counts = words.span(once.groupby(["series", "alpha_attribution"])["seed"].nunique())
         seeds = f"n: {counts} seed(s), {words.span(once['num_queries'])} queries."
-        notes = [f"{middle_text} {seeds}", words.settings_text(once)]
+        engine = "EK-FAC: fit and score are kronfluence's." if "ekfac" in set(once["method"]) else ""
+        notes = [f"{middle_text} {engine} {seeds}", words.settings_text(once)]
         frame(figure, size, title, [about, machine], notes, axes, order=names_in(shapes))
         caption = (
             f"Seconds of fitting and scoring against the share of the training set that is attributed; {description}, "
-            f"{about}, on {machine}. {middle_text} {seeds} {words.settings_text(once)}"
+            f"{about}, on {machine}. {middle_text} {engine} {seeds} {words.settings_text(once)}"
         )
         stem = f"seconds-{ground}-{file_slug(machine)}"
         yield Drawing(stem, title, caption, words.run_ids(once), figure, facts=words.facts_of(once))

@@ -29,23 +29,23 @@ from retrain.store import Store, canonical_json, default_cache
 from retrain.train import describe_device
 
 DAMPING = 0.05  # gamma / n_beta, the influence function's
-STEP = 0.04  # times the largest precision: the length of the step adds a hundredth to the variance
+STEP_LENGTH = 0.04  # times the largest precision: the length of the step adds a hundredth to the variance
 BURN_IN = 8  # draws; they are half a relaxation time apart
-KIND = "limit"
+ENTRY_KIND = "limit"
 DESCRIPTION = "Damped logistic regression, 3 parameters"
 
 
 def measured(task: LogisticCopies, n_beta: float, draws: int, seed: int, store: Store) -> list[dict[str, Any]]:
     """Distances at every number of draws, from one run of the method, kept in the cache."""
     config = {
-        "task": task.config, "n_beta": n_beta, "draws": draws, "seed": seed, "damping": DAMPING, "step": STEP,
+        "task": task.config, "n_beta": n_beta, "draws": draws, "seed": seed, "damping": DAMPING, "step": STEP_LENGTH,
         "burn_in": BURN_IN, "code": code_fingerprint(),
     }  # fmt: skip
-    entry = store.read(KIND, config)
+    entry = store.read(ENTRY_KIND, config)
     if entry is None:
         found = distances(task, sampled_losses(task, n_beta, draws, seed), n_beta)
         columns = {name: np.array([one[name] for one in found]) for name in found[0]}
-        entry = store.write(KIND, config, columns, {})
+        entry = store.write(ENTRY_KIND, config, columns, {})
     arrays = entry.arrays
     return [
         {"n_beta": n_beta, "draws": int(arrays["draws"][k]), "distance": float(arrays["distance"][k])}
@@ -57,7 +57,7 @@ def sampled_losses(task: LogisticCopies, n_beta: float, draws: int, seed: int) -
     """(copies, draws, train + queries): one run of `bif` as it ships, full batch."""
     precision = task.largest_precision(n_beta, DAMPING)
     method = BIF(
-        chains=1, draws=draws, burn_in=BURN_IN, thinning=round(1 / STEP), step_size=STEP / precision,
+        chains=1, draws=draws, burn_in=BURN_IN, thinning=round(1 / STEP_LENGTH), step_size=STEP_LENGTH / precision,
         gamma=DAMPING * n_beta, n_beta=n_beta * task.copies, minibatch=task.num_train * task.copies, batch_size=10**6,
         keep_traces=True,
     )  # fmt: skip
@@ -125,8 +125,8 @@ def make_record(
         "task": "logistic regression",
         "description": DESCRIPTION,
         "config": {
-            "regression": asdict(task), "damping": DAMPING, "step_times_precision": STEP, "burn_in": BURN_IN,
-            "thinning": round(1 / STEP), "sampler": "sgld", "gradient": "full batch", "draws_of_a_copy": draws,
+            "regression": asdict(task), "damping": DAMPING, "step_times_precision": STEP_LENGTH, "burn_in": BURN_IN,
+            "thinning": round(1 / STEP_LENGTH), "sampler": "sgld", "gradient": "full batch", "draws_of_a_copy": draws,
             "seeds": list(seeds),
         },
         "exact": exact,
@@ -138,7 +138,7 @@ def make_record(
     }  # fmt: skip
 
 
-def show(record: Mapping[str, Any]) -> str:
+def limit_table(record: Mapping[str, Any]) -> str:
     most = max(one["draws"] for one in record["sampled"])
     at_most = {one["n_beta"]: one["distance"] for one in record["sampled"] if one["draws"] == most}
     lines = [f"{'n_beta':>8}  {'exact BIF':>10}  {f'{most:,} draws':>14}    (relative distance to the damped IF)"]
@@ -191,7 +191,7 @@ def approach(arguments: argparse.Namespace, command: str, prog: str) -> int:
     }
     path = Path(arguments.out) / "limit.json"
     unwritten = why_unwritten(lambda: write_json(path, record, indent=1), path)
-    print(show(result))
+    print(limit_table(result))
     if unwritten:
         print(f"{prog}: {unwritten}", file=sys.stderr)
         return 1

@@ -23,14 +23,14 @@ from retrain.safe_files import SafeFileError, read_text
 MAX_SVG_BYTES = 300_000  # a drawing of more strokes than this is shown as pixels
 COST_KINDS = ("seconds", "pareto", "retraining", "scaling", "budget")
 # The parts of a task, in this order: name, kinds, and whether it is open from the beginning.
-GROUPS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
+FIGURE_GROUPS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("How well each method predicts retraining", ("lds", "lds-normalised"), True),
     ("The numbers", ("table", "llm"), False),
     ("What the scores look like", ("examples", "agreement", "tokens"), True),
     ("What settings change", ("difference", "sweep"), False),
     ("Seed by seed", ("seeds",), False),
 )
-ORDER = (*(kind for _, kinds, _ in GROUPS for kind in kinds), *COST_KINDS)
+ORDER = (*(kind for _, kinds, _ in FIGURE_GROUPS for kind in kinds), *COST_KINDS)
 FEW_ROWS = 16  # of a table that is open from the beginning
 ONE_COLUMN = 300  # points: up to here a drawing takes one column
 
@@ -150,13 +150,13 @@ def grid(cards: Iterable[Card]) -> str:
 
 def task_sections(cards: Sequence[Card], tasks: Sequence[str], titles: Mapping[str, str]) -> str:
     """A part for every task, and one for what belongs to none; in each, its figures by what they answer."""
-    known = {kind for _, kinds, _ in GROUPS for kind in kinds}
+    known = {kind for _, kinds, _ in FIGURE_GROUPS for kind in kinds}
     parts = []
     for task in [*tasks, *sorted({card.task for card in cards} - set(tasks))]:
         mine = [card for card in cards if card.task == task and card.kind not in COST_KINDS]
         place = file_slug(task) if task else "other"
         inside = ""
-        for name, kinds, opened in (*GROUPS, ("Others", tuple({card.kind for card in mine} - known), True)):
+        for name, kinds, opened in (*FIGURE_GROUPS, ("Others", tuple({card.kind for card in mine} - known), True)):
             # Examples are explored below the pictures of them.
             explore = f'<div id="explore-{place}"></div>' if "examples" in kinds else ""
             if found := [card for card in mine if card.kind in kinds]:

@@ -10,7 +10,7 @@ from bench.leaderboard.ranking import LeaderboardRow, interval_words
 from bench.leaderboard.wide import boards
 from bench.style import in_order, look
 
-SCORES = {"normalised": "train-normalised", "raw": "raw"}
+SCORE_WORDS = {"normalised": "train-normalised", "raw": "raw"}
 
 
 def ranked_boards(ranked: list[LeaderboardRow]) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def _board_data(group: list[LeaderboardRow], colours: dict[str, str]) -> dict[st
     firsts = {row.column: row for row in reversed(group)}
     columns = [
         {
-            "column": name, "title": title, "scores": SCORES[firsts[name].scores], "truth": firsts[name].truth,
+            "column": name, "title": title, "scores": SCORE_WORDS[firsts[name].scores], "truth": firsts[name].truth,
             "metric": firsts[name].metric, "interval": interval_words(firsts[name].num_seeds),
             "better": "higher is better" if firsts[name].higher_is_better else "lower is better",
             "ranked": firsts[name].num_ranked, "ceiling": firsts[name].ceiling,
@@ -77,7 +77,7 @@ class Ranks:
         self.found: dict[tuple[Any, ...], list[str]] = {}
         for row in ranked:
             if row.metric == "lds" and row.alpha is not None:
-                key = (row.ground, row.truth, SCORES[row.scores], row.alpha, row.alpha_attribution)
+                key = (row.ground, row.truth, SCORE_WORDS[row.scores], row.alpha, row.alpha_attribution)
                 self.found.setdefault((*key, row.label, row.settings, row.seeds), []).append(row.rank)
 
     def of(self, *key: Any) -> str:

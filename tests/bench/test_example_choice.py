@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from bench.example_choice import (
-    agreement,
     entropies,
     pairs_by_rule,
     queries_by_rule,
+    shared_images,
     strongest_of_different_words,
 )
 
@@ -43,7 +43,7 @@ def test_a_sure_model_has_no_entropy() -> None:
 def test_methods_share_what_both_name() -> None:
     generator = np.random.default_rng(0)
     one = generator.normal(size=(200, 400))
-    found = agreement({"a": one, "b": 3 * one - 1, "c": -one, "d": generator.normal(size=one.shape)})
+    found = shared_images({"a": one, "b": 3 * one - 1, "c": -one, "d": generator.normal(size=one.shape)})
 
     def shared(first: str, second: str, side: str, named: int) -> float:
         (row,) = [
@@ -58,7 +58,7 @@ def test_methods_share_what_both_name() -> None:
         assert shared("a", "b", side, 10) == 1.0
         assert shared("a", "c", side, 10) == 0.0
         assert shared("a", "d", side, 100) == pytest.approx(0.25, abs=0.02)  # chance
-    assert agreement({}) == []
+    assert shared_images({}) == []
 
 
 def test_the_strongest_pair_is_of_two_different_words() -> None:

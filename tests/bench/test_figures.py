@@ -19,7 +19,8 @@ from matplotlib.text import Text
 from bench.figures import draw_figures
 from bench.figures.command import main
 from bench.figures.drawing import Drawing
-from bench.figures.kinds import KINDS, PAPER, reproduce_table
+from bench.figures.kinds import KINDS
+from bench.figures.paper import PAPER, reproduce_table
 from bench.figures.pareto import pareto_front
 from bench.figures.table import clearly_best, escaped, pairs_by_cell
 from bench.results import load_results
@@ -115,14 +116,21 @@ def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> N
 
 
 def test_every_figure_of_the_paper_has_ours_or_a_reason() -> None:
-    labels = [label for label, _, _ in PAPER]
+    labels = [item.label for item in PAPER]
     assert len(set(labels)) == len(labels)
     drawn = {label for kind in KINDS for label in kind.paper}
     assert drawn < set(labels)
-    for label, _, ours in PAPER:
-        assert (".*" in ours or "-burn-in-" in ours) == (label in drawn), label
-    assert "| `fig:intro` | the idea of the BIF, drawn | an illustration without data |" in reproduce_table()
+    for item in PAPER:
+        assert bool(item.ours) == (item.label in drawn), item.label
+        assert item.ours or item.why, item.label
+    assert "| `fig:intro` | the idea of the BIF, drawn | none: an illustration without data |" in reproduce_table()
     assert "not yet: needs scaling.csv" in reproduce_table()
+
+
+def test_a_record_is_linked_where_it_is_known() -> None:
+    index = {"lds-cifar10-paper": {"kind": "lds", "files": ["lds-cifar10-paper.png"], "runs": ["aaaa", "bbbb"]}}
+    table = reproduce_table(index, "figures", {"aaaa": "cifar10/aaaa/run.json"})
+    assert "(figures/lds-cifar10-paper.png) | [`aaaa`](cifar10/aaaa/run.json), `bbbb` |" in table
 
 
 def test_a_notebook_gets_a_figure_of_a_folder_or_of_a_result(results: Path) -> None:
