@@ -42,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", help="where the figures go (default: figures inside the results)")
     add("--only", nargs="+", metavar="NAME", help=f"some of: {', '.join(kind.name for kind in KINDS)}")
     add("--methods", nargs="+", metavar="NAME", help="only these methods or labels (default: all)")
-    add("--formats", nargs="+", choices=style.FORMATS, default=["svg", "png"], help="(default: svg png)")
+    add("--formats", "--format", nargs="+", choices=style.FORMATS, default=["svg", "png"], help="(default: svg png)")
     add("--width", type=inches, default=style.PAGE, help="of the widest figures, in inches (default: %(default)s)")
     add("--font-size", type=points, default=style.FONT_SIZE, help="of labels, in points (default: %(default)s)")
     add("--processes", type=at_least(1), help="how many draw at a time (default: one a core, four at most)")

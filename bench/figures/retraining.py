@@ -14,12 +14,21 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 import bench.figures.words as words
-from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, logarithmic, panel_grid
+from bench.figures.drawing import (
+    ALPHA_ATTRIBUTION,
+    ALPHA_RETRAIN,
+    Drawing,
+    frame,
+    logarithmic,
+    names_in,
+    panel_grid,
+    series_shapes,
+)
 from bench.figures.lds import CEILINGS, ceiling_called, panel_note
 from bench.figures.seconds import timed_rows
 from bench.identity import USUAL, file_slug
 from bench.results import Results, bars_of, over_seeds
-from bench.style import INK, QUIET, PaperSize, look, looks
+from bench.style import INK, QUIET, PaperSize, look
 
 METHOD = "datamodel"
 FEW = 6
@@ -34,7 +43,7 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
             continue
         curves = curves_of(group)
         others = group[group["method"] != METHOD]
-        points = looks(list(zip(others["method"], others["series"])))
+        points = series_shapes(others) if len(others) else {}
         places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
         alphas = sorted(group["alpha"].unique())
         figure, grid = panel_grid(len(places), len(alphas), size, 2.2, wide=True)
@@ -57,7 +66,7 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
         counts = f"Retrains of the datamodel: {words.span(retrains_of(group[group['method'] == METHOD]))}."
         kinds = "Raw or train-normalised scores, whichever a method does better with."
         notes = [f"{counts} {kinds}", *words.frame_notes(bars, group)]
-        frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*points, *curves])
+        frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*names_in(points), *curves])
         caption = (
             f"LDS against seconds, retraining included; {description}, {about}, on {machine}. Curves: the datamodel "
             f"over its number of retrains, one a prior. {counts} {kinds} {bars} {words.ceiling_caption(group)}"
