@@ -189,9 +189,10 @@ def _once(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFrame:
     again = frame.drop(kept.index).merge(kept, on=EXPERIMENT, suffixes=("", "_kept"))
     for (run, other), rows in again.groupby(["run_id", "run_id_kept"]):
         gap = float(np.nanmax([0.0, *(rows["lds"] - rows["lds_kept"]).abs()]))
+        differ = f"; their LDS differ by up to {gap:.3f}" if gap >= 0.0005 else ""
         left_out.append(
             f"run {run}: {len(rows)} of its {(frame['run_id'] == run).sum()} rows are measured again in run {other}, "
-            f"which has more seeds or is later, and is shown{f'; their LDS differ by up to {gap:.3f}' if gap >= 0.0005 else ''}"
+            f"which has more seeds or is later, and is shown{differ}"
         )
     for (ground, _, series), rows in kept.groupby(["ground", "truth", "series"]):
         if rows["source"].nunique() > 1:
