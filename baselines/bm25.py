@@ -47,7 +47,7 @@ class BM25(Method):
     def skip(self, task: Task) -> str | None:
         if importlib.util.find_spec("rank_bm25") is None:
             return "rank-bm25 is not installed: pip install rank-bm25"
-        return None if is_text(task.train_data) else "its examples are no token sequences"
+        return None if holds_tokens(task.train_data) else "its examples are no token sequences"
 
     def memory_bytes(self, size: Size) -> int:
         return 16 * size.num_attributed * size.num_queries
@@ -75,7 +75,7 @@ class BM25(Method):
         return Attribution(scores=scores, train_scale=torch.ones(len(attributed)), diagnostics={"terms": len(known)})
 
 
-def is_text(examples: Examples) -> bool:
+def holds_tokens(examples: Examples) -> bool:
     """Whether an example is a row of integers, as token ids are."""
     tokens = _tokens(examples)
     return tokens is not None and tokens.dim() == 2 and not tokens.is_floating_point() and tokens.dtype != torch.uint8

@@ -18,7 +18,12 @@ from retrain.replays.tinylm import TinyLMReplay
 from retrain.source import source_fingerprint
 from retrain.task import Task
 
-REPLAYS: dict[str, Any] = {"cifar10": Cifar10Replay, "digits": DigitsReplay, "tinylm": TinyLMReplay}
+REPLAYS: dict[str, Any] = {
+    "cifar10": Cifar10Replay,
+    "digits": DigitsReplay,
+    "smooth_digits": DigitsReplay,
+    "tinylm": TinyLMReplay,
+}
 
 
 def why_not_replayed(task: Task) -> str | None:

@@ -21,7 +21,7 @@ from retrain.models.resnet9_training import (
     pixel_table,
     triangle,
 )
-from retrain.replays.resnet9 import ResNet9Replay, Step
+from retrain.replays.resnet9 import MomentumStep, ResNet9Replay
 from retrain.tasks import cifar10 as task_module
 from retrain.tasks.cifar10 import Cifar10, normalised_images
 
@@ -51,9 +51,13 @@ class Cifar10Replay(ResNet9Replay):
                 decay = LOOKAHEAD_DECAY * ((step + 1) / num_steps) ** 3
             if lookahead and step == num_steps - 1 and decay is None:
                 decay = 1.0  # in the end the slow weights count, and steps since the last average are thrown away
-            steps.append(Step(window[0], float(np.float32(factor)) * recipe.step_size, decay))
+            steps.append(MomentumStep(window[0], float(np.float32(factor)) * recipe.step_size, decay))
             self.windows.append((window[1], window[2]))
-        settings: dict[str, Any] = {"momentum": recipe.momentum, "label_smoothing": recipe.label_smoothing, "summed": True}
+        settings: dict[str, Any] = {
+            "momentum": recipe.momentum,
+            "label_smoothing": recipe.label_smoothing,
+            "summed": True,
+        }
         data = task.cifar10
         official = torch.from_numpy(np.asarray(chosen))
         super().__init__(task.build_model(init_seed), data.train_labels[official], steps, device=device, **settings)

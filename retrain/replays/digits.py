@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from retrain.examples import Indices
-from retrain.replays.resnet9 import ResNet9Replay, Step
+from retrain.replays.resnet9 import MomentumStep, ResNet9Replay
 from retrain.tasks.digits import Digits, rise_and_fall
 
 
@@ -16,12 +16,12 @@ class DigitsReplay(ResNet9Replay):
         generator = torch.Generator().manual_seed(order_seed)
         starts = range(0, len(data), task.batch_size)
         num_steps = task.epochs * len(starts)
-        steps: list[Step] = []
+        steps: list[MomentumStep] = []
         for _ in range(task.epochs):
             order = torch.randperm(len(data), generator=generator).to(device)
             for start in starts:
                 rate = task.learning_rate * rise_and_fall((len(steps) + 1) / (num_steps + 1))
-                steps.append(Step(order[start : start + task.batch_size], rate))
+                steps.append(MomentumStep(order[start : start + task.batch_size], rate))
         model: Any = task.build_model(init_seed)
         settings: dict[str, Any] = {"momentum": task.momentum, "label_smoothing": task.label_smoothing}
         super().__init__(model, data.targets, steps, device=device, **settings)

@@ -12,12 +12,12 @@ from retrain.replays.replay import (
     PARAMETERS,
     STATISTICS,
     Replay,
-    State,
+    TrainingState,
     attached,
+    differentiable,
     gradients,
     initial_state,
     weighted_mean,
-    with_weighted_norms,
 )
 
 MOMENTUM = "momentum"
@@ -25,7 +25,7 @@ SLOW = "slow/"  # the slow weights of lookahead
 
 
 @dataclass(frozen=True)
-class Step:
+class MomentumStep:
     """One step of SGD with Nesterov momentum, as plain numbers."""
 
     members: Tensor  # (batch,) positions
@@ -40,7 +40,7 @@ class ResNet9Replay(Replay):
         self,
         model: ResNet9,
         labels: Tensor,
-        steps: Sequence[Step],
+        steps: Sequence[MomentumStep],
         *,
         momentum: float,
         label_smoothing: float,
@@ -54,7 +54,7 @@ class ResNet9Replay(Replay):
         self.num_steps, self.num_examples = len(steps), len(labels)
         self.momentum, self.label_smoothing, self.summed = momentum, label_smoothing, summed
         self.lookahead = any(step.lookahead is not None for step in steps)
-        self._training, self._norms = with_weighted_norms(self._new(model).train())
+        self._training, self._norms = differentiable(self._new(model).train())
 
     # ---- what a task adds ----
 
@@ -76,7 +76,7 @@ class ResNet9Replay(Replay):
     def skeleton(self) -> nn.Module:
         return self._new(self._initial).eval()
 
-    def start(self) -> State:
+    def start(self) -> TrainingState:
         state = initial_state(self._initial, self.device, [MOMENTUM])
         slow = (PARAMETERS, STATISTICS) if self.lookahead else ()
         return state | {SLOW + name: value.clone() for name, value in state.items() if name.startswith(slow)}
@@ -87,7 +87,7 @@ class ResNet9Replay(Replay):
     def learning_rate(self, step: int) -> float:
         return self.steps[step].rate
 
-    def advance(self, state: State, step: int, weights: Tensor) -> State:
+    def advance(self, state: TrainingState, step: int, weights: Tensor) -> TrainingState:
         if not weights.any():  # nothing is left of this batch
             return state
         plan, after = self.steps[step], dict(state)
@@ -100,7 +100,7 @@ class ResNet9Replay(Replay):
                 logits, self.labels[plan.members], label_smoothing=self.label_smoothing, reduction="none"
             )
             mean = weighted_mean(losses, weights)
-            found = gradients(mean * weights.sum() if self.summed else mean, inner)
+            found = gradients(mean * weights.sum() if self.summed else mean, inner, weights.requires_grad)
         for path, norm in self._norms.items():
             for name, value in norm.collected.items():
                 after[f"{STATISTICS}{path}.{name}"] = value

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from retrain.examples import Indices
 from retrain.models.lm_training import Finetuning, batches
-from retrain.replays.replay import PARAMETERS, Replay, State, attached, gradients, initial_state, weighted_mean
+from retrain.replays.replay import PARAMETERS, Replay, TrainingState, attached, gradients, initial_state, weighted_mean
 from retrain.tasks.tinylm import TinyLM
 
 FIRST, SECOND = "first", "second"  # moments
@@ -32,7 +32,7 @@ class TinyLMReplay(Replay):
     def skeleton(self) -> nn.Module:
         return self.task.build_model(self.init_seed).to(self.device).eval()
 
-    def start(self) -> State:
+    def start(self) -> TrainingState:
         return initial_state(self.skeleton(), self.device, [FIRST, SECOND])
 
     def members(self, step: int) -> Tensor:
@@ -41,7 +41,7 @@ class TinyLMReplay(Replay):
     def learning_rate(self, step: int) -> float:
         return self.recipe.learning_rate * (1 - step / self.num_steps)
 
-    def advance(self, state: State, step: int, weights: Tensor) -> State:
+    def advance(self, state: TrainingState, step: int, weights: Tensor) -> TrainingState:
         if not weights.any():
             return state
         rate, chosen, after = self.learning_rate(step), self._members[step], dict(state)
@@ -50,7 +50,7 @@ class TinyLMReplay(Replay):
             logits = torch.func.functional_call(self._training, self.weights_of(inner), (self.examples.inputs[chosen],))
             targets = self.examples.targets[chosen]
             losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-            found = gradients(weighted_mean(losses.view_as(targets).mean(1), weights), inner)
+            found = gradients(weighted_mean(losses.view_as(targets).mean(1), weights), inner, weights.requires_grad)
         corrections = [1 - beta ** (step + 1) for beta in BETAS]
         for name, gradient in found.items():
             plain = name.removeprefix(PARAMETERS)

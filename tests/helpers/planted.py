@@ -12,7 +12,7 @@ from baselines.method import Retrained
 from retrain import subsets
 from retrain.examples import Examples, Indices
 from retrain.losses import SquaredError
-from retrain.replays.replay import Replay, State
+from retrain.replays.replay import Replay, TrainingState
 from retrain.task import Task
 
 RIDGE = 1e-3
@@ -96,7 +96,7 @@ class PlantedReplay(Replay):
         self.task, self.data = task, task.train_data.select(indices)
         self.num_examples = len(self.data)
 
-    def start(self) -> State:
+    def start(self) -> TrainingState:
         return {f"parameter/{name}": value.detach() for name, value in self.skeleton().named_parameters()}
 
     def members(self, step: int) -> torch.Tensor:
@@ -108,7 +108,7 @@ class PlantedReplay(Replay):
     def skeleton(self) -> nn.Module:
         return self.task.build_model(0).eval()
 
-    def advance(self, state: State, step: int, weights: torch.Tensor) -> State:
+    def advance(self, state: TrainingState, step: int, weights: torch.Tensor) -> TrainingState:
         inputs = torch.cat([self.data.inputs, torch.ones(self.num_examples, 1)], dim=1).double()
         weighted = inputs * weights.double()[:, None]
         hessian = weighted.T @ inputs + RIDGE * torch.eye(inputs.shape[1], dtype=torch.float64)
