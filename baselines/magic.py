@@ -79,10 +79,11 @@ class Magic(Method):
                     found = problem.task.loss_function.per_example(replay.outputs(last, inputs), targets)
                     return mean_over_tokens(found)
 
-                what = f"magic: {number} of {len(starts)} batches of queries, backwards"
-                effects, grown = metagradient(
-                    path, losses, lambda steps, what=what: problem.progress(steps, total=len(steps), description=what)
-                )
+                def bar(steps: range, number: int = number) -> Iterable:
+                    what = f"magic: {number} of {len(starts)} batches of queries, backwards"
+                    return problem.progress(steps, total=len(steps), description=what)
+
+                effects, grown = metagradient(path, losses, bar)
                 rows.append(effects.cpu())
                 growth += grown
                 if problem.work.due():

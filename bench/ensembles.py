@@ -52,6 +52,11 @@ class Ensemble:
         ]
         return cls([scorer, *others])
 
+    @staticmethod
+    def first(scorer: "Scorer | Ensemble") -> Scorer:
+        """The base model's own."""
+        return scorer.members[0] if isinstance(scorer, Ensemble) else scorer
+
     def part_units(self) -> list[Unit]:
         return [unit for member in self.members for unit in member.part_units()]
 

@@ -321,9 +321,9 @@ class Session:
             max_queries=self.experiment.queries,
         )
 
-    def scorer(self, variant: Variant, seed: int, share: float) -> Scorer | Ensemble:
-        """Of the first alpha, where a method's scores depend on it."""
-        return self.scorers(variant, seed, share)[0][0]
+    def scorer(self, variant: Variant, seed: int, share: float) -> Scorer:
+        """Of the first alpha, where a method's scores depend on it, and of the base model."""
+        return Ensemble.first(self.scorers(variant, seed, share)[0][0])
 
     def scorers(self, variant: Variant, seed: int, share: float) -> list[tuple[Scorer | Ensemble, list[Plan]]]:
         """With the plans that each answers for: one for all, or one an alpha for a method that retrains by itself."""
