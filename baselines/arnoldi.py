@@ -4,13 +4,17 @@
 
 -g_query^T V diag(1 / lambda) V^T g_train, with the Ritz values lambda (of largest size) and vectors V of
 `iterations` products with the Hessian of the mean training loss plus damping. Directions that the iteration has not
-found count as having no influence. dattri takes the root of every Ritz value it keeps, so a negative one makes all
-scores NaN: damping has to exceed the Hessian's most negative eigenvalue. Its default of 0 is in `library_settings`.
+found count as having no influence, and so do those with a negative Ritz value: dattri announces that it leaves them
+out and takes their root all the same, which would make every score NaN; here what comes out as NaN is left out. Its
+default damping of 0 is in `library_settings`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from baselines.method import Attribution, Method, Problem, Size, batch_size_option
 from baselines.support.dattri_task import (
@@ -18,7 +22,6 @@ from baselines.support.dattri_task import (
     dattri_missing,
     dattri_scores,
     dattri_task,
-    finite_or_refuse,
     held_representations,
     without_bars,
 )
@@ -55,7 +58,19 @@ class Arnoldi(Method):
     def score(self, problem: Problem, state: Any) -> Attribution:
         from dattri.algorithm import IFAttributorArnoldi
 
-        attributor = IFAttributorArnoldi(
+        dropped = []
+
+        class Positive(IFAttributorArnoldi):
+            def transform_test_rep(self, ckpt_idx: int, test_rep: Tensor) -> Tensor:
+                made = super().transform_test_rep(ckpt_idx, test_rep)
+                usable = torch.isfinite(made).all(0)
+                dropped[:] = [int((~usable).sum()), made.shape[1]]
+                return torch.where(usable, made, 0.0)
+
+            def transform_train_rep(self, ckpt_idx: int, train_rep: Tensor) -> Tensor:
+                return self.transform_test_rep(ckpt_idx, train_rep)
+
+        attributor = Positive(
             dattri_task(problem),
             device=str(problem.device),
             proj_dim=self.projection,
@@ -68,7 +83,7 @@ class Arnoldi(Method):
         scores, norms = dattri_scores(
             problem, attributor, batch_size=self.batch_size, query_batch_size=self.batch_size, description="arnoldi"
         )
-        found = Attribution(scores=scores, train_scale=norms, diagnostics={"damping": self.damping})
-        return finite_or_refuse(
-            found, f"the damped Hessian has eigenvalues below 0 at damping {self.damping:g}; take a larger one"
-        )
+        if dropped[0] == dropped[1]:
+            raise FloatingPointError(f"no eigenvalue that was found is above 0 at damping {self.damping:g}; take more")
+        diagnostics = {"damping": self.damping, "directions": dropped[1] - dropped[0], "negative": dropped[0]}
+        return Attribution(scores=scores, train_scale=norms, diagnostics=diagnostics)
