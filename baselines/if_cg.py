@@ -41,7 +41,7 @@ class InfluenceCG(Method):
     damping: float = 0.1  # added to every eigenvalue of the mean loss's Hessian
     iterations: int = 10  # of conjugate gradients, for every query
     self_influence: bool = False  # solve for every training example, too, for normalised scores
-    query_batch_size: int = batch_size_option(10)
+    query_batch_size: int = batch_size_option(5)
     batch_size: int = batch_size_option(100)
 
     def __post_init__(self) -> None:
