@@ -82,6 +82,7 @@ class Problem:
     seed: int
     device: torch.device
     scratch: Path  # an empty folder for what a library insists on writing; removed afterwards
+    checkpoint_number: int = 0  # which of the checkpoints `model` is: 0 is the base model, others differ in every seed
     work: Work = field(default_factory=NoWork)  # what an earlier attempt at the same unit had; see retrain/work.py
     # Further checkpoints, trained like the base model from other seeds; trained and kept when first asked for.
     checkpoint: Callable[[int], nn.Module] | None = None

@@ -30,6 +30,7 @@ class Question:
     split: Split = "report"
     max_queries: int | None = None
     of_train: bool = False  # the attributed examples take the queries' place
+    checkpoint: int = 0  # which base model is looked at: 0, or a further one trained like it
     learns_from: Plan | None = None  # the further subsets that a method asks for which retrains by itself
 
     def of(self, method: Method, plan: Plan) -> "Question":
@@ -66,13 +67,15 @@ class Question:
         }
         if self.of_train:
             config["of_train"] = True
+        if self.checkpoint:
+            config["checkpoint_number"] = self.checkpoint
         if self.learns_from is not None:  # how models are retrained decides such scores, too
             config["learns_from"] = {"task": self.task.config, **vars(self.learns_from)}
         return config
 
     def plain_data(self) -> dict[str, Any]:
         """What a worker needs, beside the task, to ask the same."""
-        names = ("seed", "alpha_attribution", "split", "max_queries", "of_train")
+        names = ("seed", "alpha_attribution", "split", "max_queries", "of_train", "checkpoint")
         learns = None if self.learns_from is None else dict(vars(self.learns_from))
         return {**{name: getattr(self, name) for name in names}, "learns_from": learns}
 

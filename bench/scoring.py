@@ -72,7 +72,8 @@ class Scorer:
 
     @cached_property
     def base(self) -> tuple[nn.Module, Entry]:
-        return base_model(self.question.task, self.question.seed, self.store, self.device_name)
+        asked = self.question
+        return base_model(asked.task, asked.seed, self.store, self.device_name, asked.checkpoint)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -244,7 +245,7 @@ def problem_of(question: Question, model: nn.Module, store: Store, device_name: 
     bill = Bill()
 
     def checkpoint(number: int) -> nn.Module:
-        return base_model(question.task, question.seed, store, device_name, number)[0]
+        return base_model(question.task, question.seed, store, device_name, question.checkpoint + number)[0]
 
     def retrained() -> Retrained:
         return further_retrains(question, store, device_name, bill)
@@ -265,6 +266,7 @@ def problem_of(question: Question, model: nn.Module, store: Store, device_name: 
         seed=question.seed,
         device=choose_device(device_name),
         scratch=scratch,
+        checkpoint_number=question.checkpoint,
         checkpoint=checkpoint,
         retrained=retrained if question.learns_from else None,
         answer_of=answer_of,

@@ -75,7 +75,8 @@ def replicates_text(ceiling: dict[str, Any], row: Any) -> str:
     """How often subsets were retrained on: "2", or "2 (25 of them)" where only some were replicated."""
     replicated, times = ceiling["num_subsets_replicated"], ceiling["num_replicates"]
     text = f"{times} ({replicated} of them)" if times > 1 and replicated < row["num_subsets"] else str(times)
-    return f"{text}, fresh initialisations" if ceiling.get("initialisation") == "fresh" else text
+    how = {"fresh": ", fresh initialisations", "replayed": ", replayed"}
+    return text + how.get(ceiling.get("initialisation", ""), "")
 
 
 def ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
