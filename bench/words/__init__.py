@@ -1,6 +1,6 @@
 """Words cannot drift from records: marked numbers and tables of a page are written, and checked, from result files.
 
-    python -m bench.words              # rewrites README.md and every page under results/
+    python -m bench.words              # rewrites README.md, METHODS.md and the pages of results/
     python -m bench.words --check      # changes nothing; a line for each place where text and record differ, exit 1
 
 Marks are comments, which no renderer shows. Each stands before what it is about, and `end` closes it:

@@ -17,7 +17,7 @@ from retrain.safe_files import SafeFileError, read_text, write_whole
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.words", description="Numbers and tables of pages, written from records.")
     add = parser.add_argument
-    add("pages", nargs="*", help="pages (default: README.md and every page under results/)")
+    add("pages", nargs="*", help="pages (default: README.md, METHODS.md and every page under results/)")
     add("--root", default=".", help="the repository, from which marks name their records (default: here)")
     add("--check", action="store_true", help="change nothing; exit 1 where a page and its record differ")
     add("--records", action="store_true", help="also name records without a commit or a fingerprint of the code")
@@ -25,7 +25,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def default_pages(root: Path) -> list[Path]:
-    return [path for path in (root / "README.md",) if path.is_file()] + sorted((root / "results").rglob("*.md"))
+    own = (root / "README.md", root / "METHODS.md")
+    return [path for path in own if path.is_file()] + sorted((root / "results").rglob("*.md"))
 
 
 def check_page(path: Path, records: Records) -> tuple[str, str, list[Finding]]:

@@ -1,4 +1,4 @@
-"""The digits task with a training that depends smoothly on its data: for methods that differentiate the training.
+"""The digits with a training that depends smoothly on its data, for methods that differentiate it.
 
     python -m bench.lds --task smooth_digits --alpha 0.99 --initialisation replayed --methods magic ekfac
 
