@@ -2,13 +2,18 @@
 
 It asks for models retrained on further subsets, which cost it their seconds, and predicts a query's loss by a sum over
 the subset's members. With a prior the weights are expected where another method's scores are, and to vary together for
-examples that have like scores over queries. What there is to choose (raw or train-normalised scores, how far they are
-trusted, penalties, noise) is what makes its own subsets likeliest: `baselines/support/subset_regression.py` has the
-model. Reported subsets are of another stream, and it never sees them.
+examples that are alike: in their scores over queries (`covariance=queries`), or in the method's scores among training
+examples (`train`), which BIF has from its own draws and any other method gives as if they were queries. What there is
+to choose (raw or train-normalised scores, how far they are trusted, the covariance, whether alike queries share
+strength, penalties, noise) is what makes its own subsets likeliest: `baselines/support/subset_regression.py` has the
+model, and `subset_kernels.py` what else was tried. Reported subsets are of another stream, and it never sees them.
+
+10,000 queries x 4,750 examples x 8,000 subsets are planned to take 9 GiB; at a quarter of each size the plan is 0.69
+GiB and the measured peak 0.66 (`python -m tests.trials.datamodel_memory --covariance`).
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
 from typing import ClassVar
@@ -18,14 +23,16 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from baselines.method import Attribution, Method, Problem, Retrained, Size
+from baselines.method import TRAIN_COVARIANCE, Attribution, Method, Problem, Retrained, Size
 from baselines.support.nested import method_option, nested_method
-from baselines.support.subset_regression import regress, workspace_bytes
+from baselines.support.subset_regression import OF_QUERIES, regress, workspace_bytes
 from retrain.errors import UsageError
 from retrain.task import Task
 
 LEAST_RETRAINS = 10
 OUTCOMES = ("ranks", "losses")
+OF_TRAIN, LIKELIER = "train", "likelier"
+COVARIANCES = (LIKELIER, OF_QUERIES, OF_TRAIN)
 QUERIES_AT_ONCE = 512  # ranks are made in float64
 
 
@@ -36,6 +43,7 @@ class Datamodel(Method):
     retrains: int = 500  # models retrained on subsets of its own
     alpha: float = 0.0  # share of the attributed examples that these keep; 0: the asked one
     prior: str = method_option()  # or a method, with its options behind +: ekfac+damping:1e-4
+    covariance: str = LIKELIER  # of the weights: "queries" (P'P), "train" (scores among training examples), or either
     outcome: str = "ranks"  # what is regressed: each query's losses as normal quantiles of their ranks, or "losses"
 
     def __post_init__(self) -> None:
@@ -43,8 +51,9 @@ class Datamodel(Method):
             raise ValueError(f"retrains is {self.retrains}; expected at least {LEAST_RETRAINS}")
         if not 0 <= self.alpha < 1:
             raise ValueError(f"alpha is {self.alpha}; expected a fraction below 1, or 0 for the asked one")
-        if self.outcome not in OUTCOMES:
-            raise ValueError(f'outcome is "{self.outcome}"; available: {", ".join(OUTCOMES)}')
+        for name, choices in (("outcome", OUTCOMES), ("covariance", COVARIANCES)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
         if self.prior_method is not None and self.prior_method.further_subsets()[0]:
             raise ValueError(f"the prior {self.prior} retrains by itself; expected a method that does not")
 
@@ -66,8 +75,14 @@ class Datamodel(Method):
 
     def memory_bytes(self, size: Size) -> int:
         n, q = size.num_attributed, size.num_queries
-        own = workspace_bytes(self.retrains, n, q, 0 if self.prior_method is None else 2)
-        return max(own, 0 if self.prior_method is None else self.prior_method.memory_bytes(size))
+        method = self.prior_method
+        if method is None:
+            return workspace_bytes(self.retrains, n, q, 0)
+        own = workspace_bytes(self.retrains, n, q, 2, self.covariance != OF_QUERIES)
+        if (at_no_cost := method.with_train_covariance()) is not None:
+            return max(own, at_no_cost.memory_bytes(size))
+        asked = [size] if self.covariance == OF_QUERIES else [size, replace(size, num_queries=n)]
+        return max(own, *(method.memory_bytes(one) for one in asked))
 
     def further_subsets(self) -> tuple[int, float]:
         return self.retrains, self.alpha
@@ -89,7 +104,7 @@ class Datamodel(Method):
         found = regress(
             state.masks[usable],
             normal_scores(losses) if self.outcome == "ranks" else losses,
-            self._prior_scores(problem),
+            *self._prior(problem),
             device=problem.device,
             progress=problem.progress,
         )
@@ -97,15 +112,29 @@ class Datamodel(Method):
         diagnostics = {"retrains": int(usable.sum()), "retrain_alpha": round(kept, 4), **found.diagnostics}
         return Attribution(scores=found.weights, train_scale=torch.ones(state.masks.shape[1]), diagnostics=diagnostics)
 
-    def _prior_scores(self, problem: Problem) -> dict[str, Tensor] | None:
-        """Raw and train-normalised, (q, n) float32 each; None without a prior."""
+    def _prior(self, problem: Problem) -> tuple[dict[str, Tensor] | None, dict[str, Tensor | None]]:
+        """Scores, raw and train-normalised, (q, n) float32 each, and covariances, (n, n) or None for P'P."""
         method = self.prior_method
         if method is None:
-            return None
-        answer = problem.answer_of(method) if problem.answer_of else method.score(problem, method.fit(problem))
+            return None, {}
+        at_no_cost = method.with_train_covariance()  # in any case: one run then serves every covariance
+        answer = _answer(problem, at_no_cost or method)
         scaled = answer.normalised()
-        found = {"raw": answer.scores} | ({} if scaled is None else {"normalised": scaled})
-        return {name: scores.float().cpu() for name, scores in found.items()}
+        scores = {"raw": answer.scores} | ({} if scaled is None else {"normalised": scaled})
+        covariances: dict[str, Tensor | None] = {} if self.covariance == OF_TRAIN else {OF_QUERIES: None}
+        if self.covariance != OF_QUERIES and at_no_cost is not None:
+            covariances[OF_TRAIN] = answer.arrays[TRAIN_COVARIANCE]
+        elif self.covariance != OF_QUERIES:
+            # An example that lowers its own loss scores below 0: with the other sign it is a covariance.
+            covariances[OF_TRAIN] = -_answer(problem, method, of_train=True).scores
+        return {name: made.float().cpu() for name, made in scores.items()}, covariances
+
+
+def _answer(problem: Problem, method: Method, of_train: bool = False) -> Attribution:
+    if problem.answer_of is not None:
+        return problem.answer_of(method, of_train=of_train)
+    asked = replace(problem, queries=problem.attributed) if of_train else problem
+    return method.score(asked, method.fit(asked))
 
 
 def normal_scores(losses: np.ndarray) -> np.ndarray:

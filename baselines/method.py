@@ -30,6 +30,9 @@ from retrain.task import Task
 from retrain.work import NoWork, Work
 
 Item = TypeVar("Item")
+# In `Attribution.arrays`, of methods that have it at no cost: how alike any two attributed examples are in what
+# including them does, (n, n); of others their scores as queries say so.
+TRAIN_COVARIANCE = "train_covariance"
 
 
 def no_progress(items: Iterable[Item], total: int | None = None, description: str = "") -> Iterable[Item]:
@@ -79,13 +82,15 @@ class Problem:
     seed: int
     device: torch.device
     scratch: Path  # an empty folder for what a library insists on writing; removed afterwards
+    checkpoint_number: int = 0  # which of the checkpoints `model` is: 0 is the base model, others differ in every seed
     work: Work = field(default_factory=NoWork)  # what an earlier attempt at the same unit had; see retrain/work.py
     # Further checkpoints, trained like the base model from other seeds; trained and kept when first asked for.
     checkpoint: Callable[[int], nn.Module] | None = None
     # Models retrained on the subsets that `Method.further_subsets` asks for, of a stream that nobody is judged on.
     retrained: Callable[[], Retrained] | None = None
-    # Another method's answer to the same question. Both are made and kept when first asked for.
-    answer_of: Callable[["Method"], Attribution] | None = None
+    # Another method's answer to the same question; with `of_train=True` about the attributed examples as if they were
+    # the queries. All of these are made and kept when first asked for.
+    answer_of: Callable[..., Attribution] | None = None
     bill: Bill = field(default_factory=Bill)
     progress: Callable[..., Iterable] = no_progress  # progress(iterable, total=..., description=...)
     shared: dict[str, Any] = field(
@@ -136,6 +141,10 @@ class Method(ABC):
     def memory_bytes(self, size: Size) -> int:
         """The most it will hold at once beside the model and the data; 0 where it adapts to what there is."""
         return 0
+
+    def with_train_covariance(self) -> "Method | None":
+        """Itself, so set that its answer has TRAIN_COVARIANCE at no further cost; None where that cannot be."""
+        return None
 
     def further_subsets(self) -> tuple[int, float]:
         """How many further subsets `problem.retrained` is to have, and the share they keep (0: the asked one)."""

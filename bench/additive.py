@@ -2,6 +2,9 @@
 
 Where there are thousands of examples, a hundred subsets say little about how much is additive; what methods retrain on
 is drawn alike and counts too. It is in every record, and shown where its interval is narrow enough to be read.
+
+It is held against retraining itself: regression on subsets alone reaches it in the end, and its LDS says how far it has
+come (`bench/metrics/learning_curve.py`).
 """
 
 import math
@@ -10,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from baselines.method import Method
+from baselines.support.nested import NONE
 from bench.ground_truth import GroundTruth
-from bench.metrics import best_spearman, linear_ceiling
+from bench.metrics import LDS, best_spearman, linear_ceiling, unlimited_retrains
 from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR
 
 WIDEST = 0.2  # interval that is shown
-LINEAR = ("linear_ceiling", "linear_low", "linear_high", "linear_share", "linear_subsets")
+LINEAR = ("linear_ceiling", "linear_low", "linear_high", "linear_share", "linear_subsets", "run_over_mean")
+AT_UNLIMITED = ("unlimited_ceiling", "unlimited_low", "unlimited_high", "unlimited_share", "unlimited_from")
 
 
 def linear_numbers(truth: GroundTruth, further: GroundTruth | None, queries: np.ndarray) -> dict[str, Any]:
@@ -39,7 +45,24 @@ def linear_numbers(truth: GroundTruth, further: GroundTruth | None, queries: np.
     shares = [larger * value for value in (run.share, run.ci_low, run.ci_high)]
     if not math.isfinite(shares[0]):
         return dict.fromkeys(LINEAR)
-    return dict(zip(LINEAR, [*map(best_spearman, shares), shares[0], len(masks)], strict=True))
+    return dict(zip(LINEAR, [*map(best_spearman, shares), shares[0], len(masks), larger], strict=True))
+
+
+def unlimited_numbers(
+    scores: Mapping[int, LDS], num_examples: int, linear: Mapping[str, Any]
+) -> dict[str, float | int | None]:
+    """scores: number of retrains -> LDS of regression on so many without a prior; the most of them say it best."""
+    if not scores or linear["run_over_mean"] is None:
+        return dict.fromkeys(AT_UNLIMITED)
+    most = max(scores)
+    found = unlimited_retrains(scores[most], most, num_examples, run_over_mean=linear["run_over_mean"])
+    return dict(zip(AT_UNLIMITED, [found.ceiling, found.ci_low, found.ci_high, found.share, most], strict=True))
+
+
+def retrains_alone(method: Method, alpha: float) -> int:
+    """On how many subsets, drawn like those that are reported, it rests, and on nothing else; 0: on other things."""
+    count, kept = method.further_subsets()
+    return count if getattr(method, "prior", None) == NONE and kept in (0.0, alpha) else 0
 
 
 def is_shown(numbers: Mapping[str, Any]) -> bool:

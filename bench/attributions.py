@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from baselines.method import Attribution
+from bench.ensembles import Ensemble
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import make_units, obtain
 from bench.variants import Variant
@@ -71,15 +72,16 @@ def answering_session(experiment: Experiment, execution: Execution) -> Session:
 def attributions(session: Session) -> dict[SeedAndShare, list[Answered]]:
     """Every block's variants with their scores; one that fails is among the session's problems."""
     jobs = {"name": f"{session.task.name} base models", **session.execution.jobs}
-    obtain(session.base_units(), session.store, force=session.execution.force, **jobs)
+    obtain(session.base_units(session.experiment.seeds), session.store, force=session.execution.force, **jobs)
     if further := session.further(session.active):
         make_units(further, session.store, progress=True, **{**jobs, "name": f"{session.task.name} further retrains"})
     for seed, share in session.blocks:
         for variant in session.active:
             for scorer, plans in session.scorers(variant, seed, share):
-                entry = session.store.read("scores", scorer.config)
+                own = Ensemble.first(scorer)  # these questions are about the base model alone
+                entry = session.store.read("scores", own.config)
                 if entry is not None and "scores" not in entry.arrays:  # a run that did not keep the matrix
-                    scorer.forget(plans, fits=False)
+                    own.forget(plans, fits=False)
     found: dict[SeedAndShare, list[Answered]] = {}
     for block, made in session.score().items():
         found[block] = []

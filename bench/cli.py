@@ -39,6 +39,7 @@ COMMANDS = {
     "ledger": ("bench.ledger", "every claim of the paper, with our numbers and a verdict"),
     "examples": ("bench.examples", "the training examples that matter most to some queries"),
     "tokens": ("bench.tokens", "which tokens bear on which"),
+    "limit": ("bench.limit", "how fast BIF approaches the damped influence function on a regular model"),
     "status": ("bench.status", "what is done, running, failed and missing"),
     "cache": ("bench.cache", "list, verify and prune the cache"),
     "retrain": ("retrain.__main__", "the ground truth alone"),

@@ -1,12 +1,14 @@
-"""What the scores look like: for some queries, the training examples that matter most under two methods.
+"""What the scores look like: for queries chosen by rule, the training examples that matter most under some methods.
 
     python -m bench.lds --task digits --alpha 0.1                       # leaves its scores in the cache
     python -m bench.examples --task digits --out results/examples       # reads them; `bench.figures` draws the panels
     python -m bench.examples --task tinylm --out results/examples       # token by token; this one samples a short chain
 
-For an image task, `examples.json` lists each query's most and least influential training images, and `images.png` holds
-every image once. For a language task it holds, for a few pairs of sequences, the correlation of every query token's
-loss with every training token's under the posterior (the paper's normalised BIF, sign included).
+For an image task, `examples.json` lists each query's most and least influential training images and how often two
+methods name the same ones over all queries, and `images.png` holds every image once; raw scores have a folder beside
+that of train-normalised ones. For a language task it holds, for a few pairs of sequences, the correlation of every
+query token's loss with every training token's under the posterior (the paper's normalised BIF, sign included).
+`bench.example_choice` has the rules by which queries and pairs are chosen.
 """
 
 import argparse
@@ -14,12 +16,22 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench.arguments import add_method_arguments
+from bench.example_choice import (
+    RULE,
+    TOKEN_RULE,
+    entropies,
+    pairs_by_rule,
+    queries_by_rule,
+    shared_images,
+    strongest_of_different_words,
+)
 from bench.record import command_line, provenance, why_unwritten
 from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError
@@ -35,6 +47,9 @@ if TYPE_CHECKING:
 MAX_TILE = 64  # pixels: larger images are shrunk
 TILES_ACROSS = 32
 SHOWN_METHODS = ("bif", "ekfac")
+SHOWN_IMAGE_METHODS = (*SHOWN_METHODS, "trak")
+SHOWN_QUERIES, SHOWN_PAIRS = 8, 5
+POOL = 4  # language tasks: queries that are looked at for each pair that is shown
 
 
 # ---- images ----
@@ -82,14 +97,16 @@ def image_examples(session: "Session", num_queries: int, shown: int, raw: bool) 
     variants = [variant for variant in session.active if variant.rows in ("both", kind)]
     scores = {variant.label: stored_scores(session, variant, raw) for variant in variants}
     query_indices, attributed = question.query_indices(), question.attributed_indices()
-    chosen = np.unique(np.linspace(0, len(query_indices) - 1, num_queries).round().astype(int))
+    entropy = entropies(probabilities(session, query_indices))
+    classes = task.query_data.targets[query_indices].numpy()
+    chosen = queries_by_rule(classes, entropy, num_queries, question.seed)
     sheet = Sheet(task)
 
     def describe(examples: "Examples", index: int) -> dict[str, Any]:
         return {"label": label_of(task, int(examples.targets[index])), "image": sheet.add(examples, index)}
 
     queries = []
-    for position in chosen:
+    for position, why in chosen:
         index = int(query_indices[position])
         methods = {}
         for name, matrix in scores.items():
@@ -106,7 +123,8 @@ def image_examples(session: "Session", num_queries: int, shown: int, raw: bool) 
                 ]
                 for side, found in sides.items()
             }
-        queries.append({"query": index, **describe(task.query_data, index), "methods": methods})
+        shown_query = {"query": index, "chosen": why, "entropy": float(f"{entropy[position]:.3g}")}
+        queries.append({**shown_query, **describe(task.query_data, index), "methods": methods})
     content = {
         "kind": "images",
         "task": task.name,
@@ -119,9 +137,32 @@ def image_examples(session: "Session", num_queries: int, shown: int, raw: bool) 
         "settings": {variant.label: variant.settings for variant in variants},
         "sprite": "images.png",
         "tile": list(sheet.tile),
+        "rule": RULE,
         "queries": queries,
+        "num_train": len(attributed),
+        "num_queries": len(query_indices),
+        "agreement": shared_images(scores),
     }
     return content, sheet.picture()
+
+
+def probabilities(session: "Session", indices: np.ndarray) -> np.ndarray:
+    """(queries, classes) of the model that the methods look at."""
+    import torch
+
+    from bench.ground_truth import base_model
+    from retrain.train import choose_device
+
+    task, (block,) = session.task, session.blocks
+    model, _ = base_model(task, block[0], session.store, session.execution.device)
+    device = choose_device(session.execution.device)
+    model = model.to(device).eval()
+    with torch.no_grad():
+        parts = [
+            torch.softmax(model(part.to(device)).float(), 1).cpu()
+            for part in task.query_data.inputs[indices].split(task.eval_batch_size)
+        ]
+    return torch.cat(parts).numpy()
 
 
 class Sheet:
@@ -175,8 +216,9 @@ class Sheet:
 # ---- tokens ----
 
 
-def token_examples(session: "Session", num_queries: int, candidates: int) -> dict[str, Any]:
-    """Query tokens against training tokens: each query with the training sequence that moves it most, by BIF."""
+def token_examples(session: "Session", num_pairs: int, candidates: int) -> dict[str, Any]:
+    """Query tokens against training tokens: each query with the training sequence that moves it most, by BIF; of these
+    the pairs with the strongest correlation of two different words."""
     from bench.ground_truth import base_model
     from bench.token_scores import score_tokens, strongest_of_each_query
     from retrain.train import choose_device
@@ -189,9 +231,16 @@ def token_examples(session: "Session", num_queries: int, candidates: int) -> dic
     if missing := {"bif", "ekfac"} - set(variants):
         raise UsageError(f"per-token examples are of bif and ekfac; {sorted(missing)[0]} is missing from --methods")
     bif, ekfac = variants["bif"].method, variants["ekfac"].method
-    places = strongest_of_each_query(question, bif, model, device, num_queries, candidates)
-    both, diagnostics = score_tokens(question, bif, model, device, places)
-    of_train, _ = score_tokens(question, ekfac, model, device, places)
+    places = strongest_of_each_query(question, bif, model, device, POOL * num_pairs, candidates)
+    found, diagnostics = score_tokens(question, bif, model, device, places)
+    strongest = [
+        strongest_of_different_words(pair.measures["correlation"], pair.query_tokens, pair.train_tokens)
+        for pair in found
+    ]
+    sizes = [(pair.query, pair.train, -1.0 if top is None else abs(top[2])) for pair, top in zip(found, strongest)]
+    kept = pairs_by_rule(sizes, num_pairs)
+    both, tops = [found[k] for k in kept], [strongest[k] for k in kept]
+    of_train, _ = score_tokens(question, ekfac, model, device, [places[k] for k in kept])
     pairs = [
         {
             "query": pair.query,
@@ -201,8 +250,9 @@ def token_examples(session: "Session", num_queries: int, candidates: int) -> dic
             # The paper's sign: tokens that rise and fall together are negative.
             "bif": np.round(pair.measures["correlation"], 3).tolist(),
             "ekfac": [float(f"{value:.3g}") for value in other.measures["score"][0]],
+            **({} if top is None else {"strongest": {"query": top[0], "train": top[1], "bif": round(top[2], 3)}}),
         }
-        for pair, other in zip(both, of_train, strict=True)
+        for pair, other, top in zip(both, of_train, tops, strict=True)
     ]
     return {
         "kind": "tokens",
@@ -214,6 +264,7 @@ def token_examples(session: "Session", num_queries: int, candidates: int) -> dic
         "methods": ["bif", "ekfac"],
         "settings": {name: variants[name].settings for name in ("bif", "ekfac")},
         "num_draws": diagnostics["num_draws"],
+        "rule": f"{TOKEN_RULE} most correlated: {len(pairs)} of {len(places)}.",
         "pairs": pairs,
     }
 
@@ -225,11 +276,19 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.examples", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add_task_arguments(parser)
-    add_method_arguments(parser, SHOWN_METHODS)
-    add("--show", type=at_least(1), default=8, help="how many queries (default: 8)")
-    add("--shown", type=at_least(1), default=4, help="most and least influential images of each (default: 4)")
+    add_method_arguments(parser, SHOWN_IMAGE_METHODS)
+    add(
+        "--show",
+        type=at_least(1),
+        help=f"how many queries (default: {SHOWN_QUERIES}; pairs of a language task: {SHOWN_PAIRS})",
+    )
+    add(
+        "--shown",
+        type=at_least(1),
+        help="most and least influential images of each (default: 4; 3 where there are more than two methods)",
+    )
     add("--candidates", type=at_least(1), default=64, help="language tasks: training sequences looked at (default: 64)")
-    add("--raw", action="store_true", help="raw scores instead of train-normalised ones")
+    add("--scores", choices=("both", "normalised", "raw"), default="both", help="of images (default: %(default)s)")
     add("--seed", dest="seeds", nargs=1, type=at_least(0), help="as bench.lds had it (default: 1)")
     add("--alpha-attribution", nargs=1, type=share, help="as bench.lds had it (default: the task's)")
     add("--out", default=f"{RUNS}/examples", help="a folder for each task is made there (default: %(default)s)")
@@ -241,7 +300,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
-    arguments.methods = arguments.methods or list(SHOWN_METHODS)
     command = command_line("bench.examples", argv)
     return guarded(parser.prog, lambda: collect(arguments, command, parser.prog), "nothing was written")
 
@@ -250,25 +308,36 @@ def collect(arguments: argparse.Namespace, command: str, prog: str) -> int:
     from bench.experiment import Session
     from bench.translate import execution_of, experiment_of
 
+    check_out(arguments.out)
+    if not arguments.methods:
+        arguments.methods = list(SHOWN_IMAGE_METHODS)
+        session = Session(experiment_of(arguments), execution_of(arguments))
+        if session.task.image_shape() is None:
+            arguments.methods = list(SHOWN_METHODS)
     session = Session(experiment_of(arguments), execution_of(arguments))
     task, seed = session.task, session.blocks[0][0]
-    check_out(arguments.out)
-    picture = None
+    made: list[tuple[str, dict[str, Any], Any]] = []  # ending of the folder's name, content, picture
     if task.image_shape() is not None:
-        content, picture = image_examples(session, arguments.show, arguments.shown, arguments.raw)
+        asked = arguments.show or SHOWN_QUERIES
+        kinds = ("normalised", "raw") if arguments.scores == "both" else (arguments.scores,)
+        shown = arguments.shown or (4 if len(session.active) <= 2 else 3)
+        for kind in kinds:
+            made.append(("-raw" * (kind == "raw"), *image_examples(session, asked, shown, kind == "raw")))
     elif task.train_data.targets.ndim == 2:
-        content = token_examples(session, arguments.show, arguments.candidates)
+        asked = arguments.show or SHOWN_PAIRS
+        made.append(("", token_examples(session, asked, arguments.candidates), None))
     else:
         raise UsageError(f"task {task.name} has neither images nor tokens to show")
-    content |= {"command": command, **provenance(session.device())}
-    folder = Path(arguments.out) / f"{task.name}-seed{seed}"
-    if unwritten := why_unwritten(lambda: write_examples(folder, content, picture), folder):
-        print(f"{prog}: {unwritten}", file=sys.stderr)
-        return 1
-    count = len(content.get("queries", content.get("pairs", [])))
-    if count < arguments.show:
-        print(f"--show {arguments.show}: there are {count} (report), and all are shown", file=sys.stderr)
-    print(f"{count} queries written to {folder}")
+    for ending, content, picture in made:
+        content |= {"command": command, **provenance(session.device())}
+        folder = Path(arguments.out) / f"{task.name}-seed{seed}{ending}"
+        if unwritten := why_unwritten(partial(write_examples, folder, content, picture), folder):
+            print(f"{prog}: {unwritten}", file=sys.stderr)
+            return 1
+        count = len(content.get("queries", content.get("pairs", [])))
+        if count < asked:
+            print(f"--show {asked}: there are {count} (report), and all are shown", file=sys.stderr)
+        print(f"{count} {'pairs' if 'pairs' in content else 'queries'} written to {folder}")
     return 0
 
 

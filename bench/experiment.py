@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 
 from bench.arguments import DEFAULT_METHODS, SPLITS
+from bench.ensembles import Ensemble, with_models
 from bench.ground_truth import GroundTruth, assemble, make_units, obtain
 from bench.metrics import MINIMUM_SUBSETS
 from bench.question import Question, further_units
@@ -34,7 +35,7 @@ from retrain.errors import UsageError
 from retrain.jobs import Report, Unit, run_units
 from retrain.progress import watching
 from retrain.safe_files import write_whole
-from retrain.seeds import INITIALISATIONS
+from retrain.starts import STARTS
 from retrain.store import Store, canonical_json, default_cache
 from retrain.subsets import SCHEMES, STREAMS
 from retrain.task import Task
@@ -43,6 +44,7 @@ from retrain.train import Plan, checkpoint_unit, choose_device, describe_device,
 from retrain.work import told
 
 logger = logging.getLogger("tda-bench")
+DESCRIBED = ("task", "methods", "checkpoints")  # of an experiment: what a record's config describes otherwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,26 +65,28 @@ class Experiment:
     stream: str = "report"  # which subsets: those that are reported, or those that settings are chosen on
     replicates: int | None = None  # retrains per subset, for the noise ceiling; None: the task's
     replicated_subsets: int | None = None  # only the first so many are replicated
-    initialisation: str = "shared"  # or "fresh": each retraining from its own initial weights
+    initialisation: str = "shared"  # or "fresh", "replayed": see retrain/starts.py
     query_split: str = "report"
     queries: int | None = None  # only the first so many of the split
+    checkpoints: Sequence[int] = (1,)  # base models that each method's scores are averaged over, a row a number
 
     def __post_init__(self) -> None:
-        for name in ("methods", "alpha", "alpha_attribution", "seeds"):
+        for name in ("methods", "alpha", "alpha_attribution", "seeds", "checkpoints"):
             given = getattr(self, name)
             values = (given,) if isinstance(given, str | int | float | Mapping) else tuple(given)
             object.__setattr__(self, name, tuple(dict.fromkeys(values)) if name != "methods" else values)
         for name, choices in (
             ("settings", SETTINGS), ("scheme", SCHEMES), ("stream", tuple(STREAMS)), ("query_split", SPLITS),
-            ("initialisation", INITIALISATIONS),
+            ("initialisation", STARTS),
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise UsageError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
         for name, highest in (("alpha", _BELOW_ONE), ("alpha_attribution", 1.0)):
             for value in getattr(self, name):
                 _check(name, value, (int, float), _ABOVE_ZERO, highest, "a fraction")
-        for seed in self.seeds:
-            _check("seeds", seed, int, 0, 10**18 - 1, "whole numbers from 0 on, of at most 18 digits")
+        for name, least in (("seeds", 0), ("checkpoints", 1)):
+            for value in getattr(self, name):
+                _check(name, value, int, least, 10**18 - 1, f"whole numbers from {least} on, of at most 18 digits")
         for name, least in (
             ("subsets", MINIMUM_SUBSETS), ("replicates", 1), ("replicated_subsets", MINIMUM_SUBSETS), ("queries", 1),
         ):  # fmt: skip
@@ -178,7 +182,7 @@ class Result:
         return {
             "task": self.task.config,
             "methods": [variant.describe() for variant in self.variants],
-            **{name: value for name, value in self.experiment.to_json().items() if name not in ("task", "methods")},
+            **{name: value for name, value in self.experiment.to_json().items() if name not in DESCRIBED},
             "alpha_attribution": list(shares_of(self.experiment, self.task)),
             "replicates": self.experiment.replicates or self.task.default_replicates,
             "versions": {name: version for name, version in versions().items() if name in DISTRIBUTIONS},
@@ -252,7 +256,8 @@ class Session:
     def __init__(self, experiment: Experiment, execution: Execution):
         self.experiment, self.execution = experiment, execution
         self.task = experiment.build_task()
-        self.variants = build_variants(experiment.methods, self.task, experiment.options, experiment.settings)
+        asked = build_variants(experiment.methods, self.task, experiment.options, experiment.settings)
+        self.variants = with_models(asked, experiment.checkpoints)
         self.store = Store(execution.cache)
         self.out, self.skipped, self.tracebacks = RunRows(), dict[str, str](), dict[str, str]()
         self.blocks = [(seed, share) for seed in experiment.seeds for share in shares_of(experiment, self.task)]
@@ -317,20 +322,21 @@ class Session:
         )
 
     def scorer(self, variant: Variant, seed: int, share: float) -> Scorer:
-        """Of the first alpha, where a method's scores depend on it."""
-        return self.scorers(variant, seed, share)[0][0]
+        """Of the first alpha, where a method's scores depend on it, and of the base model."""
+        return Ensemble.first(self.scorers(variant, seed, share)[0][0])
 
-    def scorers(self, variant: Variant, seed: int, share: float) -> list[tuple[Scorer, list[Plan]]]:
+    def scorers(self, variant: Variant, seed: int, share: float) -> list[tuple[Scorer | Ensemble, list[Plan]]]:
         """With the plans that each answers for: one for all, or one an alpha for a method that retrains by itself."""
-        question, found = self.question(seed, share), dict[str, tuple[Scorer, list[Plan]]]()
+        question, found = self.question(seed, share), dict[str, tuple[Scorer | Ensemble, list[Plan]]]()
         for plan in self.plans(seed, share):
             asked = question.of(variant.method, plan)
             made = Scorer(asked, variant.method, self.store, self.execution.device, self.execution.keep_scores)
-            found.setdefault(str(asked.learns_from), (made, []))[1].append(plan)
+            found.setdefault(str(asked.learns_from), (Ensemble.of(made, variant.models), []))[1].append(plan)
         return list(found.values())
 
-    def base_units(self) -> list[Unit]:
-        return [checkpoint_unit(self.task, seed, 0, self.execution.device) for seed in self.experiment.seeds]
+    def base_units(self, seeds: Sequence[int]) -> list[Unit]:
+        numbers = range(max(variant.models for variant in self.variants))
+        return [checkpoint_unit(self.task, seed, number, self.execution.device) for seed in seeds for number in numbers]
 
     def retrains(self) -> dict[tuple[int, float, float], list[Unit]]:
         """(seed, share, alpha) -> units."""
@@ -355,7 +361,7 @@ class Session:
     def retrain(self) -> dict[tuple[int, float, float], GroundTruth]:
         """The ground truth of every plan; all of it is one campaign, so that no worker waits between seeds."""
         by_plan = self.retrains()
-        units = [*self.base_units(), *(unit for some in by_plan.values() for unit in some)]
+        units = [*self.base_units(self.experiment.seeds), *(unit for some in by_plan.values() for unit in some)]
         jobs = {"name": f"{self.task.name} ground truth", "progress": self.execution.progress, **self.execution.jobs}
         entries = obtain(units, self.store, force=self.execution.force, **jobs)
         if further := self.further(self.active):
@@ -377,10 +383,9 @@ class Session:
     def score(self) -> dict[tuple[int, float], list[tuple[Variant, list[Prediction]]]]:
         """Every variant's predictions, one a plan. One that fails is reported, and the others go on."""
         redo = self.execution.force or self.execution.rescore
-        waiting: list[tuple[Variant, list[tuple[Scorer, list[Plan], list[Unit]]]]] = []
-        base = [unit for unit in self.base_units() if not self.store.has(unit.kind, unit.config)]
+        waiting: list[tuple[Variant, list[tuple[Scorer | Ensemble, list[Plan], list[Unit]]]]] = []
         for seed, share in self.blocks:
-            if any(unit.config["init_seed"] == seed for unit in base):  # only with --collect
+            if not all(self.store.has(unit.kind, unit.config) for unit in self.base_units([seed])):  # only --collect
                 self.out.problems.append(f"seed {seed} has no base model yet; nothing was scored")
                 continue
             for variant in self.active:
@@ -403,7 +408,7 @@ class Session:
         return found
 
     def _made(
-        self, variant: Variant, scorer: Scorer, plans: list[Plan], units: list[Unit], failed: Mapping[str, str]
+        self, variant: Variant, scorer: Any, plans: list[Plan], units: list[Unit], failed: Mapping[str, str]
     ) -> list[Prediction]:
         """One a plan; none, and a word about it, where something is missing."""
         keys = {self.store.key(unit.kind, unit.config): unit.kind for unit in [*units, *scorer.part_units()]}
@@ -413,7 +418,7 @@ class Session:
             if told := self.tracebacks.get(key):
                 self.out.tracebacks[variant.label] = told
             return []
-        if units and not self.store.has(units[0].kind, units[0].config):
+        if not all(self.store.has(unit.kind, unit.config) for unit in units):
             self.out.problems.append(
                 f"{variant.label} has no scores yet for seed {scorer.question.seed}; nothing was started"
             )
@@ -422,7 +427,7 @@ class Session:
         self._note(variant, scorer, predictions[0])
         return predictions
 
-    def _make(self, scorers: list[Scorer], units: list[Unit]) -> dict[str, str]:
+    def _make(self, scorers: Sequence[Any], units: list[Unit]) -> dict[str, str]:
         """Key -> reason of what failed. Where several work at once, parts first: they can be made anywhere."""
         jobs: dict[str, Any] = {**ONCE, **self.execution.scoring_jobs()}
         name, failed = f"{self.task.name} scores", dict[str, str]()
@@ -449,7 +454,7 @@ class Session:
         self.tracebacks |= report.tracebacks
         return report.failed
 
-    def _note(self, variant: Variant, scorer: Scorer, prediction: Prediction) -> None:
+    def _note(self, variant: Variant, scorer: Any, prediction: Prediction) -> None:
         if not_finite := prediction.record.get("num_scores_not_finite"):
             self.out.problems.append(
                 f"{variant.label} gave {not_finite} scores that are not finite; the queries they touch are undefined"

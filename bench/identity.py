@@ -28,7 +28,7 @@ USUAL_GROUND = {
     "initialisation": "shared", "queries": None, "query_split": "report", "scheme": "fixed", "stream": "report",
 }  # fmt: skip
 # Of a method's description: what changes no score.
-NO_SETTING = {"asked", "keep_traces", "label", "name", "origin", "rows", "settings", "source"}
+NO_SETTING = {"asked", "keep_traces", "label", "name", "origin", "rows", "settings", "source", "train_covariance"}
 # Nobody sets a version, and batches follow the machine; where they differ, the name of the series says so.
 UNTOLD = NO_SETTING | {"version", "fit_batch_size", "gradient_batch_size"}
 PILOTED = ("bif", "bif_cv")  # methods whose 0 leaves these to a pilot run
@@ -49,7 +49,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "kfac": {"fit_examples": 0, "labels": "sampled", "layers": "all", "parameters": "", "self_influence": True},
     "trak": {"checkpoints": 1, "projector": "sketch", "version": 1},
     "gradsim": {"parameters": "", "version": 1},
-    "datamodel": {"alpha": 0.0, "outcome": "ranks", "prior": "none", "version": 1},
+    "datamodel": {"alpha": 0.0, "covariance": "likelier", "outcome": "ranks", "prior": "none", "version": 1},
     "random": {"version": 1},
 }
 

@@ -27,6 +27,7 @@ from retrain.command import (
     add_cluster_arguments,
     add_plan_arguments,
     add_task_arguments,
+    at_least,
     check_out,
     guarded,
 )
@@ -40,6 +41,8 @@ def make_parser() -> Parser:
     add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
     add_method_arguments(parser)
     add_query_arguments(parser)
+    models = "base models that every method's scores are averaged over; several numbers: a row each (default: 1)"
+    add("--checkpoints", nargs="+", type=at_least(1), metavar="K", help=models)
     add("--out", default=RUNS, help="where run records go, a folder each (default: %(default)s)")
     add(
         "--keep-scores",

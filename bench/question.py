@@ -12,6 +12,7 @@ import numpy as np
 
 from baselines.method import Bill, Method, Retrained, Size
 from bench.ground_truth import UnitsFailedError, assemble, obtain
+from retrain.examples import Examples
 from retrain.jobs import Unit
 from retrain.store import Store
 from retrain.subsets import attributed_indices
@@ -28,6 +29,8 @@ class Question:
     alpha_attribution: float
     split: Split = "report"
     max_queries: int | None = None
+    of_train: bool = False  # the attributed examples take the queries' place
+    checkpoint: int = 0  # which base model is looked at: 0, or a further one trained like it
     learns_from: Plan | None = None  # the further subsets that a method asks for which retrains by itself
 
     def of(self, method: Method, plan: Plan) -> "Question":
@@ -41,11 +44,17 @@ class Question:
         drawn = replace(plan, num_subsets=count, alpha=alpha or plan.alpha, stream="learn")
         return replace(self, learns_from=replace(drawn, replicates=1, replicated_subsets=None))
 
+    def queries(self) -> Examples:
+        asked = self.task.train_data if self.of_train else self.task.query_data
+        return asked.select(self.query_indices())
+
     def attributed_indices(self) -> np.ndarray:
         return attributed_indices(self.seed, self.alpha_attribution, len(self.task.train_data))
 
     def query_indices(self) -> np.ndarray:
-        """Into the task's queries."""
+        """Into the task's queries, or its training examples."""
+        if self.of_train:
+            return self.attributed_indices()
         return self.task.query_indices(self.split)[: self.max_queries]
 
     def config(self) -> dict[str, Any]:
@@ -56,13 +65,17 @@ class Question:
             "split": self.split,
             "num_queries": len(self.query_indices()),
         }
+        if self.of_train:
+            config["of_train"] = True
+        if self.checkpoint:
+            config["checkpoint_number"] = self.checkpoint
         if self.learns_from is not None:  # how models are retrained decides such scores, too
             config["learns_from"] = {"task": self.task.config, **vars(self.learns_from)}
         return config
 
     def plain_data(self) -> dict[str, Any]:
         """What a worker needs, beside the task, to ask the same."""
-        names = ("seed", "alpha_attribution", "split", "max_queries")
+        names = ("seed", "alpha_attribution", "split", "max_queries", "of_train", "checkpoint")
         learns = None if self.learns_from is None else dict(vars(self.learns_from))
         return {**{name: getattr(self, name) for name in names}, "learns_from": learns}
 

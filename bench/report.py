@@ -10,6 +10,7 @@ results folder becomes part of the page but as text, numbers, pixels, or a drawi
 import argparse
 import html
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +18,9 @@ from typing import Any
 
 from bench.identity import file_slug
 from bench.pages.assemble import built_page, inert_json, part
-from bench.pages.cards import COST_KINDS, Cards, contents, grid, task_sections
+from bench.pages.cards import COST_KINDS, Card, Cards, contents, grid, task_sections
 from bench.pages.data import report_data
-from bench.pages.markdown import rendered
+from bench.pages.markdown import Links, rendered
 from bench.pages.plots import plot_specifications
 from bench.results import Results, load_results
 from retrain.command import RUNS, Parser
@@ -29,12 +30,15 @@ MAX_BYTES = 5_000_000
 SLACK = 60_000  # bytes for what is added around the figures
 FIRST_COMMAND = "python -m bench.lds --alpha 0.1"
 REPRODUCTION = "reproduction.md"  # in the results folder: which of the paper's claims hold here
-SCRIPTS = ("base", "board", "pairs", "plots", "sections", "examples", "start")
+ANSWERS_PAGE = "README.md"  # there, too: its first table is of questions and answers
+ANSWERS_TABLE = re.compile(r"^\| question \|.*(?:\n\|.*)+", re.MULTILINE)
+TITLE = re.compile(r"\A\s*# .*\n")
+SCRIPTS = ("base", "ranks", "board", "pairs", "plots", "sections", "examples", "start")
 
 
-def page_scripts() -> list[str]:
+def page_script() -> str:
     own = "\n".join(part(f"report/{name}.js") for name in SCRIPTS)
-    return [part("vendor/vega.min.js"), f'"use strict";\n(() => {{\n{own}\n}})();']
+    return f'"use strict";\n(() => {{\n{own}\n}})();'
 
 
 def build_page(results: Results, out: Path, figures: Path) -> str:
@@ -42,10 +46,10 @@ def build_page(results: Results, out: Path, figures: Path) -> str:
     data |= {"plots": plot_specifications(), "command": FIRST_COMMAND}
     for example in (*data["images"], *data["tokens"]):
         example["place"] = file_slug(example["task"])
-    scripts = page_scripts()
+    script, charts = page_script(), part("vendor/vega.min.js")
     template, style = part("report/page.html"), part("report/page.css")
     paper = paper_section(results, out)
-    used = sum(len(text.encode()) for text in (template, style, paper, inert_json(data), *scripts))
+    used = sum(len(text.encode()) for text in (template, style, paper, inert_json(data), script, charts))
     cards = Cards(figures, out, MAX_BYTES - used - SLACK, set(results.records), results.problems).read().cards
     titles = {one["task"]: one["description"] for one in reversed(data["grounds"])}
     tasks = list(dict.fromkeys(one["task"] for one in data["grounds"]))
@@ -56,11 +60,13 @@ def build_page(results: Results, out: Path, figures: Path) -> str:
         "STYLE": style,
         "CONTENTS": contents({task: titles.get(task) or task for task in tasks}, data["methods"]),
         "SUMMARY": summary_section(results, data, len(cards)),
+        "ANSWERS": answers_section(results, out, cards, figures),
         "PAPER": paper,
         "IMAGES": task_sections(cards, tasks, titles),
         "COSTS": grid(costs) if costs else "",
     }
-    return built_page(template, scripts, values, data)
+    # The plots' library is a quarter of the page: it is compiled when the first plot comes into view.
+    return built_page(template, [script], values, data, {"charts": charts})
 
 
 def summary_section(results: Results, data: dict[str, Any], num_figures: int) -> str:
@@ -75,14 +81,38 @@ def summary_section(results: Results, data: dict[str, Any], num_figures: int) ->
 
 
 def paper_section(results: Results, out: Path) -> str:
-    path = results.folder / REPRODUCTION
+    """The verdicts open, the readings behind each of them folded."""
+    text = text_beside(results, REPRODUCTION)
+    if text is None:
+        return f'<p class="empty">There is no <code>{REPRODUCTION}</code> in these results yet.</p>'
+    text = TITLE.sub("", text, count=1)  # the section has it
+    return rendered(text, Links(base_of(results, out), anchors="paper-"), fold=2)
+
+
+def answers_section(results: Results, out: Path, cards: Sequence[Card], figures: Path) -> str:
+    """The table of questions and answers of the results' own page; figures that are on this page are linked here."""
+    text = text_beside(results, ANSWERS_PAGE) or ""
+    table = ANSWERS_TABLE.search(text)
+    if table is None:
+        return ""
+    folder = Path(os.path.relpath(figures, results.folder)).as_posix()
+    here = {f"{folder}/{file}": f"figure-{card.stem}" for card in cards for file in card.files}
+    return f"<h3>Questions and answers</h3>{rendered(table[0], Links(base_of(results, out), here=here))}"
+
+
+def text_beside(results: Results, name: str) -> str | None:
+    """Of a page in the results folder; None where there is none that can be shown."""
+    path = results.folder / name
     if path.exists() or path.is_symlink():
         try:
-            base = Path(os.path.relpath(results.folder, out)).as_posix() + "/"
-            return rendered(read_text(path, 2**20), base)
+            return read_text(path, 2**20)
         except SafeFileError as error:
             results.note(str(error))
-    return f'<p class="empty">There is no <code>{REPRODUCTION}</code> in these results yet.</p>'
+    return None
+
+
+def base_of(results: Results, out: Path) -> str:
+    return Path(os.path.relpath(results.folder, out)).as_posix() + "/"
 
 
 def make_parser() -> argparse.ArgumentParser:

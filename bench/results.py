@@ -182,15 +182,17 @@ def _named_pairs(pairs: list[dict[str, Any]], frame: pd.DataFrame) -> pd.DataFra
 
 
 def _once(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFrame:
-    """Where two runs measured the same, the later one counts; the other is named."""
-    frame = frame.sort_values([*EXPERIMENT, "finished", "run_id"], kind="stable")
+    """Where two runs measured the same, the one of more seeds counts, so that a mean is of one run; then the later."""
+    frame = frame.assign(num_seeds=frame.groupby("run_id")["seed"].transform("nunique"))
+    frame = frame.sort_values([*EXPERIMENT, "num_seeds", "finished", "run_id"], kind="stable").drop(columns="num_seeds")
     kept = frame.drop_duplicates(EXPERIMENT, keep="last")
     again = frame.drop(kept.index).merge(kept, on=EXPERIMENT, suffixes=("", "_kept"))
     for (run, other), rows in again.groupby(["run_id", "run_id_kept"]):
         gap = float(np.nanmax([0.0, *(rows["lds"] - rows["lds_kept"]).abs()]))
+        differ = f"; their LDS differ by up to {gap:.3f}" if gap >= 0.0005 else ""
         left_out.append(
             f"run {run}: {len(rows)} of its {(frame['run_id'] == run).sum()} rows are measured again in run {other}, "
-            f"which is later and shown{f'; their LDS differ by up to {gap:.3f}' if gap >= 0.0005 else ''}"
+            f"which has more seeds or is later, and is shown{differ}"
         )
     for (ground, _, series), rows in kept.groupby(["ground", "truth", "series"]):
         if rows["source"].nunique() > 1:

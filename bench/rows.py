@@ -4,16 +4,17 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from bench import metrics
-from bench.additive import linear_numbers
+from bench.additive import linear_numbers, retrains_alone, unlimited_numbers
 from bench.ground_truth import GroundTruth
 from bench.scoring import Prediction
 from bench.variants import Variant
+from retrain.starts import REPLAYED
 from retrain.task import Task
 from retrain.train import Plan
 
@@ -77,12 +78,17 @@ def add_rows(
                     behind[label, normalised] = variant, prediction
     pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
     ceiling, results, differences = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs)
+    if plan.initialisation == REPLAYED:  # nothing but the data differs: a perfect prediction would reach 1
+        ceiling = replace(ceiling, ceiling=1.0, ci_low=1.0, ci_high=1.0, reliability=1.0)
     names = ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated", "num_undefined")
     linear = linear_numbers(truth, further, queries)
+    alone = {retrains_alone(behind[key][0].method, plan.alpha): one for key, one in results.items() if not key[1]}
+    alone = {count: one for count, one in alone.items() if count and math.isfinite(one.lds)}
     out.ceilings.append(
         where
         | {name: getattr(ceiling, name) for name in names}
         | linear
+        | unlimited_numbers(alone, truth.masks.shape[1], linear)
         | {"num_replicates": plan.replicates, "initialisation": plan.initialisation}
         | {"mean_loss": float(losses.mean())}
     )

@@ -65,6 +65,7 @@ RUN_RECORD = {
             **_WHERE, "ceiling?": CORRELATION, "ci_low?": CORRELATION, "ci_high?": CORRELATION,
             "reliability?": ANY_NUMBER, "linear_ceiling?": CORRELATION, "linear_low?": CORRELATION,
             "linear_high?": CORRELATION, "linear_share?": ANY_NUMBER, "linear_subsets?": Maybe(COUNT),
+            "unlimited_ceiling?": CORRELATION, "unlimited_low?": CORRELATION, "unlimited_high?": CORRELATION,
             "num_replicates?": Maybe(Integer(0, 10**6)),
             "num_subsets_replicated?": Maybe(COUNT), **REST,
         }
@@ -118,7 +119,8 @@ SPEED = {
 
 EXAMPLES = {
     "kind": Choice("images", "tokens"), "task?": NAME, "description": WORDS, "seed": COUNT, "scores": NAME,
-    "methods?": ListOf(NAME, 0, 20), "alpha_attribution?": SHARE, "protocol?": NAME, "settings?": {"*": WORDS}, **REST,
+    "methods?": ListOf(NAME, 0, 20), "alpha_attribution?": SHARE, "protocol?": NAME, "settings?": {"*": WORDS},
+    "rule?": WORDS, **REST,
 }  # fmt: skip
 _EXAMPLE = {"train": COUNT, "score": ANY_NUMBER, "label": NAME, "image": COUNT, **REST}
 _SIDES = {"helpful": ListOf(_EXAMPLE, 0, 100), "harmful": ListOf(_EXAMPLE, 0, 100), **REST}
@@ -127,8 +129,20 @@ IMAGES = {
     "sprite": Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,90}\.png"),
     "tile": ListOf(Integer(1, 512), 2, 2),
     "methods": ListOf(NAME, 1, 20),
-    "queries": ListOf({"query": COUNT, "label": NAME, "image": COUNT, "methods": {"*": _SIDES}, **REST}, 1, 1000),
-}
+    "queries": ListOf(
+        {"query": COUNT, "label": NAME, "image": COUNT, "methods": {"*": _SIDES}, "chosen?": NAME, **REST}, 1, 1000
+    ),
+    "num_train?": COUNT,
+    "num_queries?": COUNT,
+    "agreement?": ListOf(
+        {
+            "one": NAME, "other": NAME, "side": Choice("helpful", "harmful"), "named": Integer(1, 10**9),
+            "shared": SHARE, "error": Maybe(SHARE), "chance": SHARE, **REST,
+        },
+        0,
+        10_000,
+    ),
+}  # fmt: skip
 _TOKENS = ListOf(Text(at_most=1000), 1, 5000)
 TOKENS = {
     **EXAMPLES,
@@ -136,7 +150,8 @@ TOKENS = {
     "pairs": [
         {
             "query": COUNT, "train": COUNT, "query_tokens": _TOKENS, "train_tokens": _TOKENS, "bif": [[ANY_NUMBER]],
-            "ekfac?": Maybe([ANY_NUMBER]), **REST,
+            "ekfac?": Maybe([ANY_NUMBER]), "strongest?": {"query": COUNT, "train": COUNT, "bif": ANY_NUMBER, **REST},
+            **REST,
         }
     ],
 }  # fmt: skip
@@ -151,3 +166,20 @@ FIGURES = {
         "facts?": {"*": [NAME]},
     }
 }
+
+_DISTANCE = Number(0, 1e12)
+_SLOPE = {"theory": Number(-100, 100), "measured": Number(-100, 100), **REST}
+LIMIT = {
+    "run_id": ID, "description": WORDS,
+    "config": {
+        "regression": {"copies": COUNT, "num_train": COUNT, "num_queries": COUNT, **REST}, "sampler": NAME,
+        "gradient": NAME, "damping": _DISTANCE, "step_times_precision": _DISTANCE, "thinning": COUNT, "burn_in": COUNT,
+        "draws_of_a_copy": COUNT, "seeds": ListOf(COUNT, 1, 1000), **REST,
+    },
+    "exact": ListOf({"n_beta": Number(1e-12, 1e12), "distance": Number(1e-15, 1e12), **REST}, 1, 1000),
+    "sampled": ListOf(
+        {"n_beta": Number(1e-12, 1e12), "draws": Integer(1, 10**12), "distance": Number(1e-15, 1e12),
+         "low": _DISTANCE, "high": _DISTANCE, **REST}, 1, 10_000,
+    ),
+    "slopes": {"n_beta": _SLOPE, "draws": _SLOPE, **REST}, **REST,
+}  # fmt: skip

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from baselines.method import Attribution, Bill, Method, Problem, Retrained, load_method
+from baselines.method import TRAIN_COVARIANCE, Attribution, Bill, Method, Problem, Retrained, load_method
 from bench.ground_truth import base_model, obtain
 from bench.measure import Cost, metered
 from bench.question import Question, further_retrains
@@ -72,7 +72,8 @@ class Scorer:
 
     @cached_property
     def base(self) -> tuple[nn.Module, Entry]:
-        return base_model(self.question.task, self.question.seed, self.store, self.device_name)
+        asked = self.question
+        return base_model(asked.task, asked.seed, self.store, self.device_name, asked.checkpoint)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -221,7 +222,9 @@ def attribution_of(entry: Entry) -> Attribution:
 
     names = [name.removesuffix("/scores") for name in entry.arrays if name.endswith("/scores")]
     components = {name: one(f"{name}/") for name in names}
-    return one("", diagnostics=entry.record.get("diagnostics", {}), components=components)
+    kept = {TRAIN_COVARIANCE: entry.arrays.get(TRAIN_COVARIANCE)}
+    arrays = {name: torch.from_numpy(np.array(value)) for name, value in kept.items() if value is not None}
+    return one("", diagnostics=entry.record.get("diagnostics", {}), components=components, arrays=arrays)
 
 
 def arrays_of(attribution: Attribution) -> dict[str, np.ndarray]:
@@ -242,23 +245,28 @@ def problem_of(question: Question, model: nn.Module, store: Store, device_name: 
     bill = Bill()
 
     def checkpoint(number: int) -> nn.Module:
-        return base_model(question.task, question.seed, store, device_name, number)[0]
+        return base_model(question.task, question.seed, store, device_name, question.checkpoint + number)[0]
 
     def retrained() -> Retrained:
         return further_retrains(question, store, device_name, bill)
 
-    def answer_of(method: Method) -> Attribution:
-        return _answer_of(Scorer(replace(question, learns_from=None), method, store, device_name, "always"), bill)
+    fitted: set[Method] = set()
+
+    def answer_of(method: Method, of_train: bool = False) -> Attribution:
+        asked = replace(question, learns_from=None, of_train=of_train)
+        scorer = Scorer(asked, method, store, device_name, "always")
+        return _answer_of(scorer, bill, fitted)
 
     return Problem(
         task=question.task,
         model=model,
         train=question.task.train_data,
         attributed_indices=question.attributed_indices(),
-        queries=question.task.query_data.select(question.query_indices()),
+        queries=question.queries(),
         seed=question.seed,
         device=choose_device(device_name),
         scratch=scratch,
+        checkpoint_number=question.checkpoint,
         checkpoint=checkpoint,
         retrained=retrained if question.learns_from else None,
         answer_of=answer_of,
@@ -267,8 +275,11 @@ def problem_of(question: Question, model: nn.Module, store: Store, device_name: 
     )
 
 
-def _answer_of(scorer: Scorer, bill: Bill) -> Attribution:
-    """Scores that are there, or made like any method's, for what they cost whoever made them."""
+def _answer_of(scorer: Scorer, bill: Bill, fitted: set[Method]) -> Attribution:
+    """Scores that are there, or made like any method's, for what they cost whoever made them.
+
+    A fit that is kept serves every question, and is paid for once.
+    """
     with bill.instead_of_the_clock():
         entry = scorer.store.read("scores", scorer.config)
         if entry is not None and "scores" not in entry.arrays:  # too large to have been kept
@@ -279,7 +290,9 @@ def _answer_of(scorer: Scorer, bill: Bill) -> Attribution:
         if entry is None:
             raise MethodFailedError(f"{scorer.method.name} left no scores in the cache")
         record = entry.record
-        bill.add(record["fit_seconds"] + record["score_seconds"], record["peak_memory_bytes"])
+        fit_seconds = 0.0 if scorer.keeps_fit and scorer.method in fitted else record["fit_seconds"]
+        fitted.add(scorer.method)
+        bill.add(fit_seconds + record["score_seconds"], record["peak_memory_bytes"])
         return attribution_of(entry)
 
 

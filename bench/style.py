@@ -146,8 +146,9 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def save(figure: "Figure", path: Path, formats: Iterable[str]) -> list[Path]:
     """The same figure gives the same bytes: no dates, no random ids; written whole or not at all."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine(None)  # it has done its work: each format would draw everything twice for it
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")  # it has done its work: each format would do it again
     for axis in figure.axes:
         # The layout's solver goes by addresses in memory, and its last digits with them.
         axis.set_position(tuple(round(end, 4) for end in axis.get_position().bounds))

@@ -75,7 +75,8 @@ def replicates_text(ceiling: dict[str, Any], row: Any) -> str:
     """How often subsets were retrained on: "2", or "2 (25 of them)" where only some were replicated."""
     replicated, times = ceiling["num_subsets_replicated"], ceiling["num_replicates"]
     text = f"{times} ({replicated} of them)" if times > 1 and replicated < row["num_subsets"] else str(times)
-    return f"{text}, fresh initialisations" if ceiling.get("initialisation") == "fresh" else text
+    how = {"fresh": ", fresh initialisations", "replayed": ", replayed"}
+    return text + how.get(ceiling.get("initialisation", ""), "")
 
 
 def ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
@@ -101,7 +102,13 @@ def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
         return ""
     ends = f" {interval(ceilings[0]['linear_low'], ceilings[0]['linear_high'])}" if len(ceilings) == 1 else ""
     subsets = f"{ceilings[0]['linear_subsets']:,} subsets{' a seed' if len(ceilings) > 1 else ''}"
-    return f"\nlinear ceiling {value:.3f}{ends}: what the best additive score could have (from {subsets})"
+    text = f"\nlinear ceiling {value:.3f}{ends}: what the best additive score could have (from {subsets})"
+    if any(c.get("unlimited_ceiling") is None for c in ceilings):
+        return text
+    ends = f" {interval(ceilings[0]['unlimited_low'], ceilings[0]['unlimited_high'])}" if len(ceilings) == 1 else ""
+    reached = metrics.best_spearman(float(np.mean([c["unlimited_share"] for c in ceilings])))
+    far = f"{ceilings[0]['unlimited_from']:,} retrains"
+    return f"{text}\n  its check: {reached:.3f}{ends}, where regression on {far} is heading without a prior"
 
 
 def linear_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:

@@ -31,7 +31,7 @@ def asked_for(arguments: argparse.Namespace, task: str = "auto") -> dict[str, An
     given: dict[str, Any] = {"task": name, "task_options": task_options, "options": others}
     for field in (
         "methods", "settings", "alpha", "alpha_attribution", "seeds", "subsets", "scheme", "replicates",
-        "replicated_subsets", "initialisation", "queries", "query_split",
+        "replicated_subsets", "initialisation", "queries", "query_split", "checkpoints",
     ):  # fmt: skip
         value = getattr(arguments, field, None)
         if value is not None:

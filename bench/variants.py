@@ -63,11 +63,13 @@ class Variant:
     rows: Kinds = "both"  # settings chosen by raw LDS and by normalised LDS may differ
     origin: str = "default"  # where its settings come from: tuned, library, paper, default
     asked: str = ""  # how the method was named
+    models: int = 1  # base models whose scores are averaged; see bench/ensembles.py
 
     @property
     def settings(self) -> str:
         """The options that are not the method's own defaults, as people write them."""
-        return ",".join(f"{name}={setting_text(value)}" for name, value in changed_options(self.method).items())
+        options = changed_options(self.method) | ({"models": self.models} if self.models > 1 else {})
+        return ",".join(f"{name}={setting_text(value)}" for name, value in options.items())
 
     def describe(self) -> dict[str, Any]:
         """For records: who it is, which options it had, and which code it was."""
@@ -79,6 +81,7 @@ class Variant:
             "settings": self.settings,
             "source": self.method.source,
             **self.method.config,
+            **({"models": self.models} if self.models > 1 else {}),
         }
 
 
@@ -175,7 +178,8 @@ def _described(content: Mapping[str, Any], task: Task) -> Variant:
         ) from None
     own = {option: value for option, value in content.items() if option in known}
     method = load_method(name, **{**task.method_settings.get(str(content.get("name")), {}), **own})
-    return Variant(method, label, rows, str(content.get("origin", "default")), name)
+    models = content.get("models", 1) if "models" not in known else 1
+    return Variant(method, label, rows, str(content.get("origin", "default")), name, models)
 
 
 def settings_of(method: Method, task: Task, settings: str) -> tuple[str, dict[Kinds, dict[str, Any]]]:

@@ -19,7 +19,7 @@ from retrain.jobs import CLUSTERS, JobError
 from retrain.jobs.attempt import Told, blamed, shortened
 from retrain.progress import close_bars
 from retrain.safe_files import SafeFileError, one_line
-from retrain.seeds import INITIALISATIONS
+from retrain.starts import STARTS
 from retrain.store import StoreError, default_cache
 from retrain.subsets import SCHEMES
 
@@ -136,7 +136,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser, minimum_subsets: int = 1
     add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
     add("--replicates", type=at_least(1), help="retrains per subset, for the noise ceiling (default: the task's)")
     add("--replicated-subsets", type=at_least(minimum_subsets), help="only the first so many subsets are replicated")
-    add("--initialisation", choices=INITIALISATIONS, help="of retrained models: the base model's, or each its own")
+    starts = "of retrained models: the base model's, each its own, or the base training replayed without the left out"
+    add("--initialisation", choices=STARTS, help=starts)
 
 
 def one_of_each(arguments: argparse.Namespace, *names: str) -> None:

@@ -6,6 +6,7 @@ device or a path.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -17,12 +18,16 @@ import torch
 from torch import nn
 
 from retrain import subsets
+from retrain.backends import without_onednn
 from retrain.errors import UsageError
 from retrain.jobs import Unit
 from retrain.plugins import plugin_reference
-from retrain.seeds import Initialisation, checkpoint_seeds, retrain_seeds
+from retrain.replays import replay_of, replay_source, why_not_replayed
+from retrain.replays.replay import run_replay
+from retrain.seeds import checkpoint_seeds, retrain_seeds
 from retrain.shared_seconds import SHARED
 from retrain.source import code_fingerprint
+from retrain.starts import REPLAYED
 from retrain.store import Entry, Store
 from retrain.task import Task
 from retrain.tasks import load_task
@@ -94,10 +99,12 @@ def checkpoint_unit(task: Task, seed: int, number: int, device: str) -> Unit:
 
 def train_checkpoint(store: Store, unit: Unit) -> Entry:
     task, device = task_from(unit.payload["task"]), choose_device(unit.payload["device"])
+    started = time.perf_counter()
     with one_thread(device):
         model = task.train_base(init_seed=unit.config["init_seed"], order_seed=unit.config["order_seed"], device=device)
         losses = task.losses(model, task.query_data, device)
     record = {"device": describe_device(device), "code": code_fingerprint(), "mean_query_loss": float(losses.mean())}
+    record["seconds"] = time.perf_counter() - started
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in model.state_dict().items()}
     return store.write(unit.kind, unit.config, arrays, record)
 
@@ -129,7 +136,8 @@ class Plan:
 
     With `replicated_subsets` only the first so many are retrained more than once: enough for the noise ceiling. Models
     start from the base model's initial weights, so that replicates differ in the order of the data alone, or with
-    `initialisation` fresh each from its own.
+    `initialisation` fresh each from its own; `replayed` ones differ in nothing but the data (`retrain/starts.py`), and
+    have no replicates.
     """
 
     alpha: float
@@ -139,8 +147,12 @@ class Plan:
     replicates: int = 1
     scheme: subsets.Scheme = "fixed"
     replicated_subsets: int | None = None
-    initialisation: Initialisation = "shared"
+    initialisation: str = "shared"
     stream: subsets.Stream = "report"
+
+    def __post_init__(self) -> None:
+        if self.initialisation == REPLAYED:
+            object.__setattr__(self, "replicates", 1)
 
     def replicates_of(self, subset: int) -> int:
         everyone = self.replicated_subsets is None or subset < self.replicated_subsets
@@ -170,6 +182,8 @@ def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: st
         "versions": library_versions("torch"),
     }
     at_once = task.trainings_at_once(choose_device(device))
+    if plan.initialisation == REPLAYED:
+        config["replay"], at_once = replay_source(task), 1
     payload = {"task": task_specification(task), "device": device, "at_once": at_once}
     return Unit(kind="retrain", config=config, call="retrain.train:train_one", payload=payload)
 
@@ -180,6 +194,8 @@ def retrain_units(task: Task, plan: Plan, device: str) -> list[Unit]:
         raise UsageError(
             f"task {task.name} starts from pretrained weights; there is no --initialisation but the shared one"
         )
+    if plan.initialisation == REPLAYED and (reason := why_not_replayed(task)):
+        raise UsageError(f"--initialisation {REPLAYED}: {reason}")
     num_attributed = len(plan.attributed(task))
     kept = round(plan.alpha * num_attributed)
     if plan.scheme == "fixed" and not 0 < kept < num_attributed:
@@ -203,9 +219,13 @@ def train_one(store: Store, unit: Unit) -> Entry:
     kept = subsets.mask(
         config["seed"], config["subset"], config["alpha"], len(attributed), config["scheme"], config["stream"]
     )
-    init_seed, order_seed = retrain_seeds(config)
     with one_thread(device), SHARED.measured() as seconds:
-        losses = task.retrained_losses(attributed[kept], init_seed=init_seed, order_seed=order_seed, device=device)
+        if config["initialisation"] == REPLAYED:
+            model = _replayed(task, attributed, kept, config["seed"], device)
+            losses = task.losses(model, task.query_data, device)  # on the CPU: the device is done
+        else:
+            init_seed, order_seed = retrain_seeds(config)
+            losses = task.retrained_losses(attributed[kept], init_seed=init_seed, order_seed=order_seed, device=device)
     record = {
         "seconds": seconds(),
         "device": describe_device(device),
@@ -214,6 +234,14 @@ def train_one(store: Store, unit: Unit) -> Entry:
         "mean_loss": _finite(losses.mean()),
     }
     return store.write(unit.kind, unit.config, {"losses": losses.numpy()}, record)
+
+
+def _replayed(task: Task, attributed: np.ndarray, kept: np.ndarray, seed: int, device: torch.device) -> nn.Module:
+    """The training on all attributed examples with the base model's seeds, those that are not kept struck out."""
+    replay = replay_of(task, attributed, **checkpoint_seeds(seed, 0), device=device)
+    with without_onednn():
+        state = run_replay(replay, torch.from_numpy(kept).float().to(device))
+    return replay.model(state)
 
 
 def _finite(value: torch.Tensor) -> float | None:

@@ -52,10 +52,20 @@ class Traces:
 class RunningSums:
     """One chain as running sums: n x q numbers, and a few hundred for every draw to judge the chain by."""
 
-    def __init__(self, num_draws: int, num_train: int, num_queries: int, device: torch.device, *, checkpoint: Tensor):
+    def __init__(
+        self,
+        num_draws: int,
+        num_train: int,
+        num_queries: int,
+        device: torch.device,
+        *,
+        checkpoint: Tensor,
+        train_covariance: bool = False,
+    ):
         """`checkpoint` has the losses (n + q,) before any step: less them, what is summed is small."""
         self.num_train, self.count, self.device = num_train, 0, device
-        self._sums = StreamingCovariance(num_queries, num_train, device)
+        self._first = 0 if train_covariance else num_train  # from here on columns count as queries
+        self._sums = StreamingCovariance(num_train + num_queries - self._first, num_train, device)
         self._shift, self._filled = checkpoint, 0
         self._block = torch.empty(min(BLOCK, num_draws), num_train + num_queries, device=device)
         self._chosen = diagnosed_examples(num_train + num_queries).to(device)
@@ -74,7 +84,7 @@ class RunningSums:
     def _flush(self) -> None:
         if self._filled:
             block = self._block[: self._filled]
-            self._sums.update(block[:, self.num_train :], block[:, : self.num_train])
+            self._sums.update(block[:, self._first :], block[:, : self.num_train])
             self._filled = 0
 
     def state(self) -> dict[str, Tensor]:
@@ -97,8 +107,16 @@ class RunningSums:
 
 
 class JoinedTraces:
-    def __init__(self, num_train: int, num_queries: int, centring: Centring, device: torch.device):
+    def __init__(
+        self,
+        num_train: int,
+        num_queries: int,
+        centring: Centring,
+        device: torch.device,
+        train_covariance: bool = False,
+    ):
         self.num_train, self.device, self._centring = num_train, device, centring
+        self._first = 0 if train_covariance else num_train
         self._chosen = diagnosed_examples(num_train + num_queries).to(device)
         self._chains: list[Tensor] = []
 
@@ -122,13 +140,21 @@ class JoinedTraces:
         return torch.stack([trace[:, self._chosen] for trace in self._chains]).cpu()
 
     def covariance(self) -> tuple[Tensor, Tensor, Tensor]:
-        return chains_covariance(self._chains, self.num_train, self._centring)
+        """(q, n) and both sets of standard deviations; with `train_covariance` the training examples' rows first."""
+        return chains_covariance(self._chains, self.num_train, self._centring, self._first)
 
 
 class JoinedSums:
-    def __init__(self, num_train: int, num_queries: int, centring: Centring, device: torch.device):
+    def __init__(
+        self,
+        num_train: int,
+        num_queries: int,
+        centring: Centring,
+        device: torch.device,
+        train_covariance: bool = False,
+    ):
         self.device, self._centring = device, centring
-        self._total = StreamingCovariance(num_queries, num_train, device)
+        self._total = StreamingCovariance(num_queries + num_train * train_covariance, num_train, device)
         self._last: StreamingCovariance | None = None
         self._diagnosed: list[Tensor] = []
 

@@ -25,19 +25,25 @@ def degrees_of_freedom(num_chains: int, num_draws: int, centring: Centring) -> i
     return num_chains * num_draws - (1 if centring == "pooled" else num_chains)
 
 
-def chains_covariance(chains: Sequence[Tensor], num_train: int, centring: Centring) -> tuple[Tensor, Tensor, Tensor]:
-    """As `covariance`, of (draws, n + q) traces, one a chain: only one of them is copied at a time."""
+def chains_covariance(
+    chains: Sequence[Tensor], num_train: int, centring: Centring, first: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `covariance`, of (draws, n + q) traces, one a chain: only one of them is copied at a time.
+
+    The columns from `first` on count as queries: with 0 the training examples, which come first, do so as well.
+    """
+    first = num_train if first is None else first
     pooled_mean = torch.stack([trace.mean(0) for trace in chains]).mean(0)
     columns = chains[0].shape[1]
-    cross = chains[0].new_zeros(columns - num_train, num_train)
+    cross = chains[0].new_zeros(columns - first, num_train)
     squares = chains[0].new_zeros(columns)
     for trace in chains:
         centred = trace - (pooled_mean if centring == "pooled" else trace.mean(0))
-        cross.addmm_(centred[:, num_train:].T, centred[:, :num_train])
+        cross.addmm_(centred[:, first:].T, centred[:, :num_train])
         squares += centred.square_().sum(0)
     freedom = degrees_of_freedom(len(chains), len(chains[0]), centring)
     scales = squares.div_(freedom).sqrt_()
-    return cross.div_(freedom), scales[num_train:], scales[:num_train].clone()
+    return cross.div_(freedom), scales[first:], scales[:num_train].clone()
 
 
 def covariance(query: Tensor, train: Tensor, centring: Centring) -> tuple[Tensor, Tensor, Tensor]:

@@ -38,7 +38,7 @@ def holdings(
     control variate doubles that and adds the linear part; shrinkage holds the sum of the chains' differences, and the
     two that it compares.
     """
-    scores, draw = 4 * num_train * num_queries, 4 * (num_train + num_queries)
+    scores, draw = 4 * num_train * (num_queries + num_train * settings.train_covariance), 4 * (num_train + num_queries)
     copies = 2 if settings.control_variate else 1  # a chain and its shadow
     extra = (1 if settings.control_variate else 0) + (3 if shrinkage else 0)
     judged = settings.chains * draws * 4 * (1 + min(DIAGNOSED_EXAMPLES, num_train + num_queries))
@@ -57,7 +57,8 @@ def holdings(
 def merging_bytes(held: Holdings, settings: ChainSettings, num_train: int, num_queries: int) -> int:
     """With chains from files, on the CPU: all of them are there at once. (Traces are anyhow.)"""
     copies = 2 if settings.control_variate else 1
-    return held.num_bytes + (copies * (settings.chains - 1) * 4 * num_train * num_queries if held.streaming else 0)
+    rows = num_queries + num_train * settings.train_covariance
+    return held.num_bytes + (copies * (settings.chains - 1) * 4 * num_train * rows if held.streaming else 0)
 
 
 def model_bytes(settings: ChainSettings, num_parameters: int, localised: bool) -> int:

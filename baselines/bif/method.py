@@ -26,6 +26,9 @@ Gaussian is round. The linear part of the control variate is then g^T (1 + H / d
 
     python -m bench.lds --alpha 0.1 --methods bif@localiser=kronecker,control_variate=true,shrinkage=true
 
+With `train_covariance` the answer also has the covariance of the training examples' losses among themselves, (n, n),
+over the same draws: what the posterior says about which examples go together, and a prior for `datamodel`.
+
 Chains that diverge are dropped with their reason in the record, and the method fails if too few are left: a covariance
 over a chain that ran away is a number about nothing. Chains that have not mixed are said so (`mixing`).
 """
@@ -50,7 +53,7 @@ from baselines.bif.pilot import MOST_DRAWS, Pilot, run_pilot
 from baselines.bif.presets import GRID, PAPER_SETTINGS
 from baselines.bif.saving import Saver
 from baselines.bif.settings import ChainSettings, check_choice
-from baselines.method import Attribution, Method, Problem, Size, batch_size_option
+from baselines.method import TRAIN_COVARIANCE, Attribution, Method, Problem, Size, batch_size_option
 from baselines.support.curvature import GradientsInMetric, Metric
 from baselines.support.gradients import PerExampleGradients
 from baselines.support.inner_products import inner_products
@@ -109,6 +112,8 @@ class BIF(ChainSettings, Method):
             )
         if self.control_variate and (self.query_normalised or self.keep_traces):
             raise ValueError("control_variate goes with neither query_normalised nor keep_traces")
+        if self.control_variate and self.train_covariance:
+            raise ValueError("control_variate has no train_covariance: the exact part is of pairs with queries alone")
         if self.shrinkage and (not self.control_variate or self.chains < 2 or self.draws == 1):
             raise ValueError("shrinkage goes with control_variate and at least 2 chains of 2 draws, which it compares")
 
@@ -123,6 +128,9 @@ class BIF(ChainSettings, Method):
     def settings_in_paper(self, task: Task) -> Mapping[str, Any]:
         kind = "sequences" if task.train_data.targets.dim() > 1 else "images"
         return self.paper_settings.get(task.name, self.paper_settings[kind])
+
+    def with_train_covariance(self) -> "BIF | None":
+        return None if self.control_variate else replace(self, train_covariance=True)
 
     # ---- fit: the localiser's shape, and what the pilot chooses ----
 
@@ -240,6 +248,11 @@ class BIF(ChainSettings, Method):
         shares: dict[str, float] = {}
         components: dict[str, Attribution] = {}
         cross, query_scale, train_scale = joined.chains.covariance()
+        arrays: dict[str, Tensor] = {}
+        if self.train_covariance:
+            num_train = len(problem.attributed_indices)
+            arrays[TRAIN_COVARIANCE] = cross[:num_train].cpu()
+            cross, query_scale = cross[num_train:], query_scale[num_train:]
         if joined.shadows is not None:
             exact = next(parts)
             components[EXACT_PART] = Attribution(scores=exact["scores"], train_scale=exact["train_scale"])
@@ -249,7 +262,7 @@ class BIF(ChainSettings, Method):
         if self.query_normalised:
             cross = cross / torch.where(query_scale > 0, query_scale, 1.0)[:, None]
         mean_losses = joined.healthy_mean_losses
-        arrays = {"mean_loss_trace": torch.from_numpy(mean_losses)}
+        arrays["mean_loss_trace"] = torch.from_numpy(mean_losses)
         if self.keep_traces:
             arrays["loss_traces"] = joined.chains.traces().cpu()
         diagnostics = {

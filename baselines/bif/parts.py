@@ -84,7 +84,9 @@ class Runner:
 
     def _collector(self) -> Traces | RunningSums:
         sizes = (self.settings.draws, self.num_train, self.num_queries, self.problem.device)
-        return RunningSums(*sizes, checkpoint=self._checkpoint) if self.streaming else Traces(*sizes)
+        if not self.streaming:
+            return Traces(*sizes)
+        return RunningSums(*sizes, checkpoint=self._checkpoint, train_covariance=self.settings.train_covariance)
 
     def _part(self, number: int, collectors: Mapping[str, Traces | RunningSums]) -> dict[str, Tensor]:
         mean_losses = collectors["own"].mean_losses()
@@ -153,6 +155,7 @@ def join(
 ) -> Joined:
     """Takes one part after another, in the chains' order: on a GPU no more than one of them is there at a time."""
     sizes: Any = (len(problem.attributed_indices), len(problem.queries), centring, problem.device)
+    sizes += (settings.train_covariance,)
     kind = JoinedSums if streaming else JoinedTraces
     chains, shadows = kind(*sizes), kind(*sizes) if settings.control_variate else None
     agreement = Agreement() if shrinkage else None

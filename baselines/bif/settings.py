@@ -29,6 +29,7 @@ class ChainSettings:
     gradient: str = "minibatch"  # or "difference": less the same minibatch's at the checkpoint (passes.Gradient)
     parameters: str = ""  # regular expression: only parameters whose name it finds are sampled; empty: all trainable
     control_variate: bool = False  # sample only what differs from the prior's own, exactly known covariance
+    train_covariance: bool = False  # also how the training examples' losses vary together, from the same draws
     displacement: str = "float32"  # what a chain keeps of w - w*; bfloat16 halves it, for models of billions
     batch_size: int = batch_size_option(5000)  # examples measured at once
 

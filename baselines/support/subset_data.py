@@ -1,6 +1,7 @@
 """Subsets and the queries' outcomes, in the eigenvectors in which every ratio of noise to signal is a diagonal."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,12 @@ from torch import Tensor
 
 BLOCK_BYTES = 256 * 2**20  # of one matrix of a block of queries
 LEAST_EIGENVALUE = 1e-10  # of the largest: below it is rounding
+LEAST_SCALE = 1e-3  # of a combination of queries, in variance 1 each: some may not vary at all
+MOST_NEGATIVE = 1e-4  # of the largest: further below 0 it is no rounding
+
+
+class NotACovarianceError(ValueError):
+    """A matrix with an eigenvalue well below 0."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class SubsetData:
         self.masks = centred - centred.mean(0)
         self.many = self.num_subsets > self.num_examples
         self.overlaps = self.masks.T @ self.masks if self.many else None
+        self.basis: Tensor | None = None  # (q, q) where combinations of queries are in the queries' place,
+        self.queries: SubsetData | None = None  # and the queries themselves
 
     @property
     def num_queries(self) -> int:
@@ -48,6 +57,50 @@ class SubsetData:
         values = values - values.mean(0)
         scale = values.square().mean(0).sqrt()
         return values / torch.where(scale > 0, scale, 1.0), scale
+
+    def log_scales(self, block: slice) -> Tensor:
+        """(block,): of the outcomes in units of the standardised queries', 0 where they are those themselves."""
+        if self.basis is None:
+            return torch.zeros(block.stop - block.start, dtype=torch.float64, device=self.device)
+        return self.outcomes(block)[1].clamp(min=LEAST_SCALE).log()
+
+    # ---- combinations of queries in the queries' place ----
+
+    def in_basis(self, basis: Tensor) -> "SubsetData":
+        """basis: (q, q), orthogonal, its columns combinations of standardised queries, which become the outcomes."""
+        turned = copy.copy(self)
+        turned.basis, turned.queries = basis, self
+        turned.losses = self._turned(lambda block: self.outcomes(block)[0].T, basis, self.num_subsets).T
+        return turned
+
+    def turned_mean(self, mean: Tensor) -> Tensor:
+        """(q, n): prior means of the combinations, from those of the queries, all of one length of predictions."""
+        assert self.basis is not None
+        assert self.queries is not None
+        own = self.queries
+
+        def standardised(block: slice) -> Tensor:
+            made = own.predictions(mean, block)
+            assert made is not None
+            return made[1].T
+
+        return self._turned(standardised, self.basis, self.num_examples)
+
+    def in_queries(self, weights: Tensor) -> Tensor:
+        """(q, n): of the queries, from those of the combinations."""
+        if self.basis is None or self.queries is None:
+            return weights
+        back = self._turned(lambda block: weights[block].to(self.device, torch.float64), self.basis.T, weights.shape[1])
+        for block in self.blocks():
+            back[block] *= self.queries.outcomes(block)[1].float().cpu()[:, None]
+        return back
+
+    def _turned(self, rows: Callable[[slice], Tensor], basis: Tensor, width: int) -> Tensor:
+        """basis' rows, (q, width) float32 on the CPU; rows(block) has those of a block of queries."""
+        total = torch.zeros(self.num_queries, width, device=self.device, dtype=torch.float32)
+        for block in self.blocks():
+            total += (basis[block].T @ rows(block)).float()
+        return total.cpu()
 
     def predictions(self, mean: Tensor | None, block: slice) -> tuple[Tensor, Tensor] | None:
         """(m, block) of the prior mean, of variance 1, and the scaled mean, (n, block), that makes them."""
@@ -69,6 +122,8 @@ class SubsetData:
             spread += (1 - identity) * (self.masks @ covariance)
         kernel = spread @ self.masks.T
         values, vectors = torch.linalg.eigh((kernel + kernel.T) / 2)
+        if values[0] < -MOST_NEGATIVE * values[-1]:
+            raise NotACovarianceError
         return Spectrum(values.clamp(min=0), vectors.T.contiguous(), None, spread.T @ vectors)
 
     def _by_examples(self, covariance: Tensor | None, identity: float) -> Spectrum:
@@ -78,7 +133,9 @@ class SubsetData:
         if covariance is not None and identity < 1:
             mixed = (1 - identity) * covariance
             mixed.diagonal().add_(identity)
-            root = torch.linalg.cholesky(mixed)
+            root, failed = torch.linalg.cholesky_ex(mixed)
+            if failed:
+                raise NotACovarianceError
             inner = root.T @ self.overlaps @ root
         values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
         kept = values > LEAST_EIGENVALUE * values[-1]

@@ -1,20 +1,25 @@
 """Regression of the queries' losses on subsets, with a Gaussian prior of the weights: exact, and blocked over queries.
 
-    fit = regress(masks, losses, {"scores": scores}, device=device)
+    fit = regress(masks, losses, {"scores": scores}, {"train": covariance}, device=device)
     fit.weights                        # (q, n): the posterior mean, masks @ weights.T predicts the losses
 
 For query j over m subsets, y_j = mu_j + X w_j + noise, with w_j ~ N(c_j P_j, s_j^2 C) around another method's scores P
-(q, n). C = t I + (1 - t) G, both of mean diagonal 1: G is P'P, or how alike two examples are in the scores that they
-have over queries (the cosine of two columns of P) to the power k, which leaves the most alike. Without P this is ridge
-regression. Whatever is not known comes from the marginal likelihood of the very subsets that are learnt from:
+(q, n). C = t I + (1 - t) G, both of mean diagonal 1: G is P'P, or a covariance of examples that the method gives, or
+the cosines of either to the power k, which leaves the most alike (`baselines/support/subset_kernels.py`). Without P
+this is ridge regression. Whatever is not known comes from the marginal likelihood of the very subsets that are learnt
+from:
 
 - mu_j is left out by centring, s_j is profiled, c_j is found by generalised least squares and then shrunk to what is
   usual among the queries by as much as its error says (few subsets tell little about one query);
 - the ratio of noise to signal differs from query to query: each has a posterior over a grid of ratios, whose prior is
   the mixture that makes all queries likeliest. Weights are averaged over it;
-- which scores of several, G and t are the same for all queries, and the likeliest are taken.
+- which scores of several, G and t are the same for all queries, and the likeliest are taken;
+- queries share strength where that is likelier: the model is then of the standardised outcomes in the eigenvectors of
+  the queries' own likeness, a Gaussian process over subsets x queries with a Kronecker product for its covariance whose
+  query side has given eigenvectors and its own scale and noise along each of them.
 
-One eigendecomposition serves every query and every ratio; it is of the smaller of m x m and n x n.
+One eigendecomposition serves every query and every ratio; it is of the smaller of m x m and n x n. Sharing adds one of
+q x q.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,11 +30,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baselines.support.subset_data import BLOCK_BYTES, Spectrum, SubsetData
+from baselines.support.subset_data import BLOCK_BYTES, NotACovarianceError, Spectrum, SubsetData
+from baselines.support.subset_kernels import AS_IT_IS, likeness, products, query_basis, symmetric
 
 RATIOS = torch.logspace(-3, 3, 25, dtype=torch.float64)  # of noise to signal, in variance over subsets
-COVARIANCE = 0  # P'P itself, with the examples' own lengths
-POWERS = (COVARIANCE, 2, 4, 16)  # of the cosine
+OF_QUERIES = "queries"  # P'P
+POWERS = (AS_IT_IS, 2, 4, 16)  # of the cosines of P'P
+TRAIN_POWERS = (AS_IT_IS, 2, 4, 8)  # of those of a covariance that is given
+QUERY_POWERS = (2, 4, 8)  # of the cosines among queries
 STEP = 0.5  # of log10 t
 LOWEST = -3.0
 MIXTURE_STEPS = 50
@@ -45,47 +53,38 @@ def regress(
     masks: np.ndarray,
     losses: np.ndarray,
     priors: Mapping[str, Tensor] | None = None,
+    covariances: Mapping[str, Tensor | None] | None = None,
     *,
     device: torch.device,
     progress: Callable[..., Iterable] = lambda items, **_: items,
 ) -> Regression:
-    """masks: (m, n) bool; losses: (m, q); priors: name -> (q, n) in any unit, of which the likeliest is taken."""
+    """masks: (m, n) bool; losses: (m, q); priors: name -> (q, n) in any unit, of which the likeliest is taken.
+
+    covariances: name -> (n, n) of the weights, up to a factor, and None for P'P (which alone is the default); one that
+    is no covariance (an eigenvalue well below 0) is left out. Without priors they are not looked at.
+    """
     data = SubsetData(masks, losses, device)
-    search = _Search(data, priors or {"none": None})
+    search = _Search(data, priors or {"none": None}, covariances or {OF_QUERIES: None})
     for _ in progress(search.steps(), total=search.most_steps, description="datamodel: the likeliest prior"):
         pass
-    return _posterior(data, search.best)
+    return _posterior(search.data, search.best)
 
 
-def workspace_bytes(num_subsets: int, num_examples: int, num_queries: int, num_priors: int) -> int:
-    """What `regress` holds at once, the caller's losses and scores included."""
+def workspace_bytes(
+    num_subsets: int, num_examples: int, num_queries: int, num_priors: int, num_covariances: int = 0
+) -> int:
+    """What `regress` holds at once, the caller's losses, scores and covariances included."""
     smaller = min(num_subsets, num_examples)
     # Eigenvectors of the best and of the one that is tried, the kernel, and the solver's own; likeness and its power.
     squares = 8 * (6 * smaller**2 + 4 * num_examples**2 * bool(num_priors or num_examples < num_subsets))
     masks = 17 * num_subsets * num_examples + 16 * num_examples * smaller
     block = min(BLOCK_BYTES, 8 * max(num_subsets, num_examples) * num_queries)
-    return squares + masks + 6 * block + num_queries * (8 * num_subsets + 4 * (1 + num_priors) * num_examples)
-
-
-def _products(scores: Tensor, device: torch.device) -> Tensor:
-    """(n, n): of the columns of scores, of mean diagonal 1."""
-    total = torch.zeros(scores.shape[1], scores.shape[1], dtype=torch.float64, device=device)
-    for rows in scores.split(1024):
-        wide = rows.to(device, torch.float64)
-        total += wide.T @ wide
-    return total / total.diagonal().mean().clamp(min=1e-300)
-
-
-def _likeness(products: Tensor, power: int) -> Tensor:
-    """(n, n): the products, or cosines to that power; an example without scores is like itself alone."""
-    if power == COVARIANCE:
-        return products
-    lengths = products.diagonal().sqrt()
-    lengths = torch.where(lengths > 0, lengths, 1.0)
-    alike = products / lengths[:, None]
-    alike /= lengths
-    alike.fill_diagonal_(1.0)
-    return alike.pow_(power)
+    # Queries' likeness, its eigenvectors and the solver's own; then what they make of losses and scores.
+    shared = (32 * num_queries**2 + 4 * num_queries * (num_subsets + num_examples)) * bool(num_priors)
+    given = (
+        num_queries * (8 * num_subsets + 4 * (1 + num_priors) * num_examples) + 12 * num_covariances * num_examples**2
+    )
+    return squares + masks + 6 * block + shared + given
 
 
 # ---- the marginal likelihood ----
@@ -95,7 +94,7 @@ def _likeness(products: Tensor, power: int) -> Tensor:
 class _Evidence:
     """For every query and ratio, (q, ratios): how likely, and the prior mean's factor with its variance."""
 
-    choice: dict[str, Any]  # which scores, power of likeness and t
+    choice: dict[str, Any]  # which scores, covariance, power of likeness, t, and how queries share
     mean: Tensor | None  # (q, n): those scores
     spectrum: Spectrum
     noise: Tensor  # (ratios,): added to the eigenvalues
@@ -134,7 +133,8 @@ def _evidence(data: SubsetData, spectrum: Spectrum, mean: Tensor | None, **choic
             squares = squares - factor.square() * own
             variance = torch.where(known, squares.clamp(min=0) / (own * max(1, m - 2)), torch.inf)
         squares = squares.clamp(min=1e-300)
-        likelihoods.append(-0.5 * ((m - 1) * squares.log() + log_determinant))
+        own_unit = (m - 1) * data.log_scales(block)[:, None]  # outcomes in another basis have other lengths
+        likelihoods.append(-0.5 * ((m - 1) * squares.log() + log_determinant) - own_unit)
         found_factors.append(factor)
         found_variances.append(variance)
     posterior, total = _mixture(torch.cat(likelihoods))
@@ -152,13 +152,25 @@ def _mixture(log_likelihoods: Tensor) -> tuple[Tensor, float]:
 
 
 class _Search:
-    """The likeliest scores by themselves, then the likeliest power, then as little of the identity as is likely."""
+    """The likeliest scores by themselves, then the likeliest covariance, then as little of the identity as is likely.
+
+    Last, whether queries share strength, which changes no eigenvector of the subsets.
+    """
 
     best: _Evidence
-    most_steps = 1 + len(POWERS) + round(-LOWEST / STEP) - 1
 
-    def __init__(self, data: SubsetData, priors: Mapping[str, Tensor] | Mapping[str, None]):
-        self.data, self.priors = data, priors
+    def __init__(
+        self,
+        data: SubsetData,
+        priors: Mapping[str, Tensor] | Mapping[str, None],
+        covariances: Mapping[str, Tensor | None],
+    ):
+        self.data, self.priors, self.covariances = data, priors, covariances
+
+    @property
+    def most_steps(self) -> int:
+        tried = sum(len(POWERS if given is None else TRAIN_POWERS) for given in self.covariances.values())
+        return 1 + tried + len(self.covariances) * (round(-LOWEST / STEP) - 1) + len(QUERY_POWERS)
 
     def steps(self) -> Iterator[None]:
         """One an eigendecomposition."""
@@ -169,26 +181,47 @@ class _Search:
         mean = self.best.mean
         if mean is None:
             return
-        products, name = _products(mean, self.data.device), self.best.choice["scores"]
+        yield from self._covariance(mean)
+        yield from self._sharing(mean)
 
-        def at(power: int, place: float) -> _Evidence:
-            spectrum = self.data.spectrum(_likeness(products, power), 10.0**place)
-            return _evidence(self.data, spectrum, mean, scores=name, power=power, identity=10.0**place)
+    def _covariance(self, mean: Tensor) -> Iterator[None]:
+        scores, device = self.best.choice["scores"], self.data.device
+        for name, given in self.covariances.items():
+            covariance = products(mean, device) if given is None else symmetric(given, device)
+            likeliest, place = None, -STEP
+            for power in POWERS if given is None else TRAIN_POWERS:
+                choice = {"scores": scores, "covariance": name, "power": power}
+                found = self._at(mean, covariance, place, choice)
+                if found is not None and (likeliest is None or found.total > likeliest.total):
+                    likeliest = found
+                yield
+            while likeliest is not None and place > LOWEST:
+                place -= STEP
+                lower = self._at(mean, covariance, place, likeliest.choice)
+                yield
+                if lower is None or lower.total <= likeliest.total:
+                    break
+                likeliest = lower
+            if likeliest is not None and likeliest.total > self.best.total:
+                self.best = likeliest
 
-        place, tried = -STEP, list[_Evidence]()
-        for power in POWERS:
-            tried = [max([*tried, at(power, place)], key=lambda found: found.total)]
+    def _at(self, mean: Tensor, covariance: Tensor, place: float, choice: Mapping[str, Any]) -> _Evidence | None:
+        try:
+            spectrum = self.data.spectrum(likeness(covariance, choice["power"]), 10.0**place)
+        except NotACovarianceError:
+            return None
+        return _evidence(self.data, spectrum, mean, **{**choice, "identity": 10.0**place})
+
+    def _sharing(self, mean: Tensor) -> Iterator[None]:
+        queries, choice = self.data, self.best.choice
+        if queries.num_queries < 2:
+            return
+        for power in QUERY_POWERS:
+            turned = queries.in_basis(query_basis(mean, power, queries.device))
+            found = _evidence(turned, self.best.spectrum, turned.turned_mean(mean), **choice, shared=power)
+            if found.total > self.best.total:
+                self.best, self.data = found, turned
             yield
-        (likeliest,) = tried
-        while place > LOWEST:
-            place -= STEP
-            lower = at(likeliest.choice["power"], place)
-            yield
-            if lower.total <= likeliest.total:
-                break
-            likeliest = lower
-        if likeliest.total > self.best.total:
-            self.best = likeliest
 
 
 # ---- the posterior mean ----
@@ -211,6 +244,7 @@ def _posterior(data: SubsetData, evidence: _Evidence) -> Regression:
         if predicted is not None:
             found = found + factors[block] * predicted[1]
         weights[block] = (found * scale).T.float().cpu()
+    weights = data.in_queries(weights)
     ratios = (posterior @ RATIOS.to(posterior).log10()).quantile(torch.tensor([0.05, 0.5, 0.95]).to(posterior))
     diagnostics = {
         **{f"prior_{name}": value for name, value in evidence.choice.items()},

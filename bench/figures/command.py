@@ -25,11 +25,14 @@ from typing import Any
 from bench import schemas, style
 from bench.figures.drawing import Drawing, Kind
 from bench.figures.kinds import KINDS
+from bench.figures.retraining import without_curves
 from bench.figures.table import markdown_table
 from bench.results import Results, load_results
 from retrain.command import RUNS, Parser, at_least
 from retrain.processes import die_with
 from retrain.safe_files import SafeFileError, write_whole
+
+ALL_ROWS = ("retraining", "table")  # figures that show every setting of the datamodel
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", help="where the figures go (default: figures inside the results)")
     add("--only", nargs="+", metavar="NAME", help=f"some of: {', '.join(kind.name for kind in KINDS)}")
     add("--methods", nargs="+", metavar="NAME", help="only these methods or labels (default: all)")
-    add("--formats", nargs="+", choices=style.FORMATS, default=["svg", "png"], help="(default: svg png)")
+    add("--formats", "--format", nargs="+", choices=style.FORMATS, default=["svg", "png"], help="(default: svg png)")
     add("--width", type=inches, default=style.PAGE, help="of the widest figures, in inches (default: %(default)s)")
     add("--font-size", type=points, default=style.FONT_SIZE, help="of labels, in points (default: %(default)s)")
     add("--processes", type=at_least(1), help="how many draw at a time (default: one a core, four at most)")
@@ -80,6 +83,7 @@ def draw_kind(name: str, results: Results, size: style.PaperSize, out: Path, for
     drawn = Drawn(name)
     (kind,) = [kind for kind in KINDS if kind.name == name]
     taken: set[str] = set()
+    results = results if name in ALL_ROWS else without_curves(results)
     results.problems = []
     with matplotlib.rc_context(size.settings()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of glyphs that the font lacks: a box stands for them

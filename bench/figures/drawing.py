@@ -4,7 +4,7 @@ A drawing is made of records alone. Its frame holds what a reader of the picture
 what was measured on which task, below them bars, n and settings; the figure grows by as much as its words need.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from bench.results import Results
-from bench.style import INK, QUIET, PaperSize, new_figure
+from bench.style import INK, QUIET, PaperSize, looks, new_figure
 
 ALPHA_RETRAIN = r"$\alpha_{\mathrm{retrain}}$"
 ALPHA_ATTRIBUTION = r"$\alpha_{\mathrm{attribution}}$"
@@ -58,6 +58,21 @@ class Kind:
     def command_for(self, folder: str) -> str:
         """The command, with its records where they are looked for."""
         return self.command.replace("--out results/", f"--out {folder}/")
+
+
+def series_shapes(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """The look of every series; one with fewer seeds than another of them says so wherever it is named."""
+    shapes = looks(list(zip(rows["method"], rows["series"])))
+    seeds = rows.groupby("series")["seed"].nunique()
+    for name, shape in shapes.items():
+        if seeds[name] < seeds.max():
+            shape["label"] = f"{name} ({seeds[name]} seed{'s' * bool(seeds[name] > 1)})"
+    return shapes
+
+
+def names_in(shapes: Mapping[str, dict[str, Any]]) -> list[str]:
+    """As a legend has them."""
+    return [shape["label"] for shape in shapes.values()]
 
 
 # ---- panels ----

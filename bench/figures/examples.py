@@ -58,7 +58,7 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
         raise UnusableError(f"{path}: names tile {biggest} of {len(tiles)} in {content['sprite']}")
     columns = 1 + 2 * shown * len(methods)
     unit = size.width / (columns + 0.9 * len(methods) + 0.5)
-    letters = size.points(min(5.0, 9 * unit))
+    letters = size.points(min(5.0, 14.5 * unit))
     step = unit + 1.25 * letters / 72 * 2 + 0.04  # a tile, and two lines of words below it
     panel = step * len(queries) + 0.2 * size.scale
     figure = Figure(figsize=(size.width, panel))
@@ -67,9 +67,12 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
     if "alpha_attribution" in content:
         about.append(f"alpha_attribution {content['alpha_attribution']:g}")
     names = [label_words(method) for method in methods]
+    sizes = [f"{len(queries)} queries", f"{shown} images on each side"]
+    if "num_train" in content:
+        sizes[1] += f" of {content['num_train']:,}"
     notes = [
         "Frame: blue, of the query's own class; orange, of another. Below each: its class and score.",
-        f"n: {len(queries)} queries, {shown} images on each side.",
+        f"{content.get('rule', '')} n: {', '.join(sizes)}.".strip(),
         example_settings(content),
     ]
     notes = list(filter(None, notes))
@@ -78,7 +81,8 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
     top = panel - 0.2 * size.scale
     for row, query in enumerate(queries):
         bottom = top - (row + 1) * step + (step - unit)
-        places.tile(0.03, bottom, tiles[query["image"]], INK, [query["label"], f"query {query['query']}"])
+        why = "unsure" if query.get("chosen") == "least sure" else f"no. {query['query']}"
+        places.tile(0.03, bottom, tiles[query["image"]], INK, [query["label"], why])
         left = unit * 1.5
         for method in methods:
             for side in ("helpful", "harmful"):
@@ -103,7 +107,9 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
     )
     task = content.get("task") or content["description"]
     stem = f"examples-{file_slug(task)}-seed-{content['seed']}-{file_slug(content['scores'])}"
-    return Drawing(stem, title, caption, [], figure, facts={"task": [task], "method": methods})
+    kind = [content["scores"]] if content["scores"] in ("raw", "train-normalised") else []
+    facts = {"task": [task], "method": methods, **({"scores": kind} if kind else {})}
+    return Drawing(stem, title, caption, [], figure, facts=facts)
 
 
 def example_task(content: dict[str, Any]) -> str:

@@ -13,20 +13,29 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 import bench.figures.words as words
-from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, logarithmic, panel_grid
+from bench.figures.drawing import (
+    ALPHA_ATTRIBUTION,
+    ALPHA_RETRAIN,
+    Drawing,
+    frame,
+    logarithmic,
+    names_in,
+    panel_grid,
+    series_shapes,
+)
 from bench.figures.lds import panel_note
 from bench.figures.seconds import timed_rows
 from bench.identity import file_slug
 from bench.results import Results, bars_of, over_seeds
-from bench.style import INK, QUIET, PaperSize, looks
+from bench.style import INK, QUIET, PaperSize
 
 
 def draw_pareto(results: Results, size: PaperSize) -> Iterator[Drawing]:
     for ground, machine, group in timed_rows(results):
-        shapes = looks(list(zip(group["method"], group["series"])))
+        shapes = series_shapes(group)
         places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
         alphas = sorted(group["alpha"].unique())
-        names = sum(map(len, shapes))  # letters: a long legend needs the width even where one panel does not
+        names = sum(map(len, names_in(shapes)))  # letters: a long legend needs the width even where one panel does not
         figure, grid = panel_grid(len(places), len(alphas), size, 1.9 if len(places) == 1 else 1.5, wide=names > 60)
         for line, ((share, _), here) in zip(grid, places, strict=True):
             for axis, alpha in zip(line, alphas, strict=True):
@@ -53,7 +62,7 @@ def draw_pareto(results: Results, size: PaperSize) -> Iterator[Drawing]:
             (Line2D([], [], color=INK, linewidth=0.7), "beaten by no other on both axes"),
         ]
         notes = words.frame_notes(bars, group, ceiling=False)
-        frame(figure, size, title, [about, machine], notes, grid.ravel(), more, list(shapes))
+        frame(figure, size, title, [about, machine], notes, grid.ravel(), more, names_in(shapes))
         caption = (
             f"Cost and quality: LDS against seconds; {description}, {about}, on {machine}. Filled: raw scores; hollow: "
             f"train-normalised. {bars} The line joins what no other point beats on both axes. {words.sizes(group)} "

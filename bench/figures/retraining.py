@@ -6,6 +6,7 @@ the same colour. Seconds are all of them, those of retraining included.
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,24 +14,36 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 import bench.figures.words as words
-from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, logarithmic, panel_grid
+from bench.figures.drawing import (
+    ALPHA_ATTRIBUTION,
+    ALPHA_RETRAIN,
+    Drawing,
+    frame,
+    logarithmic,
+    names_in,
+    panel_grid,
+    series_shapes,
+)
 from bench.figures.lds import CEILINGS, ceiling_called, panel_note
 from bench.figures.seconds import timed_rows
 from bench.identity import USUAL, file_slug
 from bench.results import Results, bars_of, over_seeds
-from bench.style import INK, QUIET, PaperSize, look, looks
+from bench.style import INK, QUIET, PaperSize, look
 
 METHOD = "datamodel"
+FEW = 6
+NO_PRIOR = USUAL[METHOD]["prior"]
 
 
 def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
     for ground, machine, rows in timed_rows(results):
         group = best_scores(rows)
-        if METHOD not in set(group["method"]):
+        group = group[group["alpha"].isin(set(group[group["method"] == METHOD]["alpha"]))]
+        if not len(group):
             continue
         curves = curves_of(group)
         others = group[group["method"] != METHOD]
-        points = looks(list(zip(others["method"], others["series"])))
+        points = series_shapes(others) if len(others) else {}
         places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
         alphas = sorted(group["alpha"].unique())
         figure, grid = panel_grid(len(places), len(alphas), size, 2.2, wide=True)
@@ -53,7 +66,7 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
         counts = f"Retrains of the datamodel: {words.span(retrains_of(group[group['method'] == METHOD]))}."
         kinds = "Raw or train-normalised scores, whichever a method does better with."
         notes = [f"{counts} {kinds}", *words.frame_notes(bars, group)]
-        frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*points, *curves])
+        frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*names_in(points), *curves])
         caption = (
             f"LDS against seconds, retraining included; {description}, {about}, on {machine}. Curves: the datamodel "
             f"over its number of retrains, one a prior. {counts} {kinds} {bars} {words.ceiling_caption(group)}"
@@ -62,6 +75,14 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
         facts = words.facts_of(group, [False, True])
         stem = f"retraining-{ground}-{file_slug(machine)}"
         yield Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts=facts)
+
+
+def without_curves(results: Results) -> Results:
+    """For every other figure: where the datamodel comes with many settings, they are curves here and a crowd there."""
+    rows = results.rows
+    own = rows[rows["method"] == METHOD]
+    crowds = [ground for ground, group in own.groupby("ground") if group["series"].nunique() > FEW]
+    return replace(results, rows=rows[(rows["method"] != METHOD) | ~rows["ground"].isin(crowds)])
 
 
 def best_scores(rows: pd.DataFrame) -> pd.DataFrame:
@@ -79,16 +100,19 @@ def curves_of(group: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Name -> look of every curve, in the colour of its prior's method, and its series in the order of retrains."""
     found: dict[str, dict[str, Any]] = {}
     own = group[group["method"] == METHOD].drop_duplicates("series").assign(retrains=lambda rows: retrains_of(rows))
+    priors = {str(json.loads(options).get("prior", NO_PRIOR)) for options in own["options"]}
     for _, row in own.sort_values("retrains").iterrows():
         options = json.loads(row["options"])
-        prior = str(options.pop("prior", "none"))
+        prior = str(options.pop("prior", NO_PRIOR))
         usual = {**USUAL[METHOD], "retrains": options["retrains"]}
         apart = "".join(f", {name}={value}" for name, value in options.items() if usual.get(name) != value)
         method = prior.partition("+")[0]
-        shape = look(METHOD if prior == "none" else method)
-        name = "retraining alone" if prior == "none" else f"retraining, prior {shape['label']}"
-        name += prior.removeprefix(method) * (prior != "none") + apart
-        shape = shape | {"label": name, "marker": "o", "linestyle": "-", "series": []}
+        shape = look(METHOD if prior == NO_PRIOR else method)
+        name = "retraining alone" if prior == NO_PRIOR else f"retraining, prior {shape['label']}"
+        if sum(other.partition("+")[0] == method for other in priors) > 1:  # else the note below has its settings
+            name += prior.removeprefix(method)
+        name += apart
+        shape = shape | {"label": name, "marker": "o", "linestyle": "--" if apart else "-", "series": []}
         found.setdefault(name, shape)["series"].append(row["series"])
     return found
 
@@ -106,7 +130,9 @@ def retraining_panel(
         if cells:
             _bars(axis, cells, {name: value for name, value in shape.items() if name != "series"})
     for label, style in CEILINGS.items():
-        if np.isfinite(height := ceiling_called(label, rows)):
+        # Other methods' records may be of other seeds, or without enough subsets to know the linear ceiling.
+        seen = rows if label == "noise ceiling" else rows[rows["method"] == METHOD]
+        if np.isfinite(height := ceiling_called(label, seen)):
             axis.axhline(height, color=INK, label=label, **style)
     logarithmic(axis, "x")
 

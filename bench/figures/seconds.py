@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pandas as pd
 
 import bench.figures.words as words
-from bench.figures.drawing import ALPHA_ATTRIBUTION, Drawing, frame, logarithmic, panel_row
+from bench.figures.drawing import ALPHA_ATTRIBUTION, Drawing, frame, logarithmic, names_in, panel_row, series_shapes
 from bench.identity import file_slug
 from bench.results import Results
-from bench.style import PaperSize, looks
+from bench.style import PaperSize
 
 SPANS = (("seconds", "fit + score"), ("fit_seconds", "fit"), ("score_seconds", "score"))
 SHORTEST = 1e-3  # seconds: a part that takes less is no part of the method
@@ -36,7 +36,7 @@ def draw_seconds(results: Results, size: PaperSize) -> Iterator[Drawing]:
         once = once[(once["method"] != "random") & ~once["normalised"].astype(bool)]
         if once["alpha_attribution"].nunique() < 2:
             continue
-        shapes = looks(list(zip(once["method"], once["series"])))
+        shapes = series_shapes(once)
         figure, axes = panel_row(len(SPANS), size, 2.0)
         for axis, (column, name) in zip(axes, SPANS, strict=True):
             for series, shape in shapes.items():
@@ -56,11 +56,12 @@ def draw_seconds(results: Results, size: PaperSize) -> Iterator[Drawing]:
         middle_text = "Median over seeds, bars from the fastest to the slowest; a part below 1 ms is not drawn."
         counts = words.span(once.groupby(["series", "alpha_attribution"])["seed"].nunique())
         seeds = f"n: {counts} seed(s), {words.span(once['num_queries'])} queries."
-        notes = [f"{middle_text} {seeds}", words.settings_text(once)]
-        frame(figure, size, title, [about, machine], notes, axes, order=list(shapes))
+        engine = "EK-FAC: fit and score are kronfluence's." if "ekfac" in set(once["method"]) else ""
+        notes = [f"{middle_text} {engine} {seeds}", words.settings_text(once)]
+        frame(figure, size, title, [about, machine], notes, axes, order=names_in(shapes))
         caption = (
             f"Seconds of fitting and scoring against the share of the training set that is attributed; {description}, "
-            f"{about}, on {machine}. {middle_text} {seeds} {words.settings_text(once)}"
+            f"{about}, on {machine}. {middle_text} {engine} {seeds} {words.settings_text(once)}"
         )
         stem = f"seconds-{ground}-{file_slug(machine)}"
         yield Drawing(stem, title, caption, words.run_ids(once), figure, facts=words.facts_of(once))

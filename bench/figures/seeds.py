@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import bench.figures.words as words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, panel_grid
-from bench.figures.lds import lds_panel, panel_note
+from bench.figures.lds import SIDE_BY_SIDE, lds_panel, panel_note
 from bench.results import Results
 from bench.style import QUIET, PaperSize, looks
 
@@ -38,7 +38,7 @@ def draw_seeds(results: Results, size: PaperSize) -> Iterator[Drawing]:
         kind = words.kind_of_scores(bool(normalised))
         description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
         title = f"{description}: LDS of {kind}, seed by seed"
-        bars = "Bars: 95 % intervals."
+        bars = f"{SIDE_BY_SIDE} Bars: 95 % intervals."
         frame(figure, size, title, [about], words.frame_notes(bars, group), grid.ravel(), order=list(shapes))
         caption = (
             f"LDS of {kind}, every seed by itself; {description}, {about}. {bars} {words.ceiling_caption(group)}"

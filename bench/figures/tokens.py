@@ -55,6 +55,7 @@ def pair_drawing(path: Path, content: dict[str, Any], pair: dict[str, Any], size
     strip = np.array(pair["ekfac"], dtype=float)[None] if pair.get("ekfac") else None
     close = max(matrix.shape) > MOST_LABELS
     figure = whole_and_part(matrix, strip, pair, size) if close else whole_matrix(matrix, strip, pair, size)
+    strongest = pair_words(pair)
     title = f"{content['description']}: query {pair['query']} and training sequence {pair['train']}, token by token"
     draws = f"{content['num_draws']:,} draws" if "num_draws" in content else ""
     about = [example_task(content), content["scores"], f"seed {content['seed']}", draws]
@@ -62,14 +63,33 @@ def pair_drawing(path: Path, content: dict[str, Any], pair: dict[str, Any], size
         "Blue: seeing the training token lowers the query token's loss (negative influence); red: raises it.",
         "EK-FAC's strip: each training token with the whole query, on a scale of its own." if strip is not None else "",
         "Left, the whole; right, the part around the strongest pair, which is framed." if close else "",
-        f"n: {matrix.shape[0]} query tokens, {matrix.shape[1]} training tokens.",
+        strongest,
+        f"{content.get('rule', '')} n: {matrix.shape[0]} query tokens, {matrix.shape[1]} training tokens.".strip(),
         example_settings(content),
     ]
-    frame(figure, size, title, about, notes)
+    frame(figure, size, title, about, filter(None, notes))
     caption = f"{title}; {content['scores']}, seed {content['seed']}. {' '.join(filter(None, notes))}"
     task = content.get("task") or content["description"]
     stem = f"tokens-{file_slug(task)}-seed-{content['seed']}-query-{pair['query']}-train-{pair['train']}"
     return Drawing(stem, title, caption, [], figure, facts={"task": [task], "method": content.get("methods", [])})
+
+
+def strongest_place(pair: dict[str, Any]) -> tuple[int, int] | None:
+    """Of the two different words that the pair was chosen for, where the record has them."""
+    top = pair.get("strongest")
+    if not top or top["query"] >= len(pair["query_tokens"]) or top["train"] >= len(pair["train_tokens"]):
+        return None
+    return top["query"], top["train"]
+
+
+def pair_words(pair: dict[str, Any]) -> str:
+    if (place := strongest_place(pair)) is None:
+        return ""
+    one, other = visible_token(pair["query_tokens"][place[0]]), visible_token(pair["train_tokens"][place[1]])
+    return (
+        f"Strongest pair of different words: \u201c{one.strip()}\u201d (query token {place[0]}) and "
+        f"\u201c{other.strip()}\u201d (training token {place[1]}), {pair['strongest']['bif']:.2f}."
+    )
 
 
 def whole_matrix(matrix: np.ndarray, strip: np.ndarray | None, pair: dict[str, Any], size: PaperSize) -> Figure:
@@ -92,8 +112,9 @@ def whole_matrix(matrix: np.ndarray, strip: np.ndarray | None, pair: dict[str, A
 
 
 def whole_and_part(matrix: np.ndarray, strip: np.ndarray | None, pair: dict[str, Any], size: PaperSize) -> Figure:
-    row, column = np.unravel_index(int(np.nanargmax(np.abs(matrix))), matrix.shape)
-    rows, columns = around(int(row), matrix.shape[0]), around(int(column), matrix.shape[1])
+    largest = np.unravel_index(int(np.nanargmax(np.abs(matrix))), matrix.shape)
+    row, column = strongest_place(pair) or (int(largest[0]), int(largest[1]))
+    rows, columns = around(row, matrix.shape[0]), around(column, matrix.shape[1])
     figure = new_figure(size.width, 3.4 * size.scale)
     heights = [1.0] if strip is None else [12.0, 1.0]
     grid = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights, width_ratios=[1, 1.15])

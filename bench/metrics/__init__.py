@@ -17,6 +17,7 @@ STATISTICS.md, beside this file, derives the intervals and the ceilings and says
 
 from bench.metrics.ceiling import Ceiling, CeilingRatio, lds_over_ceiling, noise_ceiling
 from bench.metrics.checks import MINIMUM_SUBSETS, mean_over_replicates
+from bench.metrics.learning_curve import UnlimitedRetrains, unlimited_retrains
 from bench.metrics.linear import (
     AdditiveShare,
     LinearCeiling,
@@ -48,6 +49,7 @@ __all__ = [
     "LinearRatio",
     "PooledCeiling",
     "PooledRatio",
+    "UnlimitedRetrains",
     "average_ranks",
     "best_spearman",
     "lds_across_queries",
@@ -63,4 +65,5 @@ __all__ = [
     "pooled_ceiling",
     "score_arrays",
     "spearman_per_column",
+    "unlimited_retrains",
 ]

@@ -38,15 +38,21 @@ def inert_json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def script_elements(scripts: Sequence[str]) -> tuple[str, str]:
-    """(the elements, what a Content-Security-Policy says so that these and no others run)."""
-    elements, digests = [], []
-    for script in scripts:
+def script_elements(scripts: Sequence[str], waiting: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """(the elements, what a Content-Security-Policy says so that these and no others run).
+
+    `waiting`: id -> script that is text until one of the others puts it into a script element, as it stands.
+    """
+    waiting = waiting or {}
+    for script in (*scripts, *waiting.values()):
         if ENDS_SCRIPT.search(script):
             raise ValueError("a script holds what would end its element")
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        digests.append(f"'sha256-{digest}'")
-        elements.append(f"<script>{script}</script>")
+    elements = [f'<script type="text/plain" id="{name}">{script}</script>' for name, script in waiting.items()]
+    elements += [f"<script>{script}</script>" for script in scripts]
+    digests = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in (*waiting.values(), *scripts)
+    ]
     return "\n".join(elements), " ".join(digests)
 
 
@@ -57,8 +63,14 @@ def policy(digests: str) -> str:
     )
 
 
-def built_page(template: str, scripts: Sequence[str], values: Mapping[str, str], data: Any) -> str:
+def built_page(
+    template: str,
+    scripts: Sequence[str],
+    values: Mapping[str, str],
+    data: Any,
+    waiting: Mapping[str, str] | None = None,
+) -> str:
     """`values` are markup that the caller has escaped; `data` is whatever the scripts read from #data."""
-    elements, digests = script_elements(scripts)
+    elements, digests = script_elements(scripts, waiting)
     own = {"POLICY": policy(digests), "DATA": inert_json(data), "SCRIPTS": elements}
     return filled(template, {**values, **own})

@@ -21,10 +21,16 @@ from bench.pages.drawings import inline_drawing
 from retrain.safe_files import SafeFileError, read_text
 
 MAX_SVG_BYTES = 300_000  # a drawing of more strokes than this is shown as pixels
-COST_KINDS = ("seconds", "pareto", "scaling", "budget")
-# In this order below their task; the last two, which are many, open on request.
-ORDER = ("lds", "lds-normalised", "table", "llm", "difference", "examples", "tokens", "seeds", "sweep", *COST_KINDS)
-MANY = ("seeds", "sweep")
+COST_KINDS = ("seconds", "pareto", "retraining", "scaling", "budget")
+# The parts of a task, in this order: name, kinds, and whether it is open from the beginning.
+FIGURE_GROUPS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
+    ("How well each method predicts retraining", ("lds", "lds-normalised"), True),
+    ("The numbers", ("table", "llm"), False),
+    ("What the scores look like", ("examples", "overlap", "agreement", "tokens"), True),
+    ("What settings change", ("difference", "sweep"), False),
+    ("Seed by seed", ("seeds",), False),
+)
+ORDER = (*(kind for _, kinds, _ in FIGURE_GROUPS for kind in kinds), *COST_KINDS)
 FEW_ROWS = 16  # of a table that is open from the beginning
 ONE_COLUMN = 300  # points: up to here a drawing takes one column
 
@@ -38,6 +44,7 @@ class Card:
     title: str
     markup: str
     task: str
+    files: tuple[str, ...]
 
 
 @dataclass
@@ -71,7 +78,8 @@ class Cards:
             markup = self.markup(file_slug(stem), entry, body, narrow)
             self.room -= len(markup.encode())
             task = (entry.get("facts", {}).get("task") or [""])[0]
-            self.cards.append(Card(file_slug(stem), entry["kind"], entry.get("title") or stem, markup, task))
+            title, files = entry.get("title") or stem, tuple(entry["files"])
+            self.cards.append(Card(file_slug(stem), entry["kind"], title, markup, task, files))
         return self
 
     def body(self, entry: Mapping[str, Any], prefix: str) -> tuple[str, bool]:
@@ -141,22 +149,25 @@ def grid(cards: Iterable[Card]) -> str:
 
 
 def task_sections(cards: Sequence[Card], tasks: Sequence[str], titles: Mapping[str, str]) -> str:
-    """A part for every task, and one for what belongs to none."""
+    """A part for every task, and one for what belongs to none; in each, its figures by what they answer."""
+    known = {kind for _, kinds, _ in FIGURE_GROUPS for kind in kinds}
     parts = []
     for task in [*tasks, *sorted({card.task for card in cards} - set(tasks))]:
         mine = [card for card in cards if card.task == task and card.kind not in COST_KINDS]
-        few = [card for card in mine if card.kind not in MANY]
         place = file_slug(task) if task else "other"
-        inside = grid(few)
-        for kind in MANY:
-            if many := [card for card in mine if card.kind == kind]:
-                name = "Seed by seed" if kind == "seeds" else "Sweeps over settings"
-                inside += f'<details class="more-figures"><summary>{name}: {len(many)}</summary>{grid(many)}</details>'
+        inside = ""
+        for name, kinds, opened in (*FIGURE_GROUPS, ("Others", tuple({card.kind for card in mine} - known), True)):
+            # Examples are explored below the pictures of them.
+            explore = f'<div id="explore-{place}"></div>' if "examples" in kinds else ""
+            if found := [card for card in mine if card.kind in kinds]:
+                inside += (
+                    f'<details class="more-figures"{" open" if opened else ""}><summary><b>{name}</b> '
+                    f'<span class="quiet">{len(found)}</span></summary>{grid(found)}{explore}</details>'
+                )
+            else:
+                inside += explore
         title = html.escape(titles.get(task) or task or "Others")
-        parts.append(
-            f'<div class="task-figures" id="task-{place}"><h3>{title}</h3>{inside}'
-            f'<div id="explore-{place}"></div></div>'
-        )
+        parts.append(f'<div class="task-figures" id="task-{place}"><h3>{title}</h3>{inside}</div>')
     return "".join(parts) or '<p class="empty">No figures yet. Draw them with <code>python -m bench.figures</code></p>'
 
 
@@ -170,7 +181,9 @@ def contents(tasks: Mapping[str, str], methods: Sequence[Mapping[str, Any]]) -> 
         inside = "".join(entry(place, name) for place, name in pairs)
         return f"<ul>{inside}</ul>" if inside else ""
 
-    below_board = entries([("plot-title", "Plot"), ("pairs-title", "Paired differences")])
+    below_board = entries(
+        [("detail-title", "Method by method"), ("plot-title", "Plot"), ("pairs-title", "Paired differences")]
+    )
     below_images = entries((f"task-{file_slug(task) if task else 'other'}", name) for task, name in tasks.items())
     below_methods = entries((f"method-{method_place(one['method'])}", one["label"]) for one in methods)
     return (

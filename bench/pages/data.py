@@ -11,15 +11,18 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import pandas as pd
 
 from bench.figures.drawing import UnusableError
 from bench.figures.examples import image_examples_of, read_picture
 from bench.figures.scaling import read_scaling
-from bench.figures.table import clearly_best, pairs_by_cell
 from bench.figures.tokens import token_examples_of
 from bench.figures.words import kind_of_scores, span
+from bench.leaderboard.ranking import LeaderboardRow
+from bench.leaderboard.ranking import rows as ranked_rows
+from bench.pages.ranks import Ranks, ranked_boards
 from bench.results import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
-from bench.style import in_order, look, looks
+from bench.style import SHADES, in_order, look, looks, shaded
 from retrain.safe_files import SafeFileError
 
 ROW_KEYS = ["ground", "truth", "alpha_attribution", "alpha", "normalised", "series"]
@@ -31,24 +34,27 @@ def kind(normalised: Any) -> str:
     return kind_of_scores(bool(normalised)).removesuffix(" scores")
 
 
-def leaderboard(results: Results) -> list[dict[str, Any]]:
-    """One row for every experiment, over its seeds."""
+def leaderboard(results: Results, ranked: list[LeaderboardRow]) -> list[dict[str, Any]]:
+    """One row for every experiment, over its seeds, with its rank among those of the same seeds."""
     rows: list[dict[str, Any]] = []
+    ranks = Ranks(ranked)
     shapes = series_looks(results)
-    best = best_of_each(results)
     for (ground, truth, share, alpha, normalised, series), cell in results.rows.groupby(ROW_KEYS, sort=True):
         mean, low, high = over_seeds(cell)
         ceiling = ceiling_over_seeds(cell)
         machines = sorted(set(cell["machine"]))
         first = cell.iloc[0]
+        asked = (first["ground_words"], truth, kind(normalised), float(alpha), float(share))
+        seeds = tuple(sorted(int(seed) for seed in cell["seed"]))
         rows.append(
             {
+                "rank": ranks.of(*asked, first["label"], first["settings"] or "", seeds),
                 "ground": ground, "truth": truth, "task": first["task"], "protocol": first["protocol"],
                 "method": first["method"], "series": series, "settings": first["settings"],
                 "colour": shapes[ground][series]["color"], "scores": kind(normalised), "alpha": float(alpha),
                 "alpha_attribution": float(share), "lds": mean, "low": low, "high": high,
                 "error": high - mean if len(cell) >= MANY_SEEDS else math.nan, "bar": bars_of([len(cell)]),
-                "best": best.get((ground, truth, share, alpha, normalised)) == series, "ceiling": ceiling.value,
+                "ceiling": ceiling.value,
                 "shaky": ceiling.touches_zero, "ceiling_runs": sorted(set(cell["ceiling_from"].dropna())),
                 "ratio": mean / ceiling.value if ceiling.value > 0 else math.nan, "seeds": len(cell),
                 "undefined": int(cell["num_undefined"].sum()), "subsets": span(cell["num_subsets"]),
@@ -61,16 +67,6 @@ def leaderboard(results: Results) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return rows
-
-
-def best_of_each(results: Results) -> dict[tuple[Any, ...], str | None]:
-    """The series that clearly beats all others, by ground, truth, share, alpha and kind of scores."""
-    found: dict[tuple[Any, ...], str | None] = {}
-    for ground, group in results.rows.groupby("ground"):
-        pairs = pairs_by_cell(results.pairs, str(ground))
-        for (truth, share, alpha, normalised), block in group.groupby(ROW_KEYS[1:5]):
-            found[ground, truth, share, alpha, normalised] = clearly_best(block, pairs)
-    return found
 
 
 def series_looks(results: Results) -> dict[str, dict[str, dict[str, Any]]]:
@@ -221,7 +217,7 @@ def example_sets(results: Results) -> tuple[list[dict[str, Any]], list[dict[str,
         if len(data) > MAX_SPRITE_BYTES:
             results.left_out.append(f"{path}: its picture of {len(data):,} bytes is too large for the report")
             continue
-        shown = {name: content[name] for name in ("description", "seed", "scores", "tile", "queries")}
+        shown = {name: content.get(name) for name in ("description", "seed", "scores", "tile", "queries", "rule")}
         across = max(1, int.from_bytes(data[16:20], "big") // content["tile"][1])
         images.append(shown | {"task": task_of(content), "sprite": data_uri(data), "across": across})
     for _, content in token_examples_of(results):
@@ -230,7 +226,7 @@ def example_sets(results: Results) -> tuple[list[dict[str, Any]], list[dict[str,
             | {"strongest": strongest_row(pair["bif"])}
             for pair in content["pairs"]
         ]
-        about = {name: content[name] for name in ("description", "seed", "scores")}
+        about = {name: content.get(name) for name in ("description", "seed", "scores", "rule")}
         tokens.append(about | {"task": task_of(content), "pairs": pairs})
     return images, tokens
 
@@ -263,12 +259,28 @@ def scaling_points(results: Results) -> list[dict[str, Any]]:
             found.append(
                 {
                     "model": row["model"], "parameters": float(row["parameters"]), "method": row["method"],
-                    "label": look(row["method"])["label"], "colour": look(row["method"])["color"],
+                    "series": scaled_series(row), "colour": scaled_colour(row, table),
                     "device": row["device"], "seconds": seconds, "memory": float(row["peak_memory_bytes"]) / 2**30,
                     "measured": "projected" if str(row.get("projected")) == "True" else "measured",
                 }
             )  # fmt: skip
     return found
+
+
+def scaled_series(row: Mapping[str, Any]) -> str:
+    """The method with the settings that its seconds hang on; rows that differ in them are no line."""
+    said = [
+        words.format(int(row[name]))
+        for name, words in (("draws", "{:,} draws"), ("fit_examples", "fitted on {:,}"))
+        if row.get(name) is not None and math.isfinite(float(row[name]))
+    ]
+    return ", ".join([str(look(row["method"])["label"]), *said])
+
+
+def scaled_colour(row: Mapping[str, Any], table: pd.DataFrame) -> str:
+    own = table[table["method"] == row["method"]].to_dict("records")
+    names = list(dict.fromkeys(scaled_series(other) for other in own))
+    return shaded(look(row["method"])["color"], SHADES[names.index(scaled_series(row)) % len(SHADES)])
 
 
 def six_digits(value: Any) -> Any:
@@ -284,8 +296,10 @@ def six_digits(value: Any) -> Any:
 
 def report_data(results: Results, out: Path) -> dict[str, Any]:
     images, tokens = example_sets(results)
+    ranked = ranked_rows(results)
     return {
-        "rows": six_digits(leaderboard(results)),
+        "boards": six_digits(ranked_boards(ranked)),
+        "rows": six_digits(leaderboard(results, ranked)),
         "pairs": six_digits(paired_differences(results)),
         "costs": six_digits(costs(results)),
         "grounds": six_digits(grounds(results)),

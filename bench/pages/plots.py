@@ -45,6 +45,33 @@ def lds_plot() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def dots_plot() -> dict[str, Any]:
+    """One share retrained on: methods below each other, best first, raw and train-normalised scores in two rows."""
+    y = {
+        "field": "series",
+        "type": "nominal",
+        "title": None,
+        "sort": {"field": "lds", "op": "max", "order": "descending"},
+        "axis": {"labelLimit": 260, "grid": True},
+    }
+    apart = {"field": "scores", "type": "nominal", "scale": {"domain": ["raw", "train-normalised"]}}
+    return {
+        "height": {"step": 13},
+        "encoding": {"y": y, "yOffset": apart, "color": COLOUR | {"legend": None}},
+        "layer": [
+            {"transform": [{"filter": "datum.ceiling != null"},
+                           {"aggregate": [{"op": "mean", "field": "ceiling", "as": "ceiling"}]}],
+             "mark": {"type": "rule", "strokeDash": [2, 3]},
+             "encoding": {"x": {"field": "ceiling", "type": "quantitative"}, "y": None, "yOffset": None,
+                          "color": {"datum": "noise ceiling"}, "tooltip": [{"field": "ceiling", "format": ".3f"}]}},
+            {"mark": {"type": "rule"}, "encoding": {"x": {"field": "low", "type": "quantitative"},
+             "x2": {"field": "high"}}},
+            {"params": [ZOOM], "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+             "encoding": {"x": LDS_AXIS, "shape": SHAPE, "tooltip": HOVER}},
+        ],
+    }  # fmt: skip
+
+
 def cost_plot() -> dict[str, Any]:
     x = {"field": "seconds", "type": "quantitative", "title": "seconds, fit and score", "scale": {"type": "log"}}
     return {
@@ -73,7 +100,7 @@ def scaling_plot() -> dict[str, Any]:
         "height": 300,
         "encoding": {"x": x, "y": y, "color": COLOUR, "opacity": FADED_UNLESS_CHOSEN},
         "layer": [
-            {"mark": {"type": "line"}, "encoding": {"detail": {"field": "device"}}},
+            {"mark": {"type": "line"}, "encoding": {"detail": {"field": "device"}}},  # a series has its settings
             {"params": [ZOOM, CHOSEN], "mark": {"type": "point", "filled": True, "size": 60},
              "encoding": {"shape": shape, "tooltip": hover}},
         ],
@@ -81,4 +108,4 @@ def scaling_plot() -> dict[str, Any]:
 
 
 def plot_specifications() -> dict[str, Any]:
-    return {"lds": lds_plot(), "cost": cost_plot(), "scaling": scaling_plot()}
+    return {"dots": dots_plot(), "lds": lds_plot(), "cost": cost_plot(), "scaling": scaling_plot()}

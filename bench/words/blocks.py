@@ -242,14 +242,19 @@ def _plugins(what: str) -> list[tuple[str, str, Any]]:
 
 
 def reproduce_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
-    from bench.figures.kinds import reproduce_table
+    from bench.figures.paper import reproduce_table
 
     folder = records.place(places[0])
     try:
         index = schemas.read_checked(folder / "figures.json", schemas.FIGURES)
     except SafeFileError as error:
         raise UsageError(str(error)) from None
-    return reproduce_table(index, Path(os.path.relpath(folder, page.parent)).as_posix())
+    found = records.results(Path(places[0]).parent.as_posix())
+    here = {
+        run: Path(os.path.relpath(found.folder / record["path"], page.parent)).as_posix()
+        for run, record in found.records.items()
+    }
+    return reproduce_table(index, Path(os.path.relpath(folder, page.parent)).as_posix(), here)
 
 
 def scaling_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:

@@ -119,6 +119,38 @@ def test_chains_are_collected_and_joined_as_one_sample(streaming: bool, centring
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("centring", ["pooled", "chain"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_training_examples_covariances_come_from_the_same_draws(streaming: bool, centring: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    losses = torch.randn(3, 100, 18, generator=generator) + 3 * torch.randn(3, 1, 18, generator=generator) + 5
+    cpu = torch.device("cpu")
+    joined = (JoinedSums if streaming else JoinedTraces)(11, 7, centring, cpu, True)  # type: ignore[arg-type]
+    for chain in losses:
+        collector: Traces | RunningSums = Traces(100, 11, 7, cpu)
+        if streaming:
+            collector = RunningSums(100, 11, 7, cpu, checkpoint=torch.full((18,), 5.0), train_covariance=True)
+        for draw in chain:
+            collector.add(draw)
+        joined.add(collector.part(), 100)
+    cross, scales, _ = joined.covariance()
+    expected = covariance(losses, losses[..., :11], centring)  # type: ignore[arg-type]
+    torch.testing.assert_close(cross, expected[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scales, expected[1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_covariance_of_training_examples_changes_no_score(tmp_path: Path) -> None:
+    problem = make_problem(Planted(num_train=20, num_queries=3), tmp_path)
+    options = {"chains": 2, "draws": 150, "gamma": 1.0, "step_size": 0.005, "n_beta": 50.0}
+    plain, more = (BIF(train_covariance=asked, **options).score(problem, None) for asked in (False, True))  # type: ignore[arg-type]
+    torch.testing.assert_close(more.scores, plain.scores, rtol=1e-5, atol=1e-7)
+    among = more.arrays["train_covariance"]
+    torch.testing.assert_close(among, among.T, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(among.diagonal().sqrt(), more.train_scale, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="no train_covariance"):
+        BIF(train_covariance=True, control_variate=True)
+
+
 def test_streaming_is_chosen_when_it_is_smaller_and_gives_the_same_scores(tmp_path: Path) -> None:
     problem = make_problem(Planted(num_train=20, num_queries=3), tmp_path)
     options = {"chains": 2, "draws": 150, "gamma": 1.0, "step_size": 0.005, "n_beta": 50.0}

@@ -10,7 +10,8 @@ import torch
 from baselines.datamodel import Datamodel, normal_scores
 from baselines.method import Attribution, Method, Problem, Retrained, Size, load_method
 from baselines.support.nested import nested_method, nested_text
-from baselines.support.subset_regression import regress
+from baselines.support.subset_data import SubsetData
+from baselines.support.subset_regression import Regression, _evidence, _posterior, regress
 from retrain.errors import UsageError
 from retrain.subsets import masks as draw
 from tests.helpers.planted import Planted
@@ -107,6 +108,56 @@ class TestRegression:
         empty = regress(kept, losses, {"p": 0 * prior}, device=CPU).weights
         torch.testing.assert_close(empty, regress(kept, losses, device=CPU).weights)
 
+    @pytest.mark.parametrize("num_subsets", [40, 400])
+    def test_a_given_covariance_is_used_where_it_is_likelier(self, num_subsets: int) -> None:
+        kept, losses, weights = planted(num_subsets)
+        prior = torch.from_numpy(weights + 6 * np.random.default_rng(2).normal(size=weights.shape)).float()
+        own = torch.from_numpy(weights.T @ weights)
+        alone, given, both = (
+            regress(kept, losses, {"p": prior}, covariances, device=CPU)
+            for covariances in (None, {"train": own}, {"queries": None, "train": own})
+        )
+        assert agreement(given.weights, weights) > agreement(alone.weights, weights) + 0.01
+        assert both.diagnostics["prior_covariance"] == "train"
+        assert torch.equal(both.weights, given.weights)
+
+    @pytest.mark.parametrize("num_subsets", [40, 400])
+    def test_what_is_no_covariance_is_left_out(self, num_subsets: int) -> None:
+        kept, losses, weights = planted(num_subsets)
+        prior = torch.from_numpy(weights).float()
+        nonsense = torch.from_numpy(np.random.default_rng(4).normal(size=(EXAMPLES, EXAMPLES)))
+        alone = regress(kept, losses, {"p": prior}, device=CPU)
+        both = regress(kept, losses, {"p": prior}, {"queries": None, "train": nonsense}, device=CPU)
+        assert torch.equal(alone.weights, both.weights)
+
+    def test_queries_that_are_alike_share_strength(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Six kinds of queries, and a prior that knows the kinds well and their weights badly."""
+        kept, _, _ = planted(60)
+        generator = np.random.default_rng(8)
+        kinds = generator.normal(size=(6, EXAMPLES))
+        of_query = np.arange(QUERIES) % 6
+        weights = kinds[of_query]
+        losses = (kept @ weights.T + 5.0 * generator.normal(size=(60, QUERIES))).astype(np.float32)
+        guess = (kinds + 2.0 * generator.normal(size=kinds.shape))[of_query]
+        prior = torch.from_numpy(guess + 0.3 * generator.normal(size=weights.shape)).float()
+        shared = regress(kept, losses, {"p": prior}, device=CPU)
+        monkeypatch.setattr("baselines.support.subset_regression.QUERY_POWERS", ())
+        separate = regress(kept, losses, {"p": prior}, device=CPU)
+        assert "prior_shared" in shared.diagnostics
+        assert agreement(shared.weights, weights) > agreement(separate.weights, weights) + 0.03
+
+    def test_the_queries_own_basis_changes_nothing(self) -> None:
+        kept, losses, weights = planted(50)
+        data = SubsetData(kept, losses, CPU)
+        turned = data.in_basis(torch.eye(QUERIES, dtype=torch.float64))
+        mean = torch.from_numpy(weights).float()
+        spectrum = data.spectrum(None, 1.0)
+        own, same = _evidence(data, spectrum, mean), _evidence(turned, spectrum, turned.turned_mean(mean))
+        assert same.total == pytest.approx(own.total, rel=1e-6)
+        torch.testing.assert_close(
+            _posterior(turned, same).weights, _posterior(data, own).weights, rtol=1e-3, atol=1e-4
+        )
+
 
 # ---- the method ----
 
@@ -146,6 +197,34 @@ def test_a_prior_needs_fewer_retrains(scratch: Path) -> None:
     )
     assert prior > plain + 0.1
     assert prior > gradsim
+
+
+def test_the_covariance_is_of_the_priors_own_scores_among_training_examples(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Planted()
+    asked = problem(task, scratch, task.retrained(np.arange(task.num_train), 60))
+    seen: list[dict[str, torch.Tensor | None]] = []
+
+    def spy(masks: np.ndarray, losses: np.ndarray, priors: object, covariances: dict, **how: object) -> Regression:
+        seen.append(covariances)
+        return regress(masks, losses, priors, covariances, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("baselines.datamodel.regress", spy)
+    short = "bif+draws:60+chains:2+gamma:100.0+n_beta:10.0+step_size:0.001"
+    for prior in ("gradsim", short):
+        for covariance in ("queries", "train", "likelier"):
+            answer(load_method("datamodel", prior=prior, covariance=covariance), asked)
+    names = [["queries"], ["train"], ["queries", "train"]]
+    assert [list(one) for one in seen] == 2 * names
+    gradsim = load_method("gradsim")
+    among = gradsim.score(replace(asked, queries=asked.attributed), None).scores
+    assert torch.equal(seen[1]["train"], -among)  # type: ignore[arg-type]
+    assert torch.equal(seen[2]["train"], -among)  # type: ignore[arg-type]
+    traces = answer(replace(nested_method(short), keep_traces=True), asked).arrays["loss_traces"]  # type: ignore[type-var]
+    losses = traces[..., : task.num_train].flatten(0, 1).double()
+    expected = torch.cov(losses.T)
+    torch.testing.assert_close(seen[4]["train"].double(), expected, rtol=1e-3, atol=1e-6)  # type: ignore[union-attr]
 
 
 def test_the_same_problem_gives_the_same_bits(scratch: Path) -> None:
@@ -203,6 +282,7 @@ class TestSpelling:
             ({"prior": "efkac"}, "unknown method"),
             ({"prior": "ekfac+nonsense:1"}, "has no option"),
             ({"prior": "datamodel"}, "retrains by itself"),
+            ({"covariance": "test"}, "available: likelier, queries, train"),
         ],
     )
     def test_what_makes_no_sense_is_refused(self, options: dict, words: str) -> None:

@@ -19,7 +19,8 @@ from matplotlib.text import Text
 from bench.figures import draw_figures
 from bench.figures.command import main
 from bench.figures.drawing import Drawing
-from bench.figures.kinds import KINDS, PAPER, reproduce_table
+from bench.figures.kinds import KINDS
+from bench.figures.paper import PAPER, reproduce_table
 from bench.figures.pareto import pareto_front
 from bench.figures.table import clearly_best, escaped, pairs_by_cell
 from bench.results import load_results
@@ -58,13 +59,29 @@ def write_long_tokens(folder: Path) -> None:
     (folder / "examples.json").write_text(json.dumps(content))
 
 
+def write_limit(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    regression = {"copies": 100, "num_train": 16, "num_queries": 4}
+    config = {"regression": regression, "sampler": "sgld", "gradient": "full batch", "damping": 0.05, "thinning": 25}
+    config |= {"step_times_precision": 0.04, "burn_in": 8, "draws_of_a_copy": 32, "seeds": [1]}
+    sampled = [
+        {"n_beta": n, "draws": draws, "distance": 1 / n + draws**-0.5, "low": 1 / n, "high": 1 / n + 2 * draws**-0.5}
+        for n in (10.0, 100.0)
+        for draws in (100, 1000, 3200)
+    ]
+    slopes = {name: {"theory": -1.0, "measured": -0.9} for name in ("n_beta", "draws")}
+    record = {"run_id": "limit0000000", "description": "regression", "config": config, "sampled": sampled}
+    exact = [{"n_beta": n, "distance": 1 / n} for n in (10.0, 100.0)]
+    (folder / "limit.json").write_text(json.dumps({**record, "exact": exact, "slopes": slopes}))
+
+
 def write_everything(folder: Path) -> None:
-    few: dict[str, Any] = {"methods": ("bif", "bif@n_beta=200"), "seeds": (1, 2), "alphas": (0.1, 0.5)}
+    few: dict[str, Any] = {"methods": ("bif", "bif@n_beta=200"), "seeds": (1, 2), "alphas": (0.1,)}
     write_run(folder / "cifar10", shares=(0.1, 1.0), **few)
     place = write_run(folder / "p", run_id="pythia000001", task="pythia14m", shares=(1.0,), seeds=(1,), alphas=(0.5,))
     change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
     learnt = ("datamodel@retrains=500", "datamodel@prior=ekfac,retrains=500", "datamodel@prior=ekfac,retrains=1000")
-    asked: dict[str, Any] = {"methods": ("ekfac", *learnt), "shares": (1.0,), "seeds": (1,), "alphas": (0.1, 0.5)}
+    asked: dict[str, Any] = {"methods": ("ekfac", *learnt), "shares": (1.0,), "seeds": (1,), "alphas": (0.1, 0.3, 0.5)}
     write_run(folder / "learnt", run_id="learnt000001", task="digits", linear_ceiling=True, **asked)
     write_sweep(folder / "sweep")
     write_one_setting(folder / "one")
@@ -73,6 +90,7 @@ def write_everything(folder: Path) -> None:
     write_examples(folder / "examples")
     write_long_tokens(folder / "long")
     write_agreement(folder / "agreement")
+    write_limit(folder / "limit")
 
 
 def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -100,14 +118,21 @@ def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> N
 
 
 def test_every_figure_of_the_paper_has_ours_or_a_reason() -> None:
-    labels = [label for label, _, _ in PAPER]
+    labels = [item.label for item in PAPER]
     assert len(set(labels)) == len(labels)
     drawn = {label for kind in KINDS for label in kind.paper}
     assert drawn < set(labels)
-    for label, _, ours in PAPER:
-        assert (".*" in ours or "-burn-in-" in ours) == (label in drawn), label
-    assert "| `fig:intro` | the idea of the BIF, drawn | an illustration without data |" in reproduce_table()
+    for item in PAPER:
+        assert bool(item.ours) == (item.label in drawn), item.label
+        assert item.ours or item.why, item.label
+    assert "| `fig:intro` | the idea of the BIF, drawn | none: an illustration without data |" in reproduce_table()
     assert "not yet: needs scaling.csv" in reproduce_table()
+
+
+def test_a_record_is_linked_where_it_is_known() -> None:
+    index = {"lds-cifar10-paper": {"kind": "lds", "files": ["lds-cifar10-paper.png"], "runs": ["aaaa", "bbbb"]}}
+    table = reproduce_table(index, "figures", {"aaaa": "cifar10/aaaa/run.json"})
+    assert "(figures/lds-cifar10-paper.png) | [`aaaa`](cifar10/aaaa/run.json), `bbbb` |" in table
 
 
 def test_a_notebook_gets_a_figure_of_a_folder_or_of_a_result(results: Path) -> None:
@@ -321,14 +346,63 @@ def test_other_task_settings_have_a_figure_of_their_own(results: Path) -> None:
 
 def test_two_settings_are_drawn_with_their_difference(tmp_path: Path) -> None:
     write_run(tmp_path, methods=("bif", "bif@n_beta=200", "ekfac"), shares=(0.1,), seeds=(1,))
+    (drawing,) = draw("difference", tmp_path)
+    assert drawing.stem == "difference-cifar10-paper-bif"
+    assert drawing.figure is not None
+    raw, normalised, below, below_normalised = drawing.figure.axes
+    assert raw.get_title().startswith("raw scores\n")
+    assert normalised.get_title().startswith("train-normalised scores\n")
+    assert "LDS minus that of BIF, paired" in drawing.caption  # the method's own defaults
+    pairs = load_results(tmp_path).pairs.query("series == 'BIF' and against == 'BIF, n_beta=200' and not normalised")
+    for axis in (below, below_normalised):
+        (line,) = [found for found in axis.containers if isinstance(found, ErrorbarContainer)]
+        assert line.has_yerr
+        np.testing.assert_allclose(line.lines[0].get_ydata(), -pairs.sort_values("alpha")["difference"])
+    assert len(raw.containers) == len(normalised.containers) == 2
+
+
+def test_settings_are_held_against_published_ones_and_many_panels_make_two_figures(tmp_path: Path) -> None:
+    many = ("bif", "bif@n_beta=200", "bif@n_beta=900")
+    place = write_run(tmp_path, methods=many, shares=(0.01, 0.1, 1.0), seeds=(1,))
+    path = place / "run.json"
+    path.write_text(path.read_text().replace("bif@n_beta=900", "bif-paper"))
     raw, normalised = draw("difference", tmp_path)
-    assert (raw.stem, normalised.stem) == ("difference-cifar10-paper-bif-n-beta-200", f"{raw.stem}-normalised")
+    assert (raw.stem, normalised.stem) == ("difference-cifar10-paper-bif", "difference-cifar10-paper-bif-normalised")
+    assert "LDS minus that of bif-paper, paired" in raw.caption
     assert raw.figure is not None
-    upper, lower = raw.figure.axes
-    assert "LDS of BIF minus LDS of BIF, n_beta=200" in raw.caption
-    (line,) = [found for found in lower.containers if isinstance(found, ErrorbarContainer)]
-    assert line.has_yerr
-    assert len(upper.containers) == 2
+    assert len(raw.figure.axes) == 6
+    assert len(raw.figure.axes[-1].containers) == 2  # of three settings two differences, not three
+
+
+def test_points_stay_in_the_band_of_their_share(tmp_path: Path) -> None:
+    write_run(tmp_path, shares=(0.1,), seeds=(1,))
+    (drawing,) = draw("lds", tmp_path)
+    assert drawing.figure is not None
+    for line in drawing.figure.axes[0].containers:
+        if isinstance(line, ErrorbarContainer):
+            away = np.abs(line.lines[0].get_xdata() - np.array([0.1, 0.3, 0.5, 0.7]))  # type: ignore[arg-type, operator]
+            assert away.max() < 0.15 * 0.2
+
+
+def test_two_shares_are_two_panels_with_the_methods_below_each_other(results: Path) -> None:
+    (drawing,) = draw("lds", results)
+    assert drawing.figure is not None
+    assert len(drawing.figure.axes) == 4  # two shares attributed, two retrained on
+    names = [text.get_text() for text in drawing.figure.axes[0].get_yticklabels()]
+    assert names == ["BIF", "EK-FAC", "TRAK", "GradSim", "random"]
+    legend = [text.get_text() for text in drawing.figure.legends[0].texts]
+    assert legend == ["chance", "noise ceiling"]
+
+
+def test_a_series_of_fewer_seeds_says_so_wherever_it_is_named(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"shares": (0.1,)}
+    write_run(tmp_path, run_id="many00000000", methods=("ekfac", "random"), seeds=(1, 2), **asked)
+    write_run(tmp_path, run_id="few000000000", methods=("bif",), seeds=(1,), **asked)
+    for kind in ("lds", "pareto"):
+        (drawing,) = draw(kind, tmp_path)
+        assert drawing.figure is not None
+        names = [text.get_text() for text in drawing.figure.legends[0].texts]
+        assert names[:3] == ["BIF (1 seed)", "EK-FAC", "random"]
 
 
 def test_pareto_front() -> None:

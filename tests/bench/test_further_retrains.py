@@ -10,9 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from baselines.kfac import KFAC
+from baselines.method import Problem, load_method
 from bench import Execution, Experiment, read_experiment, run
 from bench.dry_run import dry_run
 from bench.experiment import Session
+from bench.ground_truth import base_model
+from bench.scoring import problem_of
 from bench.variants import build_variants
 from retrain.store import Store
 from retrain.tasks import load_task
@@ -74,15 +78,24 @@ def test_poisoned_reported_subsets_change_no_score(execution: Execution) -> None
     run(small(), execution)
     before = [stored(execution, position) for position in (0, 1)]
     store = Store(execution.cache)
-    for stream in ("report", "tune"):
-        for unit in units(0.5, 12, stream):
+
+    def poison(stream: str, count: int) -> None:
+        for unit in units(0.5, count, stream):
             store.remove_key(unit.kind, store.key(unit.kind, unit.config))
             noise = np.random.default_rng(unit.config["subset"]).normal(size=25).astype(np.float32)
             store.write(unit.kind, unit.config, {"losses": noise}, {})
-    poisoned = run(small(), Execution(**{**vars(execution), "rescore": True}))
+
+    again = Execution(**{**vars(execution), "rescore": True})
+    poison("report", 12)
+    poison("tune", 12)
+    poisoned = run(small(), again)
     for position in (0, 1):
         assert np.array_equal(stored(execution, position), before[position])
     assert abs(poisoned.frame()["lds"]).max() < 0.3, "they were judged on the poison"
+    poison("learn", 30)
+    run(small(), again)
+    for position in (0, 1):
+        assert not np.array_equal(stored(execution, position), before[position]), "its own subsets are what it learns"
 
 
 def test_its_seconds_are_those_of_its_retrains_and_prior_whether_cached_or_not(
@@ -104,6 +117,28 @@ def test_its_seconds_are_those_of_its_retrains_and_prior_whether_cached_or_not(
     for frame in (first, again):
         assert frame["fit_seconds"].iloc[0] == pytest.approx(spent, abs=0.2)
         assert 0 < frame["score_seconds"].iloc[0] < 5
+
+
+def test_a_kept_fit_is_paid_for_once(execution: Execution, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A prior is asked about the queries, and about the training examples as queries."""
+    fit = KFAC.fit
+
+    def slow(method: KFAC, problem: Problem) -> object:
+        time.sleep(1.0)
+        return fit(method, problem)
+
+    monkeypatch.setattr(KFAC, "fit", slow)
+    question = Session(small(), execution).question(1, 1.0)
+    store, method = Store(execution.cache), load_method("kfac")
+    model = base_model(question.task, 1, store, "cpu")[0]
+    for cached in (False, True):
+        problem = problem_of(question, model, store, "cpu", tmp_path)
+        assert problem.answer_of is not None
+        start = time.perf_counter()
+        answers = [problem.answer_of(method, of_train=of_train) for of_train in (False, True)]
+        billed = problem.bill.seconds + time.perf_counter() - start
+        assert [tuple(answer.scores.shape) for answer in answers] == [(20, 200), (200, 200)]
+        assert 1.0 < billed < 1.9, f"cached: {cached}"
 
 
 def key(unit: object) -> tuple[str, dict]:
@@ -156,19 +191,23 @@ def entries(cache: Path) -> dict[Path, int]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("RUN_SLURM_TESTS") != "1", reason="takes long: make test-slurm runs it")
 def test_killed_and_rerun_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
+    """Killed among the reported retrains, twice among the further ones, and when the last of them is there."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     command = [sys.executable, "-m", "bench.lds", *COMMAND, "--cache", str(tmp_path / "cache")]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while len(entries(tmp_path / "cache")) < 4 + 4 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    before = entries(tmp_path / "cache")
-    assert 4 + 4 <= len(before) < 4 + 16, "killed among its further retrains"
+    before: dict[Path, int] = {}
+    for count in (2, 4 + 3, 4 + 9, 4 + 16):
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while len(entries(tmp_path / "cache")) < count and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        found = entries(tmp_path / "cache")
+        assert count <= len(found) <= 4 + 16
+        assert {path: found[path] for path in before} == before, "what was there is not made again"
+        before = found
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
-    after = entries(tmp_path / "cache")
-    assert len(after) == 4 + 16
-    assert {path: after[path] for path in before} == before
+    assert entries(tmp_path / "cache") == before
+    assert len(before) == 4 + 16

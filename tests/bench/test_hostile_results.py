@@ -17,7 +17,7 @@ import pytest
 from bench import report
 from bench.figures.command import main as draw
 from bench.pages.drawings import inline_drawing
-from bench.pages.markdown import rendered
+from bench.pages.markdown import Links, rendered
 from bench.results import load_results
 from bench.tokens_page import packed, page
 from retrain.safe_files import SafeFileError
@@ -313,7 +313,7 @@ def test_markdown_is_words(tmp_path: Path) -> None:
          f"![c](x onerror={RUNS})", "| a | b |", "| --- | --- |", f"| {IMAGE} | `{SCRIPT}` |", "- **bold** and *thin*",
          f"[`{IMAGE}`](https://example.org/`x`)", "[ok](digits/README.md)", "```", SCRIPT, "```"]
     )  # fmt: skip
-    page_text = rendered(text, "../")
+    page_text = rendered(text, Links("../"))
     assert "<img" not in page_text
     assert "<script" not in page_text
     assert "javascript:" not in re.sub(r">[^<]*<", "><", page_text)
@@ -416,6 +416,7 @@ def test_nothing_of_a_hostile_folder_runs_in_the_report(browser: Browser, tmp_pa
     browser.wait("return document.querySelector('script[type=\"image/svg+xml\"]') === null")
     for place in ("#board", "#lds-plot", "#costs", "#scaling-plot", "#methods", "#runs"):
         browser.run("document.querySelector(arguments[0]).scrollIntoView()", place)
+    browser.wait("return document.getElementById('charts') === null")  # the plots' library has been let in
     seen = browser.run(NOTHING_RAN)
     assert seen == {"hacked": 0, "bad": [], "scripts": ["application/json", "", ""], "title": "tda-bench: results"}
     assert browser.console() == []

@@ -6,16 +6,38 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from bench import report
 from bench.figures.command import main as draw
+from bench.leaderboard import rows as ranked_rows
 from bench.pages.assemble import HERE, filled, inert_json, script_elements
 from bench.pages.cards import Cards
-from bench.pages.data import about_method, leaderboard, paired_differences
+from bench.pages.data import about_method, leaderboard, paired_differences, scaling_points
+from bench.pages.ranks import ranked_boards
 from bench.results import load_results
 from tests.helpers.browser import Browser, needs_browser
 from tests.helpers.synthetic_results import write_examples, write_run, write_scaling, write_sweep
+
+CLAIMS = """# Claims
+
+| claim | here |
+| --- | --- |
+| [BIF is fast](#1-bif-is-fast) | *yes* |
+
+## 1. BIF is fast
+
+| seconds |
+| --- |
+| 3 |
+"""
+ANSWERS = """# Results
+
+| question | answer | figure |
+| --- | --- | --- |
+| Who is best? | EK-FAC | [LDS](figures/lds-cifar10-paper.svg), [all](cifar10/README.md) |
+"""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +51,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_examples(folder / "examples")
     write_sweep(folder / "sweep")
     write_scaling(folder / "scaling")
-    (folder / "reproduction.md").write_text("# Claims\n\n| claim | here |\n| --- | --- |\n| BIF is fast | *yes* |\n")
+    (folder / "reproduction.md").write_text(CLAIMS)
+    (folder / "README.md").write_text(ANSWERS)
     kinds = ["lds", "lds-normalised", "seconds", "llm", "examples", "tokens", "sweep"]
     assert draw(["--results", str(folder), "--formats", "svg", "--only", *kinds]) == 0
     assert report.main(["--results", str(folder)]) == 0
@@ -69,7 +92,8 @@ def test_the_page_is_small_needs_no_network_and_is_the_same_twice(page: Path, re
 
 def test_the_leaderboard_is_the_rows_over_seeds(results: Path) -> None:
     loaded = load_results(results)
-    rows = leaderboard(loaded)
+    ranked = ranked_rows(loaded)
+    rows = leaderboard(loaded, ranked)
     keys = ["ground", "truth", "series", "normalised", "alpha", "alpha_attribution"]
     assert len(rows) == len(loaded.rows.groupby(keys))
     wanted = {"ground": "cifar10-paper", "method": "bif", "alpha": 0.1, "alpha_attribution": 0.1, "scores": "raw"}
@@ -83,9 +107,31 @@ def test_the_leaderboard_is_the_rows_over_seeds(results: Path) -> None:
     assert (row["low"], row["high"]) == pytest.approx((frame["ci_low"].min(), frame["ci_high"].max()))
     assert row["bar"] == "lowest to highest end of the 2 seeds' 95 % intervals"
     assert row["ceiling"] == pytest.approx(frame["reliability"].mean() ** 0.5)
-    best = {r["series"] for r in rows if r["best"] and r["ground"] == "cifar10-paper"}
-    assert best == {"EK-FAC"}
+    assert {r["series"] for r in rows if r["rank"] == "1" and r["ground"] == "cifar10-paper"} == {"EK-FAC"}
+    assert all(r["rank"] for r in rows)
+    boards = ranked_boards(ranked)
+    assert len({board["title"] for board in boards}) == len(boards) == 4
+    for board in boards:
+        assert {line["series"] for line in board["lines"]} == {"bif", "ekfac", "trak", "gradsim", "random"}
+        ids = {column["column"] for column in board["columns"]}
+        assert all(set(line["cells"]) == ids for line in board["lines"])
     assert len(paired_differences(loaded)) == 2 * 2 * 2 * 10 + 2 * 10 + 2 * 10
+
+
+def test_lines_over_model_size_are_of_one_setting(tmp_path: Path) -> None:
+    write_scaling(tmp_path / "scaling")
+    table = pd.read_csv(tmp_path / "scaling" / "scaling.csv").assign(draws=2000.0)
+    fitted = table[table["method"] == "ekfac"].assign(fit_examples=400, draws=float("nan"))
+    more = fitted.assign(fit_examples=10_000)
+    bif = table[table["method"] == "bif"]
+    pd.concat([bif, fitted, more]).to_csv(tmp_path / "scaling" / "scaling.csv", index=False)
+    points = scaling_points(load_results(tmp_path))
+    series = {point["series"]: point["colour"] for point in points}
+    assert set(series) == {"BIF, 2,000 draws", "EK-FAC, fitted on 400", "EK-FAC, fitted on 10,000"}
+    assert len(set(series.values())) == 3
+    for name in series:
+        sizes = [point["parameters"] for point in points if point["series"] == name]
+        assert len(set(sizes)) == len(sizes) == 4  # one point a model: no line goes back and forth
 
 
 def test_figures_that_do_not_fit_are_linked(results: Path, tmp_path: Path) -> None:
@@ -230,6 +276,45 @@ def test_every_interval_says_what_it_is_and_no_column_is_cut_off(opened: Browser
 
 
 @needs_browser
+def test_it_opens_in_less_than_a_second(browser: Browser, page: Path) -> None:
+    """Of the page's own thread: other programs on this machine do not count."""
+    browser.look(1280, 900, "light")
+    browser.devtools("Performance.enable", timeDomain="threadTicks")
+    browser.open(page)
+    found = {one["name"]: one["value"] for one in browser.devtools("Performance.getMetrics")["metrics"]}
+    browser.devtools("Performance.disable")
+    assert 0 < found["TaskDuration"] < 1
+    # The plots' library is not even compiled by then.
+    assert browser.run("return document.getElementById('charts')?.type") == "text/plain"
+
+
+@needs_browser
+def test_ranks_stand_beside_values_and_follow_the_filters(opened: Browser) -> None:
+    count = """return ["h4", "tbody tr", "thead th"].map((one) => document.querySelectorAll("#boards " + one).length)"""
+    assert opened.run(count) == [4, 20, 4 * 3 + 4 + 4 + 2 + 2]
+    cells = opened.run("""return [...document.querySelectorAll("#boards .data-table")[0].querySelectorAll("tbody tr")]
+        .map((tr) => [...tr.children].slice(0, 2).map((td) => td.textContent))""")
+    assert re.fullmatch(r"ekfac, 0\.\d{3} \(1\)", ", ".join(cells[0]))
+    opened.run(CHOOSE, "#filters", "task", "pythia14m")
+    opened.run(CHOOSE, "#filters", "scores", "raw")
+    opened.run(CHOOSE, "#filters", "method", "bif")
+    assert opened.run(count) == [1, 1, 4]
+    assert opened.console() == []
+
+
+@needs_browser
+def test_answers_and_claims_lead_to_what_is_behind_them(opened: Browser) -> None:
+    links = opened.run("""return [...document.querySelectorAll("#answers td a")].map((a) => a.getAttribute("href"))""")
+    assert links == ["#figure-lds-cifar10-paper", "../cifar10/README.md"]
+    assert opened.run("return document.querySelectorAll('#paper h3').length") == 0  # the section has its title
+    seen = opened.run("""document.querySelector("#paper td a").click();
+        dispatchEvent(new HashChangeEvent("hashchange"));
+        const behind = document.getElementById("paper-1-bif-is-fast");
+        return [behind.tagName, behind.open, behind.querySelector("td").textContent];""")
+    assert seen == ["DETAILS", True, "3"]
+
+
+@needs_browser
 def test_numbers_link_to_their_run_and_its_settings(opened: Browser, page: Path) -> None:
     missing = opened.run("""return [...document.querySelectorAll('a[href^="#"]')]
         .filter((a) => a.hash.length > 1 && !document.getElementById(a.hash.slice(1))).map((a) => a.hash)""")
@@ -268,7 +353,7 @@ def test_a_pair_shows_its_numbers(opened: Browser) -> None:
 
 @needs_browser
 def test_plots_are_drawn_by_vega_and_answer(opened: Browser) -> None:
-    for place, least in (("#lds-plot", 10), ("#cost-plot", 10), ("#scaling-plot", 8)):
+    for place, least in (("#dots-plot", 10), ("#lds-plot", 20), ("#cost-plot", 10), ("#scaling-plot", 8)):
         opened.run("document.querySelector(arguments[0]).scrollIntoView()", place)
         opened.wait("return document.querySelector(arguments[0]).dataset.drawn === 'true'", place)
         marks = opened.run(
@@ -295,13 +380,14 @@ def test_every_table_can_be_saved(opened: Browser) -> None:
         URL.createObjectURL = (blob) => { kept.push(blob); return "#"; };
         const buttons = [...document.querySelectorAll("button.csv")];
         buttons.forEach((button) => button.click());
-        const home = (table) => table.closest("figure, .data-table, #pair-matrix, #paper");
+        const home = (table) => table.closest("figure, .data-table, #pair-matrix, #paper, #answers");
         const tables = [...document.querySelectorAll("table")];
         const everywhere = tables.every((table) => home(table).querySelector("button.csv"));
         return Promise.all(kept.map((blob) => blob.text())).then((texts) => [buttons.length, texts, everywhere]);""")
     count, texts, everywhere = saved
     assert everywhere is True
     assert count == len(texts) >= 5
+    assert sum(text.startswith('Method,"LDS, alpha ') for text in texts) == 4
     (board,) = [text for text in texts if text.startswith("Method,Scores,LDS,From,To")]
     assert board.count("\r\n") == 11
     assert any(text.startswith("claim,here\r\nBIF is fast,yes") for text in texts)

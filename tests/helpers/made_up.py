@@ -70,7 +70,7 @@ def language_folder(folder: Path) -> Path:
 def small_options(name: str, folder: Path, images: Path) -> dict[str, Any]:
     """Options with which a task takes seconds, on data made in `folder` or here already (`images`)."""
     folder.mkdir(parents=True, exist_ok=True)
-    if name == "digits":
+    if name in ("digits", "smooth_digits"):
         return {"epochs": 1, "num_train": 200, "widths": (4, 6, 6)}
     if name == "tinylm":
         return {"pretraining_steps": 5, "num_train": 40, "num_queries": 20, "length": 12, "hidden": 16}

@@ -12,6 +12,7 @@ from baselines.method import Retrained
 from retrain import subsets
 from retrain.examples import Examples, Indices
 from retrain.losses import SquaredError
+from retrain.replays.replay import Replay, TrainingState
 from retrain.task import Task
 
 RIDGE = 1e-3
@@ -73,6 +74,9 @@ class Planted(Task):
         full = losses(everything)
         return np.stack([full - losses(np.delete(everything, i)) for i in everything], axis=1)
 
+    def replay(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> "PlantedReplay":
+        return PlantedReplay(self, indices)
+
     def retrained(self, indices: np.ndarray, num_subsets: int, alpha: float = 0.8) -> Retrained:
         """Of subsets of the whole training set, whatever the order it is attributed in."""
         masks = subsets.masks(0, num_subsets, alpha, self.num_train, stream="learn")
@@ -80,3 +84,33 @@ class Planted(Task):
         models = [self.train(np.flatnonzero(kept), init_seed=0, order_seed=0, device=device) for kept in masks]
         losses = torch.stack([self.losses(model, self.query_data, device) for model in models])
         return Retrained(masks[:, indices], losses.numpy())
+
+
+class PlantedReplay(Replay):
+    """The whole fit as one step: ridge regression with a weight for every example, in closed form."""
+
+    num_steps = 1
+    device = torch.device("cpu")
+
+    def __init__(self, task: Planted, indices: Indices):
+        self.task, self.data = task, task.train_data.select(indices)
+        self.num_examples = len(self.data)
+
+    def start(self) -> TrainingState:
+        return {f"parameter/{name}": value.detach() for name, value in self.skeleton().named_parameters()}
+
+    def members(self, step: int) -> torch.Tensor:
+        return torch.arange(self.num_examples)
+
+    def learning_rate(self, step: int) -> float:
+        return 1.0
+
+    def skeleton(self) -> nn.Module:
+        return self.task.build_model(0).eval()
+
+    def advance(self, state: TrainingState, step: int, weights: torch.Tensor) -> TrainingState:
+        inputs = torch.cat([self.data.inputs, torch.ones(self.num_examples, 1)], dim=1).double()
+        weighted = inputs * weights.double()[:, None]
+        hessian = weighted.T @ inputs + RIDGE * torch.eye(inputs.shape[1], dtype=torch.float64)
+        solution = torch.linalg.solve(hessian, weighted.T @ self.data.targets.double()).float()
+        return {"parameter/weight": solution[:-1][None], "parameter/bias": solution[-1:]}

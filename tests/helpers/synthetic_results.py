@@ -170,6 +170,20 @@ def write_examples(folder: Path, **images: Any) -> None:
     shown = [{"train": k, "label": str(k % 2), "score": -0.5 + k, "image": k} for k in (2, 3)]
     both = {"helpful": shown, "harmful": shown[::-1]}
     queries = [{"query": q, "label": str(q), "image": q, "methods": {"bif": both, "ekfac": both}} for q in (0, 1)]
+    agreement = [
+        {
+            "one": "bif",
+            "other": "ekfac",
+            "side": side,
+            "named": named,
+            "shared": 0.6,
+            "error": 0.02,
+            "chance": named / 50,
+        }
+        for side in ("helpful", "harmful")
+        for named in (1, 3, 10)
+    ]
+    images = {"agreement": agreement, "num_train": 50, "num_queries": 20, **images}
     content = {
         "kind": "images", "task": "digits", "description": "digits", "seed": 1, "scores": "raw", "sprite": "images.png",
         "methods": ["bif", "ekfac"], "tile": [8, 8], "queries": queries, **images,

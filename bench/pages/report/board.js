@@ -27,7 +27,7 @@ const standings = () => {
       && row.alpha_attribution === ground.alpha_attribution && row.alpha === ground.alpha && passes(row) && row.lds !== null);
     const top = here.reduce((best, row) => (!best || row.lds > best.lds ? row : best), null);
     return top && { ...ground, series: top.series, colour: top.colour, lds: top.lds, low: top.low, high: top.high, scores: top.scores,
-      clear: top.best ? "yes" : "no", ceiling: top.ceiling, ratio: top.ratio, runs: top.runs };
+      rank: top.rank, ceiling: top.ceiling, ratio: top.ratio, runs: top.runs };
   }).filter(Boolean);
   const open = (row) => {
     const button = make("button", { type: "button" }, `${row.task}, ${row.protocol}`);
@@ -39,7 +39,7 @@ const standings = () => {
     { key: "alpha_attribution", title: "α attribution", kind: "number", digits: 2 },
     { key: "series", title: "Highest LDS", shown: methodCell }, { key: "scores", title: "Scores" },
     { key: "lds", title: "LDS", kind: "number" }, { key: "low", title: "From", kind: "number" }, { key: "high", title: "To", kind: "number" },
-    { key: "clear", title: "Beats all others" }, { key: "ceiling", title: "Ceiling", kind: "number", digits: 2 },
+    { key: "rank", title: "Rank" }, { key: "ceiling", title: "Ceiling", kind: "number", digits: 2 },
     { key: "ratio", title: "LDS / ceiling", kind: "number", digits: 2 },
     { key: "runs", title: "Runs", shown: (row) => runLinks(row.runs) },
   ], rows, null, "; each at its smallest share retrained on"));
@@ -72,7 +72,7 @@ const intervalCell = (row) => {
   return [hint(make("span", { tabindex: "0" }, text, make("small", {}, kind)), row.bar)];
 };
 const ldsCell = (row) => {
-  const link = make("a", { href: "#run-" + row.runs[0], class: row.best ? "best" : null }, number(row.lds));
+  const link = make("a", { href: "#run-" + row.runs[0], class: /^1(-|$)/.test(row.rank) ? "best" : null }, number(row.lds));
   const said = `${row.subsets} subsets, ${row.queries} queries, ${row.replicates} replicate(s); run ${row.runs.join(", ")}`;
   return [hint(link, row.note ? `${said}\n${row.note}` : said), ...(row.note ? [make("small", {}, "see note")] : [])];
 };
@@ -88,7 +88,8 @@ const boardColumns = () => [
   { key: "interval", title: "Interval", kind: "number", shown: intervalCell, value: (row) => row.lds, csv: false },
   { key: "low", title: "From", hide: true }, { key: "high", title: "To", hide: true },
   { key: "meter", title: "", shown: (row) => [meter(row)], csv: false },
-  { key: "best", title: "Best", shown: (row) => [row.best ? "yes" : ""], value: (row) => (row.best ? "yes" : "") },
+  { key: "rank", title: "Rank", shown: (row) => [row.rank || "–"], value: (row) => (row.rank ? parseInt(row.rank, 10) : null), csv: false },
+  { key: "rank", name: "Rank", title: "Rank range", hide: true },
   { key: "ratio", title: "LDS / ceiling", kind: "number", digits: 2 }, { key: "ceiling", title: "Ceiling", kind: "number", shown: ceilingCell },
   ...(at.alpha === "" ? [{ key: "alpha", title: "α retrain", kind: "number", digits: 2 }] : []),
   { key: "seeds", title: "Seeds", kind: "number", digits: 0, rare: true }, { key: "undefined", title: "Undefined", kind: "number", digits: 0, rare: true },
@@ -98,7 +99,7 @@ const boardColumns = () => [
 const fillBoard = () => {
   const grounds = data.grounds.filter((ground) => data.rows.some((row) => row.ground === ground.ground && passes(row)));
   if (!grounds.length) {
-    for (const id of ["#board-table", "#lds-plot", "#pair-matrix", "#pair-detail", "#experiment"]) $(id).replaceChildren();
+    for (const id of ["#board-table", "#dots-plot", "#lds-plot", "#pair-matrix", "#pair-detail", "#experiment"]) $(id).replaceChildren();
     $("#about-experiment").textContent = "";
     $("#board-table").append(make("p", { class: "empty" }, ...(data.rows.length ? ["Nothing passes these filters."]
       : ["No results yet. Make some with ", make("code", {}, data.command)])));
@@ -124,6 +125,8 @@ const fillBoard = () => {
   const note = same("seeds", (n) => `${n} seed${n === 1 ? "" : "s"}`) + same("undefined", (n) => `${n} undefined values`) + same("machine", String);
   const table = dataTable(`Leaderboard ${at.ground}`, telling(boardColumns(), rows), rows, { key: "lds", down: true }, note);
   $("#board-table").replaceChildren(table);
+  showPlot("dots", at.alpha === "" ? here.filter((row) => row.alpha === alphas[0]) : rows);
+  $("#lds-box").hidden = alphas.length < 2;
   showPlot("lds", here);
   fillPairs(rows, share, truth);
 };

@@ -7,12 +7,12 @@ const tile = (set, image, size, attributes = {}) => {
 };
 const imageExplorer = (set) => {
   const box = make("div", { class: "explorer" }, make("h4", {}, `${set.description}, seed ${set.seed}: ${set.scores} scores, query by query`),
-    make("p", { class: "quiet" }, "Point at a query, or tap it, to see the training images that lower or raise its loss most. Blue frame: the query's own class; orange: another."));
+    make("p", { class: "quiet" }, "Point at a query, or tap it, to see the training images that lower or raise its loss most. Blue frame: the query's own class; orange: another. " + (set.rule ?? "")));
   const strip = make("div", { class: "strip" }), panel = make("div", { class: "pair", "aria-live": "polite" });
   const show = (query, button) => {
     strip.querySelectorAll("button").forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
     panel.replaceChildren(...Object.entries(query.methods).map(([method, sides]) => make("div", { class: "card" },
-      make("h4", {}, `${labelOf(method)}: query ${query.query}, class ${query.label}`),
+      make("h4", {}, `${labelOf(method)}: query ${query.query}, class ${query.label}${query.chosen === "least sure" ? " (least sure)" : ""}`),
       ...["helpful", "harmful"].flatMap((side) => [make("h5", {}, side === "helpful" ? "lower its loss most" : "raise its loss most"),
         make("div", { class: "strip" }, ...sides[side].map((example) => {
           const said = `training image ${example.train}, class ${example.label}, score ${example.score}`;
@@ -32,7 +32,7 @@ const tokenColour = (value, limit) => `rgb(var(--${value < 0 ? "above" : "below"
 const largestOf = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
 const tokenExplorer = (set) => {
   const box = make("div", { class: "explorer" }, make("h4", {}, `${set.description}, seed ${set.seed}: ${set.scores}, token by token`),
-    make("p", { class: "quiet" }, "Point at a token of the query: the training tokens are coloured by its influence with each. Blue: seeing the training token lowers the query token's loss; orange: raises it."));
+    make("p", { class: "quiet" }, "Point at a token of the query: the training tokens are coloured by its influence with each. Blue: seeing the training token lowers the query token's loss; orange: raises it. " + (set.rule ?? "")));
   for (const pair of set.pairs) {
     const limit = largestOf(pair.bif.flat());
     const right = make("div", { class: "tokens" }, ...pair.train_tokens.map((token) => make("span", {}, token)));

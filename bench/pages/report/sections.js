@@ -38,7 +38,7 @@ const placeRest = (idle) => {
 addEventListener("load", () => requestIdleCallback(placeRest));
 
 // ---- tables that are part of the page ----
-for (const table of document.querySelectorAll("#paper table, figure table")) {
+for (const table of document.querySelectorAll("#answers table, #paper table, figure table")) {
   const columns = [...table.querySelectorAll("thead th")].map((th, k) => ({ key: String(k), title: th.textContent }));
   const rows = [...table.querySelectorAll("tbody tr")].map((tr) => Object.fromEntries([...tr.children].map((td, k) => [String(k), td.textContent])));
   const name = table.closest("figure")?.querySelector("h4").textContent ?? "table";
@@ -76,7 +76,7 @@ const fillCosts = () => {
   ], rows.filter((row) => row.ground === costAt.ground && row.machine === costAt.machine), { key: "seconds", down: false }, "; medians over seeds"));
 };
 const fillScaling = () => {
-  const rows = data.scaling.filter(passes).map((row) => ({ ...row, series: row.label }));
+  const rows = data.scaling.filter(passes);
   $("#scaling-box").hidden = !rows.length;
   if (rows.length) showPlot("scaling", rows);
 };
@@ -130,13 +130,16 @@ const fillRuns = () => {
   if (!here.length) $("#run-list").append(make("p", { class: "empty" }, data.runs.length ? "No run passes these filters." : "No runs yet."));
 };
 const openTarget = () => {
-  const target = /^#(run|method)-/.test(location.hash) && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (target) { target.open = true; target.scrollIntoView(); }
+  const target = /^#(run|method|paper|figure)-/.test(location.hash) && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!target) return;
+  for (let one = target; one; one = one.parentElement) if (one.tagName === "DETAILS") one.open = true;
+  target.scrollIntoView();
 };
 addEventListener("hashchange", openTarget);
 document.addEventListener("click", (event) => {
-  const link = event.target.closest?.('a[href^="#run-"], a[href^="#method-"]');
+  const link = event.target.closest?.('a[href^="#run-"], a[href^="#method-"], a[href^="#paper-"], a[href^="#figure-"]');
   if (!link) return;
-  if (!document.getElementById(link.hash.slice(1)) && link.hash.startsWith("#run-")) { for (const key in chosen) chosen[key] = ""; refilter(); }
+  const target = document.getElementById(link.hash.slice(1));
+  if (!target || target.closest("[hidden]")) { for (const key in chosen) chosen[key] = ""; refilter(); }
   if (link.hash === location.hash) openTarget();
 });

@@ -1,5 +1,5 @@
 // ---- begin ----
-followers.push(standings, fillBoard, filterFigures, fillCosts, fillScaling, fillMethods, fillRuns);
+followers.push(standings, fillBoards, fillBoard, filterFigures, fillCosts, fillScaling, fillMethods, fillRuns);
 refilter();
 themed();
 openTarget();

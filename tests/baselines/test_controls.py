@@ -1,0 +1,114 @@
+"""repsim and bm25: the cheap controls, each against the same thing computed by hand."""
+
+import importlib.util
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from baselines.method import Problem, load_method
+from baselines.repsim import last_hidden
+from retrain.examples import Columns, Examples
+from retrain.tasks import load_task
+from retrain.tasks.tinylm import TinyLM
+from tests.helpers.tiny_language import sentences, tiny_bert
+
+CPU = torch.device("cpu")
+
+
+def ask(task, model: nn.Module, train: Examples, queries: Examples, scratch: Path, chosen=None) -> Problem:
+    chosen = np.arange(len(train)) if chosen is None else chosen
+    return Problem(
+        task=task, model=model, train=train, attributed_indices=chosen, queries=queries, seed=0, device=CPU,
+        scratch=scratch,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def language() -> TinyLM:
+    return load_task("tinylm", num_train=40, num_queries=6, length=12, hidden=8, layers=1, pretraining_steps=3)
+
+
+class TestRepSim:
+    def test_it_is_the_cosine_of_what_the_head_reads(self, scratch: Path) -> None:
+        task = load_task("digits", num_train=60)
+        model = task.build_model(0).eval()
+        queries = task.query_data.select(range(5))
+        found = load_method("repsim", batch_size=7).score(ask(task, model, task.train_data, queries, scratch), None)
+        train, asked = model.features(task.train_data.inputs), model.features(queries.inputs)
+        expected = -torch.nn.functional.cosine_similarity(asked[:, None], train[None], dim=-1)
+        torch.testing.assert_close(found.scores, expected)
+
+    def test_the_query_itself_comes_first(self, scratch: Path, language: TinyLM) -> None:
+        for task in (load_task("digits", num_train=60), language):
+            queries = task.train_data.select([11, 3])
+            for options in ({}, {"centred": True}, {"pooling": "last"}):
+                asked = ask(task, task.build_model(0).eval(), task.train_data, queries, scratch)
+                scores = load_method("repsim", **options).score(asked, None).scores
+                assert scores.argmin(1).tolist() == [11, 3]
+                torch.testing.assert_close(scores.min(1).values, -torch.ones(2))
+
+    def test_sequences_are_pooled_without_their_padding(self, scratch: Path) -> None:
+        model, examples = tiny_bert(), sentences(9)
+        hidden = torch.randn(9, 7, 4)
+        mask = examples.inputs["attention_mask"]
+        for pooling in ("mean", "last"):
+            found = load_method("repsim", pooling=pooling)._pooled(hidden, examples.inputs)
+            for row, length in enumerate(mask.sum(1)):
+                kept = hidden[row, :length]
+                torch.testing.assert_close(found[row], kept.mean(0) if pooling == "mean" else kept[-1])
+        assert last_hidden(model, examples.inputs).shape == (9, 8)
+
+    def test_a_model_without_such_a_layer_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="this model has none"):
+            last_hidden(nn.Identity(), torch.ones(2, 3))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rank_bm25") is None, reason="pip install rank-bm25")
+class TestBM25:
+    def test_it_is_okapis_formula(self, scratch: Path, language: TinyLM) -> None:
+        train, queries, ngram, k1, b = language.train_data, language.query_data, 2, 1.2, 0.5
+        model = language.build_model(0)
+        chosen = np.array([7, 2, 30])
+        asked = ask(language, model, train, queries, scratch, chosen)
+        found = load_method("bm25", ngram=ngram, k1=k1, b=b).score(asked, None).scores
+
+        def terms(examples: Examples, row: int) -> list[tuple]:
+            text = [*examples.inputs[row].tolist(), int(examples.targets[row, -1])]
+            return list(itertools.pairwise(text))
+
+        texts = [terms(train, row) for row in range(len(train))]
+        distinct = {term for text in texts for term in text}
+        documents = {term: sum(term in text for text in texts) for term in distinct}
+        idf = {t: math.log(len(texts) - n + 0.5) - math.log(n + 0.5) for t, n in documents.items()}
+        floor = 0.25 * sum(idf.values()) / len(idf)
+        for row, column in np.ndindex(len(queries), len(chosen)):
+            text = texts[chosen[column]]  # all are equally long, so b plays no part in their order
+            expected = sum(
+                (idf[term] if idf[term] >= 0 else floor) * text.count(term) * (k1 + 1) / (text.count(term) + k1)
+                for term in terms(queries, row)
+                if term in idf
+            )
+            assert float(found[row, column]) == pytest.approx(-expected, rel=1e-5, abs=1e-6)
+
+    def test_the_query_itself_comes_first(self, scratch: Path, language: TinyLM) -> None:
+        queries = language.train_data.select([11, 3])
+        asked = ask(language, language.build_model(0), language.train_data, queries, scratch)
+        assert load_method("bm25").score(asked, None).scores.argmin(1).tolist() == [11, 3]
+
+    def test_padding_is_no_text(self, scratch: Path, language: TinyLM) -> None:
+        ids = torch.tensor([[5, 6, 0, 0], [5, 6, 7, 8], [9, 9, 9, 9]])
+        examples = Examples(Columns({"input_ids": ids, "attention_mask": (ids > 0).long()}), torch.zeros(3).long())
+        query = Examples(Columns({"input_ids": ids[1:2], "attention_mask": torch.ones(1, 4).long()}), torch.zeros(1))
+        asked = ask(language, language.build_model(0), examples, query, scratch)
+        assert load_method("bm25").score(asked, None).scores.argmin(1).tolist() == [1]
+
+    def test_images_and_terms_that_nobody_has_are_refused(self, scratch: Path, language: TinyLM) -> None:
+        assert "no token sequences" in str(load_method("bm25").skip(load_task("digits")))
+        asked = ask(language, language.build_model(0), language.train_data, language.query_data, scratch)
+        with pytest.raises(ValueError, match="no training text is that long"):
+            load_method("bm25", ngram=99).score(asked, None)

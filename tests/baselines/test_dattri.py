@@ -1,0 +1,147 @@
+"""dattri's methods: against dattri's own `attribute`, against exact inverses, and without the state that it shares."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baselines.method import Problem, load_method
+from baselines.support.dattri_task import dattri_loader, dattri_task
+from retrain.tasks import load_task
+from tests.baselines.test_methods import make_problem, run
+from tests.helpers.planted import Planted
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("dattri") is None, reason="pip install dattri")
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Problem:
+    sizes = {"num_train": 12, "num_queries": 5, "length": 8, "hidden": 4, "layers": 1, "heads": 1}
+    task = load_task("tinylm", **sizes, batch_size=4, pretraining_steps=2)
+    device = torch.device("cpu")
+    model = task.train_base(init_seed=0, order_seed=0, device=device)
+    return Problem(
+        task=task, model=model, train=task.train_data, attributed_indices=np.array([7, 1, 3]), queries=task.query_data,
+        seed=0, device=device, scratch=tmp_path_factory.mktemp("dattri"),
+    )  # fmt: skip
+
+
+def exact_influence(task: Planted, damping: float) -> torch.Tensor:
+    """-g_query^T (mean Hessian + damping)^-1 g_train of least squares."""
+    model = task.train_base(init_seed=0, order_seed=0, device=torch.device("cpu"))
+
+    def gradients(examples):
+        inputs = torch.cat([examples.inputs, torch.ones(len(examples), 1)], dim=1).double()
+        return inputs, inputs * (model(examples.inputs).squeeze(1) - examples.targets).detach().double()[:, None]
+
+    inputs, train = gradients(task.train_data)
+    hessian = inputs.T @ inputs / len(inputs) + damping * torch.eye(inputs.shape[1])
+    return -(gradients(task.query_data)[1] @ torch.linalg.solve(hessian, train.T)).float()
+
+
+@pytest.mark.parametrize(("name", "damping"), [("if_cg", 0.02), ("arnoldi", 0.02)])
+def test_enough_iterations_are_the_exact_damped_inverse(name: str, damping: float, scratch: Path) -> None:
+    task = Planted(num_train=60, num_queries=7)
+    found = run(load_method(name, damping=damping), make_problem(task, scratch)).scores
+    expected = exact_influence(task, damping)
+    if name == "arnoldi":  # without the damping it added it would find the same; it finds 5 of 5 directions
+        assert torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1] > 0.98
+    else:
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_one_solve_a_query_gives_what_attribute_gives(language: Problem) -> None:
+    from dattri.algorithm import IFAttributorCG
+
+    method = load_method("if_cg", damping=0.5, iterations=3, batch_size=2, query_batch_size=2)
+    found = method.score(language, None).scores
+    attributor = IFAttributorCG(dattri_task(language), max_iter=3, regularization=0.5)
+    attributor.cache(dattri_loader(language.train, len(language.train)))
+    expected = attributor.attribute(dattri_loader(language.attributed, 3), dattri_loader(language.queries, 5))
+    torch.testing.assert_close(found, -expected.detach().T, rtol=1e-3, atol=1e-6)
+
+
+def test_self_influence_is_the_root_of_an_examples_own_score(scratch: Path) -> None:
+    task = Planted(num_train=30, num_queries=3)
+    problem = make_problem(task, scratch)
+    found = run(load_method("if_cg", self_influence=True), problem)
+    itself = replace(problem, queries=task.train_data)
+    own = -run(load_method("if_cg"), itself).scores.diagonal()
+    torch.testing.assert_close(found.train_scale, own.sqrt(), rtol=1e-3, atol=1e-4)
+
+
+def test_directions_of_negative_curvature_are_left_out(scratch: Path) -> None:
+    task = load_task("digits", num_train=30, epochs=1)
+    device = torch.device("cpu")
+    problem = Problem(
+        task=task, model=task.build_model(0).eval(), train=task.train_data, attributed_indices=np.arange(3),
+        queries=task.query_data.select([0, 1]), seed=0, device=device, scratch=scratch,
+    )  # fmt: skip
+    found = load_method("arnoldi", damping=0.0, iterations=30).score(problem, None)
+    assert torch.isfinite(found.scores).all()
+    assert found.diagnostics["negative"] > 0
+    assert found.diagnostics["negative"] + found.diagnostics["directions"] == 29
+    found = load_method("arnoldi", damping=50.0, iterations=5, projection=3).score(problem, None)
+    assert found.diagnostics["negative"] == 0
+
+
+def test_tracin_follows_the_training_and_shares_nothing(language: Problem) -> None:
+    from dattri.algorithm import tracin
+
+    before = dict(tracin.DEFAULT_PROJECTOR_KWARGS)
+    method = load_method("tracin", snapshots=3)
+    found = method.score(language, None)
+    snapshots = method._snapshots(language)
+    assert len(snapshots) == 3 == found.diagnostics["snapshots"]
+    assert all(torch.equal(snapshots[-1][0][name], value) for name, value in language.model.state_dict().items())
+    rates = [rate for _, rate in snapshots]
+    assert rates == sorted(rates, reverse=True), "tinylm's learning rate falls"
+    assert snapshots[0][1] != snapshots[1][1]
+
+    def gradients(weights, examples):
+        model = language.task.build_model(0)
+        model.load_state_dict(weights)
+        rows = []
+        for row in range(len(examples)):
+            loss = language.task.example_loss(
+                model, tuple(p[row : row + 1] for p in (examples.inputs, examples.targets))
+            )
+            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss.sum(), list(model.parameters()))]))
+        return torch.stack(rows)
+
+    expected = sum(
+        -rate * gradients(weights, language.queries) @ gradients(weights, language.attributed).T
+        for weights, rate in snapshots
+    )
+    torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-7)
+    load_method("tracin", snapshots=1, projection=16).score(language, None)
+    assert before == tracin.DEFAULT_PROJECTOR_KWARGS
+    torch.testing.assert_close(method.score(language, None).scores, found.scores)
+
+
+def test_datainf_is_the_mean_of_single_inverses(language: Problem) -> None:
+    found = load_method("datainf", damping=0.3).score(language, None).scores
+    names = [name for name, _ in language.model.named_parameters()]
+    rows = {}
+    for kind in ("train", "queries"):
+        examples = getattr(language, kind)
+        losses = [
+            language.task.example_loss(language.model, (examples.inputs[k : k + 1], examples.targets[k : k + 1])).sum()
+            for k in range(len(examples))
+        ]
+        rows[kind] = [torch.autograd.grad(loss, list(language.model.parameters())) for loss in losses]
+    layers = {}
+    for place, name in enumerate(names):
+        layers.setdefault(name.rpartition(".")[0], []).append(place)
+    expected = torch.zeros(len(language.queries), 3)
+    for places in layers.values():
+        train, queries = (
+            torch.stack([torch.cat([g[p].flatten() for p in places]) for g in rows[kind]]).double()
+            for kind in ("train", "queries")
+        )
+        inverses = [torch.linalg.inv(torch.outer(g, g) + 0.3 * torch.eye(len(g))) for g in train]
+        expected -= (queries @ torch.stack(inverses).mean(0) @ train[[7, 1, 3]].T).float()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,148 @@
+"""Replayed trainings: the tasks' own steps at weights of one, batches without the struck out at weights of zero."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from retrain.backends import without_onednn
+from retrain.errors import UsageError
+from retrain.examples import Examples
+from retrain.replays import replay_of, why_not_replayed
+from retrain.replays.replay import FirstMaximum, WeightedBatchNorm2d, run_replay
+from retrain.tasks import load_task
+from retrain.tasks.cifar10 import Cifar10
+from retrain.train import Plan, retrain_unit, retrain_units
+from tests.helpers.made_up import small_options
+
+CPU = torch.device("cpu")
+SEEDS = {"init_seed": 1, "order_seed": 5, "device": CPU}
+
+
+@pytest.fixture(scope="module")
+def cifar10_options(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("cifar10")
+    return {**small_options("cifar10", folder, folder), "protocol": "scratch", "learning_rate": 1.0}
+
+
+def noise_digits(num_train: int, **options) -> object:
+    """The digits task on images of noise: no two pixels are equal, so rounding decides no maximum."""
+    task = load_task("digits", num_train=num_train, learning_rate=0.05, **options)
+    noise = torch.randn(num_train, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    task.__dict__["train_data"] = Examples(noise, task.train_data.targets)
+    return task
+
+
+def assert_same_model(found: nn.Module, expected: nn.Module, tolerance: float) -> None:
+    for (name, one), other in zip(found.state_dict().items(), expected.state_dict().values(), strict=True):
+        if one.is_floating_point():
+            scale = float(other.abs().max()) + 1e-6
+            assert float((one - other).abs().max()) <= tolerance * scale, name
+
+
+def test_digits_at_weights_of_one() -> None:
+    task = noise_digits(70, epochs=2)
+    indices = np.arange(5, 70)
+    replay = replay_of(task, indices, **SEEDS)
+    with without_onednn():
+        found = replay.model(run_replay(replay))
+    assert replay.num_steps == 6
+    assert_same_model(found, task.train(indices, **SEEDS), 2e-3)
+
+
+def test_tinylm_at_weights_of_one() -> None:
+    task = load_task("tinylm", num_train=20, num_queries=4, length=8, hidden=8, layers=1, pretraining_steps=4)
+    indices = np.arange(3, 20)
+    replay = replay_of(task, indices, **SEEDS)
+    assert_same_model(replay.model(run_replay(replay)), task.train(indices, **SEEDS), 2e-3)
+
+
+@pytest.mark.parametrize("lookahead_from", [0, 1])
+def test_cifar10_at_weights_of_one(lookahead_from: int, cifar10_options: dict) -> None:
+    task = Cifar10(**cifar10_options, lookahead_from=lookahead_from)
+    indices = np.arange(len(task.train_indices) - 3)
+    replay = replay_of(task, indices, **SEEDS)
+    found = replay.model(run_replay(replay))
+    assert_same_model(found, task.train(indices, **SEEDS), 2e-3)
+
+
+def test_cifar10s_other_protocol_is_not_replayed(cifar10_options: dict) -> None:
+    task = Cifar10(**{**cifar10_options, "protocol": "paper"})
+    with pytest.raises(UsageError, match="take scratch"):
+        replay_of(task, np.arange(5), **SEEDS)
+
+
+def test_an_example_of_weight_zero_is_struck_out_of_its_batch() -> None:
+    """Its own label and pixels no longer matter, and a step is that of a batch without it."""
+    task = noise_digits(30, epochs=1)
+    indices = np.arange(30)
+    weights = torch.ones(30)
+    weights[[4, 17]] = 0
+    replay = replay_of(task, indices, **SEEDS)
+    found = run_replay(replay, weights)
+
+    model = task.build_model(1).train()
+    kept = torch.tensor([k for k in range(30) if k not in (4, 17)])
+    data = task.train_data
+    loss = F.cross_entropy(model(data.inputs[kept]), data.targets[kept], label_smoothing=task.label_smoothing)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    for (name, parameter), gradient in zip(parameters.items(), gradients):
+        step = (1 + task.momentum) * (gradient + task.weight_decay * parameter)
+        expected = parameter.detach() - replay.learning_rate(0) * step
+        torch.testing.assert_close(found[f"parameter/{name}"], expected, rtol=1e-3, atol=1e-4)
+    for name, value in model.named_buffers():
+        if name.endswith(("mean", "var")):
+            torch.testing.assert_close(found[f"statistic/{name}"], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_of_which_nothing_is_left_is_no_step() -> None:
+    replay = replay_of(load_task("digits", num_train=10, epochs=1), np.arange(10), **SEEDS)
+    start = replay.start()
+    found = run_replay(replay, torch.zeros(10))
+    assert all(torch.equal(found[name], value) for name, value in start.items())
+
+
+def test_normalisation_is_torchs_own_at_weights_of_one() -> None:
+    torch.manual_seed(0)
+    own = nn.BatchNorm2d(3, momentum=0.4)
+    inputs = torch.randn(6, 3, 4, 5)
+    ours = WeightedBatchNorm2d(nn.BatchNorm2d(3, momentum=0.4))
+    ours.weights = torch.ones(6)
+    torch.testing.assert_close(ours(inputs), own(inputs))
+    for name, value in ours.collected.items():
+        torch.testing.assert_close(value, getattr(own, name))
+    ours.eval(), own.eval()
+    ours.running_mean, ours.running_var = own.running_mean, own.running_var
+    torch.testing.assert_close(ours(inputs), own(inputs))
+
+
+def test_of_equal_maxima_the_first_gets_the_gradient() -> None:
+    inputs = torch.randn(2, 3, 7, 7)
+    torch.testing.assert_close(FirstMaximum(nn.MaxPool2d(2))(inputs), nn.MaxPool2d(2)(inputs), rtol=1e-3, atol=1e-3)
+    for bump in (0.0, 1e-7, -1e-7):
+        flat = torch.ones(1, 1, 2, 2)
+        flat[0, 0, 1, 1] += bump
+        flat.requires_grad_()
+        (gradient,) = torch.autograd.grad(FirstMaximum(nn.MaxPool2d(2))(flat).sum(), flat)
+        assert gradient.flatten().tolist() == [1, 0, 0, 0]
+
+
+class TestGroundTruth:
+    def test_a_plan_of_replays_has_no_replicates_and_a_key_of_its_own(self) -> None:
+        task = load_task("digits")
+        plan = Plan(alpha=0.9, alpha_attribution=1.0, seed=1, replicates=3, num_subsets=5, initialisation="replayed")
+        assert plan.replicates == 1
+        assert len(retrain_units(task, plan, "cpu")) == 5
+        unit = retrain_unit(task, plan, 0, 0, "cpu")
+        assert unit.config["replay"]
+        usual = Plan(alpha=0.9, alpha_attribution=1.0, seed=1)
+        assert "replay" not in retrain_unit(task, usual, 0, 0, "cpu").config, "as before there were any"
+
+    def test_a_task_that_cannot_be_replayed_says_so(self, cifar10_options: dict) -> None:
+        task = Cifar10(**{**cifar10_options, "protocol": "paper"})
+        assert why_not_replayed(task)
+        plan = Plan(alpha=0.5, alpha_attribution=1.0, seed=1, initialisation="replayed")
+        with pytest.raises(UsageError, match="--initialisation replayed"):
+            retrain_units(task, plan, "cpu")
