@@ -52,7 +52,7 @@ from retrain.errors import UsageError
 from retrain.safe_files import whole_file, write_safetensors
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
-AS_RECORDED = 1e-6  # what a recorded LDS and the one made again from the bank may differ by
+SAME_LDS = 1e-6  # what a recorded LDS and the one made again from the bank may differ by
 
 
 def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: str, checkpoint: bool) -> list[Path]:
@@ -127,12 +127,12 @@ def check_bank(folder: Path) -> tuple[str, bool]:
         row = recorded.row(label, normalised)
         again = linear_datamodelling_score(losses, ranks).lds
         before = np.nan if row is None or row["lds"] is None else float(row["lds"])
-        alike = bool(abs(again - before) <= AS_RECORDED) or (np.isnan(again) and np.isnan(before))
+        alike = bool(abs(again - before) <= SAME_LDS) or (np.isnan(again) and np.isnan(before))
         same &= alike
         kind = "normalised" if normalised else "raw"
         lines.append([label, kind, number(before, 7), number(again, 7), "same" if alike else "differs"])
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    header = ["method", "scores", "recorded", "from the bank", f"within {AS_RECORDED:g}"]
+    header = ["method", "scores", "recorded", "from the bank", f"within {SAME_LDS:g}"]
     return f"{folder}, {bytes_text(size)}\n{table(header, lines, left=2)}", same
 
 

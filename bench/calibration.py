@@ -39,11 +39,11 @@ from retrain.command import (
     guarded,
 )
 
-# Statistic -> its name in rows, and whether more is better; a slope is best at 1, and is not ranked.
+# Statistic -> its name in rows. Only the last is ranked: a slope is best at 1, and without rescaling R2 says the same.
 CALIBRATION_METRICS = {
+    "slope": "calibration slope",
     "r2": "calibration R2",
     "r2_rescaled": "calibration R2 rescaled",
-    "slope": "calibration slope",
 }
 
 
@@ -100,7 +100,7 @@ def calibration_rows(told: dict[str, Any], found: UnitsOfLoss, normalised: bool)
     rows = []
     for name, metric in CALIBRATION_METRICS.items():
         number = getattr(found, name)
-        row = told | {"metric": metric, "normalised": normalised, "higher": True, "ranked": name != "slope"}
+        row = told | {"metric": metric, "normalised": normalised, "higher": True, "ranked": name == "r2_rescaled"}
         row |= {"value": number.value, "ci_low": number.ci_low, "ci_high": number.ci_high}
         row |= {"num_queries": found.num_queries, "num_undefined": found.num_undefined}
         rows.append(row | ({"median": found.median_slope} if name == "slope" else {}))

@@ -34,8 +34,7 @@ def draw_agreement(results: Results, size: PaperSize) -> Iterator[Drawing]:
             figure, axes = panel_row(len(panels), size, height=2.3, share_y=False)
             for axis, ((metric, at), some) in zip(axes, panels.items(), strict=True):
                 _panel(axis, methods, some, size)
-                top = f"overlap of the top {100 * (at or 0):.2g} %"
-                axis.set_title("Spearman over examples" if metric == "Spearman" else top)
+                axis.set_title("Spearman" if metric == "Spearman" else f"top {100 * (at or 0):.2g} %")
             kind = "train-normalised" if normalised else "raw"
             what = f"{record.get('description') or record['config']['task']['name']}: which methods agree"
             task = record["config"]["task"]["name"]
@@ -47,7 +46,10 @@ def draw_agreement(results: Results, size: PaperSize) -> Iterator[Drawing]:
                 for cell in some
                 if cell["ci_low"] is not None and cell["ci_high"] is not None
             )
-            notes = [f"Means over queries, 95 % intervals at most \u00b1{widest:.3f}; {kind} scores."]
+            notes = [
+                "Spearman's correlation of scores over the examples, and the shared part of the most helpful ones; "
+                f"means over queries, 95 % intervals at most \u00b1{widest:.3f}; {kind} scores."
+            ]
             frame(figure, size, what, about, notes)
             caption = (
                 f"How alike methods rank the attributed examples; {', '.join(about)}. {notes[0]} Two random orders "
@@ -64,7 +66,7 @@ def _panel(axis: Axes, methods: dict[Any, str], cells: Any, size: PaperSize) -> 
     names = [series_label(methods.get(label, label), label) for label in labels]
     axis.imshow(matrix, vmin=-1.0, vmax=1.0, cmap="RdBu_r")
     axis.grid(False)
-    axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
+    axis.set_xticks(range(len(names)), names, rotation=90)
     axis.set_yticks(range(len(names)), names)
     for row, column in ((r, c) for r in range(len(labels)) for c in range(len(labels))):
         value = float(matrix[row, column])

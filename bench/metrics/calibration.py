@@ -23,7 +23,7 @@ from scipy import stats
 
 from bench.metrics.checks import FloatArray, check_num_subsets, check_pair
 
-STATISTICS = ("slope", "r2", "r2_rescaled")
+CALIBRATED = ("slope", "r2", "r2_rescaled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def calibration(truth: ArrayLike, prediction: ArrayLike) -> UnitsOfLoss:
     whole, subsets, queries = (_statistics(sums) for sums in (by_query.sum(axis=1), without_subset, without_query))
     found = {
         name: jackknifed(float(whole[name]), np.atleast_1d(subsets[name]), np.atleast_1d(queries[name]))
-        for name in STATISTICS
+        for name in CALIBRATED
     }
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes = by_query[0] / by_query[1]

@@ -27,6 +27,7 @@ from bench.results import load_results
 from bench.style import FORMATS, PaperSize
 from bench.tables import setting_text
 from tests.bench.test_results import change_record
+from tests.helpers.synthetic_answers import write_agreement
 from tests.helpers.synthetic_results import write_budget, write_examples, write_run, write_scaling, write_sweep
 
 USUAL = PaperSize()
@@ -88,6 +89,7 @@ def write_everything(folder: Path) -> None:
     write_scaling(folder / "scaling")
     write_examples(folder / "examples")
     write_long_tokens(folder / "long")
+    write_agreement(folder / "agreement")
     write_limit(folder / "limit")
 
 
