@@ -20,7 +20,7 @@ from bench.pages.data import data_uri, file_link
 from bench.pages.drawings import inline_drawing
 from retrain.safe_files import SafeFileError, read_text
 
-MAX_SVG_BYTES = 300_000  # a drawing of more strokes than this is shown as pixels
+MAX_SVG_BYTES = 120_000  # a drawing of more strokes than this is shown as pixels, where there are any
 COST_KINDS = ("seconds", "pareto", "retraining", "scaling", "budget")
 # The parts of a task, in this order: name, kinds, and whether it is open from the beginning.
 FIGURE_GROUPS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
@@ -93,7 +93,7 @@ class Cards:
             try:
                 drawing, (width, height) = inline_drawing(files[".svg"], prefix)
                 narrow = width <= ONE_COLUMN
-                if len(drawing) <= MAX_SVG_BYTES:
+                if len(drawing) <= MAX_SVG_BYTES or ".png" not in files:
                     # Text until it comes into view: thousands of strokes would hold up the page's opening.
                     room = f'style="aspect-ratio:{width:.0f}/{height:.0f}"'
                     waiting = f'<script type="image/svg+xml">{drawing}</script>'
