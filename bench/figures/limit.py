@@ -60,8 +60,8 @@ def draw_limit(results: Results, size: PaperSize) -> Iterator[Drawing]:
             f"in theory), {slopes['n_beta']['measured']:.2f} in n_beta ({slopes['n_beta']['theory']:g} in theory)."
         )
         chain = (
-            f"Settings. {config['sampler']}, {config['gradient']}, damping gamma / n_beta = {config['damping']:g}, step "
-            f"{config['step_times_precision']:g} of the largest precision, thinning {config['thinning']}, burn-in "
+            f"Settings. {config['sampler']}, {config['gradient']}, damping gamma / n_beta = {config['damping']:g}, "
+            f"step {config['step_times_precision']:g} of the largest precision, thinning {config['thinning']}, burn-in "
             f"{config['burn_in']} draws; the step adds {config['step_times_precision'] / 4:.1%} to the variance."
         )
         seeds = config["seeds"]

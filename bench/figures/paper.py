@@ -19,8 +19,8 @@ NO_LARGE_MODEL = "at 14 M parameters: the 2.8 B weights have not been run token 
 
 def image_sweep(alpha: str) -> str:
     return (
-        f"python -m bench.sweep --task cifar10 --data-dir DIR --alpha {alpha} --alpha-attribution 0.1 --grid {SWEPT_GRID} "
-        f"--out results/cifar10/sweep-alpha-{alpha}"
+        f"python -m bench.sweep --task cifar10 --data-dir DIR --alpha {alpha} --alpha-attribution 0.1 "
+        f"--grid {SWEPT_GRID} --out results/cifar10/sweep-alpha-{alpha}"
     )
 
 
@@ -30,7 +30,7 @@ class PaperItem(NamedTuple):
     label: str
     shows: str
     ours: str  # which drawings, as a pattern of their names; "" where there is no counterpart
-    why: str = ""  # why there is none, or what ours lacks of it
+    why: str = ""  # why there is none, or in what ours differs
     command: str = ""  # that makes the record; the kind's own where it is empty
 
 
@@ -39,7 +39,7 @@ PAPER: tuple[PaperItem, ...] = (
     PaperItem(
         "fig:lang-main",
         "per-token BIF, strongest pairs, Pythia-2.8B",
-        r"tokens-.*",
+        r"tokens-pythia14m-.*",
         NO_LARGE_MODEL,
         TOKEN_EXAMPLES,
     ),
@@ -102,8 +102,9 @@ PAPER: tuple[PaperItem, ...] = (
     ),
     PaperItem(
         "fig:lds_llm_sweep", "loss traces and LDS in the language setup", r"sweep-pythia14m-.*", "",
-        f"python -m bench.sweep {LANGUAGE} --alpha 0.5 --set bif.chains=4 bif.minibatch=128 bif.draws=300 "
-        "bif.burn_in=150 --grid n_beta=100,800,3000 gamma=5000,50000,500000 --out results/pythia14m/sweep",
+        f"python -m bench.sweep {LANGUAGE} --alpha 0.5 --set bif.chains=4 --set bif.minibatch=128 "
+        "--set bif.draws=300 --set bif.burn_in=150 --grid n_beta=100,800,3000 gamma=5000,50000,500000 "
+        "--out results/pythia14m/sweep",
     ),
     PaperItem(
         "fig:image-full", "influential images, more of them", r"examples-(?!digits).*",
@@ -111,14 +112,14 @@ PAPER: tuple[PaperItem, ...] = (
         "python -m bench.examples --task cifar10 --data-dir DIR --show 20 --out results/cifar10/examples",
     ),
     PaperItem(
-        "fig:ekfac_vs_bif_grid", "samples that EK-FAC names, token by token", r"tokens-.*", NO_LARGE_MODEL,
+        "fig:ekfac_vs_bif_grid", "samples that EK-FAC names, token by token", r"tokens-pythia14m-.*", NO_LARGE_MODEL,
         TOKEN_EXAMPLES,
     ),
     PaperItem(
-        "fig:bif_tokenwise_grid", "samples that BIF names, token by token", r"tokens-.*", NO_LARGE_MODEL,
+        "fig:bif_tokenwise_grid", "samples that BIF names, token by token", r"tokens-pythia14m-.*", NO_LARGE_MODEL,
         TOKEN_EXAMPLES,
     ),
-    PaperItem("fig:p2.8B", "per-token BIF, Pythia-2.8B", r"tokens-.*", NO_LARGE_MODEL, TOKEN_EXAMPLES),
+    PaperItem("fig:p2.8B", "per-token BIF, Pythia-2.8B", r"tokens-pythia14m-.*", NO_LARGE_MODEL, TOKEN_EXAMPLES),
     PaperItem("fig:p14M-1", "per-token BIF, Pythia-14M", r"tokens-pythia14m-.*", "on a stand-in", TOKEN_EXAMPLES),
     PaperItem("fig:p14M-2", "per-token BIF, Pythia-14M", r"tokens-pythia14m-.*", "on a stand-in", TOKEN_EXAMPLES),
 )  # fmt: skip
@@ -146,7 +147,7 @@ def reproduce_table(
         nearest = {stem: entry for stem, entry in drawn.items() if entry["kind"] == kind.name}
         before = "" if found or not nearest else "not on the paper's task yet; nearest: "
         made = _made(kind, found or nearest, before, folder, records or {}, item.command)
-        here = f"{made[0]}<br>({item.why})" if item.why else made[0]
+        here = f"{made[0]}<br>({item.why})" if item.why and found else made[0]
         lines.append(_line(f"`{item.label}`", item.shows, here, *made[1:]))
     for kind in KINDS:
         if not kind.paper:

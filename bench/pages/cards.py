@@ -20,13 +20,14 @@ from bench.pages.data import data_uri, file_link
 from bench.pages.drawings import inline_drawing
 from retrain.safe_files import SafeFileError, read_text
 
-MAX_SVG_BYTES = 300_000  # a drawing of more strokes than this is shown as pixels
+MAX_SVG_BYTES = 300_000  # a drawing of more strokes than this is shown as pixels, where there are any
 COST_KINDS = ("seconds", "pareto", "retraining", "scaling", "budget")
 # The parts of a task, in this order: name, kinds, and whether it is open from the beginning.
 FIGURE_GROUPS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("How well each method predicts retraining", ("lds", "lds-normalised"), True),
     ("The numbers", ("table", "llm"), False),
-    ("What the scores look like", ("examples", "overlap", "agreement", "tokens"), True),
+    ("What the scores look like", ("agreement", "overlap", "examples"), True),
+    ("Token by token, as pictures", ("tokens",), False),
     ("What settings change", ("difference", "sweep"), False),
     ("Seed by seed", ("seeds",), False),
 )
@@ -93,7 +94,7 @@ class Cards:
             try:
                 drawing, (width, height) = inline_drawing(files[".svg"], prefix)
                 narrow = width <= ONE_COLUMN
-                if len(drawing) <= MAX_SVG_BYTES:
+                if len(drawing) <= MAX_SVG_BYTES or ".png" not in files:
                     # Text until it comes into view: thousands of strokes would hold up the page's opening.
                     room = f'style="aspect-ratio:{width:.0f}/{height:.0f}"'
                     waiting = f'<script type="image/svg+xml">{drawing}</script>'
