@@ -26,6 +26,7 @@ from baselines.support.dattri_task import (
     held_representations,
     without_bars,
 )
+from baselines.support.second_derivatives import twice_differentiable
 from retrain.task import Task
 
 
@@ -57,6 +58,10 @@ class Arnoldi(Method):
         return basis + held_representations(*sizes, self.batch_size)
 
     def score(self, problem: Problem, state: Any) -> Attribution:
+        with twice_differentiable():
+            return self._score(problem)
+
+    def _score(self, problem: Problem) -> Attribution:
         from dattri.algorithm import IFAttributorArnoldi
 
         dropped = []

@@ -29,6 +29,7 @@ from baselines.support.dattri_task import (
     finite_or_refuse,
     held_representations,
 )
+from baselines.support.second_derivatives import twice_differentiable
 from retrain.task import Task
 
 
@@ -60,6 +61,10 @@ class InfluenceCG(Method):
         return held_representations(*sizes, max(self.batch_size, 4 * self.query_batch_size))
 
     def score(self, problem: Problem, state: Any) -> Attribution:
+        with twice_differentiable():
+            return self._score(problem)
+
+    def _score(self, problem: Problem) -> Attribution:
         from dattri.algorithm import IFAttributorCG
 
         attributor = IFAttributorCG(
