@@ -64,7 +64,7 @@ class Arnoldi(Method):
     def _score(self, problem: Problem) -> Attribution:
         from dattri.algorithm import IFAttributorArnoldi
 
-        dropped = []
+        dropped: list[int] = []
 
         class Positive(IFAttributorArnoldi):
             def transform_test_rep(self, ckpt_idx: int, test_rep: Tensor) -> Tensor:
