@@ -34,10 +34,13 @@ class EKFACCG(KFAC):
         "preconditioner); Grosse et al. 2023 (its influence functions)"
     )
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "relative_damping": (0.1, 1e-3, 0.01, 1.0, 10.0),
+        "relative_damping": (100.0, 0.1, 1.0, 10.0, 1000.0),
         "iterations": (1, 5),
     }
 
+    # Of the mean over all layers, most of which have hardly any curvature: a share that is right for kfac's layers,
+    # each by itself, is too little for a solve that follows every direction.
+    relative_damping: float = 100.0
     iterations: int = 1  # of conjugate gradients, for every query
     query_batch_size: int = batch_size_option(25)
     product_batch_size: int = batch_size_option(250)

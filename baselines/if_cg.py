@@ -7,7 +7,8 @@ Gauss-Newton's part, no Kronecker factors). dattri's `IFAttributorCG` starts eac
 takes a fixed number of steps without looking at the residual. Conjugate gradients need H + damping to be positive
 definite; a trained network's H has negative eigenvalues, and damping has to exceed them: dattri's default of 0 is in
 `library_settings`. Its solver sums over batches of the training set what it solved on each, so the whole set is given
-as one batch: the memory of a Hessian product over all of it, for `query_batch_size` queries at once.
+as one batch: the memory of a Hessian product over all of it, for `query_batch_size` queries at once. On the digits
+task (1,200 images, 9,456 parameters) that was half a gigabyte a query, and 170 s for 40 of them (EK-FAC: 12 s).
 
 Scores are normalised by the norm of the training example's gradient; with `self_influence` by the root of its own
 influence, for a solve an example.
@@ -28,6 +29,7 @@ from baselines.support.dattri_task import (
     finite_or_refuse,
     held_representations,
 )
+from baselines.support.second_derivatives import twice_differentiable
 from retrain.task import Task
 
 
@@ -59,6 +61,10 @@ class InfluenceCG(Method):
         return held_representations(*sizes, max(self.batch_size, 4 * self.query_batch_size))
 
     def score(self, problem: Problem, state: Any) -> Attribution:
+        with twice_differentiable():
+            return self._score(problem)
+
+    def _score(self, problem: Problem) -> Attribution:
         from dattri.algorithm import IFAttributorCG
 
         attributor = IFAttributorCG(

@@ -13,7 +13,8 @@ the same training (`--initialisation replayed`); for a training in another order
 `--checkpoints K` averages over several.
 
 The derivative of a chaotic training is huge and says nothing about finite changes: `growth` in the diagnostics is how
-many times larger lambda_0 is than lambda_T (the largest of the queries'; 1 is harmless, a million is hopeless).
+many times longer the parameters' part of lambda_0 is than that of lambda_T (the largest of the queries'; 1 is harmless,
+a million is hopeless).
 
 States are kept as far as memory goes, and otherwise computed again from the nearest one kept. Queries are
 differentiated `query_batch_size` at a time, and finished ones are saved.
@@ -31,7 +32,7 @@ from baselines.method import Attribution, Method, Problem, Size, batch_size_opti
 from baselines.support.memory import free_bytes
 from retrain.backends import without_onednn
 from retrain.replays import replay_of, why_not_replayed
-from retrain.replays.replay import Replay, TrainingState, steps_of
+from retrain.replays.replay import PARAMETERS, Replay, TrainingState, steps_of
 from retrain.seeds import checkpoint_seeds
 from retrain.task import Task, mean_over_tokens
 
@@ -144,19 +145,20 @@ def metagradient(
         values = losses(last)
     adjoint = _pulled_back([values], list(last.values()), [torch.eye(len(values), device=replay.device)])
     found = torch.zeros(len(values), replay.num_examples, device=replay.device)
-    began = _lengths(adjoint)
+    names = list(last)
+    began = _lengths(adjoint, names)
     backwards = iter(path.backwards())
     for _ in progress(range(replay.num_steps)):
         step, before = next(backwards)
         members = replay.members(step)
-        state = {name: value.detach().requires_grad_() for name, value in before.items()}
+        state = {name: before[name].detach().requires_grad_() for name in names}
         weights = torch.ones(len(members), device=replay.device, requires_grad=True)
         with torch.enable_grad():
             after = replay.advance(state, step, weights)
-        moved = [(value, slope) for value, slope in zip(after.values(), adjoint) if value.requires_grad]
+        moved = [(after[name], slope) for name, slope in zip(names, adjoint) if after[name].requires_grad]
         *adjoint, effect = _pulled_back([v for v, _ in moved], [*state.values(), weights], [s for _, s in moved])
         found.index_add_(1, members, effect)
-    growth = (_lengths(adjoint) / began.clamp(min=1e-30)).tolist()
+    growth = (_lengths(adjoint, names) / began.clamp(min=1e-30)).tolist()
     if not torch.isfinite(found).all():
         raise FloatingPointError(
             "the training's derivative overflows: it is chaotic; a lower learning rate makes it smooth"
@@ -174,6 +176,7 @@ def _pulled_back(outputs: list[Tensor], inputs: list[Tensor], slopes: list[Tenso
     ]
 
 
-def _lengths(adjoint: list[Tensor]) -> Tensor:
-    """(q,): the norm of each query's whole cotangent."""
-    return torch.stack([part.flatten(1).square().sum(1) for part in adjoint]).sum(0).sqrt()
+def _lengths(adjoint: list[Tensor], names: list[str]) -> Tensor:
+    """(q,): the norm of each query's cotangent of the parameters; an optimizer's moments are in other units."""
+    of_parameters = [part for part, name in zip(adjoint, names, strict=True) if name.startswith(PARAMETERS)]
+    return torch.stack([part.flatten(1).square().sum(1) for part in of_parameters]).sum(0).sqrt()

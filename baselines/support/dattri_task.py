@@ -38,6 +38,8 @@ def dattri_task(problem: Problem, weights: dict[str, Tensor] | None = None, *, s
     from dattri.task import AttributionTask
 
     model = detached_copy(problem.model)
+    for parameter in model.parameters():  # vmap knows no other layout, and a trained network may have one
+        parameter.data = parameter.data.contiguous()
     loss = problem.task.loss_function
     names = problem.train.inputs.keys() if isinstance(problem.train.inputs, Columns) else None
 

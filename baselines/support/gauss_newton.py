@@ -11,6 +11,7 @@ of examples is one forward pass with tangents (J v, by forward-mode differentiat
 import torch
 from torch import Tensor, nn
 
+from baselines.support.second_derivatives import twice_differentiable
 from retrain.examples import Examples
 from retrain.losses import Loss, mean_over_tokens
 
@@ -40,9 +41,10 @@ class GaussNewton:
     @torch.no_grad()
     def __call__(self, vectors: Tensor) -> Tensor:
         total = torch.zeros_like(vectors)
-        for inputs, targets in self.examples.batches(self.batch_size):
-            inputs, targets = inputs.to(self.device), targets.to(self.device)
-            total += self._batch(vectors, inputs, targets)
+        with twice_differentiable():
+            for inputs, targets in self.examples.batches(self.batch_size):
+                inputs, targets = inputs.to(self.device), targets.to(self.device)
+                total += self._batch(vectors, inputs, targets)
         return total / len(self.examples)
 
     def _batch(self, vectors: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -12,11 +12,10 @@ stays: the only difference between two such runs is the data. In between, both d
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from retrain.examples import Batch
 
 # Everything that a step reads and writes: parameters, statistics, the optimizer's own.
 TrainingState = dict[str, Tensor]
@@ -64,7 +63,7 @@ class Replay(ABC):
         assert not missing.unexpected_keys, missing
         return model.to(self.device).eval()
 
-    def outputs(self, state: TrainingState, inputs: Batch) -> Tensor:
+    def outputs(self, state: TrainingState, inputs: Any) -> Tensor:
         """Of the model in eval mode, differentiable in the state."""
         return torch.func.functional_call(self._evaluated(), self.weights_of(state), (inputs,))
 

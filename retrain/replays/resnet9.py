@@ -1,5 +1,6 @@
 """ResNet-9's training with momentum, replayed: what the digits and the CIFAR-10 task have in common."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,8 +70,6 @@ class ResNet9Replay(Replay):
     # ---- what follows ----
 
     def _new(self, model: ResNet9) -> nn.Module:
-        import copy
-
         return copy.deepcopy(model).to(self.device)
 
     def skeleton(self) -> nn.Module:

@@ -4,7 +4,7 @@
 
 The digits task's gradient jumps wherever a maximum moves from one pixel to the next, and its learning rate magnifies
 whatever differs: after 160 steps a change of one weight by a millionth is as large as the weights. Here pooling takes
-means, and learning rates are a tenth. Ilyas and Engstrom (2025) ask the same of a training ("metasmoothness").
+means, and learning rates are a fifth. Ilyas and Engstrom (2025) ask the same of a training ("metasmoothness").
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class SmoothDigits(Digits):
 
     version: ClassVar[int] = 1
 
-    learning_rate: float = 0.1
+    learning_rate: float = 0.2
 
     def build_model(self, seed: int) -> nn.Module:
         model = super().build_model(seed)

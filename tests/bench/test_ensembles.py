@@ -77,7 +77,12 @@ def test_labels_and_refusals() -> None:
 
 def test_a_replayed_ground_truth_is_exact(place: Path) -> None:
     """Twice the same bits, a ceiling of one, and magic near it on a training that is smooth."""
-    options = {"task_options": SMALL, "alpha": (0.9,), "initialisation": "replayed", "methods": ("magic", "random")}
+    options = {
+        "task_options": {**SMALL, "learning_rate": 0.1},
+        "alpha": (0.9,),
+        "initialisation": "replayed",
+        "methods": ("magic", "random"),
+    }
     experiment = Experiment(task="smooth_digits", subsets=12, queries=5, **options)
     frame = run(experiment, execution(place)).frame()
     assert (frame["ceiling"] == 1.0).all()

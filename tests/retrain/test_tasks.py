@@ -82,11 +82,17 @@ def test_one_example_is_enough_to_train_on(task: Task) -> None:
 
 
 # A skip that hides a failure is a defect: beside a missing extra, only what stands here with its reason is excused.
-CANNOT: set[tuple[str, str]] = set()
+IMAGES = ("cifar10", "digits", "googlenet", "smooth_digits")
+NOT_REPLAYED = ("cifar10", "googlenet", "pythia14m")  # CIFAR-10 under its protocol `paper`
+CANNOT: set[tuple[str, str]] = {(task, "bm25") for task in IMAGES} | {
+    (task, method) for task in NOT_REPLAYED for method in ("magic", "tracin")
+}
 QUICK = {
     "bif": {"chains": 2, "draws": 3, "minibatch": 16, "gamma": 1e5, "step_size": 1e-5, "n_beta": 200.0},
     "trak": {"projection": 110, "ridge": 1.0},
     "datamodel": {"retrains": 12},
+    "arnoldi": {"iterations": 4, "damping": 10.0},
+    "if_cg": {"iterations": 1, "damping": 10.0},
 }
 QUICK["bif_cv"] = QUICK["bif_devinterp"] = QUICK["bif"]
 
