@@ -237,7 +237,9 @@ def test_a_ceiling_whose_interval_touches_zero_says_so(results: Path) -> None:
     assert "The ceiling's interval touches 0 at alpha 0.1, 0.5 of 0.1" in drawing.caption
 
 
-@pytest.mark.parametrize("size", [USUAL, PaperSize(5.5, 9)], ids=("usual", "narrow and large"))
+@pytest.mark.parametrize(
+    "size", [USUAL, pytest.param(PaperSize(5.5, 9), marks=pytest.mark.slow)], ids=("usual", "narrow and large")
+)
 def test_words_neither_overlap_nor_leave_the_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: PaperSize
 ) -> None:
