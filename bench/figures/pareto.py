@@ -77,13 +77,15 @@ def pareto_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, 
     """Rows of one truth and one alpha."""
     points = []
     axis.axhline(0, color=INK, linewidth=0.5, label="chance")
+    # Settings that were tuned for normalised scores have no raw row, which would name them.
+    named = set(rows.loc[~rows["normalised"].astype(bool), "series"])
     for (normalised, series), cell in rows.groupby(["normalised", "series"], sort=True):
         mean, low, high = over_seeds(cell)
         bars = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
         seconds = max(float(cell["seconds"].median()), 1e-3)
         shape = shapes[str(series)] | {"linestyle": "none"}
         if normalised:
-            shape |= {"label": "_", "markerfacecolor": "none"}
+            shape |= {"markerfacecolor": "none"} | ({"label": "_"} if series in named else {})
         axis.errorbar(seconds, mean, yerr=bars, elinewidth=0.8, **shape)
         if cell["method"].iloc[0] != "random":
             points.append((seconds, mean))
