@@ -5,7 +5,7 @@ from pathlib import Path
 
 from retrain.safe_files import SafeFileError, read_json
 
-RECORD_FILES = ("run.json", "tune.json", "speed.json", "sweep.json", "budget.json", "answers.json")
+RECORD_FILES = ("run.json", "tune.json", "speed.json", "retrain_speed.json", "sweep.json", "budget.json", "answers.json")
 
 
 def incomplete_records(folder: Path) -> list[str]:
