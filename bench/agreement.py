@@ -11,7 +11,6 @@ Means over queries, with Student's intervals. Nothing is retrained: this is abou
 
 import argparse
 import itertools
-import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -21,15 +20,14 @@ import numpy as np
 
 from bench.answers import Answers
 from bench.attributions import SCORE_CHOICES, answering_session, attributions
-from bench.counterfactual.command import add_question_arguments, finish
 from bench.counterfactual.laboratory import orders_of
 from bench.experiment import Execution, Experiment
 from bench.metrics import spearman_per_column
 from bench.metrics.change import mean_change
-from bench.record import command_line
+from bench.question_command import add_question_arguments, answer_command, finish
 from bench.tables import number, table
 from bench.translate import asked_for, execution_of
-from retrain.command import Parser, check_out, fraction, guarded
+from retrain.command import Parser, check_out, fraction
 from retrain.errors import UsageError
 
 TOP_SHARES = (0.01, 0.1)
@@ -136,12 +134,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    command = command_line("bench.agreement", argv)
-    return guarded(parser.prog, lambda: _run(arguments, command, parser.prog), traceback=arguments.traceback)
+    return answer_command(make_parser(), argv, _run)
 
 
 def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:

@@ -28,11 +28,11 @@ import numpy as np
 
 from bench.arguments import add_method_arguments, add_query_arguments
 from bench.attributions import SCORE_CHOICES, answering_session, attributions
-from bench.counterfactual.command import add_question_arguments
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import GroundTruth, base_model
 from bench.identity import file_slug
 from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score
+from bench.question_command import add_question_arguments
 from bench.record import provenance, write_json
 from bench.recorded import read_recorded, write_recorded
 from bench.rows import add_rows

@@ -11,7 +11,6 @@ examples.
 
 import argparse
 import itertools
-import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -22,11 +21,10 @@ import numpy as np
 from bench.answers import Answers
 from bench.arguments import add_method_arguments, add_query_arguments
 from bench.attributions import SCORE_CHOICES
-from bench.counterfactual.command import finish
 from bench.experiment import Execution, Experiment, Session
 from bench.metrics import MINIMUM_SUBSETS
 from bench.metrics.calibration import UnitsOfLoss, calibration, reachable_share
-from bench.record import command_line
+from bench.question_command import answer_command, finish
 from bench.tables import table
 from bench.translate import execution_of, experiment_of
 from retrain.command import (
@@ -36,7 +34,6 @@ from retrain.command import (
     add_plan_arguments,
     add_task_arguments,
     check_out,
-    guarded,
 )
 
 # Statistic -> its name in rows. Only the last is ranked: a slope is best at 1, and without rescaling R2 says the same.
@@ -170,12 +167,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    command = command_line("bench.calibration", argv)
-    return guarded(parser.prog, lambda: _run(arguments, command, parser.prog), traceback=arguments.traceback)
+    return answer_command(make_parser(), argv, _run)
 
 
 def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:

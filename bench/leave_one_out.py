@@ -13,7 +13,6 @@ small beside the difference between two trainings; the ceiling says by how much,
 
 import argparse
 import itertools
-import logging
 import math
 import sys
 import time
@@ -26,16 +25,15 @@ import numpy as np
 from bench.answers import Answers
 from bench.attributions import SCORE_CHOICES, SeedAndShare, answering_session, attributions
 from bench.calibration import CALIBRATION_METRICS, calibration_rows, calibration_table
-from bench.counterfactual.command import add_question_arguments, finish
 from bench.counterfactual.laboratory import Laboratory
 from bench.counterfactual.removal import where_of
 from bench.experiment import Execution, Experiment
 from bench.metrics import linear_datamodelling_score, noise_ceiling, paired_difference
 from bench.metrics.calibration import calibration
-from bench.record import command_line
+from bench.question_command import add_question_arguments, answer_command, finish
 from bench.tables import interval, number, table
 from bench.translate import asked_for, execution_of
-from retrain.command import Parser, at_least, check_out, guarded
+from retrain.command import Parser, at_least, check_out
 from retrain.errors import UsageError
 
 LEAVE_ONE_OUT = "leave-one-out Spearman"
@@ -164,12 +162,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    command = command_line("bench.leave_one_out", argv)
-    return guarded(parser.prog, lambda: _run(arguments, command, parser.prog), traceback=arguments.traceback)
+    return answer_command(make_parser(), argv, _run)
 
 
 def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:

@@ -16,7 +16,6 @@ difference between seeds.
 import argparse
 import itertools
 import json
-import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,14 +26,13 @@ import numpy as np
 
 from bench.answers import Answers
 from bench.attributions import answering_session, attributions
-from bench.counterfactual.command import add_question_arguments, finish
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import base_model
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
-from bench.record import command_line
+from bench.question_command import add_question_arguments, answer_command, finish
 from bench.tables import interval, number, table
 from bench.translate import asked_for, execution_of
-from retrain.command import Parser, check_out, fraction, guarded
+from retrain.command import Parser, check_out, fraction
 from retrain.errors import UsageError
 from retrain.mislabelled import Mislabelled
 from retrain.train import choose_device
@@ -211,12 +209,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    command = command_line("bench.mislabel", argv)
-    return guarded(parser.prog, lambda: _run(arguments, command, parser.prog), traceback=arguments.traceback)
+    return answer_command(make_parser(), argv, _run)
 
 
 def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:

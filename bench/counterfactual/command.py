@@ -1,48 +1,24 @@
 """The command of `bench.counterfactual`."""
 
 import argparse
-import logging
-import sys
 from collections.abc import Sequence
 
 from bench.answers import Answers
-from bench.arguments import add_method_arguments, add_query_arguments
 from bench.attributions import SCORE_CHOICES
 from bench.counterfactual.brittleness import BRITTLENESS
 from bench.counterfactual.removal import SAME_CLASS, SHARES, Removal, run_removal
 from bench.experiment import Experiment
-from bench.record import command_line, why_unwritten
+from bench.question_command import add_question_arguments, answer_command, finish
 from bench.tables import interval, table
 from bench.translate import asked_for, execution_of
 from retrain.command import (
-    RUNS,
     Parser,
-    add_cluster_arguments,
-    add_task_arguments,
     at_least,
     check_out,
     fraction,
-    guarded,
-    share,
 )
-from retrain.seeds import INITIALISATIONS
 
 NUM_QUERIES = 100
-
-
-def add_question_arguments(parser: argparse.ArgumentParser) -> None:
-    """What questions beside LDS have in common: task, methods, queries, seeds, where it runs and where records go."""
-    add_task_arguments(parser)
-    add_method_arguments(parser)
-    add_query_arguments(parser)
-    add = parser.add_argument
-    add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
-    add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
-    add("--initialisation", choices=INITIALISATIONS, help="of retrained models: the base model's, or each its own")
-    add("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
-    add("--force", action="store_true", help="retrain and score again what this command needs, even if it is cached")
-    add("--rescore", action="store_true", help="score again, and keep the retrains")
-    add_cluster_arguments(parser)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -59,12 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    command = command_line("bench.counterfactual", argv)
-    return guarded(parser.prog, lambda: _run(arguments, command, parser.prog), traceback=arguments.traceback)
+    return answer_command(make_parser(), argv, _run)
 
 
 def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:
@@ -79,20 +50,6 @@ def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:
     )
     out = run_removal(removal, execution_of(arguments))
     return finish(out, show_removal(out), arguments.out, command, prog)
-
-
-def finish(out: Answers, text: str, folder: str, command: str, prog: str) -> int:
-    """Prints, writes the record, and says what went wrong: the end of every such command."""
-    out.name_it()
-    print(text)
-    place = f"{folder}/{out.run_id}"
-    unwritten = why_unwritten(lambda: out.save(folder, command), place)
-    print(f"\nrun {out.run_id} in {out.seconds:.0f} s" + ("" if unwritten else f"; record: {place}/answers.json"))
-    for label, reason in out.skipped.items():
-        print(f"skipped {label}: {reason}", file=sys.stderr)
-    for problem in [*out.problems, *([unwritten] if unwritten else [])]:
-        print(f"{prog}: {problem}", file=sys.stderr)
-    return 1 if out.problems or unwritten else 0
 
 
 def show_removal(out: Answers) -> str:
