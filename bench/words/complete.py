@@ -5,17 +5,8 @@ from pathlib import Path
 
 from retrain.safe_files import SafeFileError, read_json
 
-RECORD_FILES = tuple(
-    f"{name}.json" for name in ("run", "tune", "speed", "retrain_speed", "sweep", "budget", "answers")
-)
-    "run.json",
-    "tune.json",
-    "speed.json",
-    "retrain_speed.json",
-    "sweep.json",
-    "budget.json",
-    "answers.json",
-)
+RECORDS = ("run", "tune", "speed", "retrain_speed", "sweep", "budget", "answers")
+RECORD_FILES = tuple(f"{name}.json" for name in RECORDS)
 
 
 def incomplete_records(folder: Path) -> list[str]:
