@@ -5,8 +5,8 @@ from pathlib import Path
 
 from retrain.safe_files import SafeFileError, read_json
 
-RECORDS = ("run", "tune", "speed", "retrain_speed", "sweep", "budget", "answers")
-RECORD_FILES = tuple(f"{name}.json" for name in RECORDS)
+_NAMES = ("run", "tune", "speed", "retrain_speed", "sweep", "budget", "answers")
+RECORD_FILES = tuple(f"{name}.json" for name in _NAMES)
 
 
 def incomplete_records(folder: Path) -> list[str]:
