@@ -43,6 +43,8 @@ def overlap(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
 def run_agreement(experiment: Experiment, execution: Execution, tops: Sequence[float], scores: str) -> Answers:
     started = time.perf_counter()
     session = answering_session(experiment, execution)
+    if len(session.active) < 2:
+        raise UsageError(f"agreement is between two methods; --methods leaves {len(session.active)} that can run here")
     scored = attributions(session)
     num_queries = len(session.question(*session.blocks[0]).query_indices())
     num_attributed = len(session.question(*session.blocks[0]).attributed_indices())

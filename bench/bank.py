@@ -148,7 +148,8 @@ def export_scores(experiment: Experiment, execution: Execution, out: Path, score
                 values = one.scores(kind)  # type: ignore[arg-type]
                 if values is None:
                     continue
-                path = out / f"{file_slug(one.variant.label)}-{kind}-seed-{seed}-share-{share:g}.npy"
+                place = f"{session.task.name}-{session.task.protocol}-{len(values)}-queries-seed-{seed}-share-{share:g}"
+                path = out / f"{file_slug(one.variant.label)}-{kind}-{file_slug(place)}.npy"
                 with whole_file(path) as file:
                     np.save(file, values, allow_pickle=False)
                 made.append(path)
@@ -170,7 +171,7 @@ def export_scores(experiment: Experiment, execution: Execution, out: Path, score
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.bank", description="Ground truth and recorded predictions to compete on.")
     commands = parser.add_subparsers(dest="command", required=True)
-    make = commands.add_parser("make", help="write banks from the cache of bench.lds")
+    make = commands.add_parser("make", help="write banks; what bench.lds has not cached is retrained and scored")
     add_task_arguments(make)
     add_plan_arguments(make, MINIMUM_SUBSETS, required=False)
     add_method_arguments(make)

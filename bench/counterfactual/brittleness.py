@@ -69,7 +69,10 @@ def brittleness(
     (nothing,) = lab.retrain([(np.array([], dtype=int), reference)], "margins", margins=True)
     right = np.flatnonzero(nothing["margins"].mean(axis=0) > 0)
     if len(right) < 2:
-        out.problems.append(f"{len(right)} of {len(lab.queries)} queries are right with nothing removed; expected two")
+        out.problems.append(
+            f"{len(right)} of {len(lab.queries)} queries are right with nothing removed; "
+            "brittleness needs at least two: take more --queries (the removal curves above are whole)"
+        )
         return
     sizes = sorted({lab.size_of(share) for share in SMALLEST_SHARES})
     searches = {

@@ -17,6 +17,7 @@ from retrain.command import (
     check_out,
     fraction,
 )
+from retrain.removal import classifies
 
 NUM_QUERIES = 100
 
@@ -73,7 +74,7 @@ def show_removal(out: Answers) -> str:
             f"examples are left out,\n{out.truth}; {'train-normalised' if normalised else 'raw'} scores, seed {seed}"
         )
         parts.append(f"{words}\n{table(header, lines)}")
-        if len({size for label, size in cells if label == SAME_CLASS}) < len(sizes) and (SAME_CLASS, sizes[0]) in cells:
+        if classifies(out.task) and len({size for label, size in cells if label == SAME_CLASS}) < len(sizes):
             parts[-1] += f"\n{SAME_CLASS} ends where no query's class has so many examples"
         # The largest size at which there is the most to compare: a class may have fewer examples than the largest.
         compared = max(sizes, key=lambda size: (sum((label, size) in cells for label in labels), size))

@@ -41,6 +41,8 @@ def show_or_write(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.results)
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; name the one that holds run.json files with --results")
+    if arguments.csv and not Path(arguments.csv).absolute().parent.is_dir():
+        raise UsageError(f"--csv {arguments.csv}: {Path(arguments.csv).parent} is no folder")
     results = load_results(folder)
     found = rows_with(rows(results), **{name: getattr(arguments, name) for name in ROW_CHOICES})
     if not found:

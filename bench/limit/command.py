@@ -23,6 +23,7 @@ from bench.limit.regression import LogisticCopies, relative_distance
 from bench.record import command_line, provenance, why_unwritten, write_json
 from bench.tables import number
 from retrain.command import RUNS, Parser, at_least, check_out, guarded
+from retrain.errors import UsageError
 from retrain.progress import bar
 from retrain.source import code_fingerprint
 from retrain.store import Store, canonical_json, default_cache
@@ -103,6 +104,8 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 def make_record(
     task: LogisticCopies, n_betas: Sequence[float], draws: int, seeds: Sequence[int], store: Store
 ) -> dict[str, Any]:
+    if len(set(n_betas)) < 2:
+        raise UsageError(f"a slope needs two values of --n-beta; got {', '.join(f'{one:g}' for one in n_betas)}")
     exact = [
         {
             "n_beta": n_beta,
