@@ -1,7 +1,8 @@
-"""The settings that `bench.tune` chose: one file a task and protocol, with the record of the choice in it.
+"""The settings that `bench.tune` chose: a file a task and protocol, with the record of the choice in it.
 
 Files lie in `bench/tuned_settings/` and ship with the package; `$TDA_BENCH_TUNED` names a folder of one's own that is
-looked into first.
+looked into first. Methods that were tuned later have a file of their own, named as the first and something more
+(`digits-scratch-rivals.json`); the first that names a method counts.
 """
 
 import os
@@ -28,10 +29,16 @@ def tuned_file(task: Task) -> str:
 
 def tuned_settings(task: Task, method: str) -> dict[str, dict[str, Any]] | None:
     """{"raw": options, "normalised": options} of a method on a task, or None where nobody chose any."""
+    first = Path(tuned_file(task))
     for folder in tuned_folders():
-        path = folder / tuned_file(task)
-        if path.is_file():
-            found = _read(path, path.stat().st_mtime_ns)["methods"].get(method)
+        later = sorted(folder.glob(f"{first.stem}-*.json"))  # of this task, or of one with a longer name
+        for path in [folder / first, *later]:
+            if not path.is_file():
+                continue
+            content = _read(path, path.stat().st_mtime_ns)
+            if path in later and (content.get("task"), content.get("protocol")) != (task.name, task.protocol):
+                continue
+            found = content["methods"].get(method)
             if found is not None:
                 return {kind: found[kind]["options"] for kind in ("raw", "normalised")}
     return None

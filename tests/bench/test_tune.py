@@ -8,8 +8,10 @@ import pytest
 
 from bench import Execution, Experiment, run
 from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
+from bench.tuned import TUNED_FORMAT, tuned_settings
 from retrain import subsets
 from retrain.store import Store
+from retrain.tasks.digits import Digits
 
 PLANTED = "tests.helpers.planted:Planted"
 
@@ -208,3 +210,21 @@ def test_several_jobs_try_settings_at_once_to_the_same_end(arguments: list[str],
 def test_a_method_without_a_grid_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--methods", "random"]) == 2
     assert "declares no grid" in capsys.readouterr().err
+
+
+def test_a_later_file_adds_methods_and_changes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`digits-scratch-rivals.json` beside `digits-scratch.json`; `digits-scratch-long.json` is another protocol's."""
+
+    def write(name: str, protocol: str, **options: dict) -> None:
+        kinds = ("raw", "normalised")
+        chosen = {method: {kind: {"options": some} for kind in kinds} for method, some in options.items()}
+        content = {"format": TUNED_FORMAT, "task": "digits", "protocol": protocol, "methods": chosen}
+        (tmp_path / name).write_text(json.dumps(content))
+
+    write("digits-scratch.json", "scratch", ekfac={"damping": 1.0})
+    write("digits-scratch-long.json", "scratch-long", if_cg={"damping": 2.0})
+    write("digits-scratch-rivals.json", "scratch", if_cg={"damping": 3.0}, ekfac={"damping": 4.0})
+    monkeypatch.setenv("TDA_BENCH_TUNED", str(tmp_path))
+    task = Digits()
+    assert tuned_settings(task, "ekfac") == {"raw": {"damping": 1.0}, "normalised": {"damping": 1.0}}
+    assert tuned_settings(task, "if_cg") == {"raw": {"damping": 3.0}, "normalised": {"damping": 3.0}}
