@@ -79,6 +79,8 @@ def command_for(session: "Session", variant: "Variant") -> str:
     words = ["python", "-m", "bench.lds", "--task", experiment.task, "--alpha", "0.1", "--seeds", str(block[0])]
     words += ["--alpha-attribution", f"{block[1]:g}", "--methods"]
     words += [f"{variant.asked}@{variant.settings}" if variant.settings else variant.asked, "--settings", "default"]
+    if experiment.queries is not None:
+        words += ["--queries", str(experiment.queries)]
     for option, value in experiment.task_options.items():
         words += ["--set", f"{session.task.name}.{option}={value}"]
     if session.execution.cache != default_cache():
@@ -289,6 +291,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--candidates", type=at_least(1), default=64, help="language tasks: training sequences looked at (default: 64)")
     add("--scores", choices=("both", "normalised", "raw"), default="both", help="of images (default: %(default)s)")
+    add("--queries", type=at_least(1), help="as bench.lds had it: only the first so many are chosen from")
     add("--seed", dest="seeds", nargs=1, type=at_least(0), help="as bench.lds had it (default: 1)")
     add("--alpha-attribution", nargs=1, type=share, help="as bench.lds had it (default: the task's)")
     add("--out", default=f"{RUNS}/examples", help="a folder for each task is made there (default: %(default)s)")
