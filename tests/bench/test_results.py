@@ -227,6 +227,21 @@ def test_a_ceiling_comes_from_the_same_ground_in_another_run_and_from_no_other(t
         assert rows[rows["method"] == "bif"]["ceiling"].isna().all() == bool(other)
 
 
+@pytest.mark.parametrize(("share", "shown"), [(0.4, True), (0.46, False)])
+def test_a_linear_ceiling_above_a_borrowed_noise_ceiling_is_not_shown(
+    tmp_path: Path, share: float, shown: bool
+) -> None:
+    kept: dict[str, Any] = {"task": "pythia14m", "shares": (1.0,), "alphas": (0.5,), "seeds": (1,)}
+    linear = {"linear_ceiling": share**0.5, "linear_low": 0.6, "linear_high": 0.7, "linear_share": share}
+    without = write_run(tmp_path, run_id="without00000", **kept)
+    change_record(without, {"ceiling": None, "reliability": None, "num_replicates": 1, **linear})
+    replicated = write_run(tmp_path, run_id="replicated00", methods=("random",), **kept)
+    change_record(replicated, {"ceiling": 0.6**0.5, "reliability": 0.6, "num_replicates": 2})
+    rows = load_results(tmp_path).rows
+    rows = rows[rows["method"] == "bif"]  # whose noise ceiling is the root of 0.43
+    assert set(rows["linear_share"].notna()) == {shown}
+
+
 def test_ceilings_of_seeds_are_pooled_as_reliabilities() -> None:
     cell = pd.DataFrame({"seed": [1, 2, 3], "reliability": [0.5, 0.1, np.nan], "ceiling_low": [0.6, 0.0, np.nan]})
     pooled = ceiling_over_seeds(cell)
