@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bench.identity import settings_words
 from bench.results import EXPERIMENT, bars_of, ceiling_over_seeds, load_results, over_seeds
 from tests.helpers.synthetic_results import METHODS, write_run
 
@@ -171,6 +172,26 @@ def test_other_code_of_a_task_is_another_truth_and_of_a_method_is_said(tmp_path:
     rows = load_results(tmp_path).rows
     assert rows["ground"].nunique() == 1
     assert rows["truth"].nunique() == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "series"),
+    [
+        ({"damping": 1e-8, "relative_damping": 0.1}, "damping=1e-08", 1),
+        ({"damping": 0.0, "relative_damping": 0.1}, "damping=0", 1),  # 0 is given too
+        ({"damping": None, "relative_damping": 0.1}, "relative_damping=0.1", 2),
+    ],
+)
+def test_a_relative_option_that_does_nothing_is_no_setting(
+    tmp_path: Path, given: dict[str, Any], words: str, series: int
+) -> None:
+    for number, relative in enumerate((given["relative_damping"], 3.0)):
+        own = {"ekfac": {**given, "relative_damping": relative}}
+        write_run(tmp_path, run_id=f"{number:012d}", methods=("ekfac",), options=own, **{**ONE, "seeds": (number,)})
+    rows = load_results(tmp_path).rows
+    assert words in set(rows["settings"])
+    assert rows["series"].nunique() == series
+    assert "relative_ridge" not in settings_words("trak", {"ridge": 0.0, "relative_ridge": 10.0})
 
 
 def test_subsets_that_settings_were_chosen_on_are_not_shown(tmp_path: Path) -> None:
