@@ -37,20 +37,24 @@ def sizes(rows: pd.DataFrame) -> str:
     )
 
 
-def settings_text(rows: pd.DataFrame) -> str:
-    """Every method with its settings, but for what nearly always is as it is; what its series share is said once."""
+def settings_text(rows: pd.DataFrame, more: Iterable[str] = ()) -> str:
+    """Every method with its settings, but for what nearly always is as it is; what its series share is said once.
+
+    `more`: settings of something else, said after these.
+    """
     known = rows.drop_duplicates("series")
     parts = []
     for method in in_order(known["method"]):
         mine = known[known["method"] == method]
         settings = [str(text).split(", ") if text else [] for text in mine["settings"]]
         shared = [item for item in settings[0] if all(item in other for other in settings)]
-        name = str(look(method)["label"]) if len(mine) > 1 else str(mine["series"].iloc[0])
-        parts.append(f"{name}: {', '.join(shared)}" if shared else "")
+        name = f"{look(method)['label']} (all)" if len(mine) > 1 else str(mine["series"].iloc[0])
+        told = [item for item in shared if item not in name]
+        parts.append(f"{name}: {', '.join(told)}" if told else "")
         for series, own in zip(mine["series"], settings, strict=True):
             apart = [item for item in own if item not in shared and item not in series]
             parts.append(f"{series}: {', '.join(apart)}" if apart else "")
-    text = "; ".join(filter(None, parts))
+    text = "; ".join(filter(None, [*parts, *more]))
     return f"Settings. {text}." if text else ""
 
 
