@@ -9,6 +9,14 @@ def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
+def short_number(value: float | None) -> str:
+    """Three digits that count, of any size; thousands as people write them: -11,200."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e7 else f"{value:.3g}"
+
+
 def interval(low: float | None, high: float | None, digits: int = 3) -> str:
     return f"[{number(low, digits)}, {number(high, digits)}]"
 
