@@ -50,7 +50,7 @@ def _tables(results: Results, kind: str, language: bool) -> Iterator[Drawing]:
         lines = lds_lines(group, pairs)
         if not (group["task"] == "pythia14m").any():
             lines = lines.drop(columns="paper")
-        if group["linear_share"].isna().all():
+        if not words.has_linear_ceiling(group):
             lines = lines.drop(columns=["linear ceiling", "LDS / linear ceiling"])
         description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
         title = f"{description}: LDS{' of finetuning' if language else ''}"

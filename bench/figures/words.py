@@ -1,10 +1,11 @@
 """The words of a figure: n, what the ceiling is and where it comes from, settings; for its frame and its caption."""
 
+import math
 from collections.abc import Iterable
 
 import pandas as pd
 
-from bench.results import ceiling_over_seeds
+from bench.results import ceiling_over_seeds, linear_ceiling_over_seeds
 from bench.style import in_order, look
 
 
@@ -102,12 +103,18 @@ def frame_notes(bars: str, rows: pd.DataFrame, ceiling: bool = True) -> list[str
     return [" ".join(filter(None, [bars, *about, sizes(rows)])), settings_text(rows)]
 
 
-def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,") -> str:
+def has_linear_ceiling(rows: pd.DataFrame, by_seed: bool = False) -> bool:
+    """Whether one is shown: over seeds that is where every seed's is known."""
+    keys = ["truth", "alpha_attribution", "alpha", "series", *(["seed"] if by_seed else [])]
+    return any(math.isfinite(linear_ceiling_over_seeds(cell)) for _, cell in rows.groupby(keys))
+
+
+def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,", by_seed: bool = False) -> str:
     """The caption's sentences on the ceiling: what it is, how seeds are pooled, and where it comes from."""
     text = f"{name} what a perfect prediction could reach. " if rows["reliability"].notna().any() else ""
-    if text and rows["seed"].nunique() > 1:
+    if text and rows["seed"].nunique() > 1 and not by_seed:
         text += "Over seeds, it is the root of their mean reliability. "
-    if rows["linear_share"].notna().any():
+    if has_linear_ceiling(rows, by_seed):
         text += "Linear ceiling: what the best additive score could reach. "
     if borrowed := borrowed_ceiling(rows):
         text += (

@@ -1,5 +1,6 @@
 """The words of figures: settings said once, and headings of one size."""
 
+import json
 from pathlib import Path
 
 from bench.figures.words import settings_text
@@ -41,3 +42,22 @@ def test_headings_of_examples_have_letters_of_one_size(tmp_path: Path) -> None:
     headings = [text for text in headings if text.get_va() == "bottom"]
     assert len(headings) > 3
     assert len({text.get_fontsize() for text in headings}) == 1
+
+
+def test_a_linear_ceiling_of_one_seed_alone_is_in_no_table_and_no_caption_over_seeds(tmp_path: Path) -> None:
+    place = write_run(tmp_path, shares=(0.1,), seeds=(1, 2), alphas=(0.5,), linear_ceiling=True)
+    (table,) = draw("table", tmp_path)
+    assert table.table is not None
+    assert "linear ceiling" in table.table
+    record = json.loads((place / "run.json").read_text())
+    for ceiling in record["ceilings"]:
+        if ceiling["seed"] == 2:
+            ceiling["linear_high"] = 1.0
+    (place / "run.json").write_text(json.dumps(record))
+    (table,), (lds,), seeds = (draw(name, tmp_path) for name in ("table", "lds", "seeds"))
+    assert table.table is not None
+    assert "linear ceiling" not in table.table
+    assert "Linear ceiling" not in table.caption + lds.caption
+    for drawing in seeds:
+        assert "Linear ceiling" in drawing.caption
+        assert "mean reliability" not in drawing.caption  # every seed has its own there
