@@ -71,8 +71,8 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
         frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*names_in(points), *curves])
         caption = (
             f"LDS against seconds, retraining included; {description}, {about}, on {machine}. Curves: the datamodel "
-            f"over its number of retrains, one a prior. {counts} {kinds} {bars} {words.ceiling_caption(group)}"
-            f"{words.sizes(group)} {settings}"
+            f"over its number of retrains, one a prior. {counts} {kinds} {bars} "
+            f"{words.ceiling_caption(group, by=['series'])}{words.sizes(group)} {settings}"
         )
         facts = words.facts_of(group, [False, True])
         stem = f"retraining-{ground}-{file_slug(machine)}"

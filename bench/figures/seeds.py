@@ -42,7 +42,7 @@ def draw_seeds(results: Results, size: PaperSize) -> Iterator[Drawing]:
         frame(figure, size, title, [about], words.frame_notes(bars, group), grid.ravel(), order=list(shapes))
         caption = (
             f"LDS of {kind}, every seed by itself; {description}, {about}. {bars} "
-            f"{words.ceiling_caption(group, by_seed=True)}{words.sizes(group)} {words.settings_text(group)}"
+            f"{words.ceiling_caption(group, by=['seed'])}{words.sizes(group)} {words.settings_text(group)}"
         )
         stem = f"seeds-{ground}{'-normalised' if normalised else ''}"
         facts = words.facts_of(group, [bool(normalised)])

@@ -1,7 +1,7 @@
 """The words of a figure: n, what the ceiling is and where it comes from, settings; for its frame and its caption."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -103,18 +103,18 @@ def frame_notes(bars: str, rows: pd.DataFrame, ceiling: bool = True) -> list[str
     return [" ".join(filter(None, [bars, *about, sizes(rows)])), settings_text(rows)]
 
 
-def has_linear_ceiling(rows: pd.DataFrame, by_seed: bool = False) -> bool:
-    """Whether one is shown: over seeds that is where every seed's is known."""
-    keys = ["truth", "alpha_attribution", "alpha", "series", *(["seed"] if by_seed else [])]
-    return any(math.isfinite(linear_ceiling_over_seeds(cell)) for _, cell in rows.groupby(keys))
+def has_linear_ceiling(rows: pd.DataFrame, by: Iterable[str] = ()) -> bool:
+    """Whether one is shown, in panels or lines that `by` sets apart: over seeds that is where every seed's is known."""
+    cells = rows.groupby(["truth", "alpha_attribution", "alpha", *by])
+    return any(math.isfinite(linear_ceiling_over_seeds(cell)) for _, cell in cells)
 
 
-def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,", by_seed: bool = False) -> str:
+def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,", by: Sequence[str] = ()) -> str:
     """The caption's sentences on the ceiling: what it is, how seeds are pooled, and where it comes from."""
     text = f"{name} what a perfect prediction could reach. " if rows["reliability"].notna().any() else ""
-    if text and rows["seed"].nunique() > 1 and not by_seed:
+    if text and rows["seed"].nunique() > 1 and "seed" not in by:
         text += "Over seeds, it is the root of their mean reliability. "
-    if has_linear_ceiling(rows, by_seed):
+    if has_linear_ceiling(rows, by):
         text += "Linear ceiling: what the best additive score could reach. "
     if borrowed := borrowed_ceiling(rows):
         text += (

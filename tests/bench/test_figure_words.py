@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from bench.figures.words import settings_text
 from bench.results import load_results
@@ -61,3 +62,15 @@ def test_a_linear_ceiling_of_one_seed_alone_is_in_no_table_and_no_caption_over_s
     for drawing in seeds:
         assert "Linear ceiling" in drawing.caption
         assert "mean reliability" not in drawing.caption  # every seed has its own there
+
+
+def test_captions_speak_of_a_linear_ceiling_where_it_is_drawn(tmp_path: Path) -> None:
+    """In a panel that is where the record of its first rows knows it, not one of some of its methods."""
+    known: dict[str, Any] = {"task": "digits", "shares": (1.0,), "seeds": (1,), "alphas": (0.5,)}
+    write_run(tmp_path, methods=("bif", "ekfac"), **known)
+    write_run(tmp_path, methods=("trak",), run_id="later0000000", linear_ceiling=True, **known)
+    (lds,), (table,) = (draw(name, tmp_path) for name in ("lds", "table"))
+    assert lds.figure is not None
+    drawn = "linear ceiling" in [text.get_text() for text in lds.figure.legends[0].texts]
+    assert ("Linear ceiling" in lds.caption) is drawn is False
+    assert "Linear ceiling" in table.caption
