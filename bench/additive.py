@@ -66,6 +66,17 @@ def retrains_alone(method: Method, alpha: float) -> int:
 
 
 def is_shown(numbers: Mapping[str, Any]) -> bool:
-    """Whether the linear ceiling is known well enough to be read; in records of old it is not there."""
+    """Whether the linear ceiling is known well enough to be read; in records of old it is not there.
+
+    Ends are cut at 0 and 1: one that lies there says that the interval is wider than it looks. What an additive score
+    could have is no more than what any prediction could: one above the noise ceiling is chance.
+    """
     low, high = numbers.get("linear_low"), numbers.get("linear_high")
-    return low is not None and high is not None and low > 0 and high - low <= WIDEST
+    if low is None or high is None or not 0 < low <= high < 1 or high - low > WIDEST:
+        return False
+    return not is_above(numbers.get("linear_ceiling"), numbers.get("ceiling"))
+
+
+def is_above(linear: float | None, noise: float | None) -> bool:
+    """A linear ceiling above the noise ceiling, where that is known."""
+    return linear is not None and noise is not None and linear > noise

@@ -25,7 +25,7 @@ from bench.experiment import Execution, Experiment, Session
 from bench.metrics import MINIMUM_SUBSETS
 from bench.metrics.calibration import UnitsOfLoss, calibration, reachable_share
 from bench.question_command import answer_command, finish
-from bench.tables import table
+from bench.tables import short_number, table
 from bench.translate import execution_of, experiment_of
 from retrain.command import (
     RUNS,
@@ -124,7 +124,7 @@ def show_calibration(out: Answers) -> str:
         reachable = out.detail["reachable"].get(f"seed {seed}, share {share:g}, alpha {alpha:g}")
         words = (
             f"{out.task.description}, protocol {out.task.protocol}: alpha {alpha:g}, {out.truth}, seed {seed}, "
-            f"{'train-normalised' if normalised else 'raw'} scores; reachable R2 {_short(reachable)}"
+            f"{'train-normalised' if normalised else 'raw'} scores; reachable R2 {short_number(reachable)}"
         )
         parts.append(f"{words}\n{calibration_table(here)}")
     return "\n\n".join(parts)
@@ -136,9 +136,9 @@ def calibration_table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for label in labels:
         slope, plain, scaled = (by[label, CALIBRATION_METRICS[name]] for name in ("slope", "r2", "r2_rescaled"))
-        ends = [f"[{_short(row['ci_low'])}, {_short(row['ci_high'])}]" for row in (slope, scaled)]
-        numbers = [_short(value) for value in (slope["median"], plain["value"], scaled["value"])]
-        lines.append([label, _short(slope["value"]), ends[0], *numbers, ends[1]])
+        ends = [f"[{short_number(row['ci_low'])}, {short_number(row['ci_high'])}]" for row in (slope, scaled)]
+        numbers = [short_number(value) for value in (slope["median"], plain["value"], scaled["value"])]
+        lines.append([label, short_number(slope["value"]), ends[0], *numbers, ends[1]])
     header = ["method", "slope", "95 % interval", "median slope", "R2", "R2 rescaled", "95 % interval"]
     return table(header, lines)
 
@@ -146,10 +146,6 @@ def calibration_table(rows: Sequence[dict[str, Any]]) -> str:
 def _rescaled(by: dict[tuple[str, str], dict[str, Any]], label: str) -> float:
     value = by[label, CALIBRATION_METRICS["r2_rescaled"]]["value"]
     return value if value == value else -1e30
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{value:.3g}"
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from bench.style import look
-from bench.tables import setting_text
+from bench.tables import acting, setting_text
 
 AXES = ("task", "protocol", "alpha", "alpha_attribution", "seed")  # one ground truth of a run
 # Of a run's config: what is no part of its ground, because it is an axis, a series, how well the ground is measured, or
@@ -80,7 +80,8 @@ class Identity:
         if key not in self._series:
             described = self.described(label, row["normalised"]) or {"name": row.get("method", label)}
             name = described["name"]
-            settings = {k: v for k, v in {**USUAL.get(name, {}), **described}.items() if k not in NO_SETTING}
+            known = {**USUAL.get(name, {}), **described}
+            settings = acting({k: v for k, v in known.items() if k not in NO_SETTING})
             self._series[key] = {
                 "method": name,
                 "label": label,
@@ -207,7 +208,8 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def settings_words(method: str, options: Mapping[str, Any]) -> str:
     """A method's settings without what nearly always is as it is: "draws=250, gamma=100000, n_beta=2000"."""
     usual = USUAL.get(method, {})
-    told = {name: value for name, value in sorted(options.items()) if value is not None and name not in UNTOLD}
+    known = sorted(acting(options).items())
+    told = {name: value for name, value in known if value is not None and name not in UNTOLD}
     shown = [(name, value) for name, value in told.items() if name not in usual or usual[name] != value]
     return ", ".join(
         f"{name} by the pilot"

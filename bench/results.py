@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from bench import schemas
-from bench.additive import is_shown
+from bench.additive import is_above, is_shown
 from bench.identity import AXES, Identity, give_names, place
 from bench.metrics import best_spearman, mean_and_standard_error
 from bench.record import RUN_AGAIN
@@ -224,6 +224,8 @@ def _find_ceilings(rows: list[dict[str, Any]]) -> None:
             ratio = row["num_replicates"] / best["num_replicates"]
             row["reliability"] = of_more_replicates(best["reliability"], ratio)
             row["ceiling"] = math.sqrt(row["reliability"])
+            if row["linear_share"] is not None and is_above(best_spearman(row["linear_share"]), row["ceiling"]):
+                row["linear_share"] = None
             if best["ceiling_low"] is not None:
                 row["ceiling_low"] = math.sqrt(of_more_replicates(max(0.0, best["ceiling_low"]) ** 2, ratio))
             row |= {"ceiling_from": best["run_id"], "ceiling_subsets": best["num_subsets_replicated"]}

@@ -1,12 +1,20 @@
 """How numbers are written for people: digits, bytes, durations and aligned columns, alike in every command."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
 def number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def short_number(value: float | None) -> str:
+    """Three digits that count, of any size; thousands as people write them: -11,200."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1000 <= abs(rounded) < 1e7 else f"{value:.3g}"
 
 
 def interval(low: float | None, high: float | None, digits: int = 3) -> str:
@@ -42,6 +50,17 @@ def setting_text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value) or "all"
     return f"{value:g}"
+
+
+def relative_of(options: Iterable[str]) -> set[str]:
+    """What these options take the place of when given: a damping that of `relative_damping`."""
+    return {f"relative_{option}" for option in options}
+
+
+def acting(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the relative options that do nothing because the absolute one is given."""
+    idle = relative_of(name for name, value in options.items() if value is not None)
+    return {name: value for name, value in options.items() if name not in idle}
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int | Sequence[int] = 1) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from baselines.method import Method, load_method
 from baselines.support.nested import NONE, nested_text, parts_of
-from bench.tables import setting_text
+from bench.tables import relative_of, setting_text
 from bench.tuned import tuned_settings
 from retrain.errors import UsageError
 from retrain.plugins import option_value
@@ -138,7 +138,7 @@ def _variants_of(
         )
     recommended = task.method_settings.get(plain.name, {})
     own = {**own, **nested_settings(plain, {**recommended, **own}, task, settings)}
-    instead = {f"relative_{option}" for option in own}  # damping=1e-8 takes the place of a tuned relative_damping
+    instead = relative_of(own)  # damping=1e-8 takes the place of a tuned relative_damping
     made: dict[Kinds, Method] = {
         kind: load_method(name, **{**recommended, **{o: v for o, v in extra.items() if o not in instead}, **own})
         for kind, extra in chosen.items()

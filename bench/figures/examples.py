@@ -94,12 +94,13 @@ def examples_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray
                     )
                 left += unit * (shown + 0.2)
             left += unit * 0.5
-    places.word(0.03, top + 0.03, "query", 1.4 * unit)
+    headings = [(0.03, "query", 1.4 * unit)]
     left = unit * 1.5
     for name in names:
-        places.word(left, top + 0.03, f"{name}: lower its loss most", unit * (shown + 0.1))
-        places.word(left + unit * (shown + 0.2), top + 0.03, "raise it most", unit * (shown + 0.1))
+        headings.append((left, f"{name}: lower its loss most", unit * (shown + 0.1)))
+        headings.append((left + unit * (shown + 0.2), "raise it most", unit * (shown + 0.1)))
         left += unit * (2 * shown + 0.9)
+    places.headings(top + 0.03, headings)
     caption = (
         f"Queries (left) and the training images whose inclusion lowers or raises the query's loss most, by "
         f"{' and '.join(names)} ({content['scores']} scores); {content['description']}, seed {content['seed']}. "
@@ -161,11 +162,12 @@ class Places:
             fontsize=self.letters, linespacing=1.05,
         )  # fmt: skip
 
-    def word(self, left: float, bottom: float, text: str, room: float) -> None:
-        """In letters that are as large as there is room for."""
-        place = (left / self.width, (self.base + bottom) / self.height)
-        fitting = 0.92 * room / text_width(text, 1.0)
-        self.figure.text(*place, text, fontsize=min(1.25 * self.letters, fitting), va="bottom")
+    def headings(self, bottom: float, words: Sequence[tuple[float, str, float]]) -> None:
+        """(left, text, room) in letters of one size, as large as there is room for where it is scarcest."""
+        fitting = min(0.92 * room / text_width(text, 1.0) for _, text, room in words)
+        for left, text, _ in words:
+            place = (left / self.width, (self.base + bottom) / self.height)
+            self.figure.text(*place, text, fontsize=min(1.25 * self.letters, fitting), va="bottom")
 
 
 def read_picture(path: Path) -> bytes:

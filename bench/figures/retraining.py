@@ -14,6 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 import bench.figures.words as words
+from baselines.support.nested import parts_of
 from bench.figures.drawing import (
     ALPHA_ATTRIBUTION,
     ALPHA_RETRAIN,
@@ -65,12 +66,13 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
         title = f"{description}: what retraining buys"
         counts = f"Retrains of the datamodel: {words.span(retrains_of(group[group['method'] == METHOD]))}."
         kinds = "Raw or train-normalised scores, whichever a method does better with."
-        notes = [f"{counts} {kinds}", *words.frame_notes(bars, group)]
+        settings = words.settings_text(others, prior_settings(group))
+        notes = [f"{counts} {kinds}", words.frame_notes(bars, group)[0], settings]
         frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*names_in(points), *curves])
         caption = (
             f"LDS against seconds, retraining included; {description}, {about}, on {machine}. Curves: the datamodel "
-            f"over its number of retrains, one a prior. {counts} {kinds} {bars} {words.ceiling_caption(group)}"
-            f"{words.sizes(group)} {words.settings_text(others)}"
+            f"over its number of retrains, one a prior. {counts} {kinds} {bars} "
+            f"{words.ceiling_caption(group, by=['series'])}{words.sizes(group)} {settings}"
         )
         facts = words.facts_of(group, [False, True])
         stem = f"retraining-{ground}-{file_slug(machine)}"
@@ -96,11 +98,25 @@ def retrains_of(rows: pd.DataFrame) -> pd.Series:
     return pd.Series([json.loads(options)["retrains"] for options in rows["options"]], index=rows.index)
 
 
+def priors_of(own: pd.DataFrame) -> list[str]:
+    return sorted({str(json.loads(options).get("prior", NO_PRIOR)) for options in own["options"]})
+
+
+def prior_settings(group: pd.DataFrame) -> list[str]:
+    """Every prior's once, however many rows learn from it; what else a curve has is in its name."""
+    found = []
+    for prior in priors_of(group[group["method"] == METHOD]):
+        method, options = parts_of(prior)
+        told = ", ".join(f"{name}={value.removesuffix('.0')}" for name, value in options.items())
+        found += [f"prior {look(method)['label']}: {told}"] if told else []
+    return found
+
+
 def curves_of(group: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Name -> look of every curve, in the colour of its prior's method, and its series in the order of retrains."""
     found: dict[str, dict[str, Any]] = {}
     own = group[group["method"] == METHOD].drop_duplicates("series").assign(retrains=lambda rows: retrains_of(rows))
-    priors = {str(json.loads(options).get("prior", NO_PRIOR)) for options in own["options"]}
+    priors = priors_of(own)
     for _, row in own.sort_values("retrains").iterrows():
         options = json.loads(row["options"])
         prior = str(options.pop("prior", NO_PRIOR))

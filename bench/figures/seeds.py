@@ -41,8 +41,8 @@ def draw_seeds(results: Results, size: PaperSize) -> Iterator[Drawing]:
         bars = f"{SIDE_BY_SIDE} Bars: 95 % intervals."
         frame(figure, size, title, [about], words.frame_notes(bars, group), grid.ravel(), order=list(shapes))
         caption = (
-            f"LDS of {kind}, every seed by itself; {description}, {about}. {bars} {words.ceiling_caption(group)}"
-            f"{words.sizes(group)} {words.settings_text(group)}"
+            f"LDS of {kind}, every seed by itself; {description}, {about}. {bars} "
+            f"{words.ceiling_caption(group, by=['seed'])}{words.sizes(group)} {words.settings_text(group)}"
         )
         stem = f"seeds-{ground}{'-normalised' if normalised else ''}"
         facts = words.facts_of(group, [bool(normalised)])

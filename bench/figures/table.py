@@ -50,13 +50,13 @@ def _tables(results: Results, kind: str, language: bool) -> Iterator[Drawing]:
         lines = lds_lines(group, pairs)
         if not (group["task"] == "pythia14m").any():
             lines = lines.drop(columns="paper")
-        if group["linear_share"].isna().all():
+        if not words.has_linear_ceiling(group, ["series"]):
             lines = lines.drop(columns=["linear ceiling", "LDS / linear ceiling"])
         description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
         title = f"{description}: LDS{' of finetuning' if language else ''}"
         bars = f"Interval: {bars_of(group.groupby([*CELL_KEYS, 'series']).size())}."
         bold = "Best: highest of its column, and every paired difference to the others excludes 0."
-        sentences = f"{bars} {bold} {words.ceiling_caption(group, 'Ceiling:')}{words.sizes(group)}"
+        sentences = f"{bars} {bold} {words.ceiling_caption(group, 'Ceiling:', ['series'])}{words.sizes(group)}"
         caption = f"LDS; {description}, {about}. {sentences} {words.settings_text(group)}"
         latex = latex_table(group, pairs, caption.replace("Best:", "Bold:"), f"tab:{kind}-{ground}")
         facts = words.facts_of(group, [False, True])

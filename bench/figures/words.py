@@ -1,10 +1,11 @@
 """The words of a figure: n, what the ceiling is and where it comes from, settings; for its frame and its caption."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from bench.results import ceiling_over_seeds
+from bench.results import ceiling_over_seeds, linear_ceiling_over_seeds
 from bench.style import in_order, look
 
 
@@ -37,20 +38,24 @@ def sizes(rows: pd.DataFrame) -> str:
     )
 
 
-def settings_text(rows: pd.DataFrame) -> str:
-    """Every method with its settings, but for what nearly always is as it is; what its series share is said once."""
+def settings_text(rows: pd.DataFrame, more: Iterable[str] = ()) -> str:
+    """Every method with its settings, but for what nearly always is as it is; what its series share is said once.
+
+    `more`: settings of something else, said after these.
+    """
     known = rows.drop_duplicates("series")
     parts = []
     for method in in_order(known["method"]):
         mine = known[known["method"] == method]
         settings = [str(text).split(", ") if text else [] for text in mine["settings"]]
         shared = [item for item in settings[0] if all(item in other for other in settings)]
-        name = str(look(method)["label"]) if len(mine) > 1 else str(mine["series"].iloc[0])
-        parts.append(f"{name}: {', '.join(shared)}" if shared else "")
+        name = f"{look(method)['label']} (all)" if len(mine) > 1 else str(mine["series"].iloc[0])
+        told = [item for item in shared if item not in name]
+        parts.append(f"{name}: {', '.join(told)}" if told else "")
         for series, own in zip(mine["series"], settings, strict=True):
             apart = [item for item in own if item not in shared and item not in series]
             parts.append(f"{series}: {', '.join(apart)}" if apart else "")
-    text = "; ".join(filter(None, parts))
+    text = "; ".join(filter(None, [*parts, *more]))
     return f"Settings. {text}." if text else ""
 
 
@@ -98,12 +103,18 @@ def frame_notes(bars: str, rows: pd.DataFrame, ceiling: bool = True) -> list[str
     return [" ".join(filter(None, [bars, *about, sizes(rows)])), settings_text(rows)]
 
 
-def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,") -> str:
+def has_linear_ceiling(rows: pd.DataFrame, by: Iterable[str] = ()) -> bool:
+    """Whether one is shown, in panels or lines that `by` sets apart: over seeds that is where every seed's is known."""
+    cells = rows.groupby(["truth", "alpha_attribution", "alpha", *by])
+    return any(math.isfinite(linear_ceiling_over_seeds(cell)) for _, cell in cells)
+
+
+def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,", by: Sequence[str] = ()) -> str:
     """The caption's sentences on the ceiling: what it is, how seeds are pooled, and where it comes from."""
     text = f"{name} what a perfect prediction could reach. " if rows["reliability"].notna().any() else ""
-    if text and rows["seed"].nunique() > 1:
+    if text and rows["seed"].nunique() > 1 and "seed" not in by:
         text += "Over seeds, it is the root of their mean reliability. "
-    if rows["linear_share"].notna().any():
+    if has_linear_ceiling(rows, by):
         text += "Linear ceiling: what the best additive score could reach. "
     if borrowed := borrowed_ceiling(rows):
         text += (

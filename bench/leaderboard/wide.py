@@ -1,19 +1,22 @@
-"""The leaderboard as people read it: a table a task, a line a method, a column a question with its ranks."""
+"""The leaderboard as people read it: tables a page wide, a line a method, a column a question with its ranks."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.leaderboard.ranking import LeaderboardRow, interval_words
-from bench.tables import bytes_text, interval, number
+from bench.tables import bytes_text, number, short_number
 from retrain.errors import UsageError
 
 ROW_CHOICES = ("task", "protocol", "metric", "scores", "alpha")
+MOST_COLUMNS = 5  # of questions in one table, so that it fits a page beside method, seconds and memory
+LARGE = 100.0  # from here on three digits behind the point say nothing
+Names = dict[tuple[str, str, str], str]  # column, label, settings -> what a line is called
 
 
 @dataclass(frozen=True)
 class Board:
-    """One task's, protocol's and share's methods against every column that there is for them."""
+    """Methods of one task, protocol and share against columns of one metric and the same seeds."""
 
     title: str
     header: list[str]
@@ -26,7 +29,7 @@ def rows_with(found: Sequence[LeaderboardRow], **choices: Sequence[str]) -> list
     kept = list(found)
     for name, values in choices.items():
         if values:
-            texts = {_text(getattr(row, name)) for row in kept}
+            texts = {_text(value) for row in kept if (value := getattr(row, name)) is not None}
             if unknown := sorted(set(values) - texts):
                 there = ", ".join(sorted(texts)) or "nothing"
                 raise UsageError(f"the leaderboard has no row with {name} {unknown[0]}; there is {there}")
@@ -39,16 +42,68 @@ def _text(value: object) -> str:
 
 
 def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
-    """One for each task, protocol and share; methods ordered by their first column."""
+    """Of each task, protocol and share: a table a family of metrics and set of seeds, several where it is too wide."""
+    made = []
+    for group in _tasks(found):
+        names = _names(group)
+        costs = _costs(group, names)
+        families: dict[str, list[LeaderboardRow]] = {}
+        for row in group:
+            families.setdefault(_family(row), []).append(row)
+        for family, rows in families.items():
+            columns = list(dict.fromkeys(row.column for row in rows))
+            tables = math.ceil(len(columns) / MOST_COLUMNS)
+            width = math.ceil(len(columns) / tables)
+            for first in range(0, len(columns), width):
+                some = set(columns[first : first + width])
+                made.append(_board([row for row in rows if row.column in some], names, costs, wide, family))
+    return made
+
+
+def whole_board(group: Sequence[LeaderboardRow]) -> Board:
+    """Every column of one task, protocol and share side by side, for a page that scrolls."""
+    names = _names(group)
+    return _board(group, names, _costs(group, names))
+
+
+def _tasks(found: Sequence[LeaderboardRow]) -> list[list[LeaderboardRow]]:
     groups: dict[tuple[str, str, float], list[LeaderboardRow]] = {}
     for row in found:
         groups.setdefault((row.task, row.protocol, row.alpha_attribution), []).append(row)
-    return [_board(key, group, wide) for key, group in groups.items()]
+    return list(groups.values())
 
 
-def _board(key: tuple[str, str, float], group: Sequence[LeaderboardRow], wide: bool) -> Board:
+def _family(row: LeaderboardRow) -> str:
+    """LDS, mislabel, removal ...: the first word of its metric; with its seeds."""
+    name = "LDS" if row.metric == "lds" else row.metric.partition(" ")[0]
+    return f"{name}, {_seeds(row)}"
+
+
+def _costs(group: Sequence[LeaderboardRow], names: Names) -> dict[str, tuple[float, float]]:
+    """Name -> seconds and memory of the first column that has them, LDS where there is one.
+
+    Other records may be of a busier machine.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for row in group:
+        name = names[row.column, row.label, row.settings]
+        seconds, memory = found.get(name, (math.nan, math.nan))
+        found[name] = (
+            seconds if math.isfinite(seconds) else row.seconds,
+            memory if math.isfinite(memory) else row.memory,
+        )
+    return found
+
+
+def _board(
+    group: Sequence[LeaderboardRow],
+    names: Names,
+    costs: Mapping[str, tuple[float, float]],
+    wide: bool = False,
+    family: str = "",
+) -> Board:
+    """Methods ordered by their first column."""
     columns = list(dict.fromkeys(row.column for row in group))
-    names = _names(group)
     lines: dict[str, dict[str, LeaderboardRow]] = {}
     for row in group:
         lines.setdefault(names[row.column, row.label, row.settings], {})[row.column] = row
@@ -57,26 +112,24 @@ def _board(key: tuple[str, str, float], group: Sequence[LeaderboardRow], wide: b
     header = ["method", *(shown[column] for column in columns), "seconds", "memory"]
     table = []
     for name, cells in lines.items():
-        some = next(iter(cells.values()))
-        # Of the first column that has them, LDS where there is one: other records may be of a busier machine.
         in_order = [cells[column] for column in columns if column in cells]
-        seconds = next((row.seconds for row in in_order if math.isfinite(row.seconds)), math.nan)
-        memory = next((row.memory for row in in_order if math.isfinite(row.memory)), math.nan)
+        seconds, memory = costs[name]
         table.append(
             [
                 name,
                 *(_cell(cells.get(column), wide) for column in columns),
                 number(seconds, 1),
                 bytes_text(memory) if math.isfinite(memory) else "-",
-                *([_settings(cells.values()), " ".join(some.record)] if wide else []),
+                *([_settings(cells.values()), " ".join(in_order[0].record)] if wide else []),
             ]
         )
     header += ["settings", "record"] if wide else []
-    task, protocol, share = key
-    return Board(f"{task}, protocol {protocol}, alpha_attribution {share:g}", header, table, _caption(group))
+    first = group[0]
+    title = f"{first.task}, protocol {first.protocol}, alpha_attribution {first.alpha_attribution:g}"
+    return Board(f"{title}: {family}" if family else title, header, table, _caption(group))
 
 
-def _names(group: Sequence[LeaderboardRow]) -> dict[tuple[str, str, str], str]:
+def _names(group: Sequence[LeaderboardRow]) -> Names:
     """Of each (column, label, settings): the label, with its settings where one column has several of them."""
     by_column: dict[tuple[str, str], set[str]] = {}
     for row in group:
@@ -131,8 +184,10 @@ def _seeds(row: LeaderboardRow) -> str:
 def _cell(row: LeaderboardRow | None, wide: bool) -> str:
     if row is None:
         return "-"
-    ends = f" {interval(row.low, row.high)}" if wide else ""
-    value = number(row.value) if not abs(row.value) >= 100 else f"{row.value:.2e}"
+    numbers = [row.value, row.low, row.high]
+    large = any(abs(one) >= LARGE for one in numbers)
+    value, low, high = (short_number(one) if large else number(one) for one in numbers)
+    ends = f" [{low}, {high}]" if wide and "-" not in (low, high) else ""
     return f"{value}{ends} ({row.rank})"
 
 
@@ -143,6 +198,6 @@ def _caption(group: Sequence[LeaderboardRow]) -> str:
     runs = sorted({run for row in group for run in row.record})
     return (
         f"In brackets the rank, a range where paired differences leave a tie ({'; '.join(intervals)}). "
-        f"{'; '.join(truths)}. Seconds on {', '.join(devices)}: fit and scores, median over seeds, of a "
-        f"method's first column. Runs: {', '.join(runs)}."
+        f"{'; '.join(truths)}. Seconds on {', '.join(devices)}: fit and scores, median over seeds, of the "
+        f"task's first column that has the method. Runs: {', '.join(runs)}."
     )

@@ -13,12 +13,13 @@ import pandas as pd
 from baselines.bif.presets import PAPER_SETTINGS
 from bench import schemas
 from bench.ledger.verdicts import AS_PAPER, SCRATCH, SCRATCH_TUNED, SHOWN, TUNED, Gap, student_interval
-from bench.results import MANY_SEEDS, Results, load_results
+from bench.results import MANY_SEEDS, Results, ceiling_over_seeds, load_results
 from retrain.errors import UsageError
 
 PLACE_NEEDS = [
     "task", "ground", "truth", "protocol", "alpha", "alpha_attribution", "seed", "label", "options", "normalised",
-    "lds", "ci_low", "ci_high", "lds_across_queries", "seconds", "device", "description", "run_id",
+    "lds", "ci_low", "ci_high", "lds_across_queries", "reliability", "ceiling_low", "seconds", "device", "description",
+    "run_id",
 ]  # fmt: skip
 METRIC_WORDS = {"lds": "across subsets", "lds_across_queries": "across queries, as printed"}
 # Which label plays which part. The first that is there counts.
@@ -103,6 +104,10 @@ class Situation:
             mean = sum(numbers) / len(numbers)
             return Gap(mean, -high, -low, len(cell)) if turned else Gap(mean, low, high, len(cell))
         return student_interval(numbers)
+
+    def ceiling_touches_zero(self, alpha: float) -> bool:
+        """Whether retraining may be all noise there; of LDS across subsets, which is what the ceiling is of."""
+        return self.metric == "lds" and ceiling_over_seeds(self.rows[self.rows["alpha"] == alpha]).touches_zero
 
     def runs(self) -> tuple[str, ...]:
         return tuple(sorted(self.rows["run_id"].unique()))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from scipy import stats
 
+from baselines.bif.diagnostics import RHAT_LIMIT
 from bench.ledger.evidence import Evidence, Situation
 from bench.ledger.verdicts import FAILS, HOLDS, UNDECIDED, Cell, Gap, Reading, ahead, student_interval, within
 
@@ -162,6 +163,8 @@ def varies_over_seeds(evidence: Evidence) -> list[Reading]:
             if place.values("ekfac", alpha).low <= 0:  # of a mean that may be 0, any spread is a large share
                 outcome = UNDECIDED
             text = f"{deviation:.3f} of {mean:.3f}: {share:.0%} [{low:.0%}, {high:.0%}]"
+            if place.ceiling_touches_zero(alpha):  # of a truth that may be all noise, LDS is another with every seed
+                outcome, text = UNDECIDED, f"{text}; the noise ceiling's interval touches 0"
             cells.append(Cell(f"alpha {alpha:g}", text, outcome))
         found.append(Reading(place.words(), tuple(cells), place.group, place.runs(), part_of=place.reading()))
     return found
@@ -237,9 +240,9 @@ def chains_converged(evidence: Evidence) -> list[Reading]:
         seen.add(key)
         rhat = [float(line["rhat"]) for line in lines]
         ess = [float(line["ess"]) for line in lines if line.get("ess") is not None]
-        outcome = HOLDS if max(rhat) <= 1.1 else FAILS if float(np.median(rhat)) > 1.2 else UNDECIDED
+        outcome = HOLDS if max(rhat) <= RHAT_LIMIT else FAILS if min(rhat) > RHAT_LIMIT else UNDECIDED
         effective = f"; {np.median(ess):.0f} of {lines[0].get('num_draws', '?')} draws count" if ess else ""
-        text = f"R-hat {np.median(rhat):.2f} (up to {max(rhat):.2f}) over {len(rhat)} seeds{effective}"
+        text = f"R-hat {np.median(rhat):.2f} ({min(rhat):.2f} to {max(rhat):.2f}) over {len(rhat)} seeds{effective}"
         cell = Cell("chains", text, outcome)
         found.append(Reading(place.words()[:3], (cell,), place.group, place.runs(), part_of=place.reading()))
     return found

@@ -35,8 +35,8 @@ INTRODUCTION = (
     "Kreer et al., *Bayesian Influence Functions for Hessian-Free Data Attribution*. Written by "
     "`python -m bench.ledger` from the records in this folder; nothing is typed but the paper's own numbers. Labels in "
     "`code` are rows of the records: `bif-paper` and `ekfac-library` have the paper's settings, which is checked; "
-    "`ekfac`, `trak`, `bif-equal` (at EK-FAC's own seconds) and `bif-long` (many draws) have those of this suite. All "
-    "stand in the table of settings."
+    "`ekfac`, `trak`, `bif-equal` (in the seconds of `ekfac`, which is kronfluence's{seconds}) and `bif-long` (many "
+    "draws) have those of this suite. All stand in the table of settings."
 )
 RULE_OF_VERDICTS = (
     "**Rule of verdicts.** A reading is one way to understand what the paper leaves open. It is refuted where one of "
@@ -56,7 +56,7 @@ def ledger_page(evidence: Evidence, folder: Path, claims: Sequence[PaperClaim] =
     found = [(claim, claim.rule(evidence)) for claim in claims]
     parts = [
         "# Does the paper hold?",
-        INTRODUCTION,
+        INTRODUCTION.format(seconds=_equal_seconds(evidence)),
         RULE_OF_VERDICTS,
         "\n".join(f"- `{group}`: {words}" for group, words in GROUPS.items()),
         _summary(found),
@@ -70,6 +70,17 @@ def ledger_page(evidence: Evidence, folder: Path, claims: Sequence[PaperClaim] =
         lines = (f"- {line.replace(f'{evidence.folder}{os.sep}', '')}" for line in dict.fromkeys(said))
         parts += ["## Left out", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def _equal_seconds(evidence: Evidence) -> str:
+    """What `bif-equal` took and what `ekfac` did, where one run timed both."""
+    rows = evidence.results.rows
+    rows = rows[(rows["task"] == evidence.vision) & rows["label"].isin(("bif-equal", "ekfac"))]
+    both = rows.groupby("run_id")["label"].transform("nunique") == 2
+    if not both.any():
+        return ""
+    medians = rows[both].groupby("label")["seconds"].median()
+    return f": {medians['bif-equal']:.1f} s and {medians['ekfac']:.1f} s, medians"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from bench.leaderboard.ranking import LeaderboardRow, interval_words
-from bench.leaderboard.wide import boards
+from bench.leaderboard.wide import whole_board
 from bench.style import in_order, look
 
 SCORE_WORDS = {"normalised": "train-normalised", "raw": "raw"}
@@ -23,7 +23,7 @@ def ranked_boards(ranked: list[LeaderboardRow]) -> list[dict[str, Any]]:
 
 
 def _board_data(group: list[LeaderboardRow], colours: dict[str, str]) -> dict[str, Any]:
-    (board,) = boards(group)
+    board = whole_board(group)
     names = list(dict.fromkeys(row.column for row in group))
     firsts = {row.column: row for row in reversed(group)}
     columns = [

@@ -1,11 +1,11 @@
-"""Inception-v1 as torchvision has it (GoogLeNet), on an ImageNet-style folder: the paper's influential images.
+"""For the paper's influential images: torchvision's GoogLeNet, last layer finetuned; run on made-up images alone yet.
 
     python -m bench.lds --task googlenet --data-dir imagenette --model googlenet.pth --alpha 0.5 --methods bif ekfac
     python -m bench.examples --task googlenet --data-dir imagenette --model googlenet.pth
 
-The folder holds `train/<class>/*.jpg` and `val/<class>/*.jpg`. The weights are a file given by --model, or
-torchvision's own, downloaded once. Retraining finetunes the pretrained network's last layer on the subset, which a
-laptop can do a hundred times; the methods look at the network whose last layer was finetuned on everything.
+It is Inception-v1. The folder holds `train/<class>/*.jpg` and `val/<class>/*.jpg`. The weights are a file given by
+--model, or torchvision's own, downloaded once. Retraining finetunes the pretrained network's last layer on the subset,
+which a laptop can do a hundred times; the methods look at the network whose last layer was finetuned on everything.
 """
 
 import contextlib

@@ -1,5 +1,7 @@
 """The linear ceiling of a run: pooled over reported and further subsets, and shown where it is known well enough."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -50,3 +52,28 @@ def test_too_few_subsets_and_old_records_show_none() -> None:
     for numbers in (few, {}, {"linear_low": 0.3, "linear_high": 0.8}, {"linear_low": 0.0, "linear_high": 0.1}):
         assert not is_shown(numbers)
         assert linear_ceiling_text([numbers]) == ""
+
+
+KNOWN = {"linear_ceiling": 0.7, "linear_low": 0.62, "linear_high": 0.78, "linear_share": 0.5, "linear_subsets": 400}
+
+
+@pytest.mark.parametrize(
+    ("differs", "shown"),
+    [
+        ({}, True),
+        ({"ceiling": 0.71}, True),
+        ({"ceiling": math.nan}, True),  # without replicates no noise ceiling is known
+        ({"ceiling": None}, True),
+        ({"ceiling": 0.69}, False),
+        ({"linear_ceiling": 0.96, "linear_low": 0.92, "linear_high": 1.0}, False),  # of which the upper end is cut
+        ({"linear_ceiling": 0.96, "linear_low": 0.92, "linear_high": 0.99}, True),
+        ({"linear_ceiling": 1.0, "linear_low": 1.0, "linear_high": 1.0}, False),
+    ],
+)
+def test_an_end_that_is_cut_and_a_ceiling_above_the_noise_ceiling_are_not_shown(
+    differs: dict[str, float], shown: bool
+) -> None:
+    numbers = {**KNOWN, **differs}
+    assert is_shown(numbers) is shown
+    assert math.isfinite(linear_ceiling_of([numbers])) is shown
+    assert bool(linear_ceiling_text([numbers])) is shown

@@ -206,7 +206,7 @@ def test_settings_stand_on_the_image_and_differing_ones_in_the_legend(tmp_path: 
     names = [text.get_text() for text in drawing.figure.legends[0].texts]
     assert names == ["BIF, draws=100", "BIF, draws=250", "chance", "noise ceiling"]
     words = " ".join(text.get_text() for text in drawing.figure.texts)
-    assert "BIF: gamma=100000" in words
+    assert "BIF (all): gamma=100000" in words
     (axis,) = drawing.figure.axes
     looks = {(line.get_color(), line.get_marker()) for line in axis.lines if str(line.get_marker()) in "os"}
     assert len({colour for colour, _ in looks}) == 2

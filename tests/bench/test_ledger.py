@@ -259,6 +259,23 @@ def test_a_spread_around_zero_is_no_share_of_anything(tmp_path: Path) -> None:
     assert outcome(tmp_path, "LDS varies substantially over seeds") == UNDECIDED
 
 
+@pytest.mark.parametrize(("low", "expected"), [(0.5, HOLDS), (0.0, UNDECIDED)])
+def test_a_spread_under_a_ceiling_that_may_be_zero_decides_nothing(tmp_path: Path, low: float, expected: str) -> None:
+    """LDS across queries has no ceiling; it is constant here."""
+    write_lds(tmp_path, {"ekfac-library": lambda alpha, share, k: 0.6 + 0.1 * (k - 2)})
+    path = tmp_path / "aaaabbbbcccc" / "run.json"
+    record = json.loads(path.read_text())
+    for ceiling in record["ceilings"]:
+        ceiling["ci_low"] = low if ceiling["seed"] == SEEDS[0] else 0.8  # one seed is enough
+    for row in record["rows"]:
+        row["lds_across_queries"] = 0.3 + 0.02 * SEEDS.index(row["seed"])
+    path.write_text(json.dumps(record))
+    assert outcome(tmp_path, "LDS varies substantially over seeds") == expected
+    readings = claim("LDS varies substantially over seeds").rule(Evidence(tmp_path))
+    said = {one.words[3]: "touches 0" in one.cells[0].text for one in readings}
+    assert said == {"across subsets": low == 0, "across queries, as printed": False}
+
+
 @pytest.mark.parametrize(("own", "expected"), [(0.0, HOLDS), (0.1, FAILS)])
 def test_methods_within_a_seed(tmp_path: Path, own: float, expected: str) -> None:
     level = lambda alpha, share, k: 0.4 + own * (-1) ** k  # noqa: E731
@@ -272,11 +289,14 @@ def test_defaults_of_ekfac(tmp_path: Path, library: float, expected: str) -> Non
     assert outcome(tmp_path, "EK-FAC works well with its defaults") == expected
 
 
-@pytest.mark.parametrize(("rhat", "expected"), [(1.02, HOLDS), (1.6, FAILS), (1.15, UNDECIDED)])
-def test_chains(tmp_path: Path, rhat: float, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("rhat", "first", "expected"),
+    [(1.02, 1.02, HOLDS), (1.6, 1.6, FAILS), (1.18, 1.11, FAILS), (1.6, 1.02, UNDECIDED)],
+)
+def test_chains(tmp_path: Path, rhat: float, first: float, expected: str) -> None:
     lines = [
-        {"label": "bif-paper", "method": "bif", "seed": seed, "alpha_attribution": 0.1, "rhat": rhat, "ess": 20.0,
-         "num_draws": 400}
+        {"label": "bif-paper", "method": "bif", "seed": seed, "alpha_attribution": 0.1, "ess": 20.0, "num_draws": 400,
+         "rhat": first if seed == SEEDS[0] else rhat}
         for seed in SEEDS
     ]  # fmt: skip
     write_lds(tmp_path, {"bif-paper": 0.3}, diagnostics=lines)
@@ -409,6 +429,14 @@ def test_the_page_links_its_records_and_is_checked(tmp_path: Path, capsys: pytes
     assert main(["--results", str(tmp_path), "--check"]) == 1
     assert "is not what the records say" in capsys.readouterr().err
     assert main(["--results", str(tmp_path / "none")]) == 2
+
+
+def test_equal_seconds_are_those_of_one_run(tmp_path: Path) -> None:
+    write_lds(tmp_path, {"bif-equal": 0.2})
+    write_lds(tmp_path, {"ekfac": 0.4}, run_id="another00000")
+    assert "which is kronfluence's) and" in ledger_page(Evidence(tmp_path), tmp_path)
+    write_lds(tmp_path, {"bif-equal": 0.2, "ekfac": 0.4}, run_id="both00000000", alphas=(0.3,))
+    assert "which is kronfluence's: 10.0 s and 2.0 s, medians)" in ledger_page(Evidence(tmp_path), tmp_path)
 
 
 def test_this_repository_s_ledger_is_what_its_records_say() -> None:

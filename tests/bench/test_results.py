@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bench.identity import settings_words
 from bench.results import EXPERIMENT, bars_of, ceiling_over_seeds, load_results, over_seeds
 from tests.helpers.synthetic_results import METHODS, write_run
 
@@ -173,6 +174,26 @@ def test_other_code_of_a_task_is_another_truth_and_of_a_method_is_said(tmp_path:
     assert rows["truth"].nunique() == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "words", "series"),
+    [
+        ({"damping": 1e-8, "relative_damping": 0.1}, "damping=1e-08", 1),
+        ({"damping": 0.0, "relative_damping": 0.1}, "damping=0", 1),  # 0 is given too
+        ({"damping": None, "relative_damping": 0.1}, "relative_damping=0.1", 2),
+    ],
+)
+def test_a_relative_option_that_does_nothing_is_no_setting(
+    tmp_path: Path, given: dict[str, Any], words: str, series: int
+) -> None:
+    for number, relative in enumerate((given["relative_damping"], 3.0)):
+        own = {"ekfac": {**given, "relative_damping": relative}}
+        write_run(tmp_path, run_id=f"{number:012d}", methods=("ekfac",), options=own, **{**ONE, "seeds": (number,)})
+    rows = load_results(tmp_path).rows
+    assert words in set(rows["settings"])
+    assert rows["series"].nunique() == series
+    assert "relative_ridge" not in settings_words("trak", {"ridge": 0.0, "relative_ridge": 10.0})
+
+
 def test_subsets_that_settings_were_chosen_on_are_not_shown(tmp_path: Path) -> None:
     change_record(write_run(tmp_path, **ONE), {"ceiling": 0.5}, stream="tune")
     results = load_results(tmp_path)
@@ -225,6 +246,21 @@ def test_a_ceiling_comes_from_the_same_ground_in_another_run_and_from_no_other(t
         change_record(replicated, measured, **{**same, **other})
         rows = load_results(tmp_path).rows
         assert rows[rows["method"] == "bif"]["ceiling"].isna().all() == bool(other)
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.4, True), (0.46, False)])
+def test_a_linear_ceiling_above_a_borrowed_noise_ceiling_is_not_shown(
+    tmp_path: Path, share: float, shown: bool
+) -> None:
+    kept: dict[str, Any] = {"task": "pythia14m", "shares": (1.0,), "alphas": (0.5,), "seeds": (1,)}
+    linear = {"linear_ceiling": share**0.5, "linear_low": 0.6, "linear_high": 0.7, "linear_share": share}
+    without = write_run(tmp_path, run_id="without00000", **kept)
+    change_record(without, {"ceiling": None, "reliability": None, "num_replicates": 1, **linear})
+    replicated = write_run(tmp_path, run_id="replicated00", methods=("random",), **kept)
+    change_record(replicated, {"ceiling": 0.6**0.5, "reliability": 0.6, "num_replicates": 2})
+    rows = load_results(tmp_path).rows
+    rows = rows[rows["method"] == "bif"]  # whose noise ceiling is the root of 0.43
+    assert set(rows["linear_share"].notna()) == {shown}
 
 
 def test_ceilings_of_seeds_are_pooled_as_reliabilities() -> None:

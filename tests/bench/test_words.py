@@ -33,6 +33,13 @@ def test_every_record_says_what_code_made_it() -> None:
     assert not found, "\n".join(found)
 
 
+def test_a_task_that_no_record_has_says_what_it_was_run_on() -> None:
+    """GoogLeNet's words stop being true with its first record."""
+    tasks = {json.loads(path.read_text())["config"]["task"]["name"] for path in (ROOT / "results").rglob("run.json")}
+    (line,) = [line for line in (ROOT / "METHODS.md").read_text().splitlines() if "`--task googlenet`" in line]
+    assert ("run on made-up images alone yet" in line) == ("googlenet" not in tasks)
+
+
 # ---- on made-up records ----
 
 
