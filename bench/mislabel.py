@@ -203,7 +203,7 @@ def show_mislabelled(out: Answers) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.mislabel", description="Find flipped labels by self-influence.")
-    add_question_arguments(parser)
+    add_question_arguments(parser, queries=False)  # examples are held against themselves
     parser.add_argument("--share", type=fraction, default=0.1, help="of the labels that are flipped (default: 0.1)")
     return parser
 
@@ -214,8 +214,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:
     check_out(arguments.out)
-    if arguments.queries is not None or arguments.query_split is not None:
-        raise UsageError("--queries and --query-split play no part here: examples are held against themselves")
     out = run_mislabelling(
         Mislabelling(experiment=Experiment(**asked_for(arguments)), share=arguments.share), execution_of(arguments)
     )
