@@ -59,6 +59,7 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
     """A folder for every seed, share and alpha."""
     session = Session(experiment, execution)
     session.say_who_is_missing()
+    _say(session)
     truths, predictions = session.retrain(), session.score()
     if session.out.problems:
         raise UsageError(f"nothing was written: {session.out.problems[0]}")
@@ -89,6 +90,11 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
                 _write_checkpoint(folder, session, seed)
             made.append(folder)
     return made
+
+
+def _say(session: Session) -> None:
+    for note in session.notes:
+        print(note, file=sys.stderr)
 
 
 def _write_predictions(folder: Path, session: Session, here: Sequence[Any], scores: str, truth: GroundTruth) -> None:
@@ -139,6 +145,7 @@ def check_bank(folder: Path) -> tuple[str, bool]:
 def export_scores(experiment: Experiment, execution: Execution, out: Path, scores: str) -> list[Path]:
     """Every method's matrix in a file of its own, and scores.json, which says what rows and columns are."""
     session = answering_session(experiment, execution)
+    _say(session)
     made: list[Path] = []
     told: dict[str, Mapping[str, Any]] = {}
     for (seed, share), found in attributions(session).items():

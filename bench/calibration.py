@@ -61,6 +61,7 @@ def run_calibration(experiment: Experiment, execution: Execution, scores: str = 
         truth=f"{first.num_subsets} subsets x {first.replicates}, {num_queries} queries",
         device=session.device(),
         skipped=session.skipped,
+        notes=session.notes,
     )
     for seed, share in session.blocks:
         queries = session.question(seed, share).query_indices()

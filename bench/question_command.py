@@ -49,6 +49,8 @@ def finish(out: Answers, text: str, folder: str, command: str, prog: str) -> int
     place = f"{folder}/{out.run_id}"
     unwritten = why_unwritten(lambda: out.save(folder, command), place)
     print(f"\nrun {out.run_id} in {out.seconds:.0f} s" + ("" if unwritten else f"; record: {place}/answers.json"))
+    for note in out.notes:
+        print(note, file=sys.stderr)
     for label, reason in out.skipped.items():
         print(f"skipped {label}: {reason}", file=sys.stderr)
     for problem in [*out.problems, *([unwritten] if unwritten else [])]:

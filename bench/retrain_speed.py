@@ -156,13 +156,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    from retrain.train import choose_device, describe_device
+    from retrain.train import choose_device, describe_device, retrain_units
 
     check_device(arguments.device)
     if arguments.out:
         check_out(arguments.out)
     task, device = build_task(arguments), describe_device(choose_device(arguments.device))
     plans = [replace(plan, replicates=2, replicated_subsets=None) for plan in plans_for(arguments, task)]
+    for plan in plans:
+        retrain_units(task, plan, arguments.device)  # one that cannot be drawn is refused before the first is timed
     rows = []
     for plan in plans:
         rows.append(timed_both_ways(task, plan, arguments.device, arguments.repeats))

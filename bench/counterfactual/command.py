@@ -26,7 +26,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.counterfactual", description="Removal curves and brittleness, by retraining.")
     add_question_arguments(parser)
     add = parser.add_argument
-    add("--shares", nargs="+", type=fraction, default=list(SHARES), help="of the attributed examples that are removed")
+    shares = " ".join(f"{share:g}" for share in SHARES)
+    add("--shares", nargs="+", type=fraction, help=f"of the attributed examples that are removed (default: {shares})")
     add("--replicates", type=at_least(1), default=3, help="retrains of every set (default: %(default)s)")
     add("--reference", type=at_least(2), default=20, help="models with nothing removed (default: %(default)s)")
     add("--controls", type=at_least(2), default=10, help="random sets of a size, or class and size (default: 10)")
@@ -47,7 +48,7 @@ def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:
     removal = Removal(
         experiment=Experiment(**asked),
         **{name: getattr(arguments, name) for name in ("replicates", "reference", "controls", "scores", "brittleness")},
-        shares=tuple(dict.fromkeys(arguments.shares)),
+        shares=tuple(dict.fromkeys(arguments.shares or ())),
     )
     out = run_removal(removal, execution_of(arguments))
     return finish(out, show_removal(out), arguments.out, command, prog)
