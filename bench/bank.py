@@ -124,6 +124,8 @@ def _write_checkpoint(folder: Path, session: Session, seed: int) -> None:
 
 def check_bank(folder: Path) -> tuple[str, bool]:
     """(a table of recorded LDS beside what the bank alone gives, whether all are the same)"""
+    if not (folder / "truth.json").exists():
+        raise UsageError(f"{folder} has no truth.json; expected a folder made by `python -m bench.bank make`")
     truth = read_truth(folder)
     recorded = read_recorded(folder, truth.record["arrays_sha256"])
     if recorded is None:
