@@ -36,6 +36,7 @@ from retrain.command import (
     guarded,
     plans_for,
 )
+from retrain.errors import UsageError
 from retrain.store import Store
 
 WARM_UP_RETRAINS = 32
@@ -159,6 +160,8 @@ def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int
     from retrain.train import choose_device, describe_device, retrain_units
 
     check_device(arguments.device)
+    if arguments.replicates not in (None, 2) or arguments.replicated_subsets is not None:
+        raise UsageError("every subset is retrained twice here; leave out --replicates and --replicated-subsets")
     if arguments.out:
         check_out(arguments.out)
     task, device = build_task(arguments), describe_device(choose_device(arguments.device))

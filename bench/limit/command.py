@@ -32,6 +32,7 @@ from retrain.train import describe_device
 DAMPING = 0.05  # gamma / n_beta, the influence function's
 STEP_LENGTH = 0.04  # times the largest precision: the length of the step adds a hundredth to the variance
 BURN_IN = 8  # draws; they are half a relaxation time apart
+N_BETAS = (10.0, 30.0, 100.0, 300.0, 1000.0)
 ENTRY_KIND = "limit"
 DESCRIPTION = "Damped logistic regression, 3 parameters"
 
@@ -157,10 +158,11 @@ def limit_table(record: Mapping[str, Any]) -> str:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.limit", description=str(__doc__).split("\n")[0])
     add = parser.add_argument
-    add("--n-beta", nargs="+", type=float, default=[10.0, 30.0, 100.0, 300.0, 1000.0], metavar="N")
+    add("--n-beta", nargs="+", type=float, default=list(N_BETAS), metavar="N",
+        help=f"inverse temperatures, two or more (default: {' '.join(f'{one:g}' for one in N_BETAS)})")  # fmt: skip
     add("--copies", type=at_least(16), default=1000, help="of the regression, each a chain (default: %(default)s)")
     add("--draws", type=at_least(4), default=32, help="of each copy (default: %(default)s)")
-    add("--seeds", nargs="+", type=at_least(0), default=[1])
+    add("--seeds", "--seed", nargs="+", type=at_least(0), default=[1], help="of the chains (default: 1)")
     add("--cache", default=default_cache(), help="where finished chains are kept (default: %(default)s)")
     add("--out", default=f"{RUNS}/limit", help="folder of limit.json (default: %(default)s)")
     return parser
@@ -170,8 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
-    if any(not value > 0 for value in arguments.n_beta):
-        parser.error(f"--n-beta {min(arguments.n_beta):g} is not positive; expected numbers such as 10 100 1000")
+    if wrong := [value for value in arguments.n_beta if not 0 < value < math.inf]:
+        parser.error(f"--n-beta {wrong[0]:g} is no positive number; expected such as 10 100 1000")
     logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr)
     command = command_line("bench.limit", argv)
     return guarded(parser.prog, lambda: approach(arguments, command, parser.prog))
