@@ -11,6 +11,7 @@ Means over queries, with Student's intervals. Nothing is retrained: this is abou
 
 import argparse
 import itertools
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from bench.metrics import MINIMUM_SUBSETS, spearman_per_column
 from bench.metrics.change import mean_change
 from bench.question_command import add_question_arguments, answer_command, finish
 from bench.sizes import num_attributed, sizes_of
-from bench.tables import number, table
+from bench.tables import number, tables
 from bench.translate import asked_for, execution_of
 from retrain.command import Parser, check_out, fraction
 from retrain.errors import UsageError
@@ -123,13 +124,16 @@ def show_agreement(out: Answers) -> str:
     for (seed, _, normalised, metric, at), cells in matrices_of(out.detail["cells"]).items():
         labels, matrix = matrix_of(cells)
         what = "Spearman over examples" if metric == "Spearman" else f"overlap of the top {cells[0]['size']} ({at:.3g})"
-        width = max((cell["ci_high"] - cell["ci_low"]) / 2 for cell in cells)
+        widths = [width for cell in cells if math.isfinite(width := (cell["ci_high"] - cell["ci_low"]) / 2)]
+        chance = "0" if at is None else f"{at:.3g}"
         words = (
-            f"{out.task.description}, protocol {out.task.protocol}: {what}, mean over {out.truth}, seed {seed}, "
-            f"{'train-normalised' if normalised else 'raw'} scores; 95 % intervals at most +-{width:.3f}"
+            f"{out.task.description}, protocol {out.task.protocol}: {what}, mean over {out.truth}, seed {seed},\n"
+            f"{'train-normalised' if normalised else 'raw'} scores; {chance} by chance; "
+            + (f"95 % intervals at most +-{max(widths):.3f}" if widths else "no intervals: too few queries")
         )
-        lines = [[label, *(number(value, 2) for value in row)] for label, row in zip(labels, matrix)]
-        parts.append(f"{words}\n{table(['', *labels], lines)}")
+        # Adding 0 takes the sign from what rounds to -0.
+        lines = [[label, *(number(round(value, 2) + 0.0, 2) for value in row)] for label, row in zip(labels, matrix)]
+        parts.append(f"{words}\n{tables(['', *labels], lines)}")
     return "\n\n".join(parts)
 
 

@@ -127,6 +127,11 @@ def _add_rows(out: Answers, lab: Laboratory, block: SeedAndShare, replicates: np
             )
 
 
+def _by_value(row: dict[str, Any]) -> float:
+    """Best first, and what is undefined last."""
+    return -row["value"] if math.isfinite(row["value"]) else math.inf
+
+
 def show_leave_one_out(out: Answers) -> str:
     parts = []
     for ceiling in out.detail["ceilings"]:
@@ -137,7 +142,7 @@ def show_leave_one_out(out: Answers) -> str:
                 for row in out.rows
                 if all(row[key] == ceiling[key] for key in keys) and row["normalised"] == normalised
             ]
-            ranked = sorted((row for row in here if row["metric"] == LEAVE_ONE_OUT), key=lambda row: -row["value"])
+            ranked = sorted((row for row in here if row["metric"] == LEAVE_ONE_OUT), key=_by_value)
             if not ranked:
                 continue
             known = "exact: retraining has no noise" if ceiling["exact"] else (

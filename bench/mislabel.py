@@ -117,7 +117,7 @@ def _check_share(mislabelling: Mislabelling, session: Session) -> None:
 
 def _words(session: Session, share: float) -> str:
     n = len(session.question(*session.blocks[0]).attributed_indices())
-    return f"{share:.0%} of the labels flipped, {n:,} attributed examples"
+    return f"{100 * share:g} % of the labels flipped, {n:,} attributed examples"
 
 
 def _controls(session: Session, block: tuple[int, float]) -> dict[str, tuple[Mapping[str, Any], np.ndarray]]:
@@ -199,7 +199,12 @@ def show_mislabelled(out: Answers) -> str:
             )
         flipped = out.detail["flipped"][f"seed {seed}, share {share:g}"]
         words = f"{out.task.description}, protocol {out.task.protocol}: {out.truth} ({flipped} of them flipped)"
-        parts.append(f"{words}; seed {seed}\n{table(header, lines)}")
+        chance = number(flipped / areas[0]["num_queries"], 2)
+        legend = (
+            f"AUC: 0.5 by chance; precision: the flipped share of the top ones, {chance} by chance; 95 % intervals "
+            "over examples; seconds:\nof the method's fit and scores, the scores of some queries among them"
+        )
+        parts.append(f"{words}; seed {seed}\n{table(header, lines)}\n{legend}")
     pairs = [
         pair for pair in out.pairs if pair["metric"] == "mislabel AUC" and OWN_LOSS in (pair["label"], pair["against"])
     ]

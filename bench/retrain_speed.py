@@ -116,11 +116,11 @@ def timed_both_ways(task: Any, plan: Any, device: str, repeats: int) -> dict[str
 
 
 def retrain_table(rows: list[dict[str, Any]], description: str, device: str) -> str:
-    head = ["alpha", "images", "retrains/s", "one by one", "same bits again", "|difference| from plain",
+    head = ["alpha", "examples", "retrains/s", "plain/s", "same bits again", "|difference| from plain",
             "of replicates", "correlation with plain", "of replicates"]  # fmt: skip
     lines = [
         [
-            number(row["alpha"], 2),
+            f"{row['alpha']:g}",
             f"{row['num_kept']:,}",
             number(row["a_second"], 1),
             number(row["plain_a_second"], 1),
@@ -135,7 +135,11 @@ def retrain_table(rows: list[dict[str, Any]], description: str, device: str) -> 
     first = rows[0]
     title = f"{description}, protocol {first['protocol']}: {first['num_retrains']} retrains with the losses of "
     title += f"{first['num_queries']:,} queries, {device}; median of {len(first['seconds'])}"
-    return f"{title}\n\n{table(head, lines)}"
+    legend = (
+        "plain: one by one with torch's own kernels; |difference|: of losses, mean; correlation: across subsets, mean "
+        "over queries;\nof replicates: the same of two trainings on a subset, for comparison"
+    )
+    return f"{title}\n\n{table(head, lines)}\n{legend}"
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -21,7 +21,7 @@ from baselines.bif.method import BIF
 from baselines.method import Problem
 from bench.limit.regression import LogisticCopies, relative_distance
 from bench.record import command_line, provenance, why_unwritten, write_json
-from bench.tables import number
+from bench.tables import interval, number, table
 from retrain.command import RUNS, Parser, at_least, check_out, guarded
 from retrain.errors import UsageError
 from retrain.progress import bar
@@ -143,16 +143,22 @@ def make_record(
 
 
 def limit_table(record: Mapping[str, Any]) -> str:
+    """Distances by n_beta; of several seeds their root mean square, with the smallest and the largest beside it."""
     most = max(one["draws"] for one in record["sampled"])
-    at_most = {one["n_beta"]: one["distance"] for one in record["sampled"] if one["draws"] == most}
-    lines = [f"{'n_beta':>8}  {'exact BIF':>10}  {f'{most:,} draws':>14}    (relative distance to the damped IF)"]
-    lines += [
-        f"{one['n_beta']:8g}  {number(one['distance'], 4):>10}  {number(at_most[one['n_beta']], 4):>14}"
-        for one in record["exact"]
-    ]
+    at_most = {one["n_beta"]: one for one in record["sampled"] if one["draws"] == most}
+    seeds = len(record["config"]["seeds"])
+    header, lines = ["n_beta", "exact BIF", f"{most:,} draws", f"range of {seeds} seeds"], []
+    for one in record["exact"]:
+        sampled = at_most[one["n_beta"]]
+        ends = interval(sampled["low"], sampled["high"], 4) if seeds > 1 else "-"
+        lines.append([f"{one['n_beta']:g}", number(one["distance"], 4), number(sampled["distance"], 4), ends])
+    found = [f"{record['description']}: relative distance of BIF to the damped influence function"]
+    found.append(table(header if seeds > 1 else header[:3], lines if seeds > 1 else [line[:3] for line in lines], 0))
     for axis, slopes in record["slopes"].items():
-        lines.append(f"slope in {axis}: {slopes['measured']:.2f} measured, {slopes['theory']:.2f} in theory")
-    return "\n".join(lines)
+        found.append(f"slope in {axis}: {slopes['measured']:.2f} measured, {slopes['theory']:.2f} in theory")
+    if seeds == 1:
+        found.append("one seed: --seeds 1 2 3 says how much another would differ")
+    return "\n".join(found)
 
 
 def make_parser() -> argparse.ArgumentParser:
