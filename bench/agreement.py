@@ -11,6 +11,7 @@ Means over queries, with Student's intervals. Nothing is retrained: this is abou
 
 import argparse
 import itertools
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -22,10 +23,11 @@ from bench.answers import Answers
 from bench.attributions import SCORE_CHOICES, answering_session, attributions
 from bench.counterfactual.laboratory import orders_of
 from bench.experiment import Execution, Experiment
-from bench.metrics import spearman_per_column
+from bench.metrics import MINIMUM_SUBSETS, spearman_per_column
 from bench.metrics.change import mean_change
 from bench.question_command import add_question_arguments, answer_command, finish
-from bench.tables import number, table
+from bench.sizes import num_attributed, sizes_of
+from bench.tables import number, tables
 from bench.translate import asked_for, execution_of
 from retrain.command import Parser, check_out, fraction
 from retrain.errors import UsageError
@@ -41,22 +43,30 @@ def overlap(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
 
 
 def run_agreement(experiment: Experiment, execution: Execution, tops: Sequence[float], scores: str) -> Answers:
+    """tops: shares of the attributed examples; none: TOP_SHARES, of each one example at least."""
     started = time.perf_counter()
     session = answering_session(experiment, execution)
     if len(session.active) < 2:
         raise UsageError(f"agreement is between two methods; --methods leaves {len(session.active)} that can run here")
+    n = num_attributed(session)
+    if n < MINIMUM_SUBSETS:
+        raise UsageError(
+            f"{n} attributed examples; a correlation across them needs {MINIMUM_SUBSETS}: attribute more "
+            "(--alpha-attribution)"
+        )
+    sizes = sizes_of("--tops", tops, TOP_SHARES, n)
     scored = attributions(session)
     num_queries = len(session.question(*session.blocks[0]).query_indices())
-    num_attributed = len(session.question(*session.blocks[0]).attributed_indices())
     out = Answers(
         question=AGREEMENT,
         task=session.task,
         variants=session.active,
-        asked={"experiment": experiment.to_json(), "tops": list(tops), "scores": scores},
-        ground={"query_split": experiment.query_split, "queries": experiment.queries, "num_attributed": num_attributed},
-        truth=f"{num_queries} queries, {num_attributed:,} attributed examples",
+        asked={"experiment": experiment.to_json(), "tops": list(tops or TOP_SHARES), "scores": scores},
+        ground={"query_split": experiment.query_split, "queries": experiment.queries, "num_attributed": n},
+        truth=f"{num_queries} queries, {n:,} attributed examples",
         device=session.device(),
         skipped=session.skipped,
+        notes=session.notes,
     )
     cells: list[dict[str, Any]] = []
     for (seed, share), found in scored.items():
@@ -72,14 +82,12 @@ def run_agreement(experiment: Experiment, execution: Execution, tops: Sequence[f
                 known = where | {"normalised": kind == "normalised", "label": a, "against": b}
                 ranks = spearman_per_column(named[a].T.astype(np.float64), named[b].T.astype(np.float64))
                 cells.append(known | {"metric": "Spearman", "at": None, **_numbers(ranks)})
-                for top in tops:
-                    size = max(1, round(top * num_attributed))
+                for size in sizes:
                     both = overlap(orders[a], orders[b], size)
-                    cells.append(
-                        known | {"metric": "overlap", "at": size / num_attributed, "size": size, **_numbers(both)}
-                    )
+                    cells.append(known | {"metric": "overlap", "at": size / n, "size": size, **_numbers(both)})
     if not cells:
-        raise UsageError("agreement is between two methods; fewer than two have scores here")
+        reasons = "".join(f"; {problem}" for problem in session.out.problems)
+        raise UsageError(f"agreement is between two methods; fewer than two have such scores here{reasons}")
     out.detail["cells"] = cells
     out.problems += session.out.problems
     out.seconds = time.perf_counter() - started
@@ -116,13 +124,16 @@ def show_agreement(out: Answers) -> str:
     for (seed, _, normalised, metric, at), cells in matrices_of(out.detail["cells"]).items():
         labels, matrix = matrix_of(cells)
         what = "Spearman over examples" if metric == "Spearman" else f"overlap of the top {cells[0]['size']} ({at:.3g})"
-        width = max((cell["ci_high"] - cell["ci_low"]) / 2 for cell in cells)
+        widths = [width for cell in cells if math.isfinite(width := (cell["ci_high"] - cell["ci_low"]) / 2)]
+        chance = "0" if at is None else f"{at:.3g}"
         words = (
-            f"{out.task.description}, protocol {out.task.protocol}: {what}, mean over {out.truth}, seed {seed}, "
-            f"{'train-normalised' if normalised else 'raw'} scores; 95 % intervals at most +-{width:.3f}"
+            f"{out.task.description}, protocol {out.task.protocol}: {what}, mean over {out.truth}, seed {seed},\n"
+            f"{'train-normalised' if normalised else 'raw'} scores; {chance} by chance; "
+            + (f"95 % intervals at most +-{max(widths):.3f}" if widths else "no intervals: too few queries")
         )
-        lines = [[label, *(number(value, 2) for value in row)] for label, row in zip(labels, matrix)]
-        parts.append(f"{words}\n{table(['', *labels], lines)}")
+        # Adding 0 takes the sign from what rounds to -0.
+        lines = [[label, *(number(round(value, 2) + 0.0, 2) for value in row)] for label, row in zip(labels, matrix)]
+        parts.append(f"{words}\n{tables(['', *labels], lines)}")
     return "\n\n".join(parts)
 
 
@@ -130,7 +141,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.agreement", description="How alike methods rank the training examples.")
     add_question_arguments(parser)
     add = parser.add_argument
-    add("--tops", nargs="+", type=fraction, default=list(TOP_SHARES), help="shares whose overlap is measured")
+    tops = " ".join(f"{share:g}" for share in TOP_SHARES)
+    add("--tops", nargs="+", type=fraction, help=f"shares whose overlap is measured (default: {tops})")
     add("--scores", choices=tuple(SCORE_CHOICES), default="raw", help="which scores (default: %(default)s)")
     return parser
 
@@ -142,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:
     check_out(arguments.out)
     experiment = Experiment(**asked_for(arguments))
-    out = run_agreement(experiment, execution_of(arguments), arguments.tops, arguments.scores)
+    out = run_agreement(experiment, execution_of(arguments), arguments.tops or (), arguments.scores)
     return finish(out, show_agreement(out), arguments.out, command, prog)
 
 

@@ -73,6 +73,7 @@ class Answers:
     detail: dict[str, Any] = field(default_factory=dict)  # what else the question's own tables and figures show
     skipped: dict[str, str] = field(default_factory=dict)  # label -> why
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was asked for beyond what there is; said, and not recorded
     seconds: float = 0.0
     run_id: str = ""
 

@@ -59,6 +59,7 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
     """A folder for every seed, share and alpha."""
     session = Session(experiment, execution)
     session.say_who_is_missing()
+    _say(session)
     truths, predictions = session.retrain(), session.score()
     if session.out.problems:
         raise UsageError(f"nothing was written: {session.out.problems[0]}")
@@ -91,6 +92,11 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
     return made
 
 
+def _say(session: Session) -> None:
+    for note in session.notes:
+        print(note, file=sys.stderr)
+
+
 def _write_predictions(folder: Path, session: Session, here: Sequence[Any], scores: str, truth: GroundTruth) -> None:
     kept: dict[tuple[str, bool], np.ndarray] = {}
     for variant, prediction in here:
@@ -118,6 +124,8 @@ def _write_checkpoint(folder: Path, session: Session, seed: int) -> None:
 
 def check_bank(folder: Path) -> tuple[str, bool]:
     """(a table of recorded LDS beside what the bank alone gives, whether all are the same)"""
+    if not (folder / "truth.json").exists():
+        raise UsageError(f"{folder} has no truth.json; expected a folder made by `python -m bench.bank make`")
     truth = read_truth(folder)
     recorded = read_recorded(folder, truth.record["arrays_sha256"])
     if recorded is None:
@@ -139,6 +147,7 @@ def check_bank(folder: Path) -> tuple[str, bool]:
 def export_scores(experiment: Experiment, execution: Execution, out: Path, scores: str) -> list[Path]:
     """Every method's matrix in a file of its own, and scores.json, which says what rows and columns are."""
     session = answering_session(experiment, execution)
+    _say(session)
     made: list[Path] = []
     told: dict[str, Mapping[str, Any]] = {}
     for (seed, share), found in attributions(session).items():

@@ -42,6 +42,10 @@ CALIBRATION_METRICS = {
     "r2": "calibration R2",
     "r2_rescaled": "calibration R2 rescaled",
 }
+CALIBRATION_LEGEND = (
+    "slope: actual change of loss per predicted one, 1 where scores are in units of loss; median: over queries; R2: of "
+    "predictions as they\nare; rescaled: times the slope; undefined: queries without a number"
+)
 
 
 def run_calibration(experiment: Experiment, execution: Execution, scores: str = "raw") -> Answers:
@@ -61,6 +65,7 @@ def run_calibration(experiment: Experiment, execution: Execution, scores: str = 
         truth=f"{first.num_subsets} subsets x {first.replicates}, {num_queries} queries",
         device=session.device(),
         skipped=session.skipped,
+        notes=session.notes,
     )
     for seed, share in session.blocks:
         queries = session.question(seed, share).query_indices()
@@ -135,12 +140,16 @@ def calibration_table(rows: Sequence[dict[str, Any]]) -> str:
     labels = sorted({row["label"] for row in rows}, key=lambda label: -_rescaled(by, label))
     lines = []
     for label in labels:
-        slope, plain, scaled = (by[label, CALIBRATION_METRICS[name]] for name in ("slope", "r2", "r2_rescaled"))
-        ends = [f"[{short_number(row['ci_low'])}, {short_number(row['ci_high'])}]" for row in (slope, scaled)]
-        numbers = [short_number(value) for value in (slope["median"], plain["value"], scaled["value"])]
-        lines.append([label, short_number(slope["value"]), ends[0], *numbers, ends[1]])
-    header = ["method", "slope", "95 % interval", "median slope", "R2", "R2 rescaled", "95 % interval"]
-    return table(header, lines)
+        found = [by[label, CALIBRATION_METRICS[name]] for name in ("slope", "r2", "r2_rescaled")]
+        slope, plain, scaled = (
+            [short_number(row["value"]), f"[{short_number(row['ci_low'])}, {short_number(row['ci_high'])}]"]
+            for row in found
+        )
+        median, undefined = short_number(found[0]["median"]), str(found[0]["num_undefined"])
+        lines.append([label, *slope, median, *plain, *scaled, undefined])
+    ends = "95 % interval"
+    header = ["method", "slope", ends, "median slope", "R2", ends, "R2 rescaled", ends, "undefined"]
+    return f"{table(header, lines)}\n{CALIBRATION_LEGEND}"
 
 
 def _rescaled(by: dict[tuple[str, str], dict[str, Any]], label: str) -> float:

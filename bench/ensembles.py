@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.scoring import MethodFailedError, Prediction, Scorer
-from bench.variants import Variant
+from bench.variants import Variant, changed_origin
 from retrain.jobs import Unit
 from retrain.train import Plan, checkpoint_unit
 
@@ -22,10 +22,11 @@ def with_models(variants: Sequence[Variant], numbers: Sequence[int]) -> list[Var
     found: dict[tuple[str, str], Variant] = {}
     for variant in variants:
         for number in (variant.models,) if variant.models > 1 else numbers:
-            label = variant.label
+            label, origin = variant.label, variant.origin
             if number > 1 and variant.models != number:
                 label += f"{',' if '@' in label else '@'}models={number}"
-            found.setdefault((label, variant.rows), replace(variant, models=number, label=label))
+                origin = changed_origin(origin)
+            found.setdefault((label, variant.rows), replace(variant, models=number, label=label, origin=origin))
     return list(found.values())
 
 

@@ -28,9 +28,10 @@ from bench.calibration import CALIBRATION_METRICS, calibration_rows, calibration
 from bench.counterfactual.laboratory import Laboratory
 from bench.counterfactual.removal import where_of
 from bench.experiment import Execution, Experiment
-from bench.metrics import linear_datamodelling_score, noise_ceiling, paired_difference
+from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score, noise_ceiling, paired_difference
 from bench.metrics.calibration import calibration
 from bench.question_command import add_question_arguments, answer_command, finish
+from bench.sizes import num_attributed
 from bench.tables import interval, number, table
 from bench.translate import asked_for, execution_of
 from retrain.command import Parser, at_least, check_out
@@ -53,10 +54,18 @@ class LeaveOneOut:
 def run_leave_one_out(asked: LeaveOneOut, execution: Execution) -> Answers:
     started = time.perf_counter()
     session = answering_session(asked.experiment, execution)
+    n = num_attributed(session)
+    if n < MINIMUM_SUBSETS:
+        raise UsageError(
+            f"{n} attributed examples; a correlation across them needs {MINIMUM_SUBSETS}: attribute more "
+            "(--alpha-attribution)"
+        )
+    if asked.examples is not None and asked.examples > n:
+        session.notes.append(f"--examples {asked.examples}: there are {n} attributed examples, and all are left out")
+    count = min(asked.examples or n, n)
     scored = attributions(session)
     labs = {block: Laboratory(session, *block) for block in session.blocks}
     first = labs[session.blocks[0]]
-    count = min(asked.examples or first.num_attributed, first.num_attributed)
     names = ("query_split", "queries", "initialisation")
     out = Answers(
         question="leave-one-out",
@@ -65,11 +74,12 @@ def run_leave_one_out(asked: LeaveOneOut, execution: Execution) -> Answers:
         asked={"experiment": asked.experiment.to_json(), "replicates": asked.replicates, "examples": asked.examples},
         ground={
             **{name: getattr(asked.experiment, name) for name in names},
-            "replicates": asked.replicates, "examples": count, "num_attributed": first.num_attributed,
+            "replicates": asked.replicates, "examples": count, "num_attributed": n,
         },
         truth=f"{count} examples left out one by one x {asked.replicates}, {len(first.queries)} queries",
         device=session.device(),
         skipped=session.skipped,
+        notes=session.notes,
     )  # fmt: skip
     for block, lab in labs.items():
         found = lab.retrain([(np.array([i]), asked.replicates) for i in range(count)], "leave-one-out")
@@ -117,6 +127,11 @@ def _add_rows(out: Answers, lab: Laboratory, block: SeedAndShare, replicates: np
             )
 
 
+def _by_value(row: dict[str, Any]) -> float:
+    """Best first, and what is undefined last."""
+    return -row["value"] if math.isfinite(row["value"]) else math.inf
+
+
 def show_leave_one_out(out: Answers) -> str:
     parts = []
     for ceiling in out.detail["ceilings"]:
@@ -127,7 +142,7 @@ def show_leave_one_out(out: Answers) -> str:
                 for row in out.rows
                 if all(row[key] == ceiling[key] for key in keys) and row["normalised"] == normalised
             ]
-            ranked = sorted((row for row in here if row["metric"] == LEAVE_ONE_OUT), key=lambda row: -row["value"])
+            ranked = sorted((row for row in here if row["metric"] == LEAVE_ONE_OUT), key=_by_value)
             if not ranked:
                 continue
             known = "exact: retraining has no noise" if ceiling["exact"] else (
@@ -156,7 +171,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_question_arguments(parser)
     add = parser.add_argument
     add("--replicates", type=at_least(1), default=2, help="retrains of every example's absence (default: %(default)s)")
-    add("--examples", type=at_least(3), help="leave out only the first so many attributed examples")
+    add("--examples", type=at_least(3), help="leave out only the first so many attributed examples (default: all)")
     add("--scores", choices=tuple(SCORE_CHOICES), default="raw", help="which scores (default: %(default)s)")
     return parser
 

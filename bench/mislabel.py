@@ -30,11 +30,13 @@ from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import base_model
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
 from bench.question_command import add_question_arguments, answer_command, finish
+from bench.sizes import num_attributed
 from bench.tables import interval, number, table
 from bench.translate import asked_for, execution_of
 from retrain.command import Parser, check_out, fraction
 from retrain.errors import UsageError
-from retrain.mislabelled import Mislabelled
+from retrain.mislabelled import Mislabelled, flipped_labels
+from retrain.subsets import attributed_indices
 from retrain.train import choose_device
 
 OWN_LOSS, RANDOM_ORDER = "own loss", "random order"
@@ -67,6 +69,8 @@ def run_mislabelling(mislabelling: Mislabelling, execution: Execution) -> Answer
         session = answering_session(mislabelling.of_seed(seed), execution)
         task = session.task
         assert isinstance(task, Mislabelled)
+        if out is None:
+            _check_share(mislabelling, session)
         scored = attributions(session)
         if out is None:
             out = Answers(
@@ -78,6 +82,7 @@ def run_mislabelling(mislabelling: Mislabelling, execution: Execution) -> Answer
                 truth=_words(session, mislabelling.share),
                 device=session.device(),
                 skipped=dict(session.skipped),
+                notes=session.notes,
             )
         for block, found in scored.items():
             rankings: dict[str, tuple[Mapping[str, Any], np.ndarray]] = {}
@@ -97,9 +102,22 @@ def run_mislabelling(mislabelling: Mislabelling, execution: Execution) -> Answer
     return out
 
 
+def _check_share(mislabelling: Mislabelling, session: Session) -> None:
+    """Of every seed, before the first is trained: some labels are wrong and some right, or there is nothing to find."""
+    n, share = num_attributed(session), session.blocks[0][1]
+    num_train = len(session.task.train_data)
+    for seed in mislabelling.experiment.seeds:
+        wrong = flipped_labels(num_train, mislabelling.share, seed)[attributed_indices(seed, share, num_train)].sum()
+        if not 2 <= wrong <= n - 2:
+            raise UsageError(
+                f"--share {mislabelling.share:g} flips {wrong} of {n:,} attributed labels (seed {seed}); expected two "
+                "or more that are wrong, and two that are right: take another --share, or attribute more"
+            )
+
+
 def _words(session: Session, share: float) -> str:
     n = len(session.question(*session.blocks[0]).attributed_indices())
-    return f"{share:.0%} of the labels flipped, {n:,} attributed examples"
+    return f"{100 * share:g} % of the labels flipped, {n:,} attributed examples"
 
 
 def _controls(session: Session, block: tuple[int, float]) -> dict[str, tuple[Mapping[str, Any], np.ndarray]]:
@@ -125,8 +143,6 @@ def _add_rows(
     assert isinstance(task, Mislabelled)
     seed, share = block
     known = task.flipped[session.question(*block).attributed_indices()]
-    if known.sum() < 2 or (~known).sum() < 2:
-        raise UsageError(f"{int(known.sum())} of {len(known)} attributed examples are flipped; take another --share")
     where = {"task": task.name, "protocol": task.protocol, "alpha_attribution": share, "seed": seed}
     common = {"normalised": False, "num_queries": len(known), "num_undefined": 0}
     areas = {label: area_under_curve(known, values) for label, (_, values) in rankings.items()}
@@ -183,7 +199,12 @@ def show_mislabelled(out: Answers) -> str:
             )
         flipped = out.detail["flipped"][f"seed {seed}, share {share:g}"]
         words = f"{out.task.description}, protocol {out.task.protocol}: {out.truth} ({flipped} of them flipped)"
-        parts.append(f"{words}; seed {seed}\n{table(header, lines)}")
+        chance = number(flipped / areas[0]["num_queries"], 2)
+        legend = (
+            f"AUC: 0.5 by chance; precision: the flipped share of the top ones, {chance} by chance; 95 % intervals "
+            "over examples; seconds:\nof the method's fit and scores, the scores of some queries among them"
+        )
+        parts.append(f"{words}; seed {seed}\n{table(header, lines)}\n{legend}")
     pairs = [
         pair for pair in out.pairs if pair["metric"] == "mislabel AUC" and OWN_LOSS in (pair["label"], pair["against"])
     ]
@@ -203,7 +224,7 @@ def show_mislabelled(out: Answers) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.mislabel", description="Find flipped labels by self-influence.")
-    add_question_arguments(parser)
+    add_question_arguments(parser, queries=False)  # examples are held against themselves
     parser.add_argument("--share", type=fraction, default=0.1, help="of the labels that are flipped (default: 0.1)")
     return parser
 
@@ -214,8 +235,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:
     check_out(arguments.out)
-    if arguments.queries is not None or arguments.query_split is not None:
-        raise UsageError("--queries and --query-split play no part here: examples are held against themselves")
     out = run_mislabelling(
         Mislabelling(experiment=Experiment(**asked_for(arguments)), share=arguments.share), execution_of(arguments)
     )

@@ -12,11 +12,15 @@ from retrain.command import RUNS, add_cluster_arguments, add_task_arguments, at_
 from retrain.seeds import INITIALISATIONS
 
 
-def add_question_arguments(parser: argparse.ArgumentParser) -> None:
-    """What questions beside LDS have in common: task, methods, queries, seeds, where it runs and where records go."""
+def add_question_arguments(parser: argparse.ArgumentParser, queries: bool = True) -> None:
+    """What questions beside LDS have in common: task, methods, queries, seeds, where it runs and where records go.
+
+    queries: whether the question is about queries at all.
+    """
     add_task_arguments(parser)
     add_method_arguments(parser)
-    add_query_arguments(parser)
+    if queries:
+        add_query_arguments(parser)
     add = parser.add_argument
     add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
     add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
@@ -45,6 +49,8 @@ def finish(out: Answers, text: str, folder: str, command: str, prog: str) -> int
     place = f"{folder}/{out.run_id}"
     unwritten = why_unwritten(lambda: out.save(folder, command), place)
     print(f"\nrun {out.run_id} in {out.seconds:.0f} s" + ("" if unwritten else f"; record: {place}/answers.json"))
+    for note in out.notes:
+        print(note, file=sys.stderr)
     for label, reason in out.skipped.items():
         print(f"skipped {label}: {reason}", file=sys.stderr)
     for problem in [*out.problems, *([unwritten] if unwritten else [])]:

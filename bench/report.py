@@ -23,10 +23,12 @@ from bench.pages.data import report_data
 from bench.pages.markdown import Links, rendered
 from bench.pages.plots import plot_specifications
 from bench.results import Results, load_results
-from retrain.command import RUNS, Parser
+from retrain.command import RUNS, Parser, check_out, guarded
+from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_text, write_whole
 
 MAX_BYTES = 5_000_000
+RESERVATIONS = "Recorded and not on this page, or there with a reservation"
 SLACK = 60_000  # bytes for what is added around the figures
 FIRST_COMMAND = "python -m bench.lds --alpha 0.1"
 REPRODUCTION = "reproduction.md"  # in the results folder: which of the paper's claims hold here
@@ -76,7 +78,7 @@ def summary_section(results: Results, data: dict[str, Any], num_figures: int) ->
     )
     notes = [*results.left_out, *results.problems]
     lines = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    left = f"<details><summary>Not shown, and why: {len(notes)}</summary><ul>{lines}</ul></details>" if notes else ""
+    left = f"<details><summary>{RESERVATIONS}: {len(notes)}</summary><ul>{lines}</ul></details>" if notes else ""
     return f"<p>{html.escape(counts)}</p>{left}"
 
 
@@ -126,21 +128,31 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
+    again = "the same command makes the page"
+    return guarded(parser.prog, lambda: write_page(arguments, parser.prog), again)
+
+
+def write_page(arguments: argparse.Namespace, prog: str) -> int:
     folder = Path(arguments.results)
     if not folder.is_dir():
-        parser.error(f'--results "{folder}" is no folder; expected one with run records, made by --out of bench.lds')
+        raise UsageError(
+            f'--results "{folder}" is no folder; expected one with run records, made by --out of bench.lds'
+        )
+    if arguments.figures and not Path(arguments.figures).is_dir():
+        raise UsageError(f'--figures "{arguments.figures}" is no folder; expected the one that bench.figures drew to')
     out = Path(arguments.out or folder / "report")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f'--out "{out}" cannot be made: {error.strerror}')
+    check_out(str(out))
     results = load_results(folder)
     page = build_page(results, out, Path(arguments.figures or folder / "figures")).encode()
     write_whole(out / "index.html", page)
+    if results.left_out:
+        print(f"{RESERVATIONS}:")
     for line in results.left_out:
-        print(f"left out: {line}")
+        print(f"  {line}")
     for problem in results.problems:
-        print(f"{parser.prog}: {problem}", file=sys.stderr)
+        print(f"{prog}: {problem}", file=sys.stderr)
+    if not results.records:
+        print(f"{folder} holds no run.json yet: the page says how to make one, and no more", file=sys.stderr)
     print(f"{out / 'index.html'}: {len(results.rows)} rows of {len(results.records)} runs, {len(page) / 1e6:.1f} MB")
     return 1 if results.problems or len(page) > MAX_BYTES else 0
 

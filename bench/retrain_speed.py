@@ -36,6 +36,7 @@ from retrain.command import (
     guarded,
     plans_for,
 )
+from retrain.errors import UsageError
 from retrain.store import Store
 
 WARM_UP_RETRAINS = 32
@@ -115,11 +116,11 @@ def timed_both_ways(task: Any, plan: Any, device: str, repeats: int) -> dict[str
 
 
 def retrain_table(rows: list[dict[str, Any]], description: str, device: str) -> str:
-    head = ["alpha", "images", "retrains/s", "one by one", "same bits again", "|difference| from plain",
+    head = ["alpha", "examples", "retrains/s", "plain/s", "same bits again", "|difference| from plain",
             "of replicates", "correlation with plain", "of replicates"]  # fmt: skip
     lines = [
         [
-            number(row["alpha"], 2),
+            f"{row['alpha']:g}",
             f"{row['num_kept']:,}",
             number(row["a_second"], 1),
             number(row["plain_a_second"], 1),
@@ -134,7 +135,11 @@ def retrain_table(rows: list[dict[str, Any]], description: str, device: str) -> 
     first = rows[0]
     title = f"{description}, protocol {first['protocol']}: {first['num_retrains']} retrains with the losses of "
     title += f"{first['num_queries']:,} queries, {device}; median of {len(first['seconds'])}"
-    return f"{title}\n\n{table(head, lines)}"
+    legend = (
+        "plain: one by one with torch's own kernels; |difference|: of losses, mean; correlation: across subsets, mean "
+        "over queries;\nof replicates: the same of two trainings on a subset, for comparison"
+    )
+    return f"{title}\n\n{table(head, lines)}\n{legend}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -156,13 +161,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    from retrain.train import choose_device, describe_device
+    from retrain.train import choose_device, describe_device, retrain_units
 
     check_device(arguments.device)
+    if arguments.replicates not in (None, 2) or arguments.replicated_subsets is not None:
+        raise UsageError("every subset is retrained twice here; leave out --replicates and --replicated-subsets")
     if arguments.out:
         check_out(arguments.out)
     task, device = build_task(arguments), describe_device(choose_device(arguments.device))
     plans = [replace(plan, replicates=2, replicated_subsets=None) for plan in plans_for(arguments, task)]
+    for plan in plans:
+        retrain_units(task, plan, arguments.device)  # one that cannot be drawn is refused before the first is timed
     rows = []
     for plan in plans:
         rows.append(timed_both_ways(task, plan, arguments.device, arguments.repeats))

@@ -63,6 +63,21 @@ def acting(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in idle}
 
 
+MAX_WIDTH = 160  # of a table that has as many columns as somebody asked for
+
+
+def tables(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = MAX_WIDTH) -> str:
+    """One table, or, where it were too wide, several below each other: each has the first column and some others."""
+    columns = [max(len(line[i]) for line in [header, *rows]) + 2 for i in range(len(header))]
+    parts: list[list[int]] = [[]]
+    for i in range(1, len(header)):
+        if parts[-1] and columns[0] + sum(columns[j] for j in parts[-1]) + columns[i] - 2 > width:
+            parts.append([])
+        parts[-1].append(i)
+    chosen = [[0, *part] for part in parts]
+    return "\n\n".join(table([header[i] for i in some], [[row[i] for i in some] for row in rows]) for some in chosen)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int | Sequence[int] = 1) -> str:
     """Columns aligned; the first `left` (or the columns of these numbers) to the left, the others to the right."""
     lefts = set(range(left) if isinstance(left, int) else left)

@@ -61,7 +61,7 @@ class Variant:
     method: Method
     label: str
     rows: Kinds = "both"  # settings chosen by raw LDS and by normalised LDS may differ
-    origin: str = "default"  # where its settings come from: tuned, library, paper, default
+    origin: str = "default"  # where its settings come from: tuned, library, paper, default, as asked
     asked: str = ""  # how the method was named
     models: int = 1  # base models whose scores are averaged; see bench/ensembles.py
 
@@ -83,6 +83,13 @@ class Variant:
             **self.method.config,
             **({"models": self.models} if self.models > 1 else {}),
         }
+
+
+def changed_origin(origin: str) -> str:
+    """Of settings some of which are spelled out: those of nobody else are as asked, and no defaults."""
+    if origin in ("default", "as asked"):
+        return "as asked"
+    return origin if origin.endswith(", changed") else f"{origin}, changed"
 
 
 def changed_options(method: Method) -> dict[str, Any]:
@@ -143,8 +150,8 @@ def _variants_of(
         kind: load_method(name, **{**recommended, **{o: v for o, v in extra.items() if o not in instead}, **own})
         for kind, extra in chosen.items()
     }
-    if own and origin != "default":
-        origin += ", changed"  # some of it is spelled out
+    if own:
+        origin = changed_origin(origin)
     if len(set(made.values())) == 1:
         return [Variant(next(iter(made.values())), label, "both", origin, name)]
     return [Variant(method, label, kind, origin, name) for kind, method in made.items()]

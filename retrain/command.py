@@ -345,9 +345,11 @@ def guarded(
         print(f"{prog}: {error_line(error)}", file=sys.stderr)
         return 1
     except Exception as error:
-        if traceback is None or traceback:
+        # A full disk, or a folder where a file was to go, is nobody's mistake in the code.
+        if traceback or (traceback is None and not isinstance(error, OSError)):
             raise
         close_bars()
         file, line = blamed(error)
-        print(f"{prog}: {error_line(error)} ({shortened(file)}:{line}); --traceback shows it whole", file=sys.stderr)
+        where = "" if traceback is None else f" ({shortened(file)}:{line}); --traceback shows it whole"
+        print(f"{prog}: {error_line(error)}{where}", file=sys.stderr)
         return 1

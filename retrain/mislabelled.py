@@ -33,6 +33,12 @@ _AS_INSIDE = (
 )  # fmt: skip
 
 
+def flipped_labels(num_train: int, share: float, flip_seed: int) -> np.ndarray:
+    """(training examples,) bool: whose label is wrong."""
+    order = np.random.default_rng([_FLIP_STREAM, flip_seed]).permutation(num_train)
+    return np.isin(np.arange(num_train), order[: max(1, round(share * num_train))])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mislabelled(Task):
     """`of` names the task, `of_options` are its options as JSON."""
@@ -60,9 +66,7 @@ class Mislabelled(Task):
     @cached_property
     def flipped(self) -> np.ndarray:
         """(training examples,) bool: whose label is wrong."""
-        n = len(self.clean.train_data)
-        chosen = np.random.default_rng([_FLIP_STREAM, self.flip_seed]).permutation(n)[: max(1, round(self.share * n))]
-        return np.isin(np.arange(n), chosen)
+        return flipped_labels(len(self.clean.train_data), self.share, self.flip_seed)
 
     @cached_property
     def targets(self) -> Tensor:

@@ -20,7 +20,6 @@ from bench.answers import Answers
 from bench.attributions import Answered, ScoreKind, SeedAndShare
 from bench.counterfactual.laboratory import Laboratory, Wanted, orders_of
 from bench.metrics.change import mean_change
-from retrain.removal import classifies
 
 # From one in a thousand to a fifth, by about 1.4 each.
 SMALLEST_SHARES = (
@@ -62,10 +61,7 @@ def brittleness(
     reference: int,
     replicates: int,
 ) -> None:
-    """Adds rows, pairs and every query's share; says so where there is no prediction to flip."""
-    if not classifies(lab.task):
-        out.problems.append(f"brittleness needs a classification; {lab.task.name} has no prediction that could flip")
-        return
+    """Adds rows, pairs and every query's share."""
     (nothing,) = lab.retrain([(np.array([], dtype=int), reference)], "margins", margins=True)
     right = np.flatnonzero(nothing["margins"].mean(axis=0) > 0)
     if len(right) < 2:

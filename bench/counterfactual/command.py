@@ -1,15 +1,16 @@
 """The command of `bench.counterfactual`."""
 
 import argparse
+import math
 from collections.abc import Sequence
 
 from bench.answers import Answers
 from bench.attributions import SCORE_CHOICES
 from bench.counterfactual.brittleness import BRITTLENESS
-from bench.counterfactual.removal import SAME_CLASS, SHARES, Removal, run_removal
+from bench.counterfactual.removal import RANDOM_REMOVAL, SAME_CLASS, SHARES, Removal, run_removal
 from bench.experiment import Experiment
 from bench.question_command import add_question_arguments, answer_command, finish
-from bench.tables import interval, table
+from bench.tables import table, tables
 from bench.translate import asked_for, execution_of
 from retrain.command import (
     Parser,
@@ -26,7 +27,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.counterfactual", description="Removal curves and brittleness, by retraining.")
     add_question_arguments(parser)
     add = parser.add_argument
-    add("--shares", nargs="+", type=fraction, default=list(SHARES), help="of the attributed examples that are removed")
+    shares = " ".join(f"{share:g}" for share in SHARES)
+    add("--shares", nargs="+", type=fraction, help=f"of the attributed examples that are removed (default: {shares})")
     add("--replicates", type=at_least(1), default=3, help="retrains of every set (default: %(default)s)")
     add("--reference", type=at_least(2), default=20, help="models with nothing removed (default: %(default)s)")
     add("--controls", type=at_least(2), default=10, help="random sets of a size, or class and size (default: 10)")
@@ -47,7 +49,7 @@ def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:
     removal = Removal(
         experiment=Experiment(**asked),
         **{name: getattr(arguments, name) for name in ("replicates", "reference", "controls", "scores", "brittleness")},
-        shares=tuple(dict.fromkeys(arguments.shares)),
+        shares=tuple(dict.fromkeys(arguments.shares or ())),
     )
     out = run_removal(removal, execution_of(arguments))
     return finish(out, show_removal(out), arguments.out, command, prog)
@@ -71,9 +73,13 @@ def show_removal(out: Answers) -> str:
         lines = [[label, *(_cell(cells.get((label, size))) for size in sizes)] for label in labels]
         words = (
             f"{out.task.description}, protocol {out.task.protocol}: change of a query's loss when its most helpful "
-            f"examples are left out,\n{out.truth}; {'train-normalised' if normalised else 'raw'} scores, seed {seed}"
+            f"examples are left out,\nmean over queries with its 95 % interval; {out.truth};\n"
+            f"{'train-normalised' if normalised else 'raw'} scores, seed {seed}"
         )
-        parts.append(f"{words}\n{table(header, lines)}")
+        controls = f"{RANDOM_REMOVAL}: sets drawn at random"
+        if classifies(out.task):
+            controls += f"; {SAME_CLASS}: drawn from the query's own class"
+        parts.append(f"{words}\n{tables(header, lines)}\n{controls}")
         if classifies(out.task) and len({size for label, size in cells if label == SAME_CLASS}) < len(sizes):
             parts[-1] += f"\n{SAME_CLASS} ends where no query's class has so many examples"
         # The largest size at which there is the most to compare: a class may have fewer examples than the largest.
@@ -96,16 +102,24 @@ def _at(rows: Sequence[dict], size: int) -> float:
 def _cell(row: dict | None) -> str:
     if row is None:
         return "-"
-    return f"{row['value']:+.3f} {interval(row['ci_low'], row['ci_high'])}"
+    undefined = f" ({row['num_undefined']} undefined)" if row["num_undefined"] else ""
+    return f"{row['value']:+.3f} {_signed(row)}{undefined}"
+
+
+def _signed(row: dict) -> str:
+    """Its interval, with signs as changes have them."""
+    low, high = (f"{end:+.3f}" if math.isfinite(end) else "-" for end in (row["ci_low"], row["ci_high"]))
+    return f"[{low}, {high}]"
 
 
 def _pairs_text(out: Answers, seed: int, attributed: float, normalised: bool, size: int) -> str:
     lines = [
         [
-            f"{pair['label']} - {pair['against']}",
+            f"{pair['label']} - {pair['against']}"
+            + (f" ({pair['num_undefined']} undefined)" if pair["num_undefined"] else ""),
             f"{pair['difference']:+.3f}",
-            f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]",
-            f"{pair['p_value']:.2g}",
+            _signed(pair),
+            "-" if not math.isfinite(pair["p_value"]) else f"{pair['p_value']:.2g}",
         ]
         for pair in out.pairs
         if pair["metric"] == "removal"
@@ -120,12 +134,17 @@ def _flips_text(rows: Sequence[dict]) -> str:
     lines = [
         [
             row["label"],
-            f"{100 * row['value']:.2f} %",
-            f"[{100 * row['ci_low']:.2f}, {100 * row['ci_high']:.2f}]",
+            f"{'>= ' if row['num_unflipped'] else ''}{100 * row['value']:.2f} %",
+            "-"
+            if row["num_unflipped"] == row["num_queries"]
+            else f"[{100 * row['ci_low']:.2f}, {100 * row['ci_high']:.2f}]",
             f"{row['num_queries'] - row['num_unflipped']} of {row['num_queries']}",
         ]
         for row in sorted(rows, key=lambda row: row["value"])
     ]
     header = ["brittleness", "share that flips", "95 % interval", "flipped"]
-    largest = "geometric mean; a query that the largest size does not flip counts as if it did"
+    largest = (
+        "geometric mean over the queries that are right with nothing removed; one that the largest size does not flip "
+        "counts\nas if it did: >= is a lower bound"
+    )
     return f"{table(header, lines)}\n{largest}"

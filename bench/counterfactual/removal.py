@@ -16,6 +16,7 @@ from bench.counterfactual.laboratory import Arm, Laboratory, Wanted, class_arm, 
 from bench.experiment import Execution, Experiment
 from bench.metrics.change import MeanChange, Shared, mean_change
 from bench.record import without_nan
+from bench.sizes import num_attributed, sizes_of
 from retrain.errors import UsageError
 from retrain.removal import classifies
 
@@ -29,7 +30,7 @@ class Removal:
     """What is asked, beside the experiment's task, methods, seeds and queries."""
 
     experiment: Experiment
-    shares: Sequence[float] = SHARES  # of the attributed examples
+    shares: Sequence[float] = ()  # of the attributed examples; empty: SHARES, of each one example at least
     replicates: int = 3  # retrains of every query's set
     reference: int = 20  # models with nothing removed
     controls: int = 10  # random sets of every size; of every class and size for the second control
@@ -49,7 +50,7 @@ class Removal:
         return {
             "experiment": self.experiment.to_json(),
             **{name: getattr(self, name) for name in ("replicates", "reference", "controls", "scores", "brittleness")},
-            "shares": list(self.shares),
+            "shares": list(self.shares or SHARES),
         }
 
 
@@ -66,6 +67,11 @@ class RemovalCurve:
 def run_removal(removal: Removal, execution: Execution) -> Answers:
     started = time.perf_counter()
     session = answering_session(removal.experiment, execution)
+    sizes = sizes_of("--shares", removal.shares, SHARES, num_attributed(session))
+    if removal.brittleness and not classifies(session.task):
+        raise UsageError(
+            f"--brittleness needs a classification; {session.task.name} has no prediction that could flip: leave it out"
+        )
     scored = attributions(session)
     labs = {block: Laboratory(session, *block) for block in session.blocks}
     first = labs[session.blocks[0]]
@@ -78,9 +84,10 @@ def run_removal(removal: Removal, execution: Execution) -> Answers:
         truth=_truth_words(removal, first),
         device=session.device(),
         skipped=session.skipped,
+        notes=session.notes,
     )
     for block, lab in labs.items():
-        curves, reference = _curves(removal, lab, scored.get(block, []))
+        curves, reference = _curves(removal, lab, scored.get(block, []), sizes)
         _add_rows(out, lab, block, curves, reference)
         if removal.brittleness:
             asked = (kinds_of(removal), removal.reference, removal.replicates)
@@ -119,13 +126,10 @@ def times(count: int) -> str:
     return "one retrain" if count == 1 else f"{count} retrains"
 
 
-def _curves(removal: Removal, lab: Laboratory, scored: Sequence[Answered]) -> tuple[list[RemovalCurve], Arm]:
+def _curves(
+    removal: Removal, lab: Laboratory, scored: Sequence[Answered], sizes: Sequence[int]
+) -> tuple[list[RemovalCurve], Arm]:
     """Every method's and control's arms, and the models with nothing removed: one campaign."""
-    sizes = sorted({lab.size_of(share) for share in removal.shares})
-    if sizes[-1] >= lab.num_attributed:
-        raise UsageError(
-            f"{sizes[-1]} of {lab.num_attributed} attributed examples would be removed; take smaller --shares"
-        )
     wanted: list[Wanted] = [(np.array([], dtype=int), removal.reference)]
     places: list[tuple[str, ScoreKind, Mapping[str, Any], int, range]] = []
 

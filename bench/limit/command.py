@@ -21,7 +21,7 @@ from baselines.bif.method import BIF
 from baselines.method import Problem
 from bench.limit.regression import LogisticCopies, relative_distance
 from bench.record import command_line, provenance, why_unwritten, write_json
-from bench.tables import number
+from bench.tables import interval, number, table
 from retrain.command import RUNS, Parser, at_least, check_out, guarded
 from retrain.errors import UsageError
 from retrain.progress import bar
@@ -32,6 +32,7 @@ from retrain.train import describe_device
 DAMPING = 0.05  # gamma / n_beta, the influence function's
 STEP_LENGTH = 0.04  # times the largest precision: the length of the step adds a hundredth to the variance
 BURN_IN = 8  # draws; they are half a relaxation time apart
+N_BETAS = (10.0, 30.0, 100.0, 300.0, 1000.0)
 ENTRY_KIND = "limit"
 DESCRIPTION = "Damped logistic regression, 3 parameters"
 
@@ -142,25 +143,32 @@ def make_record(
 
 
 def limit_table(record: Mapping[str, Any]) -> str:
+    """Distances by n_beta; of several seeds their root mean square, with the smallest and the largest beside it."""
     most = max(one["draws"] for one in record["sampled"])
-    at_most = {one["n_beta"]: one["distance"] for one in record["sampled"] if one["draws"] == most}
-    lines = [f"{'n_beta':>8}  {'exact BIF':>10}  {f'{most:,} draws':>14}    (relative distance to the damped IF)"]
-    lines += [
-        f"{one['n_beta']:8g}  {number(one['distance'], 4):>10}  {number(at_most[one['n_beta']], 4):>14}"
-        for one in record["exact"]
-    ]
+    at_most = {one["n_beta"]: one for one in record["sampled"] if one["draws"] == most}
+    seeds = len(record["config"]["seeds"])
+    header, lines = ["n_beta", "exact BIF", f"{most:,} draws", f"range of {seeds} seeds"], []
+    for one in record["exact"]:
+        sampled = at_most[one["n_beta"]]
+        ends = interval(sampled["low"], sampled["high"], 4) if seeds > 1 else "-"
+        lines.append([f"{one['n_beta']:g}", number(one["distance"], 4), number(sampled["distance"], 4), ends])
+    found = [f"{record['description']}: relative distance of BIF to the damped influence function"]
+    found.append(table(header if seeds > 1 else header[:3], lines if seeds > 1 else [line[:3] for line in lines], 0))
     for axis, slopes in record["slopes"].items():
-        lines.append(f"slope in {axis}: {slopes['measured']:.2f} measured, {slopes['theory']:.2f} in theory")
-    return "\n".join(lines)
+        found.append(f"slope in {axis}: {slopes['measured']:.2f} measured, {slopes['theory']:.2f} in theory")
+    if seeds == 1:
+        found.append("one seed: --seeds 1 2 3 says how much another would differ")
+    return "\n".join(found)
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.limit", description=str(__doc__).split("\n")[0])
     add = parser.add_argument
-    add("--n-beta", nargs="+", type=float, default=[10.0, 30.0, 100.0, 300.0, 1000.0], metavar="N")
+    add("--n-beta", nargs="+", type=float, default=list(N_BETAS), metavar="N",
+        help=f"inverse temperatures, two or more (default: {' '.join(f'{one:g}' for one in N_BETAS)})")  # fmt: skip
     add("--copies", type=at_least(16), default=1000, help="of the regression, each a chain (default: %(default)s)")
     add("--draws", type=at_least(4), default=32, help="of each copy (default: %(default)s)")
-    add("--seeds", nargs="+", type=at_least(0), default=[1])
+    add("--seeds", "--seed", nargs="+", type=at_least(0), default=[1], help="of the chains (default: 1)")
     add("--cache", default=default_cache(), help="where finished chains are kept (default: %(default)s)")
     add("--out", default=f"{RUNS}/limit", help="folder of limit.json (default: %(default)s)")
     return parser
@@ -170,8 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
-    if any(not value > 0 for value in arguments.n_beta):
-        parser.error(f"--n-beta {min(arguments.n_beta):g} is not positive; expected numbers such as 10 100 1000")
+    if wrong := [value for value in arguments.n_beta if not 0 < value < math.inf]:
+        parser.error(f"--n-beta {wrong[0]:g} is no positive number; expected such as 10 100 1000")
     logging.basicConfig(format="%(message)s", level=logging.ERROR, stream=sys.stderr)
     command = command_line("bench.limit", argv)
     return guarded(parser.prog, lambda: approach(arguments, command, parser.prog))

@@ -1,5 +1,6 @@
 """--checkpoints: scores averaged over base models, each model's kept by itself."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,12 @@ def test_a_replayed_ground_truth_is_exact(place: Path) -> None:
     assert (frame["num_replicates"] == 1).all()
     lds = frame[~frame["normalised"]].set_index("label")["lds"]
     assert lds["magic"] > 0.85 > lds["random"]
+
+
+def test_what_is_asked_for_is_no_default() -> None:
+    task = load_task("digits", **SMALL)
+    variants = with_models(build_variants(["gradsim", "ekfac@damping=0.1"], task, {}, "default"), (1, 2))
+    origins = [variant.origin for variant in variants]
+    assert origins == ["default", "as asked", "as asked", "as asked"]
+    tuned = with_models([replace(variants[0], origin="tuned")], (1, 2))
+    assert [variant.origin for variant in tuned] == ["tuned", "tuned, changed"]

@@ -80,4 +80,4 @@ def test_the_command_writes_its_record_and_goes_on_from_the_cache(
     assert all(first[name] for name in ("command", "versions", "code", "device", "machine"))
     with pytest.raises(SystemExit):
         main([*words, "--n-beta", "-1"])
-    assert "-1 is not positive" in capsys.readouterr().err
+    assert "-1 is no positive number" in capsys.readouterr().err

@@ -125,7 +125,17 @@ def test_the_command_ranks_methods_beside_the_controls(tmp_path: Path, capsys: p
     assert values["gradsim"] > 0.85
     board = {row.label: row for row in rows(tmp_path / "runs") if row.metric == "mislabel AUC"}
     assert board[RANDOM_ORDER].rank == "3"
-    assert main([*words, "--queries", "3"]) == 2
+
+
+def test_queries_play_no_part_and_are_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--queries", "--query-split"):
+        with pytest.raises(SystemExit) as stop:
+            main([option, "3"])
+        assert stop.value.code == 2
+        assert f"unknown option {option}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--quer" not in capsys.readouterr().out
 
 
 def test_wrong_labels_reach_cifar10s_own_training(tmp_path: Path) -> None:

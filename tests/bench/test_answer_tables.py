@@ -1,0 +1,97 @@
+"""The last tables of the questions beside LDS: explained, no wider than a screen, nothing undefined passed over."""
+
+import math
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from bench import tables
+from bench.agreement import show_agreement
+from bench.calibration import CALIBRATION_LEGEND, CALIBRATION_METRICS, calibration_table
+from bench.counterfactual.command import _cell, _flips_text
+from bench.leave_one_out import _by_value
+from bench.limit.command import limit_table
+from bench.retrain_speed import retrain_table
+
+
+def test_a_wide_table_becomes_several_with_the_first_column_each() -> None:
+    header = ["method", *(f"column {k}" for k in range(20))]
+    rows = [[f"row {i}", *(f"{i}.{k:03d}" for k in range(20))] for i in range(2)]
+    text = tables.tables(header, rows, width=60)
+    parts = text.split("\n\n")
+    assert len(parts) > 1
+    assert max(map(len, text.splitlines())) <= 60
+    assert all(part.splitlines()[0].startswith("method") and "row 1" in part for part in parts)
+    assert [text.count(f"1.{k:03d}") for k in range(20)] == [1] * 20
+    assert tables.tables(header[:3], [row[:3] for row in rows]) == tables.table(header[:3], [row[:3] for row in rows])
+
+
+def test_changes_have_signs_and_say_what_is_undefined() -> None:
+    row: dict[str, Any] = {"value": 0.17, "ci_low": -0.081, "ci_high": 0.421, "num_undefined": 0}
+    assert _cell(row) == "+0.170 [-0.081, +0.421]"
+    assert _cell(row | {"num_undefined": 2}).endswith("(2 undefined)")
+    assert _cell(row | {"ci_low": math.nan, "ci_high": math.nan}) == "+0.170 [-, -]"
+
+
+def test_what_never_flips_is_a_lower_bound_without_an_interval() -> None:
+    row = {"label": "random", "value": 0.2, "ci_low": 0.2, "ci_high": 0.2, "num_queries": 3, "num_unflipped": 3}
+    text = _flips_text([row, row | {"label": "bif", "value": 0.03, "ci_high": 0.3, "num_unflipped": 0}])
+    first, second = text.splitlines()[2:4]
+    assert first.split() == ["bif", "3.00", "%", "[20.00,", "30.00]", "3", "of", "3"]
+    assert second.split() == ["random", ">=", "20.00", "%", "-", "0", "of", "3"]
+
+
+def test_every_number_of_calibration_has_its_interval_and_an_explanation() -> None:
+    common = {"label": "ekfac", "value": 0.5, "ci_low": 0.25, "ci_high": 0.75, "num_undefined": 1, "median": 0.4}
+    text = calibration_table([common | {"metric": metric} for metric in CALIBRATION_METRICS.values()])
+    assert text.count("[0.25, 0.75]") == 3
+    assert text.splitlines()[2].split()[-1] == "1"
+    assert text.endswith(CALIBRATION_LEGEND)
+    assert max(map(len, text.splitlines())) <= tables.MAX_WIDTH
+
+
+def test_undefined_values_come_last() -> None:
+    rows = [{"value": value} for value in (math.nan, 0.1, 0.9)]
+    assert [row["value"] for row in sorted(rows, key=_by_value)][:2] == [0.9, 0.1]
+
+
+@dataclass
+class Found:
+    detail: dict[str, Any] = field(default_factory=dict)
+    truth: str = "1 queries, 40 attributed examples"
+    task: Any = field(default_factory=lambda: SimpleNamespace(description="a task", protocol="p"))
+
+
+def test_agreement_has_no_negative_zero_and_no_interval_of_nan() -> None:
+    place = {"seed": 1, "alpha_attribution": 1.0, "normalised": False, "label": "a", "against": "b"}
+    cell = place | {"metric": "overlap", "at": 0.1, "size": 4, "value": -0.001, "ci_low": math.nan, "ci_high": math.nan}
+    text = show_agreement(Found({"cells": [cell]}))  # type: ignore[arg-type]
+    assert "no intervals: too few queries" in text
+    assert "0.1 by chance" in text
+    assert "-0.00" not in text
+    assert "nan" not in text
+    text = show_agreement(Found({"cells": [cell | {"ci_low": -0.1, "ci_high": 0.1}]}))  # type: ignore[arg-type]
+    assert "95 % intervals at most +-0.100" in text
+
+
+def test_small_alphas_keep_their_digits_and_examples_are_no_images() -> None:
+    names = ("a_second", "plain_a_second", "difference_from_plain", "difference_of_replicates",
+             "correlation_with_plain", "correlation_of_replicates")  # fmt: skip
+    row: dict[str, Any] = {"alpha": 0.005, "num_kept": 20, "same_again": True, **dict.fromkeys(names, 1.0)}
+    row |= {"protocol": "p", "num_retrains": 20, "num_queries": 20, "seconds": [1.0]}
+    text = retrain_table([row], "a task", "CPU")
+    assert "0.005" in text
+    assert "images" not in text
+    assert "plain: one by one" in text
+
+
+def test_the_limit_shows_the_range_of_seeds() -> None:
+    sampled = {"n_beta": 10.0, "draws": 64, "distance": 0.2, "low": 0.1, "high": 0.3}
+    slopes = {"n_beta": {"measured": -0.9, "theory": -1.0}}
+    record = {"description": "d", "exact": [{"n_beta": 10.0, "distance": 0.15}], "sampled": [sampled], "slopes": slopes}
+    several = limit_table(record | {"config": {"seeds": [1, 2]}})
+    assert "range of 2 seeds" in several
+    assert "[0.1000, 0.3000]" in several
+    alone = limit_table(record | {"config": {"seeds": [1]}})
+    assert "range" not in alone
+    assert "one seed" in alone

@@ -1,0 +1,206 @@
+"""The commands of questions beside LDS: what cannot be is refused in one line, before anything is trained."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import agreement, bank, calibration, leave_one_out, mislabel, report, retrain_speed
+from bench.counterfactual.command import main as counterfactual
+from bench.leaderboard.command import main as leaderboard
+from bench.limit.command import main as limit
+from retrain.command import guarded
+from tests.helpers.synthetic_results import write_run
+
+PLANTED = "tests.helpers.removal_tasks:WithDuplicates"  # 60 examples
+Main = Callable[[list[str]], int]
+
+
+def said(main: Main, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code  # type: ignore[assignment]
+    return code, capsys.readouterr().err
+
+
+def words(place: Path, *more: str) -> list[str]:
+    found = ["--task", PLANTED, "--methods", "gradsim", "random", "--settings", "default", "--cluster", "inline"]
+    return [*found, "--cache", str(place / "cache"), "--out", str(place / "runs"), "--device", "cpu", *more]
+
+
+def entries(place: Path) -> list[Path]:
+    return [path for path in (place / "cache").rglob("*") if path.suffix == ".safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("main", "more", "line"),
+    [
+        (counterfactual, ["--shares", "0.1", "0.001"], "--shares 0.001 of 60 attributed examples is none of them"),
+        (counterfactual, ["--shares", "0.995"], "--shares 0.995 of 60 attributed examples is all of them"),
+        (counterfactual, ["--alpha-attribution", "0.01"], "of 1 attributed examples is all of them"),
+        (counterfactual, ["--alpha-attribution", "0.5", "1"], "--alpha-attribution 0.5 1: takes one value here"),
+        (counterfactual, ["--task", "tinylm", "--brittleness"], "tinylm has no prediction that could flip"),
+        (mislabel.main, ["--share", "0.001"], "--share 0.001 flips 1 of 60 attributed labels (seed 1)"),
+        (mislabel.main, ["--alpha-attribution", "0.2", "--seeds", "1", "5"], "flips 1 of 12 attributed labels"),
+        (mislabel.main, ["--share", "0.99"], "--share 0.99 flips 59 of 60"),
+        (mislabel.main, ["--task", "tinylm"], "has no class labels that could be wrong"),
+        (agreement.main, ["--tops", "0.001"], "--tops 0.001 of 60 attributed examples is none of them"),
+        (agreement.main, ["--tops", "0.999"], "--tops 0.999 of 60 attributed examples is all of them"),
+        (agreement.main, ["--alpha-attribution", "0.02"], "1 attributed examples; a correlation across them needs 3"),
+        (agreement.main, ["--methods", "gradsim"], "agreement is between two methods"),
+        (leave_one_out.main, ["--alpha-attribution", "0.03"], "2 attributed examples; a correlation across"),
+        (leave_one_out.main, ["--alpha-attribution", "0.1", "1"], "takes one value here"),
+    ],
+)  # fmt: skip
+def test_it_is_refused_before_anything_is_trained(
+    main: Main, more: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = said(main, words(tmp_path, *more), capsys)
+    assert (code, error.count("\n")) == (2, 1), error
+    assert line in error
+    assert entries(tmp_path) == []
+
+
+def test_no_alpha_is_timed_where_one_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = said(retrain_speed.main, ["--task", PLANTED, "--alpha", "0.5", "0.001", "--device", "cpu"], capsys)
+    assert (code, error.count("\n")) == (2, 1), error
+    assert "alpha 0.001 of 60 attributed examples keeps none" in error
+
+
+def test_the_defaults_are_of_one_example_at_least(tmp_path: Path) -> None:
+    """A thousandth of 60 examples, which nobody asked for, is one of them."""
+    assert agreement.main(words(tmp_path, "--queries", "3")) == 0
+
+
+def test_more_than_there_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = words(tmp_path, "--queries", "5000")
+    assert agreement.main(asked) == 0
+    assert "--queries 5000: there are 8 (report), and all are used\n" in capsys.readouterr().err
+    assert calibration.main([*asked, "--alpha", "0.5", "--subsets", "4"]) == 0
+    assert "--queries 5000: there are 8" in capsys.readouterr().err
+    assert bank.main(["scores", *asked]) == 0
+    assert "--queries 5000: there are 8" in capsys.readouterr().err
+    small = ["--set", f"{PLANTED}.num_train=6", "--replicates", "1", "--examples", "100"]
+    assert leave_one_out.main(words(tmp_path, *small)) == 0
+    assert "--examples 100: there are 6 attributed examples, and all are left out\n" in capsys.readouterr().err
+
+
+# ---- slips of the pen ----
+
+
+def scores_of_a_bank(arguments: list[str]) -> int:
+    return bank.main(["scores", *arguments])
+
+
+def bank_with_a_plan(arguments: list[str]) -> int:
+    return bank.main(["make", *arguments, "--subsets", "4"])
+
+
+QUESTIONS = (counterfactual, mislabel.main, agreement.main, leave_one_out.main, scores_of_a_bank)
+PLANNED = (calibration.main, bank_with_a_plan)
+SLIPS = [
+    (["--metod", "ekfac"], "unknown option --metod; did you mean --methods?"),
+    (["--methods", "ekfca"], 'unknown method "ekfca"; available: '),
+    (["--seeds", "-1"], "-1 is negative; expected at least 0"),
+    (["--device", "gpu"], 'unknown device "gpu"; expected auto, cpu, cuda, or cuda:N'),
+    (["--out", "/dev/null/x"], '--out "/dev/null/x" cannot be made: Not a directory'),
+    (["--out", "FILE"], "cannot be made: File exists"),
+    (["--cache", "/dev/null/x"], "the cache folder /dev/null/x cannot be used (Not a directory)"),
+    (["--cache", "FILE"], "cannot be used (File exists); give another with --cache"),
+    (["--protocol", "nope"], 'unknown protocol "nope"'),
+    (["--set", "mine.knob=1"], '--set names "mine", which is neither the task'),
+]
+PLAN_SLIPS = [
+    (["--alpha", "abc"], '"abc" is no number; expected a fraction such as 0.1'),
+    (["--alpha", "2"], "2 is out of range; expected a fraction above 0 and below 1"),
+]
+
+
+@pytest.mark.parametrize("main", [*QUESTIONS, *PLANNED])
+def test_a_slip_is_one_line(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder")
+    planned = ["--alpha", "0.5"] if main in PLANNED else []
+    for slip, line in [*SLIPS, *(PLAN_SLIPS if planned else [])]:
+        given = [str(file) if word == "FILE" else word for word in slip]
+        code, error = said(main, words(tmp_path, *planned, *given), capsys)
+        assert (code, error.count("\n")) == (2, 1), error
+        assert line in error
+        assert "Traceback" not in error
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "line"),
+    [
+        (limit, ["--n-beta", "10", "inf"], "--n-beta inf is no positive number"),
+        (limit, ["--n-beta", "nan", "10"], "--n-beta nan is no positive number"),
+        (limit, ["--n-beta", "10", "--cache", "EMPTY"], "a slope needs two values of --n-beta; got 10"),
+        (limit, ["--seeds", "-1"], "-1 is negative"),
+        (limit, ["--out", "FILE"], "cannot be made: File exists"),
+        (limit, ["--cache", "FILE", "--out", "EMPTY"], "cannot be used (File exists)"),
+        (retrain_speed.main, ["--alpha", "abc"], '"abc" is no number'),
+        (retrain_speed.main, ["--alpha", "0.5", "--device", "gpu"], 'unknown device "gpu"'),
+        (retrain_speed.main, ["--alpha", "0.5", "--out", "FILE"], "cannot be made: File exists"),
+        (retrain_speed.main, ["--alpha", "0.5", "--replicates", "3"], "every subset is retrained twice here"),
+        (leaderboard, ["--results", "EMPTY"], "holds no rows; run `python -m bench.lds"),
+        (leaderboard, ["--results", "FILE"], "is no folder; name the one"),
+        (leaderboard, ["--reslts", "EMPTY"], "did you mean --results?"),
+        (report.main, ["--results", "FILE"], "is no folder; expected one with run records"),
+        (report.main, ["--results", "EMPTY", "--out", "FILE"], "cannot be made: File exists"),
+        (report.main, ["--results", "EMPTY", "--figures", "FILE"], "is no folder; expected the one that bench.figures"),
+        (report.main, ["--figurs", "EMPTY"], "did you mean --figures?"),
+        (bank.main, ["check", "EMPTY"], "has no truth.json; expected a folder made by `python -m bench.bank make`"),
+        (bank.main, ["check", "FILE"], "expected a folder made by `python -m bench.bank make`"),
+        (bank.main, ["chek"], "did you mean check?"),
+    ],
+)
+def test_a_slip_of_the_others_is_one_line(
+    main: Main, arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("no folder")
+    places = {"EMPTY": str(tmp_path / "empty"), "FILE": str(tmp_path / "file")}
+    code, error = said(main, [places.get(word, word) for word in arguments], capsys)
+    assert (code, error.count("\n")) == (2, 1), error
+    assert line in error
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "results", alphas=(0.1,), shares=(0.1,), seeds=(1,))
+    (tmp_path / "folder").mkdir()
+    code, error = said(leaderboard, ["--results", str(tmp_path / "results"), "--csv", str(tmp_path / "folder")], capsys)
+    assert code == 1
+    assert error.splitlines()[-1].startswith("python -m bench.leaderboard: IsADirectoryError")
+    (tmp_path / "page" / "index.html").mkdir(parents=True)
+    code, error = said(report.main, ["--results", str(tmp_path / "folder"), "--out", str(tmp_path / "page")], capsys)
+    assert (code, "Traceback" in error) == (1, False)
+
+    def mistaken() -> int:
+        raise KeyError("a mistake of ours")
+
+    with pytest.raises(KeyError):
+        guarded("prog", mistaken)
+
+
+def test_an_empty_folder_has_a_page_and_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = said(report.main, ["--results", str(tmp_path)], capsys)
+    assert code == 0
+    assert "holds no run.json yet: the page says how to make one" in error
+
+
+@pytest.mark.parametrize(
+    ("main", "lines"),
+    [
+        (counterfactual, ["(default: 0.001 0.01 0.05 0.1 0.2)"]),
+        (agreement.main, ["(default: 0.01 0.1)"]),
+        (leave_one_out.main, ["attributed examples (default: all)"]),
+        (limit, ["(default: 10 30 100 300 1000)", "of the chains (default: 1)"]),
+    ],
+)
+def test_defaults_stand_in_the_help(main: Main, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(line in text for line in lines)
