@@ -16,7 +16,8 @@ The derivative of a chaotic training is huge and says nothing about finite chang
 many times longer the parameters' part of lambda_0 is than that of lambda_T (the largest of the queries'; 1 is harmless,
 a million is hopeless).
 
-States are kept as far as memory goes, and otherwise computed again from the nearest one kept. Queries are
+The training is replayed in whole float32; its derivative, of which three digits are enough, may be rounded as
+convolutions are by default on a GPU. States are kept as far as memory goes, and otherwise computed again from the nearest one kept. Queries are
 differentiated `query_batch_size` at a time, and finished ones are saved.
 """
 

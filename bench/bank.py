@@ -64,6 +64,7 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
     if session.out.problems:
         raise UsageError(f"nothing was written: {session.out.problems[0]}")
     made = []
+    kept_in: dict[int, Path] = {}  # the checkpoint of a seed, which all its banks share
     for seed, share in session.blocks:
         queries = session.question(seed, share).query_indices()
         for position, plan in enumerate(session.plans(seed, share)):
@@ -87,7 +88,7 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
             write_truth(folder, truth)
             _write_predictions(folder, session, here, scores, truth)
             if checkpoint:
-                _write_checkpoint(folder, session, seed)
+                _write_checkpoint(folder, session, seed, beside=kept_in.setdefault(seed, folder))
             made.append(folder)
     return made
 
@@ -111,15 +112,18 @@ def _write_predictions(folder: Path, session: Session, here: Sequence[Any], scor
     write_recorded(folder, kept, told, read_truth(folder).record["arrays_sha256"])
 
 
-def _write_checkpoint(folder: Path, session: Session, seed: int) -> None:
+def _write_checkpoint(folder: Path, session: Session, seed: int, beside: Path) -> None:
     """In float16, which halves it; whoever wants other scores than from the very bits trains it again."""
+    if folder != beside:
+        return write_json(folder / "checkpoint.json", {"seed": seed, "file": f"../{beside.name}/{CHECKPOINT_FILE}"})
     _, entry = base_model(session.task, seed, session.store, session.execution.device)
     arrays = {
         name: value.astype(np.float16) if value.dtype == np.float32 else value for name, value in entry.arrays.items()
     }
     with whole_file(folder / CHECKPOINT_FILE) as file:
         digest = write_safetensors(file, arrays)
-    write_json(folder / "checkpoint.json", {"arrays_sha256": digest, "seed": seed, "record": entry.record})
+    told = {"seed": seed, "file": CHECKPOINT_FILE, "arrays_sha256": digest, "record": entry.record}
+    write_json(folder / "checkpoint.json", told)
 
 
 def check_bank(folder: Path) -> tuple[str, bool]:

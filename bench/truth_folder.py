@@ -1,9 +1,10 @@
 """A ground truth as a folder of two files, without pickle: whoever has one can score methods without retraining.
 
 - `truth.safetensors`: `masks` (num_subsets, num_train) bool, True where the example was *kept*; `losses`
-  (num_replicates, num_subsets, num_queries) float32, larger is worse; `present` (num_replicates, num_subsets) bool
-  where only some subsets were retrained on more than once; and, where known, `train_indices` (num_train,) and
-  `query_indices` (num_queries,) into the data set they came from.
+  (num_replicates, num_subsets, num_queries) float32, larger is worse; where only some subsets were retrained on more
+  than once, `losses` has the first replicate of all, `further_losses` the other replicates of those that
+  `further_subsets` names; and, where known, `train_indices` (num_train,) and `query_indices` (num_queries,) into the
+  data set they came from. (`present` (num_replicates, num_subsets), beside whole `losses`, is read as well.)
 - `truth.json`: what it is, where it came from, how values were turned into losses, and the checksum of the arrays.
 """
 
@@ -104,7 +105,12 @@ def write_truth(folder: Path, truth: GroundTruth) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {"masks": truth.masks, "losses": truth.losses.astype(np.float32)}
     if not truth.present.all():
-        arrays["present"] = truth.present
+        further = np.flatnonzero(truth.present[1])
+        if (truth.present[1:] == truth.present[1]).all():  # the same subsets every time, and no room for the others
+            arrays |= {"losses": arrays["losses"][:1], "further_losses": arrays["losses"][1:, further]}
+            arrays["further_subsets"] = further.astype(np.int64)
+        else:
+            arrays["present"] = truth.present
     if truth.train_indices is not None:
         arrays["train_indices"] = truth.train_indices.astype(np.int64)
     if truth.query_indices is not None:
@@ -144,12 +150,37 @@ def read_truth(folder: str | Path) -> GroundTruth:
     masks = as_masks(arrays["masks"], "masks")
     losses = as_values(arrays["losses"], "losses", *masks.shape)
     present = arrays.get("present", np.ones(losses.shape[:2], dtype=bool))
+    if "further_losses" in arrays:
+        losses, present = _with_further(losses, arrays, folder)
     if present.dtype != bool or present.shape != losses.shape[:2] or not present[0].all():
         raise UsageError(
             f"{folder / 'truth.safetensors'}: present must say for every replicate and subset whether it is"
         )
     indices = {name: arrays[name] for name in ("train_indices", "query_indices") if name in arrays}
     return GroundTruth(masks, losses, present, np.arange(len(masks)), record, **indices)
+
+
+def _with_further(losses: np.ndarray, arrays: dict[str, np.ndarray], folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and `present` of all replicates; where a subset has none, 0."""
+    further, subsets = arrays["further_losses"], arrays.get("further_subsets", np.array([]))
+    num_subsets, num_queries = losses.shape[1:]
+    if (
+        len(losses) != 1
+        or further.shape[1:] != (len(subsets), num_queries)
+        or subsets.dtype.kind not in "iu"
+        or len(set(subsets.tolist())) != len(subsets)
+        or (len(subsets) and not 0 <= subsets.min() <= subsets.max() < num_subsets)
+    ):
+        raise UsageError(
+            f"{folder / 'truth.safetensors'}: further_losses has shape {further.shape}; expected (num_replicates - 1, "
+            f"{len(subsets)}, {num_queries}), and further_subsets to name {len(subsets)} of {num_subsets} subsets"
+        )
+    whole = np.zeros((1 + len(further), num_subsets, num_queries), dtype=np.float32)
+    present = np.zeros(whole.shape[:2], dtype=bool)
+    whole[0], present[0] = losses[0], True
+    whole[1:, subsets] = as_values(further, "further_losses", len(subsets), 0)
+    present[1:, subsets] = True
+    return whole, present
 
 
 def one_array(path: str, wanted: str) -> np.ndarray:

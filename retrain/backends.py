@@ -16,3 +16,14 @@ def without_onednn() -> Iterator[None]:
         yield
     finally:
         torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
+
+
+@contextmanager
+def exact_convolutions() -> Iterator[None]:
+    """On a GPU: whole float32 (cuDNN's default rounds to ten bits), summed in an order that is always the same."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = before

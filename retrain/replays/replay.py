@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from retrain.backends import exact_convolutions
+
 # Everything that a step reads and writes: parameters, statistics, the optimizer's own.
 TrainingState = dict[str, Tensor]
 EQUAL_MAXIMA = 1e-4  # of the mean size of a layer's values: maxima that are closer than this count as equal
@@ -85,7 +87,9 @@ def steps_of(
     for step in range(replay.num_steps) if steps is None else steps:
         members = replay.members(step)
         own = torch.ones(len(members), device=replay.device) if weights is None else weights[members]
-        state = {name: value.detach() for name, value in replay.advance(state, step, own).items()}
+        # Two trainings on nearly the same examples differ by little: rounding must not drown it.
+        with exact_convolutions():
+            state = {name: value.detach() for name, value in replay.advance(state, step, own).items()}
         yield state
 
 

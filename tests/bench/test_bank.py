@@ -9,12 +9,15 @@ import pytest
 
 from bench import metrics
 from bench.bank import main as bank
+from bench.ground_truth import GroundTruth
 from bench.lds import main as lds
 from bench.leaderboard import rows
 from bench.recorded import doubled_ranks, read_recorded
 from bench.results import load_results
 from bench.schemas import RUN_RECORD, read_checked
-from bench.truth_folder import read_truth
+from bench.truth_folder import read_truth, write_truth
+from retrain.errors import UsageError
+from retrain.safe_files import read_safetensors, write_safetensors
 
 ROOT = Path(__file__).resolve().parents[2]
 BANKS = sorted(path.parent for path in (ROOT / "results" / "bank").glob("*/recorded.json"))
@@ -33,12 +36,17 @@ def test_ranks_are_all_that_lds_needs() -> None:
 
 
 def test_there_is_a_bank_to_compete_on() -> None:
-    assert {path.name.split("-")[0] for path in BANKS} >= {"digits", "tinylm"}
+    assert {path.name.split("-")[0] for path in BANKS} >= {"digits", "tinylm", "cifar10"}
+    of_cifar10 = [path for folder in BANKS if folder.name.startswith("cifar10") for path in folder.iterdir()]
+    assert sum(path.stat().st_size for path in of_cifar10) < 12e6
 
 
 @pytest.mark.parametrize("folder", BANKS, ids=lambda path: path.name)
 def test_from_the_bank_alone_recorded_lds_come_out_again(folder: Path) -> None:
-    """Equal to 1e-6 to what the bank recorded, and to the run in results/ of the same ground truth and settings."""
+    """Equal to 1e-6 to what the bank recorded, and to the run in results/ of the same ground truth and settings.
+
+    Models retrained on a GPU on another day may differ in their last bits: the ceiling tells whether they are the same.
+    """
     truth = read_truth(folder)
     recorded = read_recorded(folder, truth.record["arrays_sha256"])
     assert recorded is not None
@@ -56,7 +64,12 @@ def test_from_the_bank_alone_recorded_lds_come_out_again(folder: Path) -> None:
         for name, value in where.items():
             same = same[same[name] == value]
         assert len(same), f"{label} is in the records of {task}"
-        assert same["lds"].iloc[0] == pytest.approx(found[label, False], abs=1e-6), label
+        row = recorded.row(label, False)
+        assert row is not None
+        if row["device"].startswith("NVIDIA"):
+            same = same[np.isclose(same["ceiling"], row["ceiling"], atol=1e-9)]
+        for value in same["lds"][:1]:
+            assert value == pytest.approx(found[label, False], abs=1e-6), label
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +83,45 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert bank(["make", *task, *plan, "--out", str(folder / "banks")]) == 0
     assert bank(["scores", *task, "--out", str(folder / "scores"), "--scores", "raw"]) == 0
     (made,) = (folder / "banks").iterdir()
-    return {"folder": folder, "bank": made}
+    return {"folder": folder, "bank": made, "task": task}
+
+
+def test_what_two_banks_share_is_kept_once(world: dict[str, Any], tmp_path: Path) -> None:
+    """The checkpoint of a seed, and no room for replicates that only some subsets have."""
+    plan = ["--alpha", "0.5", "0.3", "--subsets", "20", "--replicates", "2", "--replicated-subsets", "4"]
+    assert bank(["make", *world["task"], *plan, "--checkpoint", "--out", str(tmp_path)]) == 0
+    folders = sorted(tmp_path.iterdir())
+    told = [json.loads((folder / "checkpoint.json").read_text()) for folder in folders]
+    files = {(folder / one["file"]).resolve() for folder, one in zip(folders, told, strict=True)}
+    assert len(folders) == 2
+    assert files == set(tmp_path.resolve().glob("*/checkpoint.safetensors"))
+    assert len(files) == 1
+    for folder in folders:
+        truth = read_truth(folder)
+        assert truth.present.sum(axis=1).tolist() == [20, 4]
+        arrays = read_safetensors(folder / "truth.safetensors")
+        assert arrays["losses"].shape == (1, 20, 20)
+        assert np.array_equal(arrays["further_losses"], truth.losses[1:, truth.present[1]])
+        assert bank(["check", str(folder)]) == 0
+
+
+def test_further_losses_that_do_not_fit_are_refused(world: dict[str, Any], tmp_path: Path) -> None:
+    truth = read_truth(world["bank"])
+    losses = np.concatenate([truth.losses, truth.losses + 1])
+    present = np.ones(losses.shape[:2], dtype=bool)
+    present[1, 3:] = False
+    write_truth(tmp_path, GroundTruth(truth.masks, losses, present, truth.subsets, {}))
+    again = read_truth(tmp_path)
+    assert np.array_equal(again.present, present)
+    assert np.array_equal(again.losses[present], losses[present])
+    arrays = read_safetensors(tmp_path / "truth.safetensors")
+    for wrong in (np.array([0, 1, 20]), np.array([0, 1, 1]), np.array([0, 1])):
+        with (tmp_path / "truth.safetensors").open("wb") as file:
+            digest = write_safetensors(file, {**arrays, "further_subsets": wrong})
+        record = json.loads((tmp_path / "truth.json").read_text()) | {"arrays_sha256": digest}
+        (tmp_path / "truth.json").write_text(json.dumps(record))
+        with pytest.raises(UsageError, match="further_losses has shape"):
+            read_truth(tmp_path)
 
 
 def test_scores_from_elsewhere_stand_beside_recorded_ones(

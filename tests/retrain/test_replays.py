@@ -10,7 +10,7 @@ from retrain.backends import without_onednn
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.replays import replay_of, why_not_replayed
-from retrain.replays.replay import FirstMaximum, WeightedBatchNorm2d, run_replay
+from retrain.replays.replay import FirstMaximum, WeightedBatchNorm2d, run_replay, steps_of
 from retrain.tasks import load_task
 from retrain.tasks.cifar10 import Cifar10
 from retrain.train import Plan, retrain_unit, retrain_units
@@ -49,6 +49,32 @@ def test_digits_at_weights_of_one() -> None:
         found = replay.model(run_replay(replay))
     assert replay.num_steps == 6
     assert_same_model(found, task.train(indices, **SEEDS), 2e-3)
+
+
+def test_a_replay_does_not_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's shortcuts are off in every step, and as they were between steps."""
+    replay = replay_of(noise_digits(20, epochs=1), np.arange(20), **SEEDS)
+    seen, advance = [], replay.advance
+
+    def watched(*words: object) -> object:
+        seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic))
+        return advance(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(replay, "advance", watched)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    for _ in steps_of(replay):
+        assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic) == (True, False)
+    assert seen
+    assert set(seen) == {(False, True)}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_replay_on_a_gpu_is_the_same_again(cifar10_options: dict) -> None:
+    task = Cifar10(**cifar10_options)
+    seeds = {**SEEDS, "device": torch.device("cuda")}
+    first, again = (run_replay(replay_of(task, np.arange(40), **seeds)) for _ in range(2))
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
 
 
 def test_tinylm_at_weights_of_one() -> None:
