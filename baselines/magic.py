@@ -17,8 +17,8 @@ many times longer the parameters' part of lambda_0 is than that of lambda_T (the
 a million is hopeless).
 
 The training is replayed in whole float32; its derivative, of which three digits are enough, may be rounded as
-convolutions are by default on a GPU. States are kept as far as memory goes, and otherwise computed again from the nearest one kept. Queries are
-differentiated `query_batch_size` at a time, and finished ones are saved.
+convolutions are by default on a GPU. States are kept as far as memory goes, and otherwise computed again from the
+nearest one kept. Queries are differentiated `query_batch_size` at a time, and finished ones are saved.
 """
 
 from collections.abc import Callable, Iterable
