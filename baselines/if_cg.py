@@ -88,6 +88,7 @@ class InfluenceCG(Method):
             found, f"conjugate gradients broke down at damping {self.damping:g}; a larger one makes H positive definite"
         )
 
+    @torch.no_grad()
     def _own(self, problem: Problem, attributor: Any) -> torch.Tensor:
         parts = []
         batches = dattri_loader(problem.attributed, self.query_batch_size)

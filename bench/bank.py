@@ -11,8 +11,8 @@ paired differences to every recorded method, a record like any other, and with i
 `make` takes what the cache of `bench.lds` has and computes what it lacks. CIFAR-10's bank, on a GPU:
 
     python -m bench.bank make --task cifar10 --protocol scratch --data-dir DIR --alpha 0.1 0.5 --queries 2000
-        --replicates 2 --replicated-subsets 25 --scores raw --methods ekfac kfac trak gradsim random --checkpoint
-        --out results/bank
+        --replicates 2 --replicated-subsets 25 --checkpoint --out results/bank --methods ekfac trak gradsim repsim
+        ekfac-library=ekfac@damping=1e-8 bif-long=bif@gamma=1e4,draws=1500 random
 
 Losses are float32: in float16 some of a query's hundred losses tie, and LDS moves in its fourth digit.
 """

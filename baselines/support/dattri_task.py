@@ -61,10 +61,15 @@ def dattri_loader(examples: Examples, batch_size: int) -> Any:
     return DataLoader(TensorDataset(*tensors, examples.targets), batch_size=min(batch_size, len(examples)))
 
 
+@torch.no_grad()
 def dattri_scores(
     problem: Problem, attributor: Any, *, batch_size: int, query_batch_size: int, description: str
 ) -> tuple[Tensor, Tensor]:
-    """(scores (q, n), the norms (n,) of the training examples' representations); rows are saved as they are made."""
+    """(scores (q, n), the norms (n,) of the training examples' representations); rows are saved as they are made.
+
+    dattri differentiates by torch.func, which autograd's own recording is no part of; left on, it would keep every
+    step of an iteration until the batch is done.
+    """
 
     def batches(examples: Examples, size: int) -> Iterator[tuple[Tensor, ...]]:
         for batch in dattri_loader(examples, size):

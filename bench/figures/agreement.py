@@ -11,10 +11,12 @@ from matplotlib.axes import Axes
 
 from bench.agreement import AGREEMENT, matrices_of, matrix_of
 from bench.answers import ANSWERS, ANSWERS_FILE
-from bench.figures.drawing import Drawing, frame, panel_row
+from bench.figures.drawing import Drawing, frame, panel_grid, panel_row
 from bench.identity import file_slug, series_label
 from bench.results import Results
 from bench.style import INK, PaperSize
+
+FEW_NAMES = 6  # methods whose numbers fit beside each other as they are
 
 
 def draw_agreement(results: Results, size: PaperSize) -> Iterator[Drawing]:
@@ -31,9 +33,14 @@ def draw_agreement(results: Results, size: PaperSize) -> Iterator[Drawing]:
         for (seed, share, normalised, metric, at), some in matrices_of(cells).items():
             groups.setdefault((seed, share, normalised), {})[metric, at] = some
         for (seed, share, normalised), panels in groups.items():
-            figure, axes = panel_row(len(panels), size, height=2.3, share_y=False)
+            many = max(len(matrix_of(some)[0]) for some in panels.values()) > FEW_NAMES
+            if many:  # a number a cell wants room
+                figure, grid = panel_grid(1, len(panels), size, height=2.8)
+                axes = list(grid.ravel())
+            else:
+                figure, axes = panel_row(len(panels), size, height=2.3, share_y=False)
             for axis, ((metric, at), some) in zip(axes, panels.items(), strict=True):
-                _panel(axis, methods, some, size)
+                _panel(axis, methods, some, size.points(4.6 if many else 5.5), "" if many else "0")
                 axis.set_title("Spearman" if metric == "Spearman" else f"top {100 * (at or 0):.2g} %")
             kind = "train-normalised" if normalised else "raw"
             what = f"{record.get('description') or record['config']['task']['name']}: which methods agree"
@@ -61,7 +68,8 @@ def draw_agreement(results: Results, size: PaperSize) -> Iterator[Drawing]:
             yield Drawing(stem, what, caption, [record["run_id"]], figure, facts=facts)
 
 
-def _panel(axis: Axes, methods: dict[Any, str], cells: Any, size: PaperSize) -> None:
+def _panel(axis: Axes, methods: dict[Any, str], cells: Any, letters: float, zero: str) -> None:
+    """`zero`: what stands before a decimal point."""
     labels, matrix = matrix_of(cells)
     names = [series_label(methods.get(label, label), label) for label in labels]
     axis.imshow(matrix, vmin=-1.0, vmax=1.0, cmap="RdBu_r")
@@ -70,6 +78,14 @@ def _panel(axis: Axes, methods: dict[Any, str], cells: Any, size: PaperSize) -> 
     axis.set_yticks(range(len(names)), names)
     for row, column in ((r, c) for r in range(len(labels)) for c in range(len(labels))):
         value = float(matrix[row, column])
-        text = "-" if math.isnan(value) else f"{value:.2f}"
+        text = "-" if math.isnan(value) else cell_text(value, zero)
         colour = "white" if abs(value) > 0.6 else INK
-        axis.text(column, row, text, ha="center", va="center", fontsize=size.points(5.5), color=colour)
+        axis.text(column, row, text, ha="center", va="center", fontsize=letters, color=colour)
+
+
+def cell_text(value: float, zero: str) -> str:
+    """Two decimals; a zero has no sign."""
+    text = f"{value:.2f}".replace("-0.00", "0.00")
+    if abs(value) >= 0.995:
+        return text.removesuffix("0").removesuffix(".0") if not zero else text
+    return text.replace("0.", f"{zero}.", 1)

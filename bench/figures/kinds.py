@@ -13,6 +13,7 @@ from bench.figures.lds import draw_lds, draw_lds_normalised
 from bench.figures.limit import draw_limit
 from bench.figures.overlap import draw_overlap
 from bench.figures.pareto import draw_pareto
+from bench.figures.removal import draw_removal
 from bench.figures.retraining import draw_retraining
 from bench.figures.scaling import draw_scaling
 from bench.figures.seconds import draw_seconds
@@ -112,6 +113,13 @@ KINDS = (
         "answers.json of bench.agreement",
         "python -m bench.agreement --task digits --out results/digits/agreement",
         draw_agreement,
+    ),
+    Kind(
+        "removal",
+        "the change of a query's loss without its most helpful examples, against how many are left out",
+        "answers.json of bench.counterfactual",
+        "python -m bench.counterfactual --task digits --out results/digits/removal",
+        draw_removal,
     ),
     Kind(
         "limit",

@@ -5,6 +5,8 @@
     settings FOLDER [the same choices]          the settings of every label
     printed RUN.json [scores=raw]               the first table that the run printed, as it was printed
     speed FILE [reference=LABEL]                seconds, ratio to the reference, how alike the scores are
+    answers ANSWERS.json [metric=...] [scores=raw|normalised] [settings=yes]
+                                                a question beside LDS: a row a label, a column an amount
     methods, tasks                              every plug-in of the suite, with paper and command
     reproduce FOLDER                            the paper's figures and tables, and ours (FOLDER holds figures.json)
     scaling FILE.csv                            who is cheaper, BIF or EK-FAC
@@ -208,6 +210,73 @@ def speed_block(records: Records, places: Sequence[str], options: Mapping[str, s
     return f"{markdown_lines(header, lines)}\n\n{caption}"
 
 
+def answers_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    """Mean over seeds; the interval is the one seed's, or reaches from the lowest to the highest end of all."""
+    record = records.read(places[0])
+    normalised = options.get("scores", "raw") == "normalised"
+    wanted = options.get("metric", "").split(",") if "metric" in options else None
+    rows = [
+        row for row in record["rows"] if row["normalised"] == normalised and (wanted is None or row["metric"] in wanted)
+    ]
+    if not rows:
+        there = ", ".join(sorted({row["metric"] for row in record["rows"]}))
+        raise UsageError(f"{places[0]} has no such rows; its metrics: {there}")
+    columns = sorted(
+        {(row["metric"], _rounded(row["at"])) for row in rows},
+        key=lambda column: -1.0 if column[1] is None else column[1],
+    )
+    cells: dict[tuple[str, Any], list[dict[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["label"], (row["metric"], _rounded(row["at"]))), []).append(row)
+    last = columns[0] if columns[0][1] is None else columns[len(columns) // 2]
+    higher = -1 if rows[0]["higher"] else 1
+    labels = sorted({row["label"] for row in rows}, key=lambda one: _order(higher * _mean(cells.get((one, last), []))))
+    lines = [[f"`{label}`", *(_answer_cell(cells.get((label, column), [])) for column in columns)] for label in labels]
+    header = [" ".join(filter(None, (name, _place(record, at)))) for name, at in columns]
+    seeds = sorted({row["seed"] for row in rows})
+    over = "95 % interval" if len(seeds) == 1 else "mean over seeds, lowest to highest end of the seeds' 95 % intervals"
+    settings = dict.fromkeys(f"`{row['label']}` {row['settings']}" for row in rows if row["settings"])
+    caption = (
+        f"{record.get('description') or rows[0]['task']}, protocol {rows[0]['protocol']}: {record['truth']}; "
+        f"{'train-normalised' if normalised else 'raw'} scores, seed{'s' * (len(seeds) > 1)} "
+        f"{', '.join(map(str, seeds))}; {over}; {record['device']}. "
+        + (f"Settings: {'; '.join(settings)}. " if options.get("settings") == "yes" and settings else "")
+        + f"Run: `{record['run_id']}`."
+    )
+    return f"{markdown_lines(['', *header], lines)}\n\n{caption}"
+
+
+def _rounded(at: float | None) -> float | None:
+    """Of seeds that differ by an example or two, the one amount that was asked for."""
+    return None if at is None else float(f"{at:.1g}")
+
+
+def _place(record: Mapping[str, Any], at: float | None) -> str:
+    """The share that was removed or looked at, or, of a calibration, kept."""
+    if at is None:
+        return ""
+    return f"alpha {at:g}" if record["question"] == "calibration" else f"{100 * at:.2g} %"
+
+
+def _mean(rows: Sequence[dict[str, Any]]) -> float:
+    values = [row["value"] for row in rows if row["value"] is not None]
+    return sum(values) / len(values) if values else math.inf
+
+
+def _order(value: float) -> float:
+    """Whoever has no number comes last."""
+    return math.inf if math.isinf(value) else value
+
+
+def _answer_cell(rows: Sequence[dict[str, Any]]) -> str:
+    if not rows or math.isinf(_mean(rows)):
+        return "-"
+    ends = [[row[name] for row in rows if row[name] is not None] for name in ("ci_low", "ci_high")]
+    text = f"{_mean(rows):.3f} {interval(min(ends[0]), max(ends[1]))}" if all(ends) else f"{_mean(rows):.3f}"
+    missing = max(row["num_undefined"] for row in rows)
+    return f"{text} ({missing} undefined)" if missing else text
+
+
 def methods_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
     header = ["method", "what it is", "paper"]
     lines = [
@@ -301,6 +370,7 @@ TABLE_KINDS: dict[str, tuple[Make, int, tuple[str, ...]]] = {
     "settings": (settings_block, 1, (*CHOICES, "labels")),
     "printed": (printed_block, 1, ("scores",)),
     "speed": (speed_block, 1, ("reference",)),
+    "answers": (answers_block, 1, ("metric", "scores", "settings")),
     "methods": (methods_block, 0, ()),
     "tasks": (tasks_block, 0, ()),
     "reproduce": (reproduce_block, 1, ()),

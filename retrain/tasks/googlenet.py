@@ -1,4 +1,4 @@
-"""For the paper's influential images: torchvision's GoogLeNet, last layer finetuned; run on made-up images alone yet.
+"""For the paper's influential images: torchvision's GoogLeNet, last layer finetuned, on an image folder.
 
     python -m bench.lds --task googlenet --data-dir imagenette --model googlenet.pth --alpha 0.5 --methods bif ekfac
     python -m bench.examples --task googlenet --data-dir imagenette --model googlenet.pth
@@ -56,6 +56,10 @@ class GoogLeNet(Task):
                 f'googlenet needs --data-dir with the folders train/<class> and val/<class>; "{folder}" is no folder'
             )
         return folder
+
+    @property
+    def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.classes)
 
     @cached_property
     def classes(self) -> list[str]:

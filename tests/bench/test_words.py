@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.words import main
+from bench.words.blocks import table_text
 from bench.words.command import check_page, default_pages
 from bench.words.complete import incomplete_records
 from bench.words.marks import Mark, find_marks, rewrite
@@ -33,11 +34,32 @@ def test_every_record_says_what_code_made_it() -> None:
     assert not found, "\n".join(found)
 
 
-def test_a_task_that_no_record_has_says_what_it_was_run_on() -> None:
-    """GoogLeNet's words stop being true with its first record."""
-    tasks = {json.loads(path.read_text())["config"]["task"]["name"] for path in (ROOT / "results").rglob("run.json")}
-    (line,) = [line for line in (ROOT / "METHODS.md").read_text().splitlines() if "`--task googlenet`" in line]
-    assert ("run on made-up images alone yet" in line) == ("googlenet" not in tasks)
+def test_answers_are_tables_too(tmp_path: Path) -> None:
+    """A row a label, best first; of several seeds the mean and the outermost ends; what is undefined is said."""
+
+    def row(label: str, seed: int, at: float, value: float, undefined: int = 0) -> dict:
+        ends = {"value": value, "ci_low": value - 0.1, "ci_high": value + 0.1, "num_undefined": undefined}
+        place = {"metric": "removal", "at": at, "normalised": False, "higher": True}
+        return {"label": label, "seed": seed, "task": "digits", "protocol": "scratch", "settings": "", **place, **ends}
+
+    rows = [
+        row("weak", 1, 0.0101, 0.2),
+        row("weak", 2, 0.0099, 0.4),
+        row("weak", 1, 0.05, 0.3),
+        row("weak", 2, 0.05, 0.3),
+    ]
+    rows += [row("strong", seed, 0.05, 0.9, undefined=7) for seed in (1, 2)]
+    record = {"rows": rows, "truth": "20 queries", "device": "CPU", "run_id": "0123456789ab", "question": "removal"}
+    path = tmp_path / "results" / "answers.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(record))
+    lines = table_text(Records(tmp_path), "answers results/answers.json", tmp_path / "page.md").strip().splitlines()
+    assert lines[0] == "|  | removal 1 % | removal 5 % |"
+    assert lines[2] == "| `strong` | - | 0.900 [0.800, 1.000] (7 undefined) |"
+    assert lines[3] == "| `weak` | 0.300 [0.100, 0.500] | 0.300 [0.200, 0.400] |"
+    assert "seeds 1, 2" in lines[5]
+    with pytest.raises(UsageError, match="its metrics: removal"):
+        table_text(Records(tmp_path), "answers results/answers.json metric=brittleness", tmp_path / "page.md")
 
 
 # ---- on made-up records ----

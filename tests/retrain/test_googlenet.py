@@ -18,6 +18,7 @@ def folder(images: Path) -> Path:
 def test_it_trains_its_last_layer(folder: Path) -> None:
     task = load_task("googlenet", data_dir=str(folder), model=str(folder / "weights.pth"), size=64, epochs=40)
     assert len(task.train_data) == 30
+    assert task.class_names == ("cat", "dog")
     assert len(task.query_data) == 16
     assert task.train_data.inputs.shape[1:] == task.image_shape() == (3, 64, 64)
     device = torch.device("cpu")
