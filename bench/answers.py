@@ -26,6 +26,7 @@ from retrain.store import canonical_json
 from retrain.task import Task
 
 ANSWERS_FILE = "answers.json"
+TOPS = (0.01, 0.05)  # of which a precision is told, beside the share of the labels that was flipped
 _WHERE = {"task": schemas.NAME, "protocol": schemas.NAME, "alpha_attribution": schemas.SHARE, "seed": schemas.COUNT}
 _WHAT = {"metric": schemas.NAME, "at": schemas.ANY_NUMBER, "normalised": Flag(), "label": schemas.NAME}
 _ENDS = {"ci_low": schemas.ANY_NUMBER, "ci_high": schemas.ANY_NUMBER}
@@ -55,6 +56,14 @@ ANSWERS = {
     ],
     **schemas.REST,
 }  # fmt: skip
+
+
+def amount_asked(record: Mapping[str, Any], at: float | None) -> float | None:
+    """The share that was asked for, where `at` is what came of it in whole examples: seeds differ by one or two."""
+    config = record["config"]
+    asked = config.get("shares") or ([*TOPS, config["share"]] if "share" in config else [])
+    near = [share for share in asked if at is not None and abs(share - at) <= 0.1 * share]
+    return min(near, key=lambda share: abs(share - at)) if near and at is not None else at  # type: ignore[operator]
 
 
 @dataclass

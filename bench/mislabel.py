@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import Answers
+from bench.answers import TOPS, Answers
 from bench.attributions import answering_session, attributions
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import base_model
@@ -40,7 +40,6 @@ from retrain.subsets import attributed_indices
 from retrain.train import choose_device
 
 OWN_LOSS, RANDOM_ORDER = "own loss", "random order"
-TOPS = (0.01, 0.05)  # beside the share that was flipped
 FEW_QUERIES = 5  # self-influence asks for none, but methods want some
 _RANDOM_STREAM = 42
 

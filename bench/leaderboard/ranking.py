@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bench.answers import ANSWERS, ANSWERS_FILE
+from bench.answers import ANSWERS, ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, short_digest
 from bench.metrics import mean_and_standard_error
 from bench.results import MANY_SEEDS, Results, ceiling_over_seeds, last_made, load_results
@@ -293,7 +293,7 @@ def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:
             return _Place(
                 ground_id=ground, truth_id=canonical(record["config"]["task"].get("source")), task=row["task"],
                 protocol=row["protocol"], ground=f"task {row['task']}, protocol {row['protocol']}",
-                truth=record["truth"], metric=row["metric"], at=row["at"],
+                truth=record["truth"], metric=row["metric"], at=amount_asked(record, row["at"]),
                 scores="normalised" if row["normalised"] else "raw", alpha=None,
                 alpha_attribution=float(row["alpha_attribution"]),
             )  # fmt: skip

@@ -25,6 +25,7 @@ from typing import Any
 import pandas as pd
 
 from bench import schemas
+from bench.answers import amount_asked
 from bench.metrics import pooled_ceiling
 from bench.results import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 from bench.tables import bytes_text, interval, number
@@ -222,12 +223,12 @@ def answers_block(records: Records, places: Sequence[str], options: Mapping[str,
         there = ", ".join(sorted({row["metric"] for row in record["rows"]}))
         raise UsageError(f"{places[0]} has no such rows; its metrics: {there}")
     columns = sorted(
-        {(row["metric"], _rounded(row["at"])) for row in rows},
+        {(row["metric"], amount_asked(record, row["at"])) for row in rows},
         key=lambda column: -1.0 if column[1] is None else column[1],
     )
     cells: dict[tuple[str, Any], list[dict[str, Any]]] = {}
     for row in rows:
-        cells.setdefault((row["label"], (row["metric"], _rounded(row["at"]))), []).append(row)
+        cells.setdefault((row["label"], (row["metric"], amount_asked(record, row["at"]))), []).append(row)
     last = columns[0] if columns[0][1] is None else columns[len(columns) // 2]
     higher = -1 if rows[0]["higher"] else 1
     labels = sorted({row["label"] for row in rows}, key=lambda one: _order(higher * _mean(cells.get((one, last), []))))
@@ -244,11 +245,6 @@ def answers_block(records: Records, places: Sequence[str], options: Mapping[str,
         + f"Run: `{record['run_id']}`."
     )
     return f"{markdown_lines(['', *header], lines)}\n\n{caption}"
-
-
-def _rounded(at: float | None) -> float | None:
-    """Of seeds that differ by an example or two, the one amount that was asked for."""
-    return None if at is None else float(f"{at:.1g}")
 
 
 def _place(record: Mapping[str, Any], at: float | None) -> str:

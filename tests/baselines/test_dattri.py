@@ -64,6 +64,24 @@ def test_one_solve_a_query_gives_what_attribute_gives(language: Problem) -> None
     torch.testing.assert_close(found, -expected.detach().T, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["if_cg", "arnoldi", "datainf"])
+def test_autograd_records_nothing(name: str, language: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten iterations for five queries of a tiny language model took 20 GiB while it did."""
+    from dattri.algorithm.base import BaseInnerProductAttributor
+
+    seen, generate = [], BaseInnerProductAttributor.generate_test_rep
+
+    def watched(*words: object, **named: object) -> torch.Tensor:
+        seen.append(torch.is_grad_enabled())
+        return generate(*words, **named)
+
+    monkeypatch.setattr(BaseInnerProductAttributor, "generate_test_rep", watched)
+    found = load_method(name).score(language, load_method(name).fit(language)).scores
+    assert not found.requires_grad
+    assert seen
+    assert not any(seen)
+
+
 def test_self_influence_is_the_root_of_an_examples_own_score(scratch: Path) -> None:
     task = Planted(num_train=30, num_queries=3)
     problem = make_problem(task, scratch)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.answers import amount_asked
 from bench.leaderboard import LeaderboardRow, main, rows
 from bench.leaderboard.wide import boards, rows_with, whole_board
 from retrain.errors import UsageError
@@ -182,3 +183,18 @@ def test_the_command_prints_writes_csv_and_the_marked_table(
     assert len((tmp_path / "board.csv").read_text().splitlines()) == 11
     assert main(["--results", str(tmp_path / "results"), "--task", "digits"]) == 2
     assert "there is cifar10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "at", "asked"),
+    [
+        ({"shares": [0.01, 0.05]}, 48 / 4750, 0.01),
+        ({"share": 0.1}, 456 / 4750, 0.1),
+        ({"share": 0.1}, 48 / 4750, 0.01),
+        ({"shares": [0.001]}, 1 / 300, 1 / 300),  # one example is the least, and more than was asked for
+        ({}, 0.5, 0.5),
+        ({"share": 0.1}, None, None),
+    ],
+)
+def test_seeds_that_differ_by_an_example_share_a_column(config: dict, at: float | None, asked: float | None) -> None:
+    assert amount_asked({"config": config}, at) == asked

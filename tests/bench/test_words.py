@@ -50,6 +50,7 @@ def test_answers_are_tables_too(tmp_path: Path) -> None:
     ]
     rows += [row("strong", seed, 0.05, 0.9, undefined=7) for seed in (1, 2)]
     record = {"rows": rows, "truth": "20 queries", "device": "CPU", "run_id": "0123456789ab", "question": "removal"}
+    record["config"] = {"shares": [0.01, 0.05]}
     path = tmp_path / "results" / "answers.json"
     path.parent.mkdir()
     path.write_text(json.dumps(record))
