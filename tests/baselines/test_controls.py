@@ -1,4 +1,4 @@
-"""repsim and bm25: the cheap controls, each against the same thing computed by hand."""
+"""repsim, bm25 and same_class: the cheap controls, each against the same thing computed by hand."""
 
 import importlib.util
 import itertools
@@ -112,3 +112,17 @@ class TestBM25:
         asked = ask(language, language.build_model(0), language.train_data, language.query_data, scratch)
         with pytest.raises(ValueError, match="no training text is that long"):
             load_method("bm25", ngram=99).score(asked, None)
+
+
+class TestSameClass:
+    def test_it_knows_the_labels_and_nothing_else(self, scratch: Path) -> None:
+        task = load_task("digits", num_train=60)
+        queries, chosen = task.query_data.select(range(7)), np.array([5, 2, 44])
+        method = load_method("same_class")
+        assert method.skip(task) is None
+        problem = ask(task, task.build_model(0), task.train_data, queries, scratch, chosen)
+        expected = [[-float(q == task.train_data.targets[i]) for i in chosen] for q in queries.targets]
+        assert method.score(problem, None).scores.tolist() == expected
+
+    def test_a_language_model_has_no_classes(self, language: TinyLM) -> None:
+        assert "no classes" in str(load_method("same_class").skip(language))
