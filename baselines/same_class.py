@@ -1,0 +1,30 @@
+"""same_class: minus one for every training example of the query's own class, 0 for all others; it never sees the model.
+
+The control for whoever scores well on a classification: subsets that happen to hold more of a class predict that class
+better, and a method that knows the labels alone already has that much. What a method finds beyond its labels is its LDS
+less this one's.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from baselines.method import Attribution, Method, Problem, Size
+from retrain.removal import classifies
+from retrain.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameClass(Method):
+    paper: ClassVar[str] = "no one's: a control"
+
+    def skip(self, task: Task) -> str | None:
+        return None if classifies(task) else f"{task.name} has no classes: one label an example is needed"
+
+    def memory_bytes(self, size: Size) -> int:
+        return 8 * size.num_attributed * size.num_queries
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        same = problem.queries.targets[:, None] == problem.attributed.targets[None]
+        return Attribution(scores=-same.float().cpu(), train_scale=torch.ones(same.shape[1]))
