@@ -35,6 +35,7 @@ from retrain.command import (
     add_task_arguments,
     check_out,
 )
+from retrain.train import Plan
 
 # Statistic -> its name in rows. Only the last is ranked: a slope is best at 1, and without rescaling R2 says the same.
 CALIBRATION_METRICS = {
@@ -46,6 +47,11 @@ CALIBRATION_LEGEND = (
     "slope: actual change of loss per predicted one, 1 where scores are in units of loss; median: over queries; R2: of "
     "predictions as they\nare; rescaled: times the slope; undefined: queries without a number"
 )
+
+
+def _replicated(plan: Plan) -> str:
+    some = plan.replicated_subsets if plan.replicates > 1 else None
+    return f" x {plan.replicates}" if some is None else f", {some} of them x {plan.replicates}"
 
 
 def run_calibration(experiment: Experiment, execution: Execution, scores: str = "raw") -> Answers:
@@ -62,7 +68,7 @@ def run_calibration(experiment: Experiment, execution: Execution, scores: str = 
         variants=session.active,
         asked={"experiment": experiment.to_json(), "scores": scores},
         ground={**{name: getattr(experiment, name) for name in names}, "replicates": first.replicates},
-        truth=f"{first.num_subsets} subsets x {first.replicates}, {num_queries} queries",
+        truth=f"{first.num_subsets} subsets{_replicated(first)}, {num_queries:,} queries",
         device=session.device(),
         skipped=session.skipped,
         notes=session.notes,

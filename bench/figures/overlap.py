@@ -49,12 +49,20 @@ def _overlap_figure(contents: list[dict[str, Any]], size: PaperSize) -> Drawing:
     if "alpha_attribution" in first:
         about.append(f"alpha_attribution {first['alpha_attribution']:g}")
     sizes = f"n: {first.get('num_queries', 0):,} queries, {first.get('num_train', 0):,} training images."
-    notes = [f"Mean over queries; bars: two standard errors. {sizes}", *map(example_settings, contents[:1])]
+    notes = [f"Mean over queries; bars: two standard errors. {sizes}", *_settings(contents)]
     frame(figure, size, title, about, filter(None, notes), axes)
     caption = f"{title}; {', '.join(about)}. {' '.join(filter(None, notes))}"
     task = first.get("task") or first["description"]
     facts = {"task": [task], "method": labels, "scores": [content["scores"] for content in contents]}
     return Drawing(f"overlap-{file_slug(task)}-seed-{first['seed']}", title, caption, [], figure, facts=facts)
+
+
+def _settings(contents: list[dict[str, Any]]) -> list[str]:
+    """Once where both kinds of scores have the same, else of each."""
+    texts = {content["scores"]: example_settings(content) for content in contents}
+    if len(set(texts.values())) == 1:
+        return [next(iter(texts.values()))]
+    return [text.replace("Settings.", f"Settings, {kind} scores.", 1) for kind, text in texts.items() if text]
 
 
 def _overlap_panel(axis: Axes, content: dict[str, Any], side: str, pairs: list[tuple[str, str]]) -> None:

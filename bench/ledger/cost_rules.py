@@ -217,6 +217,8 @@ def stable_over_settings(task: str, stable: bool) -> Callable[[Evidence], list[R
             cells = sweep["cells"]
             if stable and "burn_in" in sweep["axes"] and any(cell["burn_in"] for cell in cells):
                 cells = [cell for cell in cells if cell["burn_in"]]
+            ends = [(cell["lds"], cell.get("ci_high")) for cell in cells if cell.get("lds") is not None]
+            reach = max((high - value for value, high in ends if high is not None), default=0.0)
             for name, scores in (("lds", "raw"), ("lds_normalised", "train-normalised")):
                 for kept, least in (("not diverged", math.inf), ("R-hat below 1.2", 1.2)):
                     values = [
@@ -227,22 +229,26 @@ def stable_over_settings(task: str, stable: bool) -> Callable[[Evidence], list[R
                     if not values:
                         continue
                     words = (sweep["protocol"], str(sweep["alpha"]), scores, kept)
-                    cell = _range_cell(values, stable)
+                    cell = _range_cell(values, stable, reach)
                     found.append(Reading(words, (cell,), AS_PAPER, (f"{evidence.name(path)} ({sweep['run_id']})",)))
         return found
 
     return rule
 
 
-def _range_cell(values: Sequence[float], stable: bool) -> Cell:
+def _range_cell(values: Sequence[float], stable: bool, reach: float) -> Cell:
+    """`reach`: of the widest interval of a setting's LDS to one side; a range within it may be noise."""
     best, worst = max(values), min(values)
     if len(values) < 3 or best <= 0:
         return Cell("range", f"{len(values)} settings, best {best:.3f}", UNDECIDED)
     share = (best - worst) / best
     outcome = HOLDS if share <= STABLE else FAILS if share > UNSTABLE else UNDECIDED
+    text = f"{worst:.3f} to {best:.3f}, {share:.0%} of the best, {len(values)} settings"
+    if outcome == FAILS and best - worst <= reach:
+        outcome, text = UNDECIDED, f"{text}, each \u00b1 up to {reach:.3f}"
     if not stable:
         outcome = {HOLDS: FAILS, FAILS: HOLDS}.get(outcome, outcome)
-    return Cell("range", f"{worst:.3f} to {best:.3f}, {share:.0%} of the best, {len(values)} settings", outcome)
+    return Cell("range", text, outcome)
 
 
 def few_draws_are_enough(evidence: Evidence) -> list[Reading]:

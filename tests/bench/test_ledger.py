@@ -369,10 +369,19 @@ def test_the_suite_from_the_rates_that_ship(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"), [((0.4, 0.38, 0.36), HOLDS), ((0.4, 0.1, 0.3), FAILS), ((0.4, 0.3, 0.35), UNDECIDED)]
+    ("values", "expected"),
+    [
+        ((0.4, 0.38, 0.36), HOLDS),
+        ((0.4, 0.1, 0.3), FAILS),
+        ((0.4, 0.3, 0.35), UNDECIDED),
+        ((0.04, 0.01, 0.02), UNDECIDED),  # all within their own intervals of nothing
+    ],
 )
 def test_stable_settings(tmp_path: Path, values: Sequence[float], expected: str) -> None:
-    cells = [{"burn_in": 100, "gamma": g, "lds": value, "rhat": 1.01} for g, value in zip((1e3, 1e4, 1e5), values)]
+    cells: list[dict] = [
+        {"burn_in": 100, "gamma": gamma, "lds": value, "ci_high": value + 0.05, "rhat": 1.01}
+        for gamma, value in zip((1e3, 1e4, 1e5), values)
+    ]
     cells += [{"burn_in": 0, "gamma": 1e3, "lds": 0.01, "rhat": 3.0}, {"burn_in": 100, "gamma": 1e6, "lds": None}]
     for task in ("cifar10", "pythia14m"):
         (tmp_path / task).mkdir()
