@@ -47,7 +47,7 @@ def settings_text(rows: pd.DataFrame, more: Iterable[str] = ()) -> str:
     parts = []
     for method in in_order(known["method"]):
         mine = known[known["method"] == method]
-        settings = [str(text).split(", ") if text else [] for text in mine["settings"]]
+        settings = [_items(str(text)) if text else [] for text in mine["settings"]]
         shared = [item for item in settings[0] if all(item in other for other in settings)]
         name = f"{look(method)['label']} (all)" if len(mine) > 1 else str(mine["series"].iloc[0])
         told = [item for item in shared if item not in name]
@@ -57,6 +57,13 @@ def settings_text(rows: pd.DataFrame, more: Iterable[str] = ()) -> str:
             parts.append(f"{series}: {', '.join(apart)}" if apart else "")
     text = "; ".join(filter(None, [*parts, *more]))
     return f"Settings. {text}." if text else ""
+
+
+def _items(settings: str) -> list[str]:
+    """One by one; of scores that somebody handed in, that they were."""
+    items = settings.split(", ")
+    own = [item for item in items if not item.startswith(("scores_are=", "scores_sha256="))]
+    return own if len(own) == len(items) else [*own, "scores from a file"]
 
 
 def facts_of(rows: pd.DataFrame, scores: Iterable[bool] = ()) -> dict[str, list[str]]:

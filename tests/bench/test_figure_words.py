@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from bench.figures.words import settings_text
 from bench.results import load_results
 from tests.bench.test_figures import draw
@@ -74,3 +76,8 @@ def test_captions_speak_of_a_linear_ceiling_where_it_is_drawn(tmp_path: Path) ->
     drawn = "linear ceiling" in [text.get_text() for text in lds.figure.legends[0].texts]
     assert ("Linear ceiling" in lds.caption) is drawn is False
     assert "Linear ceiling" in table.caption
+
+
+def test_scores_that_were_handed_in_say_so() -> None:
+    given = {"method": "mine", "series": "mine", "settings": "scores_are=loss-change, scores_sha256=b3bc01683bc3"}
+    assert settings_text(pd.DataFrame([given])) == "Settings. mine: scores from a file."
