@@ -27,6 +27,15 @@ PALETTE: dict[str, tuple[str, str, str, Any]] = {
     "trak": ("TRAK", "#009e73", "^", (0, (3, 1.2, 1, 1.2))),
     "gradsim": ("GradSim", "#cc79a7", "D", (0, (1.5, 1))),
     "datamodel": ("datamodel", "#3b3f46", "*", (0, (7, 1, 2, 1))),
+    "if_cg": ("CG (if_cg)", "#6a3d9a", "8", (0, (6, 1.5))),
+    "ekfac_cg": ("EK-FAC, CG", "#b15928", "d", (0, (2, 1, 2, 3))),
+    "magic": ("MAGIC", "#4d4d00", "H", (0, (9, 2))),
+    "tracin": ("TracIn", "#1f9e9e", ">", (0, (3, 2))),
+    "datainf": ("DataInf", "#7a9a01", "<", (0, (1, 1, 4, 1))),
+    "arnoldi": ("Arnoldi", "#a6761d", "1", (0, (2, 2))),
+    "same_class": ("labels alone", "#e7298a", "2", (0, (1, 3))),
+    "repsim": ("RepSim", "#8a6b8f", "3", (0, (5, 3))),
+    "bm25": ("BM25", "#b8860b", "4", (0, (3, 3))),
     "random": ("random", "#7f7f7f", "X", (0, (1, 2))),
 }
 SPARE = [("#a6761d", "<"), ("#1b9e77", ">"), ("#b15928", "d"), ("#6a3d9a", "8"), ("#666666", "H")]

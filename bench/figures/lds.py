@@ -136,10 +136,11 @@ def dots(group: pd.DataFrame, shapes: Shapes, size: PaperSize) -> tuple[Figure, 
     names = [name for name in shapes if name in set(group["series"])]
     longest = max(text_width(shapes[name]["label"], size.points(7)) for name in names)
     narrow = len(alphas) == 1 and longest < 0.4 * size.column
-    height = (0.7 + 0.19 * len(names)) * size.scale
-    figure = new_figure(size.column if narrow else size.width, height * len(places))
-    grid = figure.subplots(len(places), len(alphas), sharey=True, squeeze=False)
-    for line, ((share, _), here) in zip(grid, places, strict=True):
+    named = [[name for name in names if name in set(here["series"])] for _, here in places]  # none without a point
+    heights = [(0.7 + 0.19 * len(some)) * size.scale for some in named]
+    figure = new_figure(size.column if narrow else size.width, sum(heights))
+    grid = figure.subplots(len(places), len(alphas), sharey="row", squeeze=False, height_ratios=heights)
+    for line, ((share, _), here), names in zip(grid, places, named, strict=True):
         for axis, alpha in zip(line, alphas, strict=True):
             cell = here[here["alpha"] == alpha]
             if len(cell):
