@@ -32,10 +32,10 @@ PALETTE: dict[str, tuple[str, str, str, Any]] = {
     "magic": ("MAGIC", "#4d4d00", "H", (0, (9, 2))),
     "tracin": ("TracIn", "#1f9e9e", ">", (0, (3, 2))),
     "datainf": ("DataInf", "#7a9a01", "<", (0, (1, 1, 4, 1))),
-    "arnoldi": ("Arnoldi", "#a6761d", "1", (0, (2, 2))),
-    "same_class": ("labels alone", "#e7298a", "2", (0, (1, 3))),
-    "repsim": ("RepSim", "#8a6b8f", "3", (0, (5, 3))),
-    "bm25": ("BM25", "#b8860b", "4", (0, (3, 3))),
+    "arnoldi": ("Arnoldi", "#a6761d", "v", (0, (2, 2))),
+    "same_class": ("labels alone", "#e7298a", "P", (0, (1, 3))),
+    "repsim": ("RepSim", "#8a6b8f", "h", (0, (5, 3))),
+    "bm25": ("BM25", "#b8860b", "p", (0, (3, 3))),
     "random": ("random", "#7f7f7f", "X", (0, (1, 2))),
 }
 SPARE = [("#a6761d", "<"), ("#1b9e77", ">"), ("#b15928", "d"), ("#6a3d9a", "8"), ("#666666", "H")]
