@@ -151,7 +151,7 @@ def write_page(arguments: argparse.Namespace, prog: str) -> int:
         print(f"  {line}")
     for problem in results.problems:
         print(f"{prog}: {problem}", file=sys.stderr)
-    if not results.records:
+    if not results.records and not results.problems:
         print(f"{folder} holds no run.json yet: the page says how to make one, and no more", file=sys.stderr)
     print(f"{out / 'index.html'}: {len(results.rows)} rows of {len(results.records)} runs, {len(page) / 1e6:.1f} MB")
     return 1 if results.problems or len(page) > MAX_BYTES else 0

@@ -27,7 +27,7 @@ from bench.results import load_results
 from bench.style import FORMATS, PaperSize
 from bench.tables import setting_text
 from tests.bench.test_results import change_record
-from tests.helpers.synthetic_answers import write_agreement
+from tests.helpers.synthetic_answers import write_agreement, write_removal
 from tests.helpers.synthetic_results import write_budget, write_examples, write_run, write_scaling, write_sweep
 
 USUAL = PaperSize()
@@ -90,6 +90,7 @@ def write_everything(folder: Path) -> None:
     write_examples(folder / "examples")
     write_long_tokens(folder / "long")
     write_agreement(folder / "agreement")
+    write_removal(folder / "removal")
     write_limit(folder / "limit")
 
 
@@ -115,6 +116,17 @@ def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> N
     )
     assert "not on the paper's task yet; nearest: [tokens-" in table
     assert table.count("\n") == 2 + len(PAPER) + sum(not kind.paper for kind in KINDS)
+
+
+def test_removal_curves_have_their_controls_and_settings(tmp_path: Path) -> None:
+    write_removal(tmp_path / "removal")
+    (drawing,) = draw("removal", tmp_path)
+    assert drawing.figure is not None
+    (axis,) = drawing.figure.axes
+    curves = {one.get_label(): [round(y, 3) for y in one.lines[0].get_ydata()] for one in axis.containers}
+    assert curves == {"BIF": [0.0, 0.4, 0.8], "EK-FAC": [0.0, 0.3, 0.6], "random removal": [0.0, 0.0, 0.0]}
+    assert "EK-FAC: damping=0.1" in drawing.caption
+    assert "one retrain a set" in drawing.caption
 
 
 def test_every_figure_of_the_paper_has_ours_or_a_reason() -> None:

@@ -1,4 +1,4 @@
-"""A record of `bench.agreement` of the shape that it writes, made up: for tests of figures."""
+"""Records of `bench.agreement` and `bench.counterfactual` of the shape that they write, made up, for tests."""
 
 import json
 from itertools import combinations
@@ -25,6 +25,28 @@ def write_agreement(folder: Path) -> Path:
             "methods": [{"name": label, "label": label} for label in LABELS],
         },
         "detail": {"cells": cells},
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    path = folder / "answers.json"
+    path.write_text(json.dumps(record))
+    return path
+
+
+def write_removal(folder: Path) -> Path:
+    rows = []
+    for label, step in (("bif", 0.4), ("ekfac", 0.3), ("random removal", 0.0)):
+        for number, at in enumerate((0.01, 0.05, 0.2)):
+            value = number * step
+            place = {"metric": "removal", "at": at, "size": round(1200 * at), "normalised": False, "higher": True}
+            known = {"task": "digits", "protocol": "scratch", "alpha_attribution": 1.0, "seed": 1, **place}
+            told = {"method": label, "label": label, "origin": "control" if step == 0 else "tuned"}
+            told["settings"] = "" if label != "ekfac" else "damping=0.1"
+            ends = {"value": value, "ci_low": value - 0.1, "ci_high": value + 0.1}
+            rows.append(known | told | ends | {"num_queries": 50, "num_undefined": 0})
+    record = {
+        "run_id": "remove000001", "question": "removal", "truth": "50 queries, one retrain a set",
+        "device": "CPU x86_64", "description": "digits", "ground": {}, "rows": rows, "pairs": [],
+        "config": {"task": {"name": "digits", "protocol": "scratch"}, "shares": [0.01, 0.05, 0.2]},
     }  # fmt: skip
     folder.mkdir(parents=True)
     path = folder / "answers.json"

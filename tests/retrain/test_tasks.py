@@ -87,6 +87,7 @@ NOT_REPLAYED = ("cifar10", "googlenet", "pythia14m")  # CIFAR-10 under its proto
 CANNOT: set[tuple[str, str]] = {(task, "bm25") for task in IMAGES} | {
     (task, method) for task in NOT_REPLAYED for method in ("magic", "tracin")
 }
+CANNOT |= {("tinylm", "same_class"), ("pythia14m", "same_class")}  # no classes
 QUICK = {
     "bif": {"chains": 2, "draws": 3, "minibatch": 16, "gamma": 1e5, "step_size": 1e-5, "n_beta": 200.0},
     "trak": {"projection": 110, "ridge": 1.0},
