@@ -23,10 +23,10 @@ from bench.answers import Answers
 from bench.attributions import SCORE_CHOICES, answering_session, attributions
 from bench.counterfactual.laboratory import orders_of
 from bench.experiment import Execution, Experiment
-from bench.metrics import MINIMUM_SUBSETS, spearman_per_column
+from bench.metrics import spearman_per_column
 from bench.metrics.change import mean_change
 from bench.question_command import add_question_arguments, answer_command, finish
-from bench.sizes import num_attributed, sizes_of
+from bench.sizes import enough_to_correlate, sizes_of
 from bench.tables import number, tables
 from bench.translate import asked_for, execution_of
 from retrain.command import Parser, check_out, fraction
@@ -48,12 +48,7 @@ def run_agreement(experiment: Experiment, execution: Execution, tops: Sequence[f
     session = answering_session(experiment, execution)
     if len(session.active) < 2:
         raise UsageError(f"agreement is between two methods; --methods leaves {len(session.active)} that can run here")
-    n = num_attributed(session)
-    if n < MINIMUM_SUBSETS:
-        raise UsageError(
-            f"{n} attributed examples; a correlation across them needs {MINIMUM_SUBSETS}: attribute more "
-            "(--alpha-attribution)"
-        )
+    n = enough_to_correlate(session)
     sizes = sizes_of("--tops", tops, TOP_SHARES, n)
     scored = attributions(session)
     num_queries = len(session.question(*session.blocks[0]).query_indices())

@@ -60,10 +60,12 @@ ANSWERS = {
 
 def amount_asked(record: Mapping[str, Any], at: float | None) -> float | None:
     """The share that was asked for, where `at` is what came of it in whole examples: seeds differ by one or two."""
+    if at is None:
+        return None
     config = record["config"]
     asked = config.get("shares") or ([*TOPS, config["share"]] if "share" in config else [])
-    near = [share for share in asked if at is not None and abs(share - at) <= 0.1 * share]
-    return min(near, key=lambda share: abs(share - at)) if near and at is not None else at  # type: ignore[operator]
+    nearest = min(asked, key=lambda share: abs(share - at), default=at)
+    return nearest if abs(nearest - at) <= 0.1 * nearest else at
 
 
 @dataclass

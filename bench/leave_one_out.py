@@ -28,10 +28,10 @@ from bench.calibration import CALIBRATION_METRICS, calibration_rows, calibration
 from bench.counterfactual.laboratory import Laboratory
 from bench.counterfactual.removal import where_of
 from bench.experiment import Execution, Experiment
-from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score, noise_ceiling, paired_difference
+from bench.metrics import linear_datamodelling_score, noise_ceiling, paired_difference
 from bench.metrics.calibration import calibration
 from bench.question_command import add_question_arguments, answer_command, finish
-from bench.sizes import num_attributed
+from bench.sizes import enough_to_correlate
 from bench.tables import interval, number, table
 from bench.translate import asked_for, execution_of
 from retrain.command import Parser, at_least, check_out
@@ -54,12 +54,7 @@ class LeaveOneOut:
 def run_leave_one_out(asked: LeaveOneOut, execution: Execution) -> Answers:
     started = time.perf_counter()
     session = answering_session(asked.experiment, execution)
-    n = num_attributed(session)
-    if n < MINIMUM_SUBSETS:
-        raise UsageError(
-            f"{n} attributed examples; a correlation across them needs {MINIMUM_SUBSETS}: attribute more "
-            "(--alpha-attribution)"
-        )
+    n = enough_to_correlate(session)
     if asked.examples is not None and asked.examples > n:
         session.notes.append(f"--examples {asked.examples}: there are {n} attributed examples, and all are left out")
     count = min(asked.examples or n, n)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from bench.experiment import Session
+from bench.metrics import MINIMUM_SUBSETS
 from retrain.errors import UsageError
 
 
@@ -12,6 +13,17 @@ def num_attributed(session: Session) -> int:
         shares = " ".join(f"{share:g}" for share in session.experiment.alpha_attribution)
         raise UsageError(f"--alpha-attribution {shares}: takes one value here; run the command for each")
     return len(session.question(*session.blocks[0]).attributed_indices())
+
+
+def enough_to_correlate(session: Session) -> int:
+    """`num_attributed`, refused where a correlation across them would say nothing."""
+    n = num_attributed(session)
+    if n < MINIMUM_SUBSETS:
+        raise UsageError(
+            f"{n} attributed examples; a correlation across them needs {MINIMUM_SUBSETS}: attribute more "
+            "(--alpha-attribution)"
+        )
+    return n
 
 
 def sizes_of(option: str, asked: Sequence[float], default: Sequence[float], n: int) -> list[int]:

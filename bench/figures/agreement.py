@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from bench.agreement import AGREEMENT, matrices_of, matrix_of
 from bench.answers import ANSWERS, ANSWERS_FILE
-from bench.figures.drawing import Drawing, frame, panel_grid, panel_row
+from bench.figures.drawing import Drawing, frame, panel_row
 from bench.identity import file_slug, series_label
 from bench.results import Results
 from bench.style import INK, PaperSize
@@ -34,11 +34,7 @@ def draw_agreement(results: Results, size: PaperSize) -> Iterator[Drawing]:
             groups.setdefault((seed, share, normalised), {})[metric, at] = some
         for (seed, share, normalised), panels in groups.items():
             many = max(len(matrix_of(some)[0]) for some in panels.values()) > FEW_NAMES
-            if many:  # a number a cell wants room
-                figure, grid = panel_grid(1, len(panels), size, height=2.8)
-                axes = list(grid.ravel())
-            else:
-                figure, axes = panel_row(len(panels), size, height=2.3, share_y=False)
+            figure, axes = panel_row(len(panels), size, height=2.8 if many else 2.3, share_y=many)
             for axis, ((metric, at), some) in zip(axes, panels.items(), strict=True):
                 _panel(axis, methods, some, size.points(4.6 if many else 5.5), "" if many else "0")
                 axis.set_title("Spearman" if metric == "Spearman" else f"top {100 * (at or 0):.2g} %")
@@ -84,8 +80,7 @@ def _panel(axis: Axes, methods: dict[Any, str], cells: Any, letters: float, zero
 
 
 def cell_text(value: float, zero: str) -> str:
-    """Two decimals; a zero has no sign."""
-    text = f"{value:.2f}".replace("-0.00", "0.00")
-    if abs(value) >= 0.995:
-        return text.removesuffix("0").removesuffix(".0") if not zero else text
-    return text.replace("0.", f"{zero}.", 1)
+    """Two decimals after `zero`, and no sign where there is nothing; without a zero, a whole 1 is as short."""
+    if not zero and abs(value) >= 0.995:
+        return f"{value:.0f}"
+    return f"{value:.2f}".replace("-0.00", "0.00").replace("0.", f"{zero}.", 1)

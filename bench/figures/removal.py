@@ -62,10 +62,11 @@ def _drawing(record: Mapping[str, Any], rows: Sequence[dict[str, Any]], normalis
     notes = [
         "Mean over queries of the loss after retraining without them, less the mean loss with nothing removed. Bars: "
         "95 % intervals over queries and models. Grey: as many at random, or at random from the query's own class.",
+        _of_fewer(rows),
         f"Settings. {'; '.join(told)}." if told else "",
     ]
-    frame(figure, size, what, about, notes, axes, (), list(shapes))
-    caption = f"Removal curves; {', '.join(about)}. {' '.join(notes)}"
+    frame(figure, size, what, about, filter(None, notes), axes, (), list(shapes))
+    caption = f"Removal curves; {', '.join(about)}. {' '.join(filter(None, notes))}"
     parts = [REMOVAL, task, protocol, record["run_id"][:6], *(["normalised"] if normalised else [])]
     facts = {"task": [task], "protocol": [protocol], "scores": [kind]}
     return Drawing(file_slug("-".join(parts), 120), what, caption, [record["run_id"]], figure, facts=facts)
@@ -78,8 +79,23 @@ def _panel(axis: Axes, rows: Sequence[dict[str, Any]], shapes: Mapping[str, dict
         if not own:
             continue
         values = [row["value"] for row in own]
-        ends = [[v - row["ci_low"] for v, row in zip(values, own)], [row["ci_high"] - v for v, row in zip(values, own)]]
+        ends = [[abs(_end(row, name) - row["value"]) for row in own] for name in ("ci_low", "ci_high")]
         axis.errorbar([100 * row["at"] for row in own], values, yerr=ends, elinewidth=0.7, **shape)
     axis.axhline(0.0, color=QUIET, linewidth=0.6)
     logarithmic(axis, "x")
     axis.set_xlabel("% of the attributed examples left out")
+
+
+def _end(row: Mapping[str, Any], name: str) -> float:
+    """Of the interval; the value itself where one query has none."""
+    return row["value"] if row[name] is None else row[name]
+
+
+def _of_fewer(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A control's class may have too few examples for some queries: its point is a mean over the others."""
+    fewer = {
+        f"{row['label']} at {100 * row['at']:.2g} %: {asked - row['num_undefined']} of {asked}"
+        for row in rows
+        if row["num_undefined"] and (asked := row["num_queries"])
+    }
+    return f"A mean over some queries alone: {'; '.join(sorted(fewer))}." if fewer else ""

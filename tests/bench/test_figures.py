@@ -17,6 +17,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
 from bench.figures import draw_figures
+from bench.figures.agreement import cell_text
 from bench.figures.command import main
 from bench.figures.drawing import Drawing
 from bench.figures.kinds import KINDS
@@ -127,6 +128,22 @@ def test_removal_curves_have_their_controls_and_settings(tmp_path: Path) -> None
     assert curves == {"BIF": [0.0, 0.4, 0.8], "EK-FAC": [0.0, 0.3, 0.6], "random removal": [0.0, 0.0, 0.0]}
     assert "EK-FAC: damping=0.1" in drawing.caption
     assert "one retrain a set" in drawing.caption
+    assert "random removal at 20 %: 30 of 50" in drawing.caption
+
+
+@pytest.mark.parametrize(
+    ("value", "long", "short"),
+    [
+        (1.0, "1.00", "1"),
+        (0.64, "0.64", ".64"),
+        (-0.001, "0.00", ".00"),
+        (-0.31, "-0.31", "-.31"),
+        (-1.0, "-1.00", "-1"),
+    ],
+)
+def test_cells_of_a_matrix(value: float, long: str, short: str) -> None:
+    assert cell_text(value, "0") == long
+    assert cell_text(value, "") == short
 
 
 def test_every_figure_of_the_paper_has_ours_or_a_reason() -> None:

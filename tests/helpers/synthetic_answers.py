@@ -42,7 +42,8 @@ def write_removal(folder: Path) -> Path:
             told = {"method": label, "label": label, "origin": "control" if step == 0 else "tuned"}
             told["settings"] = "" if label != "ekfac" else "damping=0.1"
             ends = {"value": value, "ci_low": value - 0.1, "ci_high": value + 0.1}
-            rows.append(known | told | ends | {"num_queries": 50, "num_undefined": 0})
+            missing = 20 if step == 0 and at == 0.2 else 0
+            rows.append(known | told | ends | {"num_queries": 50, "num_undefined": missing})
     record = {
         "run_id": "remove000001", "question": "removal", "truth": "50 queries, one retrain a set",
         "device": "CPU x86_64", "description": "digits", "ground": {}, "rows": rows, "pairs": [],
