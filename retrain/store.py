@@ -155,7 +155,9 @@ class Store:
 
     def read(self, kind: str, config: Mapping[str, Any]) -> Entry | None:
         """The verified entry, or None when it is absent or was damaged (then it is quarantined, with a warning)."""
-        key = self.key(kind, config)
+        return self._read_key(kind, self.key(kind, config))
+
+    def _read_key(self, kind: str, key: str) -> Entry | None:
         for seconds in RETRY_SECONDS:
             try:
                 return self._read(kind, key)
@@ -241,7 +243,7 @@ class Store:
     ) -> Entry:
         """Keep an entry, whole or not at all. When a sound one is already there it stays, and is what comes back."""
         key = self.key(kind, config)
-        existing = self.read(kind, config)
+        existing = self._read_key(kind, key)
         if existing is not None:
             return existing
         content = (kind, key, plain_data(config), plain_data(record, "record"))

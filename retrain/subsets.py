@@ -1,5 +1,6 @@
 """Which training examples are kept: pure functions of named seeds, so that any worker can make any subset again."""
 
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -50,6 +51,11 @@ def masks(
 
 def attributed_indices(seed: int, alpha_attribution: float, n: int) -> np.ndarray:
     """Which training examples are attributed, sorted; nested in alpha_attribution for one seed."""
+    return _attributed_indices(seed, alpha_attribution, n).copy()
+
+
+@lru_cache(maxsize=8)  # every retraining asks, and a permutation of 50,000 takes as long as writing its result
+def _attributed_indices(seed: int, alpha_attribution: float, n: int) -> np.ndarray:
     if not 0 < alpha_attribution <= 1:
         raise ValueError(f"alpha_attribution is {alpha_attribution}; expected a fraction in (0, 1] of the training set")
     if alpha_attribution == 1:
