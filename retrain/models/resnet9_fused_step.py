@@ -16,7 +16,7 @@ from retrain.models.resnet9 import ConvGroup, ResNet9
 from retrain.models.resnet9_gradient_kernels import trained_pool_norm_gelu
 from retrain.models.resnet9_head_kernel import head_gradients
 from retrain.models.resnet9_input_kernel import filters_for, whitened_batch
-from retrain.models.resnet9_update_kernel import Rates, update
+from retrain.models.resnet9_update_kernel import Rates, update_parameters
 
 if TYPE_CHECKING:
     from retrain.models.resnet9_training import Recipe, TrainingImages
@@ -66,7 +66,7 @@ class FusedStep:
         found = iter(torch.autograd.grad(hidden, wanted, hidden_gradient))
         gradients = [head_gradient if copy is model.head.weight else next(found) for copy in self.copies]
         bias_step = recipe.step_size * recipe.bias_scaler
-        update(
+        update_parameters(
             self.parameters,
             self.momenta,
             [_laid_out_as(p, gradient) for p, gradient in zip(self.parameters, gradients, strict=True)],

@@ -13,7 +13,7 @@ HEAD_PROGRAMS, HEAD_WARPS = 528, 4  # each leaves one gradient of the head to be
 COLUMNS_SUMMED, ROWS_SUMMED, SUM_WARPS = 8, 512, 4
 
 
-@triton.jit(do_not_specialize=["num_images"])
+@triton.jit(do_not_specialize=["members", "num_images"])  # members: see resnet9_input_kernel
 def _head_gradients(  # type: ignore[no-untyped-def]
     hidden,
     weights,

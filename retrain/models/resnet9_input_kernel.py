@@ -15,7 +15,8 @@ PIXELS_WHITENED, WHITENING_WARPS = 256, 4
 FILTERS_AT_A_TIME = 8  # a thread then has whole pixels, and writes sixteen bytes
 
 
-@triton.jit(do_not_specialize=["num_pixels", "plan_stride"])
+# A batch begins anywhere in its epoch's plan: whether at a multiple of 16 bytes is not specialised on either.
+@triton.jit(do_not_specialize=["plan", "num_pixels", "plan_stride"])
 def _whitened(  # type: ignore[no-untyped-def]
     images,
     plan,

@@ -359,18 +359,24 @@ class Engine:
             size, _ = self.graphs.popitem(last=False)
             self.times_seen[size] = 0  # it earns its graph again, or else many sizes would only push each other out
         static_plan, static_factor = plan.clone(), factor.clone()
+        graph = self.recorded(lambda: self._step(static_plan, static_factor))
+        if graph is not None:
+            self.graphs[plan.shape[1]] = (graph, static_plan, static_factor)
+
+    def recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """A graph of `work`; None where that fails, and then nothing more is captured: the pool would refuse it."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
             self.quiet()
             with torch.cuda.graph(graph, pool=self.graph_pool, capture_error_mode="thread_local"):
-                self._step(static_plan, static_factor)
+                work()
         except RuntimeError as error:
             torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own stream current
             self.capturing = False
             self.graphs.clear()
             print(f"CUDA graphs are off, training goes on without: {str(error).splitlines()[0]}", file=sys.stderr)
-            return
-        self.graphs[plan.shape[1]] = (graph, static_plan, static_factor)
+            return None
+        return graph
 
     def _step(self, plan: Tensor, factor: Tensor) -> None:
         """Augment, forward, backward, update; `plan` is (3, batch), `factor` () scales the learning rate.

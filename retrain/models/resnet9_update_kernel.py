@@ -21,7 +21,7 @@ class Rates(NamedTuple):
     decay: float
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["factor"])  # one of a training's factors, wherever it lies in memory
 def _update(  # type: ignore[no-untyped-def]
     parameters,
     momenta,
@@ -57,7 +57,7 @@ def _update(  # type: ignore[no-untyped-def]
         start = stop
 
 
-def update(
+def update_parameters(
     parameters: Sequence[Tensor],
     momenta: Sequence[Tensor],
     gradients: Sequence[Tensor],
