@@ -100,7 +100,7 @@ def _pool_norm_gelu(  # type: ignore[no-untyped-def]
     tl.store(target, value.to(outputs.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_cells", "num_pixels"])
+@triton.jit(do_not_specialize=["num_cells"])
 def _pool_norm_gelu_backward(  # type: ignore[no-untyped-def]
     inputs,
     output_gradient,
@@ -111,22 +111,17 @@ def _pool_norm_gelu_backward(  # type: ignore[no-untyped-def]
     norm_mean,
     norm_variance,
     eps,
-    sums,
     num_cells,
-    num_pixels,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
     PADDED: tl.constexpr,
     POOL: tl.constexpr,
     CELLS: tl.constexpr,
-    TRAINING: tl.constexpr,
 ):
     """A cell is what one pixel of the output comes from, or the rest of a row or column that no maximum reads.
 
-    `bias_gradient` is (programs, CHANNELS): each program's own sum over its cells. TRAINING: mean and variance are
-    those of the batch, all `num_pixels` of the output; `sums` (2, CHANNELS) has the sums over them of the normed
-    values' gradients, which is the bias's gradient, and of those times the standardised values.
+    `bias_gradient` is (programs, CHANNELS): each program's own sum over its cells.
     """
     OUT_HEIGHT: tl.constexpr = HEIGHT // POOL
     OUT_WIDTH: tl.constexpr = WIDTH // POOL
@@ -159,18 +154,8 @@ def _pool_norm_gelu_backward(  # type: ignore[no-untyped-def]
     out_pixel = image * (OUT_HEIGHT * OUT_WIDTH) + row * OUT_WIDTH + column
     upstream = output_gradient + out_pixel[:, None] * CHANNELS + channel[None, :]
     normed_gradient = tl.load(upstream, mask=whole, other=0.0).to(tl.float32) * slope
-    if TRAINING:
-        inside = channel < CHANNELS
-        mean = tl.load(norm_mean + channel, mask=inside, other=0.0)
-        scale = 1.0 / tl.sqrt(tl.load(norm_variance + channel, mask=inside, other=1.0) + eps)
-        plain_sum = tl.load(sums + channel, mask=inside, other=0.0) / num_pixels
-        weighted_sum = tl.load(sums + CHANNELS + channel, mask=inside, other=0.0) / num_pixels
-        standardised = (value - mean[None, :]) * scale[None, :]
-        centred = normed_gradient - plain_sum[None, :] - standardised * weighted_sum[None, :]
-        normed_gradient = tl.where(whole, centred, 0.0)
-    else:
-        partial = bias_gradient + tl.program_id(0).to(tl.int64) * CHANNELS + channel
-        tl.store(partial, tl.sum(normed_gradient, axis=0), mask=channel < CHANNELS)
+    partial = bias_gradient + tl.program_id(0).to(tl.int64) * CHANNELS + channel
+    tl.store(partial, tl.sum(normed_gradient, axis=0), mask=channel < CHANNELS)
 
     gradient = (normed_gradient * factor[None, :]).to(input_gradient.dtype.element_ty)
     target = input_gradient + place
@@ -204,14 +189,14 @@ class _PoolNormGelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (inputs,) = ctx.saved_tensors
-        input_gradient, bias_gradient = pool_norm_gelu_gradient(inputs, output_gradient, ctx.norm, ctx.size)
+        input_gradient, bias_gradient = _pool_norm_gelu_gradient(inputs, output_gradient, ctx.norm, ctx.size)
         return input_gradient, bias_gradient, None, None
 
 
-def pool_norm_gelu_gradient(
-    inputs: Tensor, output_gradient: Tensor, norm: NormArguments, size: int, sums: Tensor | None = None
+def _pool_norm_gelu_gradient(
+    inputs: Tensor, output_gradient: Tensor, norm: NormArguments, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Of the inputs and of the norm's bias; `sums` (2, channels) where the norm's statistics are the batch's own."""
+    """Of the inputs and of the norm's bias."""
     batch, channels, height, width = inputs.shape
     input_gradient = torch.empty_like(inputs)
     num_cells = batch * triton.cdiv(height, size) * triton.cdiv(width, size)
@@ -219,26 +204,23 @@ def pool_norm_gelu_gradient(
     cells = max(1, CELLS_TIMES_CHANNELS // padded)
     num_programs = triton.cdiv(num_cells, cells)
     # Sums over a program's cells are added up afterwards: adding them in place would depend on who comes first.
-    partial = inputs.new_empty((num_programs if sums is None else 1, channels), dtype=torch.float32)
+    partial = inputs.new_empty((num_programs, channels), dtype=torch.float32)
     _pool_norm_gelu_backward[(num_programs,)](
         inputs,
         _channels_last(output_gradient),
         input_gradient,
         partial,
         *norm,
-        partial if sums is None else sums,
         num_cells,
-        batch * (height // size) * (width // size),
         HEIGHT=height,
         WIDTH=width,
         CHANNELS=channels,
         PADDED=padded,
         POOL=size,
         CELLS=cells,
-        TRAINING=sums is not None,
         num_warps=BACKWARD_WARPS,
     )
-    return input_gradient, partial.sum(0) if sums is None else sums[0]
+    return input_gradient, partial.sum(0)
 
 
 def pool_norm_gelu(inputs: Tensor, norm: nn.BatchNorm2d, pool: bool) -> Tensor:

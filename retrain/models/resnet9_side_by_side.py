@@ -98,11 +98,9 @@ class LossesOf:
             losses = self._losses(self._model)  # before a capture, too: see Engine._advance
             self._times_seen += 1
             if self._engine.capturing and self._times_seen > CAPTURE_PASS_AFTER:
-                self._engine.quiet()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._engine.graph_pool, capture_error_mode="thread_local"):
-                    again = self._losses(self._model)
-                self._captured = (graph, again)
+                again: list[Tensor] = []
+                recorded = self._engine.recorded(lambda: again.append(self._losses(self._model)))
+                self._captured = None if recorded is None else (recorded, again[0])
         return losses
 
 

@@ -24,6 +24,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retrain.models.resnet9 import ConvGroup, ResNet9
+
+if TYPE_CHECKING:
+    from retrain.models.resnet9_fused_step import FusedStep
 
 # A batch size is captured once it has run this many times as it is: those runs also warm the libraries up.
 CAPTURE_AFTER = 12
@@ -85,16 +89,13 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return PRECISIONS[precision] if device.type == "cuda" else torch.float32
 
 
-def logits_in(dtype: torch.dtype, model: ResNet9, images: Tensor, *, fused: bool = True) -> Tensor:
+def logits_in(dtype: torch.dtype, model: ResNet9, images: Tensor) -> Tensor:
     """Logits (batch, classes) in float32, with convolutions in `dtype` on float32 weights.
 
-    The head stays in float32: it costs nothing, and bf16 logits would round losses to about two digits. `fused`: on
-    CUDA in training mode by kernels of our own.
+    The head stays in float32: it costs nothing, and bf16 logits would round losses to about two digits.
     """
     if dtype == torch.float32:
         return model(images)
-    if fused and HAS_TRITON and images.is_cuda and model.training and not _trains_scales(model):
-        return model.head(_fused_training_features(dtype, model, images).float()) * model.scale
     # The cast of a weight is never reused within a step, and a cache of casts must not outlive a capture.
     with torch.autocast(images.device.type, dtype, cache_enabled=False):
         features = model.features(images)
@@ -154,20 +155,6 @@ def _fused_features(dtype: torch.dtype, model: ResNet9, bordered: Tensor) -> Ten
             hidden = kernels.pool_norm_gelu(F.conv2d(hidden, second, padding=1), group.norm2, False)
     # Of equal maxima the first gets the gradient, as in the unfused network; without one, amax is the faster.
     return hidden.amax(dim=(2, 3)) if fuse_convolutions else model.flatten(model.pool(hidden))
-
-
-def _fused_training_features(dtype: torch.dtype, model: ResNet9, images: Tensor) -> Tensor:
-    """(batch, widths[-1]) in `dtype`: `model.features` in training mode, by `resnet9_training_kernels`."""
-    from retrain.models.resnet9_training_kernels import trained_pool_norm_gelu
-
-    with torch.no_grad(), torch.autocast(images.device.type, dtype, cache_enabled=False):
-        hidden = model.whitened(images)
-    for group in model.groups:
-        assert isinstance(group, ConvGroup)
-        pool = isinstance(group.pool, nn.MaxPool2d)
-        hidden = trained_pool_norm_gelu(F.conv2d(hidden, _cast(group.conv1, dtype), padding=1), group.norm1, pool)
-        hidden = trained_pool_norm_gelu(F.conv2d(hidden, _cast(group.conv2, dtype), padding=1), group.norm2, False)
-    return model.flatten(model.pool(hidden))
 
 
 def _convolved_with_border(bordered: Tensor, weight: Tensor, pool: bool) -> Tensor:
@@ -247,7 +234,8 @@ class Engine:
     def __init__(
         self, model: ResNet9, data: TrainingImages, recipe: Recipe, *, capture: bool = True, fused: bool = True
     ):
-        self.recipe, self.data, self.device, self.dtype, self.fused = recipe, data, data.device, data.dtype, fused
+        """`fused`: on CUDA in half precision, by kernels of our own."""
+        self.recipe, self.data, self.device, self.dtype = recipe, data, data.device, data.dtype
         self.model = model.to(self.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         # Jordan's two groups: the biases of BatchNorm take larger steps and, per unit of them, less decay.
@@ -263,6 +251,8 @@ class Engine:
         self.tensors: list[Tensor] = [*self.parameters, *frozen, *self.statistics, *counters]
 
         on_cuda = self.device.type == "cuda"
+        covered = on_cuda and HAS_TRITON and self.dtype != torch.float32 and not _trains_scales(model)
+        self.fused_step = self._new_fused_step() if fused and covered else None
         self.stream = torch.cuda.Stream(self.device) if on_cuda else None  # for whoever trains beside others
         self.capturing = capture and on_cuda
         self.graphs: OrderedDict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = OrderedDict()
@@ -270,6 +260,11 @@ class Engine:
         # One pool for all graphs of an engine: nothing in it outlives a replay, so their memory can overlap.
         self.graph_pool = torch.cuda.graph_pool_handle() if self.capturing else None
         self.quiet: Callable[[], None] = lambda: None  # waits until nobody else speaks to the device
+
+    def _new_fused_step(self) -> "FusedStep":
+        from retrain.models.resnet9_fused_step import FusedStep
+
+        return FusedStep(self.model, self.data, self.recipe, self.parameters, self.momenta, self.num_biases)
 
     # ---- states ----
 
@@ -317,6 +312,7 @@ class Engine:
         plan = torch.from_numpy(self._plan(indices, num_epochs, rng)).to(self.device)  # (epochs, 3, n)
         factors = torch.from_numpy(schedule(num_steps)).to(self.device, torch.float32)
         slow = [t.detach().clone() for t in self._averaged()] if lookahead else []
+        self._weights_were_changed()
         with deterministic_convolutions():
             for step in range(num_steps):
                 epoch, batch = divmod(step, len(bounds))
@@ -363,26 +359,35 @@ class Engine:
             size, _ = self.graphs.popitem(last=False)
             self.times_seen[size] = 0  # it earns its graph again, or else many sizes would only push each other out
         static_plan, static_factor = plan.clone(), factor.clone()
+        graph = self.recorded(lambda: self._step(static_plan, static_factor))
+        if graph is not None:
+            self.graphs[plan.shape[1]] = (graph, static_plan, static_factor)
+
+    def recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """A graph of `work`; None where that fails, and then nothing more is captured: the pool would refuse it."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
             self.quiet()
             with torch.cuda.graph(graph, pool=self.graph_pool, capture_error_mode="thread_local"):
-                self._step(static_plan, static_factor)
+                work()
         except RuntimeError as error:
             torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own stream current
             self.capturing = False
             self.graphs.clear()
             print(f"CUDA graphs are off, training goes on without: {str(error).splitlines()[0]}", file=sys.stderr)
-            return
-        self.graphs[plan.shape[1]] = (graph, static_plan, static_factor)
+            return None
+        return graph
 
     def _step(self, plan: Tensor, factor: Tensor) -> None:
         """Augment, forward, backward, update; `plan` is (3, batch), `factor` () scales the learning rate.
 
         Nothing here waits for the device or depends on values, so that it can be captured.
         """
+        if self.fused_step is not None:
+            self.fused_step(plan, factor)
+            return
         batch, labels = self.data.augmented(plan)
-        logits = logits_in(self.dtype, self.model, batch, fused=self.fused)
+        logits = logits_in(self.dtype, self.model, batch)
         loss = F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing, reduction="sum")
         gradients = list(torch.autograd.grad(loss, self.parameters))
         self._update(gradients, factor)
@@ -411,6 +416,12 @@ class Engine:
         fast = self._averaged()
         torch._foreach_lerp_(slow, fast, 1 - decay)
         torch._foreach_copy_(fast, slow)
+        self._weights_were_changed()
+
+    def _weights_were_changed(self) -> None:
+        """By something other than a step."""
+        if self.fused_step is not None:
+            self.fused_step.read_weights()
 
 
 def pixel_table(size: int, max_shift: int) -> np.ndarray:

@@ -1,37 +1,72 @@
 """Triton kernels for the ResNet-9 in training: what follows a convolution, by the statistics of the batch.
 
-torch pools, takes moments, norms and applies GELU in kernels of their own, and half of a training step goes to them,
-most of it to the maximum's way back. Here it is three passes forward and two back, each over memory once. A program
-keeps the moments of its own pixels; they are joined in a fixed order, so that the same batch gives the same bits. As
-in `resnet9_kernels`, everything is channels-last, and another batch size compiles nothing.
+torch pools, takes moments, norms and applies GELU in kernels of their own, and half of a training step goes to them.
+Here it is two passes over memory, with a tiny kernel between them where the programs' sums meet: `_pool_and_moments`
+takes maxima and moments, `_join_moments` makes the norm's coefficients of them, `_norm_gelu` applies those. Sums
+are joined in a fixed order, so that the same batch gives the same bits. As in `resnet9_kernels`, everything is
+channels-last, and another batch size compiles nothing. `resnet9_gradient_kernels` is the way back.
 """
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from retrain.models.resnet9_kernels import (
-    ROOT_HALF,
-    ROOT_TWO_PI,
-    NormArguments,
-    factor_and_offset,
-    pool_norm_gelu_gradient,
-    pooled_normed,
-)
 
-ELEMENTS_AT_A_TIME = 4096  # elements that a program reads at a time
-MOST_PROGRAMS = 528  # four on each multiprocessor of an H200; each leaves one row of moments to be joined
-CHANNELS_JOINED, ROWS_JOINED = 16, 64
+class Cut(NamedTuple):
+    """How a pass is cut up: elements that a program takes at a time, its warps, and the most programs that sum."""
+
+    elements: int
+    num_warps: int
+    most_programs: int = 0
+
+
+# For an H200: enough programs that every multiprocessor has reads under way, few enough that their sums join at once.
+POOL_CUT = Cut(elements=1024, num_warps=4, most_programs=1024)
+NORM_CUT = Cut(elements=2048, num_warps=4)
+CHANNELS_JOINED, ROWS_JOINED, JOIN_WARPS = 8, 1024, 8  # eight numbers are what memory hands over at a time
+
+ROOT_OF_TWO_PI_INVERSE = tl.constexpr(0.3989422804014327)
+MINUS_HALF_LOG2_OF_E = tl.constexpr(-0.7213475204444817)
+
+
+@triton.jit
+def normal_share_and_density(value):  # type: ignore[no-untyped-def]
+    """The normal distribution's function and its density; GELU is value * share, its slope share + value * density.
+
+    Abramowitz and Stegun's 26.2.17, off by 7.5e-8 at most: half the work of erf, which would limit these kernels, and
+    its exponential is the density's.
+    """
+    density = ROOT_OF_TWO_PI_INVERSE * tl.exp2(MINUS_HALF_LOG2_OF_E * (value * value))
+    above_one = 1.0 + 0.2316419 * tl.abs(value)
+    t = tl.rsqrt(above_one * above_one)  # its reciprocal; a division minds ranges that it never comes to
+    series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    tail = density * series
+    return tl.where(value < 0, tail, 1.0 - tail), density
+
+
+@triton.jit
+def tile_mask(pixel, num_pixels, channel, CHANNELS: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which elements of a tile exist; a mask over pixels alone, which is cheaper, where no channel is made up."""
+    inside = (pixel < num_pixels)[:, None]
+    if CHANNELS < PADDED:
+        inside = inside & (channel < CHANNELS)[None, :]
+    return inside
+
+
+@triton.jit
+def table_row(table, number, channel, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One row of a table (rows, CHANNELS)."""
+    return tl.load(table + number * CHANNELS + channel, mask=channel < CHANNELS, other=0.0)
 
 
 @triton.jit(do_not_specialize=["num_pixels"])
 def _pool_and_moments(  # type: ignore[no-untyped-def]
     inputs,
     pooled,
+    choices,
     moments,
     num_pixels,
     HEIGHT: tl.constexpr,
@@ -41,76 +76,101 @@ def _pool_and_moments(  # type: ignore[no-untyped-def]
     POOL: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
-    """`pooled` gets the maxima, where POOL is 2; `moments` (programs, 3, CHANNELS) count, mean, squared deviations."""
+    """`moments` (programs, 2, CHANNELS): mean and squared deviations. Where POOL is 2, `pooled` gets the maxima and
+    `choices` which of the four, row by row, each is; the first of equal ones, as torch has it."""
     OUT_HEIGHT: tl.constexpr = HEIGHT // POOL
     OUT_WIDTH: tl.constexpr = WIDTH // POOL
+    program = tl.program_id(0)
     channel = tl.arange(0, PADDED)
-    count = 0.0
-    mean = tl.zeros([PADDED], tl.float32)
-    deviations = tl.zeros([PADDED], tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(num_pixels, PIXELS), tl.num_programs(0)):
+    # Deviations are measured from a value of the channel's own, so that a mean far from 0 cancels nothing.
+    start = program * PIXELS
+    start_place = (start // OUT_WIDTH % OUT_HEIGHT * POOL * WIDTH + start % OUT_WIDTH * POOL) * CHANNELS
+    start_image = (start // (OUT_HEIGHT * OUT_WIDTH)).to(tl.int64) * (HEIGHT * WIDTH * CHANNELS)
+    pivot = tl.load(inputs + start_image + start_place + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+    total = tl.zeros([PIXELS, PADDED], tl.float32)
+    squares = tl.zeros([PIXELS, PADDED], tl.float32)
+    count = 0
+    for tile in range(program, tl.cdiv(num_pixels, PIXELS), tl.num_programs(0)):
         pixel = tile * PIXELS + tl.arange(0, PIXELS)
-        inside = (pixel < num_pixels)[:, None] & (channel < CHANNELS)[None, :]
+        inside = tile_mask(pixel, num_pixels, channel, CHANNELS, PADDED)
         image = (pixel // (OUT_HEIGHT * OUT_WIDTH)).to(tl.int64)
         row, column = pixel // OUT_WIDTH % OUT_HEIGHT, pixel % OUT_WIDTH
         first = image * (HEIGHT * WIDTH * CHANNELS) + (row * POOL * WIDTH + column * POOL) * CHANNELS
         source = inputs + first[:, None] + channel[None, :]
         value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
         if POOL == 2:
-            value = tl.maximum(value, tl.load(source + CHANNELS, mask=inside, other=0.0).to(tl.float32))
+            first_value = value
             below = source + WIDTH * CHANNELS
-            value = tl.maximum(value, tl.load(below, mask=inside, other=0.0).to(tl.float32))
-            value = tl.maximum(value, tl.load(below + CHANNELS, mask=inside, other=0.0).to(tl.float32))
-            target = pooled + pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-            tl.store(target, value.to(pooled.dtype.element_ty), mask=inside)
-        new = tl.minimum(num_pixels - tile * PIXELS, PIXELS).to(tl.float32)
-        new_mean = tl.sum(value, axis=0) / new  # what is outside was read as 0
-        difference = tl.where(inside, value - new_mean[None, :], 0.0)
-        shift = new_mean - mean
-        deviations += tl.sum(difference * difference, axis=0) + shift * shift * (count * new / (count + new))
-        mean += shift * (new / (count + new))
-        count += new
-    rows = moments + tl.program_id(0).to(tl.int64) * (3 * CHANNELS) + channel
-    tl.store(rows, tl.zeros([PADDED], tl.float32) + count, mask=channel < CHANNELS)
-    tl.store(rows + CHANNELS, mean, mask=channel < CHANNELS)
-    tl.store(rows + 2 * CHANNELS, deviations, mask=channel < CHANNELS)
+            second_value = tl.load(source + CHANNELS, mask=inside, other=0.0).to(tl.float32)
+            third_value = tl.load(below, mask=inside, other=0.0).to(tl.float32)
+            fourth_value = tl.load(below + CHANNELS, mask=inside, other=0.0).to(tl.float32)
+            value = tl.maximum(tl.maximum(first_value, second_value), tl.maximum(third_value, fourth_value))
+            choice = tl.where(third_value == value, 2, 3)
+            choice = tl.where(second_value == value, 1, choice)
+            choice = tl.where(first_value == value, 0, choice)
+            place = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+            tl.store(pooled + place, value.to(pooled.dtype.element_ty), mask=inside)
+            tl.store(choices + place, choice.to(tl.uint8), mask=inside)
+        shifted = tl.where(inside, value - pivot[None, :], 0.0)
+        total += shifted
+        squares += shifted * shifted
+        count += tl.minimum(num_pixels - tile * PIXELS, PIXELS)
+    shift = tl.sum(total, axis=0)
+    mean_shift = shift / count
+    deviations = tl.maximum(tl.sum(squares, axis=0) - shift * mean_shift, 0.0)
+    rows = moments + program.to(tl.int64) * (2 * CHANNELS) + channel
+    tl.store(rows, pivot + mean_shift, mask=channel < CHANNELS)
+    tl.store(rows + CHANNELS, deviations, mask=channel < CHANNELS)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_pixels"])
 def _join_moments(  # type: ignore[no-untyped-def]
     moments,
-    statistics,
+    coefficients,
+    norm_weight,
+    norm_bias,
     running_mean,
     running_variance,
     momentum,
+    eps,
     num_rows,
     num_pixels,
     CHANNELS: tl.constexpr,
+    PIXELS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """`statistics` (2, CHANNELS) gets the batch's mean and biased variance; the running ones move towards them."""
+    """`coefficients` (4, CHANNELS): mean, factor and bias of the norm, (value - mean) * factor + bias; and its scale,
+    1 / standard deviation.
+
+    The running statistics move towards the batch's.
+    """
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < CHANNELS
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, num_rows, ROWS):
-        row = start + tl.arange(0, ROWS)
-        there = (row < num_rows)[:, None] & inside[None, :]
-        place = moments + row.to(tl.int64)[:, None] * (3 * CHANNELS) + channel[None, :]
-        count = tl.load(place, mask=there, other=0.0)
-        total += tl.sum(count * tl.load(place + CHANNELS, mask=there, other=0.0), axis=0)
-    mean = total / num_pixels
+    pivot = tl.load(moments + channel, mask=inside, other=0.0)
+    shift_sum = tl.zeros([BLOCK], tl.float32)
     deviations = tl.zeros([BLOCK], tl.float32)
+    num_tiles = tl.cdiv(num_pixels, PIXELS)
     for start in range(0, num_rows, ROWS):
         row = start + tl.arange(0, ROWS)
         there = (row < num_rows)[:, None] & inside[None, :]
-        place = moments + row.to(tl.int64)[:, None] * (3 * CHANNELS) + channel[None, :]
-        count = tl.load(place, mask=there, other=0.0)
-        shift = tl.load(place + CHANNELS, mask=there, other=0.0) - mean[None, :]
-        own = tl.load(place + 2 * CHANNELS, mask=there, other=0.0)
-        deviations += tl.sum(own + count * shift * shift, axis=0)
-    tl.store(statistics + channel, mean, mask=inside)
-    tl.store(statistics + CHANNELS + channel, deviations / num_pixels, mask=inside)
+        # A program's tiles are whole, except perhaps the last tile of all.
+        count = (num_tiles // num_rows + (row < num_tiles % num_rows).to(tl.int32)) * PIXELS
+        count = tl.where(row == (num_tiles - 1) % num_rows, count - (num_tiles * PIXELS - num_pixels), count)
+        place = moments + row.to(tl.int64)[:, None] * (2 * CHANNELS) + channel[None, :]
+        shift = tl.where(there, tl.load(place, mask=there, other=0.0) - pivot[None, :], 0.0)
+        weighted = count.to(tl.float32)[:, None] * shift
+        shift_sum += tl.sum(weighted, axis=0)
+        deviations += tl.sum(tl.load(place + CHANNELS, mask=there, other=0.0) + weighted * shift, axis=0)
+    mean_shift = shift_sum / num_pixels
+    mean = pivot + mean_shift
+    deviations = tl.maximum(deviations - shift_sum * mean_shift, 0.0)
+    scale = 1.0 / tl.sqrt(deviations / num_pixels + eps)
+    factor = tl.load(norm_weight + channel, mask=inside, other=0.0) * scale
+    tl.store(coefficients + channel, mean, mask=inside)
+    tl.store(coefficients + CHANNELS + channel, factor, mask=inside)
+    tl.store(coefficients + 2 * CHANNELS + channel, tl.load(norm_bias + channel, mask=inside), mask=inside)
+    tl.store(coefficients + 3 * CHANNELS + channel, scale, mask=inside)
     old_mean = tl.load(running_mean + channel, mask=inside)
     tl.store(running_mean + channel, old_mean + momentum * (mean - old_mean), mask=inside)
     old_variance = tl.load(running_variance + channel, mask=inside)
@@ -119,132 +179,85 @@ def _join_moments(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["num_pixels"])
-def _gradient_sums(  # type: ignore[no-untyped-def]
+def _norm_gelu(  # type: ignore[no-untyped-def]
     pooled,
-    output_gradient,
-    sums,
-    norm_weight,
-    norm_bias,
-    norm_mean,
-    norm_variance,
-    eps,
+    outputs,
+    coefficients,
     num_pixels,
     CHANNELS: tl.constexpr,
     PADDED: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
-    """`sums` (programs, 2, CHANNELS): over a program's pixels, of the normed values' gradients, plain and weighted."""
+    # From the end: what the pass before touched last is still in the cache.
+    pixel = (tl.num_programs(0) - 1 - tl.program_id(0)) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.arange(0, PADDED)
-    inside = channel < CHANNELS
-    factor, offset = factor_and_offset(norm_weight, norm_bias, norm_mean, norm_variance, eps, channel, inside)
-    mean = tl.load(norm_mean + channel, mask=inside, other=0.0)
-    scale = 1.0 / tl.sqrt(tl.load(norm_variance + channel, mask=inside, other=1.0) + eps)
-    plain = tl.zeros([PADDED], tl.float32)
-    weighted = tl.zeros([PADDED], tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(num_pixels, PIXELS), tl.num_programs(0)):
-        pixel = tile * PIXELS + tl.arange(0, PIXELS)
-        there = (pixel < num_pixels)[:, None] & inside[None, :]
-        place = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-        value = tl.load(pooled + place, mask=there, other=0.0).to(tl.float32)
-        normed = value * factor[None, :] + offset[None, :]
-        share = 0.5 * (1.0 + tl.math.erf(normed * ROOT_HALF))
-        slope = share + normed * tl.exp(-0.5 * normed * normed) / ROOT_TWO_PI
-        gradient = tl.load(output_gradient + place, mask=there, other=0.0).to(tl.float32) * slope
-        plain += tl.sum(gradient, axis=0)
-        weighted += tl.sum(gradient * (value - mean[None, :]) * scale[None, :], axis=0)
-    rows = sums + tl.program_id(0).to(tl.int64) * (2 * CHANNELS) + channel
-    tl.store(rows, plain, mask=inside)
-    tl.store(rows + CHANNELS, weighted, mask=inside)
+    inside = tile_mask(pixel, num_pixels, channel, CHANNELS, PADDED)
+    place = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+    value = tl.load(pooled + place, mask=inside, other=0.0).to(tl.float32)
+    mean, factor = table_row(coefficients, 0, channel, CHANNELS), table_row(coefficients, 1, channel, CHANNELS)
+    normed = (value - mean[None, :]) * factor[None, :] + table_row(coefficients, 2, channel, CHANNELS)[None, :]
+    share, _ = normal_share_and_density(normed)
+    tl.store(outputs + place, (normed * share).to(outputs.dtype.element_ty), mask=inside)
 
 
-class _TrainedPoolNormGelu(torch.autograd.Function):
-    """Keeps the convolution's output, its maxima and the batch's statistics."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, norm_bias: Tensor, norm: nn.BatchNorm2d, pool: bool) -> Tensor:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-        pooled, statistics = _pooled_and_statistics(inputs, norm, 2 if pool else 1)
-        ctx.save_for_backward(inputs, pooled)
-        ctx.arguments = (norm.weight, norm.bias, statistics[0], statistics[1], norm.eps)
-        ctx.size = 2 if pool else 1
-        return pooled_normed(pooled, ctx.arguments, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        inputs, pooled = ctx.saved_tensors
-        output_gradient = output_gradient.contiguous(memory_format=torch.channels_last)
-        sums = _summed_gradients(pooled, output_gradient, ctx.arguments)
-        gradients = pool_norm_gelu_gradient(inputs, output_gradient, ctx.arguments, ctx.size, sums)
-        return *gradients, None, None
-
-
-def _pooled_and_statistics(inputs: Tensor, norm: nn.BatchNorm2d, size: int) -> tuple[Tensor, Tensor]:
-    """The maxima (the inputs themselves where there are none) and the batch's mean and variance (2, channels)."""
+def pooled_with_statistics(inputs: Tensor, norm: nn.BatchNorm2d, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The maxima and their places (the inputs themselves where there are none), and the norm's coefficients."""
     batch, channels, height, width = inputs.shape
-    shape = (batch, channels, height // size, width // size)
-    pooled = inputs if size == 1 else torch.empty(
-        shape, dtype=inputs.dtype, device=inputs.device, memory_format=torch.channels_last
-    )  # fmt: skip
-    num_pixels, padded, pixels, programs = _cut(pooled)
-    moments = inputs.new_empty((programs, 3, channels), dtype=torch.float32)
+    pooled, choices = inputs, inputs
+    if size == 2:
+        pooled = empty_channels_last((batch, channels, height // 2, width // 2), inputs.dtype, inputs.device)
+        choices = torch.empty_like(pooled, dtype=torch.uint8)
+    num_pixels, shape = tile_sizes(pooled, POOL_CUT)
+    programs = min(triton.cdiv(num_pixels, shape["PIXELS"]), POOL_CUT.most_programs)
+    moments = inputs.new_empty((programs, 2, channels), dtype=torch.float32)
     _pool_and_moments[(programs,)](
         inputs,
         pooled,
+        choices,
         moments,
         num_pixels,
         HEIGHT=height,
         WIDTH=width,
-        CHANNELS=channels,
-        PADDED=padded,
         POOL=size,
-        PIXELS=pixels,
+        **shape,
+        num_warps=POOL_CUT.num_warps,
     )
-    statistics = inputs.new_empty((2, channels), dtype=torch.float32)
+    coefficients = inputs.new_empty((4, channels), dtype=torch.float32)
     _join_moments[(triton.cdiv(channels, CHANNELS_JOINED),)](
         moments,
-        statistics,
+        coefficients,
+        norm.weight,
+        norm.bias,
         norm.running_mean,
         norm.running_var,
         norm.momentum,
+        norm.eps,
         programs,
         num_pixels,
         CHANNELS=channels,
+        PIXELS=shape["PIXELS"],
         BLOCK=CHANNELS_JOINED,
         ROWS=ROWS_JOINED,
+        num_warps=JOIN_WARPS,
     )
-    return pooled, statistics
+    return pooled, choices, coefficients
 
 
-def _summed_gradients(pooled: Tensor, output_gradient: Tensor, norm: NormArguments) -> Tensor:
-    """(2, channels): see `_gradient_sums`."""
-    num_pixels, padded, pixels, programs = _cut(pooled)
-    sums = pooled.new_empty((programs, 2, pooled.shape[1]), dtype=torch.float32)
-    _gradient_sums[(programs,)](
-        pooled,
-        output_gradient,
-        sums,
-        *norm,
-        num_pixels,
-        CHANNELS=pooled.shape[1],
-        PADDED=padded,
-        PIXELS=pixels,
-    )
-    return sums.sum(0)
+def normed_gelu(pooled: Tensor, coefficients: Tensor) -> Tensor:
+    outputs = torch.empty_like(pooled)
+    num_pixels, shape = tile_sizes(pooled, NORM_CUT)
+    grid = (triton.cdiv(num_pixels, shape["PIXELS"]),)
+    _norm_gelu[grid](pooled, outputs, coefficients, num_pixels, **shape, num_warps=NORM_CUT.num_warps)
+    return outputs
 
 
-def _cut(pooled: Tensor) -> tuple[int, int, int, int]:
-    """Number of pixels, channels as a power of two, pixels at a time, programs."""
+def tile_sizes(pooled: Tensor, cut: Cut) -> tuple[int, dict[str, int]]:
+    """Number of pixels; channels, those as a power of two, and pixels at a time."""
+    channels = pooled.shape[1]
+    padded = triton.next_power_of_2(channels)
     num_pixels = pooled.shape[0] * pooled.shape[2] * pooled.shape[3]
-    padded = triton.next_power_of_2(pooled.shape[1])
-    pixels = max(1, ELEMENTS_AT_A_TIME // padded)
-    return num_pixels, padded, pixels, min(triton.cdiv(num_pixels, pixels), MOST_PROGRAMS)
+    return num_pixels, {"CHANNELS": channels, "PADDED": padded, "PIXELS": max(1, cut.elements // padded)}
 
 
-def trained_pool_norm_gelu(inputs: Tensor, norm: nn.BatchNorm2d, pool: bool) -> Tensor:
-    """GELU(norm(max_pool2d(inputs, 2))) in training mode, without the maximum if not `pool`.
-
-    Differentiable in the inputs and in the norm's bias; the norm's weight is taken as fixed, its running mean and
-    variance are updated. `num_batches_tracked`, which a norm with a momentum never reads, is not.
-    """
-    return _TrainedPoolNormGelu.apply(inputs, norm.bias, norm, pool)
+def empty_channels_last(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last)
