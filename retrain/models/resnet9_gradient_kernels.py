@@ -28,8 +28,8 @@ from retrain.models.resnet9_training_kernels import (
 )
 
 # For an H200, as in `resnet9_training_kernels`.
-SUMS_CUT = Cut(elements=1024, num_warps=4, most_programs=1024)
-SPREAD_CUT = Cut(elements=2048, num_warps=8)
+SUMS_CUT = Cut(elements=1024, num_warps=4, most_programs=512)
+SPREAD_CUT = Cut(elements=512, num_warps=2)
 
 
 @triton.jit(do_not_specialize=["num_pixels"])

@@ -24,9 +24,9 @@ class Cut(NamedTuple):
 
 
 # For an H200: enough programs that every multiprocessor has reads under way, few enough that their sums join at once.
-POOL_CUT = Cut(elements=1024, num_warps=4, most_programs=1024)
+POOL_CUT = Cut(elements=1024, num_warps=4, most_programs=512)
 NORM_CUT = Cut(elements=2048, num_warps=4)
-CHANNELS_JOINED, ROWS_JOINED, JOIN_WARPS = 8, 1024, 8  # eight numbers are what memory hands over at a time
+CHANNELS_JOINED, ROWS_JOINED, JOIN_WARPS = 4, 1024, 4
 
 ROOT_OF_TWO_PI_INVERSE = tl.constexpr(0.3989422804014327)
 MINUS_HALF_LOG2_OF_E = tl.constexpr(-0.7213475204444817)
