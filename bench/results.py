@@ -46,6 +46,7 @@ class Results:
 
     folder: Path
     rows: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ROW_COLUMNS))
+    timed: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ROW_COLUMNS))  # and those of worse truths
     pairs: pd.DataFrame = field(default_factory=pd.DataFrame)  # EXPERIMENT, against, difference and its interval
     records: dict[str, dict[str, Any]] = field(default_factory=dict)  # run_id -> run.json, with its "path"
     problems: list[str] = field(default_factory=list)
@@ -82,8 +83,10 @@ class Results:
     def only(self, methods: Sequence[str]) -> "Results":
         """The same with these methods or labels alone."""
         here = replace(self, methods=tuple(methods))
-        keep = [here.shows(method, label) for method, label in zip(self.rows["method"], self.rows["label"])]
-        here.rows = self.rows[np.array(keep, dtype=bool)].reset_index(drop=True)
+        for name in ("rows", "timed"):
+            rows = getattr(self, name)
+            keep = [here.shows(method, label) for method, label in zip(rows["method"], rows["label"])]
+            setattr(here, name, rows[np.array(keep, dtype=bool)].reset_index(drop=True))
         if len(self.pairs):
             kept = set(zip(here.rows["ground"], here.rows["series"]))
             pairs = zip(self.pairs["ground"], self.pairs["series"], self.pairs["against"])
@@ -119,7 +122,8 @@ def load_results(folder: str | Path) -> Results:
         frame["seconds"] = frame["fit_seconds"] + frame["score_seconds"]
         give_names(frame)
         results.pairs = _named_pairs(pairs, frame)
-        results.rows = _once(frame, results.left_out)
+        results.timed = _once(frame, results.left_out)
+        results.rows = _of_most_replicates(results.timed, results.left_out)
     return results
 
 
@@ -201,6 +205,31 @@ def _once(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFrame:
                 f"{', '.join(sorted(set(rows['run_id'])))}"
             )
     return kept.drop(columns=IDS).reset_index(drop=True)
+
+
+def _of_most_replicates(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFrame:
+    """Without what another run has for all of its seeds, of as many subsets and with more replicates: less noise."""
+    fewer: list[Any] = []
+    places = [name for name in EXPERIMENT if name not in ("truth", "seed")]
+    for _, rows in frame.groupby([*places, "num_subsets"], dropna=False):
+        truths = [truth for _, truth in rows.groupby("truth")] if rows["truth"].nunique() > 1 else []
+        for one in truths:
+            if any(_replicates(t) > _replicates(one) and set(one["seed"]) <= set(t["seed"]) for t in truths):
+                fewer += one.index.to_list()
+    for run, rows in frame.loc[fewer].groupby("run_id"):
+        left_out.append(
+            f"run {run}: {len(rows)} of its {(frame['run_id'] == run).sum()} rows are measured elsewhere with more "
+            "replicates, and only their seconds are shown"
+        )
+    return frame.drop(index=fewer).reset_index(drop=True)
+
+
+def _replicates(rows: pd.DataFrame) -> float:
+    """Of a subset, on average."""
+    first = rows.iloc[0]
+    count = first["num_replicates"] if first["num_replicates"] > 1 else 1.0
+    twice = first["num_subsets_replicated"]
+    return 1.0 + (count - 1.0) * (twice / first["num_subsets"] if twice > 0 else 1.0)
 
 
 # ---- ceilings ----

@@ -31,7 +31,7 @@ from bench.style import INK, QUIET, PaperSize
 
 
 def draw_pareto(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for ground, machine, group in timed_rows(results):
+    for ground, machine, group in timed_rows(results.rows):
         shapes = series_shapes(group)
         places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
         alphas = sorted(group["alpha"].unique())

@@ -32,7 +32,8 @@ def draw_removal(results: Results, size: PaperSize) -> Iterator[Drawing]:
         ]
         for normalised in sorted({row["normalised"] for row in rows}):
             here = [row for row in rows if row["normalised"] == normalised]
-            yield _drawing(record, here, normalised, size)
+            if len({row["at"] for row in here}) > 1:  # one amount is no curve
+                yield _drawing(record, here, normalised, size)
 
 
 def _drawing(record: Mapping[str, Any], rows: Sequence[dict[str, Any]], normalised: bool, size: PaperSize) -> Drawing:

@@ -37,7 +37,7 @@ NO_PRIOR = USUAL[METHOD]["prior"]
 
 
 def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for ground, machine, rows in timed_rows(results):
+    for ground, machine, rows in timed_rows(results.rows):
         group = best_scores(rows)
         group = group[group["alpha"].isin(set(group[group["method"] == METHOD]["alpha"]))]
         if not len(group):

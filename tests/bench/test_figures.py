@@ -367,6 +367,15 @@ def test_seconds_of_two_machines_never_share_an_axis(results: Path) -> None:
             assert len([name for name in ("H200", "A100", "CPU aarch64") if name in drawing.caption]) == 1
 
 
+def test_seconds_are_of_runs_that_attribute_several_shares(tmp_path: Path) -> None:
+    write_run(tmp_path, run_id="one000000000", shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    assert not draw("seconds", tmp_path)
+    write_run(tmp_path, run_id="several00000", shares=(0.01, 1.0), seeds=(1,), alphas=(0.1,))
+    (drawing,) = draw("seconds", tmp_path)
+    assert drawing.runs == ["several00000"]
+    assert "The fastest of a method's runs" in drawing.caption
+
+
 def test_other_task_settings_have_a_figure_of_their_own(results: Path) -> None:
     write_run(results / "cifar10", run_id="more00000000", shares=(0.1,), seeds=(1,), task_settings={"epochs": 2})
     stems = {drawing.stem: drawing for drawing in draw("lds", results)}

@@ -65,11 +65,24 @@ def test_other_subsets_or_replicates_are_another_truth_of_the_same_ground(tmp_pa
     change_record(
         write_run(tmp_path, run_id="single000000", **ONE), {"ceiling": None, "reliability": None, "num_replicates": 1}
     )
-    rows = load_results(tmp_path).rows
+    rows = load_results(tmp_path).timed
     assert rows["ground"].nunique() == 1
     assert sorted(rows["truth"].unique()) == [
         "100 subsets x 1, 8,000 queries", "100 subsets x 2, 8,000 queries", "25 subsets x 2, 8,000 queries",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [(1,), (1, 2)])
+def test_of_two_runs_with_the_same_seeds_the_one_with_more_replicates_is_shown(tmp_path: Path, seeds) -> None:
+    kept: dict[str, Any] = {"task": "digits", "shares": (1.0,), "alphas": (0.5,)}
+    write_run(tmp_path, run_id="twice0000000", seeds=(1,), **kept)
+    once = write_run(tmp_path, run_id="once00000000", seeds=seeds, **kept)
+    change_record(once, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    results = load_results(tmp_path)
+    assert set(results.timed["run_id"]) == {"twice0000000", "once00000000"}
+    # Without its first seed, the mean of the other run would be of other seeds than it says.
+    assert ("once00000000" in set(results.rows["run_id"])) == (len(seeds) == 2)
+    assert any("only their seconds are shown" in words for words in results.left_out) == (len(seeds) == 1)
 
 
 def test_other_settings_are_another_series_and_say_so(tmp_path: Path) -> None:
