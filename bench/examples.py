@@ -250,7 +250,7 @@ def token_examples(session: "Session", num_pairs: int, candidates: int) -> dict[
             "query_tokens": pair.query_tokens,
             "train_tokens": pair.train_tokens,
             # The paper's sign: tokens that rise and fall together are negative.
-            "bif": np.round(pair.measures["correlation"], 3).tolist(),
+            "bif": np.round(np.asarray(pair.measures["correlation"], dtype=float), 3).tolist(),
             "ekfac": [float(f"{value:.3g}") for value in other.measures["score"][0]],
             **({} if top is None else {"strongest": {"query": top[0], "train": top[1], "bif": round(top[2], 3)}}),
         }

@@ -3,6 +3,8 @@
 Whatever comes from a results folder is escaped here or was rebuilt by `bench.pages.drawings`.
 """
 
+import base64
+import gzip
 import html
 import io
 import json
@@ -16,11 +18,16 @@ import pandas as pd
 from bench import schemas
 from bench.figures.examples import read_picture
 from bench.identity import file_slug
-from bench.pages.data import data_uri, file_link
+from bench.pages.data import file_link, picture_uri
 from bench.pages.drawings import inline_drawing
 from retrain.safe_files import SafeFileError, read_text
 
-MAX_SVG_BYTES = 300_000  # a drawing of more strokes than this is shown as pixels, where there are any
+MAX_PACKED_BYTES = 150_000  # a drawing of more strokes than this is shown as pixels, where there are any
+# What the page has as something one can move about in; twice, it would be half of the page.
+SHOWN_ELSEWHERE = {
+    "examples": "The images are shown below; as a figure",
+    "tokens": "The tokens are shown above; as a figure",
+}
 COST_KINDS = ("seconds", "pareto", "retraining", "scaling", "budget")
 # The parts of a task, in this order: name, kinds, and whether it is open from the beginning.
 FIGURE_GROUPS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
@@ -94,25 +101,27 @@ class Cards:
             try:
                 drawing, (width, height) = inline_drawing(files[".svg"], prefix)
                 narrow = width <= ONE_COLUMN
-                if len(drawing) <= MAX_SVG_BYTES or ".png" not in files:
-                    # Text until it comes into view: thousands of strokes would hold up the page's opening.
+                packed = base64.b64encode(gzip.compress(drawing.encode(), 9, mtime=0)).decode()
+                if len(packed) <= MAX_PACKED_BYTES or ".png" not in files:
+                    # Packed until it comes into view: strokes take a tenth of the room, and do not hold up the opening.
                     room = f'style="aspect-ratio:{width:.0f}/{height:.0f}"'
-                    waiting = f'<script type="image/svg+xml">{drawing}</script>'
+                    waiting = f'<script type="image/svg+xml">{packed}</script>'
                     body = f'<div class="picture{" narrow-ok" if narrow else ""}"><div {room}>{waiting}</div></div>'
             except SafeFileError as error:
                 problem = error
         if not body and ".png" in files:
             data = read_picture(files[".png"])
             narrow = int.from_bytes(data[16:20], "big") <= 800
-            picture = f'<img alt="" loading="lazy" src="{data_uri(data)}">'
+            picture = f'<img alt="" loading="lazy" src="{picture_uri(data)}">'
             body = f'<div class="picture{" narrow-ok" if narrow else ""}">{picture}</div>'
         if problem is not None:
             self.problems.append(str(problem))
         if not body:
             raise problem or ValueError(f"none of {', '.join(entry['files'])} can be shown; draw it again")
-        if len(body.encode()) > self.room:
+        if entry["kind"] in SHOWN_ELSEWHERE or len(body.encode()) > self.room:
+            why = SHOWN_ELSEWHERE.get(entry["kind"], "Too large for this page")
             link = html.escape(file_link(next(iter(files.values())), self.out))
-            return f'<p class="quiet">Too large for this page: <a href="{link}">{link}</a></p>', True
+            return f'<p class="quiet">{why}: <a href="{link}">{link}</a></p>', True
         return body, narrow
 
     def markup(self, stem: str, entry: Mapping[str, Any], body: str, narrow: bool) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import io
 import math
 import os
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from retrain.safe_files import SafeFileError
 ROW_KEYS = ["ground", "truth", "alpha_attribution", "alpha", "normalised", "series"]
 BULKY = ("rows", "pairs", "ceilings", "path")  # of a record: what the page has elsewhere
 MAX_SPRITE_BYTES = 1_000_000
+SMALL_PICTURE_BYTES = 20_000
 
 
 def kind(normalised: Any) -> str:
@@ -219,11 +221,11 @@ def example_sets(results: Results) -> tuple[list[dict[str, Any]], list[dict[str,
             continue
         shown = {name: content.get(name) for name in ("description", "seed", "scores", "tile", "queries", "rule")}
         across = max(1, int.from_bytes(data[16:20], "big") // content["tile"][1])
-        images.append(shown | {"task": task_of(content), "sprite": data_uri(data), "across": across})
+        images.append(shown | {"task": task_of(content), "sprite": picture_uri(data), "across": across})
     for _, content in token_examples_of(results):
         pairs = [
-            {name: pair.get(name) for name in ("query", "train", "query_tokens", "train_tokens", "bif", "ekfac")}
-            | {"strongest": strongest_row(pair["bif"])}
+            {name: pair.get(name) for name in ("query", "train", "query_tokens", "train_tokens", "ekfac")}
+            | {"bif": two_decimals(pair["bif"]), "strongest": strongest_row(pair["bif"])}
             for pair in content["pairs"]
         ]
         about = {name: content.get(name) for name in ("description", "seed", "scores", "rule")}
@@ -238,6 +240,22 @@ def task_of(content: Mapping[str, Any]) -> str:
 def strongest_row(matrix: list[list[float | None]]) -> int:
     sizes = np.abs(np.array([[0.0 if value is None else value for value in row] for row in matrix]))
     return int(sizes.max(axis=1).argmax())
+
+
+def two_decimals(matrix: list[list[float | None]]) -> list[list[float | None]]:
+    """More than a few thousand draws tell apart, and a third of the room."""
+    return [[None if value is None else round(value, 2) for value in row] for row in matrix]
+
+
+def picture_uri(data: bytes) -> str:
+    """Photographs take a tenth of the room as WebP; nothing is read off their pixels."""
+    if len(data) < SMALL_PICTURE_BYTES:
+        return data_uri(data)
+    from PIL import Image
+
+    packed = io.BytesIO()
+    Image.open(io.BytesIO(data)).save(packed, "WEBP", quality=90, method=6)
+    return f"data:image/webp;base64,{base64.b64encode(packed.getvalue()).decode()}"
 
 
 def data_uri(data: bytes) -> str:

@@ -194,7 +194,7 @@ def test_it_opens_at_any_width_and_theme(browser: Browser, page: Path, width: in
         const overlaps = boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) => overlap(a, b)));
         return {overlaps: overlaps.length, figures: all("figure").length, rows: all("#board-table tbody tr").length,
                 untitled: all("figure").filter((f) => !f.querySelector("h4").textContent.trim()).length,
-                empty: all("figure").filter((f) => !f.querySelector("svg path, img, td")).length,
+                empty: all("figure").filter((f) => !f.querySelector("svg path, img, td, p a")).length,
                 headings: all("main > section > h2").map((h) => h.textContent),
                 contents: all("#contents a").length, ground: getComputedStyle(document.body).backgroundColor};
     """)

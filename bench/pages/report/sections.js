@@ -13,23 +13,29 @@ const filterFigures = () => {
   $("#figure-count").textContent = figures.length ? `${shown} of ${figures.length} figures shown.` : "";
 };
 
-// ---- drawings: parsed as XML when they come near, and the rest when the browser has nothing else to do ----
+// ---- drawings: unpacked and parsed as XML when they come near, the rest when the browser has nothing else to do ----
 const parser = new DOMParser();
-const place = (waiting) => {
-  const drawing = parser.parseFromString(waiting.textContent, "image/svg+xml").documentElement;
+const waitingDrawings = 'script[type="image/svg+xml"]:not([data-begun])';
+const unpacked = (text) => {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+};
+const place = async (waiting) => {
+  waiting.dataset.begun = "true";
+  const drawing = parser.parseFromString(await unpacked(waiting.textContent), "image/svg+xml").documentElement;
   waiting.replaceWith(document.importNode(drawing, true));
 };
 const nearby = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (!isIntersecting) continue;
     nearby.unobserve(target);
-    target.querySelectorAll('script[type="image/svg+xml"]').forEach(place);
+    target.querySelectorAll(waitingDrawings).forEach(place);
   }
 }, { rootMargin: "1200px" });
 document.querySelectorAll("figure .picture").forEach((picture) => nearby.observe(picture));
 const placeRest = (idle) => {
   do {
-    const waiting = document.querySelector('script[type="image/svg+xml"]');
+    const waiting = document.querySelector(waitingDrawings);
     if (!waiting) return;
     place(waiting);
   } while (idle.timeRemaining() > 8);
