@@ -3,8 +3,8 @@
     python -m bench.figures && python -m bench.report          # runs/report/index.html
 
 The page needs no network and no server: open the file. Its figures are those of `bench.figures`, recoloured to follow
-the reader's light or dark theme. It stays under 5 MB: drawings are packed, and what would not fit is linked. Nothing of a
-results folder becomes part of the page but as text, numbers, pixels, or a drawing rebuilt stroke by stroke.
+the reader's light or dark theme. It stays under 5 MB: drawings are packed, and what would not fit is linked. Nothing
+of a results folder becomes part of the page but as text, numbers, pixels, or a drawing rebuilt stroke by stroke.
 """
 
 import argparse
