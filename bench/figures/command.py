@@ -24,6 +24,7 @@ from typing import Any
 
 from bench import schemas, style
 from bench.figures.drawing import Drawing, Kind
+from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
 from bench.figures.retraining import without_curves
 from bench.figures.table import markdown_table
@@ -32,7 +33,7 @@ from retrain.command import RUNS, Parser, at_least
 from retrain.processes import die_with
 from retrain.safe_files import SafeFileError, write_whole
 
-ALL_ROWS = ("retraining", "table")  # figures that show every setting of the datamodel
+ALL_ROWS = ("retraining", "table", "ensembles")  # figures that show every setting of the datamodel
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -83,7 +84,7 @@ def draw_kind(name: str, results: Results, size: style.PaperSize, out: Path, for
     drawn = Drawn(name)
     (kind,) = [kind for kind in KINDS if kind.name == name]
     taken: set[str] = set()
-    results = results if name in ALL_ROWS else without_curves(results)
+    results = results if name in ALL_ROWS else without_ensembles(without_curves(results))
     results.problems = []
     with matplotlib.rc_context(size.settings()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of glyphs that the font lacks: a box stands for them

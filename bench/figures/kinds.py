@@ -8,6 +8,7 @@ from bench.figures.agreement import draw_agreement
 from bench.figures.budget import draw_budget
 from bench.figures.difference import draw_difference
 from bench.figures.drawing import Kind
+from bench.figures.ensembles import draw_ensembles
 from bench.figures.examples import draw_examples
 from bench.figures.lds import draw_lds, draw_lds_normalised
 from bench.figures.limit import draw_limit
@@ -77,6 +78,13 @@ KINDS = (
         "rows of datamodel",
         "python -m bench.lds --experiment results/digits/datamodel.toml --out results/digits/datamodel",
         draw_retraining,
+    ),
+    Kind(
+        "ensembles",
+        "LDS against the number of base models that scores are averaged over, and against seconds",
+        "rows of bench.lds --checkpoints",
+        "python -m bench.lds --task digits --alpha 0.1 --replicates 2 --checkpoints 1 2 4 8 --out results/digits/checkpoints",
+        draw_ensembles,
     ),
     Kind(
         "scaling",

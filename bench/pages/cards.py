@@ -28,7 +28,7 @@ SHOWN_ELSEWHERE = {
     "examples": "The images are shown below; as a figure",
     "tokens": "The tokens are shown above; as a figure",
 }
-COST_KINDS = ("seconds", "pareto", "retraining", "scaling", "budget")
+COST_KINDS = ("seconds", "pareto", "retraining", "ensembles", "scaling", "budget")
 # The parts of a task, in this order: name, kinds, and whether it is open from the beginning.
 FIGURE_GROUPS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("How well each method predicts retraining", ("lds", "lds-normalised"), True),

@@ -230,7 +230,7 @@ def answers_block(records: Records, places: Sequence[str], options: Mapping[str,
     for row in rows:
         cells.setdefault((row["label"], (row["metric"], amount_asked(record, row["at"]))), []).append(row)
     last = columns[0] if columns[0][1] is None else columns[len(columns) // 2]
-    higher = -1 if rows[0]["higher"] else 1
+    higher = -1 if next(row["higher"] for row in rows if row["metric"] == last[0]) else 1
     labels = sorted({row["label"] for row in rows}, key=lambda one: _order(higher * _mean(cells.get((one, last), []))))
     lines = [[f"`{label}`", *(_answer_cell(cells.get((label, column), [])) for column in columns)] for label in labels]
     header = [" ".join(filter(None, (name, _place(record, at)))) for name, at in columns]

@@ -20,6 +20,7 @@ from bench.figures import draw_figures
 from bench.figures.agreement import cell_text
 from bench.figures.command import main
 from bench.figures.drawing import Drawing
+from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
 from bench.figures.paper import PAPER, reproduce_table
 from bench.figures.pareto import pareto_front
@@ -374,6 +375,24 @@ def test_seconds_are_of_runs_that_attribute_several_shares(tmp_path: Path) -> No
     (drawing,) = draw("seconds", tmp_path)
     assert drawing.runs == ["several00000"]
     assert "The fastest of a method's runs" in drawing.caption
+
+
+def test_ensembles_are_curves_of_one_figure_and_no_crowd_elsewhere(tmp_path: Path) -> None:
+    numbers = (2, 4, 8)
+    names = [
+        name for method in ("bif", "ekfac", "gradsim") for name in (method, *(f"{method}@models={k}" for k in numbers))
+    ]
+    write_run(tmp_path, run_id="averaged0000", methods=tuple(names), shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    (drawing,) = draw("ensembles", tmp_path)
+    assert drawing.runs == ["averaged0000"]
+    of_models, of_seconds = drawing.figure.axes
+    curves = [line for line in of_models.get_lines() if len(line.get_xdata()) == 4]
+    assert [list(line.get_xdata()) for line in curves] == 3 * [[1, 2, 4, 8]]
+    assert of_seconds.get_xlabel().startswith("seconds")
+    assert not len(without_ensembles(load_results(tmp_path)).rows)
+    few = tmp_path / "few"
+    write_run(few, run_id="few000000000", methods=("bif", "bif@models=2"), shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    assert len(without_ensembles(load_results(few)).rows)
 
 
 def test_other_task_settings_have_a_figure_of_their_own(results: Path) -> None:
