@@ -19,7 +19,7 @@ from bench.identity import file_slug, series_label
 from bench.results import Results, bars_of, ceiling_over_seeds, over_seeds
 from bench.style import PaperSize
 
-SIDES = (("models", "base models"), ("seconds", "seconds (fit + score, further models included)"))
+SIDES = (("models", "base models"), ("seconds", "seconds"))
 
 
 def models_of(rows: pd.DataFrame) -> pd.Series:
@@ -62,7 +62,7 @@ def _drawing(ground: str, machine: str, alpha: float, group: pd.DataFrame, size:
     description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
     title = f"{description}: scores averaged over base models"
     bars = f"Bars: {bars_of(group.groupby(['series', 'models']).size())}."
-    kinds = "Raw or train-normalised scores, whichever a method does better with."
+    kinds = "Raw or train-normalised scores, whichever a method does better with. Seconds: fit, score and further models."
     settings = words.settings_text(group[group["models"] == 1])
     notes = [kinds, words.frame_notes(bars, group)[0], settings]
     share = float(group["alpha_attribution"].iloc[0])

@@ -79,6 +79,8 @@ def write_limit(folder: Path) -> None:
 
 def write_everything(folder: Path) -> None:
     few: dict[str, Any] = {"methods": ("bif", "bif@n_beta=200"), "seeds": (1, 2), "alphas": (0.1,)}
+    averaged: dict[str, Any] = {"methods": ("bif", "bif@models=2", "bif@models=4"), "seeds": (1,), "alphas": (0.1,)}
+    write_run(folder / "averaged", run_id="averaged0000", task="digits", shares=(1.0,), **averaged)
     write_run(folder / "cifar10", shares=(0.1, 1.0), **few)
     place = write_run(folder / "p", run_id="pythia000001", task="pythia14m", shares=(1.0,), seeds=(1,), alphas=(0.5,))
     change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
