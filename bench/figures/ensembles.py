@@ -62,7 +62,7 @@ def _drawing(ground: str, machine: str, alpha: float, group: pd.DataFrame, size:
     description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
     title = f"{description}: scores averaged over base models"
     bars = f"Bars: {bars_of(group.groupby(['series', 'models']).size())}."
-    kinds = "Raw or train-normalised scores, whichever a method does better with. Seconds: fit, score and further models."
+    kinds = "Raw or train-normalised scores, whichever a method does better with. Seconds: fit, score, further models."
     settings = words.settings_text(group[group["models"] == 1])
     notes = [kinds, words.frame_notes(bars, group)[0], settings]
     share = float(group["alpha_attribution"].iloc[0])

@@ -83,7 +83,7 @@ KINDS = (
         "ensembles",
         "LDS against the number of base models that scores are averaged over, and against seconds",
         "rows of bench.lds --checkpoints",
-        "python -m bench.lds --task digits --alpha 0.1 --replicates 2 --checkpoints 1 2 4 8 --out results/digits/checkpoints",
+        "python -m bench.lds --task digits --alpha 0.1 --checkpoints 1 2 4 8 --out results/digits/checkpoints",
         draw_ensembles,
     ),
     Kind(
