@@ -208,13 +208,16 @@ def _once(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFrame:
 
 
 def _of_most_replicates(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFrame:
-    """Without what another run has for all of its seeds, of as many subsets and with more replicates: less noise."""
+    """Without truths of which another has every series and seed, as many subsets and more replicates: less noise.
+
+    A truth goes whole or not at all, so that no method stands alone on one, without those it was run beside.
+    """
     fewer: list[Any] = []
-    places = [name for name in EXPERIMENT if name not in ("truth", "seed")]
+    places = [name for name in EXPERIMENT if name not in ("truth", "series", "seed")]
     for _, rows in frame.groupby([*places, "num_subsets"], dropna=False):
         truths = [truth for _, truth in rows.groupby("truth")] if rows["truth"].nunique() > 1 else []
         for one in truths:
-            if any(_replicates(t) > _replicates(one) and set(one["seed"]) <= set(t["seed"]) for t in truths):
+            if any(_replicates(other) > _replicates(one) and _measured(one) <= _measured(other) for other in truths):
                 fewer += one.index.to_list()
     for run, rows in frame.loc[fewer].groupby("run_id"):
         left_out.append(
@@ -222,6 +225,10 @@ def _of_most_replicates(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFram
             "replicates, and only their seconds are shown"
         )
     return frame.drop(index=fewer).reset_index(drop=True)
+
+
+def _measured(rows: pd.DataFrame) -> set[tuple[Any, ...]]:
+    return set(zip(rows["series"], rows["seed"]))
 
 
 def _replicates(rows: pd.DataFrame) -> float:

@@ -13,7 +13,7 @@ from bench.figures.kinds import KINDS
 
 LANGUAGE = "--task pythia14m --model DIR --text FILE --eval-text FILE"
 SWEPT_GRID = "burn_in=0,100 n_beta=100,300,1000,3000 gamma=1000,3000,10000,30000,100000"
-TOKEN_EXAMPLES = f"python -m bench.examples {LANGUAGE} --set pythia14m.length=150 --out results/pythia14m/examples"
+TOKEN_EXAMPLES = f"python -m bench.examples {LANGUAGE} --set pythia14m.length=160 --out results/pythia14m/examples"
 NO_LARGE_MODEL = "at 14 M parameters: the 2.8 B weights have not been run token by token"
 
 

@@ -32,9 +32,9 @@ def timed_rows(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
 
 def draw_seconds(results: Results, size: PaperSize) -> Iterator[Drawing]:
     for ground, machine, group in timed_rows(results.timed):
-        once = group.drop_duplicates(["series", "alpha_attribution", "seed", "normalised"])
-        shares = once.groupby("run_id")["alpha_attribution"].transform("nunique")
-        once = once[(once["method"] != "random") & (shares > 1)].copy()
+        shares = group.groupby("run_id")["alpha_attribution"].transform("nunique")
+        once = group[(group["method"] != "random") & (shares > 1)]
+        once = once.drop_duplicates(["series", "alpha_attribution", "seed", "normalised"]).copy()
         if not len(once):
             continue
         # Tuned for raw and for normalised scores, a method is one line: its settings cost the same.

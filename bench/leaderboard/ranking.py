@@ -237,7 +237,10 @@ def _ahead(
 
 def _of_lds(results: Results) -> tuple[list[_Measured], _Pairs]:
     measured, places = [], dict[tuple[Any, ...], _Place]()
-    for row in results.rows.to_dict("records"):
+    # Tuned apart for raw and for normalised scores, a method runs twice, and the first time it may warm the machine up.
+    runs = ["run_id", "label", "alpha", "alpha_attribution", "seed"]
+    least = results.rows.groupby(runs, dropna=False)["seconds"].transform("min")
+    for row in results.rows.assign(seconds=least).to_dict("records"):
         place = _Place(
             ground_id=row["ground"], truth_id=row["truth"], task=row["task"], protocol=row["protocol"],
             ground=row["ground_words"], truth=row["truth"], metric="lds", at=None,

@@ -231,7 +231,8 @@ def answers_block(records: Records, places: Sequence[str], options: Mapping[str,
         cells.setdefault((row["label"], (row["metric"], amount_asked(record, row["at"]))), []).append(row)
     last = columns[0] if columns[0][1] is None else columns[len(columns) // 2]
     higher = -1 if next(row["higher"] for row in rows if row["metric"] == last[0]) else 1
-    labels = sorted({row["label"] for row in rows}, key=lambda one: _order(higher * _mean(cells.get((one, last), []))))
+    names = sorted({row["label"] for row in rows})
+    labels = sorted(names, key=lambda one: _order(higher * _mean(cells.get((one, last), []))))
     lines = [[f"`{label}`", *(_answer_cell(cells.get((label, column), [])) for column in columns)] for label in labels]
     header = [" ".join(filter(None, (name, _place(record, at)))) for name, at in columns]
     seeds = sorted({row["seed"] for row in rows})
@@ -269,6 +270,8 @@ def _answer_cell(rows: Sequence[dict[str, Any]]) -> str:
         return "-"
     ends = [[row[name] for row in rows if row[name] is not None] for name in ("ci_low", "ci_high")]
     text = f"{_mean(rows):.3f} {interval(min(ends[0]), max(ends[1]))}" if all(ends) else f"{_mean(rows):.3f}"
+    if any(row.get("num_unflipped") for row in rows):
+        text = f">= {text}"  # a query that the largest share does not flip counts as if it did
     missing = max(row["num_undefined"] for row in rows)
     return f"{text} ({missing} undefined)" if missing else text
 

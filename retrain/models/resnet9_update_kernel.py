@@ -72,8 +72,8 @@ def update_parameters(
 
     A gradient may be of lower precision; `copies[i]` gets the new `parameters[i]`, rounded, or is that very tensor.
     """
-    for one, gradient in zip(parameters, gradients, strict=True):
-        assert gradient.stride() == one.stride(), "laid out differently in memory"
+    for one, *beside in zip(parameters, momenta, gradients, copies, strict=True):
+        assert all(tensor.stride() == one.stride() for tensor in beside), "laid out differently in memory"
     sizes = tuple(one.numel() for one in parameters)
     _update[(sum(triton.cdiv(size, ELEMENTS_UPDATED) for size in sizes),)](
         tuple(parameters),

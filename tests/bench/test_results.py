@@ -85,6 +85,15 @@ def test_of_two_runs_with_the_same_seeds_the_one_with_more_replicates_is_shown(t
     assert any("only their seconds are shown" in words for words in results.left_out) == (len(seeds) == 1)
 
 
+def test_a_truth_goes_whole_or_not_at_all(tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"task": "digits", "shares": (1.0,), "alphas": (0.5,), "seeds": (1,)}
+    write_run(tmp_path, run_id="twice0000000", methods=("ekfac",), **kept)
+    once = write_run(tmp_path, run_id="once00000000", methods=("ekfac", "gradsim"), **kept)
+    change_record(once, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    rows = load_results(tmp_path).rows
+    assert set(rows[rows["run_id"] == "once00000000"]["method"]) == {"ekfac", "gradsim"}
+
+
 def test_other_settings_are_another_series_and_say_so(tmp_path: Path) -> None:
     """The three settings of the issue: never one panel's one line, and none vanishes."""
     for number, (damping, shift) in enumerate(((1e-8, 0.0), (1e-7, -0.08), (1e-4, 0.24))):

@@ -22,8 +22,12 @@ const unpacked = (text) => {
 };
 const place = async (waiting) => {
   waiting.dataset.begun = "true";
-  const drawing = parser.parseFromString(await unpacked(waiting.textContent), "image/svg+xml").documentElement;
-  waiting.replaceWith(document.importNode(drawing, true));
+  try {
+    const drawing = parser.parseFromString(await unpacked(waiting.textContent), "image/svg+xml").documentElement;
+    waiting.replaceWith(document.importNode(drawing, true));
+  } catch (error) {
+    waiting.replaceWith(`This browser cannot unpack the drawing (${error.message}); the figure is in the results folder.`);
+  }
 };
 const nearby = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
