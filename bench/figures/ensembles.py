@@ -19,7 +19,7 @@ from bench.identity import file_slug, series_label
 from bench.results import Results, bars_of, ceiling_over_seeds, over_seeds
 from bench.style import PaperSize
 
-SIDES = (("models", "base models"), ("seconds", "seconds"))
+AGAINST = (("models", "base models"), ("seconds", "seconds"))
 
 
 def models_of(rows: pd.DataFrame) -> pd.Series:
@@ -48,9 +48,9 @@ def _drawing(ground: str, machine: str, alpha: float, group: pd.DataFrame, size:
     names = [_without_models(method, label) for method, label in zip(group["method"], group["label"])]
     group = group.assign(series=names)
     shapes = series_shapes(group)
-    figure, grid = panel_grid(1, len(SIDES), size, 2.2, wide=True)
+    figure, grid = panel_grid(1, len(AGAINST), size, 2.2, wide=True)
     axes = list(grid.ravel())
-    for axis, (column, name) in zip(axes, SIDES, strict=True):
+    for axis, (column, name) in zip(axes, AGAINST, strict=True):
         for series, shape in shapes.items():
             _curve(axis, group[group["series"] == series], column, shape)
         ceiling = ceiling_over_seeds(group).value
