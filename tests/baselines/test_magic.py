@@ -52,15 +52,24 @@ def test_it_is_the_slope_of_the_retrained_loss(name: str, tmp_path: Path) -> Non
             outputs = replay.outputs(run_replay(replay, weights), problem.queries.inputs)
             return mean_over_tokens(task.loss_function.per_example(outputs, problem.queries.targets))
 
-    for example in found.scores.abs().sum(0).argsort(descending=True)[:2].tolist():
-        step, here = 0.02, torch.ones(len(task.train_data))
-        up, down = here.clone(), here.clone()
+    def slope(example: int, step: float) -> torch.Tensor:
+        up, down = torch.ones(2, len(task.train_data))
         up[example] += step
         down[example] -= step
-        slope = (losses(up) - losses(down)) / (2 * step)
-        scale = float(slope.abs().max())
+        return (losses(up) - losses(down)) / (2 * step)
+
+    checked = 0
+    for example in found.scores.abs().sum(0).argsort(descending=True)[:8].tolist():
+        near, far = slope(example, 0.02), slope(example, 0.04)
+        scale = float(near.abs().max())
         assert scale > 1e-5
-        torch.testing.assert_close(found.scores[:, example], slope, rtol=0.05, atol=0.05 * scale)
+        if (near - far).abs().max() > 0.1 * scale:
+            continue  # Adam's steps jump where a gradient changes its sign: no slope there, whatever the text
+        torch.testing.assert_close(found.scores[:, example], near, rtol=0.05, atol=0.05 * scale)
+        checked += 1
+        if checked == 2:
+            break
+    assert checked == 2
     assert found.diagnostics["replay_differs_by"] < 0.01
 
 
