@@ -33,7 +33,8 @@ from retrain.command import RUNS, Parser, at_least
 from retrain.processes import die_with
 from retrain.safe_files import SafeFileError, write_whole
 
-ALL_ROWS = ("retraining", "table", "ensembles")  # figures that show every setting of the datamodel
+EVERY_DATAMODEL = ("retraining", "table")  # figures that show every setting of the datamodel
+EVERY_ENSEMBLE = ("ensembles", "table")  # and every number of base models
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -84,7 +85,8 @@ def draw_kind(name: str, results: Results, size: style.PaperSize, out: Path, for
     drawn = Drawn(name)
     (kind,) = [kind for kind in KINDS if kind.name == name]
     taken: set[str] = set()
-    results = results if name in ALL_ROWS else without_ensembles(without_curves(results))
+    results = results if name in EVERY_DATAMODEL else without_curves(results)
+    results = results if name in EVERY_ENSEMBLE else without_ensembles(results)
     results.problems = []
     with matplotlib.rc_context(size.settings()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of glyphs that the font lacks: a box stands for them
