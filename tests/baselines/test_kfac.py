@@ -119,8 +119,13 @@ def test_sampled_labels_come_near_the_exact_fisher(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def language() -> tuple[Any, nn.Module]:
-    task = load_task("tinylm", num_train=60, num_queries=10, pretraining_steps=30, layers=1)
-    return task, task.build_model(0)
+    """On a text of its own: with another Python's help a sampled label may fall on the other side of a rounding."""
+    letters = np.frombuffer(b"etaoinshrdlucmfwyp      ..,\n", dtype=np.uint8)
+    text = np.random.default_rng(0).choice(letters, 100_000).tobytes().decode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pydoc_data.topics.topics", {"text": text})
+        task: Any = load_task("tinylm", num_train=60, num_queries=10, pretraining_steps=30, layers=1)
+        return task, task.build_model(0)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +145,7 @@ def test_it_is_kronfluences_ekfac(kind: str, request: Any, tmp_path: Path) -> No
         expected = replace(theirs, **settings).score(problem, their_fit)
         found = replace(ours, **settings).score(problem, our_fit)
         assert spearmanr(expected.scores.flatten(), found.scores.flatten()).statistic > 0.999
-        assert (expected.scores - found.scores).norm() < 0.02 * expected.scores.norm()  # 1.2 % on another Python's help
+        assert (expected.scores - found.scores).norm() < 0.01 * expected.scores.norm()
         torch.testing.assert_close(found.train_scale, expected.train_scale, rtol=0.01, atol=0)
 
 

@@ -191,10 +191,11 @@ def test_it_opens_at_any_width_and_theme(browser: Browser, page: Path, width: in
         const boxes = all(kinds).map((e) => e.getBoundingClientRect());
         const shared = (a, b, from, to) => Math.min(a[to], b[to]) - Math.max(a[from], b[from]) > 1;
         const overlap = (a, b) => shared(a, b, "left", "right") && shared(a, b, "top", "bottom");
+        const shows = (f) => f.querySelector("svg path, img, td") || f.textContent.includes("as a figure: ");
         const overlaps = boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) => overlap(a, b)));
         return {overlaps: overlaps.length, figures: all("figure").length, rows: all("#board-table tbody tr").length,
                 untitled: all("figure").filter((f) => !f.querySelector("h4").textContent.trim()).length,
-                empty: all("figure").filter((f) => !f.querySelector("svg path, img, td, p a")).length,
+                empty: all("figure").filter((f) => !shows(f)).length,
                 headings: all("main > section > h2").map((h) => h.textContent),
                 contents: all("#contents a").length, ground: getComputedStyle(document.body).backgroundColor};
     """)
