@@ -19,10 +19,12 @@ from:
   query side has given eigenvectors and its own scale and noise along each of them.
 
 One eigendecomposition serves every query and every ratio; it is of the smaller of m x m and n x n. Sharing adds one of
-q x q.
+q x q. Where there are very many subsets, the first of them choose between scores, covariances and ways to share, and
+all of them how much of the identity.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +42,7 @@ TRAIN_POWERS = (AS_IT_IS, 2, 4, 8)  # of those of a covariance that is given
 QUERY_POWERS = (2, 4, 8)  # of the cosines among queries
 STEP = 0.5  # of log10 t
 LOWEST = -3.0
+SEARCHED = 2000  # subsets that choose
 MIXTURE_STEPS = 50
 
 
@@ -63,8 +66,7 @@ def regress(
     covariances: name -> (n, n) of the weights, up to a factor, and None for P'P (which alone is the default); one that
     is no covariance (an eigenvalue well below 0) is left out. Without priors they are not looked at.
     """
-    data = SubsetData(masks, losses, device)
-    search = _Search(data, priors or {"none": None}, covariances or {OF_QUERIES: None})
+    search = _Search(masks, losses, device, priors or {"none": None}, covariances or {OF_QUERIES: None})
     for _ in progress(search.steps(), total=search.most_steps, description="datamodel: the likeliest prior"):
         pass
     return _posterior(search.data, search.best)
@@ -154,23 +156,31 @@ def _mixture(log_likelihoods: Tensor) -> tuple[Tensor, float]:
 class _Search:
     """The likeliest scores by themselves, then the likeliest covariance, then as little of the identity as is likely.
 
-    Last, whether queries share strength, which changes no eigenvector of the subsets.
+    Then whether queries share strength, which changes no eigenvector of the subsets. What the first subsets chose is
+    last settled on all of them.
     """
 
     best: _Evidence
 
     def __init__(
         self,
-        data: SubsetData,
+        masks: np.ndarray,
+        losses: np.ndarray,
+        device: torch.device,
         priors: Mapping[str, Tensor] | Mapping[str, None],
         covariances: Mapping[str, Tensor | None],
     ):
-        self.data, self.priors, self.covariances = data, priors, covariances
+        self.all = (masks, losses, device)
+        self.chosen_by_some = len(masks) > SEARCHED and None not in priors.values()
+        some = slice(SEARCHED if self.chosen_by_some else None)
+        self.data = SubsetData(masks[some], losses[some], device)
+        self.priors, self.covariances = priors, covariances
 
     @property
     def most_steps(self) -> int:
         tried = sum(len(POWERS if given is None else TRAIN_POWERS) for given in self.covariances.values())
-        return 1 + tried + len(self.covariances) * (round(-LOWEST / STEP) - 1) + len(QUERY_POWERS)
+        places = round(-LOWEST / STEP) - 1
+        return 1 + tried + len(self.covariances) * places + len(QUERY_POWERS) + self.chosen_by_some * (places + 2)
 
     def steps(self) -> Iterator[None]:
         """One an eigendecomposition."""
@@ -182,14 +192,16 @@ class _Search:
         if mean is None:
             return
         yield from self._covariance(mean)
-        yield from self._sharing(mean)
+        yield from self._sharing(mean, QUERY_POWERS)
+        if self.chosen_by_some:
+            yield from self._settled()
 
     def _covariance(self, mean: Tensor) -> Iterator[None]:
-        scores, device = self.best.choice["scores"], self.data.device
-        for name, given in self.covariances.items():
-            covariance = products(mean, device) if given is None else symmetric(given, device)
+        scores = self.best.choice["scores"]
+        for name in self.covariances:
+            covariance = self._matrix(name, mean)
             likeliest, place = None, -STEP
-            for power in POWERS if given is None else TRAIN_POWERS:
+            for power in POWERS if self.covariances[name] is None else TRAIN_POWERS:
                 choice = {"scores": scores, "covariance": name, "power": power}
                 found = self._at(mean, covariance, place, choice)
                 if found is not None and (likeliest is None or found.total > likeliest.total):
@@ -205,6 +217,42 @@ class _Search:
             if likeliest is not None and likeliest.total > self.best.total:
                 self.best = likeliest
 
+    def _settled(self) -> Iterator[None]:
+        """What the first subsets chose, and on all of them as much of the identity as is likely."""
+        chosen, mean = dict(self.best.choice), self.priors[self.best.choice["scores"]]
+        assert mean is not None
+        shared = chosen.pop("shared", None)
+        self.data = SubsetData(*self.all)
+        found = None
+        if "covariance" in chosen:
+            found = yield from self._walk(mean, chosen)
+        if found is None:
+            found = _evidence(self.data, self.data.spectrum(None, 1.0), mean, scores=chosen["scores"])
+        self.best = found
+        if shared is not None:
+            yield from self._sharing(mean, (shared,))
+
+    def _walk(self, mean: Tensor, chosen: dict[str, Any]) -> Generator[None, None, _Evidence | None]:
+        """At the likeliest share of the identity: from the chosen one down, or else up."""
+        covariance, start = self._matrix(chosen["covariance"], mean), math.log10(chosen.pop("identity"))
+        found = begun = self._at(mean, covariance, start, chosen)
+        yield
+        for step in (STEP,) if begun is None else (-STEP, STEP):
+            place = start + step
+            while LOWEST <= place < 0:
+                other = self._at(mean, covariance, place, chosen)
+                yield
+                if found is not None and (other is None or other.total <= found.total):
+                    break
+                found, place = other, place + step
+            if found is not begun:
+                break
+        return found
+
+    def _matrix(self, name: str, mean: Tensor) -> Tensor:
+        given, device = self.covariances[name], self.data.device
+        return products(mean, device) if given is None else symmetric(given, device)
+
     def _at(self, mean: Tensor, covariance: Tensor, place: float, choice: Mapping[str, Any]) -> _Evidence | None:
         try:
             spectrum = self.data.spectrum(likeness(covariance, choice["power"]), 10.0**place)
@@ -212,11 +260,11 @@ class _Search:
             return None
         return _evidence(self.data, spectrum, mean, **{**choice, "identity": 10.0**place})
 
-    def _sharing(self, mean: Tensor) -> Iterator[None]:
+    def _sharing(self, mean: Tensor, powers: Iterable[int]) -> Iterator[None]:
         queries, choice = self.data, self.best.choice
         if queries.num_queries < 2:
             return
-        for power in QUERY_POWERS:
+        for power in powers:
             turned = queries.in_basis(query_basis(mean, power, queries.device))
             found = _evidence(turned, self.best.spectrum, turned.turned_mean(mean), **choice, shared=power)
             if found.total > self.best.total:

@@ -28,7 +28,7 @@ from retrain.models.resnet9_training_kernels import (
 )
 
 # For an H200, as in `resnet9_training_kernels`.
-SUMS_CUT = Cut(elements=1024, num_warps=4, most_programs=512)
+SUMS_CUT = Cut(elements=1024, num_warps=2, most_programs=528)
 SPREAD_CUT = Cut(elements=512, num_warps=2)
 
 

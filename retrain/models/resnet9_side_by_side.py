@@ -1,20 +1,22 @@
-"""Several ResNet-9s in training at once on one GPU, and what each makes of the queries in one captured pass.
+"""One ResNet-9 after another on one GPU that never waits for the host, and what each makes of the queries.
 
-A training on a few hundred images leaves most of a large GPU idle, and while the host writes one result the device
-could compute the next. So each thread has an engine and a stream to itself: it gives the device all of its orders at
-once, which takes a millisecond, and waits for that stream alone.
+While the host writes one result, the device should compute the next. So threads take turns to give all orders of a
+training at once, which takes two milliseconds, and each then waits for its own result while the device goes on to the
+orders of the next. All orders go to one stream: two trainings that share the device push each other's activations out
+of its cache, and are slower than one after the other.
 
     def work(engine):
         engine.load(start)
         engine.run(indices, epochs, schedule, rng)
         return losses_of(engine).now()
 
-    engines.result_of(work)         # from any thread
+    shared.result_of(work)          # from any thread
 """
 
 import copy
 import threading
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -24,43 +26,46 @@ from retrain.models.resnet9_training import Engine, deterministic_convolutions
 CAPTURE_PASS_AFTER = 2  # passes as they are, which compile the kernels and warm the libraries up
 
 
-class Engines:
-    """As many engines as are in use at once, made when they are needed and kept; at most `at_most`."""
+class SharedEngine:
+    """An engine that any number of threads order trainings from; at most `at_most` are ordered and not yet done."""
 
     def __init__(self, make: Callable[[], Engine], at_most: int):
         self._make, self._left = make, threading.Semaphore(at_most)
-        self._free: list[Engine] = []
         # A capture hears whatever any thread says to the device. So orders are given by one thread at a time, and
         # who captures waits, with the orders in hand, until those that have given theirs have their results.
         self._ordering, self._state, self._num_waiting = threading.Lock(), threading.Condition(), 0
 
-    def first(self) -> Engine:
-        """One for trainings one after another, while nobody borrows any; on whatever stream is current."""
-        if not self._free:
-            self._free.append(self._new())
-        return self._free[0]
+    @cached_property
+    def engine(self) -> Engine:
+        """Itself for trainings one after another, on whatever stream is current."""
+        engine = self._make()
+        engine.quiet = self._quiet
+        return engine
 
     def result_of(self, work: Callable[[Engine], Tensor]) -> Tensor:
-        """What `work` has an engine compute, on the CPU; may be called by any number of threads."""
+        """What `work` has the engine compute, on the CPU; may be called by any number of threads."""
         with self._left:
             with self._ordering:
-                engine = self._free.pop() if self._free else self._new()
+                engine = self.engine
                 assert engine.stream is not None
                 engine.stream.wait_stream(torch.cuda.current_stream(engine.device))  # where it was made or last used
                 try:
                     with torch.cuda.stream(engine.stream):
                         result = work(engine)
+                        # Copied in turn, before the next training overwrites it.
+                        copied = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+                        copied.copy_(result, non_blocking=True)
+                        done = torch.cuda.Event(blocking=True)
+                        done.record()
                 except BaseException:
                     engine.stream.synchronize()
-                    self._free.append(engine)
                     raise
                 self._count(+1)
             try:
-                with torch.cuda.stream(engine.stream):
-                    return result.cpu()
+                done.synchronize()
             finally:
                 self._count(-1)
-                self._free.append(engine)
+        return copied.clone()
 
     def _count(self, change: int) -> None:
         with self._state:
@@ -71,11 +76,6 @@ class Engines:
         """Called by who holds the orders."""
         with self._state:
             self._state.wait_for(lambda: self._num_waiting == 0)
-
-    def _new(self) -> Engine:
-        engine = self._make()
-        engine.quiet = self._quiet
-        return engine
 
 
 class LossesOf:

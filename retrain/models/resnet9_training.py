@@ -253,7 +253,7 @@ class Engine:
         on_cuda = self.device.type == "cuda"
         covered = on_cuda and HAS_TRITON and self.dtype != torch.float32 and not _trains_scales(model)
         self.fused_step = self._new_fused_step() if fused and covered else None
-        self.stream = torch.cuda.Stream(self.device) if on_cuda else None  # for whoever trains beside others
+        self.stream = torch.cuda.Stream(self.device) if on_cuda else None  # for trainings that threads order
         self.capturing = capture and on_cuda
         self.graphs: OrderedDict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = OrderedDict()
         self.times_seen: Counter[int] = Counter()
@@ -309,8 +309,8 @@ class Engine:
         bounds = batch_bounds(len(indices), self.recipe.batch_size)
         num_steps = num_epochs * len(bounds) if num_steps is None else num_steps
         num_epochs = math.ceil(num_steps / len(bounds))
-        plan = torch.from_numpy(self._plan(indices, num_epochs, rng)).to(self.device)  # (epochs, 3, n)
-        factors = torch.from_numpy(schedule(num_steps)).to(self.device, torch.float32)
+        plan = self._sent(self._plan(indices, num_epochs, rng))  # (epochs, 3, n)
+        factors = self._sent(schedule(num_steps).astype(np.float32))
         slow = [t.detach().clone() for t in self._averaged()] if lookahead else []
         self._weights_were_changed()
         with deterministic_convolutions():
@@ -322,6 +322,11 @@ class Engine:
                     self._look_ahead(slow, LOOKAHEAD_DECAY * ((step + 1) / num_steps) ** 3)
             if lookahead:
                 self._look_ahead(slow, 1.0)
+
+    def _sent(self, array: np.ndarray) -> Tensor:
+        """On the device, without waiting for what it still has to do."""
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _plan(self, indices: np.ndarray, num_epochs: int, rng: np.random.Generator) -> np.ndarray:
         """For every epoch and example: its position, and which rows and columns of it are read; (epochs, 3, n)."""

@@ -24,7 +24,7 @@ class Cut(NamedTuple):
 
 
 # For an H200: enough programs that every multiprocessor has reads under way, few enough that their sums join at once.
-POOL_CUT = Cut(elements=1024, num_warps=4, most_programs=512)
+POOL_CUT = Cut(elements=512, num_warps=4, most_programs=512)
 NORM_CUT = Cut(elements=2048, num_warps=4)
 CHANNELS_JOINED, ROWS_JOINED, JOIN_WARPS = 4, 1024, 4
 

@@ -36,7 +36,7 @@ from retrain.data.cifar10 import CIFAR10, FINGERPRINT, NUM_CLASSES, load_cifar10
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.models.resnet9 import ResNet9, whitening_weight
-from retrain.models.resnet9_side_by_side import Engines, LossesOf
+from retrain.models.resnet9_side_by_side import LossesOf, SharedEngine
 from retrain.models.resnet9_training import (
     PRECISIONS,
     Engine,
@@ -65,7 +65,7 @@ _WARMUP_ORDER_STREAM = 12
 _ORDER_STREAM = 13
 
 MAX_STARTS = 8  # states kept on a device, 16 MB each
-MAX_ENGINES = 2  # trainings that one GPU computes at a time; further threads write meanwhile what came of theirs
+MAX_ORDERED = 2  # trainings: one that a GPU computes and the next; further threads write what came of theirs
 READINGS = {"epoch_rate": ("constant", "falling"), "warmup_keeps": ("all", "optimizer")}  # the usual one first
 
 
@@ -246,7 +246,7 @@ class Cifar10(Task):
         def work(engine: Engine) -> Tensor:
             return self._query_losses(self._trained(engine, indices, init_seed, order_seed)).now().float()
 
-        return self._engines_on(device).result_of(work)
+        return self._shared(device).result_of(work)
 
     def _query_losses(self, engine: Engine) -> LossesOf:
         if engine not in self._losses_of:
@@ -270,11 +270,7 @@ class Cifar10(Task):
         return self.train_indices[chosen]
 
     @cached_property
-    def _engines(self) -> dict[str, Engines]:
-        return {}
-
-    @cached_property
-    def _images(self) -> dict[str, TrainingImages]:
+    def _engines(self) -> dict[str, SharedEngine]:
         return {}
 
     @cached_property
@@ -289,20 +285,17 @@ class Cifar10(Task):
     def _starts(self) -> dict[tuple[str, int, bool], State]:
         return {}
 
-    def _engines_on(self, device: torch.device) -> Engines:
-        return self._engines.setdefault(str(device), Engines(lambda: self._new_engine(device), MAX_ENGINES))
+    def _shared(self, device: torch.device) -> SharedEngine:
+        return self._engines.setdefault(str(device), SharedEngine(lambda: self._new_engine(device), MAX_ORDERED))
 
     def _new_engine(self, device: torch.device) -> Engine:
-        if str(device) not in self._images:
-            images, labels = normalised_images(self.cifar10.train_images), self.cifar10.train_labels
-            self._images[str(device)] = TrainingImages(images, labels, self.max_shift, device, self.precision)
-        return Engine(
-            self.build_model(0), self._images[str(device)], self._recipe, capture=self.capture, fused=self.fused
-        )
+        images, labels = normalised_images(self.cifar10.train_images), self.cifar10.train_labels
+        data = TrainingImages(images, labels, self.max_shift, device, self.precision)
+        return Engine(self.build_model(0), data, self._recipe, capture=self.capture, fused=self.fused)
 
     def _engine(self, device: torch.device) -> Engine:
-        """The first one, for trainings one after another."""
-        return self._engines_on(torch.device(device)).first()
+        """For trainings one after another."""
+        return self._shared(torch.device(device)).engine
 
     def _start(self, init_seed: int, engine: Engine, warmed: bool) -> State:
         """Where every training of this seed begins; computed once."""
@@ -324,7 +317,7 @@ class Cifar10(Task):
 
     def release_device(self) -> None:
         """Give back the memory that trainings and losses keep on devices (a few GB and the graphs' own)."""
-        for held in (self._engines, self._images, self._losses_of, self._queries, self._starts, self._resident):
+        for held in (self._engines, self._losses_of, self._queries, self._starts, self._resident):
             held.clear()
 
     # ---- measurement ----

@@ -9,6 +9,7 @@ import torch
 
 from baselines.datamodel import Datamodel, normal_scores
 from baselines.method import Attribution, Method, Problem, Retrained, Size, load_method
+from baselines.support import subset_regression
 from baselines.support.nested import nested_method, nested_text
 from baselines.support.subset_data import SubsetData
 from baselines.support.subset_regression import Regression, _evidence, _posterior, regress
@@ -46,6 +47,30 @@ class TestRegression:
         expected = torch.from_numpy(weights - weights.mean(1, keepdims=True)).float()
         error = (found.weights - found.weights.mean(1, keepdim=True) - expected).norm() / expected.norm()
         assert error < 0.1
+
+    @pytest.mark.parametrize("num_subsets", [110, 400])
+    @pytest.mark.parametrize("bias", [1.0, 4.0])
+    def test_what_some_subsets_chose_is_settled_on_all(self, monkeypatch, num_subsets: int, bias: float) -> None:
+        """The same as if all had chosen but for how much of the identity there is: the likeliest that was tried."""
+        kept, losses, weights = planted(num_subsets)
+        chance = np.random.default_rng(3).normal(size=weights.shape)
+        priors = {"good": torch.from_numpy(weights + bias * chance).float(), "bad": torch.from_numpy(chance).float()}
+        everybody = regress(kept, losses, priors, device=CPU)
+        tried = []
+        monkeypatch.setattr(subset_regression, "SEARCHED", 60)
+        monkeypatch.setattr(
+            subset_regression,
+            "_evidence",
+            lambda data, *a, **k: tried.append((data.num_subsets, _evidence(data, *a, **k))) or tried[-1][1],
+        )
+        some = regress(kept, losses, priors, device=CPU)
+        for name in ("prior_scores", "prior_covariance", "prior_power"):
+            assert some.diagnostics[name] == everybody.diagnostics[name]
+        on_all = [found.total for number, found in tried if number == num_subsets]
+        assert 2 <= len(on_all) < len(tried) - len(on_all)
+        assert some.diagnostics["log_evidence"] == max(on_all)
+        assert some.diagnostics["log_evidence"] >= everybody.diagnostics["log_evidence"] - 2 * QUERIES
+        assert agreement(some.weights, weights) > agreement(everybody.weights, weights) - 0.01
 
     @pytest.mark.parametrize("num_subsets", [40, 119, 121, 400])
     def test_penalties_are_as_good_as_the_best_for_the_truth(self, num_subsets: int) -> None:
