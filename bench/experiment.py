@@ -25,7 +25,7 @@ from bench.arguments import DEFAULT_METHODS, SPLITS
 from bench.ensembles import Ensemble, with_models
 from bench.ground_truth import GroundTruth, assemble, make_units, obtain
 from bench.metrics import MINIMUM_SUBSETS
-from bench.question import Question, further_units
+from bench.question import LEARNT_FROM, Question, further_units, most_of_each
 from bench.record import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
 from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
 from bench.scoring import ONCE, Prediction, Scorer, close_desk
@@ -354,7 +354,7 @@ class Session:
             for variant in variants
             for scorer, _ in self.scorers(variant, seed, share)
         ]
-        return [unit for question in asked for unit in further_units(question, self.execution.device)]
+        return [unit for question in most_of_each(asked) for unit in further_units(question, self.execution.device)]
 
     # ---- the three steps ----
 
@@ -481,7 +481,7 @@ class Session:
             return None
         most = max(alike, key=lambda one: one.num_subsets)
         units = retrain_units(self.task, most, self.execution.device)
-        found = [entry for unit in units if (entry := self.store.read(unit.kind, unit.config))]
+        found = [entry for unit in units if (entry := LEARNT_FROM.read(self.store, unit))]
         return assemble(self.task, most, found) if found else None
 
 

@@ -4,13 +4,16 @@
 `base_model` loads the checkpoint that methods look at.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from retrain.entry import ENTRY_FILE
 from retrain.jobs import Unit, run_units
 from retrain.store import Entry, Store
 from retrain.task import Task
@@ -48,7 +51,7 @@ class GroundTruth:
 
 def make_units(units: Sequence[Unit], store: Store, *, force: bool = False, **job_options: Any) -> None:
     """Does what is missing, and raises the first failure. Nothing is read: thousands of losses may be there."""
-    by_key = {store.key(unit.kind, unit.config): unit for unit in units}
+    by_key = {unit.key: unit for unit in units}
     if force:
         for key, unit in by_key.items():
             store.remove_key(unit.kind, key)
@@ -60,9 +63,56 @@ def make_units(units: Sequence[Unit], store: Store, *, force: bool = False, **jo
         raise UnitsFailedError(message) from report.told(key)
 
 
-def obtain(units: Sequence[Unit], store: Store, *, force: bool = False, **job_options: Any) -> dict[str, Entry]:
+class RecentlyRead:
+    """Entries as they were read and verified, for as long as their files stay as they are; the last GiB of them."""
+
+    def __init__(self, most_bytes: int = 2**30):
+        self.most_bytes, self.num_bytes = most_bytes, 0
+        self._found: OrderedDict[Path, tuple[tuple[int, int], Entry]] = OrderedDict()
+
+    def read(self, store: Store, unit: Unit) -> Entry | None:
+        place = store.place(unit.kind, unit.key)
+        stamp = _stamp(place / ENTRY_FILE)
+        if stamp is not None and place in self._found and self._found[place][0] == stamp:
+            self._found.move_to_end(place)
+            return self._found[place][1]
+        self._forget(place)
+        entry = store.read(unit.kind, unit.config)
+        if entry is not None and stamp is not None:
+            self._found[place] = (stamp, entry)
+            self.num_bytes += _array_bytes(entry)
+            while self.num_bytes > self.most_bytes:
+                self._forget(next(iter(self._found)))
+        return entry
+
+    def _forget(self, place: Path) -> None:
+        if place in self._found:
+            self.num_bytes -= _array_bytes(self._found.pop(place)[1])
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _array_bytes(entry: Entry) -> int:
+    return sum(array.nbytes for array in entry.arrays.values())
+
+
+def obtain(
+    units: Sequence[Unit],
+    store: Store,
+    *,
+    force: bool = False,
+    recent: RecentlyRead | None = None,
+    **job_options: Any,
+) -> dict[str, Entry]:
     """Every unit's verified entry by key, computing what is missing or damaged. Missing ones are left out (collect)."""
-    by_key = {store.key(unit.kind, unit.config): unit for unit in units}
+    recent = RecentlyRead(0) if recent is None else recent
+    by_key = {unit.key: unit for unit in units}
     entries: dict[str, Entry] = {}
     for turn in range(MAX_ROUNDS):
         missing = [unit for key, unit in by_key.items() if key not in entries]
@@ -71,7 +121,7 @@ def obtain(units: Sequence[Unit], store: Store, *, force: bool = False, **job_op
         make_units(missing, store, force=force and turn == 0, **job_options)
         # Reading verifies; what is damaged is quarantined, comes back as None and goes into the next round.
         for key, unit in by_key.items():
-            if key not in entries and (entry := store.read(unit.kind, unit.config)) is not None:
+            if key not in entries and (entry := recent.read(store, unit)) is not None:
                 entries[key] = entry
         if job_options.get("collect"):
             break

@@ -4,20 +4,22 @@ A question is what scores depend on beside the method. One for a method that ret
 further subsets: they are units of the same store as the ground truth, of a stream of their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from baselines.method import Bill, Method, Retrained, Size
-from bench.ground_truth import UnitsFailedError, assemble, obtain
+from bench.ground_truth import RecentlyRead, UnitsFailedError, assemble, obtain
 from retrain.examples import Examples
 from retrain.jobs import Unit
 from retrain.store import Store
 from retrain.subsets import attributed_indices
 from retrain.task import Split, Task
 from retrain.train import Plan, choose_device, retrain_units
+
+LEARNT_FROM = RecentlyRead()  # the methods of a run learn from the same retrains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,18 @@ class Question:
         )
 
 
+def most_of_each(questions: Iterable[Question]) -> list[Question]:
+    """Of those that learn from the beginnings of one plan, the one that learns from the most of it."""
+    most: dict[Any, Question] = {}
+    for question in questions:
+        if question.learns_from is not None:
+            plan = replace(question.learns_from, num_subsets=0)
+            known = most.get(plan)
+            if known is None or known.learns_from.num_subsets < question.learns_from.num_subsets:  # type: ignore[union-attr]
+                most[plan] = question
+    return list(most.values())
+
+
 def further_units(question: Question, device: str) -> list[Unit]:
     return [] if question.learns_from is None else retrain_units(question.task, question.learns_from, device)
 
@@ -106,7 +120,8 @@ def further_retrains(question: Question, store: Store, device: str, bill: Bill) 
     assert plan is not None
     with bill.instead_of_the_clock():
         name = f"{question.task.name} further retrains, alpha {plan.alpha:g}, seed {plan.seed}"
-        entries = list(obtain(further_units(question, device), store, name=name, progress=True).values())
+        units = further_units(question, device)
+        entries = list(obtain(units, store, name=name, progress=True, recent=LEARNT_FROM).values())
         found = assemble(question.task, plan, entries)
         if missing := plan.num_subsets - len(found.subsets):
             raise UnitsFailedError(f"{missing} of {plan.num_subsets} further retrains are missing; run the same again")

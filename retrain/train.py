@@ -203,8 +203,9 @@ def retrain_units(task: Task, plan: Plan, device: str) -> list[Unit]:
             f"alpha {plan.alpha:g} of {num_attributed} attributed examples keeps {'all' if kept else 'none'} of them: "
             "subsets would not differ; take another --alpha, or attribute more"
         )
+    first = retrain_unit(task, plan, 0, 0, device)
     return [
-        retrain_unit(task, plan, subset, replicate, device)
+        first.with_config(subset=subset, replicate=replicate)
         for replicate in range(plan.replicates)
         for subset in range(plan.num_subsets)
         if replicate < plan.replicates_of(subset)

@@ -42,7 +42,7 @@ TRAIN_POWERS = (AS_IT_IS, 2, 4, 8)  # of those of a covariance that is given
 QUERY_POWERS = (2, 4, 8)  # of the cosines among queries
 STEP = 0.5  # of log10 t
 LOWEST = -3.0
-SEARCHED = 2000  # subsets that choose
+SEARCHED = 1000  # subsets that choose
 MIXTURE_STEPS = 50
 
 

@@ -67,7 +67,7 @@ def run_units(
     if timeout_min is not None and not timeout_min > 0:
         raise UsageError(f"--timeout-min must be above 0, not {timeout_min}")
     start = time.perf_counter()
-    by_key = {store.key(unit.kind, unit.config): unit for unit in units}
+    by_key = {unit.key: unit for unit in units}
     present = {key for _, key in store.present((unit.kind, key) for key, unit in by_key.items())}
     if len(present) == len(by_key) or (collect and cluster != "slurm"):
         pending = [key for key in by_key if key not in present]

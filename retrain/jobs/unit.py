@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from retrain.entry import KEY, KIND, TABLE, plain_data
+from retrain.entry import KEY, KIND, TABLE, entry_key, plain_data
 from retrain.schema import Text
 from retrain.store import Store
 
@@ -41,6 +43,18 @@ class Unit:
         object.__setattr__(self, "payload", plain_data(self.payload, "payload"))
         if not Text(CALL).accepts(self.call):
             raise ValueError(f'a unit\'s call must read "package.module:function", not {self.call!r}')
+
+    def with_config(self, **changes: Any) -> Unit:
+        """The same work of a configuration that differs in these; what they have in common is not looked at again."""
+        other = copy.copy(self)
+        other.__dict__.pop("key", None)
+        object.__setattr__(other, "config", {**self.config, **plain_data(changes, "config")})
+        return other
+
+    @cached_property
+    def key(self) -> str:
+        """Its entry's in any store."""
+        return entry_key(self.kind, self.config)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "config": self.config, "call": self.call, "payload": self.payload}

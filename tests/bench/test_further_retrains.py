@@ -15,7 +15,7 @@ from baselines.method import Problem, load_method
 from bench import Execution, Experiment, read_experiment, run
 from bench.dry_run import dry_run
 from bench.experiment import Session
-from bench.ground_truth import base_model
+from bench.ground_truth import RecentlyRead, base_model
 from bench.scoring import problem_of
 from bench.variants import build_variants
 from retrain.store import Store
@@ -71,6 +71,31 @@ def test_retrains_are_shared_and_of_a_stream_of_their_own(execution: Execution) 
     rows = [{mask.tobytes() for mask in plan.masks(Planted())} for plan in streams]
     assert not rows[0] & rows[2]
     assert not rows[1] & rows[2]
+
+
+def test_methods_of_a_run_read_a_retrain_once_and_every_change_of_it(
+    execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    inner = Store.read
+    monkeypatch.setattr(
+        Store, "read", lambda store, kind, config: read.append(store.key(kind, config)) or inner(store, kind, config)
+    )
+    few, many = units(0.5, 20, "learn"), units(0.5, 30, "learn")
+    run(small(methods=["datamodel@retrains=20", "datamodel@retrains=30", PRIOR]), execution)
+    assert [read.count(unit.key) for unit in many] == [1] * 30
+    assert [unit.key for unit in few] == [unit.key for unit in many[:20]]
+    recent, store = RecentlyRead(250), Store(execution.cache)  # room for two: 25 queries, four bytes each
+    found = [recent.read(store, unit) for unit in many[:4]]
+    assert recent.num_bytes == 200
+    assert recent.read(store, many[3]) is found[3]
+    assert recent.read(store, many[0]) is not found[0]
+    store.remove_key(many[0].kind, many[0].key)
+    assert recent.read(store, many[0]) is None
+    store.write(many[0].kind, many[0].config, {"losses": np.ones(25, dtype=np.float32)}, {})
+    again = recent.read(store, many[0])
+    assert again is not None
+    assert again.arrays["losses"][0] == 1
 
 
 def test_poisoned_reported_subsets_change_no_score(execution: Execution) -> None:

@@ -383,3 +383,17 @@ def test_flags():
     for bad in (["--cluster", "slurm", "--slurm", "gpu"], ["--slurm", "partition=gpu"], ["--jobs", "0"]):
         with pytest.raises(UsageError):
             cluster_options(parser.parse_args(bad))
+
+
+def test_a_unit_of_another_configuration_has_its_own_key_and_leaves_the_first_alone(store: Store) -> None:
+    first = Unit(kind="square", config={"task": {"n": (1, 2)}, "subset": 0}, call="a.b:c", payload={"device": "cpu"})
+    key = first.key
+    other = first.with_config(subset=np.int64(3))
+    assert (first.config["subset"], first.key) == (0, key)
+    assert other == Unit(
+        kind="square", config={"task": {"n": [1, 2]}, "subset": 3}, call="a.b:c", payload=first.payload
+    )
+    assert [one.key for one in (first, other)] == [store.key(one.kind, one.config) for one in (first, other)]
+    assert first.with_config(subset=0).key == key
+    with pytest.raises(StoreError, match=r"config\.subset"):
+        first.with_config(subset=object())
