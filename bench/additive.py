@@ -8,7 +8,7 @@ come (`bench/metrics/learning_curve.py`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,18 +65,19 @@ def retrains_alone(method: Method, alpha: float) -> int:
     return count if getattr(method, "prior", None) == NONE and kept in (0.0, alpha) else 0
 
 
-def is_shown(numbers: Mapping[str, Any]) -> bool:
-    """Whether the linear ceiling is known well enough to be read; in records of old it is not there.
+def is_known(numbers: Mapping[str, Any]) -> bool:
+    """Whether one seed's linear ceiling is known well enough to be read; in records of old it is not there.
 
-    Ends are cut at 0 and 1: one that lies there says that the interval is wider than it looks. What an additive score
-    could have is no more than what any prediction could: one above the noise ceiling is chance.
+    Ends are cut at 0 and 1: one that lies there says that the interval is wider than it looks.
     """
     low, high = numbers.get("linear_low"), numbers.get("linear_high")
-    if low is None or high is None or not 0 < low <= high < 1 or high - low > WIDEST:
-        return False
-    return not is_above(numbers.get("linear_ceiling"), numbers.get("ceiling"))
+    return low is not None and high is not None and 0 < low <= high < 1 and high - low <= WIDEST
 
 
-def is_above(linear: float | None, noise: float | None) -> bool:
-    """A linear ceiling above the noise ceiling, where that is known."""
-    return linear is not None and noise is not None and linear > noise
+def pooled_linear_ceiling(shares: Sequence[float], noise: float) -> float:
+    """Of the seeds' mean share; NaN where it is above their noise ceiling, if that is known.
+
+    What an additive score could have is no more than what any prediction could: one above it is chance.
+    """
+    found = best_spearman(float(np.mean(shares)))
+    return math.nan if found > noise else found

@@ -20,9 +20,9 @@ import numpy as np
 import pandas as pd
 
 from bench import schemas
-from bench.additive import is_above, is_shown
+from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
-from bench.metrics import best_spearman, mean_and_standard_error
+from bench.metrics import mean_and_standard_error
 from bench.record import RUN_AGAIN
 from retrain.safe_files import SafeFileError, one_line, read_text
 
@@ -152,7 +152,7 @@ def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]
         if measured["reliability"] is None and row.get("ceiling") is not None:
             measured["reliability"] = row["ceiling"] ** 2
         own = {"run_id": record["run_id"], "ceiling_low": ceiling.get("ci_low")}
-        own["linear_share"] = ceiling.get("linear_share") if is_shown(ceiling) else None
+        own["linear_share"] = ceiling.get("linear_share") if is_known(ceiling) else None
         found.append({**known, **row, **measured, **own, **identity.of(row)})
     return found
 
@@ -260,8 +260,6 @@ def _find_ceilings(rows: list[dict[str, Any]]) -> None:
             ratio = row["num_replicates"] / best["num_replicates"]
             row["reliability"] = of_more_replicates(best["reliability"], ratio)
             row["ceiling"] = math.sqrt(row["reliability"])
-            if row["linear_share"] is not None and is_above(best_spearman(row["linear_share"]), row["ceiling"]):
-                row["linear_share"] = None
             if best["ceiling_low"] is not None:
                 row["ceiling_low"] = math.sqrt(of_more_replicates(max(0.0, best["ceiling_low"]) ** 2, ratio))
             row |= {"ceiling_from": best["run_id"], "ceiling_subsets": best["num_subsets_replicated"]}
@@ -291,9 +289,11 @@ def ceiling_over_seeds(cell: pd.DataFrame) -> CeilingOverSeeds:
 
 
 def linear_ceiling_over_seeds(cell: pd.DataFrame) -> float:
-    """Of the mean additive share; NaN unless it is known well enough for every seed."""
+    """NaN unless it is known well enough for every seed."""
     shares = cell.drop_duplicates("seed")["linear_share"]
-    return best_spearman(float(shares.mean())) if len(shares) and shares.notna().all() else math.nan
+    if not len(shares) or shares.isna().any():
+        return math.nan
+    return pooled_linear_ceiling(shares.to_list(), ceiling_over_seeds(cell).value)
 
 
 # ---- over seeds ----

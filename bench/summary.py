@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bench import metrics
-from bench.additive import is_shown
+from bench.additive import is_known, pooled_linear_ceiling
 from bench.rows import RunRows
 from bench.tables import bytes_text, duration, interval, number, table
 
@@ -112,15 +112,15 @@ def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
 
 
 def linear_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:
-    """Of the seeds' mean share; NaN unless every seed's is known well enough."""
-    if not ceilings or not all(map(is_shown, ceilings)):
+    """NaN unless every seed's is known well enough."""
+    if not ceilings or not all(map(is_known, ceilings)):
         return math.nan
-    return metrics.best_spearman(float(np.mean([c["linear_share"] for c in ceilings])))
+    return pooled_linear_ceiling([c["linear_share"] for c in ceilings], pooled_ceiling_of(ceilings))
 
 
 def pooled_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:
     """The square root of the mean reliability: a seed whose own is near 0 then counts as what it is."""
-    found = [c["reliability"] for c in ceilings if c["reliability"] is not None]
+    found = [c["reliability"] for c in ceilings if c.get("reliability") is not None]
     mean = float(np.mean(found)) if found else math.nan
     return math.sqrt(max(mean, 0.0)) if math.isfinite(mean) else math.nan
 

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import schemas, style
+from bench.crowds import without_curves
 from bench.figures.drawing import Drawing, Kind
 from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
-from bench.figures.retraining import without_curves
 from bench.figures.table import markdown_table
 from bench.results import Results, load_results
 from retrain.command import RUNS, Parser, at_least

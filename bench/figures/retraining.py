@@ -6,7 +6,6 @@ the same colour. Seconds are all of them, those of retraining included.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from matplotlib.axes import Axes
 
 import bench.figures.words as words
 from baselines.support.nested import parts_of
+from bench.crowds import METHOD
 from bench.figures.drawing import (
     ALPHA_ATTRIBUTION,
     ALPHA_RETRAIN,
@@ -31,8 +31,6 @@ from bench.identity import USUAL, file_slug
 from bench.results import Results, bars_of, over_seeds
 from bench.style import INK, QUIET, PaperSize, look
 
-METHOD = "datamodel"
-FEW = 6
 NO_PRIOR = USUAL[METHOD]["prior"]
 
 
@@ -40,6 +38,7 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
     for ground, machine, rows in timed_rows(results.rows):
         group = best_scores(rows)
         group = group[group["alpha"].isin(set(group[group["method"] == METHOD]["alpha"]))]
+        group = group[group["truth"].isin(set(group[group["method"] == METHOD]["truth"]))]
         if not len(group):
             continue
         curves = curves_of(group)
@@ -79,17 +78,12 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
         yield Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts=facts)
 
 
-def without_curves(results: Results) -> Results:
-    """For every other figure: where the datamodel comes with many settings, they are curves here and a crowd there."""
-    rows = results.rows
-    own = rows[rows["method"] == METHOD]
-    crowds = [ground for ground, group in own.groupby("ground") if group["series"].nunique() > FEW]
-    return replace(results, rows=rows[(rows["method"] != METHOD) | ~rows["ground"].isin(crowds)])
-
-
 def best_scores(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of every series the rows of the kind of scores with the higher mean LDS; raw where they are equal."""
-    means = rows.groupby(["series", "normalised"])["lds"].mean().unstack()
+    """Of every series the rows of the kind of scores with the higher mean LDS; raw where they are equal.
+
+    A method that is tuned for each kind has a series of each.
+    """
+    means = rows.groupby(["series", "normalised"])["lds"].mean().unstack().fillna(-1)
     better = {name: bool(row.get(True, -1) > row.get(False, -1) + 1e-9) for name, row in means.iterrows()}
     return rows[[bool(kind) == better[name] for name, kind in zip(rows["series"], rows["normalised"])]]
 

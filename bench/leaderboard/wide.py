@@ -1,7 +1,7 @@
 """The leaderboard as people read it: tables a page wide, a line a method, a column a question with its ranks."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.leaderboard.ranking import LeaderboardRow, interval_words
@@ -46,11 +46,11 @@ def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
     made = []
     for group in _tasks(found):
         names = _names(group)
-        costs = _costs(group, names)
         families: dict[str, list[LeaderboardRow]] = {}
         for row in group:
             families.setdefault(_family(row), []).append(row)
-        for family, rows in families.items():
+        for family, rows in _by_truth(families):
+            costs = _costs([*(row for row in rows if row.metric == "lds"), *group], names)
             columns = list(dict.fromkeys(row.column for row in rows))
             tables = math.ceil(len(columns) / MOST_COLUMNS)
             width = math.ceil(len(columns) / tables)
@@ -79,8 +79,18 @@ def _family(row: LeaderboardRow) -> str:
     return f"{name}, {_seeds(row)}"
 
 
+def _by_truth(families: Mapping[str, list[LeaderboardRow]]) -> Iterator[tuple[str, list[LeaderboardRow]]]:
+    """LDS on each truth by itself, since ranks and seconds are within one; other families as they are."""
+    for family, rows in families.items():
+        truths = list(dict.fromkeys(row.truth for row in rows)) if rows[0].metric == "lds" else []
+        if len(truths) < 2:
+            yield family, rows
+        else:
+            yield from ((f"{family}, {truth}", [row for row in rows if row.truth == truth]) for truth in truths)
+
+
 def _costs(group: Sequence[LeaderboardRow], names: Names) -> dict[str, tuple[float, float]]:
-    """Name -> seconds and memory of the first column that has them, LDS where there is one.
+    """Name -> seconds and memory of the first row that has them: LDS where there is one, which is first in a group.
 
     Other records may be of a busier machine.
     """
@@ -198,6 +208,6 @@ def _caption(group: Sequence[LeaderboardRow]) -> str:
     runs = sorted({run for row in group for run in row.record})
     return (
         f"In brackets the rank, a range where paired differences leave a tie ({'; '.join(intervals)}). "
-        f"{'; '.join(truths)}. Seconds on {', '.join(devices)}: fit and scores, median over seeds, of the "
-        f"task's first column that has the method. Runs: {', '.join(runs)}."
+        f"{'; '.join(truths)}. Seconds on {', '.join(devices)}: fit and scores, median over seeds, of the first "
+        f"column of LDS that has the method, here or else of the task. Runs: {', '.join(runs)}."
     )

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bench.additive import LINEAR, is_shown, linear_numbers
+from bench.additive import LINEAR, is_known, linear_numbers
 from bench.ground_truth import GroundTruth
 from bench.metrics import best_spearman
 from bench.summary import linear_ceiling_of, linear_ceiling_text
@@ -35,7 +35,7 @@ def test_a_planted_share_comes_back_from_reported_and_further_subsets(additive: 
     assert found["linear_subsets"] == 460
     assert found["linear_share"] == pytest.approx(expected, abs=0.07)
     assert found["linear_low"] < best_spearman(expected) < found["linear_high"]
-    assert is_shown(found)
+    assert is_known(found)
     assert linear_ceiling_of([found]) == pytest.approx(found["linear_ceiling"])
     assert "from 460 subsets" in linear_ceiling_text([found])
 
@@ -50,7 +50,7 @@ def test_too_few_subsets_and_old_records_show_none() -> None:
     few = linear_numbers(truth(5, 1, "report", 0.5, 0.2), None, np.arange(QUERIES))
     assert few == dict.fromkeys(LINEAR)
     for numbers in (few, {}, {"linear_low": 0.3, "linear_high": 0.8}, {"linear_low": 0.0, "linear_high": 0.1}):
-        assert not is_shown(numbers)
+        assert not is_known(numbers)
         assert linear_ceiling_text([numbers]) == ""
 
 
@@ -61,10 +61,9 @@ KNOWN = {"linear_ceiling": 0.7, "linear_low": 0.62, "linear_high": 0.78, "linear
     ("differs", "shown"),
     [
         ({}, True),
-        ({"ceiling": 0.71}, True),
-        ({"ceiling": math.nan}, True),  # without replicates no noise ceiling is known
-        ({"ceiling": None}, True),
-        ({"ceiling": 0.69}, False),
+        ({"reliability": 0.6}, True),
+        ({"reliability": None}, True),  # without replicates no noise ceiling is known
+        ({"reliability": 0.4}, False),
         ({"linear_ceiling": 0.96, "linear_low": 0.92, "linear_high": 1.0}, False),  # of which the upper end is cut
         ({"linear_ceiling": 0.96, "linear_low": 0.92, "linear_high": 0.99}, True),
         ({"linear_ceiling": 1.0, "linear_low": 1.0, "linear_high": 1.0}, False),
@@ -74,6 +73,12 @@ def test_an_end_that_is_cut_and_a_ceiling_above_the_noise_ceiling_are_not_shown(
     differs: dict[str, float], shown: bool
 ) -> None:
     numbers = {**KNOWN, **differs}
-    assert is_shown(numbers) is shown
+    assert is_known(numbers) is (shown or "reliability" in differs)
     assert math.isfinite(linear_ceiling_of([numbers])) is shown
     assert bool(linear_ceiling_text([numbers])) is shown
+
+
+def test_one_seeds_linear_ceiling_may_be_above_its_noise_ceiling_if_that_of_all_is_not() -> None:
+    chance = [{**KNOWN, "linear_share": 0.5, "reliability": 0.45}, {**KNOWN, "linear_share": 0.4, "reliability": 0.6}]
+    assert math.isnan(linear_ceiling_of(chance[:1]))
+    assert linear_ceiling_of(chance) == pytest.approx(best_spearman(0.45))

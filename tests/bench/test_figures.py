@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
+from bench.crowds import without_curves
 from bench.figures import draw_figures
 from bench.figures.agreement import cell_text
 from bench.figures.command import main
@@ -24,6 +25,7 @@ from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
 from bench.figures.paper import PAPER, reproduce_table
 from bench.figures.pareto import pareto_front
+from bench.figures.retraining import best_scores
 from bench.figures.table import clearly_best, escaped, pairs_by_cell
 from bench.results import load_results
 from bench.style import FORMATS, PaperSize
@@ -395,6 +397,30 @@ def test_ensembles_are_curves_of_one_figure_and_no_crowd_elsewhere(tmp_path: Pat
     few = tmp_path / "few"
     write_run(few, run_id="few000000000", methods=("bif", "bif@models=2"), shares=(0.1,), seeds=(1,), alphas=(0.1,))
     assert len(without_ensembles(load_results(few)).rows)
+
+
+def test_scores_of_one_kind_alone_are_the_better_ones() -> None:
+    rows = pd.DataFrame(
+        [("both", False, 0.3), ("both", True, 0.4), ("raw", False, 0.2), ("normalised", True, 0.5)],
+        columns=["series", "normalised", "lds"],
+    )
+    assert best_scores(rows)["lds"].to_list() == [0.4, 0.2, 0.5]
+
+
+def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path: Path) -> None:
+    """Made by other code of the task, it is a truth of its own: its methods would stand in a second row of panels."""
+    kept: dict[str, Any] = {"shares": (0.1,), "seeds": (1,), "alphas": (0.1,)}
+    write_run(tmp_path, run_id="usual0000000", methods=("bif", "ekfac"), task_settings={"source": "old"}, **kept)
+    many = tuple(f"datamodel@retrains={count}" for count in range(100, 800, 100))
+    known = {label: {"retrains": 100 * (1 + k)} for k, label in enumerate(many)}
+    methods = ("bif", *many)
+    write_run(tmp_path, run_id="retrained000", methods=methods, options=known, task_settings={"source": "new"}, **kept)
+    (drawing,) = draw("retraining", tmp_path)
+    assert drawing.runs == ["retrained000"]
+    assert set(without_curves(load_results(tmp_path)).rows["run_id"]) == {"usual0000000"}
+    alone = tmp_path / "alone"
+    write_run(alone, run_id="retrained000", methods=methods, options=known, **kept)
+    assert set(without_curves(load_results(alone)).rows["method"]) == {"bif"}
 
 
 def test_other_task_settings_have_a_figure_of_their_own(results: Path) -> None:

@@ -117,6 +117,19 @@ def test_one_label_with_two_settings_stays_two_lines(tmp_path: Path) -> None:
     assert sorted(line[0] for line in board.lines) == ["ekfac (damping=0.0001)", "ekfac (damping=1)"]
 
 
+def test_each_truth_has_a_table_and_seconds_of_its_own(tmp_path: Path) -> None:
+    known: dict[str, Any] = {"alphas": (0.1, 0.5), "shares": (0.1,), "seeds": (1,)}
+    write_run(tmp_path, run_id="aa", methods=("ekfac", "bif"), task_settings={"source": "old"}, **known)
+    write_run(tmp_path, run_id="bb", methods=("ekfac", "kfac"), task_settings={"source": "new"}, **known)
+    found = [replace(row, seconds=1.0 if row.record == ("aa",) else 2.0) for row in rows(tmp_path)]
+    made = boards(found)
+    assert len({board.title for board in made}) == 2
+    for board in made:
+        ours = {"bif": "1.0", "kfac": "2.0"}[({line[0] for line in board.lines} - {"ekfac"}).pop()]
+        assert [line[-2] for line in board.lines] == [ours, ours]
+        assert board.header[1:-2] == [f"LDS, alpha {a}, {kind}" for a in (0.1, 0.5) for kind in ("raw", "normalised")]
+
+
 def test_tables_fit_a_page(tmp_path: Path) -> None:
     """Families of metrics and sets of seeds have tables of their own, without lines of dashes; seconds are LDS's."""
     both: dict[str, Any] = {"shares": (1.0,), "task": "digits", "protocols": ("scratch",)}

@@ -9,7 +9,14 @@ import pandas as pd
 import pytest
 
 from bench.identity import settings_words
-from bench.results import EXPERIMENT, bars_of, ceiling_over_seeds, load_results, over_seeds
+from bench.results import (
+    EXPERIMENT,
+    bars_of,
+    ceiling_over_seeds,
+    linear_ceiling_over_seeds,
+    load_results,
+    over_seeds,
+)
 from tests.helpers.synthetic_results import METHODS, write_run
 
 ONE: dict[str, Any] = {"shares": (0.1,), "alphas": (0.1,), "seeds": (1,)}
@@ -282,7 +289,7 @@ def test_a_linear_ceiling_above_a_borrowed_noise_ceiling_is_not_shown(
     change_record(replicated, {"ceiling": 0.6**0.5, "reliability": 0.6, "num_replicates": 2})
     rows = load_results(tmp_path).rows
     rows = rows[rows["method"] == "bif"]  # whose noise ceiling is the root of 0.43
-    assert set(rows["linear_share"].notna()) == {shown}
+    assert np.isfinite(linear_ceiling_over_seeds(rows)) == shown
 
 
 def test_ceilings_of_seeds_are_pooled_as_reliabilities() -> None:
