@@ -64,7 +64,10 @@ def make_units(units: Sequence[Unit], store: Store, *, force: bool = False, **jo
 
 
 class RecentlyRead:
-    """Entries as they were read and verified, for as long as their files stay as they are; the last GiB of them."""
+    """Entries as they were read and verified, for as long as their files stay as they are; the last GiB of them.
+
+    Whoever asks gets the same arrays, which nobody can write to.
+    """
 
     def __init__(self, most_bytes: int = 2**30):
         self.most_bytes, self.num_bytes = most_bytes, 0
@@ -79,6 +82,8 @@ class RecentlyRead:
         self._forget(place)
         entry = store.read(unit.kind, unit.config)
         if entry is not None and stamp is not None:
+            for array in entry.arrays.values():
+                array.setflags(write=False)
             self._found[place] = (stamp, entry)
             self.num_bytes += _array_bytes(entry)
             while self.num_bytes > self.most_bytes:

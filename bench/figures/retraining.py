@@ -81,11 +81,15 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
 def best_scores(rows: pd.DataFrame) -> pd.DataFrame:
     """Of every series the rows of the kind of scores with the higher mean LDS; raw where they are equal.
 
-    A method that is tuned for each kind has a series of each.
+    A method that is tuned for each kind has a series of each under one label: the better of the two.
     """
-    means = rows.groupby(["series", "normalised"])["lds"].mean().unstack().fillna(-1)
-    better = {name: bool(row.get(True, -1) > row.get(False, -1) + 1e-9) for name, row in means.iterrows()}
-    return rows[[bool(kind) == better[name] for name, kind in zip(rows["series"], rows["normalised"])]]
+    means = rows.groupby(["label", "series", "normalised"])["lds"].mean().reset_index()
+    kinds = means.groupby("series")["normalised"].transform("nunique")
+    one = means["series"].where(kinds > 1, means["label"])  # what is shown once
+    means["lds"] += np.where(means["normalised"], 0.0, 1e-9)
+    best = means.loc[means.groupby(one)["lds"].idxmax()]
+    shown = set(zip(best["series"], best["normalised"]))
+    return rows[[pair in shown for pair in zip(rows["series"], rows["normalised"])]]
 
 
 def retrains_of(rows: pd.DataFrame) -> pd.Series:
@@ -135,7 +139,7 @@ def retraining_panel(
     for name, shape in points.items():
         if len(cell := rows[rows["series"] == name]):
             _bars(axis, [cell], shape | {"linestyle": "none"})
-    for shape in curves.values():
+    for shape in sorted(curves.values(), key=lambda one: len(one["series"])):  # no point upon a curve
         cells = [cell for name in shape["series"] if len(cell := rows[rows["series"] == name])]
         if cells:
             _bars(axis, cells, {name: value for name, value in shape.items() if name != "series"})

@@ -10,6 +10,7 @@ from retrain.errors import UsageError
 
 ROW_CHOICES = ("task", "protocol", "metric", "scores", "alpha")
 MOST_COLUMNS = 5  # of questions in one table, so that it fits a page beside method, seconds and memory
+RETRAINS = "datamodel"  # the method whose seconds depend on alpha
 LARGE = 100.0  # from here on three digits behind the point say nothing
 Names = dict[tuple[str, str, str], str]  # column, label, settings -> what a line is called
 
@@ -80,13 +81,29 @@ def _family(row: LeaderboardRow) -> str:
 
 
 def _by_truth(families: Mapping[str, list[LeaderboardRow]]) -> Iterator[tuple[str, list[LeaderboardRow]]]:
-    """LDS on each truth by itself, since ranks and seconds are within one; other families as they are."""
+    """LDS on each truth by itself, since ranks and seconds are within one; other families as they are.
+
+    So is each alpha of a truth where a method retrains by itself, which takes other seconds.
+    """
     for family, rows in families.items():
-        truths = list(dict.fromkeys(row.truth for row in rows)) if rows[0].metric == "lds" else []
-        if len(truths) < 2:
+        if rows[0].metric != "lds":
             yield family, rows
-        else:
-            yield from ((f"{family}, {truth}", [row for row in rows if row.truth == truth]) for truth in truths)
+            continue
+        known = f"task {rows[0].task}, protocol {rows[0].protocol}, "  # which the title has
+        for words, own in _parted(rows, ("ground", "truth")):
+            retrains = len({row.alpha for row in own}) > 1 and any(row.method == RETRAINS for row in own)
+            for more, some in _parted(own, ("alpha",)) if retrains else [("", own)]:
+                yield f"{family}{words.replace(known, '')}{more}", some
+
+
+def _parted(rows: Sequence[LeaderboardRow], names: Sequence[str]) -> list[tuple[str, list[LeaderboardRow]]]:
+    """Rows that are alike in these, with the words of what tells them from the others."""
+    parts: dict[tuple[object, ...], list[LeaderboardRow]] = {}
+    for row in rows:
+        parts.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
+    telling = [k for k, name in enumerate(names) if len({key[k] for key in parts}) > 1]
+    told = {key: [f"alpha {key[k]:g}" if names[k] == "alpha" else str(key[k]) for k in telling] for key in parts}
+    return [("".join(f", {text}" for text in told[key]), own) for key, own in parts.items()]
 
 
 def _costs(group: Sequence[LeaderboardRow], names: Names) -> dict[str, tuple[float, float]]:

@@ -156,7 +156,7 @@ class Evidence:
         sets = [(PAPER_LABELS, False), *((own, True) for own in TUNED_LABELS.values())] if labels is None else []
         if labels is not None:
             sets = [(dict(labels), False)]
-        for (ground, _, share), here in rows[PLACE_NEEDS].groupby(["ground", "truth", "alpha_attribution"], sort=True):
+        for (ground, share, _), here in rows[PLACE_NEEDS].groupby(["ground", "alpha_attribution", "truth"], sort=True):
             seen = set()
             for own, tuned in sets:
                 there = set(here["label"])

@@ -252,7 +252,7 @@ class Cifar10(Task):
         if engine not in self._losses_of:
             if not self._queries:
                 self._queries.append(self.resident(self.query_data, engine.device))
-                torch.cuda.synchronize(engine.device)  # others read them on streams of their own
+                torch.cuda.synchronize(engine.device)  # whatever stream reads them next
             queries = self._queries[0]
 
             def losses(model: nn.Module) -> Tensor:

@@ -401,10 +401,18 @@ def test_ensembles_are_curves_of_one_figure_and_no_crowd_elsewhere(tmp_path: Pat
 
 def test_scores_of_one_kind_alone_are_the_better_ones() -> None:
     rows = pd.DataFrame(
-        [("both", False, 0.3), ("both", True, 0.4), ("raw", False, 0.2), ("normalised", True, 0.5)],
-        columns=["series", "normalised", "lds"],
-    )
-    assert best_scores(rows)["lds"].to_list() == [0.4, 0.2, 0.5]
+        [
+            ("one", "both", False, 0.3), ("one", "both", True, 0.4),
+            ("tuned", "for raw", False, 0.2), ("tuned", "for normalised", True, 0.5),
+            ("two settings", "first", False, 0.1), ("two settings", "first", True, 0.1),
+            ("two settings", "second", False, 0.2), ("two settings", "second", True, 0.1),
+        ],
+        columns=["label", "series", "normalised", "lds"],
+    )  # fmt: skip
+    found = best_scores(rows)
+    assert list(zip(found["series"], found["normalised"])) == [
+        ("both", True), ("for normalised", True), ("first", False), ("second", False),
+    ]  # fmt: skip
 
 
 def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path: Path) -> None:
