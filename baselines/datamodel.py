@@ -42,7 +42,7 @@ class Datamodel(Method):
 
     retrains: int = 500  # models retrained on subsets of its own
     alpha: float = 0.0  # share of the attributed examples that these keep; 0: the asked one
-    prior: str = method_option()  # or a method, with its options behind +: ekfac+damping:1e-4
+    prior: str = method_option()  # none, or a method, with its options behind +: ekfac+damping:1e-4
     covariance: str = LIKELIER  # of the weights: "queries" (P'P), "train" (scores among training examples), or either
     outcome: str = "ranks"  # what is regressed: each query's losses as normal quantiles of their ranks, or "losses"
 

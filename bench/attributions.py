@@ -15,6 +15,7 @@ from bench.ensembles import Ensemble
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import make_units, obtain
 from bench.variants import Variant
+from retrain.errors import UsageError
 
 ScoreKind = Literal["raw", "normalised"]
 SCORE_CHOICES = {"raw": ("raw",), "normalised": ("normalised",), "both": ("raw", "normalised")}
@@ -62,9 +63,16 @@ class Answered:
 SeedAndShare = tuple[int, float]  # seed, share
 
 
-def answering_session(experiment: Experiment, execution: Execution) -> Session:
-    """A session that keeps score matrices whatever their size."""
+def answering_session(experiment: Experiment, execution: Execution, has_alpha: bool = False) -> Session:
+    """A session that keeps score matrices whatever their size; `has_alpha`: the question names the share kept."""
     session = Session(experiment, replace(execution, keep_scores="always"))
+    for variant in session.active:
+        count, kept = variant.method.further_subsets()
+        if count and not kept and not has_alpha:
+            raise UsageError(
+                f"{variant.label} retrains by itself, and nothing here says which share of the examples its subsets "
+                f"keep; say it as {variant.method.name}@alpha=0.9"
+            )
     session.say_who_is_missing()
     return session
 

@@ -150,7 +150,7 @@ def check_bank(folder: Path) -> tuple[str, bool]:
 
 def export_scores(experiment: Experiment, execution: Execution, out: Path, scores: str) -> list[Path]:
     """Every method's matrix in a file of its own, and scores.json, which says what rows and columns are."""
-    session = answering_session(experiment, execution)
+    session = answering_session(experiment, execution, has_alpha=True)
     _say(session)
     made: list[Path] = []
     told: dict[str, Mapping[str, Any]] = {}

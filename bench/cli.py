@@ -28,6 +28,7 @@ COMMANDS = {
     "tune": ("bench.tune", "choose every method's settings by one rule, on queries and subsets of their own"),
     "sweep": ("bench.sweep", "LDS against settings, or against what is spent"),
     "speed": ("bench.speed", "time methods against each other"),
+    "retrain_speed": ("bench.retrain_speed", "how many models a task retrains in a second"),
     "scaling": ("bench.scaling", "time and memory across the Pythia suite; --estimate predicts a run"),
     "truth": ("bench.truth", "ground truth of others, and ours for others"),
     "bank": ("bench.bank", "ground truth and recorded predictions to compete on, without a GPU"),

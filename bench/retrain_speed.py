@@ -116,10 +116,13 @@ def timed_both_ways(task: Any, plan: Any, device: str, repeats: int) -> dict[str
 
 
 def retrain_table(rows: list[dict[str, Any]], description: str, device: str) -> str:
-    head = ["alpha", "examples", "retrains/s", "plain/s", "same bits again", "|difference| from plain",
-            "of replicates", "correlation with plain", "of replicates"]  # fmt: skip
+    several = len({row["seed"] for row in rows}) > 1
+    head = ["seed"] if several else []
+    head += ["alpha", "examples", "retrains/s", "plain/s", "same bits again", "|difference| from plain",
+             "of replicates", "correlation with plain", "of replicates"]  # fmt: skip
     lines = [
         [
+            *([str(row["seed"])] if several else []),
             f"{row['alpha']:g}",
             f"{row['num_kept']:,}",
             number(row["a_second"], 1),

@@ -144,34 +144,40 @@ def _variants_of(
             for option, value in spelling.options.items()
         )
     recommended = task.method_settings.get(plain.name, {})
-    own = {**own, **nested_settings(plain, {**recommended, **own}, task, settings)}
+    nested, whose = nested_settings(plain, {**recommended, **own}, task, settings)
+    own = {**own, **nested}
     instead = relative_of(own)  # damping=1e-8 takes the place of a tuned relative_damping
     made: dict[Kinds, Method] = {
         kind: load_method(name, **{**recommended, **{o: v for o, v in extra.items() if o not in instead}, **own})
         for kind, extra in chosen.items()
     }
     if own:
-        origin = changed_origin(origin)
+        origin = "; ".join([changed_origin(origin), *(f"{option} {of}" for option, of in whose.items())])
     if len(set(made.values())) == 1:
         return [Variant(next(iter(made.values())), label, "both", origin, name)]
     return [Variant(method, label, kind, origin, name) for kind, method in made.items()]
 
 
-def nested_settings(method: Method, options: Mapping[str, Any], task: Task, settings: str) -> dict[str, Any]:
+def nested_settings(
+    method: Method, options: Mapping[str, Any], task: Task, settings: str
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Option -> text of every method that is this one's option, with the settings that a row of its own would have.
 
-    Those for train-normalised scores, which is how it is used there.
+    Those for train-normalised scores, which is how it is used there; and option -> whose they are, if not its defaults.
     """
     found: dict[str, Any] = {}
+    whose: dict[str, str] = {}
     for option in fields(method):
         text = options.get(option.name, option.default)
         if option.metadata.get("method") and text != NONE:
             name, given = parts_of(str(text))
             inner = load_method(name)
-            _, chosen = settings_of(inner, task, "auto" if settings == "tuned" else settings)
+            origin, chosen = settings_of(inner, task, "auto" if settings == "tuned" else settings)
+            if chosen["normalised"]:
+                whose[option.name] = changed_origin(origin) if given else origin
             recommended = task.method_settings.get(inner.name, {})
             found[option.name] = nested_text(name, {**recommended, **chosen["normalised"], **given})
-    return found
+    return found, whose
 
 
 def _described(content: Mapping[str, Any], task: Task) -> Variant:

@@ -309,7 +309,9 @@ def check_out(folder: str) -> None:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f'--out "{folder}" cannot be made: {error.strerror}') from None
+        raise UsageError(f'--out "{folder}" cannot be made: {error.strerror}; give another folder') from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f'--out "{folder}" cannot be written to; give another folder')
 
 
 # ---- exit codes ----

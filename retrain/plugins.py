@@ -7,6 +7,7 @@ this repository is named by its file, `path/to/mine.py` (`path/to/mine.py:ClassN
 """
 
 import ast
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -79,9 +80,10 @@ def find(package: str, interface: str, base: type[Plugin], name: str) -> type[Pl
         return _the_class(module, match["cls"], base, name)
     choices = available(package, interface)
     if name not in choices:
+        meant = difflib.get_close_matches(name, choices, 1)
         raise UsageError(
             f'unknown {interface} "{name}"; available: {", ".join(choices)}, or a file of yours (mine.py), or '
-            "package.module:ClassName"
+            f"package.module:ClassName{f'; did you mean {meant[0]}?' if meant else ''}"
         )
     try:
         module = importlib.import_module(choices[name])

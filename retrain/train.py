@@ -229,12 +229,23 @@ def train_one(store: Store, unit: Unit) -> Entry:
             losses = task.retrained_losses(attributed[kept], init_seed=init_seed, order_seed=order_seed, device=device)
     record = {
         "seconds": seconds(),
+        "first": _is_first(unit.payload["task"]),
         "device": describe_device(device),
         "code": code_fingerprint(),
         "num_kept": int(kept.sum()),
         "mean_loss": _finite(losses.mean()),
     }
     return store.write(unit.kind, unit.config, {"losses": losses.numpy()}, record)
+
+
+_BEGUN: set[str] = set()  # tasks that this process has retrained
+
+
+def _is_first(specification: str) -> bool:
+    """Whether these seconds hold what a process takes to start: imports, a device's context, compilation."""
+    first = specification not in _BEGUN
+    _BEGUN.add(specification)
+    return first
 
 
 def _replayed(task: Task, attributed: np.ndarray, kept: np.ndarray, seed: int, device: torch.device) -> nn.Module:

@@ -9,6 +9,7 @@ from dataclasses import field, fields
 from typing import Any
 
 from baselines.method import Method, load_method
+from retrain.errors import UsageError
 
 NONE = "none"
 _NEXT = re.compile(r"\+(?=[A-Za-z_]\w*:)")  # 1e+4 is a number
@@ -30,6 +31,8 @@ def nested_method(text: str) -> Method | None:
     if text == NONE:
         return None
     name, options = parts_of(text)
+    if not name or "=" in text:
+        raise UsageError(f'"{text}" is no method; expected none, a name, or one with options: ekfac+damping:1e-4')
     return load_method(name, **options)
 
 

@@ -13,10 +13,11 @@ beside the pictures holds their captions and the runs behind them.
 import argparse
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,8 +30,9 @@ from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
 from bench.figures.table import markdown_table
 from bench.results import Results, load_results
-from retrain.command import RUNS, Parser, at_least
+from retrain.command import RUNS, Parser, at_least, check_out, guarded
 from retrain.processes import die_with
+from retrain.progress import progress_bar
 from retrain.safe_files import SafeFileError, write_whole
 
 EVERY_DATAMODEL = ("retraining", "table")  # figures that show every setting of the datamodel
@@ -129,16 +131,35 @@ def draw_all(
     if processes < 2 or len(calls) < 2:
         return [draw_kind(*call) for call in calls]
     context, driver = get_context("fork"), os.getpid()
-    with ProcessPoolExecutor(processes, context, die_with, (driver,)) as pool:  # none draws on when this one is killed
+    pool = ProcessPoolExecutor(processes, context, _start_drawing, (driver,))
+    try:
         # The kinds that take longest are started first.
         slow = sorted(calls, key=lambda call: call[0] not in ("seeds", "sweep", "pareto"))
         waiting = {call[0]: pool.submit(draw_kind, *call) for call in slow}
+        for _ in progress_bar(as_completed(waiting.values()), total=len(waiting), description="kinds of figures"):
+            pass
         return [waiting[call[0]].result() for call in calls]
+    except BaseException:
+        for worker in list(pool._processes.values()):  # or else they draw on, and this one waits for them
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_drawing(driver: int) -> None:
+    """In a worker: Ctrl-C is the driver's, and nobody draws on when that is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(driver)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
+    return guarded(parser.prog, lambda: draw(parser, arguments), "what is drawn is kept; figures.json is as it was")
+
+
+def draw(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     if arguments.list:
         for kind in KINDS:
             paper = f" (paper: {', '.join(kind.paper)})" if kind.paper else ""
@@ -158,10 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f'--methods names "{unknown[0]}", which no run has; there are: {", ".join(sorted(known))}')
         results = results.only(arguments.methods)
     out = Path(arguments.out or Path(arguments.results) / "figures")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f'--out "{out}" cannot be made: {error.strerror}')
+    check_out(str(out))
     size = style.PaperSize(arguments.width, arguments.font_size)
     processes = arguments.processes or min(4, os.cpu_count() or 1)
     problems = list(results.problems)

@@ -46,7 +46,7 @@ def show_or_write(arguments: argparse.Namespace) -> int:
     results = load_results(folder)
     found = rows_with(rows(results), **{name: getattr(arguments, name) for name in ROW_CHOICES})
     if not found:
-        raise UsageError(f"{folder} holds no rows; run `python -m bench.lds --out {folder}` first")
+        raise UsageError(f"{folder} holds no rows; run `python -m bench.lds --alpha 0.1 --out {folder}` first")
     for board in boards(found, arguments.wide):
         print(f"{board.title}\n{table(board.header, board.lines)}\n{board.caption}\n")
     for problem in results.problems:

@@ -3,6 +3,10 @@ named."""
 
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -637,3 +641,30 @@ def test_bad_arguments_are_one_line(results: Path, capsys: pytest.CaptureFixture
         assert stop.value.code == 2
         assert text in said
         assert said.count("\n") == 1
+
+
+def test_drawing_stops_when_it_is_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group: the workers leave it to the driver, which ends them and says one line."""
+    write_run(tmp_path / "runs")
+    slow = """
+import sys, time
+import bench.figures.command as command
+def draw_kind(*call):
+    print("drawing", flush=True)
+    time.sleep(60)
+draw_kind.__module__ = command.__name__  # as workers know it
+command.draw_kind = draw_kind
+sys.exit(command.main(["--results", "runs", "--processes", "2"]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "drawing\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1].startswith("python -m bench.figures: interrupted")
+    assert "Traceback" not in errors

@@ -12,12 +12,15 @@ import pytest
 
 from baselines.kfac import KFAC
 from baselines.method import Problem, load_method
+from baselines.support.nested import nested_method
 from bench import Execution, Experiment, read_experiment, run
 from bench.dry_run import dry_run
 from bench.experiment import Session
 from bench.ground_truth import RecentlyRead, base_model
+from bench.question import seconds_of
 from bench.scoring import problem_of
 from bench.variants import build_variants
+from retrain.errors import UsageError
 from retrain.store import Store
 from retrain.tasks import load_task
 from retrain.train import Plan, retrain_units
@@ -236,3 +239,29 @@ def test_killed_and_rerun_nothing_is_lost_or_done_twice(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
     assert entries(tmp_path / "cache") == before
     assert len(before) == 4 + 16
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [([(3.0, True), (0.1, False), (0.3, False), (0.2, False)], 0.8), ([(3.0, True)], 3.0), ([(0.1, None)], 0.1)],
+)
+def test_the_start_of_a_process_is_no_second_of_a_method(told: list[tuple[float, bool | None]], seconds: float) -> None:
+    records = [{"seconds": value} | ({} if first is None else {"first": first}) for value, first in told]
+    assert seconds_of(records) == pytest.approx(seconds)
+
+
+def test_a_prior_says_whose_settings_it_has() -> None:
+    task = load_task("digits")
+    for asked, origin in (
+        ("datamodel@prior=kfac", "as asked; prior tuned"),
+        ("datamodel@prior=bif+draws:20", "as asked; prior tuned, changed"),
+        ("datamodel@prior=random", "as asked"),
+    ):
+        (variant,) = build_variants([asked], task, {})
+        assert variant.origin == origin
+
+
+@pytest.mark.parametrize("prior", ["", "bif+draws=20"])
+def test_a_prior_that_is_no_method_says_how_one_is_spelled(prior: str) -> None:
+    with pytest.raises(UsageError, match=r"expected none, a name, or one with options: ekfac\+damping:1e-4"):
+        nested_method(prior)

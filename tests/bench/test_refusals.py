@@ -1,5 +1,6 @@
 """The commands of questions beside LDS: what cannot be is refused in one line, before anything is trained."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,3 +205,25 @@ def test_defaults_stand_in_the_help(main: Main, lines: list[str], capsys: pytest
         main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert all(line in text for line in lines)
+
+
+@pytest.mark.parametrize("main", [counterfactual, mislabel.main, agreement.main, leave_one_out.main])
+def test_who_retrains_must_say_what_its_subsets_keep(
+    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = said(main, words(tmp_path, "--methods", "datamodel@retrains=20", "random"), capsys)
+    assert code == 2
+    assert "datamodel@retrains=20 retrains by itself" in error
+    assert error.strip().endswith("say it as datamodel@alpha=0.9")
+    assert not entries(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("runs") and access(path, mode))
+    code, error = said(agreement.main, words(tmp_path), capsys)
+    assert code == 2
+    assert error.strip().endswith('runs" cannot be written to; give another folder')
+    assert not entries(tmp_path)
