@@ -116,7 +116,7 @@ def timed_both_ways(task: Any, plan: Any, device: str, repeats: int) -> dict[str
 
 
 def retrain_table(rows: list[dict[str, Any]], description: str, device: str) -> str:
-    several = len({row["seed"] for row in rows}) > 1
+    several = len({row.get("seed") for row in rows}) > 1
     head = ["seed"] if several else []
     head += ["alpha", "examples", "retrains/s", "plain/s", "same bits again", "|difference| from plain",
              "of replicates", "correlation with plain", "of replicates"]  # fmt: skip

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,8 @@ def draw_all(
             pass
         return [waiting[call[0]].result() for call in calls]
     except BaseException:
-        for worker in list(pool._processes.values()):  # or else they draw on, and this one waits for them
-            worker.terminate()
+        for worker in active_children():  # or else they draw on, and this one waits for them
+            worker.kill()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -156,10 +156,12 @@ def _start_drawing(driver: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
-    return guarded(parser.prog, lambda: draw(parser, arguments), "what is drawn is kept; figures.json is as it was")
+    return guarded(
+        parser.prog, lambda: draw_chosen(parser, arguments), "what is drawn is kept; figures.json is as it was"
+    )
 
 
-def draw(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+def draw_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     if arguments.list:
         for kind in KINDS:
             paper = f" (paper: {', '.join(kind.paper)})" if kind.paper else ""
