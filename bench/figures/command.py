@@ -32,11 +32,12 @@ from bench.figures.table import markdown_table
 from bench.results import Results, load_results
 from retrain.command import RUNS, Parser, at_least, check_out, guarded
 from retrain.processes import die_with
-from retrain.progress import progress_bar
+from retrain.progress import Progress, counting
 from retrain.safe_files import SafeFileError, write_whole
 
 EVERY_DATAMODEL = ("retraining", "table")  # figures that show every setting of the datamodel
 EVERY_ENSEMBLE = ("ensembles", "table")  # and every number of base models
+CALLS: list[Any] = []  # of `draw_kind`, for the workers
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -124,27 +125,40 @@ def save_drawing(drawing: Drawing, path: Path, formats: Iterable[str]) -> list[s
 
 
 def draw_all(
-    kinds: Sequence[Kind], results: Results, size: style.PaperSize, out: Path, formats: Sequence[str], processes: int
+    kinds: Sequence[Kind],
+    results: Results,
+    size: style.PaperSize,
+    out: Path,
+    formats: Sequence[str],
+    processes: int,
+    told: Progress = lambda _done, _total: None,
 ) -> list[Drawn]:
     """In order of the kinds, drawn in as many processes: forked, so that none imports or reads anything again."""
     calls = [(kind.name, results, size, out, tuple(formats)) for kind in kinds]
     if processes < 2 or len(calls) < 2:
         return [draw_kind(*call) for call in calls]
+    # Workers have the results by their fork: sent, they would fill a pipe that nobody empties after an interrupt.
+    CALLS[:] = calls
     context, driver = get_context("fork"), os.getpid()
     pool = ProcessPoolExecutor(processes, context, _start_drawing, (driver,))
     try:
+        told(0, len(calls))
         # The kinds that take longest are started first.
-        slow = sorted(calls, key=lambda call: call[0] not in ("seeds", "sweep", "pareto"))
-        waiting = {call[0]: pool.submit(draw_kind, *call) for call in slow}
-        for _ in progress_bar(as_completed(waiting.values()), total=len(waiting), description="kinds of figures"):
-            pass
-        return [waiting[call[0]].result() for call in calls]
+        slow = sorted(range(len(calls)), key=lambda number: calls[number][0] not in ("seeds", "sweep", "pareto"))
+        waiting = {number: pool.submit(_draw_number, number) for number in slow}
+        for done, _ in enumerate(as_completed(waiting.values()), 1):
+            told(done, len(calls))
+        return [waiting[number].result() for number in range(len(calls))]
     except BaseException:
         for worker in active_children():  # or else they draw on, and this one waits for them
             worker.kill()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _draw_number(number: int) -> Drawn:
+    return draw_kind(*CALLS[number])
 
 
 def _start_drawing(driver: int) -> None:
@@ -187,7 +201,9 @@ def draw_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) 
     problems = list(results.problems)
     index: dict[str, Any] = {}
     missing: list[Kind] = []
-    for kind, drawn in zip(chosen, draw_all(chosen, results, size, out, arguments.formats, processes), strict=True):
+    with counting(True, "kinds of figures") as told:
+        found = draw_all(chosen, results, size, out, arguments.formats, processes, told)
+    for kind, drawn in zip(chosen, found, strict=True):
         index |= dict(drawn.entries)
         problems += [problem for problem in drawn.problems if problem not in problems]
         for _, entry in drawn.entries:

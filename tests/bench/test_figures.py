@@ -647,8 +647,9 @@ def test_drawing_stops_when_it_is_interrupted(tmp_path: Path) -> None:
     """Ctrl-C goes to the whole group: the workers leave it to the driver, which ends them and says one line."""
     write_run(tmp_path / "runs")
     slow = """
-import sys, time
+import signal, sys, time
 import bench.figures.command as command
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background would ignore
 def draw_kind(*call):
     print("drawing", flush=True)
     time.sleep(60)
