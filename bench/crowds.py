@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bench.results import Results
 
-METHOD = "datamodel"
+DATAMODEL = "datamodel"
 FEW = 6  # settings that are no crowd
 
 
@@ -14,11 +14,11 @@ def without_curves(results: Results) -> Results:
     And without the other methods of their runs, which are their priors, if the ground was measured elsewhere too.
     """
     rows = results.rows
-    counts = rows[rows["method"] == METHOD].groupby("ground")["series"].nunique()
+    counts = rows[rows["method"] == DATAMODEL].groupby("ground")["series"].nunique()
     crowded = rows["ground"].isin(counts[counts > FEW].index)
-    runs = set(rows[crowded & (rows["method"] == METHOD)]["run_id"])
+    runs = set(rows[crowded & (rows["method"] == DATAMODEL)]["run_id"])
     other = ~rows["run_id"].isin(runs)
     truths = ["ground", "truth"]
     alone = ~other.groupby([rows[name] for name in truths]).transform("any")  # a truth of such runs alone
     elsewhere = other.groupby(rows["ground"]).transform("any")
-    return replace(results, rows=rows[~crowded | ((rows["method"] != METHOD) & ~(alone & elsewhere))])
+    return replace(results, rows=rows[~crowded | ((rows["method"] != DATAMODEL) & ~(alone & elsewhere))])

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 import bench.figures.words as words
 from baselines.support.nested import parts_of
-from bench.crowds import METHOD
+from bench.crowds import DATAMODEL
 from bench.figures.drawing import (
     ALPHA_ATTRIBUTION,
     ALPHA_RETRAIN,
@@ -31,18 +31,18 @@ from bench.identity import USUAL, file_slug
 from bench.results import Results, bars_of, over_seeds
 from bench.style import INK, QUIET, PaperSize, look
 
-NO_PRIOR = USUAL[METHOD]["prior"]
+NO_PRIOR = USUAL[DATAMODEL]["prior"]
 
 
 def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
     for ground, machine, rows in timed_rows(results.rows):
         group = best_scores(rows)
-        group = group[group["alpha"].isin(set(group[group["method"] == METHOD]["alpha"]))]
-        group = group[group["truth"].isin(set(group[group["method"] == METHOD]["truth"]))]
+        group = group[group["alpha"].isin(set(group[group["method"] == DATAMODEL]["alpha"]))]
+        group = group[group["truth"].isin(set(group[group["method"] == DATAMODEL]["truth"]))]
         if not len(group):
             continue
         curves = curves_of(group)
-        others = group[group["method"] != METHOD]
+        others = group[group["method"] != DATAMODEL]
         points = series_shapes(others) if len(others) else {}
         places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
         alphas = sorted(group["alpha"].unique())
@@ -63,7 +63,7 @@ def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
         bars = f"Bars: {bars_of(group.groupby(['alpha_attribution', 'truth', 'alpha', 'series']).size())}."
         description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
         title = f"{description}: what retraining buys"
-        counts = f"Retrains of the datamodel: {words.span(retrains_of(group[group['method'] == METHOD]))}."
+        counts = f"Retrains of the datamodel: {words.span(retrains_of(group[group['method'] == DATAMODEL]))}."
         kinds = "Raw or train-normalised scores, whichever a method does better with."
         settings = words.settings_text(others, prior_settings(group))
         notes = [f"{counts} {kinds}", words.frame_notes(bars, group)[0], settings]
@@ -103,7 +103,7 @@ def priors_of(own: pd.DataFrame) -> list[str]:
 def prior_settings(group: pd.DataFrame) -> list[str]:
     """Every prior's once, however many rows learn from it; what else a curve has is in its name."""
     found = []
-    for prior in priors_of(group[group["method"] == METHOD]):
+    for prior in priors_of(group[group["method"] == DATAMODEL]):
         method, options = parts_of(prior)
         told = ", ".join(f"{name}={value.removesuffix('.0')}" for name, value in options.items())
         found += [f"prior {look(method)['label']}: {told}"] if told else []
@@ -113,15 +113,15 @@ def prior_settings(group: pd.DataFrame) -> list[str]:
 def curves_of(group: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Name -> look of every curve, in the colour of its prior's method, and its series in the order of retrains."""
     found: dict[str, dict[str, Any]] = {}
-    own = group[group["method"] == METHOD].drop_duplicates("series").assign(retrains=lambda rows: retrains_of(rows))
+    own = group[group["method"] == DATAMODEL].drop_duplicates("series").assign(retrains=lambda rows: retrains_of(rows))
     priors = priors_of(own)
     for _, row in own.sort_values("retrains").iterrows():
         options = json.loads(row["options"])
         prior = str(options.pop("prior", NO_PRIOR))
-        usual = {**USUAL[METHOD], "retrains": options["retrains"]}
+        usual = {**USUAL[DATAMODEL], "retrains": options["retrains"]}
         apart = "".join(f", {name}={value}" for name, value in options.items() if usual.get(name) != value)
         method = prior.partition("+")[0]
-        shape = look(METHOD if prior == NO_PRIOR else method)
+        shape = look(DATAMODEL if prior == NO_PRIOR else method)
         name = "retraining alone" if prior == NO_PRIOR else f"retraining, prior {shape['label']}"
         if sum(other.partition("+")[0] == method for other in priors) > 1:  # else the note below has its settings
             name += prior.removeprefix(method)
@@ -145,7 +145,7 @@ def retraining_panel(
             _bars(axis, cells, {name: value for name, value in shape.items() if name != "series"})
     for label, style in CEILINGS.items():
         # Other methods' records may be of other seeds, or without enough subsets to know the linear ceiling.
-        seen = rows if label == "noise ceiling" else rows[rows["method"] == METHOD]
+        seen = rows if label == "noise ceiling" else rows[rows["method"] == DATAMODEL]
         if np.isfinite(height := ceiling_called(label, seen)):
             axis.axhline(height, color=INK, label=label, **style)
     logarithmic(axis, "x")

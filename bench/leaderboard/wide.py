@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.crowds import DATAMODEL
 from bench.leaderboard.ranking import LeaderboardRow, interval_words
 from bench.tables import bytes_text, number, short_number
 from retrain.errors import UsageError
 
 ROW_CHOICES = ("task", "protocol", "metric", "scores", "alpha")
 MOST_COLUMNS = 5  # of questions in one table, so that it fits a page beside method, seconds and memory
-RETRAINS = "datamodel"  # the method whose seconds depend on alpha
 LARGE = 100.0  # from here on three digits behind the point say nothing
 Names = dict[tuple[str, str, str], str]  # column, label, settings -> what a line is called
 
@@ -91,7 +91,7 @@ def _by_truth(families: Mapping[str, list[LeaderboardRow]]) -> Iterator[tuple[st
             continue
         known = f"task {rows[0].task}, protocol {rows[0].protocol}, "  # which the title has
         for words, own in _parted(rows, ("ground", "truth")):
-            retrains = len({row.alpha for row in own}) > 1 and any(row.method == RETRAINS for row in own)
+            retrains = len({row.alpha for row in own}) > 1 and any(row.method == DATAMODEL for row in own)
             for more, some in _parted(own, ("alpha",)) if retrains else [("", own)]:
                 yield f"{family}{words.replace(known, '')}{more}", some
 

@@ -653,7 +653,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the b
 def draw_kind(*call):
     print("drawing", flush=True)
     time.sleep(60)
-draw_kind.__module__ = command.__name__  # as workers know it
 command.draw_kind = draw_kind
 sys.exit(command.main(["--results", "runs", "--processes", "2"]))
 """
