@@ -17,6 +17,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
+from bench.identity import file_slug
 from bench.results import Results
 from bench.style import INK, QUIET, PaperSize, looks, new_figure
 
@@ -76,6 +77,20 @@ def names_in(shapes: Mapping[str, dict[str, Any]]) -> list[str]:
 
 
 # ---- panels ----
+
+
+def full_grids(rows: pd.DataFrame, across: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Suffix of the name and rows of a figure for all places (share and truth) with the same values of `across`.
+
+    So no panel is empty. The places with most values come first, under the plain name.
+    """
+    together: dict[tuple[float, ...], list[pd.DataFrame]] = {}
+    for _, here in rows.groupby(["alpha_attribution", "truth"], sort=True):
+        together.setdefault(tuple(sorted(here[across].unique())), []).append(here)
+    for number, values in enumerate(sorted(together, key=lambda values: (-len(values), values))):
+        some = pd.concat(together[values])
+        shares = "-".join(f"{share:g}" for share in sorted(some["alpha_attribution"].unique()))
+        yield (f"-{file_slug(f'alpha-attribution-{shares}')}" if number else ""), some
 
 
 def panel_row(count: int, size: PaperSize, height: float = 1.9, share_y: bool = True) -> tuple[Figure, list[Axes]]:

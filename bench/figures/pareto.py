@@ -18,6 +18,7 @@ from bench.figures.drawing import (
     ALPHA_RETRAIN,
     Drawing,
     frame,
+    full_grids,
     logarithmic,
     names_in,
     panel_grid,
@@ -31,46 +32,43 @@ from bench.style import INK, QUIET, PaperSize
 
 
 def draw_pareto(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for ground, machine, group in timed_rows(results.rows):
-        shapes = series_shapes(group)
-        places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
-        alphas = sorted(group["alpha"].unique())
-        names = sum(map(len, names_in(shapes)))  # letters: a long legend needs the width even where one panel does not
-        figure, grid = panel_grid(len(places), len(alphas), size, 1.9 if len(places) == 1 else 1.5, wide=names > 60)
-        for line, ((share, _), here) in zip(grid, places, strict=True):
-            for axis, alpha in zip(line, alphas, strict=True):
-                rows = here[here["alpha"] == alpha]
-                if len(rows):
-                    pareto_panel(axis, rows, shapes)
-                else:
-                    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color=QUIET)
-                    axis.set_xticks([])
-            line[0].set_ylabel(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}\nLDS", parse_math=True)
-        for axis, alpha in zip(grid[0], alphas, strict=True):
-            axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
-        for axis in grid[-1]:
-            axis.set_xlabel("seconds (fit + score)")
-        bars = (
-            f"Bars: {bars_of(group.groupby(['alpha_attribution', 'truth', 'alpha', 'series', 'normalised']).size())}."
-        )
-        description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
-        title = f"{description}: LDS against seconds"
-        dot: Any = {"marker": "o", "linestyle": "none", "color": QUIET}
-        more = [
-            (Line2D([], [], **dot), "filled: raw scores"),
-            (Line2D([], [], **dot, markerfacecolor="none"), "hollow: train-normalised"),
-            (Line2D([], [], color=INK, linewidth=0.7), "beaten by no other on both axes"),
-        ]
-        notes = words.frame_notes(bars, group, ceiling=False)
-        frame(figure, size, title, [about, machine], notes, grid.ravel(), more, names_in(shapes))
-        caption = (
-            f"Cost and quality: LDS against seconds; {description}, {about}, on {machine}. Filled: raw scores; hollow: "
-            f"train-normalised. {bars} The line joins what no other point beats on both axes. {words.sizes(group)} "
-            f"{words.settings_text(group)}"
-        )
-        facts = words.facts_of(group, [False, True])
-        stem = f"pareto-{ground}-{file_slug(machine)}"
-        yield Drawing(stem, title, caption, words.run_ids(group), figure, facts=facts)
+    for ground, machine, everything in timed_rows(results.rows):
+        for suffix, group in full_grids(everything, "alpha"):
+            yield pareto_drawing(f"pareto-{ground}{suffix}-{file_slug(machine)}", machine, group, size)
+
+
+def pareto_drawing(stem: str, machine: str, group: pd.DataFrame, size: PaperSize) -> Drawing:
+    shapes = series_shapes(group)
+    places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
+    alphas = sorted(group["alpha"].unique())
+    names = sum(map(len, names_in(shapes)))  # letters: a long legend needs the width even where one panel does not
+    figure, grid = panel_grid(len(places), len(alphas), size, 1.9 if len(places) == 1 else 1.5, wide=names > 60)
+    for line, ((share, _), here) in zip(grid, places, strict=True):
+        for axis, alpha in zip(line, alphas, strict=True):
+            pareto_panel(axis, here[here["alpha"] == alpha], shapes)
+        line[0].set_ylabel(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}\nLDS", parse_math=True)
+    for axis, alpha in zip(grid[0], alphas, strict=True):
+        axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
+    for axis in grid[-1]:
+        axis.set_xlabel("seconds (fit + score)")
+    bars = f"Bars: {bars_of(group.groupby(['alpha_attribution', 'truth', 'alpha', 'series', 'normalised']).size())}."
+    description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
+    title = f"{description}: LDS against seconds"
+    dot: Any = {"marker": "o", "linestyle": "none", "color": QUIET}
+    more = [
+        (Line2D([], [], **dot), "filled: raw scores"),
+        (Line2D([], [], **dot, markerfacecolor="none"), "hollow: train-normalised"),
+        (Line2D([], [], color=INK, linewidth=0.7), "beaten by no other on both axes"),
+    ]
+    notes = words.frame_notes(bars, group, ceiling=False)
+    frame(figure, size, title, [about, machine], notes, grid.ravel(), more, names_in(shapes))
+    caption = (
+        f"Cost and quality: LDS against seconds; {description}, {about}, on {machine}. Filled: raw scores; hollow: "
+        f"train-normalised. {bars} The line joins what no other point beats on both axes. {words.sizes(group)} "
+        f"{words.settings_text(group)}"
+    )
+    facts = words.facts_of(group, [False, True])
+    return Drawing(stem, title, caption, words.run_ids(group), figure, facts=facts)
 
 
 def pareto_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, Any]]) -> None:

@@ -20,6 +20,7 @@ from bench.figures.drawing import (
     ALPHA_RETRAIN,
     Drawing,
     frame,
+    full_grids,
     logarithmic,
     names_in,
     panel_grid,
@@ -29,67 +30,65 @@ from bench.figures.lds import CEILINGS, ceiling_called, panel_note
 from bench.figures.seconds import timed_rows
 from bench.identity import USUAL, file_slug
 from bench.results import Results, bars_of, over_seeds
-from bench.style import INK, QUIET, PaperSize, look
+from bench.style import INK, PaperSize, look
 
 NO_PRIOR = USUAL[DATAMODEL]["prior"]
 
 
 def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
     for ground, machine, rows in timed_rows(results.rows):
-        group = best_scores(rows)
-        group = group[group["alpha"].isin(set(group[group["method"] == DATAMODEL]["alpha"]))]
-        group = group[group["truth"].isin(set(group[group["method"] == DATAMODEL]["truth"]))]
-        if not len(group):
-            continue
-        curves = curves_of(group)
-        others = group[group["method"] != DATAMODEL]
-        points = series_shapes(others) if len(others) else {}
-        places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
-        alphas = sorted(group["alpha"].unique())
-        figure, grid = panel_grid(len(places), len(alphas), size, 2.2, wide=True)
-        for line, ((share, _), here) in zip(grid, places, strict=True):
-            for axis, alpha in zip(line, alphas, strict=True):
-                cell = here[here["alpha"] == alpha]
-                if len(cell):
-                    retraining_panel(axis, cell, points, curves)
-                else:
-                    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color=QUIET)
-                    axis.set_xticks([])
-            line[0].set_ylabel(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}\nLDS", parse_math=True)
-        for axis, alpha in zip(grid[0], alphas, strict=True):
-            axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
-        for axis in grid[-1]:
-            axis.set_xlabel("seconds (all of them)")
-        bars = f"Bars: {bars_of(group.groupby(['alpha_attribution', 'truth', 'alpha', 'series']).size())}."
-        description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
-        title = f"{description}: what retraining buys"
-        counts = f"Retrains of the datamodel: {words.span(retrains_of(group[group['method'] == DATAMODEL]))}."
-        kinds = "Raw or train-normalised scores, whichever a method does better with."
-        settings = words.settings_text(others, prior_settings(group))
-        notes = [f"{counts} {kinds}", words.frame_notes(bars, group)[0], settings]
-        frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*names_in(points), *curves])
-        caption = (
-            f"LDS against seconds, retraining included; {description}, {about}, on {machine}. Curves: the datamodel "
-            f"over its number of retrains, one a prior. {counts} {kinds} {bars} "
-            f"{words.ceiling_caption(group, by=['series'])}{words.sizes(group)} {settings}"
-        )
-        facts = words.facts_of(group, [False, True])
-        stem = f"retraining-{ground}-{file_slug(machine)}"
-        yield Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts=facts)
+        for name in ("alpha", "truth"):
+            rows = rows[rows[name].isin(set(rows[rows["method"] == DATAMODEL][name]))]
+        for suffix, group in full_grids(best_scores(rows), "alpha"):
+            yield retraining_drawing(f"retraining-{ground}{suffix}-{file_slug(machine)}", machine, group, size)
+
+
+def retraining_drawing(stem: str, machine: str, group: pd.DataFrame, size: PaperSize) -> Drawing:
+    curves = curves_of(group)
+    others = group[group["method"] != DATAMODEL]
+    points = series_shapes(others) if len(others) else {}
+    places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
+    alphas = sorted(group["alpha"].unique())
+    figure, grid = panel_grid(len(places), len(alphas), size, 2.2, wide=True)
+    for line, ((share, _), here) in zip(grid, places, strict=True):
+        for axis, alpha in zip(line, alphas, strict=True):
+            retraining_panel(axis, here[here["alpha"] == alpha], points, curves)
+        line[0].set_ylabel(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}\nLDS", parse_math=True)
+    for axis, alpha in zip(grid[0], alphas, strict=True):
+        axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
+    for axis in grid[-1]:
+        axis.set_xlabel("seconds (all of them)")
+    bars = f"Bars: {bars_of(group.groupby(['alpha_attribution', 'truth', 'alpha', 'series']).size())}."
+    description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
+    title = f"{description}: what retraining buys"
+    counts = f"Retrains of the datamodel: {words.span(retrains_of(group[group['method'] == DATAMODEL]))}."
+    kinds = "Raw or train-normalised scores, whichever a method does better with."
+    settings = words.settings_text(others, prior_settings(group))
+    notes = [f"{counts} {kinds}", words.frame_notes(bars, group)[0], settings]
+    frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*names_in(points), *curves])
+    caption = (
+        f"LDS against seconds, retraining included; {description}, {about}, on {machine}. Curves: the datamodel "
+        f"over its number of retrains, one a prior. {counts} {kinds} {bars} "
+        f"{words.ceiling_caption(group, by=['series'])}{words.sizes(group)} {settings}"
+    )
+    facts = words.facts_of(group, [False, True])
+    return Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts=facts)
 
 
 def best_scores(rows: pd.DataFrame) -> pd.DataFrame:
     """Of every series the rows of the kind of scores with the higher mean LDS; raw where they are equal.
 
-    A method that is tuned for each kind has a series of each under one label: the better of the two.
+    A method that is tuned for each kind has a series of each under one label: the better of the two. Means are over
+    the truths, alphas and seeds that have both.
     """
-    means = rows.groupby(["label", "series", "normalised"])["lds"].mean().reset_index()
-    kinds = means.groupby("series")["normalised"].transform("nunique")
-    one = means["series"].where(kinds > 1, means["label"])  # what is shown once
-    means["lds"] += np.where(means["normalised"], 0.0, 1e-9)
-    best = means.loc[means.groupby(one)["lds"].idxmax()]
-    shown = set(zip(best["series"], best["normalised"]))
-    return rows[[pair in shown for pair in zip(rows["series"], rows["normalised"])]]
+    both = rows.groupby("series")["normalised"].transform("nunique") > 1
+    kept = [rows.iloc[:0]]
+    for _, own in rows.groupby(rows["series"].where(both, rows["label"])):
+        kinds = own.groupby(["truth", "alpha", "seed"])["normalised"].transform("nunique")
+        means = own[kinds == kinds.max()].groupby(["series", "normalised"])["lds"].mean()
+        series, normalised = max(means.index, key=lambda key: (means[key], not key[1]))
+        kept.append(own[(own["series"] == series) & (own["normalised"] == normalised)])
+    return pd.concat(kept).sort_index()
 
 
 def retrains_of(rows: pd.DataFrame) -> pd.Series:
