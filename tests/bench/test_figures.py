@@ -24,7 +24,7 @@ from bench.crowds import without_curves
 from bench.figures import draw_figures
 from bench.figures.agreement import cell_text
 from bench.figures.command import main
-from bench.figures.drawing import Drawing
+from bench.figures.drawing import Drawing, full_grids
 from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
 from bench.figures.paper import PAPER, reproduce_table
@@ -404,19 +404,31 @@ def test_ensembles_are_curves_of_one_figure_and_no_crowd_elsewhere(tmp_path: Pat
 
 
 def test_scores_of_one_kind_alone_are_the_better_ones() -> None:
+    """By what both kinds have: raw scores at an easier alpha are no reason for raw ones."""
     rows = pd.DataFrame(
         [
-            ("one", "both", False, 0.3), ("one", "both", True, 0.4),
-            ("tuned", "for raw", False, 0.2), ("tuned", "for normalised", True, 0.5),
-            ("two settings", "first", False, 0.1), ("two settings", "first", True, 0.1),
-            ("two settings", "second", False, 0.2), ("two settings", "second", True, 0.1),
+            ("one", "both", False, 0.1, 0.3), ("one", "both", True, 0.1, 0.4), ("one", "both", True, 0.7, 0.1),
+            ("tuned", "for raw", False, 0.1, 0.2), ("tuned", "for normalised", True, 0.1, 0.5),
+            ("two settings", "first", False, 0.1, 0.1), ("two settings", "first", True, 0.1, 0.1),
+            ("two settings", "second", False, 0.1, 0.2), ("two settings", "second", True, 0.1, 0.1),
         ],
-        columns=["label", "series", "normalised", "lds"],
-    )  # fmt: skip
+        columns=["label", "series", "normalised", "alpha", "lds"],
+    ).assign(truth="t", seed=1)  # fmt: skip
     found = best_scores(rows)
-    assert list(zip(found["series"], found["normalised"])) == [
-        ("both", True), ("for normalised", True), ("first", False), ("second", False),
+    assert list(zip(found["series"], found["normalised"], found["alpha"])) == [
+        ("both", True, 0.1), ("both", True, 0.7), ("for normalised", True, 0.1),
+        ("first", False, 0.1), ("second", False, 0.1),
     ]  # fmt: skip
+
+
+def test_no_panel_is_empty() -> None:
+    """Shares with other alphas are a figure of their own; the one with most keeps the plain name."""
+    asked = {0.01: (0.1,), 0.1: (0.1, 0.5), 0.2: (0.1, 0.5), 1.0: (0.1,)}
+    rows = pd.DataFrame(
+        [{"alpha_attribution": share, "truth": "t", "alpha": alpha} for share in asked for alpha in asked[share]]
+    )
+    found = {suffix: sorted(set(some["alpha_attribution"])) for suffix, some in full_grids(rows, "alpha")}
+    assert found == {"": [0.1, 0.2], "-alpha-attribution-0-01-1": [0.01, 1.0]}
 
 
 def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path: Path) -> None:
