@@ -659,11 +659,11 @@ def test_drawing_stops_when_it_is_interrupted(tmp_path: Path) -> None:
     """Ctrl-C goes to the whole group: the workers leave it to the driver, which ends them and says one line."""
     write_run(tmp_path / "runs")
     slow = """
-import signal, sys, time
+import os, signal, sys, time
 import bench.figures.command as command
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background would ignore
 def draw_kind(*call):
-    print("drawing", flush=True)
+    os.write(1, b"drawing\\n")  # at once: printed, two lines can mix
     time.sleep(60)
 command.draw_kind = draw_kind
 sys.exit(command.main(["--results", "runs", "--processes", "2"]))
