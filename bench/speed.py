@@ -8,15 +8,17 @@ For BIF the table adds the time a draw takes, and how that compares with the ari
 operations of one forward pass over all examples and of its minibatch gradients (three forward passes each), at the
 speed of a large matrix product on this machine, measured in the same run. `agrees` is how alike two methods rank the
 training examples: the Spearman correlation of raw scores with those of the first method, mean over queries.
+Interrupted, it keeps the methods that were timed, and names the others.
 """
 
 import argparse
 import contextlib
+import itertools
 import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from bench.record import command_line, provenance, why_unwritten, write_json
 from bench.tables import bytes_text, number, table
 from retrain.command import Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError
+from retrain.progress import counting
 from retrain.store import Store, UnwritableStoreError
 
 WARM_UP_QUERIES = 64  # and as many attributed examples
@@ -62,14 +65,17 @@ def small_version(problem: Any) -> Any:
     )
 
 
-def time_method(variant: Any, problem: Any, repeats: int) -> tuple[dict[str, Any], np.ndarray]:
-    """The row of the run whose total is the median; and the scores of some queries."""
+def time_method(
+    variant: Any, problem: Any, repeats: int, timed: Callable[[], None]
+) -> tuple[dict[str, Any], np.ndarray]:
+    """The row of the run whose total is the median; and the scores of some queries. `timed`: after each run."""
     from bench.measure import measure
 
     method = variant.method
     warm_up = small_version(problem)
     warm_up.scratch.mkdir(parents=True, exist_ok=True)
     measure(replace(method, **method.warm_up), warm_up)
+    timed()
     rows = []
     for repeat in range(repeats):
         scratch = problem.scratch / f"timed-{repeat}"
@@ -80,6 +86,7 @@ def time_method(variant: Any, problem: Any, repeats: int) -> tuple[dict[str, Any
         rows.append({"method": method.name, "seconds": total, **cost, "diagnostics": attribution.diagnostics})
         scores = attribution.scores[:COMPARED_QUERIES].float().cpu().numpy()
         del attribution
+        timed()
     rows.sort(key=lambda row: row["seconds"])
     known = {"label": variant.label, "settings": variant.settings, "options": method.config}
     return {**rows[len(rows) // 2], **known, "all_seconds": [row["seconds"] for row in rows]}, scores
@@ -116,6 +123,7 @@ def add_floor(row: dict[str, Any], method: Any, problem: Any, peak: float) -> No
 
 def speed_table(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str:
     reference = next((row for row in rows if row["method"] == "bif"), None)
+    labels = [row["label"] for row in rows]  # one that is tuned for each kind of scores has two rows
     lines = [
         f"{question.task.description}: {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} "
         f"queries, {peak['device']}; peak {peak['flops'] / 1e9:,.0f} GFLOP/s "
@@ -126,7 +134,7 @@ def speed_table(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any])
              "agrees", "ms/draw", "floor s", "of peak"],
             [
                 [
-                    row["label"],
+                    row["label"] + f" ({row['settings']})" * (labels.count(row["label"]) > 1),
                     number(row["fit_seconds"], 2),
                     number(row["score_seconds"], 2),
                     number(row["seconds"], 2),
@@ -155,7 +163,8 @@ def _scratch(store: Store) -> Iterator[Path]:
         yield folder
 
 
-def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dict[str, Any]]:
+def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dict[str, Any], list[str]]:
+    """Rows of the methods, the question, the machine's peak, and labels that an interrupt left untimed."""
     from baselines.bif.method import BIF
     from bench.ground_truth import base_model
     from bench.scaling.measuring import matmul_peak
@@ -173,18 +182,28 @@ def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dic
         for variant in session.active:
             if variant.method.further_subsets()[0]:
                 session.skipped[variant.label] = "its seconds are those of retraining, which bench.lds counts"
-                continue
-            row, scores = time_method(variant, problem, repeats)
-            first = scores if not rows else first
-            row["agrees"] = rank_agreement(first, scores)
-            row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
-            if isinstance(variant.method, BIF) and not variant.method.control_variate:
-                method = variant.method.fit(problem).method  # with the numbers that its pilot chose
-                add_floor(row, method, problem, peak["flops"])
-            rows.append(row)
+        waiting = [variant for variant in session.active if variant.label not in session.skipped]
+        with counting(True, "runs of methods, warm-ups included") as show:
+            num_done, num_all = itertools.count(1), len(waiting) * (1 + repeats)
+            show(0, num_all)
+            try:
+                while waiting:
+                    variant = waiting[0]
+                    row, scores = time_method(variant, problem, repeats, lambda: show(next(num_done), num_all))
+                    first = scores if not rows else first
+                    row["agrees"] = rank_agreement(first, scores)
+                    row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
+                    if isinstance(variant.method, BIF) and not variant.method.control_variate:
+                        method = variant.method.fit(problem).method  # with the numbers that its pilot chose
+                        add_floor(row, method, problem, peak["flops"])
+                    rows.append(row)
+                    del waiting[0]
+            except KeyboardInterrupt:
+                if not rows:
+                    raise
     if not rows:
         raise UsageError("every method was skipped; there is nothing to time")
-    return rows, question, peak
+    return rows, question, peak, [variant.label for variant in waiting]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -204,7 +223,7 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
     if arguments.out:
         check_out(arguments.out)
     session = Session(experiment_of(arguments), execution_of(arguments))
-    rows, question, peak = time_all(session, arguments.repeats)
+    rows, question, peak, untimed = time_all(session, arguments.repeats)
     print(speed_table(rows, question, peak))
     for label, reason in session.skipped.items():
         print(f"skipped {label}: {reason}", file=sys.stderr)
@@ -218,6 +237,7 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
             "experiment": session.experiment.to_json(),
             "rows": rows,
             "peak": peak,
+            "untimed": untimed,
             **provenance(session.device()),
         }
         path = Path(arguments.out) / "speed.json"
@@ -225,6 +245,9 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
             print(f"{prog}: {unwritten}", file=sys.stderr)
             return 1
         print(f"\nrecord: {path}")
+    if untimed:
+        print(f"{prog}: interrupted; these were not timed: {', '.join(untimed)}", file=sys.stderr)
+        return 130
     return 1 if session.out.problems else 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,3 +33,25 @@ def test_methods_are_timed_and_bif_is_held_against_its_floor(
 def test_bad_arguments_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert speed.main([*SMALL, "--methods", "efkac", "--cache", str(tmp_path)]) == 2
     assert "available: " in capsys.readouterr().err
+
+
+def test_what_was_timed_before_an_interrupt_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time_method = speed.time_method
+
+    def interrupted(variant: Any, *others: Any) -> Any:
+        if variant.label == "bif":
+            raise KeyboardInterrupt
+        return time_method(variant, *others)
+
+    monkeypatch.setattr(speed, "time_method", interrupted)
+    arguments = [*SMALL, *QUICK, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"), "--methods"]
+    assert speed.main([*arguments, "gradsim", "bif", "random"]) == 130
+    assert "interrupted; these were not timed: bif, random" in capsys.readouterr().err
+    record = json.loads((tmp_path / "out" / "speed.json").read_text())
+    assert ([row["label"] for row in record["rows"]], record["untimed"]) == (["gradsim"], ["bif", "random"])
+    (tmp_path / "out" / "speed.json").unlink()
+    assert speed.main([*arguments, "bif"]) == 130
+    assert "interrupted; nothing was written" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
