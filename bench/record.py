@@ -55,6 +55,9 @@ def command_line(program: str, argv: Sequence[str]) -> str:
     return shlex.join(["python", "-m", program, *argv])
 
 
+ELSEWHERE = "elsewhere"  # the device of a record that scores files against a stored truth
+
+
 def provenance(device: str | None = None) -> dict[str, Any]:
     """Of a record: which code on which machine, and when."""
     return {

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from bench.ground_truth import GroundTruth
-from bench.record import command_line, provenance, why_unwritten, without_nan, write_json
+from bench.record import ELSEWHERE, command_line, provenance, why_unwritten, without_nan, write_json
 from bench.recorded import Recorded, read_recorded
 from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
 from bench.summary import ceiling_text, pairs_text, share_text
@@ -218,7 +218,7 @@ def save_scores(
         "description": truth.record.get("description") or f"ground truth of {source}",
         "truth": truth.record,
         "config": config_of_truth([*found["methods"], *([] if recorded is None else recorded.methods)], truth),
-        **provenance("elsewhere"),
+        **provenance(ELSEWHERE),
         "rows": [*found["rows"], *beside],
         **{name: found[name] for name in ("pairs", "ceilings")},
         "diagnostics": [],

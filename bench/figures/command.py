@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import schemas, style
-from bench.crowds import without_curves
+from bench.crowds import without_curves, without_scored_again
 from bench.figures.drawing import Drawing, Kind
 from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
@@ -88,7 +88,7 @@ def draw_kind(name: str, results: Results, size: style.PaperSize, out: Path, for
     drawn = Drawn(name)
     (kind,) = [kind for kind in KINDS if kind.name == name]
     taken: set[str] = set()
-    results = results if name in EVERY_DATAMODEL else without_curves(results)
+    results = results if name in EVERY_DATAMODEL else without_curves(without_scored_again(results))
     results = results if name in EVERY_ENSEMBLE else without_ensembles(results)
     results.problems = []
     with matplotlib.rc_context(size.settings()), warnings.catch_warnings():

@@ -30,6 +30,8 @@ from bench.identity import file_slug
 from bench.results import Results, bars_of, over_seeds
 from bench.style import INK, QUIET, PaperSize
 
+CONTROLS = ("random", "same_class", "repsim", "bm25")  # whom everybody should beat, at no cost
+
 
 def draw_pareto(results: Results, size: PaperSize) -> Iterator[Drawing]:
     for ground, machine, everything in timed_rows(results.rows):
@@ -58,14 +60,14 @@ def pareto_drawing(stem: str, machine: str, group: pd.DataFrame, size: PaperSize
     more = [
         (Line2D([], [], **dot), "filled: raw scores"),
         (Line2D([], [], **dot, markerfacecolor="none"), "hollow: train-normalised"),
-        (Line2D([], [], color=INK, linewidth=0.7), "beaten by no other on both axes"),
+        (Line2D([], [], color=INK, linewidth=0.7), "beaten by no other method on both axes"),
     ]
     notes = words.frame_notes(bars, group, ceiling=False)
     frame(figure, size, title, [about, machine], notes, grid.ravel(), more, names_in(shapes))
     caption = (
         f"Cost and quality: LDS against seconds; {description}, {about}, on {machine}. Filled: raw scores; hollow: "
-        f"train-normalised. {bars} The line joins what no other point beats on both axes. {words.sizes(group)} "
-        f"{words.settings_text(group)}"
+        f"train-normalised. {bars} The line joins what no other method beats on both axes, controls aside. "
+        f"{words.sizes(group)} {words.settings_text(group)}"
     )
     facts = words.facts_of(group, [False, True])
     return Drawing(stem, title, caption, words.run_ids(group), figure, facts=facts)
@@ -85,7 +87,7 @@ def pareto_panel(axis: Axes, rows: pd.DataFrame, shapes: Mapping[str, dict[str, 
         if normalised:
             shape |= {"markerfacecolor": "none"} | ({"label": "_"} if series in named else {})
         axis.errorbar(seconds, mean, yerr=bars, elinewidth=0.8, **shape)
-        if cell["method"].iloc[0] != "random":
+        if cell["method"].iloc[0] not in CONTROLS:
             points.append((seconds, mean))
     front = pareto_front(points)
     if len(front) > 1:

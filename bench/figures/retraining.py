@@ -81,7 +81,7 @@ def best_scores(rows: pd.DataFrame) -> pd.DataFrame:
     A method that is tuned for each kind has a series of each under one label: the better of the two. Means are over
     the truths, alphas and seeds that have both.
     """
-    both = rows.groupby("series")["normalised"].transform("nunique") > 1
+    both = (rows.groupby("series")["normalised"].transform("nunique") > 1).groupby(rows["label"]).transform("all")
     kept = [rows.iloc[:0]]
     for _, own in rows.groupby(rows["series"].where(both, rows["label"])):
         kinds = own.groupby(["truth", "alpha", "seed"])["normalised"].transform("nunique")

@@ -2,8 +2,8 @@
 
 Two methods of one column differ where the 95 % interval of their paired difference, on the same subsets and queries,
 leaves out 0. Over several seeds that is Student's interval of the seeds' differences from MANY_SEEDS seeds on; with
-fewer, every seed's own interval has to leave 0 out on the same side. Where no pair is recorded (the two were never in
-one run), their own intervals must not overlap, which is the stricter rule. Differences that three digits do not show
+fewer, every seed's own interval has to leave 0 out on the same side, and where no pair is recorded (the two were never
+in one run) their own intervals must not overlap, which is the stricter rule. Differences that three digits do not show
 (the same method on two kernels) are ties, too, in metrics that end at 1. A method's rank goes from one more than the
 number of those clearly better to the number of those that are not clearly worse.
 
@@ -143,7 +143,7 @@ def _column(
     higher = next(iter(here.values()))[0].higher
     spans = {name: over_these_seeds([(m.value, m.low, m.high) for m in found]) for name, found in here.items()}
     known = [name for name in here if math.isfinite(spans[name][0])]
-    ahead = {(a, b): _ahead(place, seeds, a, b, spans, pairs, higher) for a in known for b in known if a != b}
+    ahead = {(a, b): _ahead(place, here, a, b, spans, pairs) for a in known for b in known if a != b}
     identity = short_digest(canonical([place.ground_id, place.truth_id, place.at, place.alpha]))
     column = "; ".join(
         [place.task, place.protocol, place.metric, *([] if place.at is None else [f"{place.at:.4g}"]), place.scores]
@@ -212,19 +212,28 @@ def interval_words(num_seeds: int) -> str:
 
 
 def _ahead(
-    place: _Place, seeds: Sequence[int], one: str, other: str, spans: Mapping[str, Any], pairs: _Pairs, higher: bool
+    place: _Place,
+    here: Mapping[str, Sequence[_Measured]],
+    one: str,
+    other: str,
+    spans: Mapping[str, Any],
+    pairs: _Pairs,
 ) -> bool:
     """Whether `one` is clearly better than `other`."""
-    paired = []
-    for seed in seeds:
+    paired, higher = [], here[one][0].higher
+    for mine, rival in zip(here[one], here[other], strict=True):
         for first, second, sign in ((one, other, 1.0), (other, one, -1.0)):
-            if (pair := pairs.get((place, seed, first, second))) is not None:
+            if (pair := pairs.get((place, mine.seed, first, second))) is not None:
                 sign = sign if higher else -sign
                 low, high = sorted(sign * end for end in pair[1:])
                 paired.append((sign * pair[0], low, high))
                 break
+        else:
+            if len(here[one]) >= MANY_SEEDS:  # the seeds' differences are enough
+                difference = (mine.value - rival.value) * (1.0 if higher else -1.0)
+                paired.append((difference, math.nan, math.nan))
     at_least = NEGLIGIBLE if any(word in place.metric for word in END_AT_ONE) else 0.0
-    if len(paired) == len(seeds):
+    if len(paired) == len(here[one]):
         mean, clearly, _ = over_these_seeds(paired)
         return clearly > 0 and mean >= at_least
     _, low, high = spans[one]

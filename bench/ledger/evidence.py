@@ -12,7 +12,7 @@ import pandas as pd
 
 from baselines.bif.presets import PAPER_SETTINGS
 from bench import schemas
-from bench.crowds import without_curves
+from bench.crowds import without_curves, without_scored_again
 from bench.ledger.verdicts import AS_PAPER, SCRATCH, SCRATCH_TUNED, SHOWN, TUNED, Gap, student_interval
 from bench.results import MANY_SEEDS, Results, ceiling_over_seeds, load_results
 from retrain.errors import UsageError
@@ -132,7 +132,7 @@ class Evidence:
 
     def __init__(self, folder: Path, vision: str = "cifar10", language: str = "pythia14m"):
         self.folder, self.vision, self.language = folder, vision, language
-        self.results: Results = without_curves(load_results(folder))
+        self.results: Results = without_curves(without_scored_again(load_results(folder)))
         self.left_out: list[str] = []
         self.speeds = self.results.read("speed.json", schemas.SPEED)
         for _, record in self.speeds:

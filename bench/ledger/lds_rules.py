@@ -179,7 +179,7 @@ def agree_within_a_seed(evidence: Evidence) -> list[Reading]:
             one, other = (place.by_seed(part, alpha) for part in ("bif", "ekfac"))
             seeds = sorted(one.keys() & other.keys())
             if len(seeds) < 3:
-                cells.append(Cell(f"alpha {alpha:g}", f"{len(seeds)} seeds", UNDECIDED))
+                cells.append(Cell(f"alpha {alpha:g}", f"{len(seeds)} seed{'s' * (len(seeds) > 1)}", UNDECIDED))
                 continue
             apart = float(np.std([one[seed] - other[seed] for seed in seeds], ddof=1))
             own = float(np.std([other[seed] for seed in seeds], ddof=1))

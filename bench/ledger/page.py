@@ -1,6 +1,7 @@
 """The ledger as a page of Markdown: a table of verdicts, then each claim with its rule, readings and records."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,8 @@ def _readings(claim: PaperClaim, readings: Sequence[Reading], evidence: Evidence
     order = [*GROUPS, SHOWN]
     readings = sorted(readings, key=lambda one: order.index(one.group))
     places = list(dict.fromkeys(cell.where for reading in readings for cell in reading.cells))
+    if all(re.fullmatch(r"alpha [\d.]+", place) for place in places):
+        places.sort(key=lambda place: float(place.split()[1]))
     rows = []
     for reading in readings:
         cells = {cell.where: f"{cell.text} {SIGNS[cell.outcome]}" for cell in reading.cells}

@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
-from bench.crowds import without_curves
+from bench.crowds import without_curves, without_scored_again
 from bench.figures import draw_figures
 from bench.figures.agreement import cell_text
 from bench.figures.command import main
@@ -31,6 +31,7 @@ from bench.figures.paper import PAPER, reproduce_table
 from bench.figures.pareto import pareto_front
 from bench.figures.retraining import best_scores
 from bench.figures.table import clearly_best, escaped, pairs_by_cell
+from bench.record import ELSEWHERE
 from bench.results import load_results
 from bench.style import FORMATS, PaperSize
 from bench.tables import setting_text
@@ -231,7 +232,12 @@ def test_every_image_says_what_it_shows(results: Path) -> None:
         for label in names + facts:
             assert label in svg
     svg = (results / "figures" / "pareto-cifar10-paper-nvidia-h200.svg").read_text()
-    for label in ("filled: raw scores", "hollow: train-normalised", "beaten by no other on both axes", "NVIDIA H200"):
+    for label in (
+        "filled: raw scores",
+        "hollow: train-normalised",
+        "beaten by no other method on both axes",
+        "NVIDIA H200",
+    ):
         assert label in svg
 
 
@@ -408,7 +414,8 @@ def test_scores_of_one_kind_alone_are_the_better_ones() -> None:
     rows = pd.DataFrame(
         [
             ("one", "both", False, 0.1, 0.3), ("one", "both", True, 0.1, 0.4), ("one", "both", True, 0.7, 0.1),
-            ("tuned", "for raw", False, 0.1, 0.2), ("tuned", "for normalised", True, 0.1, 0.5),
+            ("tuned", "for raw", False, 0.1, 0.2),
+            ("tuned", "for normalised", False, 0.1, 0.3), ("tuned", "for normalised", True, 0.1, 0.5),
             ("two settings", "first", False, 0.1, 0.1), ("two settings", "first", True, 0.1, 0.1),
             ("two settings", "second", False, 0.1, 0.2), ("two settings", "second", True, 0.1, 0.1),
         ],
@@ -445,6 +452,20 @@ def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path:
     alone = tmp_path / "alone"
     write_run(alone, run_id="retrained000", methods=methods, options=known, **kept)
     assert set(without_curves(load_results(alone)).rows["method"]) == {"bif"}
+    same = tmp_path / "same"
+    write_run(same, run_id="usual0000000", methods=("bif", "ekfac"), **kept)
+    write_run(same, run_id="retrained000", methods=("same_class", *methods), options=known, **kept)
+    rows = without_curves(load_results(same)).rows
+    assert set(zip(rows["run_id"], rows["method"])) == {
+        ("usual0000000", "bif"), ("usual0000000", "ekfac"), ("retrained000", "same_class"),
+    }, "of the same truth, what nobody else measured"  # fmt: skip
+
+
+def test_a_stored_truth_scored_again_is_shown_where_nothing_else_is(tmp_path: Path) -> None:
+    write_run(tmp_path, run_id="given0000000", methods=("bif", "mine"), device=ELSEWHERE)
+    assert set(without_scored_again(load_results(tmp_path)).rows["run_id"]) == {"given0000000"}
+    write_run(tmp_path, run_id="usual0000000", methods=("bif",), task_settings={"source": "new"})
+    assert set(without_scored_again(load_results(tmp_path)).rows["run_id"]) == {"usual0000000"}
 
 
 def test_other_task_settings_have_a_figure_of_their_own(results: Path) -> None:

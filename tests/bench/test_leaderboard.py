@@ -56,6 +56,10 @@ def test_without_pairs_overlapping_intervals_are_ties(tmp_path: Path) -> None:
                 assert one.rank_worst < other.rank_best or one.rank_best < other.rank_best
     assert found["bif"].rank_worst >= 3, "its interval overlaps with gradsim's"
     assert found["random"].rank == "5"
+    planted(tmp_path / "five", seeds=(1, 2, 3, 4, 42))
+    with_pairs = ranks(rows(tmp_path / "five"))
+    edit(tmp_path / "five" / "aaaabbbbcccc" / "run.json", lambda record: record.update(pairs=[]))
+    assert ranks(rows(tmp_path / "five")) == with_pairs, "five seeds' differences need no recorded pairs"
 
 
 def test_few_seeds_must_agree_and_many_have_an_interval_of_their_own(tmp_path: Path) -> None:
