@@ -33,6 +33,7 @@ from bench.results import Results, bars_of, over_seeds
 from bench.style import INK, PaperSize, look
 
 NO_PRIOR = USUAL[DATAMODEL]["prior"]
+ALONE = "retraining alone"
 
 
 def draw_retraining(results: Results, size: PaperSize) -> Iterator[Drawing]:
@@ -121,7 +122,7 @@ def curves_of(group: pd.DataFrame) -> dict[str, dict[str, Any]]:
         apart = "".join(f", {name}={value}" for name, value in options.items() if usual.get(name) != value)
         method = prior.partition("+")[0]
         shape = look(DATAMODEL if prior == NO_PRIOR else method)
-        name = "retraining alone" if prior == NO_PRIOR else f"retraining, prior {shape['label']}"
+        name = ALONE if prior == NO_PRIOR else f"retraining, prior {shape['label']}"
         if sum(other.partition("+")[0] == method for other in priors) > 1:  # else the note below has its settings
             name += prior.removeprefix(method)
         name += apart
@@ -142,6 +143,8 @@ def retraining_panel(
         cells = [cell for name in shape["series"] if len(cell := rows[rows["series"] == name])]
         if cells:
             _bars(axis, cells, {name: value for name, value in shape.items() if name != "series"})
+            if shape["label"] == ALONE:
+                _counts(axis, cells)
     for label, style in CEILINGS.items():
         # Other methods' records may be of other seeds, or without enough subsets to know the linear ceiling.
         seen = rows if label == "noise ceiling" else rows[rows["method"] == DATAMODEL]
@@ -154,3 +157,12 @@ def _bars(axis: Axes, cells: list[pd.DataFrame], shape: Mapping[str, Any]) -> No
     found = [(max(float(cell["seconds"].median()), 1e-3), *over_seeds(cell)) for cell in cells]
     x, mean, low, high = np.array(found, dtype=float).T
     axis.errorbar(x, mean, yerr=[np.maximum(0, mean - low), np.maximum(0, high - mean)], elinewidth=0.8, **shape)
+
+
+def _counts(axis: Axes, cells: list[pd.DataFrame]) -> None:
+    """How many retrains, beside each point."""
+    for cell in cells:
+        place = float(cell["seconds"].median()), float(cell["lds"].mean())
+        count = json.loads(cell["options"].iloc[0])["retrains"]
+        text = f"{count:,}" if isinstance(count, int) else str(count)
+        axis.annotate(text, place, (4, -2), textcoords="offset points", va="top", fontsize="x-small", parse_math=False)
