@@ -19,6 +19,7 @@ from bench.figures.drawing import (
     Drawing,
     frame,
     names_in,
+    panel_grid,
     panel_row,
     series_shapes,
     text_width,
@@ -93,6 +94,22 @@ def panel_note(here: pd.DataFrame, group: pd.DataFrame) -> str:
         notes += [subsets, f"{replicates} replicate{'s' * (replicates != '1')}"]
     text = ", ".join(filter(None, notes))
     return f"\n({text})" if text else ""
+
+
+def panels_by_seconds(
+    group: pd.DataFrame, size: PaperSize, height: float, wide: bool, seconds: str
+) -> tuple[Figure, list[Axes], list[pd.DataFrame]]:
+    """A panel for each place (a row) and alpha (a column) of a full grid, with the rows that it shows."""
+    places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
+    alphas = sorted(group["alpha"].unique())
+    figure, grid = panel_grid(len(places), len(alphas), size, height, wide=wide)
+    for line, ((share, _), here) in zip(grid, places, strict=True):
+        line[0].set_ylabel(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}\nLDS", parse_math=True)
+    for axis, alpha in zip(grid[0], alphas, strict=True):
+        axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
+    for axis in grid[-1]:
+        axis.set_xlabel(f"seconds ({seconds})")
+    return figure, list(grid.ravel()), [here[here["alpha"] == alpha] for _, here in places for alpha in alphas]
 
 
 def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes) -> None:

@@ -14,17 +14,14 @@ from matplotlib.lines import Line2D
 
 import bench.figures.words as words
 from bench.figures.drawing import (
-    ALPHA_ATTRIBUTION,
-    ALPHA_RETRAIN,
     Drawing,
     frame,
     full_grids,
     logarithmic,
     names_in,
-    panel_grid,
     series_shapes,
 )
-from bench.figures.lds import panel_note
+from bench.figures.lds import panels_by_seconds
 from bench.figures.seconds import timed_rows
 from bench.identity import file_slug
 from bench.results import Results, bars_of, over_seeds
@@ -41,18 +38,11 @@ def draw_pareto(results: Results, size: PaperSize) -> Iterator[Drawing]:
 
 def pareto_drawing(stem: str, machine: str, group: pd.DataFrame, size: PaperSize) -> Drawing:
     shapes = series_shapes(group)
-    places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
-    alphas = sorted(group["alpha"].unique())
     names = sum(map(len, names_in(shapes)))  # letters: a long legend needs the width even where one panel does not
-    figure, grid = panel_grid(len(places), len(alphas), size, 1.9 if len(places) == 1 else 1.5, wide=names > 60)
-    for line, ((share, _), here) in zip(grid, places, strict=True):
-        for axis, alpha in zip(line, alphas, strict=True):
-            pareto_panel(axis, here[here["alpha"] == alpha], shapes)
-        line[0].set_ylabel(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}\nLDS", parse_math=True)
-    for axis, alpha in zip(grid[0], alphas, strict=True):
-        axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
-    for axis in grid[-1]:
-        axis.set_xlabel("seconds (fit + score)")
+    height = 1.9 if group.groupby(["alpha_attribution", "truth"]).ngroups == 1 else 1.5
+    figure, axes, shown = panels_by_seconds(group, size, height, names > 60, "fit + score")
+    for axis, rows in zip(axes, shown, strict=True):
+        pareto_panel(axis, rows, shapes)
     bars = f"Bars: {bars_of(group.groupby(['alpha_attribution', 'truth', 'alpha', 'series', 'normalised']).size())}."
     description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
     title = f"{description}: LDS against seconds"
@@ -63,7 +53,7 @@ def pareto_drawing(stem: str, machine: str, group: pd.DataFrame, size: PaperSize
         (Line2D([], [], color=INK, linewidth=0.7), "beaten by no other method on both axes"),
     ]
     notes = words.frame_notes(bars, group, ceiling=False)
-    frame(figure, size, title, [about, machine], notes, grid.ravel(), more, names_in(shapes))
+    frame(figure, size, title, [about, machine], notes, axes, more, names_in(shapes))
     caption = (
         f"Cost and quality: LDS against seconds; {description}, {about}, on {machine}. Filled: raw scores; hollow: "
         f"train-normalised. {bars} The line joins what no other method beats on both axes, controls aside. "

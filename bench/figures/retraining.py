@@ -16,17 +16,14 @@ import bench.figures.words as words
 from baselines.support.nested import parts_of
 from bench.crowds import DATAMODEL
 from bench.figures.drawing import (
-    ALPHA_ATTRIBUTION,
-    ALPHA_RETRAIN,
     Drawing,
     frame,
     full_grids,
     logarithmic,
     names_in,
-    panel_grid,
     series_shapes,
 )
-from bench.figures.lds import CEILINGS, ceiling_called, panel_note
+from bench.figures.lds import CEILINGS, ceiling_called, panels_by_seconds
 from bench.figures.seconds import timed_rows
 from bench.identity import USUAL, file_slug
 from bench.results import Results, bars_of, over_seeds
@@ -48,17 +45,9 @@ def retraining_drawing(stem: str, machine: str, group: pd.DataFrame, size: Paper
     curves = curves_of(group)
     others = group[group["method"] != DATAMODEL]
     points = series_shapes(others) if len(others) else {}
-    places = list(group.groupby(["alpha_attribution", "truth"], sort=True))
-    alphas = sorted(group["alpha"].unique())
-    figure, grid = panel_grid(len(places), len(alphas), size, 2.2, wide=True)
-    for line, ((share, _), here) in zip(grid, places, strict=True):
-        for axis, alpha in zip(line, alphas, strict=True):
-            retraining_panel(axis, here[here["alpha"] == alpha], points, curves)
-        line[0].set_ylabel(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}\nLDS", parse_math=True)
-    for axis, alpha in zip(grid[0], alphas, strict=True):
-        axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
-    for axis in grid[-1]:
-        axis.set_xlabel("seconds (all of them)")
+    figure, axes, shown = panels_by_seconds(group, size, 2.2, True, "all of them")
+    for axis, rows in zip(axes, shown, strict=True):
+        retraining_panel(axis, rows, points, curves)
     bars = f"Bars: {bars_of(group.groupby(['alpha_attribution', 'truth', 'alpha', 'series']).size())}."
     description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
     title = f"{description}: what retraining buys"
@@ -66,7 +55,7 @@ def retraining_drawing(stem: str, machine: str, group: pd.DataFrame, size: Paper
     kinds = "Raw or train-normalised scores, whichever a method does better with."
     settings = words.settings_text(others, prior_settings(group))
     notes = [f"{counts} {kinds}", words.frame_notes(bars, group)[0], settings]
-    frame(figure, size, title, [about, machine], notes, grid.ravel(), (), [*names_in(points), *curves])
+    frame(figure, size, title, [about, machine], notes, axes, (), [*names_in(points), *curves])
     caption = (
         f"LDS against seconds, retraining included; {description}, {about}, on {machine}. Curves: the datamodel "
         f"over its number of retrains, one a prior. {counts} {kinds} {bars} "
