@@ -8,7 +8,7 @@ For BIF the table adds the time a draw takes, and how that compares with the ari
 operations of one forward pass over all examples and of its minibatch gradients (three forward passes each), at the
 speed of a large matrix product on this machine, measured in the same run. `agrees` is how alike two methods rank the
 training examples: the Spearman correlation of raw scores with those of the first method, mean over queries.
-Interrupted, it keeps the methods that were timed, and names the others.
+Interrupted, it keeps the methods that were timed, unless there is a record already, and names the others.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from bench.record import command_line, provenance, why_unwritten, write_json
 from bench.tables import bytes_text, number, table
 from retrain.command import Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError
-from retrain.progress import counting
+from retrain.progress import close_bars, counting
 from retrain.store import Store, UnwritableStoreError
 
 WARM_UP_QUERIES = 64  # and as many attributed examples
@@ -182,13 +182,12 @@ def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dic
         for variant in session.active:
             if variant.method.further_subsets()[0]:
                 session.skipped[variant.label] = "its seconds are those of retraining, which bench.lds counts"
-        waiting = [variant for variant in session.active if variant.label not in session.skipped]
+        timed = [variant for variant in session.active if variant.label not in session.skipped]
+        num_done, num_all = itertools.count(1), len(timed) * (1 + repeats)
         with counting(True, "runs of methods, warm-ups included") as show:
-            num_done, num_all = itertools.count(1), len(waiting) * (1 + repeats)
             show(0, num_all)
             try:
-                while waiting:
-                    variant = waiting[0]
+                for variant in timed:
                     row, scores = time_method(variant, problem, repeats, lambda: show(next(num_done), num_all))
                     first = scores if not rows else first
                     row["agrees"] = rank_agreement(first, scores)
@@ -197,13 +196,13 @@ def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dic
                         method = variant.method.fit(problem).method  # with the numbers that its pilot chose
                         add_floor(row, method, problem, peak["flops"])
                     rows.append(row)
-                    del waiting[0]
             except KeyboardInterrupt:
                 if not rows:
                     raise
+                close_bars()
     if not rows:
         raise UsageError("every method was skipped; there is nothing to time")
-    return rows, question, peak, [variant.label for variant in waiting]
+    return rows, question, peak, [variant.label for variant in timed[len(rows) :]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -229,7 +228,8 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
         print(f"skipped {label}: {reason}", file=sys.stderr)
     for problem in session.out.problems:
         print(f"{prog}: {problem}", file=sys.stderr)
-    if arguments.out:
+    path = Path(arguments.out or ".") / "speed.json"
+    if arguments.out and not (untimed and path.exists()):  # a whole record is worth more than a part
         record = {
             "command": command,
             "description": question.task.description,
@@ -240,7 +240,6 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
             "untimed": untimed,
             **provenance(session.device()),
         }
-        path = Path(arguments.out) / "speed.json"
         if unwritten := why_unwritten(lambda: write_json(path, record), path):
             print(f"{prog}: {unwritten}", file=sys.stderr)
             return 1

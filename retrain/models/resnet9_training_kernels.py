@@ -39,7 +39,8 @@ def normal_share_and_density(value):  # type: ignore[no-untyped-def]
     Abramowitz and Stegun's 26.2.17, off by 7.5e-8 at most: half the work of erf, which would limit these kernels, and
     its exponential is the density's.
     """
-    density = ROOT_OF_TWO_PI_INVERSE * tl.exp2(MINUS_HALF_LOG2_OF_E * (value * value))
+    # Constants last: Triton 3.7's interpreter takes one times a tensor for another constant.
+    density = tl.exp2(value * value * MINUS_HALF_LOG2_OF_E) * ROOT_OF_TWO_PI_INVERSE
     above_one = 1.0 + 0.2316419 * tl.abs(value)
     t = tl.rsqrt(above_one * above_one)  # its reciprocal; a division minds ranges that it never comes to
     series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))

@@ -51,7 +51,11 @@ def test_what_was_timed_before_an_interrupt_is_kept(
     assert "interrupted; these were not timed: bif, random" in capsys.readouterr().err
     record = json.loads((tmp_path / "out" / "speed.json").read_text())
     assert ([row["label"] for row in record["rows"]], record["untimed"]) == (["gradsim"], ["bif", "random"])
-    (tmp_path / "out" / "speed.json").unlink()
+    whole = tmp_path / "out" / "speed.json"
+    whole.write_text("an earlier record")
+    assert speed.main([*arguments, "gradsim", "bif"]) == 130
+    assert whole.read_text() == "an earlier record"
+    whole.unlink()
     assert speed.main([*arguments, "bif"]) == 130
     assert "interrupted; nothing was written" in capsys.readouterr().err
     assert not list((tmp_path / "out").iterdir())

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from importlib import metadata
 
 import pytest
 import torch
@@ -201,14 +200,11 @@ def as_after_training(module: nn.Module) -> None:
 def test_the_kernels_in_tritons_interpreter() -> None:
     if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("needs triton, and a process that does not interpret it yet")
-    files = [__file__]
-    if tuple(map(int, metadata.version("triton").split(".")[:2])) < (3, 7):
-        # The interpreter of 3.7 takes a constant times a tensor for a constant, which the compiler does not.
-        files.append(__file__.replace("test_resnet9", "test_resnet9_training_kernels"))
+    files = [__file__, __file__.replace("test_resnet9", "test_resnet9_training_kernels")]
     command = [sys.executable, "-m", "pytest", "-q", *files, "-k", "kernels_of"]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert done.stdout.startswith("." * (33 if len(files) > 1 else 11))
+    assert done.stdout.startswith("." * 33)
 
 
 # Half precision stands for bf16, which the interpreter multiplies wrongly.
