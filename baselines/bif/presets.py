@@ -25,7 +25,7 @@ PAPER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 # The pilot's choice and its neighbours at steps of 1 / gamma; more draws; the paper's own; and RMSprop-SGLD after a
 # burn-in at small n_beta, as devinterp's authors run it (its steps are short, so a draw is five of them).
 GRID: Sequence[Mapping[str, tuple[Any, ...]]] = [
-    {"gamma": (0.0, 1e2, 1e3, 1e4, 1e5)},
+    {"gamma": (0.0, 1e3, 1e4, 1e5, 1e6)},
     {"gamma": (1e4, 1e5), "n_beta": (1000.0,)},
     {"draws": (MOST_DRAWS,)},
     {"gamma": (1e4,), "n_beta": (200.0,), "step_size": (1e-5,), "draws": (100,)},

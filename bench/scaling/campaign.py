@@ -15,6 +15,7 @@ from bench.scaling.specifications import SweepRequest
 from retrain.errors import UsageError
 
 PAPER_SETS = (400, 10_000, 1_000_000)  # rows that every model has, measured or projected
+OTHERS = ("14m", "160m", "410m", "1b", "2.8b")  # sizes the other methods are measured at
 NEEDS = ("the verdict", "every claim", "more")  # what a part is for; each includes those before
 
 
@@ -39,7 +40,7 @@ def _bif(*models: str, **more: Any) -> dict[str, Any]:
 PARTS = (
     CampaignPart(
         "ekfac-large", "seconds a fitting sequence at 2.8b, 8 of 32 layers, apart from what is fixed", "the verdict",
-        260.0, (_ekfac("2.8b", (2, 8), (100, 200, 300)),),
+        260.0, (_ekfac("2.8b", (2, 8), (100, 200), score_parts=False),),
     ),
     CampaignPart(
         "ekfac-small", "whole runs at full depth; a third fitting set predicted from two; queries", "the verdict", 50.0,
@@ -50,38 +51,44 @@ PARTS = (
         ),
     ),
     CampaignPart(
-        "bif", "100 timed draws from 14m to 1b, and 8 at 2.8b and 12b: time and memory", "the verdict", 45.0,
-        (_bif("14m", "70m", "160m", "410m", "1b"), _bif("2.8b", "12b", timed_draws=8)),
+        "bif", "100 timed draws from 14m to 1b", "the verdict", 45.0, (_bif("14m", "70m", "160m", "410m", "1b"),)
     ),
+    CampaignPart("bif-large", "100 timed draws at 1.4b and 2.8b", "the verdict", 130.0, (_bif("1.4b", "2.8b"),)),
     CampaignPart(
         "ekfac-410m-1b", "whole runs at full depth", "every claim", 250.0,
-        (_ekfac("410m", (24,), (100, 200, 400)), _ekfac("1b", (16,), (100, 200, 400))),
+        (
+            _ekfac("410m", (24,), (100, 200, 400)),
+            _ekfac("1b", (16,), (100, 200, 400), score_parts=False),
+        ),
     ),
     CampaignPart(
-        "ekfac-1.4b", "a whole run at full depth", "every claim", 480.0, (_ekfac("1.4b", (24,), (100, 200, 400)),)
+        "ekfac-1.4b", "a whole run at full depth", "every claim", 480.0,
+        (_ekfac("1.4b", (24,), (100, 200, 400), score_parts=False),),
     ),
     CampaignPart(
-        "bif-large", "100 timed draws at 1.4b, 2.8b and 6.9b", "every claim", 300.0, (_bif("1.4b", "2.8b", "6.9b"),)
+        "queries", "180 and 1,800 queries, and every token's loss", "every claim", 60.0,
+        (
+            _bif("14m", "410m", "2.8b", queries=(180, 1800), timed_draws=8),
+            {"models": ("14m", "410m", "2.8b"), "methods": ("bif_tokens",), "timed_draws": 16},
+            _ekfac("410m", (2, 4), (400,), queries=(18, 180)),
+        ),
     ),
+    CampaignPart("bif-6.9b", "100 timed draws at 6.9b", "every claim", 300.0, (_bif("6.9b"),)),
     CampaignPart(
         "bif-12b", "100 timed draws at 12b; EK-FAC refused there and at 6.9b, with its bytes", "every claim", 480.0,
         (_bif("12b"), {"models": ("6.9b", "12b"), "methods": ("ekfac",), "fit_examples": (400,)}),
     ),
     CampaignPart(
-        "queries", "180 and 1,800 queries, and every token's loss", "every claim", 30.0,
-        (
-            _bif("14m", "410m", queries=(180, 1800), timed_draws=16),
-            _bif("2.8b", queries=(180, 1800), timed_draws=8),
-            {"models": ("14m", "410m", "2.8b"), "methods": ("bif_tokens",), "timed_draws": 16},
-            _ekfac("410m", (2, 4), (400,), queries=(18, 180)),
-        ),
-    ),
-    CampaignPart(
         "others", "GradSim and TRAK beside them", "every claim", 30.0,
-        ({"models": ("14m", "160m", "410m", "1b", "2.8b"), "methods": ("gradsim", "trak")},),
+        ({"models": OTHERS, "methods": ("gradsim", "trak")},),
     ),
     CampaignPart(
-        "ekfac-160m-10000", "a whole run fitted on 10,000", "more", 480.0, (_ekfac("160m", (12,), (400, 2000)),)
+        "kfac", "our own Kronecker-factored influence beside them", "every claim", 30.0,
+        ({"models": OTHERS, "methods": ("kfac",), "fit_examples": (400, 2000)},),
+    ),
+    CampaignPart(
+        "ekfac-10000", "whole runs fitted on 10,000", "more", 480.0,
+        (_ekfac("70m", (6,), (400, 2000)), _ekfac("160m", (12,), (400, 2000))),
     ),
     CampaignPart(
         "ekfac-410m-2000", "a whole run fitted on 2,000", "more", 300.0, (_ekfac("410m", (24,), (400, 2000)),)

@@ -59,7 +59,7 @@ def _stages_seconds(spec: dict[str, Any], configuration: Configuration, seconds:
             spent += more
     # The score alone: what is left of a run when twice the fit's and the eigendecompositions' seconds are taken off.
     score = share * (seconds(train=2 * spec["train"]) - seconds())
-    if spent + 2.5 * score <= budget:
+    if spec["score_parts"] and spent + 2.5 * score <= budget:
         spent += 1.3 * score
     for count in spec["query_counts"][1:]:
         more = share * (seconds(queries=count) - seconds()) + score

@@ -135,9 +135,7 @@ class Point:
         few = Examples(torch.zeros(8, tokens, dtype=torch.long), torch.ones(8, tokens, dtype=torch.long))
         size = whole_size(self.spec) | {"draws": 2 * max(self.spec["chains"], 1), "train": 8, "fit_examples": 8}
         with self.folder() as scratch:
-            problem = self.problem(model, few, few.select([0, 1]), scratch)
-            if len(problem.train) != len(few):
-                problem = replace(problem, train=few)
+            problem = replace(self.problem(model, few, few.select([0, 1]), scratch), train=few)
             with contextlib.suppress(FloatingPointError):  # a chain on noise may run away; the kernels have run
                 measured_run(sized(self.spec, size), problem)
         self.forget()
@@ -203,8 +201,8 @@ class Point:
         first, wanted = min(8, target), 0
         if self.axis == "draws":
             chains = self.spec["chains"]
-            wanted = -(-self.spec["timed_draws"] // chains) * chains
-            # Two draws a chain, so that each takes a step; or at once those that were wanted, where they are few.
+            # At least two draws a chain, so that each takes a step; at once those that were wanted, where they are few.
+            wanted = max(2, -(-self.spec["timed_draws"] // chains)) * chains
             first = wanted if wanted <= FEW_DRAWS * chains else 2 * chains
             if self.spec["rehearse"]:
                 self.rung(model, self.size(2) | {"chains": 1})

@@ -25,7 +25,11 @@ from retrain.models.pythia_suite import HUB_PREFIX, Configuration, suite_configu
 
 POINT_VERSION = 2  # raised when what a point measures changes
 ROOT = Path(__file__).resolve().parents[2]
-SHARED_FILES = ("retrain/models", "bench/scaling/point.py", "bench/scaling/measuring.py", "bench/scaling/problem.py")
+SHARED_FILES = (
+    *(f"retrain/models/{name}.py" for name in ("causal_lm", "fused_cross_entropy", "fused_cross_entropy_kernels")),
+    *(f"retrain/models/{name}.py" for name in ("pretrained", "pythia_suite")),
+    *(f"bench/scaling/{name}.py" for name in ("point", "measuring", "problem")),
+)
 BIF_FILES = ("baselines/bif", "baselines/support", "baselines/gradsim.py")
 METHOD_FILES = {
     "bif": BIF_FILES,
@@ -49,6 +53,7 @@ class SweepRequest:
     chains: int = 4
     fit_examples: tuple[int, ...] = (400,)
     layers: tuple[int, ...] = ()  # depths EK-FAC is measured at; none: as the budget allows, up to all
+    score_parts: bool = True  # also scores of half the sequences and queries, which tell EK-FAC's scoring apart
     random_weights: bool = False
     text: str | None = None
     tokenizer: str | None = None
@@ -166,7 +171,7 @@ def _of_method(
     counts = sorted(set(request.queries))
     if method == "ekfac":
         depths = sorted({min(depth, configuration.layers) for depth in request.layers})
-        lists = {"fit_sets": fit_sets, "query_counts": counts, "depths": depths}
+        lists = {"fit_sets": fit_sets, "query_counts": counts, "depths": depths, "score_parts": request.score_parts}
         return [{**common, **lists, "fit_examples": fit_sets[0], "queries": counts[0]}]
     return [
         # Larger fitting sets than can be measured are the estimate's to project.

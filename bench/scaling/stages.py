@@ -92,7 +92,7 @@ class Stages:
                 self.tell()
         n, q = self.spec["train"], first_queries
         halves = [(n // 2, q), (n, q // 2), (n // 2, q // 2)]
-        if min(n, q) > 1 and 2.5 * self.seconds(f"score/{n}x{q}") <= self.point.left():
+        if self.spec["score_parts"] and min(n, q) > 1 and 2.5 * self.seconds(f"score/{n}x{q}") <= self.point.left():
             for train, queries in halves:
                 self.score(train, queries)
             self.tell()

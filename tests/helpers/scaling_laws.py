@@ -85,9 +85,10 @@ def specification(method: str, **changes: Any) -> dict[str, Any]:
     spec = {
         "model": "tiny", "configuration": asdict(TINY), "method": method, "options": options, "axis": axis,
         "fitted": method == "ekfac", "train": 8, "queries": 2, "query_counts": [2], "tokens": 12, "draws": 2000,
-        "timed_draws": 100, "chains": chains, "fit_examples": 8, "fit_sets": [8], "depths": [], "dtype": "float32",
-        "weights": "random", "weights_name": "random", "text": None, "text_name": "random tokens", "query_file": None,
-        "tokenizer": None, "device": "cpu", "device_name": "CPU", "seed": 0, "text_digest": "", "query_digest": "",
+        "timed_draws": 100, "chains": chains, "fit_examples": 8, "fit_sets": [8], "depths": [],
+        "score_parts": True, "dtype": "float32", "weights": "random", "weights_name": "random", "text": None,
+        "text_name": "random tokens", "query_file": None, "tokenizer": None, "device": "cpu", "device_name": "CPU",
+        "seed": 0, "text_digest": "", "query_digest": "",
     }  # fmt: skip
     return spec | changes
 

@@ -134,6 +134,17 @@ def test_slow_eigendecompositions_are_shared_and_fitting_sets_beyond_the_budget_
     assert rows[0]["shared_parts"] is None
 
 
+def test_scores_of_halves_are_measured_only_where_they_are_asked_for(
+    ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = measured_parts(monkeypatch)
+    n, q = ekfac_spec["train"], ekfac_spec["query_counts"][0]
+    result = points.perform_point(ekfac_spec | {"score_parts": False, "query_counts": [q]}, time.monotonic())
+    assert [name for name in seen if name.startswith("score")] == [f"score/{n}x{q}"]
+    row = make_rows(ekfac_spec | {"query_counts": [q]}, result, None)[0]
+    assert (row["error"], row["score_per_pair"]) == (None, None)
+
+
 def test_ekfac_is_refused_with_the_bytes_it_would_take(
     ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +337,16 @@ def test_what_exceeds_the_budget_is_projected_and_flagged(
         assert row["score_seconds"] == pytest.approx(0.5 + 0.1 * 4000)
         assert row["seconds_low"] < row["score_seconds"] < row["seconds_high"]
     assert "* projected" in capsys.readouterr().out
+
+
+def test_few_sequences_and_few_draws_are_measured_too(tiny: list[str], tmp_path: Path) -> None:
+    """As many sequences as a warm-up has, whose vocabulary is smaller; fewer draws than two a chain."""
+    arguments = [*tiny, "--methods", "bif", "kfac", "--timed-draws", "2", "--budget-seconds", "60"]
+    for name, value in (("--train", "8"), ("--fit-examples", "4")):
+        place = arguments.index(name) + 1
+        arguments[place : place + 1] = [value]
+    assert scaling.main(arguments) == 0
+    assert [row["error"] for row in rows_of(tmp_path)] == [None] * len(rows_of(tmp_path))
 
 
 def test_a_dry_run_measures_nothing(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
