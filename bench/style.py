@@ -19,6 +19,7 @@ FORMATS = ("svg", "png", "pdf")
 # Okabe and Ito's palette; the marker and the dash tell methods apart without colour.
 PALETTE: dict[str, tuple[str, str, str, Any]] = {
     "bif": ("BIF", "#0072b2", "o", "-"),
+    "bif_tokens": ("BIF, every token", "#7cc4f2", "X", "none"),
     "bif_cv": ("BIF, control variate", "#56b4e9", "P", (0, (8, 1))),
     "bif_kfac": ("BIF, Kronecker localiser", "#e69f00", "v", (0, (10, 1.5))),
     "bif_devinterp": ("BIF, devinterp", "#5b4ea2", "h", (0, (6, 1, 1, 1))),

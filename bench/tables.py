@@ -21,7 +21,9 @@ def interval(low: float | None, high: float | None, digits: int = 3) -> str:
     return f"[{number(low, digits)}, {number(high, digits)}]"
 
 
-def bytes_text(num_bytes: float) -> str:
+def bytes_text(num_bytes: float | None) -> str:
+    if num_bytes is None or not math.isfinite(num_bytes):
+        return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}" if unit in ("B", "KiB", "MiB") else f"{num_bytes:.1f} {unit}"

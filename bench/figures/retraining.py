@@ -104,7 +104,7 @@ def curves_of(group: pd.DataFrame) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     own = group[group["method"] == DATAMODEL].drop_duplicates("series").assign(retrains=lambda rows: retrains_of(rows))
     priors = priors_of(own)
-    for _, row in own.sort_values("retrains").iterrows():
+    for _, row in own.sort_values(["retrains", "series"]).iterrows():
         options = json.loads(row["options"])
         prior = str(options.pop("prior", NO_PRIOR))
         usual = {**USUAL[DATAMODEL], "retrains": options["retrains"]}

@@ -28,6 +28,7 @@ PANELS = (("seconds", 1.0), ("peak_memory_bytes", 2.0**30), ("disk_bytes", 2.0**
 LAW = "#8a8f98"
 LAWS = {"bif": ("draws (n + q) d", (0, (1, 1))), "ekfac": (r"$\Sigma$ d_in³ + d_out³", (0, (4, 1, 1, 1)))}
 FIT_LINES = (400, 10_000, 1_000_000)  # fitting sets with a line of their own: small, middle, the paper's
+LEAST_SLOPED = 4  # models that a slope is said of
 FADED = (1.0, 0.7, 0.45)
 
 # ---- seconds, memory and disk against model size ----
@@ -40,7 +41,7 @@ def usable(rows: pd.DataFrame) -> pd.DataFrame:
     rows["projected"] = rows["projected"].map(lambda value: str(value) == "True") if "projected" in rows else False
     if "queries" in rows and len(rows):
         rows = rows[rows["queries"] == rows["queries"].min()]
-    return rows.sort_values("parameters")
+    return rows.sort_values("parameters", kind="stable")
 
 
 def _without_error(rows: pd.DataFrame) -> Any:
@@ -53,7 +54,7 @@ def blocks_of(rows: pd.DataFrame, method: str, column: str) -> list[tuple[str, p
     if not _is_fitted(block):
         return [("", block)] if len(block) else []
     if column != "seconds":
-        return [("", block.sort_values("fit_examples").drop_duplicates("model").sort_values("parameters"))]
+        return [("", block.sort_values(["parameters", "fit_examples"]).drop_duplicates("model"))]
     present = sorted(block["fit_examples"].dropna().unique())
     wanted = [count for count in FIT_LINES if count in present] or present[:1]
     return [
@@ -92,7 +93,7 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None
                 axis.vlines(
                     ends["parameters"], lows, ends["seconds_high"], color=shape["color"], linewidth=0.8, **faded
                 )
-            if len(block) > 1:
+            if len(block) >= LEAST_SLOPED:
                 short = ending.replace(", fitted on", "")
                 slopes.append((f"{shape['label']}{short} slope {Curve(x, y).slope:.2f}", shape["color"]))
     axis.set_yscale("log")
@@ -154,6 +155,11 @@ def explain(rows: pd.DataFrame, everything: pd.DataFrame, laws: list[str]) -> st
         parts.append("A bar that reaches zero is cut at a tenth of its value.")
     if laws:
         parts.append("Grey: the paper's laws, each through the largest model of the method it is for.")
+    unknown = [
+        look(method)["label"] for method in in_order(rows["method"]) if not blocks_of(rows, method, PANELS[1][0])
+    ]
+    if unknown:
+        parts.append(f"Memory was not measured: {', '.join(unknown)}.")
     failed = everything[~_without_error(everything)]
     if len(failed):
         names = "; ".join(f"{row['model']} {row['method']}: {row['error']}" for _, row in failed.iterrows())

@@ -166,15 +166,41 @@ def _distance(rows: list[dict[str, Any]], setting: Setting) -> float:
 
 
 def _bif_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
-    """Setup plus draws x FLOP x seconds a FLOP, the last from the curve across models."""
-    rows = _closest_work(rows, setting)
-    sizes = [row["token_parameters"] for row in rows]
-    pace = curve_through(sizes, [row["seconds_per_draw"] / _row_flops(row) for row in rows])
-    setup = curve_through(sizes, [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in rows])
+    """Setup plus draws x FLOP x seconds a FLOP, the last from the curve across models.
+
+    The curve is through rows of one number of sequences and queries, that of the most models. What a FLOP takes at the
+    number closest to the one asked for, over that, is a mean over the models that have both.
+    """
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for row in _timed_longest(rows):
+        groups.setdefault(int(row["train"] + row["queries"]), []).append(row)
+    wanted = setting.train + setting.queries
+    closest = min(groups, key=lambda work: abs(math.log(work / wanted)))
+    most = max(groups, key=lambda work: (len(groups[work]), work == closest))
+    base = groups[most]
+    sizes = [row["token_parameters"] for row in base]
+    paces = {row["model"]: row["seconds_per_draw"] / _row_flops(row) for row in base}
+    pace = curve_through(sizes, list(paces.values()))
+    setup = curve_through(sizes, [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in base])
+    both = [
+        math.log(row["seconds_per_draw"] / _row_flops(row) / paces[row["model"]])
+        for row in groups[closest]
+        if row["model"] in paces
+    ]
+    over = float(np.exp(np.mean(both))) if both else 1.0
     d = configuration.num_token_parameters
     flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
-    deviation = math.hypot(pace.deviation(d), _distance(rows, setting))
-    return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.at(d), deviation)]
+    spread = float(np.std(both)) if both else 0.0
+    deviation = math.hypot(pace.deviation(d), spread, _distance(groups[closest] if both else base, setting))
+    return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.at(d) * over, deviation)]
+
+
+def _timed_longest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a model and number of sequences and queries: the one of the most timed draws."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: -(number_of(row.get("timed_draws")) or 0.0)):
+        found.setdefault((row["model"], row["train"], row["queries"]), row)
+    return sorted(found.values(), key=lambda row: row["parameters"])
 
 
 def _row_flops(row: dict[str, Any]) -> float:
@@ -267,16 +293,21 @@ def _other_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
     return [CostPart(curve.at(d), math.hypot(curve.deviation(d), deviation))]
 
 
+def has_peak(row: dict[str, Any]) -> bool:
+    """Whether a row's memory was measured."""
+    return number_of(row.get("peak_memory_bytes")) is not None
+
+
 def _memory(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> float:
     """What arithmetic says of BIF and EK-FAC times what was measured over it; others by the curve of their peaks."""
-    known = _closest_work(rows, setting)
+    method, number_bytes = rows[0]["method"], 4 if rows[-1].get("dtype") == "float32" else 2
+    known = _closest_work([row for row in rows if has_peak(row)], setting)
     sizes = [row["parameters"] for row in known]
-    number_bytes = 4 if known[-1].get("dtype") == "float32" else 2
 
     def arithmetic(shape: Configuration, tokens: int, minibatch: int) -> float:
-        if known[0]["method"] in BIF_LIKE:
+        if method in BIF_LIKE:
             return chain_bytes(shape, minibatch, tokens, number_bytes)
-        return ekfac_needs(shape, tokens, number_bytes).memory_bytes if known[0]["method"] == "ekfac" else 1.0
+        return ekfac_needs(shape, tokens, number_bytes).memory_bytes if method == "ekfac" else 1.0
 
     over = [
         row["peak_memory_bytes"]
@@ -284,6 +315,8 @@ def _memory(rows: list[dict[str, Any]], configuration: Configuration, setting: S
         for row in known
     ]
     wanted = arithmetic(configuration, setting.tokens, setting.minibatch)
+    if not known:
+        return wanted if method in (*BIF_LIKE, "ekfac") else math.nan
     return curve_through(sizes, over).at(configuration.num_parameters) * wanted
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.scaling.costs import Setting
-from bench.scaling.fits import Estimator, configuration_of, number_of, total_of
+from bench.scaling.fits import Estimator, configuration_of, has_peak, number_of, total_of
 from bench.tables import duration, table
 
 LEAST_MODELS = 3  # so many must be left to predict one from
@@ -64,7 +64,7 @@ def _held(estimator: Estimator, row: dict[str, Any]) -> dict[str, Any]:
         "seconds_off": estimate.seconds / seconds - 1,
         "inside": estimate.seconds_low <= seconds <= estimate.seconds_high,
         "beyond": estimate.beyond,
-        "memory_off": estimate.peak_memory_bytes / row["peak_memory_bytes"] - 1,
+        "memory_off": estimate.peak_memory_bytes / row["peak_memory_bytes"] - 1 if has_peak(row) else None,
         "projected": str(row.get("projected")) == "True",
     }
 
@@ -82,7 +82,7 @@ def show_held_out(found: Sequence[dict[str, Any]], wide: bool = False) -> str:
             f"[{duration(row['seconds_low'])}, {duration(row['seconds_high'])}]",
             duration(row["measured_seconds"]) + (" *" if row["projected"] else "  "),
             f"{100 * row['seconds_off']:+.0f} %" + ("  " if row["inside"] else " !"),
-            *([f"{100 * row['memory_off']:+.0f} %"] if wide else []),
+            *(["-" if row["memory_off"] is None else f"{100 * row['memory_off']:+.0f} %"] if wide else []),
         ]
         for row in found
     ]

@@ -12,7 +12,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-TWO_SIZES_NOISE = 0.05  # relative noise assumed where two sizes leave no residual to judge by
+# What a timing is off by before its own residuals are seen, and how many residuals that counts for: two or three sizes
+# leave none or one, which by itself says nothing or anything.
+USUAL_NOISE, USUAL_FREEDOM = 0.05, 4
 LEAST_NOISE = 0.003  # a clock is no better than this
 LINEAR_WITHIN = 0.10  # the largest relative residual at which a line is believed
 UNKNOWN_ERROR = 0.25  # of a curve through too few models to leave one out
@@ -49,11 +51,11 @@ class Line:
         return self.intercept + self.slope * size
 
     def interval(self, size: float) -> tuple[float, float]:
-        """95 % prediction interval; Student's t on the sizes beyond two."""
+        """95 % prediction interval; Student's t on the sizes beyond two and what is usual."""
         at = np.array([1.0, size])
         value = self.at(size)
         deviation = self.noise * math.sqrt(float(at @ np.array(self.covariance) @ at) + value**2)
-        spread = student(len(self.sizes) - 2) * deviation
+        spread = student(len(self.sizes) - 2 + USUAL_FREEDOM) * deviation
         return max(0.0, value - spread), value + spread
 
 
@@ -74,12 +76,8 @@ def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
         intercept, slope = 0.0, float(rate @ (y / scale) / (rate @ rate))
         inverse = np.array([[0.0, 0.0], [0.0, 1 / float(rate @ rate)]])
     errors = (intercept + slope * x - y) / scale
-    freedom = len(x) - 2
-    noise = (
-        max(LEAST_NOISE, math.sqrt(float(errors @ errors) / freedom))
-        if freedom
-        else max(TWO_SIZES_NOISE, float(np.abs(errors).max()))
-    )
+    squares = USUAL_FREEDOM * USUAL_NOISE**2 + float(errors @ errors)
+    noise = math.sqrt(squares / (USUAL_FREEDOM + len(x) - 2))
     return Line(
         float(intercept), float(slope), tuple(x.tolist()), float(np.abs(errors).max()), noise,
         ((inverse[0, 0], inverse[0, 1]), (inverse[1, 0], inverse[1, 1])),

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from baselines.method import Attribution, Problem
-from bench.measure import measure, now, resident_peak
+from bench.measure import Cost, metered, now, resident_peak
 from retrain.safe_files import folder_bytes
 
-CLOCK_FILE = Path(str(inspect.getsourcefile(measure)))  # seconds belong to the code that took them
+CLOCK_FILE = Path(str(inspect.getsourcefile(metered)))  # seconds belong to the code that took them
 PEAK_SIZES = {"cuda": 8192, "cpu": 1024}
 
 
@@ -78,23 +78,45 @@ class TimedWork:
 
 
 def measured_run(method: Any, problem: Problem) -> tuple[Attribution, dict[str, Any]]:
-    """Fit and score by the harness: seconds of both, and peaks that hold the weights too."""
-    attribution, cost = measure(method, problem)
+    """Fit and score by the harness: seconds of both, and peaks of both that hold the weights too."""
     device = problem.device
     weight_bytes = sum(p.numel() * p.element_size() for p in problem.model.parameters())
-    found = {
-        "fit_seconds": cost["fit_seconds"],
-        "score_seconds": cost["score_seconds"],
-        "threads": cost["threads"],
+    costs: list[Cost] = []
+    peaks: list[tuple[int, int | None]] = []
+
+    def stage(work: Callable[[], Any]) -> Any:
+        made, cost = metered(work, problem.seed, device, problem.task.cpu_threads)
+        costs.append(cost)
+        # Each stage starts its own peak, so each is asked before the next begins.
+        peaks.append(
+            (torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+            if device.type == "cuda"
+            else (weight_bytes + cost.peak_memory_bytes, None)
+        )
+        return made
+
+    state = stage(lambda: method.fit(problem))
+    attribution = stage(lambda: method.score(problem, state))
+    return attribution, {
+        "fit_seconds": costs[0].seconds,
+        "score_seconds": costs[1].seconds,
+        "threads": costs[1].threads,
         "weight_bytes": weight_bytes,
-        "peak_memory_bytes": weight_bytes + cost["peak_memory_bytes"],
-        "peak_reserved_bytes": None,
+        "peak_memory_bytes": max(allocated for allocated, _ in peaks),
+        "peak_reserved_bytes": max((reserved for _, reserved in peaks if reserved is not None), default=None),
         "host_peak_bytes": resident_peak(),
     }
-    if device.type == "cuda":
-        found["peak_memory_bytes"] = torch.cuda.max_memory_allocated(device)
-        found["peak_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
-    return attribution, found
+
+
+def storage_of(folder: Path) -> str | None:
+    """The file system a folder is on, as Linux names it (tmpfs is memory); None elsewhere."""
+    try:
+        lines = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return None
+    place = folder.resolve()
+    above = [(len(words[1]), words[2]) for words in lines if place.is_relative_to(words[1])]
+    return max(above, key=lambda pair: pair[0])[1] if above else None
 
 
 def clock(device: torch.device) -> float:

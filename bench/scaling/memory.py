@@ -55,6 +55,7 @@ def memory_of(row: dict[str, Any]) -> dict[str, Any]:
     limit = 3 * int(row["weight_bytes"]) + activations
     return {
         "model": row["model"],
+        "queries": int(row["queries"]),
         "weights": int(row["weight_bytes"]),
         "activations": activations,
         "limit": limit,
@@ -75,11 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    header = ["model", "weights", "activations", "3 x weights + activations", "measured peak", "share"]
+    header = ["model", "queries", "weights", "activations", "3 x weights + activations", "measured peak", "share"]
     lines = []
     for found in map(memory_of, rows):
         sizes = [f"{found[name] / 2**30:.2f} GiB" for name in ("weights", "activations", "limit", "peak")]
-        lines.append([found["model"], *sizes, f"{100 * found['share']:.0f} %"])
+        lines.append([found["model"], f"{found['queries']:,}", *sizes, f"{100 * found['share']:.0f} %"])
     print(table(header, lines, left=1))
     return 0
 

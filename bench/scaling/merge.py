@@ -19,6 +19,8 @@ from retrain.models.pythia_suite import suite_configuration
 from retrain.safe_files import SafeFileError, read_json
 
 SAME_FIELDS = ("train", "tokens", "chains", "device_name", "dtype", "text_digest", "query_digest")
+WHOLE_PEAKS = 3  # before this version a point of EK-FAC took its peaks at the end of a part, not during it
+DEVICE_PEAKS = ("peak_memory_bytes", "peak_reserved_bytes")
 ROW_KEY = ("model", "method", "device", "train", "queries", "tokens", "draws", "fit_examples")
 
 
@@ -56,6 +58,8 @@ def _with_specification(record: dict[str, Any], point: dict[str, Any], fit_sets:
         spec |= {"fit_sets": [spec["fit_examples"]], "query_counts": [spec["queries"]]}
     if spec["axis"] == "layers" and fit_sets:
         spec = {**spec, "fit_sets": sorted({*spec["fit_sets"], *fit_sets})}
+    if spec["axis"] == "layers" and point.get("version", 2) < WHOLE_PEAKS:
+        point = {**point, "rungs": [{**rung, **dict.fromkeys(DEVICE_PEAKS)} for rung in point.get("rungs", [])]}
     code = point.get("cost_code") or record.get("cost_code")
     run_id = point.get("run_id") or own.get("run_id") or record["run_id"]  # a merged record has several
     return {**point, "spec": spec, "cost_code": code, "run_id": run_id}

@@ -36,7 +36,7 @@ from torch import nn
 
 from baselines.method import Problem
 from bench.scaling.ladder import ladder
-from bench.scaling.measuring import Ticks, Watched, clock, matmul_peak, measured_run
+from bench.scaling.measuring import Ticks, Watched, clock, matmul_peak, measured_run, storage_of
 from bench.scaling.methods import sized
 from bench.scaling.problem import (
     TRAINABLE,
@@ -47,7 +47,7 @@ from bench.scaling.problem import (
     repeated,
     train_examples,
 )
-from bench.scaling.sizes import FEW_DRAWS, MOST_FITTED, whole_size
+from bench.scaling.sizes import FEW_DRAWS, whole_size
 from bench.scaling.stages import RefusedError, Stages, drop_factors
 from retrain.errors import error_line
 from retrain.examples import Examples
@@ -87,20 +87,28 @@ class Point:
         return model.eval()
 
     def load_data(self) -> None:
-        """Queries, the training sequences that are scored, and those that curvature is fitted on: the same, or more.
-
-        Fitting sets too large to be measured in this budget are not made: rows of them are projected.
-        """
-        spec, vocabulary = self.spec, self.configuration.vocabulary
-        tokenizer = open_tokenizer(spec["tokenizer"], vocabulary)
+        """Queries, and the training sequences that are scored."""
+        spec = self.spec
+        self.tokenizer = open_tokenizer(spec["tokenizer"], self.configuration.vocabulary)
         pairs = repeated(load_queries(spec["query_file"]), max(spec["query_counts"]))
-        self.queries = query_examples(pairs, tokenizer, spec["tokens"])
-        wanted = max((count for count in spec["fit_sets"] if count <= MOST_FITTED), default=0)
-        everything = train_examples(
-            max(spec["train"], wanted), spec["tokens"], vocabulary, text=spec["text"], tokenizer=tokenizer,
-            seed=spec["seed"], least=spec["train"],
-        )  # fmt: skip
-        self.fit_data, self.train = everything, everything.select(range(spec["train"]))
+        self.queries = query_examples(pairs, self.tokenizer, spec["tokens"])
+        self.fit_data = Examples(torch.empty(0, spec["tokens"]), torch.empty(0, spec["tokens"]))
+        self.train = self.fit_sequences(spec["train"]).select(range(spec["train"]))
+        if spec["fitted"] and spec["method"] != "ekfac":
+            self.fit_sequences(spec["fit_examples"])
+
+    def fit_sequences(self, count: int) -> Examples:
+        """At least so many to fit curvature on: those that are scored, and others behind them.
+
+        Made when they are asked for: ten thousand take longer to tokenise than a small point to measure.
+        """
+        if count > len(self.fit_data):
+            spec = self.spec
+            self.fit_data = train_examples(
+                count, spec["tokens"], self.configuration.vocabulary, text=spec["text"], tokenizer=self.tokenizer,
+                seed=spec["seed"], least=min(count, spec["train"]),
+            )  # fmt: skip
+        return self.fit_data
 
     def problem(
         self, model: nn.Module, train: Examples, queries: Examples, scratch: Path, progress: Any = None
@@ -180,6 +188,7 @@ class Point:
         stages = Stages(self, Work(Path(self.spec["work"]))) if self.axis == "layers" else None
         if stages is not None:
             stages.check_needs()
+            self.result["storage"] = storage_of(Path(self.spec["work"]))
         self.load_data()
         clock(self.device)  # the CUDA context
         if self.spec.get("measure_peak"):

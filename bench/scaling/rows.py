@@ -24,7 +24,8 @@ POINT_COLUMNS = [
     "token_bytes", "depth", "eigen_cost", "eigen_seconds", "covariance_seconds", "lambda_seconds", "fit_sizes",
     "covariance_base", "covariance_per_example", "lambda_base", "lambda_per_example", "fit_seconds_per_example",
     "score_base", "score_per_train", "score_per_query", "score_per_pair", "factor_bytes", "shared_parts",
-    "needed_memory_bytes", "needed_disk_bytes", "projected_from", "max_residual", "held_out", "held_out_error",
+    "needed_memory_bytes", "needed_disk_bytes", "storage", "projected_from", "max_residual", "held_out",
+    "held_out_error",
 ]  # fmt: skip
 
 
@@ -71,6 +72,7 @@ def _identity(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | 
             "factor_bytes": configuration.factor_bytes(number_bytes),
             "needed_memory_bytes": needs.get("memory_bytes"),
             "needed_disk_bytes": needs.get("disk_bytes"),
+            "storage": result.get("storage"),
         }
     return row
 

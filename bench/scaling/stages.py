@@ -24,11 +24,12 @@ from torch import nn
 
 from baselines.method import Problem
 from bench.scaling.costs import Needs, ekfac_needs
-from bench.scaling.ekfac import FACTORS, LowMemoryEKFAC
+from bench.scaling.ekfac import FACTORS, SCORES, LowMemoryEKFAC
 from bench.scaling.ladder import ladder
 from bench.scaling.lines import bilinear, fit_line
 from bench.scaling.measuring import TimedWork, clock, measured_run
 from bench.scaling.methods import sized
+from bench.scaling.sizes import MOST_FITTED
 from bench.tables import bytes_text
 from retrain.examples import Examples
 from retrain.models.pythia_suite import Configuration
@@ -54,9 +55,9 @@ class PointTools(Protocol):
     result: dict[str, Any]
     train: Examples
     queries: Examples
-    fit_data: Examples
 
     def load_model(self, layers: int) -> nn.Module: ...
+    def fit_sequences(self, count: int) -> Examples: ...
     def problem(
         self, model: nn.Module, train: Examples, queries: Examples, scratch: Path, progress: Any = None
     ) -> Problem: ...
@@ -87,7 +88,7 @@ class Stages:
             self.score(self.spec["train"], first_queries)
             self.tell()
         for count in self.spec["fit_sets"][1:]:
-            if count <= len(self.point.fit_data) and self.predicted_fit(count) <= self.point.left():
+            if count <= MOST_FITTED and self.predicted_fit(count) <= self.point.left():
                 self.fit(count, first=False)
                 self.tell()
         n, q = self.spec["train"], first_queries
@@ -181,9 +182,9 @@ class Stages:
         return self.point.problem(model, *chosen, self.folder(self.depth))
 
     def fit(self, count: int, *, first: bool) -> None:
-        data = self.point.fit_data
         if self.done(f"lambda/{count}"):
             return
+        data = self.point.fit_sequences(count)
         self.part(f"covariance/{count}", lambda: self.method.fit_covariance(self.analyzer, data, count))
         if first or self.seconds(f"eigen/{self.spec['fit_sets'][0]}") <= REPEATED_SECONDS:
             self.require("covariance", count)
@@ -203,7 +204,7 @@ class Stages:
         from kronfluence.factor.covariance import covariance_matrices_exist
         from kronfluence.factor.eigen import eigendecomposition_exist, lambda_matrices_exist
 
-        place, data = self.analyzer.factors_output_dir(FACTORS), self.point.fit_data
+        place, data = self.analyzer.factors_output_dir(FACTORS), self.point.fit_sequences(count)
         exist: dict[str, Callable[..., bool]] = {
             "covariance": covariance_matrices_exist, "eigen": eigendecomposition_exist, "lambda": lambda_matrices_exist,
         }  # fmt: skip
@@ -235,6 +236,7 @@ class Stages:
             return
         problem = self.problem(self.model)
         self.point.forget()
+        self.remove(name.partition("/")[0])
         _, cost = measured_run(TimedWork(work), problem)
         self.ledger[self.name(name)] = {
             "seconds": cost["fit_seconds"],
@@ -244,6 +246,21 @@ class Stages:
             **{peak: cost[peak] for peak in PEAKS},
         }
         self.work.save("ledger", {}, self.ledger)
+
+    def remove(self, kind: str) -> None:
+        """What an earlier fitting set left: a user's run writes new files, and writing over old ones takes longer."""
+        from kronfluence.utils import constants
+
+        names = {
+            "covariance": constants.COVARIANCE_FACTOR_NAMES,
+            "eigen": constants.EIGENDECOMPOSITION_FACTOR_NAMES,
+            "lambda": constants.LAMBDA_FACTOR_NAMES,
+        }
+        if kind == "score":
+            shutil.rmtree(self.analyzer.scores_output_dir(SCORES), ignore_errors=True)
+        for factor in names.get(kind, ()):
+            for path in self.analyzer.factors_output_dir(FACTORS).glob(f"{factor}*.safetensors"):
+                path.unlink()
 
     def predicted_fit(self, count: int) -> float:
         """Of covariance and lambda, from the fitting sets so far; one alone counts as if all of it grew."""

@@ -18,7 +18,7 @@ from bench.scaling.methods import PRIVATE_FIELDS
 from bench.scaling.processes import Processes
 from bench.scaling.rows import make_rows
 from bench.scaling.show import progress_line
-from bench.scaling.specifications import SweepRequest, cost_fingerprint, point_config, specifications
+from bench.scaling.specifications import POINT_VERSION, SweepRequest, cost_fingerprint, point_config, specifications
 from bench.scaling.stages import finished_parts
 from retrain.models.pythia_suite import Configuration
 from retrain.store import Store, canonical_json
@@ -109,7 +109,7 @@ class Sweep:
         self.points.append(
             {
                 "model": rows[0]["model"], "method": spec["method"], "spec": public,
-                "cost_code": cost_fingerprint(spec["method"]), **result,
+                "version": POINT_VERSION, "cost_code": cost_fingerprint(spec["method"]), **result,
             }
         )  # fmt: skip
 
@@ -121,7 +121,8 @@ class Sweep:
             if left < LEAST_SECONDS:
                 return {"rungs": [], "error": f"no time left{self.parts_of(spec)}"}
             share = time_share(spec) / sum(time_share(self.specs[index]) for index in waiting)
-            budget = min(budget, left * share)
+            room = left - budget * (len(waiting) - 1)  # what the others leave where each may take all it is allowed
+            budget = min(budget, max(left * share, room))
             limit = min(left, 3 * budget + 60)
         work = self.work(spec)
         if self.force:

@@ -25,7 +25,7 @@ VERDICT_SETS = (PAPER_FITTED, 10_000, 400)
 
 def verdict_text(device: str, estimator: Estimator) -> str:
     """Markdown; * stands at what is projected from smaller runs of the same model, ~ at what other models say."""
-    bif = [row for row in estimator.of("bif") if row["queries"] == min(r["queries"] for r in estimator.of("bif"))]
+    bif = _few_queries(estimator)
     setting = setting_of(bif[0])
     parts = [
         _verdict(device, estimator, setting),
@@ -35,10 +35,33 @@ def verdict_text(device: str, estimator: Estimator) -> str:
     return "\n\n".join([*parts, _checks(estimator)])
 
 
+def verdict_sentence(device: str, estimator: Estimator) -> str:
+    """The verdict in a line, its setting first."""
+    setting = setting_of(_few_queries(estimator)[0])
+    found = []
+    for count in VERDICT_SETS:
+        asked = replace(setting, fit_examples=count)
+        bif, ekfac = (estimator.estimate(method, SUITE[VERDICT_MODEL], asked) for method in RIVALS)
+        words = f"{count:,} sequences, as in the paper" if count == PAPER_FITTED else f"{count:,}"
+        found.append(f"fitted on {words}: {_who(ekfac, bif)}")
+    return f"EK-FAC against BIF at {VERDICT_MODEL} on one {device} ({_setting(setting)}), {'; '.join(found)}."
+
+
+def _few_queries(estimator: Estimator) -> list[dict[str, Any]]:
+    fewest = min(row["queries"] for row in estimator.of("bif"))
+    return [row for row in estimator.of("bif") if row["queries"] == fewest]
+
+
+def _setting(setting: Setting) -> str:
+    return (
+        f"{setting.train} training sequences, {setting.queries} queries, {setting.tokens} tokens, "
+        f"{setting.draws:,} draws"
+    )
+
+
 def _verdict(device: str, estimator: Estimator, setting: Setting) -> str:
     lines = [
-        f"At {VERDICT_MODEL} on one {device}, {setting.train} training sequences, {setting.queries} queries, "
-        f"{setting.tokens} tokens, {setting.draws:,} draws:",
+        f"At {VERDICT_MODEL} on one {device}, {_setting(setting)}:",
         "",
         "| EK-FAC fitted on | EK-FAC | BIF | verdict |",
         "| --- | --- | --- | --- |",
@@ -59,12 +82,12 @@ def _who(ekfac: Estimate, bif: Estimate) -> str:
     dearer, cheaper = (ekfac, bif) if ekfac.seconds > bif.seconds else (bif, ekfac)
     low, high = ratio_ends(dearer, cheaper)
     name = "BIF" if cheaper is bif else "EK-FAC"
-    text = f"{name} {_times(dearer.seconds / cheaper.seconds)} cheaper"
-    return f"not decided: {text} [{low:.1f}, {high:.1f}]" if low < 1 else f"{text} [{low:,.0f}, {high:,.0f}]"
+    text = f"{name} {_times(dearer.seconds / cheaper.seconds)}x cheaper [{_times(low)}, {_times(high)}]"
+    return f"not decided: {text}" if low < 1 else text
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
 def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) -> str:
@@ -89,12 +112,18 @@ def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) ->
     for name, column in (("peak memory", "peak_memory_bytes"), ("disk", "disk_bytes")):
         cells = []
         for model in models:
-            own = [row for row in estimator.of("ekfac") if row["model"] == model.name]
+            own = [row for row in estimator.of("ekfac") if row["model"] == model.name and number_of(row.get(column))]
             predicted = estimator.estimate("ekfac", model, setting)
             value = own[0][column] if own else getattr(predicted, column)
             cells.append(bytes_text(value) + ("" if own else " ~"))
         lines.append(f"| EK-FAC, {name} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", "\\* projected from smaller runs of the same model; ~ estimated from other models."])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic.",
+        ]
+    )
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -125,20 +154,29 @@ def _checks(estimator: Estimator) -> str:
         inner = [one for one in checked if not one["beyond"]]
         if not inner:
             continue
-        worst = max(inner, key=lambda one: abs(one["seconds_off"]))
         inside = sum(one["inside"] for one in checked)
         last = [one for one in checked if one["model"] == max(checked, key=_size)["model"]]
-        largest = ", ".join(
-            f"{100 * one['seconds_off']:+.0f} %"
-            + (f" fitted on {one['fit_examples']:,.0f}" if one["fit_examples"] else "")
-            for one in last
-        )
         lines.append(
-            f"{'BIF' if method == 'bif' else 'EK-FAC'}, each model from the others: at most "
-            f"{abs(100 * worst['seconds_off']):.0f} % off between measured sizes ({worst['model']}), the largest "
-            f"({last[0]['model']}) {largest}; {inside} of {len(checked)} inside their 95 % interval."
+            f"{'BIF' if method == 'bif' else 'EK-FAC'}, each model from the others: {_worst(inner)}; the largest "
+            f"({last[0]['model']}) {', '.join(map(_off, last))}; {inside} of {len(checked)} inside their 95 % interval."
         )
     return "\n".join(lines)
+
+
+def _worst(checked: list[dict[str, Any]]) -> str:
+    """The largest miss between measured sizes; where fitting sets were projected, of those that were not and of all."""
+    found = []
+    for kind, words in ((False, ""), (True, " where the fitting set is projected too")):
+        those = [one for one in checked if one["fit_examples"] is None or one["projected"] is kind]
+        if those and (kind is False or any(one["fit_examples"] for one in those)):
+            worst = max(those, key=lambda one: abs(one["seconds_off"]))
+            found.append(f"at most {abs(100 * worst['seconds_off']):.0f} % off{words} ({worst['model']})")
+    return "between measured sizes " + ", ".join(found)
+
+
+def _off(one: dict[str, Any]) -> str:
+    where = f"fitted on {one['fit_examples']:,.0f}" if one["fit_examples"] else f"with {one['queries']:,} queries"
+    return f"{100 * one['seconds_off']:+.0f} % {where}"
 
 
 def _size(one: dict[str, Any]) -> int:

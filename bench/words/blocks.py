@@ -9,7 +9,7 @@
                                                 a question beside LDS: a row a label, a column an amount
     methods, tasks                              every plug-in of the suite, with paper and command
     reproduce FOLDER                            the paper's figures and tables, and ours (FOLDER holds figures.json)
-    scaling FILE.csv                            who is cheaper, BIF or EK-FAC
+    scaling FILE.csv [part=sentence]            who is cheaper, BIF or EK-FAC; in one sentence
     leaderboard FOLDER [task=a,b] [protocol=...] [metric=...] [scores=...]    every method's rank in every column
 
 Settings, questions or machines are never mixed: a choice that leaves several is refused, with what sets them apart.
@@ -327,10 +327,14 @@ def reproduce_block(records: Records, places: Sequence[str], options: Mapping[st
 
 def scaling_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
     from bench.scaling.estimate import RIVALS, by_device, read_rows
-    from bench.scaling.verdict import verdict_text
+    from bench.scaling.verdict import verdict_sentence, verdict_text
 
+    kinds = {"all": verdict_text, "sentence": verdict_sentence}
+    wanted = options.get("part", "all")
+    if wanted not in kinds:
+        raise UsageError(f'unknown part "{wanted}" of scaling; expected {" or ".join(kinds)}')
     found = by_device(read_rows(records.place(places[0])))
-    texts = [verdict_text(device, one) for device, one in found.items() if set(RIVALS) <= set(one.methods())]
+    texts = [kinds[wanted](device, one) for device, one in found.items() if set(RIVALS) <= set(one.methods())]
     if not texts:
         raise UsageError(f"{places[0]} has no rows of both {' and '.join(RIVALS)} on one machine")
     return "\n\n".join(texts)
@@ -373,6 +377,6 @@ TABLE_KINDS: dict[str, tuple[Make, int, tuple[str, ...]]] = {
     "methods": (methods_block, 0, ()),
     "tasks": (tasks_block, 0, ()),
     "reproduce": (reproduce_block, 1, ()),
-    "scaling": (scaling_block, 1, ()),
+    "scaling": (scaling_block, 1, ("part",)),
     "leaderboard": (leaderboard_block, 1, ("task", "protocol", "metric", "scores", "alpha")),
 }

@@ -4,6 +4,7 @@ import json
 import lzma
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import pytest
 import torch
 
 from baselines.method import Problem, load_method
+from bench.measure import Cost
+from bench.scaling import measuring
 from bench.scaling.costs import activation_numbers, chain_bytes, draw_flops, ekfac_needs, lambda_flops
 from bench.scaling.memory import activation_bytes
 from bench.scaling.memory import main as memory_command
+from bench.scaling.point import Point
 from bench.scaling.problem import (
     ByteTokenizer,
     CompletionLoss,
@@ -26,6 +30,7 @@ from bench.scaling.problem import (
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models.pythia_suite import SUITE, Configuration, build_random, suite_configuration
+from tests.helpers.scaling_laws import specification
 
 KNOWN = {
     "14m": 14_067_712, "70m": 70_426_624, "160m": 162_322_944, "410m": 405_334_016, "1b": 1_011_781_632,
@@ -155,6 +160,37 @@ def problem_of(scratch: Path, train: Examples, queries: Examples) -> Problem:
 def sequences() -> Examples:
     tokens = torch.randint(64, (6, 9), generator=torch.Generator().manual_seed(0))
     return Examples(tokens[:, :-1], tokens[:, 1:])
+
+
+def test_fitting_sequences_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
+    """More of them begin with those that were there."""
+    point = Point(specification("ekfac", scratch=str(tmp_path)), 0.0)
+    point.load_data()
+    first = point.fit_sequences(4).inputs
+    assert len(first) == point.spec["train"]
+    more = point.fit_sequences(20).inputs
+    assert len(more) == 20
+    assert torch.equal(more[: len(first)], first)
+    assert point.fit_sequences(12).inputs is more
+
+
+def test_peaks_of_the_fit_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU every stage starts its own peak: the larger of the two is the run's."""
+    peaks = {"fit": 900, "score": 300}
+    stage = [""]
+
+    def fake(work: Any, *_: Any) -> tuple[Any, Cost]:
+        return work(), Cost(seconds=1.0, peak_memory_bytes=1)
+
+    method = SimpleNamespace(fit=lambda problem: stage.append("fit"), score=lambda *_: stage.append("score"))
+    monkeypatch.setattr(measuring, "metered", fake)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peaks[stage[-1]])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * peaks[stage[-1]])
+    problem = SimpleNamespace(
+        device=torch.device("cuda"), model=torch.nn.Linear(2, 2), seed=0, task=SimpleNamespace(cpu_threads=0)
+    )
+    _, cost = measuring.measured_run(method, problem)  # type: ignore[arg-type]
+    assert (cost["peak_memory_bytes"], cost["peak_reserved_bytes"]) == (900, 1800)
 
 
 def test_low_memory_ekfac_gives_the_scores_of_plain_ekfac(

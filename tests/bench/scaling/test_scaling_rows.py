@@ -166,6 +166,21 @@ def test_parts_of_a_campaign_are_merged_row_by_row(tmp_path: Path) -> None:
     assert rows[3]["fit_sizes"] == "8, 16"
 
 
+def test_peaks_that_were_taken_after_a_part_are_not_believed(tmp_path: Path) -> None:
+    """Points of EK-FAC from before version 3; their seconds are as good as any."""
+    found = {}
+    for version in (2, 3):
+        point = {"model": "tiny", "method": "ekfac", "spec": specification("ekfac"), "cost_code": "x",
+                 "version": version, "rungs": [ekfac_rung(2)]}  # fmt: skip
+        path = tmp_path / f"{version}.json"
+        path.write_text(json.dumps({"run_id": str(version), "versions": {}, "rows": [], "points": [point]}))
+        assert scaling.main(["--merge", str(path), "--out", str(tmp_path / "out")]) == 0
+        (found[version],) = read_rows(tmp_path / "out" / "scaling.csv")
+    assert found[2]["peak_memory_bytes"] is None
+    assert found[3]["peak_memory_bytes"] > 0
+    assert found[2]["score_seconds"] == found[3]["score_seconds"]
+
+
 def test_sweeps_of_one_machine_are_merged_and_others_are_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

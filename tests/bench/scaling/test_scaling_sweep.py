@@ -134,6 +134,25 @@ def test_slow_eigendecompositions_are_shared_and_fitting_sets_beyond_the_budget_
     assert rows[0]["shared_parts"] is None
 
 
+def test_every_fitting_set_writes_new_files(ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user's run does: nothing of an earlier fitting set is there when the clock starts."""
+    before: dict[str, list[str]] = {}
+    run = stages.measured_run
+
+    def look(timed: Any, problem: Any) -> Any:
+        before[names[-1]] = sorted(path.name for path in problem.scratch.rglob("*.safetensors"))
+        return run(timed, problem)
+
+    names = measured_parts(monkeypatch)
+    monkeypatch.setattr(stages, "measured_run", look)
+    assert points.perform_point(ekfac_spec, time.monotonic()).get("error") is None
+    assert not any("covariance" in name for name in before["covariance/8"])
+    assert not any("eigen" in name for name in before["eigen/8"])
+    assert not any("lambda" in name for name in before["lambda/8"])
+    assert any("eigen" in name for name in before["covariance/8"]), "there was something to remove"
+    assert not any("pairwise" in name for name in before["score/4x2"])
+
+
 def test_scores_of_halves_are_measured_only_where_they_are_asked_for(
     ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +377,22 @@ def test_a_dry_run_measures_nothing(tiny: list[str], tmp_path: Path, capsys: pyt
     assert "4, 6" in said
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_small_model_gets_its_whole_budget_where_the_total_has_room(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[float] = []
+
+    def only_look(self: Any, spec: dict[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
+        budgets.append(spec["budget_seconds"])
+        return {"rungs": [], "error": "not measured"}
+
+    monkeypatch.setattr(Processes, "measure", only_look)
+    for total in ("1000", "60"):
+        scaling.main([*tiny, "--methods", "gradsim", "--budget-seconds", "50", "--total-seconds", total])
+    assert budgets[:2] == [50.0, 50.0]
+    assert budgets[2] == pytest.approx(30, abs=1), "two models share what is too little for both"
 
 
 def test_with_no_time_left_points_are_rows_with_that_reason(tiny: list[str], tmp_path: Path) -> None:
