@@ -63,7 +63,7 @@ class Sweep:
     def kept(self, spec: dict[str, Any]) -> dict[str, Any] | None:
         if self.force:
             return None
-        for budget in (None, self.budget()):
+        for budget in (None, (self.budget_seconds, None), self.budget()):
             entry = self.store.read("scaling", point_config(spec, budget))
             if entry is not None:
                 return entry.record["result"]
@@ -133,6 +133,7 @@ class Sweep:
             "measure_peak": self.peak_flops is None,
         }  # fmt: skip
         result = processes.measure({**spec, **here}, limit, more=len(waiting) > 1)
+        result["had_seconds"] = budget
         for ending in ("stopped", "error"):
             if result.get(ending):
                 result[ending] += self.parts_of(spec)
@@ -149,13 +150,17 @@ class Sweep:
             self.work(spec).clear()  # its parts contradict each other: they are measured anew
         if result.get("error") or result.get("stopped") or any(row["error"] for row in rows):
             return
-        config = point_config(spec, self.budget() if any(row["projected"] for row in rows) else None)
+        config = point_config(spec, self.good_for(result) if any(row["projected"] for row in rows) else None)
         if self.force:
             key = self.store.key("scaling", config)
             for info in [info for info in self.store.entries("scaling") if info.key == key]:
                 self.store.remove(info)
         self.store.write("scaling", config, {}, {"result": without_nan(result)})
         self.work(spec).clear()
+
+    def good_for(self, result: dict[str, Any]) -> tuple[float, float | None]:
+        """The budget of a projected point: its own, whatever the total, where the total left it all of that."""
+        return self.budget_seconds, None if result["had_seconds"] >= self.budget_seconds else self.total_seconds
 
     def record(self, command: str) -> dict[str, Any]:
         return {

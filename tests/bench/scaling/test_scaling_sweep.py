@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from bench import scaling
+from bench.scaling import campaign, command, stages
 from bench.scaling import point as points
-from bench.scaling import stages
+from bench.scaling.campaign import NEEDS, CampaignPart
 from bench.scaling.estimate import read_rows
 from bench.scaling.ladder import ladder
 from bench.scaling.processes import Processes
@@ -393,6 +394,40 @@ def test_a_small_model_gets_its_whole_budget_where_the_total_has_room(
         scaling.main([*tiny, "--methods", "gradsim", "--budget-seconds", "50", "--total-seconds", total])
     assert budgets[:2] == [50.0, 50.0]
     assert budgets[2] == pytest.approx(30, abs=1), "two models share what is too little for both"
+
+
+def test_parts_of_a_campaign_run_one_after_another_until_the_time_is_over(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a folder of its own; a point that had its whole budget is kept whatever the total is next time."""
+    folders = tiny[1:3]
+    parts = tuple(
+        CampaignPart(name, "a test", NEEDS[0], 30.0, ({"models": (folder,), "methods": ("bif",), "draws": 4000},))
+        for name, folder in zip(("a", "b"), folders)
+    )
+    monkeypatch.setattr(command, "PARTS", parts)
+    monkeypatch.setattr(campaign, "PARTS", parts)
+    monkeypatch.setattr(points.Point, "left", lambda self: 0.0)  # so that every point is projected
+    measured: list[str] = []
+    measure = Processes.measure
+
+    def watch(self: Any, spec: dict[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
+        measured.append(spec["configuration"]["name"])
+        return measure(self, spec, *rest, **more)
+
+    monkeypatch.setattr(Processes, "measure", watch)
+    arguments = [*tiny[3:], "--campaign", "a", "b"]
+    assert scaling.main([*arguments, "--total-seconds", "500"]) == 0
+    assert "--merge " in capsys.readouterr().out
+    for name in ("a", "b"):
+        (row,) = read_rows(tmp_path / "out" / name / "scaling.csv")
+        assert row["projected"] is True
+    assert scaling.main([*arguments[:-2], "all", "--total-seconds", "400"]) == 0
+    assert measured == ["tiny-a", "tiny-b"], "kept"
+    assert scaling.main([*arguments, "--total-seconds", "1", "--force"]) == 1
+    assert "b: not begun, no time left" in capsys.readouterr().err
+    assert scaling.main([*arguments, "--dry-run"]) == 0
+    assert "about " in capsys.readouterr().out
 
 
 def test_with_no_time_left_points_are_rows_with_that_reason(tiny: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,203 @@
+"""Commands of bench.scaling that run nothing: estimates, checks, the verdict, and one table from several sweeps."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.record import why_unwritten, without_nan
+from bench.scaling.asked import query_counts
+from bench.scaling.costs import Setting
+from bench.scaling.estimate import (
+    PAPER_FITTED,
+    RATES,
+    RIVALS,
+    as_plain,
+    by_device,
+    cheapest,
+    crossovers,
+    describe_question,
+    estimates,
+    method_label,
+    read_rows,
+    show_crossovers,
+    show_estimates,
+    slopes,
+)
+from bench.scaling.fits import Estimator, configuration_of
+from bench.scaling.held_out import against, each_from_the_others, setting_of, show_held_out, show_own_checks
+from bench.scaling.merge import merged_rows, read_records
+from bench.scaling.show import show_rows, write_csv, write_table
+from bench.scaling.verdict import verdict_text, write_verdict
+from retrain.command import check_out
+from retrain.errors import UsageError
+from retrain.models.pythia_suite import SUITE, suite_configuration
+
+MIDDLE_FITTED = 10_000  # between a training set's size and the paper's, where an estimate is asked for neither
+
+
+def rates_of(arguments: argparse.Namespace) -> dict[str, Estimator]:
+    source = arguments.source or RATES
+    found = by_device(read_rows(source))
+    if not found:
+        raise UsageError(f"{source} has no row that was measured; run python -m bench.scaling first")
+    return found
+
+
+def estimate_command(arguments: argparse.Namespace) -> int:
+    estimators = rates_of(arguments)
+    source = arguments.source or "the package's rates"
+    if arguments.against:
+        compared = against(estimators, by_device(read_rows(arguments.against)))
+        if not compared:
+            raise UsageError(f"{arguments.against} has no row of a device and method that {source} has too")
+        print(
+            json.dumps(without_nan(compared), indent=1) if arguments.json else show_held_out(compared, arguments.wide)
+        )
+        return 0
+    if not arguments.model:
+        raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
+    configuration = suite_configuration(arguments.model)
+    counts, _ = query_counts(arguments.queries)
+    fit_sets = arguments.fit_examples or sorted({arguments.train, MIDDLE_FITTED, PAPER_FITTED})
+    settings = [
+        Setting(train=arguments.train, queries=count, tokens=arguments.tokens, draws=arguments.draws,
+                fit_examples=fit_sets[0])
+        for count in counts
+    ]  # fmt: skip
+    answers = [
+        (device, setting, estimates(estimator, configuration, setting, fit_sets, arguments.methods))
+        for device, estimator in estimators.items()
+        for setting in settings
+    ]
+    if arguments.json:
+        plain = [
+            one | {"queries": setting.queries} for device, setting, found in answers for one in as_plain(found, device)
+        ]
+        print(json.dumps(without_nan(plain), indent=1))
+        return 0
+    for device, setting, found in answers:
+        print(f"{describe_question(configuration, setting)}\n{device}, predicted from {source}\n")
+        print(show_estimates(found))
+        print(f"\n{cheapest(found)}")
+        for line in crossing_lines(estimators[device], configuration, setting, fit_sets):
+            print(line)
+    return 0
+
+
+def crossing_lines(estimator: Estimator, configuration: Any, setting: Setting, fit_sets: Sequence[int]) -> list[str]:
+    """Where BIF and EK-FAC cost the same: in fitting sequences once, in queries and model size for each fitting set."""
+    if not set(RIVALS) <= set(estimator.methods()):
+        return []
+    lines: list[str] = []
+    for fit in fit_sets:
+        asked = replace(setting, fit_examples=fit)
+        here = {method: estimator.estimate(method, configuration, asked).seconds for method in RIVALS}
+        cheaper = method_label(min(RIVALS, key=lambda method: here[method]))
+        found = crossovers(estimator, configuration, asked)
+        if fit != fit_sets[0]:
+            found = [pair for pair in found if pair[0] != "fit_examples"]
+        lines += show_crossovers(found, asked, cheaper, configuration.name)
+    return lines
+
+
+def check_command(arguments: argparse.Namespace) -> int:
+    """0 where every model is inside the interval that the others give it, else 1."""
+    estimators = rates_of(arguments)
+    checked = {device: each_from_the_others(estimator) for device, estimator in estimators.items()}
+    everything = [{"device": device, **one} for device, found in checked.items() for one in found]
+    if not everything:
+        raise UsageError("there are too few measured models to predict one from the others; expected at least 4")
+    if arguments.json:
+        print(json.dumps(without_nan(everything), indent=1))
+    else:
+        for device, found in checked.items():
+            print(f"{device}, each model from the others:\n{show_held_out(found, arguments.wide)}")
+            if text := show_own_checks(estimators[device].rows):
+                print(f"\n{text}")
+    return 0 if all(one["inside"] for one in everything) else 1
+
+
+def verdict_command(arguments: argparse.Namespace) -> int:
+    texts = []
+    for device, estimator in rates_of(arguments).items():
+        if not set(RIVALS) <= set(estimator.methods()):
+            raise UsageError(f"there is no measured row of both {' and '.join(RIVALS)} on {device}")
+        texts.append(verdict_text(device, estimator))
+    if arguments.verdict:
+        write_verdict(Path(arguments.verdict), "\n\n".join(texts))
+    else:
+        print("\n\n".join(texts))
+    return 0
+
+
+def merge_command(arguments: argparse.Namespace, command: str) -> int:
+    for path in arguments.merge:
+        if not Path(path).is_file():
+            raise UsageError(f"--merge {path}: there is no such file; expected a scaling.json of an earlier sweep")
+    records = read_records(arguments.merge, arguments.fit_examples or ())
+    check_out(arguments.out)
+    rows, points = merged_rows(records)
+    of_one_sweep = ("rows", "points", "setting", "options", "merged", "slopes", "crossovers")
+    record = {
+        **{name: value for name, value in records[0].items() if name not in of_one_sweep},
+        "command": command,
+        "merged": [
+            {name: one.get(name) for name in ("run_id", "command", "finished", "seconds", "merged")} for one in records
+        ],
+        **laws_of(rows),
+        "rows": rows,
+        "points": points,
+    }
+    out = Path(arguments.out)
+
+    def write() -> None:
+        write_table(out, record, rows)
+        if arguments.rates:
+            write_csv(Path(arguments.rates), [row for row in rows if not row["error"]])
+
+    unwritten = why_unwritten(write, out)
+    show_results(rows, arguments)
+    if unwritten:
+        print(f"python -m bench.scaling: {unwritten}", file=sys.stderr)
+        return 1
+    if not arguments.json:
+        print(f"\ntable: {out / 'scaling.csv'}")
+    return 0
+
+
+def laws_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Slopes in log-log, and where BIF and EK-FAC cost the same for each model that has both."""
+    estimators = by_device(rows)
+    found: dict[str, list[Any]] = {}
+    for device, estimator in estimators.items():
+        both = {row["model"] for row in estimator.of(RIVALS[0])} & {row["model"] for row in estimator.of(RIVALS[1])}
+        firsts = {row["model"]: row for row in reversed(estimator.of(RIVALS[0])) if row["model"] in both}
+        found[device] = [
+            asdict(crossing)
+            for row in firsts.values()
+            for _, crossing in crossovers(estimator, configuration_of(row), setting_of(row))
+            if crossing is not None and crossing.axis != "parameters"
+        ]
+    return {"slopes": {device: slopes(one) for device, one in estimators.items()}, "crossovers": found}
+
+
+def show_results(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print(json.dumps(without_nan(rows), indent=1))
+        return
+    print(show_rows(rows, arguments.wide))
+    for device, estimator in by_device(rows).items():
+        lines = []
+        for row in estimator.of(RIVALS[0]):
+            configuration = configuration_of(row)
+            partners = [one for one in estimator.of(RIVALS[1]) if one["model"] == row["model"]]
+            if configuration is None or not partners:
+                continue
+            setting = replace(setting_of(row), fit_examples=int(partners[0]["fit_examples"]))
+            lines += crossing_lines(estimator, configuration, setting, [setting.fit_examples])[:1]
+        if lines:
+            print("\n".join([f"\n{device}:", *dict.fromkeys(lines)]))
