@@ -52,7 +52,7 @@ PARTS = (
         ),
     ),
     CampaignPart(
-        "bif", "100 timed draws from 14m to 1b", "the verdict", 45.0, (_bif("14m", "70m", "160m", "410m", "1b"),)
+        "bif", "100 timed draws from 14m to 1b", "the verdict", 60.0, (_bif("14m", "70m", "160m", "410m", "1b"),)
     ),
     CampaignPart("bif-large", "100 timed draws at 1.4b and 2.8b", "the verdict", 130.0, (_bif("1.4b", "2.8b"),)),
     CampaignPart(
@@ -75,9 +75,9 @@ PARTS = (
             _ekfac("410m", (2, 4), (400,), queries=(18, 180)),
         ),
     ),
-    CampaignPart("bif-6.9b", "100 timed draws at 6.9b", "every claim", 300.0, (_bif("6.9b"),)),
+    CampaignPart("bif-6.9b", "100 timed draws at 6.9b", "every claim", 360.0, (_bif("6.9b"),)),
     CampaignPart(
-        "bif-12b", "100 timed draws at 12b; EK-FAC refused there and at 6.9b, with its bytes", "every claim", 480.0,
+        "bif-12b", "100 timed draws at 12b; EK-FAC refused there and at 6.9b, with its bytes", "every claim", 600.0,
         (_bif("12b"), {"models": ("6.9b", "12b"), "methods": ("ekfac",), "fit_examples": (400,)}),
     ),
     CampaignPart(
