@@ -8,8 +8,8 @@ from typing import Any
 from bench.ledger.evidence import Evidence, num_draws, timed_seconds
 from bench.ledger.verdicts import AS_PAPER, FAILS, HOLDS, SHOWN, UNDECIDED, Cell, Gap, Reading, within
 from bench.scaling.costs import Setting
-from bench.scaling.crossover import crossing_in
-from bench.scaling.estimate import PAPER_FITTED, RIVALS
+from bench.scaling.crossover import Throughout, crossing_in
+from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
 from bench.scaling.fits import Estimate, Estimator, has_peak, ratio_ends
 from bench.scaling.held_out import setting_of
 from bench.tables import bytes_text, duration
@@ -189,16 +189,17 @@ def amortises(estimator: Estimator, setting: Setting) -> SuiteCells:
     for count in (PAPER_FITTED, setting.train):
         asked = replace(setting, fit_examples=count)
         crossing = crossing_in(estimator, SUITE[LARGEST_MODEL], asked, "queries", RIVALS)
-        if crossing is None:
-            bif, ekfac = _both(estimator, asked)
-            cheaper = "BIF" if bif.seconds < ekfac.seconds else "EK-FAC"
-            cell = Cell("queries", f"{cheaper} is cheaper at any number up to a million", FAILS)
+        if isinstance(crossing, Throughout):
+            text = f"{method_label(crossing.cheaper)} is cheaper at any number up to a million"
+            outcome = FAILS if crossing.sure else UNDECIDED
+            cell = Cell("queries", text if crossing.sure else f"{text}, unsure at some", outcome)
         else:
             right = crossing.cheaper_above == "ekfac"
             name = "EK-FAC" if right else "BIF"
             ends = f"[{_rounded(crossing.low)}, {_rounded(crossing.high)}]"
             text = f"{name} is cheaper above {_rounded(crossing.value)} {ends}"
-            cell = Cell("queries", text, HOLDS if right else FAILS)
+            # Nothing is said where the intervals overlap up to a million.
+            cell = Cell("queries", text, UNDECIDED if crossing.high is None else HOLDS if right else FAILS)
         found.append(((LARGEST_MODEL, f"fitted on {count:,}"), cell, AS_PAPER if count == PAPER_FITTED else SHOWN))
     return found
 

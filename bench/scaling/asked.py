@@ -3,18 +3,18 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.scaling.estimate import PAPER_FITTED
 from bench.scaling.methods import COMPARED
 from bench.scaling.problem import load_queries
 from bench.scaling.specifications import SweepRequest
-from retrain.command import Parser, at_least
+from retrain.command import Parser, at_least, check_device
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE
 from retrain.store import default_cache
 
-DESCRIPTION = "Seconds, memory and disk of each method across the Pythia suite."
 PAPER_SETTING: dict[str, Any] = {
     "models": list(SUITE),
     "methods": list(COMPARED),
@@ -36,17 +36,12 @@ CPU_SETTING: dict[str, Any] = {
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.scaling", description=DESCRIPTION)
+    parser = Parser(prog="python -m bench.scaling", description="Seconds, memory and disk across the Pythia suite.")
     add = parser.add_argument
     add("--models", nargs="+", help=f"of {' '.join(SUITE)}, or model folders (default: all; on a CPU 14m 31m)")
     add("--methods", nargs="+", help=f"of baselines/, bif_tokens, or module:Class (default: {' '.join(COMPARED)})")
     add("--train", type=at_least(2), help="training sequences (default: 400; on a CPU 8)")
-    add(
-        "--queries",
-        nargs="+",
-        default=["18"],
-        help="how many (our 18, repeated), or a JSON file of them",
-    )
+    add("--queries", nargs="+", default=["18"], help="how many (our 18, repeated), or a JSON file of them")
     add("--tokens", type=at_least(2), help="length of every sequence (default: 150; on a CPU 32)")
     add("--draws", type=at_least(2), default=2000, help="of BIF, all chains together (default: 2000)")
     add("--timed-draws", type=at_least(2), default=100, help="of BIF, where not all fit the budget (default: 100)")
@@ -89,6 +84,7 @@ def fill_defaults(arguments: argparse.Namespace) -> None:
     """What was not given, by device; says so where it is not the paper's setting."""
     from retrain.train import choose_device
 
+    check_device(arguments.device)
     cpu = not arguments.estimate and arguments.campaign is None and choose_device(arguments.device).type == "cpu"
     changed = []
     for name, value in (CPU_SETTING if cpu else PAPER_SETTING).items():
@@ -99,8 +95,9 @@ def fill_defaults(arguments: argparse.Namespace) -> None:
     if changed:
         print(f"on a CPU, a smaller setting: {', '.join(changed)}", file=sys.stderr)
     for name in ("budget_seconds", "total_seconds"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) <= 0:
-            raise UsageError(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; expected seconds above 0")
+        seconds = getattr(arguments, name)
+        if seconds is not None and not seconds > 0:  # nor "nan"
+            raise UsageError(f"--{name.replace('_', '-')} is {seconds}; expected seconds above 0")
 
 
 def query_counts(words: Sequence[str]) -> tuple[tuple[int, ...], str | None]:
@@ -110,6 +107,8 @@ def query_counts(words: Sequence[str]) -> tuple[tuple[int, ...], str | None]:
     if len(files) > 1:
         raise UsageError(f"--queries {' '.join(files)}: expected numbers, and one JSON file at most")
     path = files[0] if files else None
+    if path and not Path(path).is_file():
+        raise UsageError(f"--queries {path}: expected how many, or a JSON file of queries, and there is no such file")
     if any(count < 1 for count in counts):
         raise UsageError(f"--queries {min(counts)} is too few; expected at least 1")
     return counts or (len(load_queries(path)),), path

@@ -27,7 +27,7 @@ from bench.record import why_unwritten
 from bench.scaling.asked import fill_defaults, make_parser, request_of
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
 from bench.scaling.estimate import RATES, by_device, read_rows
-from bench.scaling.plan import show_points
+from bench.scaling.plan import about, show_points
 from bench.scaling.show import write_table
 from bench.scaling.specifications import SweepRequest, specifications
 from bench.scaling.sweep import LEAST_SECONDS, Sweep
@@ -44,6 +44,7 @@ from bench.tables import duration
 from retrain.command import check_device, check_out, guarded
 from retrain.errors import UsageError
 from retrain.store import Store
+from retrain.train import choose_device
 
 
 def list_campaign(base: SweepRequest) -> int:
@@ -52,9 +53,9 @@ def list_campaign(base: SweepRequest) -> int:
     totals = dict.fromkeys(NEEDS, 0.0)
     for part in PARTS:
         specs = [spec for request in requests_of(part, base) for spec in specifications(request)]
-        text, seconds = show_points(specs, estimator, part.budget_seconds)
+        text, seconds, num_unknown = show_points(specs, estimator, part.budget_seconds)
         totals[part.needed_for] += seconds
-        print(f"{part.name} ({part.needed_for}), about {duration(seconds)}: {part.decides}\n{text}\n")
+        print(f"{part.name} ({part.needed_for}), {about(seconds, num_unknown)}: {part.decides}\n{text}\n")
     sums = ", ".join(f"{name} {duration(seconds)}" for name, seconds in totals.items())
     print(f"by the rates of {device}: {sums}")
     return 0
@@ -81,7 +82,7 @@ def campaign_command(arguments: argparse.Namespace, base: SweepRequest, command:
             print(f"{part.name}: {part.decides}")
             show_plan(requests_of(part, base), part.budget_seconds, arguments)
         return 0
-    check_device(arguments.device)
+    check_gpu(arguments.device)
     started, codes = time.monotonic(), []
     for part in parts:
         left = arguments.total_seconds and arguments.total_seconds - (time.monotonic() - started)
@@ -99,11 +100,23 @@ def campaign_command(arguments: argparse.Namespace, base: SweepRequest, command:
     return max(codes)
 
 
+def check_gpu(device: str) -> None:
+    """The campaign takes a GPU minutes and a CPU days: there only where that was said."""
+    check_device(device)
+    if device == "auto" and choose_device(device).type == "cpu":
+        raise UsageError(
+            "--campaign measures large models on a GPU, and torch sees none; --dry-run shows the plan, --device cpu "
+            "measures here all the same"
+        )
+
+
 def show_plan(requests: Sequence[SweepRequest], budget: float, arguments: argparse.Namespace) -> int:
     ((device, estimator),) = list(rates_of(arguments).items())[:1]
     specs = [spec for request in requests for spec in specifications(request)]
-    text, seconds = show_points(specs, estimator, budget)
-    print(f"{text}\nabout {duration(seconds)} by the rates of {device}")
+    text, seconds, num_unknown = show_points(specs, estimator, budget)
+    here = specs[0]["device_name"]
+    other = "" if here == device else f", not of this machine ({here})"
+    print(f"{text}\n{about(seconds, num_unknown)}, by the rates of {device}{other}")
     return 0
 
 
@@ -124,12 +137,17 @@ def run_sweep(
         record = sweep.record(command) | laws_of(sweep.rows)
         unwritten[0] = why_unwritten(lambda: write_table(out, record, sweep.rows), out)
 
-    sweep.run(write)
+    try:
+        sweep.run(write)
+    except SystemExit:  # SIGTERM
+        print(f"python -m bench.scaling: ended; {kept_in(arguments.cache)}", file=sys.stderr)
+        raise
     show_results(sweep.rows, arguments)
     if not arguments.json:
         seconds = time.monotonic() - sweep.started
         where = "" if unwritten[0] else f"; table: {out / 'scaling.csv'}"
-        print(f"\nrun {sweep.run_id} in {seconds:.0f} s ({sweep.num_kept} points were kept){where}")
+        kept = f"{sweep.num_kept} of {len(sweep.specs)} points from the cache"
+        print(f"\nrun {sweep.run_id} in {seconds:.0f} s ({kept}){where}")
     if unwritten[0]:
         print(
             f"python -m bench.scaling: {unwritten[0]}; the same command writes it, from {arguments.cache}",
@@ -137,6 +155,10 @@ def run_sweep(
         )
         return 1
     return 1 if all(row["error"] for row in sweep.rows) else 0
+
+
+def kept_in(cache: str) -> str:
+    return f"finished points are in {cache}, and the same command goes on"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,8 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return estimate_command(arguments)
         return sweep_command(arguments, command)
 
-    kept = f"finished points are in {arguments.cache}, and the same command goes on"
-    return guarded(parser.prog, work, interrupted=kept)
+    return guarded(parser.prog, work, interrupted=kept_in(arguments.cache))
 
 
 if __name__ == "__main__":

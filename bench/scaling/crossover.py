@@ -34,25 +34,34 @@ class Crossover:
     model: str = ""
 
 
+@dataclass(frozen=True)
+class Throughout:
+    """No crossing within the range: `cheaper` is the better buy everywhere; `sure` where no intervals overlap."""
+
+    axis: str
+    cheaper: str
+    sure: bool
+
+
 Ends = tuple[float, float, float]  # seconds, and their interval
 
 
 def crossover(
     first: Callable[[float], Ends], second: Callable[[float], Ends], axis: str, names: tuple[str, str], model: str = ""
-) -> Crossover | None:
-    """The first crossing from below; None where one is cheaper all the way."""
+) -> Crossover | Throughout:
+    """The first crossing from below, if there is one."""
     low, high = RANGES[axis]
     grid = np.geomspace(low, high, PLACES)
     at = [(first(float(x)), second(float(x))) for x in grid]
     gap = np.array([math.log(a[0] / b[0]) for a, b in at])
+    # How far the intervals are apart, in log: negative where they overlap.
+    apart = np.array([max(math.log(b[1] / a[2]), math.log(a[1] / b[2])) for a, b in at])
     changes = np.nonzero(np.sign(gap[:-1]) * np.sign(gap[1:]) < 0)[0]
     if not len(changes):
-        return None
+        return Throughout(axis, names[0] if gap[0] < 0 else names[1], bool((apart > 0).all()))
     i = int(changes[0])
     share = gap[i] / (gap[i] - gap[i + 1])
     value = float(np.exp(np.log(grid[i]) + share * np.log(grid[i + 1] / grid[i])))
-    # How far the intervals are apart, in log: negative where they overlap.
-    apart = np.array([max(math.log(b[1] / a[2]), math.log(a[1] / b[2])) for a, b in at])
     below, above = np.nonzero(apart[: i + 1] > 0)[0], np.nonzero(apart[i + 1 :] > 0)[0]
     return Crossover(
         axis=axis,
@@ -78,7 +87,7 @@ def _ends(estimate: Estimate) -> Ends:
 
 def crossing_in(
     estimator: Estimator, configuration: Configuration, setting: Setting, axis: str, names: tuple[str, str]
-) -> Crossover | None:
+) -> Crossover | Throughout:
     """In fitting sequences or queries, for one model."""
 
     def seconds(method: str) -> Callable[[float], Ends]:
@@ -87,7 +96,7 @@ def crossing_in(
     return crossover(seconds(names[0]), seconds(names[1]), axis, names, configuration.name)
 
 
-def crossing_in_parameters(estimator: Estimator, setting: Setting, names: tuple[str, str]) -> Crossover | None:
+def crossing_in_parameters(estimator: Estimator, setting: Setting, names: tuple[str, str]) -> Crossover | Throughout:
     """Across the suite's models, straight between them in log-log."""
 
     def seconds(method: str) -> Callable[[float], Ends]:

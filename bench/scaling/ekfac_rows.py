@@ -2,15 +2,16 @@
 
 A whole run is covariance + eigendecomposition + lambda + scores. Covariance and lambda are lines in the fitting
 sequences, through every fitting set that was measured; scores are a base and parts a sequence, a query and a pair;
-eigendecompositions depend on neither. Where the model was not measured at its full depth each part is a line in its
-blocks, which are all alike, and the eigendecompositions are in proportion to them.
+eigendecompositions depend on neither. Where the model was not measured at its full depth, blocks are all alike: the two
+passes are a base, a part a block, and a part a block and sequence; scores are a line in the blocks, and the
+eigendecompositions in proportion to them.
 """
 
 import math
 from typing import Any
 
 from bench.scaling.costs import ekfac_needs
-from bench.scaling.lines import LEAST_NOISE, Line, bilinear, fit_line
+from bench.scaling.lines import LEAST_NOISE, USUAL_NOISE, BlockPlane, Line, bilinear, fit_blocks, fit_line
 from bench.scaling.sizes import MEMORY
 from retrain.models.pythia_suite import Configuration
 
@@ -24,7 +25,7 @@ def add_ekfac(row: dict[str, Any], spec: dict[str, Any], result: dict[str, Any])
     rungs = [rung for rung in result.get("rungs", []) if rung.get("phases")]
     error = _why_not(rungs, spec, result)
     if error:
-        return [row | {"error": error}]
+        return [row | {"fit_examples": fit, "queries": count, "error": error} for fit, count in asked_rows(spec)]
     parts = Parts(rungs, spec)
     rows = []
     for fit_examples, queries in asked_rows(spec):
@@ -76,6 +77,7 @@ class Parts:
         train, queries = self.last["size"]["train"], self.last["size"].get("queries", spec["queries"])
         points = self.last.get("score_points") or [[train, queries, self.last["score_seconds"]]]
         self.score_points = [(int(n), int(q), float(seconds)) for n, q, seconds in points]
+        self.planes = {} if self.deep else {kind: self._plane(kind) for kind in ("covariance", "lambda")}
         self.covariance, self.lambdas = (self._line(kind) for kind in ("covariance", "lambda"))
         deeper = self._deeper("score")
         self.score_deeper = deeper
@@ -101,36 +103,47 @@ class Parts:
         own = next((fit for fit in self.fits if fit["fit_examples"] == count), {})
         return own.get("eigen") or self.last["phases"]["eigen"]
 
-    def _depth_deviation(self) -> tuple[float, float]:
-        """Relative standard deviation of the whole, and its line's largest miss."""
+    def _plane(self, kind: str) -> BlockPlane:
+        points = {
+            (rung["size"]["layers"], fit["fit_examples"]): fit[kind]
+            for rung in self.rungs
+            for fit in rung.get("fits") or [{"fit_examples": rung["size"]["fit_examples"], **rung["phases"]}]
+        }
+        return fit_blocks([(blocks, count, seconds) for (blocks, count), seconds in points.items()])
+
+    def _residual(self) -> float:
+        """How far what goes to full depth misses what it rests on, at most."""
         if self.deep:
-            return 0.0, 0.0
-        line = fit_line(self.depths, [rung["fit_seconds"] + rung["score_seconds"] for rung in self.rungs])
-        value = line.at(self.whole)
-        return (line.interval(self.whole)[1] - value) / (1.96 * value), line.residual
+            return 0.0
+        score = fit_line(self.depths, [rung["score_seconds"] for rung in self.rungs]).residual
+        return max(score, *(plane.residual for plane in self.planes.values()))
 
     # ---- fitting sequences ----
 
     def _line(self, kind: str) -> tuple[float, float, Line | None]:
         """(fixed, a sequence) at full depth, and the line they come from; one fitting set has no fixed part."""
-        deeper = self._deeper(kind)
+        if not self.deep:
+            plane = self.planes[kind]
+            return plane.base + self.whole * plane.fixed, self.whole * plane.each, None
         sizes, seconds = [fit["fit_examples"] for fit in self.fits], [fit[kind] for fit in self.fits]
         if len(sizes) < 2:
-            return 0.0, deeper * seconds[0] / sizes[0], None
+            return 0.0, seconds[0] / sizes[0], None
         line = fit_line(sizes, seconds)
-        return deeper * line.intercept, deeper * line.slope, line
+        return line.intercept, line.slope, line
 
     def _fit_part(self, kind: str, count: int) -> tuple[float, float]:
         """Seconds at full depth with so many fitting sequences, and their standard deviation."""
         fixed, each, line = self.covariance if kind == "covariance" else self.lambdas
-        deeper = self._deeper(kind)
+        value = fixed + each * count
+        if not self.deep:
+            unsplit = ONE_SIZE_ERROR * value if len(self.fits) < 2 else 0.0
+            return value, math.hypot(self.planes[kind].deviation(self.whole, count), unsplit)
         for fit in self.fits:
             if fit["fit_examples"] == count:
-                return deeper * fit[kind], deeper * fit[kind] * LEAST_NOISE
-        value = fixed + each * count
+                return fit[kind], fit[kind] * LEAST_NOISE
         if line is None:
             return value, value * ONE_SIZE_ERROR
-        return value, deeper * (line.interval(count)[1] - line.at(count)) / 1.96
+        return value, (line.interval(count)[1] - line.at(count)) / 1.96
 
     def _held_out_fit(self, count: int) -> dict[str, Any]:
         """The fit of a fitting set, without its eigendecomposition, as the smaller ones would have projected it."""
@@ -153,7 +166,8 @@ class Parts:
         train = self.last["size"]["train"]
         for n, q, seconds in self.score_points:
             if (n, q) == (train, queries):
-                return self.score_deeper * seconds, self.score_deeper * seconds * LEAST_NOISE
+                noise = LEAST_NOISE if self.deep else USUAL_NOISE
+                return self.score_deeper * seconds, self.score_deeper * seconds * noise
         if not self.score_parts:
             return None
         base, per_train, per_query, per_pair = self.score_parts
@@ -193,10 +207,10 @@ class Parts:
             **self._held_out_fit(count),
         }
         if projected:
-            deviation, residual = self._depth_deviation()
-            spread = 1.96 * math.sqrt(
-                (deviation * total) ** 2 + sum(part[1] ** 2 for part in (covariance, lambdas, score))
-            )
+            residual = self._residual()
+            eigen_error = 0.0 if self.deep else USUAL_NOISE * eigen
+            # What disturbs one pass over the fitting sequences disturbs the other: their errors add up.
+            spread = 1.96 * math.hypot(covariance[1] + lambdas[1], eigen_error, score[1])
             found |= {
                 "seconds_low": max(0.0, total - spread),
                 "seconds_high": total + spread,

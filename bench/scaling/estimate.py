@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from bench.scaling.costs import Setting
-from bench.scaling.crossover import Crossover, crossing_in, crossing_in_parameters
+from bench.scaling.crossover import Crossover, Throughout, crossing_in, crossing_in_parameters
 from bench.scaling.fits import Estimate, Estimator, total_of
 from bench.scaling.lines import Curve
 from bench.tables import bytes_text, duration, table
@@ -108,7 +108,11 @@ def show_estimates(found: Sequence[Estimate]) -> str:
 
 
 def cheapest(found: Sequence[Estimate]) -> str:
-    """One line: the cheapest method, at each fitting set where there are several, and whether that is sure."""
+    """One line: the cheapest method, at each fitting set where there are several, and whether that is sure.
+
+    BIF with every token's loss is BIF with more to say, and no rival of it.
+    """
+    found = [one for one in found if one.method != "bif_tokens"] or found
     sizes: list[int | None] = [*sorted({one.fit_examples for one in found if one.fit_examples})]
     sizes = sizes or [None]
     winners: dict[str, list[str]] = {}
@@ -119,7 +123,7 @@ def cheapest(found: Sequence[Estimate]) -> str:
         unsure = bool(rest) and rest[0].seconds_low <= first.seconds_high
         name = method_label(first.method) + (" (unsure: intervals overlap)" if unsure else "")
         winners.setdefault(name, []).append(f"{size:,}" if size else "")
-        text = f"{name}, {duration(first.seconds)}"
+        text = f"{name}, {duration(first.seconds)}, {_room(first)}"
         if rest:
             ratio = rest[0].seconds / first.seconds
             times = f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
@@ -130,13 +134,18 @@ def cheapest(found: Sequence[Estimate]) -> str:
     return f"cheapest: {where} fitting sequences"
 
 
+def _room(one: Estimate) -> str:
+    disk = f" and {bytes_text(one.disk_bytes)} of disk" if one.disk_bytes else ""
+    return f"{bytes_text(one.peak_memory_bytes)} of memory{disk}"
+
+
 def crossovers(
     estimator: Estimator, configuration: Configuration | None, setting: Setting
-) -> list[tuple[str, Crossover | None]]:
+) -> list[tuple[str, Crossover | Throughout]]:
     """Where BIF and EK-FAC cost the same, in fitting sequences and queries of one model, and in model size."""
     if not set(RIVALS) <= set(estimator.methods()):
         return []
-    found: list[tuple[str, Crossover | None]] = []
+    found: list[tuple[str, Crossover | Throughout]] = []
     if configuration is not None:
         for axis in ("fit_examples", "queries"):
             found.append((axis, crossing_in(estimator, configuration, setting, axis, RIVALS)))
@@ -145,9 +154,7 @@ def crossovers(
     return found
 
 
-def show_crossovers(
-    found: Sequence[tuple[str, Crossover | None]], setting: Setting, cheaper_now: str, model: str
-) -> list[str]:
+def show_crossovers(found: Sequence[tuple[str, Crossover | Throughout]], setting: Setting, model: str) -> list[str]:
     """Sentences; also where there is none."""
     words = {"fit_examples": "fitting sequences", "queries": "queries", "parameters": "parameters"}
     others = {
@@ -157,19 +164,20 @@ def show_crossovers(
     }
     lines = []
     for axis, crossing in found:
-        if crossing is None:
+        if isinstance(crossing, Throughout):
             where = f"at any number of {words[axis]}" if axis != "parameters" else "at every size of the suite"
-            lines.append(f"{others[axis]}: {cheaper_now} is cheaper {where}")
+            unsure = "" if crossing.sure else " (unsure at some)"
+            lines.append(f"{others[axis]}: {method_label(crossing.cheaper)} is cheaper {where}{unsure}")
             continue
         above = method_label(crossing.cheaper_above)
-        unsure = [
+        ends = [
             f"{word} {_rounded(end, axis)}"
             for word, end in (("from", crossing.low), ("to", crossing.high))
             if end is not None
         ]
         lines.append(
             f"{others[axis]}: {above} is cheaper above {_rounded(crossing.value, axis)} {words[axis]} "
-            f"(unsure {' '.join(unsure) or 'throughout'})"
+            f"(unsure {' '.join(ends) or 'throughout'})"
         )
     return lines
 

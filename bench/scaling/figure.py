@@ -67,6 +67,13 @@ def _is_fitted(block: pd.DataFrame) -> bool:
     return "fit_examples" in block and bool(block["fit_examples"].notna().any())
 
 
+def _shallow(block: pd.DataFrame) -> pd.Series:
+    """Whether memory and disk are projected: a few draws hold as much as all of them, fewer blocks hold less."""
+    if not {"depth", "layers"} <= set(block):
+        return pd.Series(False, index=block.index)
+    return block["depth"] < block["layers"]
+
+
 def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None:
     """One line a method and fitting set; its slope in log-log, beside the method's mark, in the corner."""
     slopes: list[tuple[str, str]] = []
@@ -79,11 +86,11 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None
             x, y = block["parameters"].to_numpy(float), block[column].to_numpy(float) / unit
             axis.plot(x, y, **(shape | {"marker": None, "label": "_"}), **faded)
             mark = {"color": shape["color"], "marker": shape["marker"], "linestyle": "none", **faded}
-            projected = block["projected"].to_numpy(bool)
+            projected = (block["projected"] if column == "seconds" else _shallow(block)).to_numpy(bool)
             axis.plot(x[~projected], y[~projected], **mark, zorder=3)
             axis.plot(x[projected], y[projected], **mark, markerfacecolor="white", zorder=3)
             # The legend's, with line and marker, hollow where nothing was measured.
-            hollow = {"markerfacecolor": "white"} if projected.all() else {}
+            hollow = {"markerfacecolor": "white"} if block["projected"].all() else {}
             if column == "seconds" or not _is_fitted(block):
                 axis.plot([], [], **(shape | {"label": label} | hollow), **faded)
             if column == "seconds" and "seconds_low" in block and projected.any():
@@ -232,7 +239,7 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
         "Seconds of EK-FAC over those of BIF (contours), "
         f"{base.train} training sequences, {base.tokens} tokens, {base.draws:,} draws. Blue: BIF is cheaper; orange: "
         "EK-FAC is. Pale, between dashes: the intervals overlap. Star: the paper's own point, 2.8b fitted on 1,000,000 "
-        f"sequences. Right of the dotted line one of them was not measured. {' '.join(facts)}"
+        f"sequences. Right of the dotted line one of them was run at no fitting set. {' '.join(facts)}"
     )
 
 

@@ -103,7 +103,8 @@ class Estimator:
         if not rows:
             raise ValueError(f"no measured row of {method}")
         if method in BIF_LIKE:
-            parts = _bif_parts(rows, configuration, setting)
+            # Every token's loss is of the same draws: what BIF is known to take, times what the tokens add.
+            parts = _bif_parts(self.of("bif") or rows, rows, configuration, setting)
         elif method == "ekfac":
             parts = _ekfac_parts(rows, configuration, setting)
         else:
@@ -165,17 +166,17 @@ def _distance(rows: list[dict[str, Any]], setting: Setting) -> float:
     return SETTING_ERROR * min(abs(math.log2(wanted / (row["train"] + row["queries"]))) for row in rows)
 
 
-def _bif_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
+def _bif_parts(
+    all_rows: list[dict[str, Any]], rows: list[dict[str, Any]], configuration: Configuration, setting: Setting
+) -> list[CostPart]:
     """Setup plus draws x FLOP x seconds a FLOP, the last from the curve across models.
 
-    The curve is through rows of one number of sequences and queries, that of the most models. What a FLOP takes at the
-    number closest to the one asked for, over that, is a mean over the models that have both.
+    The curve is through rows of one number of sequences and queries, that of the most models. What a FLOP takes in
+    `rows` at the number closest to the one asked for, over that, is straight between the models that have both.
     """
-    groups: dict[int, list[dict[str, Any]]] = {}
-    for row in _timed_longest(rows):
-        groups.setdefault(int(row["train"] + row["queries"]), []).append(row)
+    groups, own = _by_work(all_rows), _by_work(rows)
     wanted = setting.train + setting.queries
-    closest = min(groups, key=lambda work: abs(math.log(work / wanted)))
+    closest = min(own, key=lambda work: abs(math.log(work / wanted)))
     most = max(groups, key=lambda work: (len(groups[work]), work == closest))
     base = groups[most]
     sizes = [row["token_parameters"] for row in base]
@@ -183,16 +184,27 @@ def _bif_parts(rows: list[dict[str, Any]], configuration: Configuration, setting
     pace = curve_through(sizes, list(paces.values()))
     setup = curve_through(sizes, [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in base])
     both = [
-        math.log(row["seconds_per_draw"] / _row_flops(row) / paces[row["model"]])
-        for row in groups[closest]
+        (row["token_parameters"], math.log(row["seconds_per_draw"] / _row_flops(row) / paces[row["model"]]))
+        for row in own[closest]
         if row["model"] in paces
     ]
-    over = float(np.exp(np.mean(both))) if both else 1.0
     d = configuration.num_token_parameters
+    over, spread = 1.0, 0.0
+    if both:
+        places, ratios = zip(*both)
+        over = math.exp(float(np.interp(math.log(d), np.log(places), ratios)))
+        spread = 0.0 if d in places else float(np.std(ratios))
     flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
-    spread = float(np.std(both)) if both else 0.0
-    deviation = math.hypot(pace.deviation(d), spread, _distance(groups[closest] if both else base, setting))
+    deviation = math.hypot(pace.deviation(d), spread, _distance(own[closest] if both else base, setting))
     return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.at(d) * over, deviation)]
+
+
+def _by_work(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Rows of each number of sequences and queries, smallest model first."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in _timed_longest(rows):
+        found.setdefault(int(row["train"] + row["queries"]), []).append(row)
+    return found
 
 
 def _timed_longest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -213,24 +225,30 @@ def _ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
     """Eigendecompositions by cubes, two passes over the fitting sequences, what is fixed by bytes, and scores."""
     known = _first_of_each(rows)
     shapes = [shape_of(row) for row in known]
-    widths = [shape.hidden for shape in shapes]
     tokens = [int(row["tokens"]) for row in known]
     one_size = all("," not in str(row.get("fit_sizes") or row["fit_examples"]) for row in known)
     unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
-    width, parts = configuration.hidden, []
-    eigen = curve_through(widths, [row["eigen_seconds"] / row["eigen_cost"] for row in known])
-    parts.append(CostPart(eigen.at(width) * configuration.eigen_cost, eigen.deviation(width)))
+    eigen = _by_width(known, [row["eigen_seconds"] / row["eigen_cost"] for row in known], configuration)
+    parts = [replace(eigen, seconds=eigen.seconds * configuration.eigen_cost)]
     for name, flops in (("covariance", covariance_flops), ("lambda", lambda_flops)):
         paces = [row[f"{name}_per_example"] / flops(shape, count) for row, shape, count in zip(known, shapes, tokens)]
-        pace = curve_through(widths, paces)
-        seconds = pace.at(width) * flops(configuration, setting.tokens) * setting.fit_examples
-        parts.append(CostPart(seconds, math.hypot(pace.deviation(width), unsplit)))
+        pace = _by_width(known, paces, configuration)
+        seconds = pace.seconds * flops(configuration, setting.tokens) * setting.fit_examples
+        parts.append(CostPart(seconds, math.hypot(pace.deviation, unsplit)))
     fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
     if any(fixed):
-        pace = curve_through(widths, [max(value, 1e-3) / shape.factor_bytes() for value, shape in zip(fixed, shapes)])
-        parts.append(CostPart(pace.at(width) * configuration.factor_bytes(), 0.5))
-    parts.append(_score_part(known, widths, configuration, setting))
+        pace = _by_width(known, [max(v, 1e-3) / shape.factor_bytes() for v, shape in zip(fixed, shapes)], configuration)
+        parts.append(CostPart(pace.seconds * configuration.factor_bytes(), 0.5))
+    parts.append(_score_part(known, configuration, setting))
     return [part for part in parts if part.seconds > 0]
+
+
+def _by_width(rows: list[dict[str, Any]], paces: list[float], configuration: Configuration) -> CostPart:
+    """A pace of EK-FAC's: the model's own where it was measured, else by the width of its matrices."""
+    width = configuration.hidden
+    curve = curve_through([shape_of(row).hidden for row in rows], paces)
+    own = next((pace for row, pace in zip(rows, paces) if configuration_of(row) == configuration and pace > 0), None)
+    return CostPart(curve.at(width) if own is None else own, curve.deviation(width))
 
 
 def shape_of(row: dict[str, Any]) -> Configuration:
@@ -244,17 +262,15 @@ def shape_of(row: dict[str, Any]) -> Configuration:
     )
 
 
-def _score_part(
-    rows: list[dict[str, Any]], widths: list[int], configuration: Configuration, setting: Setting
-) -> CostPart:
+def _score_part(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> CostPart:
     """By each row's own sequences, queries and pairs, with a pace a token-parameter across models."""
     spans = [score_span(row, setting.train, setting.queries) for row in rows]
     unit = [row["token_parameters"] * row["tokens"] for row in rows]
     middles = [math.sqrt(low * high) for low, high in spans]
-    curve = curve_through(widths, [middle / work for middle, work in zip(middles, unit)])
-    seconds = curve.at(configuration.hidden) * configuration.num_token_parameters * setting.tokens
+    pace = _by_width(rows, [middle / work for middle, work in zip(middles, unit)], configuration)
+    seconds = pace.seconds * configuration.num_token_parameters * setting.tokens
     unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
-    deviation = math.hypot(curve.deviation(configuration.hidden), unknown)
+    deviation = math.hypot(pace.deviation, unknown)
     return CostPart(seconds, deviation)
 
 
@@ -317,7 +333,11 @@ def _memory(rows: list[dict[str, Any]], configuration: Configuration, setting: S
     wanted = arithmetic(configuration, setting.tokens, setting.minibatch)
     if not known:
         return wanted if method in (*BIF_LIKE, "ekfac") else math.nan
-    return curve_through(sizes, over).at(configuration.num_parameters) * wanted
+    # Beyond the measured sizes as at their end: what is over arithmetic comes to an end as models grow.
+    size = min(max(configuration.num_parameters, min(sizes)), max(sizes))
+    return curve_through(sizes, over).at(size) * (
+        wanted if method in (*BIF_LIKE, "ekfac") else configuration.num_parameters / size
+    )
 
 
 def _disk(rows: list[dict[str, Any]], configuration: Configuration) -> float:

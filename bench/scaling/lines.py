@@ -62,7 +62,8 @@ class Line:
 def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
     """Through at least two sizes; timing noise grows with the time, so every value counts by its relative error.
 
-    What nothing costs is not negative: a line that would start below zero goes through zero instead.
+    What nothing costs is not negative, and more never costs less: a line that would start below zero goes through zero
+    instead, and one that would fall is level.
     """
     x, y = np.asarray(sizes, float), np.asarray(values, float)
     if len(np.unique(x)) < 2:
@@ -75,6 +76,10 @@ def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
         rate = design[:, 1]
         intercept, slope = 0.0, float(rate @ (y / scale) / (rate @ rate))
         inverse = np.array([[0.0, 0.0], [0.0, 1 / float(rate @ rate)]])
+    elif slope < 0:
+        level = design[:, 0]
+        intercept, slope = float(level @ (y / scale) / (level @ level)), 0.0
+        inverse = np.array([[1 / float(level @ level), 0.0], [0.0, 0.0]])
     errors = (intercept + slope * x - y) / scale
     squares = USUAL_FREEDOM * USUAL_NOISE**2 + float(errors @ errors)
     noise = math.sqrt(squares / (USUAL_FREEDOM + len(x) - 2))
@@ -82,6 +87,46 @@ def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
         float(intercept), float(slope), tuple(x.tolist()), float(np.abs(errors).max()), noise,
         ((inverse[0, 0], inverse[0, 1]), (inverse[1, 0], inverse[1, 1])),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BlockPlane:
+    """value = base + blocks * (fixed + each * count), none negative: blocks are all alike, and so are sequences."""
+
+    base: float
+    fixed: float
+    each: float
+    residual: float  # the largest, relative
+    noise: float
+    covariance: np.ndarray  # of (base, fixed, each), for unit noise
+
+    def at(self, blocks: float, count: float) -> float:
+        return self.base + blocks * (self.fixed + self.each * count)
+
+    def deviation(self, blocks: float, count: float) -> float:
+        at = np.array([1.0, blocks, blocks * count])
+        spread = self.noise * math.sqrt(float(at @ self.covariance @ at) + self.at(blocks, count) ** 2)
+        return spread * student(USUAL_FREEDOM) / student(0)
+
+
+def fit_blocks(points: Sequence[tuple[float, float, float]]) -> BlockPlane:
+    """Through (blocks, count, value), at least two of them."""
+    from scipy.optimize import nnls
+
+    blocks, count, value = np.asarray(points, float).T
+    scale = np.maximum(np.abs(value), 1e-12)
+    design = np.stack([np.ones_like(blocks), blocks, blocks * count], axis=1) / scale[:, None]
+    sizes = np.linalg.norm(design, axis=0)
+    found, _ = nnls(design / sizes, value / scale)
+    found = found / sizes
+    errors = design @ found - 1
+    used = found > 0
+    covariance = np.zeros((3, 3))
+    covariance[np.ix_(used, used)] = np.linalg.pinv(design[:, used].T @ design[:, used])
+    freedom = max(0, len(points) - int(used.sum()))
+    noise = math.sqrt((USUAL_FREEDOM * USUAL_NOISE**2 + float(errors @ errors)) / (USUAL_FREEDOM + freedom))
+    base, fixed, each = found.tolist()
+    return BlockPlane(base, fixed, each, float(np.abs(errors).max()), noise, covariance)
 
 
 def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:

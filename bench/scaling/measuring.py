@@ -83,10 +83,12 @@ def measured_run(method: Any, problem: Problem) -> tuple[Attribution, dict[str, 
     weight_bytes = sum(p.numel() * p.element_size() for p in problem.model.parameters())
     costs: list[Cost] = []
     peaks: list[tuple[int, int | None]] = []
+    host_peaks: list[int] = []
 
     def stage(work: Callable[[], Any]) -> Any:
         made, cost = metered(work, problem.seed, device, problem.task.cpu_threads)
         costs.append(cost)
+        host_peaks.append(resident_peak())
         # Each stage starts its own peak, so each is asked before the next begins.
         peaks.append(
             (torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
@@ -104,7 +106,7 @@ def measured_run(method: Any, problem: Problem) -> tuple[Attribution, dict[str, 
         "weight_bytes": weight_bytes,
         "peak_memory_bytes": max(allocated for allocated, _ in peaks),
         "peak_reserved_bytes": max((reserved for _, reserved in peaks if reserved is not None), default=None),
-        "host_peak_bytes": resident_peak(),
+        "host_peak_bytes": max(host_peaks),
     }
 
 

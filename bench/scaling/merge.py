@@ -33,10 +33,15 @@ def read_records(paths: Sequence[str], fit_sets: Sequence[int] = ()) -> list[dic
             record["points"] = [_with_specification(record, point, fit_sets) for point in record["points"]]
             record["versions"]
         except (SafeFileError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is no scaling.json of python -m bench.scaling: {error!r}") from None
+            raise UsageError(f"{path} is no scaling.json of python -m bench.scaling: {_what(error)}") from None
         records.append(record)
     _check(paths, records)
     return records
+
+
+def _what(error: Exception) -> str:
+    """A missing field by its name; of anything else what it says."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _with_specification(record: dict[str, Any], point: dict[str, Any], fit_sets: Sequence[int]) -> dict[str, Any]:
@@ -108,9 +113,6 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
             row["parameters"], order.get(row["method"], 2), row["method"], row["queries"], row["fit_examples"] or 0,
         ),
     )  # fmt: skip
-    failed = {(row["model"], row["method"]) for row in rows if not row["error"]}
-    # A point that failed is no row beside another of the same model and method that did not.
-    rows = [row for row in rows if not row["error"] or (row["model"], row["method"]) not in failed]
     return rows, [point for record in records for point in record["points"]]
 
 

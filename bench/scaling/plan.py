@@ -68,15 +68,24 @@ def _stages_seconds(spec: dict[str, Any], configuration: Configuration, seconds:
     return spent
 
 
-def show_points(specs: Sequence[dict[str, Any]], estimator: Estimator, budget: float) -> tuple[str, float]:
-    """A line a point, and the seconds of all whose rates are known."""
-    lines, total = [], 0.0
+def show_points(specs: Sequence[dict[str, Any]], estimator: Estimator, budget: float) -> tuple[str, float, int]:
+    """A line a point, the seconds of all whose rates are known, and how many have none."""
+    lines, total, num_unknown = [], 0.0, 0
     for spec in specs:
         predicted = measuring_seconds(spec, estimator, budget)
         total += predicted or 0.0
+        num_unknown += predicted is None
         fits = ", ".join(f"{count:,}" for count in spec["fit_sets"]) if spec["fitted"] else "-"
         counts = ", ".join(f"{count:,}" for count in spec["query_counts"])
         depths = ", ".join(map(str, spec["depths"])) or "-"
         lines.append([spec["model"], spec["method"], fits, counts, depths, duration(predicted)])
     header = ["model", "method", "fitted on", "queries", "depths", "about"]
-    return table(header, lines, left=2), total
+    return table(header, lines, left=2), total, num_unknown
+
+
+def about(seconds: float, num_unknown: int) -> str:
+    """`about 3 min`, and how many points that leaves out."""
+    points = f"{num_unknown} point{'s' * (num_unknown > 1)} without a known rate"
+    if not seconds:
+        return points
+    return f"about {duration(seconds)}" + (f" and {points}" if num_unknown else "")

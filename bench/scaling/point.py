@@ -20,6 +20,7 @@ import contextlib
 import errno
 import gc
 import json
+import os
 import re
 import shutil
 import sys
@@ -52,6 +53,7 @@ from bench.scaling.stages import RefusedError, Stages, drop_factors
 from retrain.errors import error_line
 from retrain.examples import Examples
 from retrain.models.pythia_suite import Configuration, build_random, keep_layers
+from retrain.processes import die_with
 from retrain.safe_files import write_whole
 from retrain.train import describe_device
 from retrain.work import Work
@@ -232,7 +234,7 @@ def perform_point(spec: dict[str, Any], started: float) -> dict[str, Any]:
     try:
         point.run()
     except Exception as error:
-        point.result["error"] = failure_reason(error)
+        point.result["error"] = failure_reason(error, Path(spec["scratch"]).parent)
     finally:
         shutil.rmtree(point.scratch, ignore_errors=True)
         if point.axis == "layers":
@@ -241,15 +243,19 @@ def perform_point(spec: dict[str, Any], started: float) -> dict[str, Any]:
     return point.result
 
 
-def failure_reason(error: BaseException) -> str:
-    """In one line; memory and disk by name, since these are what larger models run into."""
+def failure_reason(error: BaseException, place: Path | None = None) -> str:
+    """In one line; memory and disk by name, since these are what larger models run into.
+
+    place: where the point writes, in the cache; what reports a full disk rarely says which.
+    """
     if isinstance(error, RefusedError):
         return str(error)
     text = str(error).lower()
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text:
         return f"out of memory: {error_line(error)}"[:LONGEST_REASON]
     if getattr(error, "errno", None) == errno.ENOSPC or "no space left on device" in text or "os error 28" in text:
-        return f"the disk is full: {error_line(error)}"[:LONGEST_REASON]
+        where = f" at {place}" if place else ""
+        return f"the disk is full{where}: {error_line(error)}"[:LONGEST_REASON]
     return error_line(error)[:LONGEST_REASON]
 
 
@@ -258,6 +264,7 @@ def main() -> int:
     parser.add_argument("--spec", required=True, help="a JSON file, or - to wait for its path on stdin")
     path = parser.parse_args().spec
     if path == "-":
+        die_with(os.getppid())  # a sweep that is killed outright cannot end its point
         # Imported while the point before is still being measured, and idle from here on.
         import kronfluence  # noqa: F401
         import transformers  # noqa: F401

@@ -78,7 +78,7 @@ def end_process(process: subprocess.Popen[str]) -> None:
 
 def how_it_ended(code: int, errors: Path) -> str:
     if code == -signal.SIGKILL:
-        return "out of memory: the system ended the process (signal 9)"
+        return "the process was killed (signal 9): out of memory, or somebody ended it"
     if code < 0:
         return f"the process was ended by signal {-code}"
     lines = [line for line in errors.read_text(errors="replace").splitlines() if line.strip()]

@@ -53,7 +53,7 @@ def show_rows(rows: Sequence[dict[str, Any]], wide: bool = False) -> str:
     text = table(header + (more if wide else []), lines, left=2)
     if any(row["projected"] for row in rows):
         text += "\n* projected from smaller sizes" + ("" if wide else "; --wide says from which")
-    return "\n".join([text, *notes])
+    return "\n".join([text, *dict.fromkeys(notes)])
 
 
 def _more(row: dict[str, Any]) -> list[str]:

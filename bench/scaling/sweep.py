@@ -20,6 +20,7 @@ from bench.scaling.rows import make_rows
 from bench.scaling.show import progress_line
 from bench.scaling.specifications import POINT_VERSION, SweepRequest, cost_fingerprint, point_config, specifications
 from bench.scaling.stages import finished_parts
+from retrain.jobs.run import terminable
 from retrain.models.pythia_suite import Configuration
 from retrain.store import Store, canonical_json
 from retrain.work import Work
@@ -73,7 +74,7 @@ class Sweep:
         known = [self.kept(spec) for spec in self.specs]
         to_do = [index for index, result in enumerate(known) if result is None]
         self.peak_flops = next((result["peak_flops"] for result in known if result and result.get("peak_flops")), None)
-        with self.store.scratch() as folder:
+        with terminable(), self.store.scratch() as folder:
             processes = Processes(folder, ahead=self.specs[0]["device"].startswith("cuda"))
             try:
                 if to_do:
@@ -101,9 +102,12 @@ class Sweep:
 
     def add(self, spec: dict[str, Any], result: dict[str, Any], index: int) -> None:
         rows = make_rows(spec, result, result.get("peak_flops"))
+        said: set[str] = set()
         for row in rows:
             row["run_id"] = self.run_id
-            print(progress_line(row, index + 1, len(self.specs)), file=sys.stderr, flush=True)
+            if row["error"] not in said:  # one reason may leave several rows without numbers
+                print(progress_line(row, index + 1, len(self.specs)), file=sys.stderr, flush=True)
+            said |= {row["error"]} - {None}
         self.rows += rows
         public = {name: value for name, value in spec.items() if name not in PRIVATE_FIELDS}
         self.points.append(

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.scaling.costs import Setting
-from bench.scaling.crossover import crossing_in
-from bench.scaling.estimate import PAPER_FITTED, RIVALS
+from bench.scaling.costs import Setting, covariance_flops, lambda_flops
+from bench.scaling.crossover import Crossover, crossing_in
+from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
 from bench.scaling.fits import Estimate, Estimator, configuration_of, number_of, ratio_ends, total_of
 from bench.scaling.held_out import each_from_the_others, setting_of
 from bench.tables import bytes_text, duration
@@ -42,9 +42,24 @@ def verdict_sentence(device: str, estimator: Estimator) -> str:
     for count in VERDICT_SETS:
         asked = replace(setting, fit_examples=count)
         bif, ekfac = (estimator.estimate(method, SUITE[VERDICT_MODEL], asked) for method in RIVALS)
-        words = f"{count:,} sequences, as in the paper" if count == PAPER_FITTED else f"{count:,}"
-        found.append(f"fitted on {words}: {_who(ekfac, bif)}")
-    return f"EK-FAC against BIF at {VERDICT_MODEL} on one {device} ({_setting(setting)}), {'; '.join(found)}."
+        words = f"fitted on {count:,} sequences, as in the paper" if count == PAPER_FITTED else f"on {count:,}"
+        found.append(f"{words}: {_who(ekfac, bif)}")
+    return (
+        f"EK-FAC against BIF at {VERDICT_MODEL} on one {device} ({_setting(setting)}), projected from "
+        f"{_measured_at(estimator)}: {'; '.join(found)}."
+    )
+
+
+def _measured_at(estimator: Estimator) -> str:
+    """What was run at the verdict's model."""
+    rows = [row for row in estimator.of("ekfac") if row["model"] == VERDICT_MODEL]
+    timed = max((number_of(row.get("timed_draws")) or 0 for row in _few_queries(estimator)), default=0)
+    if not rows:
+        return f"smaller models and {timed:.0f} draws"
+    layers = SUITE[VERDICT_MODEL].layers
+    depth = int(number_of(rows[0].get("depth")) or layers)
+    blocks = "" if depth >= layers else f" in {depth} of {layers} layers"
+    return f"fits of {str(rows[0]['fit_sizes']).replace(', ', ' and ')} sequences{blocks} and {timed:.0f} draws"
 
 
 def _few_queries(estimator: Estimator) -> list[dict[str, Any]]:
@@ -101,6 +116,10 @@ def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) ->
     lines.append("| draws that were timed | " + " | ".join(f"{t:.0f}" if t else "" for t in timed) + " |")
     peaks = [bytes_text(rows[model.name]["peak_memory_bytes"]) for model in models]
     lines.append("| BIF, peak memory | " + " | ".join(peaks) + " |")
+    paces = [_over_floor(estimator, model.name) for model in models]
+    lines.append(
+        "| a fitting sequence over its arithmetic floor | " + " | ".join(f"{p:.0f}x" if p else "" for p in paces) + " |"
+    )
     for count in sorted(VERDICT_SETS):
         cells = []
         for model in models:
@@ -115,7 +134,8 @@ def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) ->
             own = [row for row in estimator.of("ekfac") if row["model"] == model.name and number_of(row.get(column))]
             predicted = estimator.estimate("ekfac", model, setting)
             value = own[0][column] if own else getattr(predicted, column)
-            cells.append(bytes_text(value) + ("" if own else " ~"))
+            shallow = bool(own) and (number_of(own[0].get("depth")) or model.layers) < model.layers
+            cells.append(bytes_text(value) + (" \\*" if shallow else "" if own else " ~"))
         lines.append(f"| EK-FAC, {name} | " + " | ".join(cells) + " |")
     return "\n".join(
         [
@@ -124,6 +144,16 @@ def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) ->
             "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic.",
         ]
     )
+
+
+def _over_floor(estimator: Estimator, model: str) -> float | None:
+    """What EK-FAC takes for a fitting sequence over the FLOP of its two passes at the matrix product's peak."""
+    for row in estimator.of("ekfac"):
+        each, peak = number_of(row.get("fit_seconds_per_example")), number_of(row.get("peak_flops"))
+        if row["model"] == model and each and peak:
+            shape = SUITE[model]
+            return each * peak / (covariance_flops(shape, int(row["tokens"])) + lambda_flops(shape, int(row["tokens"])))
+    return None
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -138,7 +168,7 @@ def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Settin
         if configuration is None or row["model"] not in both:
             continue
         crossing = crossing_in(estimator, configuration, setting, "fit_examples", RIVALS)
-        if crossing is not None:
+        if isinstance(crossing, Crossover):
             found.append(f"{row['model']} {float(f'{crossing.value:.2g}'):,.0f}")
     if not found:
         return "At no fitting set do the two cost the same."
@@ -155,10 +185,16 @@ def _checks(estimator: Estimator) -> str:
         if not inner:
             continue
         inside = sum(one["inside"] for one in checked)
-        last = [one for one in checked if one["model"] == max(checked, key=_size)["model"]]
+        ends = [
+            f"the {word} ({model}) {', '.join(_off(one) for one in checked if one['model'] == model and _told(one))}"
+            for word, model in (
+                ("smallest", min(checked, key=_size)["model"]),
+                ("largest", max(checked, key=_size)["model"]),
+            )
+        ]
         lines.append(
-            f"{'BIF' if method == 'bif' else 'EK-FAC'}, each model from the others: {_worst(inner)}; the largest "
-            f"({last[0]['model']}) {', '.join(map(_off, last))}; {inside} of {len(checked)} inside their 95 % interval."
+            f"{method_label(method)}, each model from the others: {_worst(inner)}; {'; '.join(ends)}; "
+            f"{inside} of {len(checked)} inside their 95 % interval."
         )
     return "\n".join(lines)
 
@@ -172,6 +208,10 @@ def _worst(checked: list[dict[str, Any]]) -> str:
             worst = max(those, key=lambda one: abs(one["seconds_off"]))
             found.append(f"at most {abs(100 * worst['seconds_off']):.0f} % off{words} ({worst['model']})")
     return "between measured sizes " + ", ".join(found)
+
+
+def _told(one: dict[str, Any]) -> bool:
+    return one["fit_examples"] is None or one["fit_examples"] in VERDICT_SETS
 
 
 def _off(one: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from bench.record import why_unwritten, without_nan
 from bench.scaling.asked import query_counts
 from bench.scaling.costs import Setting
+from bench.scaling.crossover import Crossover
 from bench.scaling.estimate import (
     PAPER_FITTED,
     RATES,
@@ -21,7 +22,6 @@ from bench.scaling.estimate import (
     crossovers,
     describe_question,
     estimates,
-    method_label,
     read_rows,
     show_crossovers,
     show_estimates,
@@ -62,7 +62,9 @@ def estimate_command(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
     configuration = suite_configuration(arguments.model)
     counts, _ = query_counts(arguments.queries)
-    fit_sets = arguments.fit_examples or sorted({arguments.train, MIDDLE_FITTED, PAPER_FITTED})
+    if configuration.positions < arguments.tokens:
+        raise UsageError(f"--tokens {arguments.tokens}: {arguments.model} takes at most {configuration.positions}")
+    fit_sets = sorted(set(arguments.fit_examples or (arguments.train, MIDDLE_FITTED, PAPER_FITTED)))
     settings = [
         Setting(train=arguments.train, queries=count, tokens=arguments.tokens, draws=arguments.draws,
                 fit_examples=fit_sets[0])
@@ -95,12 +97,10 @@ def crossing_lines(estimator: Estimator, configuration: Any, setting: Setting, f
     lines: list[str] = []
     for fit in fit_sets:
         asked = replace(setting, fit_examples=fit)
-        here = {method: estimator.estimate(method, configuration, asked).seconds for method in RIVALS}
-        cheaper = method_label(min(RIVALS, key=lambda method: here[method]))
         found = crossovers(estimator, configuration, asked)
         if fit != fit_sets[0]:
             found = [pair for pair in found if pair[0] != "fit_examples"]
-        lines += show_crossovers(found, asked, cheaper, configuration.name)
+        lines += show_crossovers(found, asked, configuration.name)
     return lines
 
 
@@ -154,12 +154,10 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
     }
     out = Path(arguments.out)
 
-    def write() -> None:
-        write_table(out, record, rows)
-        if arguments.rates:
-            write_csv(Path(arguments.rates), [row for row in rows if not row["error"]])
-
-    unwritten = why_unwritten(write, out)
+    unwritten = why_unwritten(lambda: write_table(out, record, rows), out)
+    if arguments.rates and not unwritten:
+        usable = [row for row in rows if not row["error"]]
+        unwritten = why_unwritten(lambda: write_csv(Path(arguments.rates), usable), arguments.rates)
     show_results(rows, arguments)
     if unwritten:
         print(f"python -m bench.scaling: {unwritten}", file=sys.stderr)
@@ -180,7 +178,7 @@ def laws_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             asdict(crossing)
             for row in firsts.values()
             for _, crossing in crossovers(estimator, configuration_of(row), setting_of(row))
-            if crossing is not None and crossing.axis != "parameters"
+            if isinstance(crossing, Crossover) and crossing.axis != "parameters"
         ]
     return {"slopes": {device: slopes(one) for device, one in estimators.items()}, "crossovers": found}
 

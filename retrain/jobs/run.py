@@ -103,7 +103,7 @@ def run_units(
             done=set(present),
         )
         report_progress(len(book.done), len(by_key))
-        with _terminable():
+        with terminable():
             try:
                 if cluster == "inline":
                     run_inline(book)
@@ -213,7 +213,7 @@ class _Queue:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Make SIGTERM an ordinary exit (code 143), so that workers are ended and the log says what is kept."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

@@ -1,7 +1,9 @@
 """bench.scaling at work on tiny models: ladders and rows, EK-FAC's parts that resume, sweeps that outlive failures."""
 
 import json
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from bench import scaling
 from bench.scaling import campaign, command, stages
 from bench.scaling import point as points
 from bench.scaling.campaign import NEEDS, CampaignPart
+from bench.scaling.ekfac_rows import asked_rows
 from bench.scaling.estimate import read_rows
 from bench.scaling.ladder import ladder
 from bench.scaling.processes import Processes
@@ -170,7 +173,9 @@ def test_ekfac_is_refused_with_the_bytes_it_would_take(
 ) -> None:
     monkeypatch.setattr(stages.Stages, "free_disk", lambda self, depth: 1000)
     result = points.perform_point(ekfac_spec, time.monotonic())
-    (row,) = make_rows(ekfac_spec, result, None)
+    rows = make_rows(ekfac_spec, result, None)
+    assert [(row["fit_examples"], row["queries"]) for row in rows] == asked_rows(ekfac_spec)
+    row = rows[-1]
     assert row["error"].startswith("refused: a run of 2 layers takes about ")
     assert "on the disk (1000 B to be had)" in row["error"]
     assert row["needed_disk_bytes"] == TINY.factor_bytes(4)
@@ -230,7 +235,10 @@ def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
         for method, fit in (("bif", None), ("ekfac", 4), ("ekfac", 6))
     ]
     assert [row["fit_examples"] for row in rows if row["method"] == FITTED] == [4, 6, 4, 6]
-    reasons = {OUT_OF_MEMORY: "out of memory: OutOfMemoryError: CUDA", DISK_FULL: "the disk is full: OSError"}
+    reasons = {
+        OUT_OF_MEMORY: "out of memory: OutOfMemoryError: CUDA",
+        DISK_FULL: f"the disk is full at {tmp_path / 'cache'}",
+    }
     for row in rows:
         assert row["run_id"]
         if row["method"] in reasons:
@@ -306,7 +314,8 @@ def test_a_point_of_ekfac_that_is_cut_short_is_a_row_and_goes_on_with_the_same_c
         first = measured_parts(context, stop_before="lambda/4")
         context.setattr(Processes, "measure", cut)
         assert scaling.main(arguments) == 1
-    (row,) = rows_of(tmp_path)
+    assert [row["fit_examples"] for row in rows_of(tmp_path)] == [4, 6]
+    row = rows_of(tmp_path)[0]
     assert row["error"].startswith("no time left: stopped after 5 s; kept, and the same command goes on after it: ")
     assert row["error"].endswith("covariance 4, eigen 4 of 2 layers")
     second = measured_parts(monkeypatch)
@@ -457,3 +466,15 @@ def test_a_chain_is_rehearsed_on_the_model_itself(tmp_path: Path) -> None:
     result = points.perform_point(spec, time.monotonic())
     assert result.get("error") is None
     assert [one["size"]["draws"] for one in result["rungs"]] == [8]
+
+
+def test_a_terminated_sweep_says_what_is_kept(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`kill` and a queue's end are SIGTERM: an ordinary exit, so that the point in progress is ended too."""
+    monkeypatch.setattr(Processes, "measure", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        scaling.main([*tiny, "--methods", "gradsim"])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "the same command goes on" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
