@@ -44,7 +44,7 @@ def write(sign: str, line: str = "pass") -> None:
 
 
 def measure(*words: str) -> int:
-    return main([*SMALL.split(), "--queries", "9", "--methods", "mine.py", "--cache", "cache", *words])
+    return main([*SMALL.split(), "--methods", "mine.py", "--cache", "cache", "--cluster", "inline", *words])
 
 
 def shown() -> float:
