@@ -46,7 +46,7 @@ def test_what_was_timed_before_an_interrupt_is_kept(
         return time_method(variant, *others)
 
     monkeypatch.setattr(speed, "time_method", interrupted)
-    monkeypatch.setattr("bench.scaling.measuring.matmul_peak", lambda device: {"flops": 1e10})
+    monkeypatch.setattr("bench.scaling.measuring.matmul_peak", lambda device: {"flops": 1e10, "dtype": "float32"})
     arguments = [*SMALL, *QUICK, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"), "--methods"]
     assert speed.main([*arguments, "gradsim", "bif", "random"]) == 130
     assert "interrupted; these were not timed: bif, random" in capsys.readouterr().err
