@@ -11,6 +11,7 @@ from bench import speed
 SMALL = ["--task", "digits", "--device", "cpu", "--queries", "4", "--alpha-attribution", "0.02"]
 # With every number given there is no pilot.
 GIVEN = ("digits.epochs=1", "bif.draws=3", "bif.chains=1", "bif.gamma=1e4", "bif.n_beta=1000", "bif.step_size=1e-4")
+PEAK = {"flops": 1e10, "dtype": "float32", "size": 64}
 QUICK = [word for setting in GIVEN for word in ("--set", setting)]
 
 
@@ -46,7 +47,7 @@ def test_what_was_timed_before_an_interrupt_is_kept(
         return time_method(variant, *others)
 
     monkeypatch.setattr(speed, "time_method", interrupted)
-    monkeypatch.setattr("bench.scaling.measuring.matmul_peak", lambda device: {"flops": 1e10, "dtype": "float32"})
+    monkeypatch.setattr("bench.scaling.measuring.matmul_peak", lambda device: PEAK)
     arguments = [*SMALL, *QUICK, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"), "--methods"]
     assert speed.main([*arguments, "gradsim", "bif", "random"]) == 130
     assert "interrupted; these were not timed: bif, random" in capsys.readouterr().err
