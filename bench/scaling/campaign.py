@@ -52,9 +52,9 @@ PARTS = (
         ),
     ),
     CampaignPart(
-        "bif", "100 timed draws from 14m to 1b", "the verdict", 60.0, (_bif("14m", "70m", "160m", "410m", "1b"),)
+        "bif", "100 timed draws from 14m to 410m", "the verdict", 40.0, (_bif("14m", "70m", "160m", "410m"),)
     ),
-    CampaignPart("bif-large", "100 timed draws at 1.4b and 2.8b", "the verdict", 130.0, (_bif("1.4b", "2.8b"),)),
+    CampaignPart("bif-large", "100 timed draws from 1b to 2.8b", "the verdict", 130.0, (_bif("1b", "1.4b", "2.8b"),)),
     CampaignPart(
         "ekfac-410m", "a whole run at full depth, fitted on 2,000 too", "every claim", 330.0,
         (_ekfac("410m", (24,), (100, 400, 2000)),),

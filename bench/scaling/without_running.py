@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.record import why_unwritten, without_nan
+from bench.record import code_commit, code_fingerprint, why_unwritten, without_nan
 from bench.scaling.asked import query_counts
 from bench.scaling.costs import Setting
 from bench.scaling.crossover import Crossover
@@ -141,10 +141,11 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
     records = read_records(arguments.merge, arguments.fit_examples or ())
     check_out(arguments.out)
     rows, points = merged_rows(records)
-    of_one_sweep = ("rows", "points", "setting", "options", "merged", "slopes", "crossovers")
+    of_one_sweep = ("rows", "points", "setting", "options", "merged", "rows_by", "slopes", "crossovers")
     record = {
         **{name: value for name, value in records[0].items() if name not in of_one_sweep},
         "command": command,
+        "rows_by": {"commit": code_commit(), "code": code_fingerprint()},  # the points are by the code of above
         "merged": [
             {name: one.get(name) for name in ("run_id", "command", "finished", "seconds", "merged")} for one in records
         ],
