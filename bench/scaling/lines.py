@@ -110,15 +110,13 @@ class BlockPlane:
 
 
 def fit_blocks(points: Sequence[tuple[float, float, float]]) -> BlockPlane:
-    """Through (blocks, count, value), at least two of them."""
-    from scipy.optimize import nnls
+    """Through (blocks, count, value), at least two of them.
 
+    One count does not tell what is fixed from what each takes: all of it is then each's, so that more costs more.
+    """
     blocks, count, value = np.asarray(points, float).T
-    scale = np.maximum(np.abs(value), 1e-12)
-    design = np.stack([np.ones_like(blocks), blocks, blocks * count], axis=1) / scale[:, None]
-    sizes = np.linalg.norm(design, axis=0)
-    found, _ = nnls(design / sizes, value / scale)
-    found = found / sizes
+    fixed_is_known = len(np.unique(count)) > 1
+    found, design = nonnegative([np.ones_like(blocks), blocks * fixed_is_known, blocks * count], value)
     errors = design @ found - 1
     used = found > 0
     covariance = np.zeros((3, 3))
@@ -131,15 +129,22 @@ def fit_blocks(points: Sequence[tuple[float, float, float]]) -> BlockPlane:
 
 def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
     """(first, second, value) -> (base, per first, per second, per pair), none negative: v = b + p f + r s + t f s."""
+    first, second, value = np.asarray(points, float).T
+    found, _ = nonnegative([np.ones_like(first), first, second, first * second], value)
+    base, per_first, per_second, per_pair = found.tolist()
+    return base, per_first, per_second, per_pair
+
+
+def nonnegative(columns: Sequence[np.ndarray], value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of the columns, none negative, that give the values best by relative error; and the columns over them."""
     from scipy.optimize import nnls
 
-    first, second, value = np.asarray(points, float).T
     scale = np.maximum(np.abs(value), 1e-12)
-    design = np.stack([np.ones_like(first), first, second, first * second], axis=1) / scale[:, None]
+    design = np.stack(columns, axis=1) / scale[:, None]
     sizes = np.linalg.norm(design, axis=0)
+    sizes[sizes == 0] = 1.0  # a column that is left out
     found, _ = nnls(design / sizes, value / scale)
-    base, per_first, per_second, per_pair = (found / sizes).tolist()
-    return base, per_first, per_second, per_pair
+    return found / sizes, design
 
 
 # ---- a curve across models ----

@@ -91,6 +91,9 @@ def test_blocks_and_sequences_give_back_their_law() -> None:
     noisy = fit_blocks([(2, 100, 5.18), (8, 100, 5.23), (8, 200, 9.72)])
     assert noisy.at(32, 200) - noisy.at(32, 100) == pytest.approx(4 * (noisy.at(8, 200) - noisy.at(8, 100)))
     assert noisy.residual > 0.05
+    once = fit_blocks([(1, 8, 3.0), (2, 8, 4.0)])
+    assert (once.base, once.fixed, once.each) == pytest.approx((2, 0, 1 / 8)), "one fitting set has no fixed part"
+    assert once.at(6, 16) > 1.3 * once.at(6, 8)
 
 
 @pytest.mark.parametrize("num_sizes", [2, 3])
