@@ -109,6 +109,9 @@ class TRAK(Method):
             )
         return reduced
 
+    def make_projector(self, dimension: int, projection: int, problem: Problem) -> Any:
+        return make_projector(self.projector, dimension, projection, problem.seed, problem.device)
+
     # ---- features ----
 
     def fit(self, problem: Problem) -> Features:
@@ -284,7 +287,7 @@ def _make_traker(method: TRAK, problem: Problem) -> Any:
     return TRAKer(
         model=model,
         task=ModelOutput(),
-        projector=make_projector(method.projector, dimension, projection, problem.seed, problem.device),
+        projector=method.make_projector(dimension, projection, problem),
         train_set_size=len(problem.train),
         save_dir=str(problem.scratch / "trak"),
         device=str(problem.device),  # traker compares it with the text "cpu"

@@ -17,7 +17,7 @@ from retrain.errors import UsageError
 
 PAPER_SETS = (400, 10_000, 1_000_000)  # rows that every model has, measured or projected
 OTHERS = ("14m", "160m", "410m", "1b", "2.8b")  # sizes the other methods are measured at
-NEEDS = ("the verdict", "every claim", "more")  # what a part is for; each includes those before
+NEEDS = ("the verdict", "every claim")  # what a part is for; each includes those before
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,14 @@ class CampaignPart:
     requests: tuple[dict[str, Any], ...]
 
 
-def _ekfac(model: str, layers: tuple[int, ...], fit_examples: tuple[int, ...], **more: Any) -> dict[str, Any]:
-    fits = tuple(sorted({*fit_examples, *PAPER_SETS}))
+def _ekfac(
+    model: str,
+    layers: tuple[int, ...],
+    fit_examples: tuple[int, ...],
+    besides: tuple[int, ...] = PAPER_SETS,
+    **more: Any,
+) -> dict[str, Any]:
+    fits = tuple(sorted({*fit_examples, *besides}))
     return {"models": (model,), "methods": ("ekfac",), "layers": layers, "fit_examples": fits, **more}
 
 
@@ -68,11 +74,17 @@ PARTS = (
         (_ekfac("1.4b", (24,), (100, 200, 400), score_parts=False),),
     ),
     CampaignPart(
-        "queries", "180 and 1,800 queries, and every token's loss", "every claim", 60.0,
+        "queries", "BIF at 180 and 1,800 queries, and every token's loss", "every claim", 60.0,
         (
             _bif("14m", "410m", "2.8b", queries=(180, 1800), timed_draws=8),
             {"models": ("14m", "410m", "2.8b"), "methods": ("bif_tokens",), "timed_draws": 16},
-            _ekfac("410m", (2, 4), (400,), queries=(18, 180)),
+        ),
+    ),
+    CampaignPart(
+        "ekfac-queries", "EK-FAC at 180 and 1,800 queries", "every claim", 150.0,
+        (
+            _ekfac("14m", (6,), (400,), (), queries=(18, 180, 1800)),
+            _ekfac("410m", (2, 4), (400,), (), queries=(18, 180)),
         ),
     ),
     CampaignPart("bif-6.9b", "100 timed draws at 6.9b", "every claim", 360.0, (_bif("6.9b"),)),
@@ -81,15 +93,20 @@ PARTS = (
         (_bif("12b"), {"models": ("6.9b", "12b"), "methods": ("ekfac",), "fit_examples": (400,)}),
     ),
     CampaignPart(
-        "others", "GradSim and TRAK beside them", "every claim", 30.0,
+        "ekfac-10000", "whole runs fitted on 10,000; that set from 400 and 2,000", "every claim", 330.0,
+        (_ekfac("70m", (6,), (400, 2000)), _ekfac("160m", (12,), (400, 2000))),
+    ),
+    CampaignPart(
+        "31m", "a size that no estimate has seen", "every claim", 60.0,
+        (_bif("31m"), _ekfac("31m", (6,), (400, 2000))),
+    ),
+    CampaignPart(
+        "others", "GradSim and TRAK beside them", "every claim", 60.0,
         ({"models": OTHERS, "methods": ("gradsim", "trak")},),
     ),
     CampaignPart(
-        "kfac", "our own Kronecker-factored influence beside them", "every claim", 30.0,
+        "kfac", "our own Kronecker-factored influence beside them", "every claim", 60.0,
         ({"models": OTHERS, "methods": ("kfac",), "fit_examples": (400, 2000)},),
-    ),
-    CampaignPart(
-        "ekfac-160m-10000", "a whole run fitted on 10,000", "more", 480.0, (_ekfac("160m", (12,), (400, 2000)),)
     ),
 )  # fmt: skip
 

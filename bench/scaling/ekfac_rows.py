@@ -16,8 +16,9 @@ from bench.scaling.sizes import MEMORY
 from retrain.models.pythia_suite import Configuration
 
 ONE_SIZE_ERROR = 0.15  # of what a fitting sequence takes, where one fitting set does not tell it from what is fixed
-SCORE_ERROR = 0.10  # of scores at a number of queries that was not measured
+SCORE_ERROR = 0.10  # of scores at a number of queries that was not measured, and again a factor of two beyond
 NO_PROJECTION = "no projection"  # how the reason begins where more took less
+OF_QUERIES = "queries"  # how the origin of a row ends whose scores are projected
 SCORE_PARTS = ("score_base", "score_per_train", "score_per_query", "score_per_pair")
 
 
@@ -39,6 +40,16 @@ def asked_rows(spec: dict[str, Any]) -> list[tuple[int, int]]:
     fit_sets = spec.get("fit_sets") or [spec["fit_examples"]]
     counts = spec.get("query_counts") or [spec["queries"]]
     return [(count, counts[0]) for count in fit_sets] + [(fit_sets[0], count) for count in counts[1:]]
+
+
+def fit_sizes_of(row: dict[str, Any]) -> list[int]:
+    """Fitting sets that were measured in the point of a row."""
+    return [int(size) for size in str(row.get("fit_sizes") or "").split(", ") if size]
+
+
+def scores_were_measured(row: dict[str, Any]) -> bool:
+    """At the row's own number of queries, at whatever depth."""
+    return not str(row.get("projected_from") or "").endswith(OF_QUERIES)
 
 
 def no_time_left(result: dict[str, Any]) -> str:
@@ -172,7 +183,8 @@ class Parts:
             return None
         base, per_train, per_query, per_pair = self.score_parts
         value = base + per_train * train + per_query * queries + per_pair * train * queries
-        return value, SCORE_ERROR * value
+        beyond = max(0.0, math.log2(queries / max(q for _, q, _ in self.score_points)))
+        return value, SCORE_ERROR * (1 + beyond) * value
 
     # ---- a row ----
 
@@ -230,7 +242,7 @@ class Parts:
             texts.append(f"{sizes} of {count} fitting sequences")
         if not score:
             sizes = ", ".join(str(q) for q in sorted({q for _, q, _ in self.score_points}))
-            texts.append(f"{sizes} of {queries} queries")
+            texts.append(f"{sizes} of {queries} {OF_QUERIES}")
         return "; ".join(texts)
 
     def _shared(self, count: int, queries: int) -> str | None:

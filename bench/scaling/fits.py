@@ -8,15 +8,15 @@ of queries, sequences of another length) widens it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from bench.scaling.costs import Setting, chain_bytes, covariance_flops, draw_flops, ekfac_needs, lambda_flops
-from bench.scaling.ekfac_rows import ONE_SIZE_ERROR, SCORE_PARTS
-from bench.scaling.lines import curve_through, fit_line
+from bench.scaling.ekfac_rows import ONE_SIZE_ERROR, SCORE_PARTS, fit_sizes_of, scores_were_measured
+from bench.scaling.lines import curve_through, fit_line, law_through
 from retrain.models.pythia_suite import SUITE, Configuration
 
 LEAST_DEVIATION = 0.03  # in log: no run repeats itself better
@@ -139,11 +139,12 @@ def _median_deviation(rows: list[dict[str, Any]]) -> float:
 
 
 def _first_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a model: of the point with the most fitting sets, the one that rests on least projection."""
+    """A row a model: of the deepest point with the largest fitting set, the one that rests on least projection."""
 
     def rank(row: dict[str, Any]) -> tuple[float, ...]:
-        num_sizes = str(row.get("fit_sizes") or "").count(",")
-        return -num_sizes, -(number_of(row.get("depth")) or 0), row.get("fit_examples") or 0, row["queries"]
+        sizes = fit_sizes_of(row)
+        depth = number_of(row.get("depth")) or 0
+        return len(sizes) < 2, -depth, -max(sizes, default=0), row.get("fit_examples") or 0, row["queries"]
 
     found: dict[str, dict[str, Any]] = {}
     for row in sorted(rows, key=rank):
@@ -225,21 +226,18 @@ def _ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
     """Eigendecompositions by cubes, two passes over the fitting sequences, what is fixed by bytes, and scores."""
     known = _first_of_each(rows)
     shapes = [shape_of(row) for row in known]
-    tokens = [int(row["tokens"]) for row in known]
     one_size = all("," not in str(row.get("fit_sizes") or row["fit_examples"]) for row in known)
     unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
-    eigen = _by_width(known, [row["eigen_seconds"] / row["eigen_cost"] for row in known], configuration)
-    parts = [replace(eigen, seconds=eigen.seconds * configuration.eigen_cost)]
+    eigen = _by_law(known, [row["eigen_seconds"] for row in known], _eigen_work, configuration, setting)
+    parts = [eigen]
     for name, flops in (("covariance", covariance_flops), ("lambda", lambda_flops)):
-        paces = [row[f"{name}_per_example"] / flops(shape, count) for row, shape, count in zip(known, shapes, tokens)]
-        pace = _by_width(known, paces, configuration)
-        seconds = pace.seconds * flops(configuration, setting.tokens) * setting.fit_examples
-        parts.append(CostPart(seconds, math.hypot(pace.deviation, unsplit)))
+        each = _by_law(known, [row[f"{name}_per_example"] for row in known], _launched(flops), configuration, setting)
+        parts.append(CostPart(each.seconds * setting.fit_examples, math.hypot(each.deviation, unsplit)))
     fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
     if any(fixed):
         pace = _by_width(known, [max(v, 1e-3) / shape.factor_bytes() for v, shape in zip(fixed, shapes)], configuration)
         parts.append(CostPart(pace.seconds * configuration.factor_bytes(), 0.5))
-    parts.append(_score_part(known, configuration, setting))
+    parts.append(_score_part(rows, configuration, setting))
     return [part for part in parts if part.seconds > 0]
 
 
@@ -247,8 +245,38 @@ def _by_width(rows: list[dict[str, Any]], paces: list[float], configuration: Con
     """A pace of EK-FAC's: the model's own where it was measured, else by the width of its matrices."""
     width = configuration.hidden
     curve = curve_through([shape_of(row).hidden for row in rows], paces)
-    own = next((pace for row, pace in zip(rows, paces) if configuration_of(row) == configuration and pace > 0), None)
+    own = _own(rows, paces, configuration)
     return CostPart(curve.at(width) if own is None else own, curve.deviation(width))
+
+
+Kinds = Callable[[Configuration, int], tuple[float, ...]]
+
+
+def _launched(flops: Callable[[Configuration, int], float]) -> Kinds:
+    """Small models wait for each block's kernels to start, large ones for arithmetic."""
+    return lambda shape, tokens: (float(shape.layers), flops(shape, tokens))
+
+
+def _eigen_work(shape: Configuration, tokens: int) -> tuple[float, ...]:
+    """Cubes of the widths; narrow matrices are decomposed at the pace of their reading and writing."""
+    return float(shape.layers * shape.hidden**2), float(shape.eigen_cost)
+
+
+def _by_law(
+    rows: list[dict[str, Any]], costs: list[float], kinds: Kinds, configuration: Configuration, setting: Setting
+) -> CostPart:
+    """A cost of EK-FAC's: the model's own where it was measured at that length, else by its kinds of work."""
+    shapes = [(shape_of(row), int(row["tokens"])) for row in rows]
+    law = law_through(
+        tuple(float(shape.hidden) for shape, _ in shapes), tuple(kinds(*shape) for shape in shapes), tuple(costs)
+    )
+    width, work = configuration.hidden, kinds(configuration, setting.tokens)
+    own = _own(rows, [cost / sum(kinds(*shape)) for cost, shape in zip(costs, shapes)], configuration)
+    return CostPart(law.at(width, work) if own is None else own * sum(work), law.deviation(width))
+
+
+def _own(rows: list[dict[str, Any]], paces: list[float], configuration: Configuration) -> float | None:
+    return next((pace for row, pace in zip(rows, paces) if configuration_of(row) == configuration and pace > 0), None)
 
 
 def shape_of(row: dict[str, Any]) -> Configuration:
@@ -263,15 +291,25 @@ def shape_of(row: dict[str, Any]) -> Configuration:
 
 
 def _score_part(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> CostPart:
-    """By each row's own sequences, queries and pairs, with a pace a token-parameter across models."""
+    """By each model's own sequences, queries and pairs, those from the most queries, with a law across models."""
+    rows = _most_queries(rows)
     spans = [score_span(row, setting.train, setting.queries) for row in rows]
-    unit = [row["token_parameters"] * row["tokens"] for row in rows]
     middles = [math.sqrt(low * high) for low, high in spans]
-    pace = _by_width(rows, [middle / work for middle, work in zip(middles, unit)], configuration)
-    seconds = pace.seconds * configuration.num_token_parameters * setting.tokens
+    known = _by_law(rows, middles, _launched(_token_work), configuration, setting)
     unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
-    deviation = math.hypot(pace.deviation, unknown)
-    return CostPart(seconds, deviation)
+    return replace(known, deviation=math.hypot(known.deviation, unknown))
+
+
+def _most_queries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a model: of those whose scores were measured at their number of queries, the one with the most."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: (not scores_were_measured(row), -row["queries"], row["fit_examples"] or 0)):
+        found.setdefault(row["model"], row)
+    return sorted(found.values(), key=lambda row: row["parameters"])
+
+
+def _token_work(shape: Configuration, tokens: int) -> float:
+    return float(shape.num_token_parameters * tokens)
 
 
 def score_span(row: dict[str, Any], train: int, queries: int) -> tuple[float, float]:

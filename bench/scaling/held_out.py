@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.scaling.costs import Setting
+from bench.scaling.ekfac_rows import scores_were_measured
 from bench.scaling.fits import Estimator, configuration_of, has_peak, number_of, total_of
 from bench.tables import duration, table
 
@@ -37,9 +38,9 @@ def against(estimators: dict[str, Estimator], fresh: dict[str, Estimator]) -> li
 
 
 def each_from_the_others(estimator: Estimator) -> list[dict[str, Any]]:
-    """Every row of a suite's model predicted from the rows of the other models."""
+    """Every row of a suite's model predicted from the rows of the other models, if it says what scores take."""
     found = []
-    for row in estimator.rows:
+    for row in filter(scores_were_measured, estimator.rows):
         others = estimator.without(row["model"])
         models = {other["model"] for other in others.of(row["method"])}
         if len(models) >= LEAST_MODELS and configuration_of(row) is not None:

@@ -2,7 +2,8 @@
 
 - within a point, seconds are a line in what is repeated (draws, fitting sequences, blocks of a model): `fit_line`;
 - a score's seconds are a base, a part a training sequence, a part a query and a part a pair: `bilinear`;
-- across models, a cost per unit of work changes smoothly with size: `Curve`, straight between neighbours in log-log.
+- across models, a cost per unit of work changes smoothly with size: `Curve`, straight between neighbours in log-log;
+  or a cost is a sum of kinds of work, each at one price: `Law`.
 """
 
 import math
@@ -147,10 +148,57 @@ def nonnegative(columns: Sequence[np.ndarray], value: np.ndarray) -> tuple[np.nd
     return found / sizes, design
 
 
-# ---- a curve across models ----
+# ---- across models ----
 
 
-class Curve:
+class AcrossModels:
+    """How far off a prediction at another size is: what the others miss each measured model by, near that size."""
+
+    x: np.ndarray  # log of the sizes, in order
+    repeats: list[tuple[float, float]]
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def _miss(self, i: int) -> float:
+        """In log: model i as the others would have it."""
+        raise NotImplementedError
+
+    @cached_property
+    def misses(self) -> list[tuple[float, float]]:
+        """(log size, miss in log): each inner model predicted from the others, and repeats against their mean."""
+        left_out = [(float(self.x[i]), self._miss(i)) for i in range(1, len(self.x) - 1)]
+        return left_out + self.repeats
+
+    @cached_property
+    def growths(self) -> tuple[float, float]:
+        return self._growth(0), self._growth(-1)
+
+    def _growth(self, end: int) -> float:
+        """What the error grows by a factor of e beyond this end (0 or -1): twice as the end is missed by the others."""
+        beside = 1 if end == 0 else -2
+        if len(self.x) < 3 or self.x[end] == self.x[beside]:
+            return UNKNOWN_ERROR
+        rate = abs(self._miss(end % len(self.x))) / abs(float(self.x[end] - self.x[beside]))
+        return min(max(GROWTH, 2 * rate), MOST_GROWTH)
+
+    def deviation(self, size: float) -> float:
+        """One standard deviation, in log, of a prediction at `size`: the misses near it, widened for being few."""
+        at = math.log(size)
+        beyond = 0.0
+        if len(self.x) and not self.x[0] <= at <= self.x[-1]:
+            end = 0 if at < self.x[0] else -1
+            beyond = self.growths[end] * abs(at - float(self.x[end]))
+        if not self.misses:
+            return math.hypot(UNKNOWN_ERROR, beyond)
+        # A model of a few million parameters waits for its kernels to start: that says little about one of billions.
+        weights = np.exp([-abs(at - place) for place, _ in self.misses])
+        squares = np.square([miss for _, miss in self.misses])
+        near = math.sqrt(float(weights @ squares / weights.sum()))
+        return math.hypot(near * student(len(self.misses)) / student(0), beyond)
+
+
+class Curve(AcrossModels):
     """A positive cost against size: straight lines in log-log between neighbours, and beyond the ends."""
 
     def __init__(self, sizes: Sequence[float], costs: Sequence[float]):
@@ -166,9 +214,6 @@ class Curve:
             for size, values in together.items()
             for value in values[1:]
         ]
-
-    def __len__(self) -> int:
-        return len(self.x)
 
     def at(self, size: float) -> float:
         return float(np.exp(self._log_at(self.x, self.y, math.log(size))))
@@ -189,41 +234,36 @@ class Curve:
         """Of one line through everything."""
         return float(np.polyfit(self.x, self.y, 1)[0]) if len(self.x) > 1 else math.nan
 
-    @cached_property
-    def misses(self) -> list[tuple[float, float]]:
-        """(log size, miss in log): each inner size predicted from the others, and repeats against their mean."""
-        left_out = [(float(self.x[i]), self._miss(i)) for i in range(1, len(self.x) - 1)]
-        return left_out + self.repeats
-
     def _miss(self, i: int) -> float:
         return self._log_at(np.delete(self.x, i), np.delete(self.y, i), float(self.x[i])) - float(self.y[i])
 
-    @cached_property
-    def growths(self) -> tuple[float, float]:
-        return self._growth(0), self._growth(-1)
 
-    def _growth(self, end: int) -> float:
-        """What the error grows by a factor of e beyond this end (0 or -1): twice as the end is missed by the others."""
-        if len(self.x) < 3:
-            return UNKNOWN_ERROR
-        beside = 1 if end == 0 else -2
-        rate = abs(self._miss(end % len(self.x))) / abs(float(self.x[end] - self.x[beside]))
-        return min(max(GROWTH, 2 * rate), MOST_GROWTH)
+class Law(AcrossModels):
+    """A cost that is a sum of kinds of work, each at one price, times what models of about that size are over it.
 
-    def deviation(self, size: float) -> float:
-        """One standard deviation, in log, of a prediction at `size`: the misses near it, widened for being few."""
-        at = math.log(size)
-        beyond = 0.0
-        if len(self.x) and not self.x[0] <= at <= self.x[-1]:
-            end = 0 if at < self.x[0] else -1
-            beyond = self.growths[end] * abs(at - float(self.x[end]))
-        if not self.misses:
-            return math.hypot(UNKNOWN_ERROR, beyond)
-        # A model of a few million parameters waits for its kernels to start: that says little about one of billions.
-        weights = np.exp([-abs(at - place) for place, _ in self.misses])
-        squares = np.square([miss for _, miss in self.misses])
-        near = math.sqrt(float(weights @ squares / weights.sum()))
-        return math.hypot(near * student(len(self.misses)) / student(0), beyond)
+    Two kinds are enough to go from a model that waits for its kernels to start to one that is bound by arithmetic,
+    where a curve would draw one slope on into the other.
+    """
+
+    def __init__(self, sizes: Sequence[float], work: Sequence[Sequence[float]], costs: Sequence[float]):
+        known = sorted((size, tuple(kinds), cost) for size, kinds, cost in zip(sizes, work, costs) if cost > 0)
+        self.x = np.log(np.array([size for size, _, _ in known]))
+        self.work = np.array([kinds for _, kinds, _ in known], float)
+        self.costs = np.array([cost for _, _, cost in known], float)
+        self.repeats = []
+        self.prices = nonnegative(self.work.T, self.costs)[0] if known else np.zeros(0)
+        self.over = np.log(self.costs / (self.work @ self.prices)) if known else np.zeros(0)
+
+    def at(self, size: float, work: Sequence[float]) -> float:
+        if not len(self.x):
+            return math.nan
+        weights = np.exp(-np.abs(self.x - math.log(size)))
+        return float(np.asarray(work, float) @ self.prices * math.exp(weights @ self.over / weights.sum()))
+
+    def _miss(self, i: int) -> float:
+        others = [j for j in range(len(self.x)) if j != i]
+        law = Law(np.exp(self.x[others]).tolist(), self.work[others].tolist(), self.costs[others].tolist())
+        return math.log(law.at(math.exp(self.x[i]), self.work[i].tolist()) / float(self.costs[i]))
 
 
 def curve_through(sizes: Sequence[float], costs: Sequence[float]) -> Curve:
@@ -234,3 +274,8 @@ def curve_through(sizes: Sequence[float], costs: Sequence[float]) -> Curve:
 @lru_cache(maxsize=4096)
 def _curve(sizes: tuple[float, ...], costs: tuple[float, ...]) -> Curve:
     return Curve(sizes, costs)
+
+
+@lru_cache(maxsize=4096)
+def law_through(sizes: tuple[float, ...], work: tuple[tuple[float, ...], ...], costs: tuple[float, ...]) -> Law:
+    return Law(sizes, work, costs)

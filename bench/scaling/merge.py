@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from bench.scaling.ekfac_rows import fit_sizes_of
 from bench.scaling.methods import FORMER_AXES, PRIVATE_FIELDS
 from bench.scaling.rows import make_rows
 from retrain.errors import UsageError
@@ -117,6 +118,7 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, ...]:
-    """Smaller is better: with numbers, measured, deeper, from more draws, from more fitting sets."""
-    num_sizes = str(row["fit_sizes"] or "").count(",")
-    return bool(row["error"]), bool(row["projected"]), -(row["depth"] or 0), -(row["timed_draws"] or 0), -num_sizes
+    """Smaller is better: with numbers, measured, deeper, from more draws, from larger fitting sets and more of them."""
+    sizes = fit_sizes_of(row)
+    numbers = (row["depth"] or 0, row["timed_draws"] or 0, max(sizes, default=0), len(sizes))
+    return bool(row["error"]), bool(row["projected"]), *(-number for number in numbers)

@@ -1,7 +1,8 @@
 """The methods of the comparison, with the paper's options, and what a point of each has more or less of.
 
-Any method may be named: a file of `baselines/`, or package.module:Class. Two have their own form here: `ekfac` runs
-with kronfluence's extreme memory reduction, part by part, and `bif_tokens` records the loss of every token.
+Any method may be named: a file of `baselines/`, or package.module:Class. Three have their own form here: `ekfac` runs
+with kronfluence's extreme memory reduction, part by part, `bif_tokens` records the loss of every token, and `trak`
+draws its projection on the device.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ from retrain.models.pythia_suite import Configuration
 PLUGINS = {
     "ekfac": "bench.scaling.ekfac:LowMemoryEKFAC",
     "bif_tokens": "bench.scaling.token_bif:TokenBIF",
+    "trak": "bench.scaling.trak:LargeTRAK",
 }
 COMPARED = ("bif", "ekfac", "gradsim", "trak")
 GRADIENT_BYTES = 8 * 2**30
 FORMER_AXES = {"bif": "draws", "ekfac": "layers"}  # of records from before a specification named its axis
 PRIVATE_FIELDS = ("text", "query_file", "tokenizer", "weights", "device")  # of a specification: paths of a machine
-KERNEL_SEQUENCES = 256  # with fewer training sequences than this, TRAK's projection is its smallest
 
 
 def build_method(name: str, options: dict[str, Any]) -> Method:
@@ -33,7 +34,6 @@ def method_options(
     settings: Sequence[str],
     configuration: Configuration,
     *,
-    train: int,
     chains: int,
     cuda: bool,
     random: bool,
@@ -50,7 +50,7 @@ def method_options(
     elif name == "trak":
         # traker holds a batch's gradients in float32.
         together = max(1, min(8, GRADIENT_BYTES // (4 * configuration.num_tracked_parameters)))
-        options = {"projection": 128 if train >= KERNEL_SEQUENCES else 101, "batch_size": together}
+        options = {"batch_size": together}
     elif name == "gradsim":
         options = {"batch_size": 8}
     elif name == "kfac":
@@ -84,6 +84,4 @@ def sized(spec: dict[str, Any], size: dict[str, int]) -> Method:
         options["draws"] = -(-size["draws"] // options["chains"])
     if spec["fitted"]:
         options["fit_examples"] = size["fit_examples"]
-    if spec["method"] == "trak" and size["train"] <= options["projection"]:
-        options["ridge"] = 1.0  # a kernel of few sequences has no inverse; its cost is the same
     return build_method(spec["method"], options)

@@ -34,6 +34,7 @@ BIF_FILES = ("baselines/bif", "baselines/support", "baselines/gradsim.py")
 METHOD_FILES = {
     "bif": BIF_FILES,
     "bif_tokens": (*BIF_FILES, "bench/scaling/token_bif.py"),
+    "trak": ("baselines", "bench/scaling/trak.py"),
     "ekfac": ("baselines/ekfac.py", "baselines/support", "bench/scaling/ekfac.py", "bench/scaling/stages.py"),
 }
 
@@ -144,7 +145,7 @@ def _of_method(
     tokenizer = request.tokenizer or (None if weights == "random" else weights)
     text = f"{Path(request.text).name}" if request.text else "random tokens"
     options = method_options(
-        method, request.settings, configuration, train=request.train, chains=request.chains,
+        method, request.settings, configuration, chains=request.chains,
         cuda=shared["device"].startswith("cuda"), random=weights == "random",
     )  # fmt: skip
     built = build_method(method, options)

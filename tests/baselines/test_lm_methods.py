@@ -10,6 +10,7 @@ from baselines.ekfac import EKFAC, tracked_modules
 from baselines.method import Problem, load_method
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
 from baselines.support.projectors import Sketch
+from bench.scaling.trak import LargeTRAK, ShiftedSketch
 from retrain.losses import CrossEntropy
 from retrain.models import causal_lm
 from retrain.models.causal_lm import CausalLM, sample_tokens
@@ -81,17 +82,19 @@ def test_gradsim_is_the_inner_product_of_all_gradients(task, model, scratch) -> 
 # ---- TRAK: a next-token model output ----
 
 
-@pytest.mark.parametrize("projector", ["sketch", "dense"])
+@pytest.mark.parametrize("projector", ["sketch", "dense", "shifted"])
 def test_trak_is_the_projected_kernel_by_hand(task, model, scratch, projector) -> None:
     """scores = slope_query * phi_query (Phi^T Phi)^-1 phi_train * (1 - p)_train, up to traker's own scale."""
-    method = load_method("trak", projector=projector, projection=104, ridge=1e-3, batch_size=40)
+    options = {"projection": 104, "ridge": 1e-3, "batch_size": 40}
+    method = LargeTRAK(**options) if projector == "shifted" else load_method("trak", projector=projector, **options)
     asked = problem(task, model, scratch)
     found = method.score(asked, method.fit(asked)).scores
 
     names = list(trainable_parameters(model))
     d = sum(model.get_parameter(name).numel() for name in names)
-    if projector == "sketch":
-        projection = Sketch(d, 104, 3, CPU).project(torch.eye(d), 0)
+    if projector != "dense":
+        kind = Sketch if projector == "sketch" else ShiftedSketch
+        projection = kind(d, 104, 3, CPU).project(torch.eye(d), 0)
     else:
         from trak.projectors import BasicProjector, ProjectionType
 
@@ -113,13 +116,15 @@ def test_trak_is_the_projected_kernel_by_hand(task, model, scratch, projector) -
     assert (found.double() / scale - expected).norm() <= 0.01 * expected.norm()
 
 
-def test_sketched_inner_products_are_unbiased_with_a_gaussians_variance() -> None:
+@pytest.mark.parametrize("kind", [Sketch, ShiftedSketch])
+def test_sketched_inner_products_are_unbiased_with_a_gaussians_variance(kind, monkeypatch) -> None:
+    monkeypatch.setattr("bench.scaling.trak.SLICE", 300)  # several slices, the last one short
     generator = torch.Generator().manual_seed(0)
     one = torch.randn(1001, generator=generator)
     other = 0.2 * one + torch.randn(1001, generator=generator)
     found = []
     for seed in range(400):
-        sketch = Sketch(1001, 104, seed, CPU)
+        sketch = kind(1001, 104, seed, CPU)
         first, second = sketch.project(torch.stack([one, other]), model_id=0) / 104**0.5
         found.append(float(first @ second))
     exact, spread = float(one @ other), np.std(found)

@@ -32,7 +32,7 @@ from bench.scaling.figure import (
 )
 from bench.scaling.fits import Estimator, score_span
 from bench.scaling.held_out import each_from_the_others
-from bench.scaling.lines import Curve, bilinear, fit_blocks, fit_line, student
+from bench.scaling.lines import Curve, Law, bilinear, fit_blocks, fit_line, student
 from bench.scaling.plan import measuring_seconds
 from bench.scaling.specifications import (
     METHOD_FILES,
@@ -132,6 +132,26 @@ def test_a_curve_is_exact_on_a_power_law_and_unsure_beyond_one_that_bends() -> N
     bent = Curve([1e6, 1e7, 1e8, 1e9], [5.0, 1.0, 0.9, 0.85])
     assert bent.deviation(1e5) > 3 * bent.deviation(1e10), "an end that the others miss says little of what is beyond"
     assert Curve([1e8, 1e8], [1.0, 2.0]).deviation(1e8) > 0.3, "two runs of one size that disagree"
+
+
+def test_a_law_goes_from_waiting_to_arithmetic_where_a_curve_does_not() -> None:
+    layers, flops, widths = [6, 6, 12, 24, 32], [1e6, 6e7, 1e9, 1e10, 2e11], [128, 512, 768, 1024, 2560]
+    work = list(zip(layers, flops))
+    seconds = [1e-3 * blocks + 2e-12 * flop for blocks, flop in work]
+    for left_out in range(5):
+        others = [i for i in range(5) if i != left_out]
+        known = [[values[i] for i in others] for values in (widths, work, seconds)]
+        law = Law(*known)
+        assert law.at(widths[left_out], work[left_out]) == pytest.approx(seconds[left_out], rel=1e-6)
+    paces = [second / flop for second, flop in zip(seconds, flops)]
+    drawn_on = Curve(widths[1:], paces[1:]).at(128) * flops[0]
+    assert abs(drawn_on / seconds[0] - 1) > 0.5
+    exact = Law(widths, work, seconds)
+    noisy = Law(widths, work, [second * off for second, off in zip(seconds, (1, 1.3, 0.7, 1.2, 1))])
+    assert exact.deviation(768) < 1e-6 < 0.2 < noisy.deviation(768)
+    assert noisy.deviation(20_000) > noisy.deviation(2560), "less is known beyond the largest"
+    assert Law([], [], []).deviation(100) > 0
+
 
 
 # ---- estimates ----
