@@ -153,7 +153,6 @@ def test_a_law_goes_from_waiting_to_arithmetic_where_a_curve_does_not() -> None:
     assert Law([], [], []).deviation(100) > 0
 
 
-
 # ---- estimates ----
 
 
