@@ -20,7 +20,7 @@ from retrain.safe_files import SafeFileError, read_text
 TEXTS = ("model", "method", "device")
 NOT_NUMBERS = (
     "error", "run_id", "dtype", "weights", "text", "projected_from", "projected", "shared_parts", "held_out",
-    "fit_sizes",
+    "fit_sizes", "storage",
 )  # fmt: skip
 SCALING_COLUMNS = (*TEXTS, "parameters", "fit_seconds", "score_seconds", "peak_memory_bytes")
 UNITS = {

@@ -53,7 +53,9 @@ def verdict_sentence(device: str, estimator: Estimator) -> str:
 def _measured_at(estimator: Estimator) -> str:
     """What was run at the verdict's model."""
     rows = [row for row in estimator.of("ekfac") if row["model"] == VERDICT_MODEL]
-    timed = max((number_of(row.get("timed_draws")) or 0 for row in _few_queries(estimator)), default=0)
+    chains = _few_queries(estimator)
+    own = next((row for row in chains if row["model"] == VERDICT_MODEL), chains[-1])
+    timed = number_of(own.get("timed_draws")) or 0
     if not rows:
         return f"smaller models and {timed:.0f} draws"
     layers = SUITE[VERDICT_MODEL].layers
