@@ -18,7 +18,7 @@ from retrain.models.pythia_suite import Configuration
 ONE_SIZE_ERROR = 0.15  # of what a fitting sequence takes, where one fitting set does not tell it from what is fixed
 SCORE_ERROR = 0.10  # of scores at a number of queries that was not measured, and again a factor of two beyond
 NO_PROJECTION = "no projection"  # how the reason begins where more took less
-OF_QUERIES = "queries"  # how the origin of a row ends whose scores are projected
+QUERIES_END = "queries"  # how the origin of a row ends whose scores are projected
 SCORE_PARTS = ("score_base", "score_per_train", "score_per_query", "score_per_pair")
 
 
@@ -49,7 +49,7 @@ def fit_sizes_of(row: dict[str, Any]) -> list[int]:
 
 def scores_were_measured(row: dict[str, Any]) -> bool:
     """At the row's own number of queries, at whatever depth."""
-    return not str(row.get("projected_from") or "").endswith(OF_QUERIES)
+    return not str(row.get("projected_from") or "").endswith(QUERIES_END)
 
 
 def no_time_left(result: dict[str, Any]) -> str:
@@ -242,7 +242,7 @@ class Parts:
             texts.append(f"{sizes} of {count} fitting sequences")
         if not score:
             sizes = ", ".join(str(q) for q in sorted({q for _, q, _ in self.score_points}))
-            texts.append(f"{sizes} of {queries} {OF_QUERIES}")
+            texts.append(f"{sizes} of {queries} {QUERIES_END}")
         return "; ".join(texts)
 
     def _shared(self, count: int, queries: int) -> str | None:

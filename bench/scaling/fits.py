@@ -249,10 +249,10 @@ def _by_width(rows: list[dict[str, Any]], paces: list[float], configuration: Con
     return CostPart(curve.at(width) if own is None else own, curve.deviation(width))
 
 
-Kinds = Callable[[Configuration, int], tuple[float, ...]]
+WorkKinds = Callable[[Configuration, int], tuple[float, ...]]
 
 
-def _launched(flops: Callable[[Configuration, int], float]) -> Kinds:
+def _launched(flops: Callable[[Configuration, int], float]) -> WorkKinds:
     """Small models wait for each block's kernels to start, large ones for arithmetic."""
     return lambda shape, tokens: (float(shape.layers), flops(shape, tokens))
 
@@ -263,7 +263,7 @@ def _eigen_work(shape: Configuration, tokens: int) -> tuple[float, ...]:
 
 
 def _by_law(
-    rows: list[dict[str, Any]], costs: list[float], kinds: Kinds, configuration: Configuration, setting: Setting
+    rows: list[dict[str, Any]], costs: list[float], kinds: WorkKinds, configuration: Configuration, setting: Setting
 ) -> CostPart:
     """A cost of EK-FAC's: the model's own where it was measured at that length, else by its kinds of work."""
     shapes = [(shape_of(row), int(row["tokens"])) for row in rows]

@@ -30,6 +30,7 @@ from bench.figures.kinds import KINDS
 from bench.figures.paper import PAPER, reproduce_table
 from bench.figures.pareto import pareto_front
 from bench.figures.retraining import best_scores
+from bench.figures.scaling import read_scaling
 from bench.figures.table import clearly_best, escaped, pairs_by_cell
 from bench.record import ELSEWHERE
 from bench.results import load_results
@@ -543,6 +544,11 @@ def test_pareto_front() -> None:
 
 
 # ---- scaling and sweeps ----
+
+
+def test_the_committed_scaling_table_can_be_drawn() -> None:
+    """Its columns of words are known as such, those that only a GPU's sweep fills too."""
+    assert len(read_scaling(Path(__file__).resolve().parents[2] / "results" / "scaling" / "scaling.csv"))
 
 
 def test_the_legend_of_projected_points_is_hollow(tmp_path: Path) -> None:
