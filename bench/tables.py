@@ -37,14 +37,11 @@ def duration(seconds: float | None) -> str:
         return "-"
     if seconds < 120:
         return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days:,} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s"
+    if round(seconds) < 3600:
+        return "{} min {:02d} s".format(*divmod(round(seconds), 60))
+    if round(seconds / 60) < 24 * 60:
+        return "{} h {:02d} min".format(*divmod(round(seconds / 60), 60))
+    return "{:,} d {} h".format(*divmod(round(seconds / 3600), 24))
 
 
 def setting_text(value: Any) -> str:

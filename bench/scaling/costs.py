@@ -36,6 +36,18 @@ def lambda_flops(configuration: Configuration, tokens: int) -> float:
     return tokens * 8.0 * configuration.num_token_parameters + configuration.rotation_cost
 
 
+def least_lambda_flops(configuration: Configuration, tokens: int) -> float:
+    """The same numbers in the cheaper order, layer by layer: where there are fewer tokens than units, both sides of the
+    gradient are turned before they are multiplied. kronfluence multiplies first.
+    """
+    turned = 0.0
+    for d_in, d_out in configuration.linear_shapes:
+        gradient_first = 2.0 * (d_in + 1) * d_out * (d_in + 1 + d_out)
+        sides_first = 2.0 * tokens * ((d_in + 1) ** 2 + d_out**2)
+        turned += min(gradient_first, sides_first)
+    return tokens * 8.0 * configuration.num_token_parameters + turned
+
+
 def activation_numbers(configuration: Configuration, sequences: int, tokens: int) -> int:
     """What autograd keeps of a forward pass over so many sequences."""
     return sequences * tokens * configuration.hidden * (KEPT_PER_BLOCK * configuration.layers + 1)

@@ -10,8 +10,17 @@ eigendecompositions in proportion to them.
 import math
 from typing import Any
 
-from bench.scaling.costs import ekfac_needs
-from bench.scaling.lines import LEAST_NOISE, USUAL_NOISE, BlockPlane, Line, bilinear, fit_blocks, fit_line
+from bench.scaling.costs import covariance_flops, ekfac_needs, least_lambda_flops
+from bench.scaling.lines import (
+    LEAST_NOISE,
+    LINEAR_WITHIN,
+    USUAL_NOISE,
+    BlockPlane,
+    Line,
+    bilinear,
+    fit_blocks,
+    fit_line,
+)
 from bench.scaling.sizes import MEMORY
 from retrain.models.pythia_suite import Configuration
 
@@ -27,7 +36,7 @@ def add_ekfac(row: dict[str, Any], spec: dict[str, Any], result: dict[str, Any])
     error = _why_not(rungs, spec, result)
     if error:
         return [row | {"fit_examples": fit, "queries": count, "error": error} for fit, count in asked_rows(spec)]
-    parts = Parts(rungs, spec)
+    parts = Parts(rungs, spec, row.get("peak_flops"))
     rows = []
     for fit_examples, queries in asked_rows(spec):
         here = row | {"fit_examples": fit_examples, "queries": queries}
@@ -77,9 +86,15 @@ def _why_not(rungs: list[dict[str, Any]], spec: dict[str, Any], result: dict[str
 class Parts:
     """The parts of a whole run at full depth, as lines and numbers that any row is made of."""
 
-    def __init__(self, rungs: list[dict[str, Any]], spec: dict[str, Any]):
+    def __init__(self, rungs: list[dict[str, Any]], spec: dict[str, Any], peak_flops: float | None = None):
         self.rungs, self.spec, self.last = rungs, spec, rungs[-1]
         self.whole: int = spec["configuration"]["layers"]
+        self.shape = Configuration(**spec["configuration"])
+        # No sequence goes through faster than its arithmetic at the device's peak, whatever two noisy sets say.
+        flops = {"covariance": covariance_flops, "lambda": least_lambda_flops}
+        self.least = {
+            kind: count(self.shape, spec["tokens"]) / peak_flops if peak_flops else 0.0 for kind, count in flops.items()
+        }
         self.depths = [rung["size"]["layers"] for rung in rungs]
         self.deep = self.depths[-1] >= self.whole
         phases = self.last["phases"]
@@ -120,12 +135,18 @@ class Parts:
             for rung in self.rungs
             for fit in rung.get("fits") or [{"fit_examples": rung["size"]["fit_examples"], **rung["phases"]}]
         }
-        return fit_blocks([(blocks, count, seconds) for (blocks, count), seconds in points.items()])
+        each = self.least[kind] / self.whole
+        return fit_blocks([(blocks, count, seconds) for (blocks, count), seconds in points.items()], each)
 
     def _residual(self) -> float:
-        """How far what goes to full depth misses what it rests on, at most."""
+        """How far the lines miss what they rest on, at most: in depth, or at full depth in the fitting sequences."""
         if self.deep:
-            return 0.0
+            lines = [line for _, _, line in (self.covariance, self.lambdas) if line is not None]
+            both = [
+                sum(line.at(fit["fit_examples"]) for line in lines) / (fit["covariance"] + fit["lambda"]) - 1
+                for fit in self.fits
+            ]
+            return max(map(abs, both)) if lines else 0.0
         score = fit_line(self.depths, [rung["score_seconds"] for rung in self.rungs]).residual
         return max(score, *(plane.residual for plane in self.planes.values()))
 
@@ -139,7 +160,7 @@ class Parts:
         sizes, seconds = [fit["fit_examples"] for fit in self.fits], [fit[kind] for fit in self.fits]
         if len(sizes) < 2:
             return 0.0, seconds[0] / sizes[0], None
-        line = fit_line(sizes, seconds)
+        line = fit_line(sizes, seconds, self.least[kind])
         return line.intercept, line.slope, line
 
     def _fit_part(self, kind: str, count: int) -> tuple[float, float]:
@@ -164,7 +185,7 @@ class Parts:
             return {}
         sizes = [fit["fit_examples"] for fit in smaller]
         kinds = ("covariance", "lambda")
-        predicted = sum(fit_line(sizes, [fit[kind] for fit in smaller]).at(count) for kind in kinds)
+        predicted = sum(fit_line(sizes, [fit[kind] for fit in smaller], self.least[kind]).at(count) for kind in kinds)
         return {
             "held_out": f"{count} fitting sequences from {', '.join(map(str, sizes))}",
             "held_out_error": predicted / sum(own[0][kind] for kind in kinds) - 1,
@@ -185,6 +206,13 @@ class Parts:
         value = base + per_train * train + per_query * queries + per_pair * train * queries
         beyond = max(0.0, math.log2(queries / max(q for _, q, _ in self.score_points)))
         return value, SCORE_ERROR * (1 + beyond) * value
+
+    def _score_residual(self) -> float:
+        base, per_train, per_query, per_pair = (value / self.score_deeper for value in self.score_parts)
+        return max(
+            abs((base + per_train * n + per_query * q + per_pair * n * q) / seconds - 1)
+            for n, q, seconds in self.score_points
+        )
 
     # ---- a row ----
 
@@ -219,7 +247,8 @@ class Parts:
             **self._held_out_fit(count),
         }
         if projected:
-            residual = self._residual()
+            residual = 0.0 if self.deep and measured_fit else self._residual()
+            residual = residual if measured_score else max(residual, self._score_residual())
             eigen_error = 0.0 if self.deep else USUAL_NOISE * eigen
             # What disturbs one pass over the fitting sequences disturbs the other: their errors add up.
             spread = 1.96 * math.hypot(covariance[1] + lambdas[1], eigen_error, score[1])
@@ -236,10 +265,11 @@ class Parts:
         texts = []
         if not self.deep:
             text = f"{', '.join(map(str, self.depths))} of {self.whole} layers"
-            texts.append(text + (f"; not linear, {100 * residual:.0f} % off" if residual > 0.1 else ""))
+            texts.append(text + (f"; not linear, {100 * residual:.0f} % off" if residual > LINEAR_WITHIN else ""))
         if not fit:
             sizes = ", ".join(str(known["fit_examples"]) for known in self.fits)
-            texts.append(f"{sizes} of {count} fitting sequences")
+            bent = f", not linear, {100 * residual:.0f} % off" if self.deep and residual > LINEAR_WITHIN else ""
+            texts.append(f"{sizes} of {count} fitting sequences{bent}")
         if not score:
             sizes = ", ".join(str(q) for q in sorted({q for _, q, _ in self.score_points}))
             texts.append(f"{sizes} of {queries} {QUERIES_END}")
@@ -260,10 +290,9 @@ class Parts:
         eigendecomposition) than in many (lambda's pass), so its peak goes as arithmetic says.
         """
         found: dict[str, Any] = {}
-        shape = Configuration(**self.spec["configuration"])
         number_bytes = 4 if self.spec["dtype"] == "float32" else 2
         needs = [
-            ekfac_needs(shape.with_layers(depth), self.spec["tokens"], number_bytes).memory_bytes
+            ekfac_needs(self.shape.with_layers(depth), self.spec["tokens"], number_bytes).memory_bytes
             for depth in (self.whole, self.depths[-1])
         ]
         for name in MEMORY:

@@ -17,7 +17,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patheffects import withStroke
 
 from bench.scaling.costs import Setting, draw_flops
-from bench.scaling.estimate import PAPER_FITTED, RIVALS
+from bench.scaling.ekfac_rows import scores_were_measured
+from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
 from bench.scaling.fits import Estimator, number_of, ratio_ends
 from bench.scaling.lines import Curve
 from bench.style import INK, in_order, look
@@ -234,6 +235,10 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
         axis.set(xscale="log", yscale="log", xlabel="parameters", title=f"{count:,} queries")
         axis.grid(False)
         facts.append(_paper_fact(estimator, replace(base, queries=count)))
+        most = {name: max(row["queries"] for row in _scored(estimator.of(name))) for name in RIVALS}
+        unmeasured = [method_label(name) for name in RIVALS if most[name] < count]
+        if unmeasured:
+            facts.append(f"No run of {' or '.join(unmeasured)} had that many queries: the panel is projected.")
     axes[0].set_ylabel("sequences EK-FAC is fitted on")
     return (
         "Seconds of EK-FAC over those of BIF (contours), "
@@ -241,6 +246,10 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
         "EK-FAC is. Pale, between dashes: the intervals overlap. Star: the paper's own point, 2.8b fitted on 1,000,000 "
         f"sequences. Right of the dotted line one of them was run at no fitting set. {' '.join(facts)}"
     )
+
+
+def _scored(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if scores_were_measured(row)]
 
 
 def _label_levels(axis: Axes, sizes: np.ndarray, fits: np.ndarray, ratio: np.ndarray) -> None:

@@ -114,6 +114,7 @@ class Estimator:
         together = math.log1p(sum(part.seconds * math.expm1(part.deviation) for part in parts) / seconds)
         length = LENGTH_ERROR * min(abs(math.log2(setting.tokens / row["tokens"])) for row in rows)
         deviation = math.hypot(max(together, LEAST_DEVIATION), _median_deviation(rows), length)
+        deviation = max(deviation, _own_deviation(rows, configuration, setting))
         sizes = [row["parameters"] for row in rows]
         return Estimate(
             method=method,
@@ -136,6 +137,18 @@ def _median_deviation(rows: list[dict[str, Any]]) -> float:
         if number_of(row.get("seconds_high")) and row["seconds_high"] > total_of(row) > 0
     ]
     return float(np.median(own)) if own else 0.0
+
+
+def _own_deviation(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> float:
+    """What the model's own row of this very setting says of itself, where it is projected; 0 where there is none."""
+    for row in rows:
+        asked = (setting.train, setting.queries, setting.tokens, setting.draws, setting.fit_examples)
+        names = ("train", "queries", "tokens", "draws", "fit_examples")
+        same = all(number_of(row.get(name)) in (None, value) for name, value in zip(names, asked))
+        low, high = number_of(row.get("seconds_low")), number_of(row.get("seconds_high"))
+        if same and configuration_of(row) == configuration and low and high:
+            return math.log(high / low) / 2 / 1.96
+    return 0.0
 
 
 def _first_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -228,8 +241,8 @@ def _ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
     shapes = [shape_of(row) for row in known]
     one_size = all("," not in str(row.get("fit_sizes") or row["fit_examples"]) for row in known)
     unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
-    eigen = _by_law(known, [row["eigen_seconds"] for row in known], _eigen_work, configuration, setting)
-    parts = [eigen]
+    eigen = _by_width(known, [row["eigen_seconds"] / row["eigen_cost"] for row in known], configuration)
+    parts = [replace(eigen, seconds=eigen.seconds * configuration.eigen_cost)]
     for name, flops in (("covariance", covariance_flops), ("lambda", lambda_flops)):
         each = _by_law(known, [row[f"{name}_per_example"] for row in known], _launched(flops), configuration, setting)
         parts.append(CostPart(each.seconds * setting.fit_examples, math.hypot(each.deviation, unsplit)))
@@ -255,11 +268,6 @@ WorkKinds = Callable[[Configuration, int], tuple[float, ...]]
 def _launched(flops: Callable[[Configuration, int], float]) -> WorkKinds:
     """Small models wait for each block's kernels to start, large ones for arithmetic."""
     return lambda shape, tokens: (float(shape.layers), flops(shape, tokens))
-
-
-def _eigen_work(shape: Configuration, tokens: int) -> tuple[float, ...]:
-    """Cubes of the widths; narrow matrices are decomposed at the pace of their reading and writing."""
-    return float(shape.layers * shape.hidden**2), float(shape.eigen_cost)
 
 
 def _by_law(

@@ -60,11 +60,11 @@ class Line:
         return max(0.0, value - spread), value + spread
 
 
-def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
+def fit_line(sizes: Sequence[float], values: Sequence[float], least: float = 0.0) -> Line:
     """Through at least two sizes; timing noise grows with the time, so every value counts by its relative error.
 
-    What nothing costs is not negative, and more never costs less: a line that would start below zero goes through zero
-    instead, and one that would fall is level.
+    What nothing costs is not negative, and one more costs at least `least`: a line that would start below zero goes
+    through zero instead, and one that would rise less, or fall, rises by that much.
     """
     x, y = np.asarray(sizes, float), np.asarray(values, float)
     if len(np.unique(x)) < 2:
@@ -77,10 +77,11 @@ def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
         rate = design[:, 1]
         intercept, slope = 0.0, float(rate @ (y / scale) / (rate @ rate))
         inverse = np.array([[0.0, 0.0], [0.0, 1 / float(rate @ rate)]])
-    elif slope < 0:
-        level = design[:, 0]
-        intercept, slope = float(level @ (y / scale) / (level @ level)), 0.0
-        inverse = np.array([[1 / float(level @ level), 0.0], [0.0, 0.0]])
+    elif slope < least or slope < 0:
+        level, slope = design[:, 0], least
+        intercept = max(0.0, float(level @ ((y - least * x) / scale) / (level @ level)))
+        if not least:  # nothing is known to grow; with a least the slope is as unsure as it was
+            inverse = np.array([[1 / float(level @ level), 0.0], [0.0, 0.0]])
     errors = (intercept + slope * x - y) / scale
     squares = USUAL_FREEDOM * USUAL_NOISE**2 + float(errors @ errors)
     noise = math.sqrt(squares / (USUAL_FREEDOM + len(x) - 2))
@@ -110,14 +111,16 @@ class BlockPlane:
         return spread * student(USUAL_FREEDOM) / student(0)
 
 
-def fit_blocks(points: Sequence[tuple[float, float, float]]) -> BlockPlane:
-    """Through (blocks, count, value), at least two of them.
+def fit_blocks(points: Sequence[tuple[float, float, float]], least: float = 0.0) -> BlockPlane:
+    """Through (blocks, count, value), at least two of them; a block and count cost at least `least`.
 
     One count does not tell what is fixed from what each takes: all of it is then each's, so that more costs more.
     """
     blocks, count, value = np.asarray(points, float).T
     fixed_is_known = len(np.unique(count)) > 1
-    found, design = nonnegative([np.ones_like(blocks), blocks * fixed_is_known, blocks * count], value)
+    columns = [np.ones_like(blocks), blocks * fixed_is_known, blocks * count]
+    found, design = nonnegative(columns, value, least * blocks * count)
+    found[2] += least
     errors = design @ found - 1
     used = found > 0
     covariance = np.zeros((3, 3))
@@ -136,15 +139,20 @@ def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float
     return base, per_first, per_second, per_pair
 
 
-def nonnegative(columns: Sequence[np.ndarray], value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of the columns, none negative, that give the values best by relative error; and the columns over them."""
+def nonnegative(
+    columns: Sequence[np.ndarray], value: np.ndarray, known: np.ndarray | float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of the columns, none negative, that with what is known give the values best by relative error.
+
+    And the columns over the values.
+    """
     from scipy.optimize import nnls
 
     scale = np.maximum(np.abs(value), 1e-12)
     design = np.stack(columns, axis=1) / scale[:, None]
     sizes = np.linalg.norm(design, axis=0)
     sizes[sizes == 0] = 1.0  # a column that is left out
-    found, _ = nnls(design / sizes, value / scale)
+    found, _ = nnls(design / sizes, (value - known) / scale)
     return found / sizes, design
 
 

@@ -4,18 +4,19 @@ python -m bench.scaling --verdict                                  # as Markdown
 python -m bench.scaling --verdict results/scaling/README.md        # written between the page's two markers
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.scaling.costs import Setting, covariance_flops, lambda_flops
+from bench.scaling.costs import Setting, covariance_flops, lambda_flops, least_lambda_flops
 from bench.scaling.crossover import Crossover, crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
 from bench.scaling.fits import Estimate, Estimator, configuration_of, number_of, ratio_ends, total_of
 from bench.scaling.held_out import each_from_the_others, setting_of
 from bench.tables import bytes_text, duration
 from retrain.errors import UsageError
-from retrain.models.pythia_suite import SUITE
+from retrain.models.pythia_suite import SUITE, Configuration
 from retrain.safe_files import SafeFileError, read_text, write_whole
 
 BEGIN, END = "<!-- made by python -m bench.scaling --verdict -->", "<!-- end of what is made -->"
@@ -118,10 +119,13 @@ def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) ->
     lines.append("| draws that were timed | " + " | ".join(f"{t:.0f}" if t else "" for t in timed) + " |")
     peaks = [bytes_text(rows[model.name]["peak_memory_bytes"]) for model in models]
     lines.append("| BIF, peak memory | " + " | ".join(peaks) + " |")
-    paces = [_over_floor(estimator, model.name) for model in models]
-    lines.append(
-        "| a fitting sequence over its arithmetic floor | " + " | ".join(f"{p:.0f}x" if p else "" for p in paces) + " |"
-    )
+    for words, flops in (("its arithmetic floor", least_lambda_flops), ("kronfluence's own products", lambda_flops)):
+        paces = [_over_floor(estimator, model.name, flops) for model in models]
+        lines.append(
+            f"| a fitting sequence of EK-FAC over {words} | "
+            + " | ".join(f"{pace:.0f}x" if pace else "" for pace in paces)
+            + " |"
+        )
     for count in sorted(VERDICT_SETS):
         cells = []
         for model in models:
@@ -148,13 +152,15 @@ def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) ->
     )
 
 
-def _over_floor(estimator: Estimator, model: str) -> float | None:
+def _over_floor(
+    estimator: Estimator, model: str, flops_of_lambda: Callable[[Configuration, int], float]
+) -> float | None:
     """What EK-FAC takes for a fitting sequence over the FLOP of its two passes at the matrix product's peak."""
     for row in estimator.of("ekfac"):
         each, peak = number_of(row.get("fit_seconds_per_example")), number_of(row.get("peak_flops"))
         if row["model"] == model and each and peak:
-            shape = SUITE[model]
-            return each * peak / (covariance_flops(shape, int(row["tokens"])) + lambda_flops(shape, int(row["tokens"])))
+            shape, tokens = SUITE[model], int(row["tokens"])
+            return each * peak / (covariance_flops(shape, tokens) + flops_of_lambda(shape, tokens))
     return None
 
 
@@ -171,10 +177,16 @@ def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Settin
             continue
         crossing = crossing_in(estimator, configuration, setting, "fit_examples", RIVALS)
         if isinstance(crossing, Crossover):
-            found.append(f"{row['model']} {float(f'{crossing.value:.2g}'):,.0f}")
+            ends = ", ".join(_rounded(end) for end in (crossing.low, crossing.high))
+            found.append(f"{row['model']} {_rounded(crossing.value)} [{ends}]")
     if not found:
         return "At no fitting set do the two cost the same."
     return f"Fitting sequences at which the two cost the same, {setting.queries} queries: {', '.join(found)}."
+
+
+def _rounded(count: float | None) -> str:
+    """To two digits; unknown where no end was found."""
+    return "?" if count is None else f"{float(f'{count:.2g}'):,.0f}"
 
 
 def _checks(estimator: Estimator) -> str:
@@ -196,7 +208,8 @@ def _checks(estimator: Estimator) -> str:
         ]
         lines.append(
             f"{method_label(method)}, each model from the others: {_worst(inner)}; {'; '.join(ends)}; "
-            f"{inside} of {len(checked)} inside their 95 % interval."
+            f"{inside} of {len(checked)} rows of {len({one['model'] for one in checked})} models inside their 95 % "
+            "interval."
         )
     return "\n".join(lines)
 
@@ -218,7 +231,7 @@ def _told(one: dict[str, Any]) -> bool:
 
 def _off(one: dict[str, Any]) -> str:
     where = f"fitted on {one['fit_examples']:,.0f}" if one["fit_examples"] else f"with {one['queries']:,} queries"
-    return f"{100 * one['seconds_off']:+.0f} % {where}"
+    return f"{100 * one['seconds_off']:+.0f} % {where}" + (" \\*" if one["projected"] else "")
 
 
 def _size(one: dict[str, Any]) -> int:
