@@ -8,7 +8,7 @@ from typing import Any
 from bench.ledger.evidence import Evidence, num_draws, timed_seconds
 from bench.ledger.verdicts import AS_PAPER, FAILS, HOLDS, SHOWN, UNDECIDED, Cell, Gap, Reading, within
 from bench.scaling.costs import Setting
-from bench.scaling.crossover import Throughout, crossing_in
+from bench.scaling.crossover import Several, Throughout, crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
 from bench.scaling.fits import Estimate, Estimator, has_peak, ratio_ends
 from bench.scaling.held_out import setting_of
@@ -193,6 +193,9 @@ def amortises(estimator: Estimator, setting: Setting) -> SuiteCells:
             text = f"{method_label(crossing.cheaper)} is cheaper at any number up to a million"
             outcome = FAILS if crossing.sure else UNDECIDED
             cell = Cell("queries", text if crossing.sure else f"{text}, unsure at some", outcome)
+        elif isinstance(crossing, Several):
+            places = ", ".join(map(_rounded, crossing.values))
+            cell = Cell("queries", f"{method_label(crossing.first)} is cheaper at few, turning at {places}", UNDECIDED)
         else:
             right = crossing.cheaper_above == "ekfac"
             name = "EK-FAC" if right else "BIF"

@@ -50,14 +50,16 @@ from retrain.train import choose_device
 def list_campaign(base: SweepRequest) -> int:
     """Every part, with the seconds that the package's rates predict for a H200."""
     ((device, estimator),) = list(by_device(read_rows(RATES)).items())[:1]
-    totals = dict.fromkeys(NEEDS, 0.0)
+    totals, num_left_out = dict.fromkeys(NEEDS, 0.0), 0
     for part in PARTS:
         specs = [spec for request in requests_of(part, base) for spec in specifications(request)]
         text, seconds, num_unknown = show_points(specs, estimator, part.budget_seconds)
         totals[part.needed_for] += seconds
+        num_left_out += num_unknown
         print(f"{part.name} ({part.needed_for}), {about(seconds, num_unknown)}: {part.decides}\n{text}\n")
     sums = ", ".join(f"{name} {duration(seconds)}" for name, seconds in totals.items())
-    print(f"by the rates of {device}: {sums}")
+    besides = f", and {num_left_out} points without a known rate" if num_left_out else ""
+    print(f"by the rates of {device}: {sums}{besides}")
     return 0
 
 

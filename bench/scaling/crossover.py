@@ -43,13 +43,24 @@ class Throughout:
     sure: bool
 
 
+@dataclass(frozen=True)
+class Several:
+    """The better buy changes at every one of `values`; `first` is that below all of them, `second` that above it."""
+
+    axis: str
+    values: tuple[float, ...]
+    first: str
+    second: str
+
+
+Crossing = Crossover | Throughout | Several
 Ends = tuple[float, float, float]  # seconds, and their interval
 
 
 def crossover(
     first: Callable[[float], Ends], second: Callable[[float], Ends], axis: str, names: tuple[str, str], model: str = ""
-) -> Crossover | Throughout:
-    """The first crossing from below, if there is one."""
+) -> Crossing:
+    """Where the better buy changes, if it does."""
     low, high = RANGES[axis]
     grid = np.geomspace(low, high, PLACES)
     at = [(first(float(x)), second(float(x))) for x in grid]
@@ -59,16 +70,18 @@ def crossover(
     changes = np.nonzero(np.sign(gap[:-1]) * np.sign(gap[1:]) < 0)[0]
     if not len(changes):
         return Throughout(axis, names[0] if gap[0] < 0 else names[1], bool((apart > 0).all()))
-    i = int(changes[0])
-    share = gap[i] / (gap[i] - gap[i + 1])
-    value = float(np.exp(np.log(grid[i]) + share * np.log(grid[i + 1] / grid[i])))
-    below, above = np.nonzero(apart[: i + 1] > 0)[0], np.nonzero(apart[i + 1 :] > 0)[0]
+    values = [_zero(grid, gap, int(change), float(grid[change])) for change in changes]
+    if len(values) > 1:
+        below, above_it = names if gap[changes[0]] < 0 else names[::-1]
+        return Several(axis, tuple(values), below, above_it)
+    i, value = int(changes[0]), values[0]
+    surely_below, surely_above = np.nonzero(apart[: i + 1] > 0)[0], np.nonzero(apart[i + 1 :] > 0)[0]
     return Crossover(
         axis=axis,
         value=value,
         cheaper_above=names[1] if gap[i] < 0 < gap[i + 1] else names[0],
-        low=_zero(grid, apart, int(below[-1]), value) if len(below) else None,
-        high=_zero(grid, apart, i + int(above[0]), value) if len(above) else None,
+        low=_zero(grid, apart, int(surely_below[-1]), value) if len(surely_below) else None,
+        high=_zero(grid, apart, i + int(surely_above[0]), value) if len(surely_above) else None,
         model=model,
     )
 
@@ -87,7 +100,7 @@ def _ends(estimate: Estimate) -> Ends:
 
 def crossing_in(
     estimator: Estimator, configuration: Configuration, setting: Setting, axis: str, names: tuple[str, str]
-) -> Crossover | Throughout:
+) -> Crossing:
     """In fitting sequences or queries, for one model."""
 
     def seconds(method: str) -> Callable[[float], Ends]:
@@ -96,7 +109,7 @@ def crossing_in(
     return crossover(seconds(names[0]), seconds(names[1]), axis, names, configuration.name)
 
 
-def crossing_in_parameters(estimator: Estimator, setting: Setting, names: tuple[str, str]) -> Crossover | Throughout:
+def crossing_in_parameters(estimator: Estimator, setting: Setting, names: tuple[str, str]) -> Crossing:
     """Across the suite's models, straight between them in log-log."""
 
     def seconds(method: str) -> Callable[[float], Ends]:

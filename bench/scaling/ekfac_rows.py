@@ -52,8 +52,8 @@ def asked_rows(spec: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def fit_sizes_of(row: dict[str, Any]) -> list[int]:
-    """Fitting sets that were measured in the point of a row."""
-    return [int(size) for size in str(row.get("fit_sizes") or "").split(", ") if size]
+    """Fitting sets that were measured in the point of a row; a column of single ones is read back as numbers."""
+    return [int(float(size)) for size in str(row.get("fit_sizes") or "").split(", ") if size]
 
 
 def scores_were_measured(row: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ Everything comes from the rows of a measured scaling.csv; without --from, those 
 """
 
 import io
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from bench.scaling.costs import Setting
-from bench.scaling.crossover import Crossover, Throughout, crossing_in, crossing_in_parameters
+from bench.scaling.crossover import Crossing, Several, Throughout, crossing_in, crossing_in_parameters
 from bench.scaling.fits import Estimate, Estimator, total_of
 from bench.scaling.lines import Curve
 from bench.tables import bytes_text, duration, table
@@ -35,6 +36,7 @@ METHOD_LABELS = {
     "bif_tokens": "BIF, every token",
 }
 RIVALS = ("bif", "ekfac")
+DEVICE_MEMORY = {"NVIDIA H200": 139 * 2**30}  # of the devices whose rates ship with the package
 
 
 def method_label(method: str) -> str:
@@ -77,7 +79,10 @@ def estimates(
     found = []
     for method in methods or estimator.methods():
         if method not in estimator.methods():
-            raise UsageError(f'no measured row of "{method}"; measured: {", ".join(estimator.methods())}')
+            raise UsageError(
+                f'no measured row of "{method}"; measured: {", ".join(estimator.methods())}. Measure it with --methods '
+                f"{method} --out FOLDER, and give FOLDER/scaling.csv with --from"
+            )
         sizes = fit_sets if estimator.fitted(method) else fit_sets[:1]
         found += [estimator.estimate(method, configuration, replace(setting, fit_examples=size)) for size in sizes]
     return found
@@ -100,19 +105,44 @@ def show_estimates(found: Sequence[Estimate]) -> str:
             f"[{duration(one.seconds_low)}, {duration(one.seconds_high)}]",
             bytes_text(one.peak_memory_bytes),
             bytes_text(one.disk_bytes) if one.disk_bytes else "-",
-            f"{one.num_models}" + (", extrapolated" if one.beyond else ""),
+            f"{one.num_models}" + (" +" if one.beyond or one.unmeasured else ""),
         ]
         for one in found
     ]
-    return table(header, rows)
+    sizes = ["model size"] if any(one.beyond for one in found) else []
+    outside = dict.fromkeys([*sizes, *(words for one in found for words in one.unmeasured)])
+    return table(header, rows) + (f"\n+ beyond what was measured in {', '.join(outside)}" if outside else "")
 
 
-def cheapest(found: Sequence[Estimate]) -> str:
+def too_large(found: Sequence[Estimate], device: str) -> list[Estimate]:
+    """Those that the device has no memory for, where that is known."""
+    room = DEVICE_MEMORY.get(device)
+    return [one for one in found if room and one.peak_memory_bytes > room]
+
+
+def cheapest(found: Sequence[Estimate], device: str = "") -> str:
     """One line: the cheapest method, at each fitting set where there are several, and whether that is sure.
 
-    BIF with every token's loss is BIF with more to say, and no rival of it.
+    BIF with every token's loss is BIF with more to say, and no rival of it. What does not fit the device is none
+    either, and a line of its own says so.
     """
+    unfit = too_large(found, device)
+    lines = []
+    if unfit:
+        names = dict.fromkeys(f"{method_label(one.method)} ({bytes_text(one.peak_memory_bytes)})" for one in unfit)
+        room = bytes_text(DEVICE_MEMORY[device])
+        lines.append(f"does not fit one {device} ({room}): {', '.join(names)}")
+    found = [one for one in found if one not in unfit]
     found = [one for one in found if one.method != "bif_tokens"] or found
+    if len({one.method for one in found}) > 1:
+        lines.append(_cheapest(found))
+    elif found and unfit:
+        one = found[0]
+        lines.append(f"left: {method_label(one.method)}, {duration(one.seconds)}, {_room(one)}")
+    return "\n".join(lines)
+
+
+def _cheapest(found: Sequence[Estimate]) -> str:
     sizes: list[int | None] = [*sorted({one.fit_examples for one in found if one.fit_examples})]
     sizes = sizes or [None]
     winners: dict[str, list[str]] = {}
@@ -141,11 +171,11 @@ def _room(one: Estimate) -> str:
 
 def crossovers(
     estimator: Estimator, configuration: Configuration | None, setting: Setting
-) -> list[tuple[str, Crossover | Throughout]]:
+) -> list[tuple[str, Crossing]]:
     """Where BIF and EK-FAC cost the same, in fitting sequences and queries of one model, and in model size."""
     if not set(RIVALS) <= set(estimator.methods()):
         return []
-    found: list[tuple[str, Crossover | Throughout]] = []
+    found: list[tuple[str, Crossing]] = []
     if configuration is not None:
         for axis in ("fit_examples", "queries"):
             found.append((axis, crossing_in(estimator, configuration, setting, axis, RIVALS)))
@@ -154,7 +184,7 @@ def crossovers(
     return found
 
 
-def show_crossovers(found: Sequence[tuple[str, Crossover | Throughout]], setting: Setting, model: str) -> list[str]:
+def show_crossovers(found: Sequence[tuple[str, Crossing]], setting: Setting, model: str) -> list[str]:
     """Sentences; also where there is none."""
     words = {"fit_examples": "fitting sequences", "queries": "queries", "parameters": "parameters"}
     others = {
@@ -169,6 +199,9 @@ def show_crossovers(found: Sequence[tuple[str, Crossover | Throughout]], setting
             unsure = "" if crossing.sure else " (unsure at some)"
             lines.append(f"{others[axis]}: {method_label(crossing.cheaper)} is cheaper {where}{unsure}")
             continue
+        if isinstance(crossing, Several):
+            lines.append(f"{others[axis]}: {_in_turn(crossing)} {words[axis]}")
+            continue
         above = method_label(crossing.cheaper_above)
         ends = [
             f"{word} {_rounded(end, axis)}"
@@ -180,6 +213,16 @@ def show_crossovers(found: Sequence[tuple[str, Crossover | Throughout]], setting
             f"(unsure {' '.join(ends) or 'throughout'})"
         )
     return lines
+
+
+def _in_turn(crossing: Several) -> str:
+    """Who is cheaper from the least to the most."""
+    places = [_rounded(value, crossing.axis) for value in crossing.values]
+    names = [method_label(name) for name in (crossing.first, crossing.second)]
+    found = [f"{names[0]} is cheaper below {places[0]}"]
+    for k, (low, high) in enumerate(itertools.pairwise(places)):
+        found.append(f"{names[(k + 1) % 2]} from {low} to {high}")
+    return ", ".join([*found, f"{names[len(places) % 2]} above {places[-1]}"])
 
 
 def _rounded(value: float, axis: str) -> str:

@@ -36,6 +36,7 @@ class Estimate:
     num_models: int
     beyond: bool  # larger or smaller than every measured model
     fit_examples: int | None  # of a method that is fitted
+    unmeasured: tuple[str, ...] = ()  # what else is asked for that lies outside what was measured, in words
 
 
 def ratio_ends(first: Estimate, second: Estimate) -> tuple[float, float]:
@@ -126,7 +127,19 @@ class Estimator:
             num_models=len({row["model"] for row in rows}),
             beyond=not min(sizes) <= configuration.num_parameters <= max(sizes),
             fit_examples=setting.fit_examples if self.fitted(method) else None,
+            unmeasured=_unmeasured(rows, setting),
         )
+
+
+def _unmeasured(rows: list[dict[str, Any]], setting: Setting) -> tuple[str, ...]:
+    """Numbers of sequences, queries and tokens beyond those that were measured."""
+    found = []
+    for words, name in (("training sequences", "train"), ("queries", "queries"), ("tokens", "tokens")):
+        those = [int(row[name]) for row in rows if name != "queries" or scores_were_measured(row)]
+        if those and not min(those) <= getattr(setting, name) <= max(those):
+            low, high = min(those), max(those)
+            found.append(f"{words} (measured: {low:,})" if low == high else f"{words} (measured: {low:,} to {high:,})")
+    return tuple(found)
 
 
 def _median_deviation(rows: list[dict[str, Any]]) -> float:

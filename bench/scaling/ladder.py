@@ -39,7 +39,7 @@ def ladder(
             else:
                 return
             continue
-        line = fit_line(*zip(*done))
+        line = fit_line([value for value, _ in done], [taken for _, taken in done])
         slope = line.slope if line.slope > 0 else seconds / size
         if line.intercept + slope * target <= left() and allowed(target):
             yield target

@@ -81,12 +81,14 @@ def estimate_command(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps(without_nan(plain), indent=1))
         return 0
-    for device, setting, found in answers:
-        print(f"{describe_question(configuration, setting)}\n{device}, predicted from {source}\n")
-        print(show_estimates(found))
-        print(f"\n{cheapest(found)}")
-        for line in crossing_lines(estimators[device], configuration, setting, fit_sets):
-            print(line)
+    for number, (device, setting, found) in enumerate(answers):
+        print("\n" * bool(number) + f"{describe_question(configuration, setting)}")
+        print(f"{device}, predicted from {source}\n\n{show_estimates(found)}")
+        lines = [line for line in [cheapest(found, device)] if line]
+        if set(RIVALS) <= {one.method for one in found}:
+            lines += crossing_lines(estimators[device], configuration, setting, fit_sets)
+        if lines:
+            print("\n" + "\n".join(lines))
     return 0
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.tables import duration
 from bench.words import main
 from bench.words.blocks import table_text
 from bench.words.command import check_page, default_pages
@@ -194,6 +195,8 @@ def test_values_of_records(root: Path) -> None:
     records = Records(root)
     assert value_text(records, "results/speed.json#rows[label=ekfac].seconds / rows[label=bif].seconds .1f") == "4.0"
     assert value_text(records, "results/speed.json#max:rows[].seconds duration") == "16 s"
+    for seconds, text in ((119.6, "120 s"), (6469, "1 h 48 min"), (3599.7, "1 h 00 min"), (28.99 * 86400, "29 d 0 h")):
+        assert duration(seconds) == text, "to the nearest, not cut off"
     assert value_text(records, "results/cifar10#count:rows[label=ekfac,alpha=0.1] d") == "10"
     assert (
         value_text(records, "results/scaling/scaling.csv#rows[model=2.8b,method=bif].parameters ,d") == "2,800,000,000"

@@ -14,7 +14,14 @@ import torch
 from baselines.method import Problem, load_method
 from bench.measure import Cost
 from bench.scaling import measuring
-from bench.scaling.costs import activation_numbers, chain_bytes, draw_flops, ekfac_needs, lambda_flops
+from bench.scaling.costs import (
+    activation_numbers,
+    chain_bytes,
+    draw_flops,
+    ekfac_needs,
+    lambda_flops,
+    least_lambda_flops,
+)
 from bench.scaling.memory import activation_bytes
 from bench.scaling.memory import main as memory_command
 from bench.scaling.point import Point
@@ -81,6 +88,9 @@ def test_turning_a_gradient_outweighs_making_it() -> None:
     """Why a fitting sequence of 150 tokens costs so much: two products with the eigenvectors of every layer."""
     made = 150 * 8.0 * SUITE["2.8b"].num_token_parameters
     assert lambda_flops(SUITE["2.8b"], 150) / made > 10
+    # Sides before their product: 2 T (d_in^2 + d_out^2), where there are few tokens; with many, as kronfluence has it.
+    assert least_lambda_flops(SUITE["2.8b"], 150) / made < 3
+    assert least_lambda_flops(SUITE["14m"], 2048) == pytest.approx(lambda_flops(SUITE["14m"], 2048))
 
 
 def test_activations_of_a_known_model_are_counted() -> None:

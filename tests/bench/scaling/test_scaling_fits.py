@@ -17,8 +17,17 @@ import pytest
 from bench import scaling
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
 from bench.scaling.costs import ekfac_needs
-from bench.scaling.crossover import Throughout, crossing_in, crossing_in_parameters
-from bench.scaling.estimate import PAPER_FITTED, RATES, by_device, cheapest, estimates, read_rows
+from bench.scaling.crossover import Several, Throughout, crossing_in, crossing_in_parameters, crossover
+from bench.scaling.estimate import (
+    PAPER_FITTED,
+    RATES,
+    by_device,
+    cheapest,
+    estimates,
+    read_rows,
+    show_crossovers,
+    show_estimates,
+)
 from bench.scaling.figure import (
     FIT_LINES,
     PANELS,
@@ -34,6 +43,7 @@ from bench.scaling.fits import Estimator, score_span
 from bench.scaling.held_out import each_from_the_others
 from bench.scaling.lines import Curve, Law, bilinear, fit_blocks, fit_line, student
 from bench.scaling.plan import measuring_seconds
+from bench.scaling.show import write_csv
 from bench.scaling.specifications import (
     METHOD_FILES,
     ROOT,
@@ -94,6 +104,17 @@ def test_blocks_and_sequences_give_back_their_law() -> None:
     once = fit_blocks([(1, 8, 3.0), (2, 8, 4.0)])
     assert (once.base, once.fixed, once.each) == pytest.approx((2, 0, 1 / 8)), "one fitting set has no fixed part"
     assert once.at(6, 16) > 1.3 * once.at(6, 8)
+
+
+def test_no_sequence_goes_through_faster_than_its_arithmetic() -> None:
+    """Two noisy sets would have a further one cost nothing, and a million of them as much as a hundred."""
+    level = fit_line([100, 200, 400], [8.9, 7.1, 8.0], 0.002)
+    assert (level.slope, level.at(1e6) > 2000) == (0.002, True)
+    assert level.interval(1e6)[1] > 2 * level.at(1e6), "that is a least, and says little about what it is"
+    assert fit_line([100, 200], [3.0, 5.0], 0.002).slope == pytest.approx(0.02), "what is measured to be more is more"
+    plane = fit_blocks([(2, 100, 7.69), (8, 100, 7.21), (8, 200, 7.67)], 0.0002)
+    assert plane.each >= 0.0002
+    assert fit_blocks([(2, 100, 4.0), (8, 100, 10.0), (8, 200, 18.0)], 0.0002).each == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("num_sizes", [2, 3])
@@ -217,6 +238,19 @@ def test_memory_that_was_not_measured_is_by_arithmetic() -> None:
     assert peaks.count(" ~ ") == len(SIZES)
 
 
+def test_an_estimate_is_no_surer_than_the_row_it_repeats() -> None:
+    rows = rows_by_law(SIZES)
+    setting = replace(LAW, fit_examples=400)
+    before = Estimator(rows).estimate("ekfac", SUITE["1.4b"], setting)
+    own = next(row for row in rows if (row["method"], row["model"]) == ("ekfac", "1.4b"))
+    assert own["fit_examples"] == setting.fit_examples
+    own |= {"projected": True, "seconds_low": 0.2 * before.seconds, "seconds_high": 3 * before.seconds}
+    after = Estimator(rows).estimate("ekfac", SUITE["1.4b"], setting)
+    assert after.seconds_high / after.seconds_low == pytest.approx(15)
+    other = Estimator(rows).estimate("ekfac", SUITE["410m"], setting)
+    assert other.seconds_high / other.seconds_low < 15
+
+
 def test_a_fitted_method_of_ones_own_is_estimated_by_its_own_line() -> None:
     rows = [
         row | {"method": "mine:KFAC", "fit_examples": count, "fit_seconds": 1e-8 * row["parameters"] * (100 + count),
@@ -230,7 +264,51 @@ def test_a_fitted_method_of_ones_own_is_estimated_by_its_own_line() -> None:
     assert found.fit_examples == 10_000
 
 
+def test_what_does_not_fit_the_device_is_not_the_cheapest() -> None:
+    estimator = Estimator(rows_by_law(SIZES))
+    found = [estimator.estimate(method, SUITE["12b"], LAW) for method in ("bif", "ekfac")]
+    bif, ekfac = (replace(one, seconds=seconds) for one, seconds in zip(found, (100.0, 10.0)))
+    large = replace(ekfac, peak_memory_bytes=158 * 2**30)
+    said = cheapest([bif, large], "NVIDIA H200").splitlines()
+    assert said[0] == "does not fit one NVIDIA H200 (139.0 GiB): EK-FAC (158.0 GiB)"
+    assert said[1].startswith("left: BIF, 100 s")
+    assert cheapest([bif, large], "another machine").startswith("cheapest: EK-FAC"), "whose memory is not known"
+    assert cheapest([bif], "NVIDIA H200") == "", "one alone is no comparison"
+
+
+def test_what_was_not_measured_is_said_of_every_axis() -> None:
+    estimator = Estimator(rows_by_law(SIZES))
+    assert not estimator.estimate("bif", SUITE["1b"], LAW).unmeasured
+    beyond = estimator.estimate("bif", SUITE["1b"], replace(LAW, queries=1800, tokens=2048))
+    assert beyond.unmeasured == ("queries (measured: 18)", "tokens (measured: 150)")
+    assert "+ beyond what was measured in queries (measured: 18)" in show_estimates([beyond])
+
+
+def test_a_table_of_single_fitting_sets_is_read_back(tmp_path: Path) -> None:
+    """pandas makes numbers of a column that has only those."""
+    path = tmp_path / "scaling.csv"
+    write_csv(path, [row | {"fit_sizes": "8"} if row["method"] == "ekfac" else row for row in rows_by_law(SIZES)])
+    assert scaling.main(["--estimate", "--model", "1b", "--from", str(path)]) == 0
+
+
 # ---- crossovers ----
+
+
+def test_who_is_cheaper_may_change_more_than_once() -> None:
+    """In size: small models wait in one way, large ones in another."""
+
+    def level(x: float) -> tuple[float, float, float]:
+        return 10.0, 9.0, 11.0
+
+    def bent(x: float) -> tuple[float, float, float]:
+        seconds = 10.0 * (0.5 if 1e8 < x < 1e9 else 2.0)
+        return seconds, 0.9 * seconds, 1.1 * seconds
+
+    found = crossover(level, bent, "parameters", ("bif", "ekfac"))
+    assert isinstance(found, Several)
+    assert found.values == pytest.approx((1e8, 1e9), rel=0.2)
+    (line,) = show_crossovers([("parameters", found)], LAW, "1b")
+    assert re.search(r"BIF is cheaper below \S+ M, EK-FAC from \S+ M to .*, BIF above \S+ [MB] parameters", line)
 
 
 def test_break_even_in_fitting_sequences_queries_and_size_is_the_laws_own() -> None:
