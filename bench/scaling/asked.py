@@ -23,11 +23,10 @@ PAPER_SETTING: dict[str, Any] = {
     "fit_examples": [400, 2_000, 10_000, PAPER_FITTED],
     "budget_seconds": 600.0,
 }
-# On a CPU the paper's setting would take days, and TRAK's projections of millions of numbers minutes: fewer, shorter
-# sequences of the smallest models, without TRAK.
+# On a CPU the paper's setting would take days: fewer, shorter sequences of the smallest models.
 CPU_SETTING: dict[str, Any] = {
     "models": ["14m", "31m"],
-    "methods": list(COMPARED[:3]),
+    "methods": list(COMPARED),
     "train": 8,
     "tokens": 32,
     "fit_examples": [8, 16],
@@ -37,7 +36,7 @@ CPU_SETTING: dict[str, Any] = {
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.scaling", description="Seconds, memory and disk across the Pythia suite.")
-    add = parser.add_argument
+    add = parser.add_argument_group("what is measured").add_argument
     add("--models", nargs="+", help=f"of {' '.join(SUITE)}, or model folders (default: all; on a CPU 14m 31m)")
     add("--methods", nargs="+", help=f"of baselines/, bif_tokens, or module:Class (default: {' '.join(COMPARED)})")
     add("--train", type=at_least(2), help="training sequences (default: 400; on a CPU 8)")
@@ -48,9 +47,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--chains", type=at_least(1), default=4, help="of BIF (default: 4)")
     add(
         "--fit-examples", nargs="+", type=at_least(2), metavar="N",
-        help="sequences EK-FAC is fitted on (default: 400 2000 10000 1000000; the paper's is the last)",
+        help="sequences EK-FAC is fitted on (default: 400 2000 10000 1000000, the paper's the last; on a CPU 8 16; "
+        "of an estimate --train 10000 1000000)",
     )  # fmt: skip
     add("--layers", nargs="+", type=at_least(1), metavar="N", help="depths EK-FAC is measured at (default: as fits)")
+    add = parser.add_argument_group("how").add_argument
     add("--budget-seconds", type=float, help="of one point; beyond it, projected (default: 600; on a CPU 20)")
     add("--total-seconds", type=float, help="of the whole sweep; larger models get more of it (default: no limit)")
     add("--random-weights", action="store_true", help="never load weights; the same architecture, initialised")
@@ -69,6 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--campaign", nargs="*", metavar="PART",
         help="measure these parts of results/scaling, each into a folder of --out (all: every one); alone: the plan",
     )  # fmt: skip
+    modes = parser.add_argument_group("instead of measuring", "one of --merge, --estimate, --check and --verdict")
+    add = modes.add_argument
     add("--merge", nargs="+", metavar="JSON", help="run nothing: one table from these sweeps' scaling.json")
     add("--rates", metavar="FILE", help="with --merge: also write the rows here, as estimates read them")
     add("--estimate", action="store_true", help="run nothing: predict the cost of --model from measured rows")
@@ -78,6 +81,25 @@ def make_parser() -> argparse.ArgumentParser:
     add("--against", metavar="FILE", help="with --estimate: hold predictions against this other sweep's scaling.csv")
     add("--from", dest="source", metavar="FILE", help="rows that estimates rest on (default: the package's)")
     return parser
+
+
+def check_mode(arguments: argparse.Namespace) -> None:
+    """One thing at a time, and nothing that would be passed over."""
+    modes = {
+        "--merge": arguments.merge is not None,
+        "--estimate": arguments.estimate,
+        "--check": arguments.check,
+        "--verdict": arguments.verdict is not None,
+        "--campaign": arguments.campaign is not None,
+    }
+    given = [name for name, is_given in modes.items() if is_given]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: expected one of them at a time")
+    if arguments.model and not arguments.estimate:
+        raise UsageError(f"--model goes with --estimate; to measure, --models {arguments.model}")
+    for name, mode in (("rates", "merge"), ("against", "estimate")):
+        if getattr(arguments, name) and not modes[f"--{mode}"]:
+            raise UsageError(f"--{name} goes with --{mode}")
 
 
 def fill_defaults(arguments: argparse.Namespace) -> None:
@@ -102,8 +124,9 @@ def fill_defaults(arguments: argparse.Namespace) -> None:
 
 def query_counts(words: Sequence[str]) -> tuple[tuple[int, ...], str | None]:
     """Numbers of queries, and the file they are from; a file alone is all of its queries."""
-    files = [word for word in words if not word.isdigit()]
-    counts = tuple(int(word) for word in words if word.isdigit())
+    numbers = [word for word in words if word.removeprefix("-").isdigit()]
+    files = [word for word in words if word not in numbers]
+    counts = tuple(int(word) for word in numbers)
     if len(files) > 1:
         raise UsageError(f"--queries {' '.join(files)}: expected numbers, and one JSON file at most")
     path = files[0] if files else None

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.record import why_unwritten
-from bench.scaling.asked import fill_defaults, make_parser, request_of
+from bench.scaling.asked import check_mode, fill_defaults, make_parser, request_of
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
 from bench.scaling.estimate import RATES, by_device, read_rows
 from bench.scaling.plan import about, show_points
@@ -171,14 +171,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = shlex.join(["python", "-m", "bench.scaling", *argv])
 
     def work() -> int:
+        check_mode(arguments)
         if arguments.merge:
             return merge_command(arguments, command)
         if arguments.check:
             return check_command(arguments)
         if arguments.verdict is not None:
             return verdict_command(arguments)
-        if arguments.model and not arguments.estimate:
-            raise UsageError(f"--model goes with --estimate; to measure, --models {arguments.model}")
         fill_defaults(arguments)
         if arguments.estimate:
             return estimate_command(arguments)
