@@ -5,7 +5,7 @@
 For a campaign in parts, a sweep that was cut off and finished by another, and rows by today's arithmetic from
 yesterday's measurements. The records must agree in versions, and the points of a method in its options and its
 cost-relevant code, so that they could have come from one sweep. Where a row is in several, a measured one counts before
-a projected one, and any before one without numbers.
+a projected one, and any before one without numbers; a whole run keeps how far fewer blocks were off.
 """
 
 from collections.abc import Sequence
@@ -105,8 +105,12 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
             for row in make_rows(point["spec"], point, point.get("peak_flops")):
                 row["run_id"] = point["run_id"]
                 key = tuple(row[name] for name in ROW_KEY)
-                if key not in best or _rank(row) < _rank(best[key]):
+                other = best.get(key)
+                if other is None:
                     best[key] = row
+                else:
+                    first, second = sorted((other, row), key=_rank)
+                    best[key] = first | _held_out_depth(first, second)
     order = {"bif": 0, "ekfac": 1}
     rows = sorted(
         best.values(),
@@ -115,6 +119,16 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
         ),
     )  # fmt: skip
     return rows, [point for record in records for point in record["points"]]
+
+
+def _held_out_depth(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """A whole run as fewer blocks of the same model would have projected it, where both were measured."""
+    depths = [one["depth"] or 0 for one in (whole, part)]
+    if whole["projected"] or whole["held_out"] or part["error"] or not depths[0] > depths[1] > 0:
+        return {}
+    seconds = [one["fit_seconds"] + one["score_seconds"] for one in (whole, part)]
+    origin = str(part["projected_from"]).partition(" of ")[0]
+    return {"held_out": f"{depths[0]} layers from {origin}", "held_out_error": seconds[1] / seconds[0] - 1}
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, ...]:

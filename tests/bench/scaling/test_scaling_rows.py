@@ -166,6 +166,26 @@ def test_parts_of_a_campaign_are_merged_row_by_row(tmp_path: Path) -> None:
     assert rows[3]["fit_sizes"] == "8, 16"
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_whole_run_says_how_far_fewer_blocks_were_off(tmp_path: Path, order: tuple[int, ...]) -> None:
+    spec = specification("ekfac")
+    spec["configuration"]["layers"] = 10
+    slow = ekfac_rung(10)
+    slow |= {"fit_seconds": 2 * slow["fit_seconds"], "phases": {k: 2 * v for k, v in slow["phases"].items()},
+             "fits": [{k: v if k == "fit_examples" else 2 * v for k, v in fit.items()} for fit in slow["fits"]],
+             "score_seconds": 2 * slow["score_seconds"],
+             "score_points": [[n, q, 2 * seconds] for n, q, seconds in slow["score_points"]]}  # fmt: skip
+    paths = []
+    for number, rungs in enumerate([[slow], [ekfac_rung(1), ekfac_rung(2)]]):
+        point = {"model": "tiny", "method": "ekfac", "spec": spec, "cost_code": "x", "rungs": rungs}
+        paths.append(tmp_path / f"{number}.json")
+        paths[-1].write_text(json.dumps({"run_id": str(number), "versions": {}, "rows": [], "points": [point]}))
+    assert scaling.main(["--merge", *(str(paths[k]) for k in order), "--out", str(tmp_path / "out")]) == 0
+    first = read_rows(tmp_path / "out" / "scaling.csv")[0]
+    assert (first["depth"], first["held_out"]) == (10, "10 layers from 1, 2")
+    assert first["held_out_error"] == pytest.approx(-0.5)
+
+
 def test_peaks_that_were_taken_after_a_part_are_not_believed(tmp_path: Path) -> None:
     """Points of EK-FAC from before version 3; their seconds are as good as any."""
     found = {}
