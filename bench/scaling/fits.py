@@ -263,7 +263,7 @@ def _ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
     if any(fixed):
         pace = _by_width(known, [max(v, 1e-3) / shape.factor_bytes() for v, shape in zip(fixed, shapes)], configuration)
         parts.append(CostPart(pace.seconds * configuration.factor_bytes(), 0.5))
-    parts.append(_score_part(rows, configuration, setting))
+    parts += _score_parts(rows, configuration, setting)
     return [part for part in parts if part.seconds > 0]
 
 
@@ -311,14 +311,33 @@ def shape_of(row: dict[str, Any]) -> Configuration:
     )
 
 
-def _score_part(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> CostPart:
-    """By each model's own sequences, queries and pairs, those from the most queries, with a law across models."""
+def _score_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
+    """By each model's own sequences, queries and pairs, those from the most queries, with a law across models.
+
+    Half of few queries say little of what a further one takes: beyond the number that most models were measured at, its
+    price is that of the models that were measured at more, where there are two to tell a small one from a large one.
+    """
     rows = _most_queries(rows)
-    spans = [score_span(row, setting.train, setting.queries) for row in rows]
-    middles = [math.sqrt(low * high) for low, high in spans]
-    known = _by_law(rows, middles, _launched(_token_work), configuration, setting)
+    counts = [int(row["queries"]) for row in rows]
+    usual = max(set(counts), key=lambda count: (counts.count(count), -count))
+    many = [row for row in rows if row["queries"] > usual and scores_were_measured(row) and _has_score_parts(row)]
+    queries = min(setting.queries, usual) if len(many) > 1 else setting.queries
+    spans = [score_span(row, setting.train, queries) for row in rows]
+    known = _by_law(
+        rows, [math.sqrt(low * high) for low, high in spans], _launched(_token_work), configuration, setting
+    )
     unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
-    return replace(known, deviation=math.hypot(known.deviation, unknown))
+    parts = [replace(known, deviation=math.hypot(known.deviation, unknown))]
+    if setting.queries > queries:
+        prices = [row["score_per_query"] + row["score_per_pair"] * setting.train for row in many]
+        each = _by_law(many, prices, _launched(_token_work), configuration, setting)
+        parts.append(replace(each, seconds=each.seconds * (setting.queries - queries)))
+    return parts
+
+
+def _has_score_parts(row: dict[str, Any]) -> bool:
+    values = [number_of(row.get(name)) for name in SCORE_PARTS]
+    return None not in values and any(values)
 
 
 def _most_queries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -339,9 +358,8 @@ def score_span(row: dict[str, Any], train: int, queries: int) -> tuple[float, fl
     From the row's own coefficients where there are any. Otherwise it may grow with the sequences and queries, or with
     their pairs.
     """
-    values = [number_of(row.get(name)) for name in SCORE_PARTS]
-    if None not in values and any(values):
-        base, per_train, per_query, per_pair = (float(value or 0.0) for value in values)
+    if _has_score_parts(row):
+        base, per_train, per_query, per_pair = (float(row[name]) for name in SCORE_PARTS)
         seconds = base + per_train * train + per_query * queries + per_pair * train * queries
         return seconds, seconds
     by_sum = (train + queries) / (row["train"] + row["queries"])

@@ -98,10 +98,25 @@ def show_held_out(found: Sequence[dict[str, Any]], wide: bool = False) -> str:
 
 
 def show_own_checks(rows: Sequence[dict[str, Any]]) -> str:
-    """What the points say of their own projections: the largest size that was measured, from the smaller ones."""
+    """What the points say of themselves: the largest measured size from the smaller ones, and the same run again."""
     lines = [
         [row["model"], row["method"], str(row["held_out"]), f"{100 * row['held_out_error']:+.1f} %"]
         for row in rows
         if row.get("held_out") and number_of(row.get("held_out_error")) is not None
     ]
-    return table(["model", "method", "projected within its point", "off"], lines, left=3) if lines else ""
+    again = [
+        [row["model"], row["method"], f"the same run again, {_asked(row)}", f"{100 * off:+.1f} %"]
+        for row, off in repeats(rows)
+    ]
+    return table(["model", "method", "within its point", "off"], lines + again, left=3) if lines + again else ""
+
+
+def repeats(rows: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
+    """Rows that were measured whole twice, and how much longer the other run took, relative."""
+    made = [(row, number_of(row.get("again_seconds"))) for row in rows]
+    return [(row, seconds / total_of(row) - 1) for row, seconds in made if seconds]
+
+
+def _asked(row: dict[str, Any]) -> str:
+    fitted = number_of(row.get("fit_examples"))
+    return f"fitted on {fitted:.0f}" if fitted else f"{int(row['queries'])} queries"

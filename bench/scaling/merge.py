@@ -5,14 +5,17 @@
 For a campaign in parts, a sweep that was cut off and finished by another, and rows by today's arithmetic from
 yesterday's measurements. The records must agree in versions, and the points of a method in its options and its
 cost-relevant code, so that they could have come from one sweep. Where a row is in several, a measured one counts before
-a projected one, and any before one without numbers; a whole run keeps how far fewer blocks were off.
+a projected one, and any before one without numbers; a whole run keeps how far fewer blocks were off, and what the same
+run took another time.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from bench.scaling.ekfac_rows import fit_sizes_of
+from bench.scaling.fits import total_of
 from bench.scaling.methods import FORMER_AXES, PRIVATE_FIELDS
 from bench.scaling.rows import make_rows
 from retrain.errors import UsageError
@@ -110,7 +113,7 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
                     best[key] = row
                 else:
                     first, second = sorted((other, row), key=_rank)
-                    best[key] = first | _held_out_depth(first, second)
+                    best[key] = first | _held_out_depth(first, second) | _made_again(first, second)
     order = {"bif": 0, "ekfac": 1}
     rows = sorted(
         best.values(),
@@ -126,9 +129,17 @@ def _held_out_depth(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, An
     depths = [one["depth"] or 0 for one in (whole, part)]
     if whole["projected"] or whole["held_out"] or part["error"] or not depths[0] > depths[1] > 0:
         return {}
-    seconds = [one["fit_seconds"] + one["score_seconds"] for one in (whole, part)]
+    seconds = [total_of(one) for one in (whole, part)]
     origin = str(part["projected_from"]).partition(" of ")[0]
     return {"held_out": f"{depths[0]} layers from {origin}", "held_out_error": seconds[1] / seconds[0] - 1}
+
+
+def _made_again(kept: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of the other run where both were measured whole: of several, the one that differs most."""
+    if kept["error"] or other["error"] or kept["projected"] or other["projected"] or kept["run_id"] == other["run_id"]:
+        return {}
+    own, others = total_of(kept), [total_of(other), *(one["again_seconds"] for one in (kept, other))]
+    return {"again_seconds": max(filter(None, others), key=lambda seconds: abs(math.log(seconds / own)))}
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, ...]:

@@ -25,7 +25,7 @@ POINT_COLUMNS = [
     "covariance_base", "covariance_per_example", "lambda_base", "lambda_per_example", "fit_seconds_per_example",
     "score_base", "score_per_train", "score_per_query", "score_per_pair", "factor_bytes", "shared_parts",
     "needed_memory_bytes", "needed_disk_bytes", "storage", "projected_from", "max_residual", "held_out",
-    "held_out_error",
+    "held_out_error", "again_seconds",
 ]  # fmt: skip
 
 

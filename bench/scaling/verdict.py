@@ -11,9 +11,9 @@ from typing import Any
 
 from bench.scaling.costs import Setting, covariance_flops, lambda_flops, least_lambda_flops
 from bench.scaling.crossover import Crossover, crossing_in
-from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
+from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label, too_large
 from bench.scaling.fits import Estimate, Estimator, configuration_of, number_of, ratio_ends, total_of
-from bench.scaling.held_out import each_from_the_others, setting_of
+from bench.scaling.held_out import each_from_the_others, repeats, setting_of
 from bench.tables import bytes_text, duration
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE, Configuration
@@ -30,10 +30,11 @@ def verdict_text(device: str, estimator: Estimator) -> str:
     setting = setting_of(bif[0])
     parts = [
         _verdict(device, estimator, setting),
-        _table(estimator, bif, setting),
+        _table(device, estimator, bif, setting),
+        *_more_queries(estimator, setting),
         _break_even(estimator, bif, setting),
     ]
-    return "\n\n".join([*parts, _checks(estimator)])
+    return "\n\n".join([*parts, _checks(estimator, setting)])
 
 
 def verdict_sentence(device: str, estimator: Estimator) -> str:
@@ -108,7 +109,7 @@ def _times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
-def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) -> str:
+def _table(device: str, estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) -> str:
     models = [configuration for configuration in SUITE.values() if any(r["model"] == configuration.name for r in bif)]
     rows = {row["model"]: row for row in bif}
     lines = ["| | " + " | ".join(model.name for model in models) + " |", "| --- |" + " --- |" * len(models)]
@@ -132,7 +133,8 @@ def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) ->
             own = [r for r in estimator.of("ekfac") if r["model"] == model.name and r["fit_examples"] == count]
             own = [row for row in own if row["queries"] == setting.queries]
             predicted = estimator.estimate("ekfac", model, replace(setting, fit_examples=count))
-            cells.append(_cell(own[0]) if own else f"{duration(predicted.seconds)} ~")
+            told = f"{duration(predicted.seconds)} ~" if not too_large([predicted], device) else "does not fit"
+            cells.append(_cell(own[0]) if own else told)
         lines.append(f"| EK-FAC fitted on {count:,} | " + " | ".join(cells) + " |")
     for name, column in (("peak memory", "peak_memory_bytes"), ("disk", "disk_bytes")):
         cells = []
@@ -143,6 +145,7 @@ def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) ->
             shallow = bool(own) and (number_of(own[0].get("depth")) or model.layers) < model.layers
             cells.append(bytes_text(value) + (" \\*" if shallow else "" if own else " ~"))
         lines.append(f"| EK-FAC, {name} | " + " | ".join(cells) + " |")
+    lines += _other_methods(estimator, models, setting)
     return "\n".join(
         [
             *lines,
@@ -150,6 +153,45 @@ def _table(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) ->
             "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic.",
         ]
     )
+
+
+def _other_methods(estimator: Estimator, models: list[Configuration], setting: Setting) -> list[str]:
+    """A line for each further method and fitting set, where it was measured."""
+    lines = []
+    for method in estimator.methods():
+        rows = [row for row in estimator.of(method) if row["queries"] == setting.queries and method not in RIVALS]
+        for count in dict.fromkeys(number_of(row.get("fit_examples")) for row in rows):
+            own = {row["model"]: _cell(row) for row in rows if number_of(row.get("fit_examples")) == count}
+            fitted = f" fitted on {count:,.0f}" if count else ""
+            cells = " | ".join(own.get(model.name, "") for model in models)
+            lines.append(f"| {method_label(method)}{fitted} | {cells} |")
+    return lines
+
+
+def _more_queries(estimator: Estimator, setting: Setting) -> list[str]:
+    """What more queries take, of the models that were measured with several numbers of them."""
+    counts = sorted({int(row["queries"]) for row in estimator.of("bif")})
+    several = [
+        model
+        for model in SUITE.values()
+        if len({row["queries"] for row in estimator.of("bif") if row["model"] == model.name}) > 1
+    ]
+    if not several:
+        return []
+    fitted = min(VERDICT_SETS)
+    lines = ["| queries | " + " | ".join(f"{count:,}" for count in counts) + " |", "| --- |" + " --- |" * len(counts)]
+    for model in several:
+        for method in RIVALS:
+            cells = []
+            for count in counts:
+                asked = replace(setting, queries=count, fit_examples=fitted)
+                own = [r for r in estimator.of(method) if r["model"] == model.name and r["queries"] == count]
+                own = [row for row in own if number_of(row.get("fit_examples")) in (None, fitted)]
+                predicted = estimator.estimate(method, model, asked)
+                cells.append(_cell(own[0]) if own else f"{duration(predicted.seconds)} ~")
+            words = f" fitted on {fitted:,}" if method == "ekfac" else ""
+            lines.append(f"| {model.name}, {method_label(method)}{words} | {' | '.join(cells)} |")
+    return ["\n".join(lines)]
 
 
 def _over_floor(
@@ -189,8 +231,8 @@ def _rounded(count: float | None) -> str:
     return "?" if count is None else f"{float(f'{count:.2g}'):,.0f}"
 
 
-def _checks(estimator: Estimator) -> str:
-    """How far off each model is when it is predicted from the others alone."""
+def _checks(estimator: Estimator, setting: Setting) -> str:
+    """How far off each model is when it is predicted from the others alone, and a run from the same run."""
     lines = []
     everything = each_from_the_others(estimator)
     for method in RIVALS:
@@ -200,7 +242,8 @@ def _checks(estimator: Estimator) -> str:
             continue
         inside = sum(one["inside"] for one in checked)
         ends = [
-            f"the {word} ({model}) {', '.join(_off(one) for one in checked if one['model'] == model and _told(one))}"
+            f"the {word} ({model}) "
+            + ", ".join(_off(one, setting.queries) for one in checked if one["model"] == model and _told(one))
             for word, model in (
                 ("smallest", min(checked, key=_size)["model"]),
                 ("largest", max(checked, key=_size)["model"]),
@@ -211,6 +254,10 @@ def _checks(estimator: Estimator) -> str:
             f"{inside} of {len(checked)} rows of {len({one['model'] for one in checked})} models inside their 95 % "
             "interval."
         )
+    again = repeats(estimator.of("ekfac"))
+    if again:
+        off = [f"{row['model']} on {row['fit_examples']:,.0f} {100 * more:+.0f} %" for row, more in again]
+        lines.append(f"EK-FAC, the same run made again: {', '.join(off)}.")
     return "\n".join(lines)
 
 
@@ -229,8 +276,10 @@ def _told(one: dict[str, Any]) -> bool:
     return one["fit_examples"] is None or one["fit_examples"] in VERDICT_SETS
 
 
-def _off(one: dict[str, Any]) -> str:
-    where = f"fitted on {one['fit_examples']:,.0f}" if one["fit_examples"] else f"with {one['queries']:,} queries"
+def _off(one: dict[str, Any], few: int) -> str:
+    fitted = f"fitted on {one['fit_examples']:,.0f}" if one["fit_examples"] else ""
+    queries = f"with {one['queries']:,} queries" if not fitted or one["queries"] != few else ""
+    where = " ".join(filter(None, [fitted, queries]))
     return f"{100 * one['seconds_off']:+.0f} % {where}" + (" \\*" if one["projected"] else "")
 
 

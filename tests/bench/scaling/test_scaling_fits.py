@@ -227,6 +227,23 @@ def test_other_numbers_of_queries_are_learnt_from_the_models_that_have_them() ->
     assert unseen.seconds_high / unseen.seconds > found.seconds_high / found.seconds
 
 
+def test_a_further_query_costs_what_it_does_where_many_were_scored() -> None:
+    """Halves of 18 queries say that one is ten times as dear; two models with 1,800 know better, one is not enough."""
+    rows = [row for row in rows_by_law(SIZES) if row["method"] == "ekfac"]
+    wrong = ("score_per_query", "score_per_pair")
+    few = [row | {name: 10 * row[name] for name in wrong} for row in rows]
+    many = replace(LAW, queries=1800)
+    further = [
+        row | {"queries": 1800, "score_seconds": ekfac_law(SUITE[row["model"]], many) - row["fit_seconds"]}
+        for row in rows
+        if row["model"] in ("14m", "2.8b")
+    ]
+    law = ekfac_law(SUITE["410m"], many)
+    found = Estimator([*few, *further]).estimate("ekfac", SUITE["410m"], many)
+    assert found.seconds == pytest.approx(law, rel=0.1)
+    assert Estimator([*few, *further[:1]]).estimate("ekfac", SUITE["410m"], many).seconds > 1.5 * law
+
+
 def test_memory_that_was_not_measured_is_by_arithmetic() -> None:
     rows = [row | {"peak_memory_bytes": None if row["method"] == "ekfac" else row["peak_memory_bytes"]}
             for row in rows_by_law(SIZES)]  # fmt: skip
@@ -409,6 +426,25 @@ def test_a_verdict_has_the_laws_own_numbers() -> None:
     assert f"BIF {ratio:,.0f}x cheaper" in said
     assert re.search(r"\| 400 \| .* \| EK-FAC \d\.\dx cheaper", said)
     assert "\\* projected from smaller runs" in said
+    assert "| queries |" not in said
+
+
+def test_a_verdict_tells_queries_other_methods_repeats_and_what_does_not_fit() -> None:
+    rows = rows_by_law(("14m", "70m", "410m", "1b", "2.8b"))
+    chains = [row for row in rows if row["method"] == "bif"]
+    rows += [row | {"queries": 180, "score_seconds": 2 * row["score_seconds"]} for row in chains[:1]]
+    rows += [chains[1] | {"method": "kfac", "fit_examples": count, "score_seconds": 60.0} for count in (400, 2000)]
+    rows += [chains[-1] | {"model": "12b", "parameters": SUITE["12b"].num_parameters}]
+    (fitted,) = [row for row in rows if row["method"] == "ekfac" and row["model"] == "70m"]
+    fitted["again_seconds"] = 1.25 * (fitted["fit_seconds"] + fitted["score_seconds"])
+    said = verdict_text("NVIDIA H200", Estimator(rows)).splitlines()
+    assert [line.count("|") for line in said if line.startswith(("| queries | 18 | 180 |", "| 14m, "))] == [4, 4, 4]
+    assert [line for line in said if line.startswith("| kfac fitted on 2,000 |")] == [
+        "| kfac fitted on 2,000 |  | 60 s |  |  |  |  |"
+    ]
+    (cells,) = [line for line in said if line.startswith("| EK-FAC fitted on 400 |")]
+    assert cells.endswith("| does not fit |")
+    assert "EK-FAC, the same run made again: 70m on 400 +25 %." in said
 
 
 # ---- the estimate command ----

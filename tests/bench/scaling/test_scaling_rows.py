@@ -10,6 +10,7 @@ import pytest
 from bench import scaling
 from bench.scaling.costs import draw_flops
 from bench.scaling.estimate import read_rows
+from bench.scaling.held_out import show_own_checks
 from bench.scaling.rows import make_rows
 from tests.helpers.scaling_laws import TINY, ekfac_rung, rung, specification
 
@@ -184,6 +185,23 @@ def test_a_whole_run_says_how_far_fewer_blocks_were_off(tmp_path: Path, order: t
     first = read_rows(tmp_path / "out" / "scaling.csv")[0]
     assert (first["depth"], first["held_out"]) == (10, "10 layers from 1, 2")
     assert first["held_out_error"] == pytest.approx(-0.5)
+
+
+def test_a_run_that_was_made_twice_says_what_the_other_took(tmp_path: Path) -> None:
+    """Of several others the furthest; the same sweep named twice is no other."""
+    found = {}
+    for seconds in ((2.0, 2.5, 1.9), (2.0, 2.0)):
+        paths = []
+        for number, score in enumerate(seconds):
+            point = {"model": "tiny", "method": "bif", "spec": specification("bif"), "cost_code": "x",
+                     "rungs": [rung(2000, score, tick_seconds=0.001)]}  # fmt: skip
+            paths.append(tmp_path / f"{number}.json")
+            run_id = str(number) if len(seconds) > 2 else "one"
+            paths[-1].write_text(json.dumps({"run_id": run_id, "versions": {}, "rows": [], "points": [point]}))
+        assert scaling.main(["--merge", *map(str, paths), "--out", str(tmp_path / "out")]) == 0
+        (found[seconds],) = read_rows(tmp_path / "out" / "scaling.csv")
+    assert [row["again_seconds"] for row in found.values()] == [2.5, None]
+    assert "the same run again, 2 queries" in show_own_checks([found[2.0, 2.5, 1.9]])
 
 
 def test_peaks_that_were_taken_after_a_part_are_not_believed(tmp_path: Path) -> None:
