@@ -200,7 +200,7 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
     """A panel a number of queries: EK-FAC's seconds over BIF's, model size x fitting set; the caption's facts.
 
     `rows` are those of scaling.csv of one device. Blue: BIF is cheaper; orange: EK-FAC. Pale between dashes: their
-    intervals overlap. The star is the paper's own point; right of the dotted line are sizes that were not measured.
+    intervals overlap. The star is the paper's own point; right of the dotted line one of the two was not run.
     """
     records = [
         {str(name): None if pd.isna(value) else value for name, value in row.items()} for row in rows.to_dict("records")
@@ -235,21 +235,22 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
         axis.set(xscale="log", yscale="log", xlabel="parameters", title=f"{count:,} queries")
         axis.grid(False)
         facts.append(_paper_fact(estimator, replace(base, queries=count)))
-        most = {name: max(row["queries"] for row in _scored(estimator.of(name))) for name in RIVALS}
-        unmeasured = [method_label(name) for name in RIVALS if most[name] < count]
-        if unmeasured:
-            facts.append(f"No run of {' or '.join(unmeasured)} had that many queries: the panel is projected.")
+        if count > base.queries:
+            facts.append(f"Run with that many: {'; '.join(_run_with(estimator, name, count) for name in RIVALS)}.")
+    unseen = [name for name in RIVALS if max(row["parameters"] for row in estimator.of(name)) == largest]
     axes[0].set_ylabel("sequences EK-FAC is fitted on")
     return (
         "Seconds of EK-FAC over those of BIF (contours), "
         f"{base.train} training sequences, {base.tokens} tokens, {base.draws:,} draws. Blue: BIF is cheaper; orange: "
         "EK-FAC is. Pale, between dashes: the intervals overlap. Star: the paper's own point, 2.8b fitted on 1,000,000 "
-        f"sequences. Right of the dotted line one of them was run at no fitting set. {' '.join(facts)}"
+        f"sequences. Not run right of the dotted line: {', '.join(map(method_label, unseen))}. {' '.join(facts)}"
     )
 
 
-def _scored(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if scores_were_measured(row)]
+def _run_with(estimator: Estimator, method: str, queries: int) -> str:
+    """The models that the method was run at with so many queries or more."""
+    rows = [row for row in estimator.of(method) if row["queries"] >= queries and scores_were_measured(row)]
+    return f"{method_label(method)} at {', '.join(dict.fromkeys(row['model'] for row in rows)) or 'no size'}"
 
 
 def _label_levels(axis: Axes, sizes: np.ndarray, fits: np.ndarray, ratio: np.ndarray) -> None:

@@ -153,15 +153,22 @@ def _median_deviation(rows: list[dict[str, Any]]) -> float:
 
 
 def _own_deviation(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> float:
-    """What the model's own row of this very setting says of itself, where it is projected; 0 where there is none."""
-    for row in rows:
-        asked = (setting.train, setting.queries, setting.tokens, setting.draws, setting.fit_examples)
-        names = ("train", "queries", "tokens", "draws", "fit_examples")
-        same = all(number_of(row.get(name)) in (None, value) for name, value in zip(names, asked))
+    """What the model's own rows say of themselves, of the queries closest and between fitting sets; 0 without any."""
+    names = ("train", "tokens", "draws")
+    own = [
+        row
+        for row in rows
+        if configuration_of(row) == configuration
+        and all(number_of(row.get(name)) in (None, getattr(setting, name)) for name in names)
+    ]
+    found: dict[float, float] = {}
+    for row in sorted(own, key=lambda row: abs(math.log(row["queries"] / setting.queries))):
         low, high = number_of(row.get("seconds_low")), number_of(row.get("seconds_high"))
-        if same and configuration_of(row) == configuration and low and high:
-            return math.log(high / low) / 2 / 1.96
-    return 0.0
+        place = math.log(number_of(row.get("fit_examples")) or 1.0)
+        found.setdefault(place, math.log(high / low) / 2 / 1.96 if low and high else 0.0)
+    places = sorted(found)
+    asked = math.log(max(setting.fit_examples, 1))
+    return float(np.interp(asked, places, [found[place] for place in places])) if found else 0.0
 
 
 def _first_of_each(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

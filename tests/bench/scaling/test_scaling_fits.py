@@ -266,6 +266,9 @@ def test_an_estimate_is_no_surer_than_the_row_it_repeats() -> None:
     assert after.seconds_high / after.seconds_low == pytest.approx(15)
     other = Estimator(rows).estimate("ekfac", SUITE["410m"], setting)
     assert other.seconds_high / other.seconds_low < 15
+    for further in (replace(setting, queries=180), replace(setting, fit_examples=5000)):
+        found = Estimator(rows).estimate("ekfac", SUITE["1.4b"], further)
+        assert found.seconds_high / found.seconds_low >= 15, "what is unsure there is no surer beside it"
 
 
 def test_a_fitted_method_of_ones_own_is_estimated_by_its_own_line() -> None:
@@ -595,6 +598,8 @@ def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
         asked = replace(at, queries=count)
         ratio = ekfac_law(SUITE["2.8b"], asked) / bif_law(SUITE["2.8b"], asked)
         assert f"{ratio:,.0f} times as long" in said
+    assert "Not run right of the dotted line: BIF, EK-FAC." in said, "both end at one size"
+    assert "Run with that many: BIF at no size; EK-FAC at no size." in said
     assert [axis.get_title() for axis in axes] == ["18 queries", "1,800 queries"]
     assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
     stars = [line for axis in axes for line in axis.lines if line.get_marker() == "*"]
