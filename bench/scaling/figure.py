@@ -298,6 +298,6 @@ def _paper_fact(estimator: Estimator, setting: Setting) -> str:
     bif, ekfac = (estimator.estimate(method, SUITE[PAPER_MODEL], at) for method in RIVALS)
     low, high = ratio_ends(ekfac, bif)
     return (
-        f"There, with {setting.queries:,} queries, EK-FAC takes {duration(ekfac.seconds)} and BIF "
+        f"At the star, with {setting.queries:,} queries, EK-FAC takes {duration(ekfac.seconds)} and BIF "
         f"{duration(bif.seconds)}: {ekfac.seconds / bif.seconds:,.0f} times as long ({low:,.0f} to {high:,.0f})."
     )
