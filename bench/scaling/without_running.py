@@ -136,6 +136,9 @@ def verdict_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+OF_EACH = ("run_id", "commit", "code", "command", "finished", "seconds", "merged")  # what a merge keeps of each record
+
+
 def merge_command(arguments: argparse.Namespace, command: str) -> int:
     for path in arguments.merge:
         if not Path(path).is_file():
@@ -147,10 +150,8 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
     record = {
         **{name: value for name, value in records[0].items() if name not in of_one_sweep},
         "command": command,
-        "rows_by": {"commit": code_commit(), "code": code_fingerprint()},  # the points are by the code of above
-        "merged": [
-            {name: one.get(name) for name in ("run_id", "command", "finished", "seconds", "merged")} for one in records
-        ],
+        "rows_by": {"commit": code_commit(), "code": code_fingerprint()},  # the points are by the code of `merged`
+        "merged": [{name: one.get(name) for name in OF_EACH} for one in records],
         **laws_of(rows),
         "rows": rows,
         "points": points,

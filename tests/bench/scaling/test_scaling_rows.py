@@ -156,7 +156,7 @@ def test_parts_of_a_campaign_are_merged_row_by_row(tmp_path: Path) -> None:
     for number, part in enumerate(parts):
         points = [{"model": "tiny", "method": s["method"], "spec": s, "cost_code": "x", **r} for s, r in part]
         paths.append(str(tmp_path / f"{number}.json"))
-        record = {"run_id": str(number), "versions": {}, "rows": [], "points": points}
+        record = {"run_id": str(number), "commit": f"c{number}", "versions": {}, "rows": [], "points": points}
         Path(paths[-1]).write_text(json.dumps(record))
     assert scaling.main(["--merge", *paths, "--out", str(tmp_path / "out")]) == 0
     rows = read_rows(tmp_path / "out" / "scaling.csv")
@@ -165,6 +165,8 @@ def test_parts_of_a_campaign_are_merged_row_by_row(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert rows[0]["timed_draws"] == 100
     assert rows[3]["fit_sizes"] == "8, 16"
+    merged = json.loads((tmp_path / "out" / "scaling.json").read_text())["merged"]
+    assert [(one["run_id"], one["commit"]) for one in merged] == [(str(number), f"c{number}") for number in range(4)]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
