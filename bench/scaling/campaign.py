@@ -16,7 +16,7 @@ from bench.scaling.specifications import SweepRequest
 from retrain.errors import UsageError
 
 PAPER_SETS = (400, 10_000, 1_000_000)  # rows that every model has, measured or projected
-SIZES = ("14m", "410m", "2.8b")  # the smallest, one between, and the paper's largest
+THREE_SIZES = ("14m", "410m", "2.8b")  # the smallest, one between, and the paper's largest
 NEEDS = ("the verdict", "every claim")  # what a part is for; each includes those before
 
 
@@ -47,7 +47,7 @@ def _bif(*models: str, **more: Any) -> dict[str, Any]:
 PARTS = (
     CampaignPart(
         "ekfac-large", "seconds a fitting sequence at 2.8b, 8 of 32 layers, apart from what is fixed", "the verdict",
-        260.0, (_ekfac("2.8b", (2, 8), (100, 200), score_parts=False),),
+        330.0, (_ekfac("2.8b", (2, 8), (100, 200, 400), score_parts=False),),
     ),
     CampaignPart(
         "ekfac-small", "whole runs at full depth; a third fitting set predicted from two; queries", "the verdict",
@@ -76,15 +76,15 @@ PARTS = (
     CampaignPart(
         "queries", "BIF at 180 and 1,800 queries, and every token's loss", "every claim", 60.0,
         (
-            _bif(*SIZES, queries=(180, 1800), timed_draws=8),
-            {"models": SIZES, "methods": ("bif_tokens",), "timed_draws": 16},
+            _bif(*THREE_SIZES, queries=(180, 1800), timed_draws=8),
+            {"models": THREE_SIZES, "methods": ("bif_tokens",), "timed_draws": 16},
         ),
     ),
     CampaignPart(
-        "ekfac-queries", "EK-FAC at 180 and 1,800 queries", "every claim", 150.0,
+        "ekfac-queries", "EK-FAC at 180 and 1,800 queries, and a few blocks against the whole", "every claim", 240.0,
         (
             _ekfac("14m", (6,), (400,), (), queries=(18, 180, 1800)),
-            _ekfac("410m", (2, 4), (400,), (), queries=(18, 180)),
+            _ekfac("410m", (2, 4), (100, 400), (), queries=(18, 180, 1800)),
         ),
     ),
     CampaignPart("bif-6.9b", "100 timed draws at 6.9b", "every claim", 360.0, (_bif("6.9b"),)),
@@ -103,7 +103,7 @@ PARTS = (
     ),
     CampaignPart(
         "others", "GradSim and TRAK beside them", "every claim", 60.0,
-        ({"models": SIZES, "methods": ("gradsim", "trak")},),
+        ({"models": THREE_SIZES, "methods": ("gradsim", "trak")},),
     ),
     CampaignPart(
         "kfac", "our own Kronecker-factored influence beside them", "every claim", 150.0,

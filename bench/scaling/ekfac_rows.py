@@ -25,6 +25,7 @@ from bench.scaling.sizes import MEMORY
 from retrain.models.pythia_suite import Configuration
 
 ONE_SIZE_ERROR = 0.15  # of what a fitting sequence takes, where one fitting set does not tell it from what is fixed
+PASS_JITTER = 0.5  # seconds a pass over the fitting sequences differs by from one run to the next, however short it is
 SCORE_ERROR = 0.10  # of scores at a number of queries that was not measured, and again a factor of two beyond
 NO_PROJECTION = "no projection"  # how the reason begins where more took less
 QUERIES_END = "queries"  # how the origin of a row ends whose scores are projected
@@ -136,7 +137,7 @@ class Parts:
             for fit in rung.get("fits") or [{"fit_examples": rung["size"]["fit_examples"], **rung["phases"]}]
         }
         each = self.least[kind] / self.whole
-        return fit_blocks([(blocks, count, seconds) for (blocks, count), seconds in points.items()], each)
+        return fit_blocks([(blocks, count, seconds) for (blocks, count), seconds in points.items()], each, PASS_JITTER)
 
     def _residual(self) -> float:
         """How far the lines miss what they rest on, at most: in depth, or at full depth in the fitting sequences."""
@@ -160,7 +161,7 @@ class Parts:
         sizes, seconds = [fit["fit_examples"] for fit in self.fits], [fit[kind] for fit in self.fits]
         if len(sizes) < 2:
             return 0.0, seconds[0] / sizes[0], None
-        line = fit_line(sizes, seconds, self.least[kind])
+        line = fit_line(sizes, seconds, self.least[kind], PASS_JITTER)
         return line.intercept, line.slope, line
 
     def _fit_part(self, kind: str, count: int) -> tuple[float, float]:
@@ -185,7 +186,9 @@ class Parts:
             return {}
         sizes = [fit["fit_examples"] for fit in smaller]
         kinds = ("covariance", "lambda")
-        predicted = sum(fit_line(sizes, [fit[kind] for fit in smaller], self.least[kind]).at(count) for kind in kinds)
+        predicted = sum(
+            fit_line(sizes, [fit[kind] for fit in smaller], self.least[kind], PASS_JITTER).at(count) for kind in kinds
+        )
         return {
             "held_out": f"{count} fitting sequences from {', '.join(map(str, sizes))}",
             "held_out_error": predicted / sum(own[0][kind] for kind in kinds) - 1,

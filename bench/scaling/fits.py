@@ -22,6 +22,7 @@ from retrain.models.pythia_suite import SUITE, Configuration
 LEAST_DEVIATION = 0.03  # in log: no run repeats itself better
 LENGTH_ERROR = 0.10  # in log, a factor of two in tokens: attention and the size of matrices do not go in proportion
 SETTING_ERROR = 0.03  # in log, a factor of two in sequences and queries beyond those measured
+QUERY_ERROR = 0.25  # in log, a factor of two in EK-FAC's queries beyond those measured: 14m at 1,800 from 180
 BIF_LIKE = ("bif", "bif_tokens")
 
 
@@ -127,19 +128,33 @@ class Estimator:
             num_models=len({row["model"] for row in rows}),
             beyond=not min(sizes) <= configuration.num_parameters <= max(sizes),
             fit_examples=setting.fit_examples if self.fitted(method) else None,
-            unmeasured=_unmeasured(rows, setting),
+            unmeasured=_unmeasured(rows, configuration, setting),
         )
 
 
-def _unmeasured(rows: list[dict[str, Any]], setting: Setting) -> tuple[str, ...]:
-    """Numbers of sequences, queries and tokens beyond those that were measured."""
+def _unmeasured(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> tuple[str, ...]:
+    """What lies beyond the model's own runs; where it has none, beyond those of any model."""
+    own = [row for row in rows if configuration_of(row) == configuration]
     found = []
-    for words, name in (("training sequences", "train"), ("queries", "queries"), ("tokens", "tokens")):
-        those = [int(row[name]) for row in rows if name != "queries" or scores_were_measured(row)]
-        if those and not min(those) <= getattr(setting, name) <= max(those):
+    for words, name in (
+        ("training sequences", "train"), ("queries", "queries"), ("tokens", "tokens"), ("draws", "draws"),
+        ("fitting sequences", "fit_examples"),
+    ):  # fmt: skip
+        those = [value for row in own or rows for value in _run_with(row, name)]
+        if those and getattr(setting, name) and not min(those) <= getattr(setting, name) <= max(those):
             low, high = min(those), max(those)
             found.append(f"{words} (measured: {low:,})" if low == high else f"{words} (measured: {low:,} to {high:,})")
     return tuple(found)
+
+
+def _run_with(row: dict[str, Any], name: str) -> list[int]:
+    """The numbers that the run behind a row had; draws are alike, and as many as the row is of."""
+    if name == "fit_examples":
+        return fit_sizes_of(row) or [int(v) for v in [number_of(row.get(name))] if v]
+    if name == "queries" and not scores_were_measured(row):
+        return []
+    value = number_of(row.get(name))
+    return [int(value)] if value else []
 
 
 def _median_deviation(rows: list[dict[str, Any]]) -> float:
@@ -153,19 +168,20 @@ def _median_deviation(rows: list[dict[str, Any]]) -> float:
 
 
 def _own_deviation(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> float:
-    """What the model's own rows say of themselves, of the queries closest and between fitting sets; 0 without any."""
-    names = ("train", "tokens", "draws")
-    own = [
-        row
-        for row in rows
-        if configuration_of(row) == configuration
-        and all(number_of(row.get(name)) in (None, getattr(setting, name)) for name in names)
-    ]
+    """What the model's own rows say of themselves: those closest to the setting, between fitting sets."""
+
+    def distance(row: dict[str, Any]) -> float:
+        names = ("train", "queries", "tokens", "draws")
+        pairs = [(number_of(row.get(name)), getattr(setting, name)) for name in names]
+        return sum(abs(math.log(own / asked)) for own, asked in pairs if own and asked)
+
     found: dict[float, float] = {}
-    for row in sorted(own, key=lambda row: abs(math.log(row["queries"] / setting.queries))):
+    for row in sorted((row for row in rows if configuration_of(row) == configuration), key=distance):
         low, high = number_of(row.get("seconds_low")), number_of(row.get("seconds_high"))
         place = math.log(number_of(row.get("fit_examples")) or 1.0)
-        found.setdefault(place, math.log(high / low) / 2 / 1.96 if low and high else 0.0)
+        # An interval that reaches to zero has one end to go by.
+        width = math.log(high / low) / 2 if low and high else math.log(high / total_of(row)) if high else 0.0
+        found.setdefault(place, width / 1.96)
     places = sorted(found)
     asked = math.log(max(setting.fit_examples, 1))
     return float(np.interp(asked, places, [found[place] for place in places])) if found else 0.0
@@ -319,27 +335,46 @@ def shape_of(row: dict[str, Any]) -> Configuration:
 
 
 def _score_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
-    """By each model's own sequences, queries and pairs, those from the most queries, with a law across models.
+    """By each model's own sequences, queries and pairs, with a law across models.
 
-    Half of few queries say little of what a further one takes: beyond the number that most models were measured at, its
-    price is that of the models that were measured at more, where there are two to tell a small one from a large one.
+    Half of few queries say little of what further ones take: beyond the number that most models were measured at, that
+    is taken from the models that were measured at more, where there are two to tell a small one from a large one. Each
+    factor of two beyond what a model was itself measured at widens the interval.
     """
-    rows = _most_queries(rows)
-    counts = [int(row["queries"]) for row in rows]
+    most = _most_queries(rows)
+    counts = [int(row["queries"]) for row in most]
     usual = max(set(counts), key=lambda count: (counts.count(count), -count))
-    many = [row for row in rows if row["queries"] > usual and scores_were_measured(row) and _has_score_parts(row)]
+    many = [row for row in most if row["queries"] > usual and scores_were_measured(row) and _has_score_parts(row)]
     queries = min(setting.queries, usual) if len(many) > 1 else setting.queries
-    spans = [score_span(row, setting.train, queries) for row in rows]
+    spans = [score_span(row, setting.train, queries) for row in most]
     known = _by_law(
-        rows, [math.sqrt(low * high) for low, high in spans], _launched(_token_work), configuration, setting
+        most, [math.sqrt(low * high) for low, high in spans], _launched(_token_work), configuration, setting
     )
     unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
     parts = [replace(known, deviation=math.hypot(known.deviation, unknown))]
     if setting.queries > queries:
-        prices = [row["score_per_query"] + row["score_per_pair"] * setting.train for row in many]
-        each = _by_law(many, prices, _launched(_token_work), configuration, setting)
-        parts.append(replace(each, seconds=each.seconds * (setting.queries - queries)))
+        costs = [_further_queries(rows, row, usual, setting) for row in many]
+        each = _by_law(many, costs, _launched(_token_work), configuration, setting)
+        own = [row["queries"] for row in many if configuration_of(row) == configuration]
+        reach = own[0] if own else min(row["queries"] for row in many)
+        beyond = QUERY_ERROR * max(0.0, math.log2(setting.queries / reach))
+        parts.append(replace(each, deviation=math.hypot(each.deviation, beyond)))
     return parts
+
+
+def _further_queries(rows: list[dict[str, Any]], last: dict[str, Any], usual: int, setting: Setting) -> float:
+    """Seconds of the queries beyond the usual number in one model: straight between those it was measured at."""
+    same = [
+        row for row in rows if row["model"] == last["model"] and row["queries"] > usual and scores_were_measured(row)
+    ]
+    by_count = {int(row["queries"]): float(row["score_seconds"]) for row in same}
+    base = score_span(last, int(last["train"]), usual)[0]
+    counts, seconds = [usual, *sorted(by_count)], [base, *(by_count[count] for count in sorted(by_count))]
+    slope = (seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2])
+    total = float(np.interp(setting.queries, counts, seconds)) + slope * max(0, setting.queries - counts[-1])
+    more = last["score_per_query"] + last["score_per_pair"] * setting.train
+    fewer = last["score_per_query"] + last["score_per_pair"] * int(last["train"])
+    return max(total - base, 1e-9) * (more / fewer if fewer else 1.0)
 
 
 def _has_score_parts(row: dict[str, Any]) -> bool:

@@ -43,6 +43,7 @@ class Line:
     residual: float  # the largest, relative
     noise: float  # relative standard deviation of one measurement
     covariance: tuple[tuple[float, float], tuple[float, float]]  # of (intercept, slope), for unit noise
+    floor: float = 0.0  # a value's own noise is at least that of this
 
     @property
     def linear(self) -> bool:
@@ -55,21 +56,23 @@ class Line:
         """95 % prediction interval; Student's t on the sizes beyond two and what is usual."""
         at = np.array([1.0, size])
         value = self.at(size)
-        deviation = self.noise * math.sqrt(float(at @ np.array(self.covariance) @ at) + value**2)
+        deviation = self.noise * math.sqrt(float(at @ np.array(self.covariance) @ at) + value**2 + self.floor**2)
         spread = student(len(self.sizes) - 2 + USUAL_FREEDOM) * deviation
         return max(0.0, value - spread), value + spread
 
 
-def fit_line(sizes: Sequence[float], values: Sequence[float], least: float = 0.0) -> Line:
+def fit_line(sizes: Sequence[float], values: Sequence[float], least: float = 0.0, jitter: float = 0.0) -> Line:
     """Through at least two sizes; timing noise grows with the time, so every value counts by its relative error.
 
+    jitter: seconds that any value is off by however short it is, so that two short ones do not make a steep line.
     What nothing costs is not negative, and one more costs at least `least`: a line that would start below zero goes
     through zero instead, and one that would rise less, or fall, rises by that much.
     """
     x, y = np.asarray(sizes, float), np.asarray(values, float)
     if len(np.unique(x)) < 2:
         raise ValueError(f"a line needs two sizes or more, not {sorted(set(sizes))}")
-    scale = np.maximum(np.abs(y), 1e-12)
+    floor = jitter / USUAL_NOISE
+    scale = np.maximum(np.hypot(y, floor), 1e-12)
     design = np.stack([np.ones_like(x), x], axis=1) / scale[:, None]
     inverse = np.linalg.inv(design.T @ design)
     intercept, slope = inverse @ design.T @ (y / scale)
@@ -82,12 +85,13 @@ def fit_line(sizes: Sequence[float], values: Sequence[float], least: float = 0.0
         intercept = max(0.0, float(level @ ((y - least * x) / scale) / (level @ level)))
         if not least:  # nothing is known to grow; with a least the slope is as unsure as it was
             inverse = np.array([[1 / float(level @ level), 0.0], [0.0, 0.0]])
-    errors = (intercept + slope * x - y) / scale
+    misses = intercept + slope * x - y
+    errors = misses / scale
     squares = USUAL_FREEDOM * USUAL_NOISE**2 + float(errors @ errors)
     noise = math.sqrt(squares / (USUAL_FREEDOM + len(x) - 2))
     return Line(
-        float(intercept), float(slope), tuple(x.tolist()), float(np.abs(errors).max()), noise,
-        ((inverse[0, 0], inverse[0, 1]), (inverse[1, 0], inverse[1, 1])),
+        float(intercept), float(slope), tuple(x.tolist()), float(np.abs(misses / np.maximum(np.abs(y), 1e-12)).max()),
+        noise, ((inverse[0, 0], inverse[0, 1]), (inverse[1, 0], inverse[1, 1])), floor,
     )  # fmt: skip
 
 
@@ -101,34 +105,39 @@ class BlockPlane:
     residual: float  # the largest, relative
     noise: float
     covariance: np.ndarray  # of (base, fixed, each), for unit noise
+    floor: float = 0.0  # as of a line
 
     def at(self, blocks: float, count: float) -> float:
         return self.base + blocks * (self.fixed + self.each * count)
 
     def deviation(self, blocks: float, count: float) -> float:
         at = np.array([1.0, blocks, blocks * count])
-        spread = self.noise * math.sqrt(float(at @ self.covariance @ at) + self.at(blocks, count) ** 2)
+        own = self.at(blocks, count) ** 2 + self.floor**2
+        spread = self.noise * math.sqrt(float(at @ self.covariance @ at) + own)
         return spread * student(USUAL_FREEDOM) / student(0)
 
 
-def fit_blocks(points: Sequence[tuple[float, float, float]], least: float = 0.0) -> BlockPlane:
-    """Through (blocks, count, value), at least two of them; a block and count cost at least `least`.
+def fit_blocks(points: Sequence[tuple[float, float, float]], least: float = 0.0, jitter: float = 0.0) -> BlockPlane:
+    """Through (blocks, count, value), at least two of them; a block and count cost at least `least`, jitter as above.
 
     One count does not tell what is fixed from what each takes: all of it is then each's, so that more costs more.
     """
     blocks, count, value = np.asarray(points, float).T
     fixed_is_known = len(np.unique(count)) > 1
     columns = [np.ones_like(blocks), blocks * fixed_is_known, blocks * count]
-    found, design = nonnegative(columns, value, least * blocks * count)
+    floor = jitter / USUAL_NOISE
+    scale = np.maximum(np.hypot(value, floor), 1e-12)
+    found, design = nonnegative(columns, value, least * blocks * count, scale)
     found[2] += least
-    errors = design @ found - 1
+    errors = design @ found - value / scale
     used = found > 0
     covariance = np.zeros((3, 3))
     covariance[np.ix_(used, used)] = np.linalg.pinv(design[:, used].T @ design[:, used])
     freedom = max(0, len(points) - int(used.sum()))
     noise = math.sqrt((USUAL_FREEDOM * USUAL_NOISE**2 + float(errors @ errors)) / (USUAL_FREEDOM + freedom))
     base, fixed, each = found.tolist()
-    return BlockPlane(base, fixed, each, float(np.abs(errors).max()), noise, covariance)
+    residual = float(np.abs(errors * scale / np.maximum(np.abs(value), 1e-12)).max())
+    return BlockPlane(base, fixed, each, residual, noise, covariance, floor)
 
 
 def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
@@ -140,15 +149,18 @@ def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float
 
 
 def nonnegative(
-    columns: Sequence[np.ndarray], value: np.ndarray, known: np.ndarray | float = 0.0
+    columns: Sequence[np.ndarray],
+    value: np.ndarray,
+    known: np.ndarray | float = 0.0,
+    scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weights of the columns, none negative, that with what is known give the values best by relative error.
 
-    And the columns over the values.
+    And the columns over the values; or over `scale`, what a value's error goes by.
     """
     from scipy.optimize import nnls
 
-    scale = np.maximum(np.abs(value), 1e-12)
+    scale = np.maximum(np.abs(value), 1e-12) if scale is None else scale
     design = np.stack(columns, axis=1) / scale[:, None]
     sizes = np.linalg.norm(design, axis=0)
     sizes[sizes == 0] = 1.0  # a column that is left out

@@ -113,7 +113,7 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
                     best[key] = row
                 else:
                     first, second = sorted((other, row), key=_rank)
-                    best[key] = first | _held_out_depth(first, second) | _made_again(first, second)
+                    best[key] = first | _held_out(first, second) | _made_again(first, second)
     order = {"bif": 0, "ekfac": 1}
     rows = sorted(
         best.values(),
@@ -124,14 +124,25 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
     return rows, [point for record in records for point in record["points"]]
 
 
+def _held_out(kept: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The worst check of any run of a row: one that another run replaces still says how far a projection may be off."""
+    checks = [{name: one[name] for name in ("held_out", "held_out_error")} for one in (kept, other) if one["held_out"]]
+    checks += [found for found in (_held_out_depth(kept, other), _held_out_depth(other, kept)) if found]
+    return max(checks, key=lambda check: abs(check["held_out_error"]), default={})
+
+
 def _held_out_depth(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
     """A whole run as fewer blocks of the same model would have projected it, where both were measured."""
     depths = [one["depth"] or 0 for one in (whole, part)]
-    if whole["projected"] or whole["held_out"] or part["error"] or not depths[0] > depths[1] > 0:
+    if whole["error"] or whole["projected"] or part["error"] or not depths[0] > depths[1] > 0:
         return {}
     seconds = [total_of(one) for one in (whole, part)]
     origin = str(part["projected_from"]).partition(" of ")[0]
-    return {"held_out": f"{depths[0]} layers from {origin}", "held_out_error": seconds[1] / seconds[0] - 1}
+    names = {"covariance": "covariance_seconds", "eigen": "eigen_seconds", "lambda": "lambda_seconds",
+             "scores": "score_seconds"}  # fmt: skip
+    parts = ", ".join(f"{words} {100 * (part[name] / whole[name] - 1):+.0f} %" for words, name in names.items())
+    text = f"{depths[0]} layers from {origin} ({parts})"
+    return {"held_out": text, "held_out_error": seconds[1] / seconds[0] - 1}
 
 
 def _made_again(kept: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

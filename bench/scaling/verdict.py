@@ -31,7 +31,7 @@ def verdict_text(device: str, estimator: Estimator) -> str:
     parts = [
         _verdict(device, estimator, setting),
         _table(device, estimator, bif, setting),
-        *_more_queries(estimator, setting),
+        *_more_queries(device, estimator, setting),
         _break_even(estimator, bif, setting),
     ]
     return "\n\n".join([*parts, _checks(estimator, setting)])
@@ -150,7 +150,8 @@ def _table(device: str, estimator: Estimator, bif: list[dict[str, Any]], setting
         [
             *lines,
             "",
-            "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic.",
+            "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic; "
+            "a / b: run twice.",
         ]
     )
 
@@ -168,7 +169,7 @@ def _other_methods(estimator: Estimator, models: list[Configuration], setting: S
     return lines
 
 
-def _more_queries(estimator: Estimator, setting: Setting) -> list[str]:
+def _more_queries(device: str, estimator: Estimator, setting: Setting) -> list[str]:
     """What more queries take, of the models that were measured with several numbers of them."""
     counts = sorted({int(row["queries"]) for row in estimator.of("bif")})
     several = [
@@ -188,7 +189,8 @@ def _more_queries(estimator: Estimator, setting: Setting) -> list[str]:
                 own = [r for r in estimator.of(method) if r["model"] == model.name and r["queries"] == count]
                 own = [row for row in own if number_of(row.get("fit_examples")) in (None, fitted)]
                 predicted = estimator.estimate(method, model, asked)
-                cells.append(_cell(own[0]) if own else f"{duration(predicted.seconds)} ~")
+                told = f"{_with_interval(predicted)} ~" if not too_large([predicted], device) else "does not fit"
+                cells.append(_cell(own[0]) if own else told)
             words = f" fitted on {fitted:,}" if method == "ekfac" else ""
             lines.append(f"| {model.name}, {method_label(method)}{words} | {' | '.join(cells)} |")
     return ["\n".join(lines)]
@@ -207,7 +209,9 @@ def _over_floor(
 
 
 def _cell(row: dict[str, Any]) -> str:
-    return duration(total_of(row)) + (" \\*" if str(row["projected"]) == "True" else "")
+    again = number_of(row.get("again_seconds"))
+    twice = f" / {duration(again)}" if again else ""
+    return duration(total_of(row)) + twice + (" \\*" if str(row["projected"]) == "True" else "")
 
 
 def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) -> str:
@@ -221,6 +225,8 @@ def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Settin
         if isinstance(crossing, Crossover):
             ends = ", ".join(_rounded(end) for end in (crossing.low, crossing.high))
             found.append(f"{row['model']} {_rounded(crossing.value)} [{ends}]")
+        elif found:
+            found.append(f"{row['model']} not once")
     if not found:
         return "At no fitting set do the two cost the same."
     return f"Fitting sequences at which the two cost the same, {setting.queries} queries: {', '.join(found)}."

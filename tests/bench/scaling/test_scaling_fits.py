@@ -83,6 +83,24 @@ def test_a_line_gives_back_its_law_and_covers_it_under_noise() -> None:
         fit_line([4, 4], [1, 2])
 
 
+def test_short_timings_that_jitter_are_not_taken_for_a_sure_line() -> None:
+    """Half a second on 2 and 3 s: what a tenfold size takes is inside the interval as often as is said."""
+    generator = np.random.default_rng(0)
+    covered = {0.0: 0, 0.5: 0}
+    for _ in range(500):
+        noise = generator.normal(0, 0.5, 3)
+        for jitter in covered:
+            line = fit_line([200, 400], np.maximum(np.array([2.0, 3.0]) + noise[:2], 0.1), jitter=jitter)
+            low, high = line.interval(2000)
+            covered[jitter] += low <= 11 + noise[2] <= high
+    assert covered[0.5] > 450
+    assert covered[0.0] < 350, "by relative errors alone it is surer than it is right"
+    plane = fit_blocks([(2, 4, 2.0), (2, 8, 2.9), (8, 4, 6.1), (8, 8, 11.0)], jitter=0.5)
+    assert plane.deviation(32, 1000) > fit_blocks([(2, 4, 2.0), (2, 8, 2.9), (8, 4, 6.1), (8, 8, 11.0)]).deviation(
+        32, 1000
+    )
+
+
 def test_more_never_costs_less() -> None:
     line = fit_line([200, 400], [0.62, 0.43])
     assert line.slope == 0.0
@@ -266,9 +284,12 @@ def test_an_estimate_is_no_surer_than_the_row_it_repeats() -> None:
     assert after.seconds_high / after.seconds_low == pytest.approx(15)
     other = Estimator(rows).estimate("ekfac", SUITE["410m"], setting)
     assert other.seconds_high / other.seconds_low < 15
-    for further in (replace(setting, queries=180), replace(setting, fit_examples=5000)):
+    for further in (replace(setting, queries=180), replace(setting, fit_examples=5000), replace(setting, train=401)):
         found = Estimator(rows).estimate("ekfac", SUITE["1.4b"], further)
         assert found.seconds_high / found.seconds_low > 14.9, "what is unsure there is no surer beside it"
+    own |= {"seconds_low": 0.0}
+    found = Estimator(rows).estimate("ekfac", SUITE["1.4b"], setting)
+    assert found.seconds_high / found.seconds == pytest.approx(3, rel=0.01), "an end at zero leaves the other"
 
 
 def test_a_fitted_method_of_ones_own_is_estimated_by_its_own_line() -> None:

@@ -185,8 +185,28 @@ def test_a_whole_run_says_how_far_fewer_blocks_were_off(tmp_path: Path, order: t
         paths[-1].write_text(json.dumps({"run_id": str(number), "versions": {}, "rows": [], "points": [point]}))
     assert scaling.main(["--merge", *(str(paths[k]) for k in order), "--out", str(tmp_path / "out")]) == 0
     first = read_rows(tmp_path / "out" / "scaling.csv")[0]
-    assert (first["depth"], first["held_out"]) == (10, "10 layers from 1, 2")
+    parts = "covariance -50 %, eigen -50 %, lambda -50 %, scores -50 %"
+    assert (first["depth"], first["held_out"]) == (10, f"10 layers from 1, 2 ({parts})")
     assert first["held_out_error"] == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_check_that_went_badly_outlives_the_run_it_was_of(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """16 from 4 and 8 is off by much in the first run; the second, fitted on more, takes its rows."""
+    paths = []
+    for number, fits in enumerate([(4, 8, 16), (8, 16, 64)]):
+        whole = ekfac_rung(2, fits)
+        if number == 0:
+            whole["fits"][2] |= {"lambda": 10 * whole["fits"][2]["lambda"]}
+        spec = specification("ekfac", fit_sets=list(fits))
+        point = {"model": "tiny", "method": "ekfac", "spec": spec, "cost_code": "x", "rungs": [whole]}
+        paths.append(tmp_path / f"{number}.json")
+        paths[-1].write_text(json.dumps({"run_id": f"run{number}", "versions": {}, "rows": [], "points": [point]}))
+    assert scaling.main(["--merge", *(str(paths[k]) for k in order), "--out", str(tmp_path / "out")]) == 0
+    rows = {row["fit_examples"]: row for row in read_rows(tmp_path / "out" / "scaling.csv")}
+    assert (rows[16]["run_id"], rows[16]["held_out"]) == ("run1", "16 fitting sequences from 4, 8")
+    assert rows[16]["held_out_error"] < -0.5
+    assert rows[64]["held_out_error"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_run_that_was_made_twice_says_what_the_other_took(tmp_path: Path) -> None:
