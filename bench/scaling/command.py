@@ -54,7 +54,8 @@ def list_campaign(base: SweepRequest) -> int:
     for part in PARTS:
         specs = [spec for request in requests_of(part, base) for spec in specifications(request)]
         text, seconds, num_unknown = show_points(specs, estimator, part.budget_seconds)
-        totals[part.needed_for] += seconds
+        for need in NEEDS[NEEDS.index(part.needed_for) :]:
+            totals[need] += seconds
         num_left_out += num_unknown
         print(f"{part.name} ({part.needed_for}), {about(seconds, num_unknown)}: {part.decides}\n{text}\n")
     sums = ", ".join(f"{name} {duration(seconds)}" for name, seconds in totals.items())

@@ -180,7 +180,9 @@ def _own_deviation(rows: list[dict[str, Any]], configuration: Configuration, set
         low, high = number_of(row.get("seconds_low")), number_of(row.get("seconds_high"))
         place = math.log(number_of(row.get("fit_examples")) or 1.0)
         # An interval that reaches to zero has one end to go by.
-        width = math.log(high / low) / 2 if low and high else math.log(high / total_of(row)) if high else 0.0
+        width = (
+            math.log(high / low) / 2 if low and high and low > 0 else math.log(high / total_of(row)) if high else 0.0
+        )
         found.setdefault(place, width / 1.96)
     places = sorted(found)
     asked = math.log(max(setting.fit_examples, 1))
@@ -411,7 +413,7 @@ def score_span(row: dict[str, Any], train: int, queries: int) -> tuple[float, fl
 
 
 def _other_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
-    """In proportion to the tokens of all sequences; of a fitted method, by its own line in the fitting sequences."""
+    """In proportion to tokens and parameters; of a fitted method, by its own line in the fitting sequences."""
     known = _closest_work(rows, setting)
     wanted, d = (setting.train + setting.queries) * setting.tokens, configuration.num_token_parameters
     seconds, deviation = [], _distance(known, setting)
@@ -424,8 +426,9 @@ def _other_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
             here *= max(1.0, setting.fit_examples / row["fit_examples"])
             deviation = math.hypot(deviation, ONE_SIZE_ERROR)
         seconds.append(here * wanted / ((row["train"] + row["queries"]) * row["tokens"]))
-    curve = curve_through([row["token_parameters"] for row in known], seconds)
-    return [CostPart(curve.at(d), math.hypot(curve.deviation(d), deviation))]
+    parameters = [row["token_parameters"] for row in known]
+    pace = curve_through(parameters, [value / size for value, size in zip(seconds, parameters)])
+    return [CostPart(pace.at(d) * d, math.hypot(pace.deviation(d), deviation))]
 
 
 def has_peak(row: dict[str, Any]) -> bool:

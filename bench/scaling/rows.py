@@ -126,7 +126,7 @@ def _project_draws(rungs: list[dict[str, Any]], target: int, chains: int) -> dic
         "projected": True,
         "fit_seconds": 0.0,
         "score_seconds": seconds[-1],
-        "seconds_low": seconds[-1] * (1 - error),
+        "seconds_low": seconds[-1] * max(0.0, 1 - error),
         "seconds_high": seconds[-1] * (1 + error),
         "projected_from": f"the median draw of {draws} of {target} draws",
         "max_residual": spread,

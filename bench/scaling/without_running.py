@@ -26,6 +26,7 @@ from bench.scaling.estimate import (
     show_crossovers,
     show_estimates,
     slopes,
+    too_large,
 )
 from bench.scaling.fits import Estimator, configuration_of
 from bench.scaling.held_out import against, each_from_the_others, setting_of, show_held_out, show_own_checks
@@ -85,7 +86,8 @@ def estimate_command(arguments: argparse.Namespace) -> int:
         print("\n" * bool(number) + f"{describe_question(configuration, setting)}")
         print(f"{device}, predicted from {source}\n\n{show_estimates(found)}")
         lines = [line for line in [cheapest(found, device)] if line]
-        if set(RIVALS) <= {one.method for one in found}:
+        fit_here = {one.method for one in found} - {one.method for one in too_large(found, device)}
+        if set(RIVALS) <= fit_here:
             lines += crossing_lines(estimators[device], configuration, setting, fit_sets)
         if lines:
             print("\n" + "\n".join(lines))

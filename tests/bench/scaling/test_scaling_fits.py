@@ -292,6 +292,12 @@ def test_an_estimate_is_no_surer_than_the_row_it_repeats() -> None:
     assert found.seconds_high / found.seconds == pytest.approx(3, rel=0.01), "an end at zero leaves the other"
 
 
+def test_one_measured_model_says_that_a_larger_one_takes_longer() -> None:
+    row = rows_by_law(("14m",))[0] | {"method": "gradsim", "score_seconds": 2.0}
+    found = Estimator([row]).estimate("gradsim", SUITE["12b"], LAW)
+    assert found.seconds == pytest.approx(2.0 * SUITE["12b"].num_token_parameters / SUITE["14m"].num_token_parameters)
+
+
 def test_a_fitted_method_of_ones_own_is_estimated_by_its_own_line() -> None:
     rows = [
         row | {"method": "mine:KFAC", "fit_examples": count, "fit_seconds": 1e-8 * row["parameters"] * (100 + count),
@@ -541,12 +547,18 @@ def test_estimate_works_from_the_package_alone(tmp_path: Path) -> None:
         (["--queries", "abc"], "expected how many, or a JSON file"),
         (["--merge", str(ROOT / "results" / "digits" / "tune-scratch" / "tune.json")], "it has no 'points'"),
         (["--campaign", "nothing"], 'unknown part "nothing" of the campaign'),
+        (["--campaign", "bif", "--models", "14m"], "--models would be passed over: --campaign does not take it"),
+        (["--estimate", "--model", "1b", "--device", "cpu", "--dry-run"], "--device, --dry-run would be passed over"),
+        (["--estimate", "--model", "1b", "--against", "x.csv"], "--model would be passed over: --against does not"),
+        (["--check", "--methods", "bif"], "--methods would be passed over"),
     ],
 )
 def test_bad_arguments_are_one_line(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     more = ["--device", "cpu", "--random-weights", "--train", "4", "--tokens", "4"]
+    if not {"--estimate", "--merge", "--check"}.isdisjoint(arguments):
+        more = []
     folders = ["--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
     assert scaling.main([*arguments, *more, *folders]) == 2
     said = capsys.readouterr().err

@@ -56,6 +56,8 @@ def test_draws_are_projected_by_their_median_and_held_against_the_longest_run() 
     assert row["held_out_error"] == pytest.approx((0.9 + 10.0) / 10.5 - 1)
     alone = one_row(spec, {"rungs": rungs[1:]})
     assert alone["score_seconds"] == row["score_seconds"], "a hundred draws say what a draw takes by themselves"
+    apart = one_row(spec, {"rungs": [rung(8, 1.6, tick_seconds=0.2), rung(100, 5.0, tick_seconds=0.05)]})
+    assert apart["seconds_low"] == 0.0, "no run takes less than nothing"
 
 
 def test_a_rung_whose_chains_take_no_step_says_nothing_about_a_draw() -> None:

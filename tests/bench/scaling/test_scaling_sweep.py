@@ -425,7 +425,8 @@ def test_parts_of_a_campaign_run_one_after_another_until_the_time_is_over(
         return measure(self, spec, *rest, **more)
 
     monkeypatch.setattr(Processes, "measure", watch)
-    arguments = [*tiny[3:], "--campaign", "a", "b"]
+    fitted = tiny.index("--fit-examples")
+    arguments = [*tiny[3:fitted], *tiny[fitted + 3 :], "--campaign", "a", "b"]
     assert scaling.main([*arguments, "--total-seconds", "500"]) == 0
     assert "--merge " in capsys.readouterr().out
     for name in ("a", "b"):
