@@ -91,20 +91,10 @@ GOES_WITH = {
     "check": {"source"},
     "verdict": {"source"},
     "campaign": {
-        "device",
-        "text",
-        "tokenizer",
-        "seed",
-        "total_seconds",
-        "force",
-        "dry_run",
-        "source",
-        "train",
-        "queries",
-        "tokens",
-        "random_weights",
+        "device", "text", "tokenizer", "seed", "total_seconds", "force", "dry_run", "source", "train", "queries",
+        "tokens", "random_weights", "draws", "chains", "set",
     },
-}
+}  # fmt: skip
 
 
 def check_mode(arguments: argparse.Namespace) -> None:
