@@ -122,34 +122,41 @@ def add_floor(row: dict[str, Any], method: Any, problem: Any, peak: float) -> No
 
 
 def speed_table(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str:
-    reference = next((row for row in rows if row["method"] == "bif"), None)
+    """Seconds over those of BIF, or without it of the first method; columns about draws where there are any."""
+    reference = next((row for row in rows if row["method"] == "bif"), rows[0])
     labels = [row["label"] for row in rows]  # one that is tuned for each kind of scores has two rows
-    lines = [
-        f"{question.task.description}: {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} "
-        f"queries, {peak['device']}; peak {peak['flops'] / 1e9:,.0f} GFLOP/s "
-        f"({peak['dtype']} products of {peak['size']}); median of {len(rows[0]['all_seconds'])}",
-        "",
-        table(
-            ["method", "fit s", "score s", "total s", f"x {reference['method'] if reference else '-'}", "memory",
-             "agrees", "ms/draw", "floor s", "of peak"],
-            [
-                [
-                    row["label"] + f" ({row['settings']})" * (labels.count(row["label"]) > 1),
-                    number(row["fit_seconds"], 2),
-                    number(row["score_seconds"], 2),
-                    number(row["seconds"], 2),
-                    number(row["seconds"] / reference["seconds"] if reference else None, 2),
-                    bytes_text(row["peak_memory_bytes"]),
-                    number(row["agrees"]),
-                    number(1000 * row["seconds_per_draw"] if "seconds_per_draw" in row else None, 2),
-                    number(row.get("floor_seconds"), 2),
-                    f"{100 * row['share_of_peak']:.0f} %" if "share_of_peak" in row else "",
-                ]
-                for row in rows
-            ],
-        ),
-    ]  # fmt: skip
-    return "\n".join(lines)
+    drawn = any("seconds_per_draw" in row for row in rows)
+    header = ["method", "fit s", "score s", "total s", f"x {reference['label']}", "memory", "agrees"]
+    cells = [
+        [
+            row["label"] + f" ({row['settings']})" * (labels.count(row["label"]) > 1),
+            number(row["fit_seconds"], 2),
+            number(row["score_seconds"], 2),
+            number(row["seconds"], 2),
+            number(row["seconds"] / reference["seconds"], 2),
+            bytes_text(row["peak_memory_bytes"]),
+            number(row["agrees"]),
+        ]
+        for row in rows
+    ]
+    if drawn:
+        header += ["ms/draw", "floor s", "of peak"]
+        for row, line in zip(rows, cells, strict=True):
+            line += [
+                number(1000 * row["seconds_per_draw"] if "seconds_per_draw" in row else None, 2),
+                number(row.get("floor_seconds"), 2),
+                f"{100 * row['share_of_peak']:.0f} %" if "share_of_peak" in row else "",
+            ]
+    return "\n".join(
+        [
+            f"{question.task.description}: {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} "
+            f"queries, {peak['device']}; peak {peak['flops'] / 1e9:,.0f} GFLOP/s "
+            f"({peak['dtype']} products of {peak['size']}); median of {len(rows[0]['all_seconds'])}",
+            "",
+            table(header, cells),
+            f"agrees: Spearman's correlation of raw scores with {labels[0]}'s, mean over queries",
+        ]
+    )
 
 
 @contextlib.contextmanager

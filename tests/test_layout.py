@@ -171,3 +171,16 @@ def test_torchvision_imports_beside_whatever_torch_is_here() -> None:
     code = "import retrain, torchvision; from transformers import GPTNeoXForCausalLM; print('fine')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stdout.strip().endswith("fine"), done.stderr
+
+
+def test_a_command_that_is_interrupted_while_it_imports_says_one_line() -> None:
+    """An extension that is interrupted makes an ImportError of it; any other error keeps its traceback."""
+    for raised, lines in (
+        ("raise KeyboardInterrupt", 1),
+        ("raise ImportError('initialization failed') from KeyboardInterrupt()", 1),
+        ("raise ValueError('other')", 3),
+    ):
+        code = f"import sys; sys.argv = ['-m']; import bench; {raised}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+        assert done.returncode != 0
+        assert len(done.stderr.splitlines()) == lines, done.stderr

@@ -147,6 +147,8 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
             raise UsageError(f"--merge {path}: there is no such file; expected a scaling.json of an earlier sweep")
     records = read_records(arguments.merge, arguments.fit_examples or ())
     check_out(arguments.out)
+    if arguments.rates and not Path(arguments.rates).parent.is_dir():
+        raise UsageError(f"--rates {arguments.rates}: there is no folder {Path(arguments.rates).parent}")
     rows, points = merged_rows(records)
     of_one_sweep = ("rows", "points", "setting", "options", "merged", "rows_by", "slopes", "crossovers")
     record = {
