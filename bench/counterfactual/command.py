@@ -82,6 +82,8 @@ def show_removal(out: Answers) -> str:
         parts.append(f"{words}\n{tables(header, lines)}\n{controls}")
         if classifies(out.task) and len({size for label, size in cells if label == SAME_CLASS}) < len(sizes):
             parts[-1] += f"\n{SAME_CLASS} ends where no query's class has so many examples"
+        if any(row["num_undefined"] for row in curves if row["label"] == SAME_CLASS):
+            parts[-1] += "\nundefined: queries whose class has fewer examples than are removed"
         # The largest size at which there is the most to compare: a class may have fewer examples than the largest.
         compared = max(sizes, key=lambda size: (sum((label, size) in cells for label in labels), size))
         if pairs := _pairs_text(out, seed, attributed, normalised, compared):
