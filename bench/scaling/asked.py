@@ -83,16 +83,15 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-WITH_ANY = {"json", "wide", "cache", "out"}
-GOES_WITH = {
-    "merge": {"rates", "fit_examples"},
-    "estimate": {"model", "methods", "train", "queries", "tokens", "draws", "fit_examples", "source"},
-    "against": {"estimate", "source"},
-    "check": {"source"},
+GOES_WITH = {  # what each thing to do looks at
+    "merge": {"rates", "fit_examples", "out", "json", "wide"},
+    "estimate": {"model", "methods", "train", "queries", "tokens", "draws", "fit_examples", "source", "json"},
+    "against": {"estimate", "source", "json", "wide"},
+    "check": {"source", "json", "wide"},
     "verdict": {"source"},
     "campaign": {
         "device", "text", "tokenizer", "seed", "total_seconds", "force", "dry_run", "source", "train", "queries",
-        "tokens", "random_weights", "draws", "chains", "set",
+        "tokens", "random_weights", "draws", "chains", "set", "cache", "out", "json", "wide",
     },
 }  # fmt: skip
 
@@ -101,22 +100,19 @@ def check_mode(arguments: argparse.Namespace) -> None:
     """One thing at a time, and nothing that would be passed over."""
     plain = vars(make_parser().parse_args([]))
     given = [name for name, value in vars(arguments).items() if value != plain[name]]
-    modes = [name for name in GOES_WITH if name in given]
-    if modes == ["estimate", "against"]:
-        modes = ["against"]
-    if len(modes) > 1 and "against" not in modes:
-        raise UsageError(f"{' and '.join(f'--{name}' for name in modes)}: expected one of them at a time")
     if arguments.model and not arguments.estimate:
         raise UsageError(f"--model goes with --estimate; to measure, --models {arguments.model}")
     for name, mode in (("rates", "merge"), ("against", "estimate")):
         if name in given and mode not in given:
             raise UsageError(f"--{name} goes with --{mode}")
+    modes = [name for name in GOES_WITH if name in given and not (name == "estimate" and arguments.against)]
+    if len(modes) > 1:
+        raise UsageError(f"{' and '.join(f'--{name}' for name in modes)}: expected one of them at a time")
     for mode in modes:
-        if over := [name for name in given if name not in {mode, *GOES_WITH[mode], *WITH_ANY}]:
+        if over := [name for name in given if name not in {mode, *GOES_WITH[mode]}]:
             words = ", ".join("--from" if name == "source" else f"--{name.replace('_', '-')}" for name in over)
-            raise UsageError(
-                f"{words} would be passed over: --{mode} does not take {'it' if len(over) == 1 else 'them'}"
-            )
+            them = "it" if len(over) == 1 else "them"
+            raise UsageError(f"{words} would be passed over: --{mode} does not take {them}")
 
 
 def fill_defaults(arguments: argparse.Namespace) -> None:

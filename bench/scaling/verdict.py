@@ -216,7 +216,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) -> str:
     both = {row["model"] for row in estimator.of("ekfac")}
-    found = []
+    found, others = [], []
     for row in bif:
         configuration = configuration_of(row)
         if configuration is None or row["model"] not in both:
@@ -225,11 +225,12 @@ def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Settin
         if isinstance(crossing, Crossover):
             ends = ", ".join(_rounded(end) for end in (crossing.low, crossing.high))
             found.append(f"{row['model']} {_rounded(crossing.value)} [{ends}]")
-        elif found:
-            found.append(f"{row['model']} not once")
+        else:
+            others.append(row["model"])
     if not found:
         return "At no fitting set do the two cost the same."
-    return f"Fitting sequences at which the two cost the same, {setting.queries} queries: {', '.join(found)}."
+    text = f"Fitting sequences at which the two cost the same, {setting.queries} queries: {', '.join(found)}."
+    return text + (f" At none, or at several: {', '.join(others)}." if others else "")
 
 
 def _rounded(count: float | None) -> str:

@@ -551,16 +551,17 @@ def test_estimate_works_from_the_package_alone(tmp_path: Path) -> None:
         (["--estimate", "--model", "1b", "--device", "cpu", "--dry-run"], "--device, --dry-run would be passed over"),
         (["--estimate", "--model", "1b", "--against", "x.csv"], "--model would be passed over: --against does not"),
         (["--check", "--methods", "bif"], "--methods would be passed over"),
+        (["--estimate", "--check", "--against", "x.csv"], "--against and --check: expected one of them at a time"),
     ],
 )
 def test_bad_arguments_are_one_line(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     more = ["--device", "cpu", "--random-weights", "--train", "4", "--tokens", "4"]
+    more += ["--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
     if not {"--estimate", "--merge", "--check"}.isdisjoint(arguments):
         more = []
-    folders = ["--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
-    assert scaling.main([*arguments, *more, *folders]) == 2
+    assert scaling.main([*arguments, *more]) == 2
     said = capsys.readouterr().err
     assert text in said
     assert said.count("\n") == 1
