@@ -19,6 +19,7 @@ from baselines.support.memory import free_bytes
 from retrain.examples import Batch, Examples
 
 HELD_SHARE, BATCH_SHARE = 0.5, 0.1  # of the free memory, for the gradients held and for a batch of streaming ones
+MOST_SUMMED = 2**30  # terms of one matrix product: cuBLAS takes fewer than 2^31
 
 
 class Rows(Protocol):
@@ -53,7 +54,7 @@ def inner_products(
         steps = [(a, b) for a in range(0, len(held), at_once) for b in range(0, len(streaming), batch_size)]
 
     def norms(rows: Tensor) -> Tensor:
-        squares = rows.square().sum(1) if weights is None else rows.square() @ weights
+        squares = rows.square().sum(1) if weights is None else _products(rows.square(), weights[None])[:, 0]
         return squares.clamp(min=0).sqrt().cpu()
 
     block: Tensor | None = None
@@ -67,7 +68,7 @@ def inner_products(
                 block *= weights
         stop = min(start + batch_size, len(streaming))
         rows = gradients(_batch(streaming, start, stop, device), out=buffer[: stop - start])
-        scores[first : first + len(block), start:stop] = -(block @ rows.T).cpu()
+        scores[first : first + len(block), start:stop] = -_products(block, rows).cpu()
         if not holds_train and first == 0:
             scale[start:stop] = norms(rows)
         if problem.work.due():
@@ -91,6 +92,12 @@ def parts_that_fit(wanted: int, room: float) -> int:
     while parts < wanted and math.ceil(wanted / parts) > room:
         parts *= 2
     return math.ceil(wanted / parts)
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right.T, however long their rows are."""
+    parts = zip(left.split(MOST_SUMMED, dim=1), right.split(MOST_SUMMED, dim=1), strict=True)
+    return torch.stack([first @ second.T for first, second in parts]).sum(0)
 
 
 def _batch(examples: Examples, start: int, stop: int, device: torch.device) -> Batch:

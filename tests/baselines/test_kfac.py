@@ -11,6 +11,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import nn
 
+from baselines.gradsim import GradSim
 from baselines.kfac import KFAC
 from baselines.method import Problem, load_method
 from baselines.support.damping import damped
@@ -230,3 +231,14 @@ def test_fewer_fitting_examples_are_drawn_at_random(tmp_path: Path) -> None:
     everything = run(KFAC(damping=0.1, labels="exact"), problem)
     assert not torch.allclose(some.scores, everything.scores)
     assert torch.corrcoef(torch.stack([some.scores.flatten(), everything.scores.flatten()]))[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("method", [KFAC(damping=0.1, labels="exact"), GradSim()])
+def test_gradients_longer_than_one_matrix_product_takes(method: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """cuBLAS sums fewer than 2^31 terms; GradSim at 2.8b has 2.5e9."""
+    problem = make_problem(Planted(num_train=20), tmp_path)
+    whole = run(method, problem)
+    monkeypatch.setattr("baselines.support.inner_products.MOST_SUMMED", 7)
+    in_parts = run(method, problem)
+    torch.testing.assert_close(in_parts.scores, whole.scores)
+    torch.testing.assert_close(in_parts.train_scale, whole.train_scale)
