@@ -19,7 +19,8 @@ from baselines.support.memory import free_bytes
 from retrain.examples import Batch, Examples
 
 HELD_SHARE, BATCH_SHARE = 0.5, 0.1  # of the free memory, for the gradients held and for a batch of streaming ones
-MOST_SUMMED = 2**30  # terms of one matrix product: cuBLAS takes fewer than 2^31
+MOST_SUMMED = 2**31 - 1  # terms of one matrix product, and steps from row to row: cuBLAS takes no more
+SUMMED_AT_ONCE = 2**27  # of longer rows
 
 
 class Rows(Protocol):
@@ -96,8 +97,14 @@ def parts_that_fit(wanted: int, room: float) -> int:
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
     """left @ right.T, however long their rows are."""
-    parts = zip(left.split(MOST_SUMMED, dim=1), right.split(MOST_SUMMED, dim=1), strict=True)
-    return torch.stack([first @ second.T for first, second in parts]).sum(0)
+    length = left.shape[1]
+    if length <= MOST_SUMMED:
+        return left @ right.T
+    total = left.new_zeros(len(left), len(right))
+    for start in range(0, length, SUMMED_AT_ONCE):
+        columns = slice(start, min(start + SUMMED_AT_ONCE, length))
+        total += left[:, columns].contiguous() @ right[:, columns].contiguous().T
+    return total
 
 
 def _batch(examples: Examples, start: int, stop: int, device: torch.device) -> Batch:
