@@ -84,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 GOES_WITH = {  # what each thing to do looks at
-    "merge": {"rates", "fit_examples", "out", "json", "wide"},
+    "merge": {"rates", "methods", "fit_examples", "out", "json", "wide"},
     "estimate": {"model", "methods", "train", "queries", "tokens", "draws", "fit_examples", "source", "json"},
     "against": {"estimate", "source", "json", "wide"},
     "check": {"source", "json", "wide"},

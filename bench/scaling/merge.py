@@ -6,7 +6,8 @@ For a campaign in parts, a sweep that was cut off and finished by another, and r
 yesterday's measurements. The records must agree in versions, and the points of a method in its options and its
 cost-relevant code, so that they could have come from one sweep. Where a row is in several, a measured one counts before
 a projected one, and any before one without numbers; a whole run keeps how far fewer blocks were off, and what the same
-run took another time.
+run took another time. With --methods, only their points: where one method of a sweep was measured again with newer
+code, the rest of it is still good.
 """
 
 import math
@@ -28,16 +29,22 @@ DEVICE_PEAKS = ("peak_memory_bytes", "peak_reserved_bytes")
 ROW_KEY = ("model", "method", "device", "train", "queries", "tokens", "draws", "fit_examples")
 
 
-def read_records(paths: Sequence[str], fit_sets: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """The sweeps' records, each point with its specification; `fit_sets` are rows that are asked of EK-FAC besides."""
+def read_records(
+    paths: Sequence[str], fit_sets: Sequence[int] = (), methods: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The sweeps' records, each point with its specification; `fit_sets` are rows that are asked of EK-FAC besides,
+    `methods` the only ones whose points are taken."""
     records = []
     for path in paths:
         try:
             record = read_json(path, follow_links=True)
-            record["points"] = [_with_specification(record, point, fit_sets) for point in record["points"]]
+            points = [point for point in record["points"] if not methods or point["method"] in methods]
+            record["points"] = [_with_specification(record, point, fit_sets) for point in points]
             record["versions"]
         except (SafeFileError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is no scaling.json of python -m bench.scaling: {_what(error)}") from None
+        if not points:
+            raise UsageError(f"{path} has no point" + (f" of {', '.join(methods)}" if methods else ""))
         records.append(record)
     _check(paths, records)
     return records

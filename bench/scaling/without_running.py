@@ -145,7 +145,7 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
     for path in arguments.merge:
         if not Path(path).is_file():
             raise UsageError(f"--merge {path}: there is no such file; expected a scaling.json of an earlier sweep")
-    records = read_records(arguments.merge, arguments.fit_examples or ())
+    records = read_records(arguments.merge, arguments.fit_examples or (), arguments.methods or ())
     check_out(arguments.out)
     if arguments.rates and not Path(arguments.rates).parent.is_dir():
         raise UsageError(f"--rates {arguments.rates}: there is no folder {Path(arguments.rates).parent}")

@@ -272,3 +272,15 @@ def test_sweeps_of_one_machine_are_merged_and_others_are_not(
     (tmp_path / "x.json").write_text("{}")
     assert scaling.main(["--merge", str(tmp_path / "x.json"), *out]) == 2
     assert "is no scaling.json" in capsys.readouterr().err
+
+
+def test_a_merge_may_take_some_methods_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = {"rungs": [rung(4, 1.4, tick_seconds=0.1), rung(8, 1.8, tick_seconds=0.1)]}
+    points = [{"model": "70m", "method": "bif", **done}, {"model": "70m", "method": "ekfac", "rungs": [ekfac_rung(1)]}]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(sweep_record("a", points)))
+    out = ["--out", str(tmp_path / "out")]
+    assert scaling.main(["--merge", str(path), "--methods", "bif", *out]) == 0
+    assert list(pd.read_csv(tmp_path / "out" / "scaling.csv")["method"]) == ["bif"]
+    assert scaling.main(["--merge", str(path), "--methods", "trak", *out]) == 2
+    assert "has no point of trak" in capsys.readouterr().err
