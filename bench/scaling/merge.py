@@ -153,11 +153,21 @@ def _held_out_depth(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, An
 
 
 def _made_again(kept: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of the other run where both were measured whole: of several, the one that differs most."""
-    if kept["error"] or other["error"] or kept["projected"] or other["projected"] or kept["run_id"] == other["run_id"]:
-        return {}
-    own, others = total_of(kept), [total_of(other), *(one["again_seconds"] for one in (kept, other))]
-    return {"again_seconds": max(filter(None, others), key=lambda seconds: abs(math.log(seconds / own)))}
+    """Seconds of the other run where both went equally deep and had this very fitting set: of several, the one that
+    differs most. A point that two sweeps took from one cache has the same seconds and is no second run."""
+    own = total_of(kept)
+    others = [one["again_seconds"] for one in (kept, other)]
+    if kept["depth"] == other["depth"] and _was_run(kept) and _was_run(other) and total_of(other) != own:
+        others.append(total_of(other))
+    found = max(filter(None, others), key=lambda seconds: abs(math.log(seconds / own)), default=None)
+    return {"again_seconds": found}
+
+
+def _was_run(row: dict[str, Any]) -> bool:
+    """Whether this very setting was run, if only in fewer blocks, rather than reached by a line through others."""
+    origin = str(row["projected_from"])
+    in_fewer_blocks = origin.partition(";")[0].endswith(" layers") and not ("fitting" in origin or "queries" in origin)
+    return not row["error"] and (not row["projected"] or in_fewer_blocks)
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, ...]:

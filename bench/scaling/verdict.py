@@ -257,23 +257,29 @@ def _checks(estimator: Estimator, setting: Setting) -> str:
             )
         ]
         lines.append(
-            f"{method_label(method)}, each model from the others: {_worst(inner)}; {'; '.join(ends)}; "
+            f"{method_label(method)}, each model from the others: {_worst(inner, setting.queries)}; {'; '.join(ends)}; "
             f"{inside} of {len(checked)} rows of {len({one['model'] for one in checked})} models inside their 95 % "
             "interval."
         )
     again = repeats(estimator.of("ekfac"))
     if again:
-        off = [f"{row['model']} on {row['fit_examples']:,.0f} {100 * more:+.0f} %" for row, more in again]
+        off = [f"{_run_of(row, setting.queries)} {100 * more:+.0f} %" for row, more in again]
         lines.append(f"EK-FAC, the same run made again: {', '.join(off)}.")
     return "\n".join(lines)
 
 
-def _worst(checked: list[dict[str, Any]]) -> str:
-    """The largest miss between measured sizes; where fitting sets were projected, of those that were not and of all."""
+def _worst(checked: list[dict[str, Any]], few: int) -> str:
+    """The largest miss between measured sizes: of runs, where the fitting set was projected too, and of more queries."""
+    kinds = {
+        "": [one for one in checked if one["queries"] == few and not (one["fit_examples"] and one["projected"])],
+        " where the fitting set is projected too": [
+            one for one in checked if one["queries"] == few and one["fit_examples"] and one["projected"]
+        ],
+        f" with more than {few} queries": [one for one in checked if one["queries"] != few],
+    }
     found = []
-    for kind, words in ((False, ""), (True, " where the fitting set is projected too")):
-        those = [one for one in checked if one["fit_examples"] is None or one["projected"] is kind]
-        if those and (kind is False or any(one["fit_examples"] for one in those)):
+    for words, those in kinds.items():
+        if those:
             worst = max(those, key=lambda one: abs(one["seconds_off"]))
             found.append(f"at most {abs(100 * worst['seconds_off']):.0f} % off{words} ({worst['model']})")
     return "between measured sizes " + ", ".join(found)
@@ -288,6 +294,14 @@ def _off(one: dict[str, Any], few: int) -> str:
     queries = f"with {one['queries']:,} queries" if not fitted or one["queries"] != few else ""
     where = " ".join(filter(None, [fitted, queries]))
     return f"{100 * one['seconds_off']:+.0f} % {where}" + (" \\*" if one["projected"] else "")
+
+
+def _run_of(row: dict[str, Any], few: int) -> str:
+    deep = SUITE[row["model"]].layers if row["model"] in SUITE else None
+    depth = int(number_of(row.get("depth")) or 0)
+    more = f", {row['queries']:,} queries" if row["queries"] != few else ""
+    blocks = f" ({depth} of {deep} blocks{more})" if deep and depth < deep else f" ({more[2:]})" if more else ""
+    return f"{row['model']} on {row['fit_examples']:,.0f}{blocks}"
 
 
 def _size(one: dict[str, Any]) -> int:

@@ -171,17 +171,22 @@ def test_parts_of_a_campaign_are_merged_row_by_row(tmp_path: Path) -> None:
     assert [(one["run_id"], one["commit"]) for one in merged] == [(str(number), f"c{number}") for number in range(4)]
 
 
+def slower(rung: dict[str, Any], times: float) -> dict[str, Any]:
+    """The same run of EK-FAC on a slower machine."""
+    return rung | {
+        "fit_seconds": times * rung["fit_seconds"], "phases": {k: times * v for k, v in rung["phases"].items()},
+        "fits": [{k: v if k == "fit_examples" else times * v for k, v in fit.items()} for fit in rung["fits"]],
+        "score_seconds": times * rung["score_seconds"],
+        "score_points": [[n, q, times * seconds] for n, q, seconds in rung["score_points"]],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_whole_run_says_how_far_fewer_blocks_were_off(tmp_path: Path, order: tuple[int, ...]) -> None:
     spec = specification("ekfac")
     spec["configuration"]["layers"] = 10
-    slow = ekfac_rung(10)
-    slow |= {"fit_seconds": 2 * slow["fit_seconds"], "phases": {k: 2 * v for k, v in slow["phases"].items()},
-             "fits": [{k: v if k == "fit_examples" else 2 * v for k, v in fit.items()} for fit in slow["fits"]],
-             "score_seconds": 2 * slow["score_seconds"],
-             "score_points": [[n, q, 2 * seconds] for n, q, seconds in slow["score_points"]]}  # fmt: skip
     paths = []
-    for number, rungs in enumerate([[slow], [ekfac_rung(1), ekfac_rung(2)]]):
+    for number, rungs in enumerate([[slower(ekfac_rung(10), 2)], [ekfac_rung(1), ekfac_rung(2)]]):
         point = {"model": "tiny", "method": "ekfac", "spec": spec, "cost_code": "x", "rungs": rungs}
         paths.append(tmp_path / f"{number}.json")
         paths[-1].write_text(json.dumps({"run_id": str(number), "versions": {}, "rows": [], "points": [point]}))
@@ -212,7 +217,7 @@ def test_a_check_that_went_badly_outlives_the_run_it_was_of(tmp_path: Path, orde
 
 
 def test_a_run_that_was_made_twice_says_what_the_other_took(tmp_path: Path) -> None:
-    """Of several others the furthest; the same sweep named twice is no other."""
+    """Of several others the furthest; a point that two sweeps took from one cache is no other."""
     found = {}
     for seconds in ((2.0, 2.5, 1.9), (2.0, 2.0)):
         paths = []
@@ -220,12 +225,26 @@ def test_a_run_that_was_made_twice_says_what_the_other_took(tmp_path: Path) -> N
             point = {"model": "tiny", "method": "bif", "spec": specification("bif"), "cost_code": "x",
                      "rungs": [rung(2000, score, tick_seconds=0.001)]}  # fmt: skip
             paths.append(tmp_path / f"{number}.json")
-            run_id = str(number) if len(seconds) > 2 else "one"
-            paths[-1].write_text(json.dumps({"run_id": run_id, "versions": {}, "rows": [], "points": [point]}))
+            paths[-1].write_text(json.dumps({"run_id": str(number), "versions": {}, "rows": [], "points": [point]}))
         assert scaling.main(["--merge", *map(str, paths), "--out", str(tmp_path / "out")]) == 0
         (found[seconds],) = read_rows(tmp_path / "out" / "scaling.csv")
     assert [row["again_seconds"] for row in found.values()] == [2.5, None]
     assert "the same run again, 2 queries" in show_own_checks([found[2.0, 2.5, 1.9]])
+
+
+def test_fewer_blocks_run_twice_are_a_repeat_and_a_line_through_them_is_none(tmp_path: Path) -> None:
+    spec = specification("ekfac", fit_sets=[8, 64])
+    spec["configuration"]["layers"] = 10
+    paths = []
+    for number, times in enumerate([1.0, 1.2]):
+        rungs = [slower(ekfac_rung(depth), times) for depth in (1, 2)]
+        point = {"model": "tiny", "method": "ekfac", "spec": spec, "cost_code": "x", "rungs": rungs}
+        paths.append(str(tmp_path / f"{number}.json"))
+        Path(paths[-1]).write_text(json.dumps({"run_id": str(number), "versions": {}, "rows": [], "points": [point]}))
+    assert scaling.main(["--merge", *paths, "--out", str(tmp_path / "out")]) == 0
+    on_8, on_64 = read_rows(tmp_path / "out" / "scaling.csv")
+    assert on_8["again_seconds"] == pytest.approx(1.2 * (on_8["fit_seconds"] + on_8["score_seconds"]))
+    assert on_64["again_seconds"] is None
 
 
 def test_peaks_that_were_taken_after_a_part_are_not_believed(tmp_path: Path) -> None:
