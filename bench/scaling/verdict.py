@@ -269,7 +269,7 @@ def _checks(estimator: Estimator, setting: Setting) -> str:
 
 
 def _worst(checked: list[dict[str, Any]], few: int) -> str:
-    """The largest miss between measured sizes: of runs, where the fitting set was projected too, and of more queries."""
+    """The largest miss between measured sizes: of runs, of projected fitting sets, and of more queries."""
     kinds = {
         "": [one for one in checked if one["queries"] == few and not (one["fit_examples"] and one["projected"])],
         " where the fitting set is projected too": [
