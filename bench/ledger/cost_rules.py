@@ -10,8 +10,7 @@ from bench.ledger.verdicts import AS_PAPER, FAILS, HOLDS, SHOWN, UNDECIDED, Cell
 from bench.scaling.costs import Setting
 from bench.scaling.crossover import Several, Throughout, crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
-from bench.scaling.fits import Estimate, Estimator, has_peak, ratio_ends
-from bench.scaling.held_out import setting_of
+from bench.scaling.fits import Estimate, Estimator, has_peak, ratio_ends, setting_of
 from bench.tables import bytes_text, duration
 from retrain.models.pythia_suite import SUITE
 

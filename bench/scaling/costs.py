@@ -26,6 +26,16 @@ def draw_flops(token_parameters: float, train: int, queries: int, minibatch: int
     return token_parameters * tokens * (2.0 * (train + queries) + 6.0 * min(minibatch, train))
 
 
+def draw_work(shape: Configuration, setting: Setting) -> tuple[float, ...]:
+    """What one draw's seconds are made of: all its FLOP; the head's, which are slower where the width is small; the
+    logits and the attention's entries, which are written and read. A gradient is three forward passes.
+    """
+    passes = setting.train + setting.queries + 3.0 * min(setting.minibatch, setting.train)
+    flops = draw_flops(shape.num_token_parameters, setting.train, setting.queries, setting.minibatch, setting.tokens)
+    logits = passes * setting.tokens * shape.vocabulary
+    return flops, 2.0 * logits * shape.hidden, logits, passes * setting.tokens**2 * shape.layers * shape.heads
+
+
 def covariance_flops(configuration: Configuration, tokens: int) -> float:
     """A fitting sequence of EK-FAC's first pass: its gradient, and outer products of both sides of every layer."""
     return tokens * (6.0 * configuration.num_token_parameters + 2.0 * configuration.num_covariances)

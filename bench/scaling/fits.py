@@ -1,10 +1,10 @@
 """What a run would cost, from measured rows: every axis, with an interval. No torch.
 
 Each method is a sum of parts, and each part is work that arithmetic knows times a pace that changes smoothly with the
-model's size (`Curve`): BIF's draws by their FLOP; EK-FAC's eigendecompositions by the cubes of its widths, its two
-passes over the fitting sequences by their FLOP, its scores by sequences, queries and pairs. How far off the pace of a
-model is when it is predicted from the others gives the interval; what the rows leave unknown (scores at another number
-of queries, sequences of another length) widens it.
+model's size (`Curve`), or at a price for each kind of it (`Law`): BIF's draws by their FLOP, logits and attention;
+EK-FAC's eigendecompositions by the cubes of its widths, its two passes over the fitting sequences by their FLOP, its
+scores by sequences, queries and pairs. How far off the pace of a model is when it is predicted from the others gives
+the interval; what the rows leave unknown (scores at another number of queries, sequences of another length) widens it.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.scaling.costs import Setting, chain_bytes, covariance_flops, draw_flops, ekfac_needs, lambda_flops
+from bench.scaling.costs import Setting, chain_bytes, covariance_flops, draw_flops, draw_work, ekfac_needs, lambda_flops
 from bench.scaling.ekfac_rows import ONE_SIZE_ERROR, SCORE_PARTS, fit_sizes_of, scores_were_measured
 from bench.scaling.lines import curve_through, fit_line, law_through
 from retrain.models.pythia_suite import SUITE, Configuration
@@ -23,6 +23,7 @@ LEAST_DEVIATION = 0.03  # in log: no run repeats itself better
 LENGTH_ERROR = 0.10  # in log, a factor of two in tokens: attention and the size of matrices do not go in proportion
 SETTING_ERROR = 0.03  # in log, a factor of two in sequences and queries beyond those measured
 QUERY_ERROR = 0.25  # in log, a factor of two in EK-FAC's queries beyond those measured: 14m at 1,800 from 180
+LAW_MODELS = 6  # so many tell the four kinds of a draw's work apart
 BIF_LIKE = ("bif", "bif_tokens")
 
 
@@ -65,6 +66,16 @@ def configuration_of(row: dict[str, Any]) -> Configuration | None:
     """Of a row's model, where it is one of the suite."""
     found = SUITE.get(str(row["model"]))
     return found if found is not None and found.num_parameters == int(row["parameters"]) else None
+
+
+def setting_of(row: dict[str, Any]) -> Setting:
+    """What was asked of the run that a row is about."""
+    return Setting(
+        train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]),
+        draws=int(number_of(row.get("draws")) or 0),
+        fit_examples=int(number_of(row.get("fit_examples")) or row["train"]),
+        minibatch=int(number_of(row.get("minibatch")) or 32),
+    )  # fmt: skip
 
 
 class Estimator:
@@ -231,9 +242,9 @@ def _bif_parts(
     closest = min(own, key=lambda work: abs(math.log(work / wanted)))
     most = max(groups, key=lambda work: (len(groups[work]), work == closest))
     base = groups[most]
-    sizes = [row["token_parameters"] for row in base]
     paces = {row["model"]: row["seconds_per_draw"] / _row_flops(row) for row in base}
-    pace = curve_through(sizes, list(paces.values()))
+    pace = _pace_of_a_draw(base, list(paces.values()), configuration, setting)
+    sizes = [row["token_parameters"] for row in base]
     setup = curve_through(sizes, [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in base])
     both = [
         (row["token_parameters"], math.log(row["seconds_per_draw"] / _row_flops(row) / paces[row["model"]]))
@@ -247,8 +258,27 @@ def _bif_parts(
         over = math.exp(float(np.interp(math.log(d), np.log(places), ratios)))
         spread = 0.0 if d in places else float(np.std(ratios))
     flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
-    deviation = math.hypot(pace.deviation(d), spread, _distance(own[closest] if both else base, setting))
-    return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.at(d) * over, deviation)]
+    deviation = math.hypot(pace.deviation, spread, _distance(own[closest] if both else base, setting))
+    return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.seconds * over, deviation)]
+
+
+def _pace_of_a_draw(
+    rows: list[dict[str, Any]], paces: list[float], configuration: Configuration, setting: Setting
+) -> CostPart:
+    """Seconds a FLOP: the model's own where it was measured; else by the kinds of work, where there are models enough
+    to tell them apart, or by size."""
+    d = configuration.num_token_parameters
+    sizes = [row["token_parameters"] for row in rows]
+    shapes = [configuration_of(row) for row in rows]
+    measured = [(shape, row) for shape, row in zip(shapes, rows) if shape is not None]
+    if len(measured) < len(rows) or len({shape.name for shape, _ in measured}) < LAW_MODELS:
+        curve = curve_through(sizes, paces)
+        return CostPart(curve.at(d), curve.deviation(d))
+    work = [draw_work(shape, setting_of(row)) for shape, row in measured]
+    law = law_through(tuple(sizes), tuple(work), tuple(row["seconds_per_draw"] for row in rows))
+    asked = draw_work(configuration, setting)
+    own = _own(rows, paces, configuration)
+    return CostPart(law.at(d, asked) / asked[0] if own is None else own, law.deviation(d))
 
 
 def _by_work(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:

@@ -8,22 +8,11 @@ python -m bench.scaling --estimate --against FILE.csv
 from collections.abc import Sequence
 from typing import Any
 
-from bench.scaling.costs import Setting
 from bench.scaling.ekfac_rows import scores_were_measured
-from bench.scaling.fits import Estimator, configuration_of, has_peak, number_of, total_of
+from bench.scaling.fits import Estimator, configuration_of, has_peak, number_of, setting_of, total_of
 from bench.tables import duration, table
 
 LEAST_MODELS = 3  # so many must be left to predict one from
-
-
-def setting_of(row: dict[str, Any]) -> Setting:
-    """What was asked of the run that a row is about."""
-    return Setting(
-        train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]),
-        draws=int(number_of(row.get("draws")) or 0),
-        fit_examples=int(number_of(row.get("fit_examples")) or row["train"]),
-        minibatch=int(number_of(row.get("minibatch")) or 32),
-    )  # fmt: skip
 
 
 def against(estimators: dict[str, Estimator], fresh: dict[str, Estimator]) -> list[dict[str, Any]]:

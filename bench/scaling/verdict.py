@@ -12,8 +12,8 @@ from typing import Any
 from bench.scaling.costs import Setting, covariance_flops, lambda_flops, least_lambda_flops
 from bench.scaling.crossover import Crossover, crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label, too_large
-from bench.scaling.fits import Estimate, Estimator, configuration_of, number_of, ratio_ends, total_of
-from bench.scaling.held_out import each_from_the_others, repeats, setting_of
+from bench.scaling.fits import Estimate, Estimator, configuration_of, number_of, ratio_ends, setting_of, total_of
+from bench.scaling.held_out import each_from_the_others, repeats
 from bench.tables import bytes_text, duration
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE, Configuration
@@ -297,11 +297,11 @@ def _off(one: dict[str, Any], few: int) -> str:
 
 
 def _run_of(row: dict[str, Any], few: int) -> str:
-    deep = SUITE[row["model"]].layers if row["model"] in SUITE else None
+    shape = configuration_of(row)
     depth = int(number_of(row.get("depth")) or 0)
-    more = f", {row['queries']:,} queries" if row["queries"] != few else ""
-    blocks = f" ({depth} of {deep} blocks{more})" if deep and depth < deep else f" ({more[2:]})" if more else ""
-    return f"{row['model']} on {row['fit_examples']:,.0f}{blocks}"
+    said = [f"{depth} of {shape.layers} blocks"] if shape is not None and 0 < depth < shape.layers else []
+    said += [f"{row['queries']:,} queries"] if row["queries"] != few else []
+    return f"{row['model']} on {row['fit_examples']:,.0f}" + (f" ({', '.join(said)})" if said else "")
 
 
 def _size(one: dict[str, Any]) -> int:

@@ -16,7 +16,7 @@ import pytest
 
 from bench import scaling
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
-from bench.scaling.costs import ekfac_needs
+from bench.scaling.costs import draw_work, ekfac_needs
 from bench.scaling.crossover import Several, Throughout, crossing_in, crossing_in_parameters, crossover
 from bench.scaling.estimate import (
     PAPER_FITTED,
@@ -39,7 +39,7 @@ from bench.scaling.figure import (
     explain,
     usable,
 )
-from bench.scaling.fits import Estimator, score_span
+from bench.scaling.fits import LAW_MODELS, Estimator, score_span, setting_of
 from bench.scaling.held_out import each_from_the_others
 from bench.scaling.lines import Curve, Law, bilinear, fit_blocks, fit_line, student
 from bench.scaling.plan import measuring_seconds
@@ -208,6 +208,25 @@ def test_estimates_find_a_known_law_at_another_model_and_setting() -> None:
     assert found.disk_bytes == pytest.approx(1.1 * SUITE["1b"].factor_bytes(), rel=0.01)
     assert found.fit_examples == 1_000_000
     assert estimator.estimate("bif", SUITE["1b"], asked).fit_examples is None
+
+
+def test_a_draw_is_told_by_its_kinds_of_work_where_models_of_one_size_differ_in_them() -> None:
+    """31m has as many heads as 70m: between its neighbours by size alone it would be missed."""
+    rows = [row for row in rows_by_law(tuple(SUITE)) if row["method"] == "bif"]
+    prices = (1e-15, 1e-15, 3e-12, 2e-12)
+    for row in rows:
+        work = draw_work(SUITE[row["model"]], setting_of(row))
+        row["seconds_per_draw"] = sum(price * one for price, one in zip(prices, work, strict=True))
+        row["score_seconds"] = 2.0 + 2000 * row["seconds_per_draw"]
+    asked = SUITE["31m"]
+    (left_out,) = [row for row in rows if row["model"] == "31m"]
+    others = [row for row in rows if row["model"] != "31m"]
+    by_work, by_size = (
+        Estimator(known).estimate("bif", asked, LAW).seconds / left_out["score_seconds"] - 1
+        for known in (others, others[: LAW_MODELS - 1])
+    )
+    assert by_work == pytest.approx(0, abs=1e-3)
+    assert abs(by_size) > 0.02
 
 
 def test_what_was_not_measured_widens_the_interval() -> None:
