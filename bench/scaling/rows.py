@@ -173,8 +173,9 @@ def _project(rungs: list[dict[str, Any]], axis: str, target: int) -> dict[str, A
         "max_residual": total.residual,
         "fit_seconds": fit,
         "score_seconds": total.at(target) - fit,
-        # More sequences pass through the same memory.
+        # More sequences pass through the same memory; what is written of each adds up.
         **{name: max(rung[name] for rung in rungs) for name in MEMORY if rungs[-1][name] is not None},
+        **({"disk_bytes": round(_line(rungs, sizes, "disk_bytes").at(target))} if rungs[-1]["disk_bytes"] else {}),
     }
 
 

@@ -63,7 +63,8 @@ def _measured_at(estimator: Estimator) -> str:
     layers = SUITE[VERDICT_MODEL].layers
     depth = int(number_of(rows[0].get("depth")) or layers)
     blocks = "" if depth >= layers else f" in {depth} of {layers} layers"
-    return f"fits of {str(rows[0]['fit_sizes']).replace(', ', ' and ')} sequences{blocks} and {timed:.0f} draws"
+    sets = " and ".join(str(rows[0]["fit_sizes"]).rsplit(", ", 1))
+    return f"fits of {sets} sequences{blocks} and {timed:.0f} draws"
 
 
 def _few_queries(estimator: Estimator) -> list[dict[str, Any]]:

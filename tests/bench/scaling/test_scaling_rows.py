@@ -303,3 +303,10 @@ def test_a_merge_may_take_some_methods_only(tmp_path: Path, capsys: pytest.Captu
     assert list(pd.read_csv(tmp_path / "out" / "scaling.csv")["method"]) == ["bif"]
     assert scaling.main(["--merge", str(path), "--methods", "trak", *out]) == 2
     assert "has no point of trak" in capsys.readouterr().err
+
+
+def test_what_a_sequence_writes_adds_up_where_its_memory_does_not() -> None:
+    spec = specification("trak", train=8)
+    rungs = [rung(0, 0.1 * n, fit=1.0, disk=100 + 20 * n) | {"size": {"train": n}} for n in (2, 4)]
+    (row,) = make_rows(spec, {"model": "tiny", "method": "trak", "rungs": rungs}, None)
+    assert (row["projected_from"], row["disk_bytes"], row["peak_memory_bytes"]) == ("2, 4 of 8 train", 260, 100)
