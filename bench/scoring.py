@@ -355,12 +355,14 @@ def close_desk() -> None:
 
 
 def _metered(problem: Problem, work: Any) -> tuple[Any, Cost]:
+    """One stage and its cost, with what earlier attempts at it took that it went on from."""
+    problem.work.start_clock()
     try:
         made, cost = metered(work, problem.seed, problem.device, problem.task.cpu_threads)
     except UsageError as error:  # this method cannot do with its settings; the others can
         raise MethodFailedError(str(error)) from error
     bill = problem.bill
-    cost.seconds = max(0.0, cost.seconds + bill.seconds)
+    cost.seconds = max(0.0, cost.seconds + problem.work.earlier_seconds + bill.seconds)
     cost.peak_memory_bytes = max(cost.peak_memory_bytes, bill.peak_memory_bytes)
     bill.seconds, bill.peak_memory_bytes = 0.0, 0
     return made, cost

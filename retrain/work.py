@@ -2,7 +2,8 @@
 
 A unit that takes longer than a minute saves its state now and again under names of its own choosing, and begins by
 asking for it; when its entry is written, its work is removed. States are written whole or not at all and carry a
-checksum: a torn or edited one counts as absent. `folder` is for what a library insists on writing itself.
+checksum: a torn or edited one counts as absent. Each says how long it took to get there, so that work that was resumed
+is charged for all of its attempts. `folder` is for what a library insists on writing itself.
 
     work = Work.of(store, kind, key)
     state = work.load("chain")                       # None, or (arrays, record) of an earlier attempt
@@ -39,14 +40,14 @@ from retrain.safe_files import (
     write_safetensors,
     write_whole,
 )
-from retrain.schema import Choice, Text, check
+from retrain.schema import Choice, Number, Text, check
 from retrain.store import OLD_SECONDS, Store, StoreError
 
 WORK = ".work"  # beside the store's kinds
 PROGRESS = ".progress.json"  # hidden: saying how far it is is no saved work
 TELL_SECONDS = 1.0
 SAVE_SECONDS = 30.0  # between two saves: a kill loses at most this and the save's own time
-STATE = {"turn": Choice(0, 1), "arrays_sha256": Text("[0-9a-f]{64}"), "record": TABLE}
+STATE = {"turn": Choice(0, 1), "arrays_sha256": Text("[0-9a-f]{64}"), "record": TABLE, "seconds?": Number(0, 1e12)}
 STATE_FILE = re.compile(r".+\.[01]\.safetensors")
 
 
@@ -56,6 +57,11 @@ class Work:
     def __init__(self, folder: Path):
         self.folder = folder
         self._saved = time.monotonic()
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """A stage of the work begins here: what is saved from now on took so long, and what it loads took before."""
+        self._began, self.earlier_seconds = time.monotonic(), 0.0
 
     @classmethod
     def of(cls, store: Store, kind: str, key: str) -> "Work":
@@ -76,7 +82,13 @@ class Work:
                 digest = write_safetensors(file, arrays)
                 file.flush()
                 os.fsync(file.fileno())
-            content = {"turn": turn, "arrays_sha256": digest, "record": plain_data(record, "record")}
+            seconds = round(self.earlier_seconds + time.monotonic() - self._began, 3)
+            content = {
+                "turn": turn,
+                "arrays_sha256": digest,
+                "record": plain_data(record, "record"),
+                "seconds": seconds,
+            }
             write_whole(self.folder / f"{name}.json", json.dumps(content) + "\n")
             with contextlib.suppress(FileNotFoundError):
                 self._arrays(name, 1 - turn).unlink()
@@ -97,7 +109,10 @@ class Work:
             raise
         except SafeFileError:
             return None
-        return (arrays, content["record"]) if digest.hexdigest() == content["arrays_sha256"] else None
+        if digest.hexdigest() != content["arrays_sha256"]:
+            return None
+        self.earlier_seconds = max(self.earlier_seconds, content.get("seconds", 0.0))
+        return arrays, content["record"]
 
     def clear(self) -> None:
         remove_folder(self.folder)

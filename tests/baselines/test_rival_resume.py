@@ -1,5 +1,6 @@
 """A killed fit or scoring goes on where it was, to the bits of one that was left alone."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from baselines.method import Method, Problem, load_method
+from bench.scoring import _metered
 from retrain.tasks import load_task
 from retrain.work import Work
 from tests.baselines.test_methods import make_problem
@@ -69,6 +71,19 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(name: str, tmp_path: 
             assert kills < 50, "no attempt gets further than the one before it"
     assert kills >= 3
     assert torch.equal(found, expected)
+
+
+def test_a_resumed_stage_is_charged_for_what_it_went_on_from(tmp_path: Path) -> None:
+    """And for nothing of what it did not."""
+    work = Work(tmp_path / "work")
+    work.save("inner_products", {}, {})
+    problem = Problem(**{**vars(make_problem(Planted(num_train=20), tmp_path)), "work": work})
+    edit = json.loads((tmp_path / "work" / "inner_products.json").read_text()) | {"seconds": 1000.0}
+    (tmp_path / "work" / "inner_products.json").write_text(json.dumps(edit))
+    _, resumed = _metered(problem, lambda: work.load("inner_products"))
+    _, fresh = _metered(problem, lambda: work.load("something else"))
+    assert 1000.0 <= resumed.seconds < 1100.0
+    assert fresh.seconds < 100.0
 
 
 def test_slow_scoring_saves_within_a_row_and_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

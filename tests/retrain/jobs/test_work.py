@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,6 +53,22 @@ def test_saving_is_due_now_and_again(work, monkeypatch):
     assert not work.due()
     monkeypatch.setattr(work_module, "SAVE_SECONDS", 0.0)
     assert work.due()
+
+
+def test_what_is_resumed_knows_how_long_it_took_in_all_attempts(store, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(work_module, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    for attempt in range(3):
+        work = Work.of(store, "numbers", KEY)
+        work.start_clock()
+        assert work.earlier_seconds == 0, "nothing was taken over yet"
+        work.load("chain")
+        assert work.earlier_seconds == 10 * attempt
+        clock[0] += 10
+        work.save("chain", ARRAYS, {"draw": attempt})
+        clock[0] += 5  # lost with the kill
+    work.start_clock()  # the next stage takes nothing over
+    assert work.earlier_seconds == 0
 
 
 HOSTILE = {
