@@ -10,7 +10,8 @@ from bench.ledger.verdicts import AS_PAPER, FAILS, HOLDS, SHOWN, UNDECIDED, Cell
 from bench.scaling.costs import Setting
 from bench.scaling.crossover import Several, Throughout, crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
-from bench.scaling.fits import Estimate, Estimator, has_peak, ratio_ends, setting_of
+from bench.scaling.fits import Estimate, Estimator, ratio_ends
+from bench.scaling.row_values import has_peak, setting_of
 from bench.tables import bytes_text, duration
 from retrain.models.pythia_suite import SUITE
 

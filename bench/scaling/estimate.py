@@ -16,8 +16,9 @@ import pandas as pd
 
 from bench.scaling.costs import Setting
 from bench.scaling.crossover import Crossing, Several, Throughout, crossing_in, crossing_in_parameters
-from bench.scaling.fits import Estimate, Estimator, total_of
+from bench.scaling.fits import Estimate, Estimator
 from bench.scaling.lines import Curve
+from bench.scaling.row_values import total_of
 from bench.tables import bytes_text, duration, table
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import Configuration

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.scaling.ekfac_rows import scores_were_measured
-from bench.scaling.fits import Estimator, configuration_of, has_peak, number_of, setting_of, total_of
+from bench.scaling.fits import Estimator
+from bench.scaling.row_values import configuration_of, has_peak, number_of, setting_of, total_of
 from bench.tables import duration, table
 
 LEAST_MODELS = 3  # so many must be left to predict one from

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from bench.scaling.estimate import RATES, read_rows
-from bench.scaling.fits import configuration_of
 from bench.scaling.problem import TRAINABLE
+from bench.scaling.row_values import configuration_of
 from bench.tables import table
 from retrain.command import Parser
 from retrain.errors import UsageError

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.scaling.ekfac_rows import fit_sizes_of
-from bench.scaling.fits import total_of
 from bench.scaling.methods import FORMER_AXES, PRIVATE_FIELDS
+from bench.scaling.row_values import total_of
 from bench.scaling.rows import make_rows
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import suite_configuration

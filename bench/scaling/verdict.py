@@ -12,8 +12,9 @@ from typing import Any
 from bench.scaling.costs import Setting, covariance_flops, lambda_flops, least_lambda_flops
 from bench.scaling.crossover import Crossover, crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label, too_large
-from bench.scaling.fits import Estimate, Estimator, configuration_of, number_of, ratio_ends, setting_of, total_of
+from bench.scaling.fits import Estimate, Estimator, ratio_ends
 from bench.scaling.held_out import each_from_the_others, repeats
+from bench.scaling.row_values import configuration_of, number_of, setting_of, total_of
 from bench.tables import bytes_text, duration
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE, Configuration

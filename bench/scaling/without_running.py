@@ -28,9 +28,10 @@ from bench.scaling.estimate import (
     slopes,
     too_large,
 )
-from bench.scaling.fits import Estimator, configuration_of, setting_of
+from bench.scaling.fits import Estimator
 from bench.scaling.held_out import against, each_from_the_others, show_held_out, show_own_checks
 from bench.scaling.merge import merged_rows, read_records
+from bench.scaling.row_values import configuration_of, setting_of
 from bench.scaling.show import show_rows, write_csv, write_table
 from bench.scaling.verdict import verdict_text, write_verdict
 from retrain.command import check_out

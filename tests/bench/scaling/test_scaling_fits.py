@@ -16,6 +16,7 @@ import pytest
 
 from bench import scaling
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
+from bench.scaling.cost_parts import LAW_MODELS, score_span
 from bench.scaling.costs import draw_work, ekfac_needs
 from bench.scaling.crossover import Several, Throughout, crossing_in, crossing_in_parameters, crossover
 from bench.scaling.estimate import (
@@ -39,10 +40,11 @@ from bench.scaling.figure import (
     explain,
     usable,
 )
-from bench.scaling.fits import LAW_MODELS, Estimator, score_span, setting_of
+from bench.scaling.fits import Estimator
 from bench.scaling.held_out import each_from_the_others
 from bench.scaling.lines import Curve, Law, bilinear, fit_blocks, fit_line, student
 from bench.scaling.plan import measuring_seconds
+from bench.scaling.row_values import setting_of
 from bench.scaling.show import write_csv
 from bench.scaling.specifications import (
     METHOD_FILES,

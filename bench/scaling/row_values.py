@@ -1,0 +1,47 @@
+"""What a row of scaling.csv says, read back: numbers, seconds, the model's shape and the setting that it is about."""
+
+import math
+from typing import Any
+
+from bench.scaling.costs import Setting
+from retrain.models.pythia_suite import SUITE, Configuration
+
+
+def number_of(value: Any) -> float | None:
+    return None if value is None or value == "" or not math.isfinite(float(value)) else float(value)
+
+
+def total_of(row: dict[str, Any]) -> float:
+    return (number_of(row.get("fit_seconds")) or 0.0) + (number_of(row.get("score_seconds")) or 0.0)
+
+
+def configuration_of(row: dict[str, Any]) -> Configuration | None:
+    """Of a row's model, where it is one of the suite."""
+    found = SUITE.get(str(row["model"]))
+    return found if found is not None and found.num_parameters == int(row["parameters"]) else None
+
+
+def setting_of(row: dict[str, Any]) -> Setting:
+    """What was asked of the run that a row is about."""
+    return Setting(
+        train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]),
+        draws=int(number_of(row.get("draws")) or 0),
+        fit_examples=int(number_of(row.get("fit_examples")) or row["train"]),
+        minibatch=int(number_of(row.get("minibatch")) or 32),
+    )  # fmt: skip
+
+
+def shape_of(row: dict[str, Any]) -> Configuration:
+    """What EK-FAC's costs depend on: of the suite's model, or of a row's own width and depth."""
+    found = configuration_of(row)
+    if found is not None:
+        return found
+    hidden = int(row["hidden"])
+    return Configuration(
+        name=str(row["model"]), hidden=hidden, layers=int(row["layers"]), heads=1, intermediate=4 * hidden
+    )
+
+
+def has_peak(row: dict[str, Any]) -> bool:
+    """Whether a row's memory was measured."""
+    return number_of(row.get("peak_memory_bytes")) is not None
