@@ -6,10 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from bench.scaling.plan import START_SECONDS
 from bench.scaling.specifications import ROOT
+from retrain.progress import WATCH_SECONDS, bar
+
+DELAY_SECONDS = 5.0  # a point that ends before needs no bar
 
 
 class Processes:
@@ -49,11 +54,7 @@ class Processes:
             process.stdin.close()
             if more:
                 self.prepare()
-            ended = True
-            try:
-                process.wait(timeout=limit)
-            except subprocess.TimeoutExpired:
-                ended = False
+            ended = _ends_within(limit, process, spec)
         finally:
             end_process(process)
         found: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"rungs": []}
@@ -66,6 +67,29 @@ class Processes:
     def close(self) -> None:
         if self.spare is not None:
             end_process(self.spare)
+
+
+def _ends_within(limit: float, process: subprocess.Popen[str], spec: dict[str, Any]) -> bool:
+    """Waits, and says how long already and how much is measured: a point's own clock must not be disturbed by it."""
+    started, most = time.monotonic(), START_SECONDS + spec["budget_seconds"]
+    words = f"{spec['configuration']['name']} {spec['method']}"
+    form = "{desc} {percentage:3.0f}%|{bar}| {n:.0f} s of about {total:.0f} s{postfix}"
+    with bar(desc=words, total=min(most, limit), delay=DELAY_SECONDS, leave=False, bar_format=form) as shown:
+        while (passed := time.monotonic() - started) < limit:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=min(WATCH_SECONDS, limit - passed))
+                return True
+            shown.set_postfix_str(_measured(spec), refresh=False)
+            shown.update(min(passed, shown.total) - shown.n)
+    return process.poll() is not None
+
+
+def _measured(spec: dict[str, Any]) -> str:
+    """How many sizes are there; nothing before the first."""
+    with contextlib.suppress(OSError, ValueError):
+        count = len(json.loads(Path(spec["result"]).read_text())["rungs"])
+        return f"{count} size{'s' if count > 1 else ''} measured" if count else ""
+    return ""
 
 
 def end_process(process: subprocess.Popen[str]) -> None:
