@@ -6,15 +6,15 @@ curve.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from bench.scaling.costs import Setting, covariance_flops, draw_flops, draw_work, lambda_flops
+from bench.scaling.costs import Setting, covariance_flops, draw_flops, draw_work, lambda_flops, least_lambda_flops
 from bench.scaling.ekfac_rows import ONE_SIZE_ERROR, SCORE_PARTS, fit_sizes_of, scores_were_measured
-from bench.scaling.lines import curve_through, fit_line, law_through
+from bench.scaling.lines import UNKNOWN_ERROR, Law, curve_through, fit_line, law_through
 from bench.scaling.row_values import configuration_of, number_of, setting_of, shape_of, total_of
 from retrain.models.pythia_suite import Configuration
 
@@ -61,41 +61,44 @@ def _distance(rows: list[dict[str, Any]], setting: Setting) -> float:
 def bif_parts(
     all_rows: list[dict[str, Any]], rows: list[dict[str, Any]], configuration: Configuration, setting: Setting
 ) -> list[CostPart]:
-    """Setup plus draws x FLOP x seconds a FLOP, the last from the curve across models.
+    """Setup plus draws x FLOP x seconds a FLOP, the last across models.
 
-    The curve is through rows of one number of sequences and queries, that of the most models. What a FLOP takes in
-    `rows` at the number closest to the one asked for, over that, is straight between the models that have both.
+    That is from rows of one number of sequences and queries, that of the most models. What a FLOP takes in `rows` at
+    another number, over that, is straight between the models that have both, and between the numbers.
     """
     groups, own = _by_work(all_rows), _by_work(rows)
     wanted = setting.train + setting.queries
     closest = min(own, key=lambda work: abs(math.log(work / wanted)))
-    most = max(groups, key=lambda work: (len(groups[work]), work == closest))
-    base = groups[most]
+    base = groups[max(groups, key=lambda work: (len(groups[work]), work == closest))]
     paces = {row["model"]: row["seconds_per_draw"] / _row_flops(row) for row in base}
     pace = _pace_of_a_draw(base, list(paces.values()), configuration, setting)
     sizes = [row["token_parameters"] for row in base]
     setup = curve_through(sizes, [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in base])
-    both = [
-        (row["token_parameters"], math.log(row["seconds_per_draw"] / _row_flops(row) / paces[row["model"]]))
-        for row in own[closest]
-        if row["model"] in paces
-    ]
     d = configuration.num_token_parameters
-    over, spread = 1.0, 0.0
-    if both:
-        places, ratios = zip(*both)
-        over = math.exp(float(np.interp(math.log(d), np.log(places), ratios)))
-        spread = 0.0 if d in places else float(np.std(ratios))
+    overs: dict[int, float] = {}
+    spread = 0.0
+    for work in sorted(own):
+        both = [
+            (row["token_parameters"], math.log(row["seconds_per_draw"] / _row_flops(row) / paces[row["model"]]))
+            for row in own[work]
+            if row["model"] in paces
+        ]
+        if both:
+            places, ratios = zip(*both)
+            overs[work] = float(np.interp(math.log(d), np.log(places), ratios))
+            if work == closest and d not in places:
+                spread = float(np.std(ratios))
+    over = math.exp(float(np.interp(math.log(wanted), np.log(list(overs)), list(overs.values())))) if overs else 1.0
     flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
-    deviation = math.hypot(pace.deviation, spread, _distance(own[closest] if both else base, setting))
+    deviation = math.hypot(pace.deviation, spread, _distance(own[closest] if closest in overs else base, setting))
     return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.seconds * over, deviation)]
 
 
 def _pace_of_a_draw(
     rows: list[dict[str, Any]], paces: list[float], configuration: Configuration, setting: Setting
 ) -> CostPart:
-    """Seconds a FLOP: the model's own where it was measured; else by the kinds of work, where there are models enough
-    to tell them apart, or by size."""
+    """Seconds a FLOP by the kinds of work, where there are models enough to tell them apart, or by size; times what the
+    model itself is over that where it was measured."""
     d = configuration.num_token_parameters
     sizes = [row["token_parameters"] for row in rows]
     shapes = [configuration_of(row) for row in rows]
@@ -106,8 +109,17 @@ def _pace_of_a_draw(
     work = [draw_work(shape, setting_of(row)) for shape, row in measured]
     law = law_through(tuple(sizes), tuple(work), tuple(row["seconds_per_draw"] for row in rows))
     asked = draw_work(configuration, setting)
-    own = _own(rows, paces, configuration)
-    return CostPart(law.at(d, asked) / asked[0] if own is None else own, law.deviation(d))
+    seconds = _at_own_level(law, d, asked, [shape == configuration for shape in shapes])
+    return CostPart(seconds / asked[0], law.deviation(d))
+
+
+def _at_own_level(law: Law, size: float, asked: tuple[float, ...], own: Sequence[bool]) -> float:
+    """What the law says, times what the model was over it where it was measured (`own`): a longer sequence takes more
+    of some kinds of work than of others."""
+    for work, cost, is_own in zip(law.given_work, law.given_costs, own):
+        if is_own and cost > 0:
+            return cost * law.at(size, asked) / law.at(size, work)
+    return law.at(size, asked)
 
 
 def _by_work(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
@@ -170,14 +182,14 @@ def _launched(flops: Callable[[Configuration, int], float]) -> WorkKinds:
 def _by_law(
     rows: list[dict[str, Any]], costs: list[float], kinds: WorkKinds, configuration: Configuration, setting: Setting
 ) -> CostPart:
-    """A cost of EK-FAC's: the model's own where it was measured at that length, else by its kinds of work."""
+    """A cost by its kinds of work, at the model's own level where it was measured."""
     shapes = [(shape_of(row), int(row["tokens"])) for row in rows]
     law = law_through(
         tuple(float(shape.hidden) for shape, _ in shapes), tuple(kinds(*shape) for shape in shapes), tuple(costs)
     )
+    own = [configuration_of(row) == configuration for row in rows]
     width, work = configuration.hidden, kinds(configuration, setting.tokens)
-    own = _own(rows, [cost / sum(kinds(*shape)) for cost, shape in zip(costs, shapes)], configuration)
-    return CostPart(law.at(width, work) if own is None else own * sum(work), law.deviation(width))
+    return CostPart(_at_own_level(law, width, work, own), law.deviation(width))
 
 
 def _own(rows: list[dict[str, Any]], paces: list[float], configuration: Configuration) -> float | None:
@@ -191,14 +203,16 @@ def _score_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
     is taken from the models that were measured at more, where there are two to tell a small one from a large one. Each
     factor of two beyond what a model was itself measured at widens the interval.
     """
-    most = _most_queries(rows)
-    counts = [int(row["queries"]) for row in most]
-    usual = max(set(counts), key=lambda count: (counts.count(count), -count))
-    many = [row for row in most if row["queries"] > usual and scores_were_measured(row) and _has_score_parts(row)]
+    measured = [row for row in rows if scores_were_measured(row)] or rows
+    fewest = [min(int(row["queries"]) for row in measured if row["model"] == model) for model in _models(measured)]
+    usual = max(set(fewest), key=lambda count: (fewest.count(count), -count))
+    many = [row for row in _most_queries(measured) if row["queries"] > usual and _has_score_parts(row)]
     queries = min(setting.queries, usual) if len(many) > 1 else setting.queries
-    spans = [score_span(row, setting.train, queries) for row in most]
+    # The run that the fit is from has its scores; one in fewer blocks says what further queries take.
+    deepest = first_of_each(sorted(measured, key=lambda row: abs(row["queries"] - usual)))
+    spans = [score_span(row, setting.train, queries) for row in deepest]
     known = _by_law(
-        most, [math.sqrt(low * high) for low, high in spans], _launched(_token_work), configuration, setting
+        deepest, [math.sqrt(low * high) for low, high in spans], _launched(_token_work), configuration, setting
     )
     unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
     parts = [replace(known, deviation=math.hypot(known.deviation, unknown))]
@@ -215,7 +229,11 @@ def _score_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
 def _further_queries(rows: list[dict[str, Any]], last: dict[str, Any], usual: int, setting: Setting) -> float:
     """Seconds of the queries beyond the usual number in one model: straight between those it was measured at."""
     same = [
-        row for row in rows if row["model"] == last["model"] and row["queries"] > usual and scores_were_measured(row)
+        row
+        for row in rows
+        if all(row.get(name) == last.get(name) for name in ("model", "fit_examples", "run_id"))
+        and row["queries"] > usual
+        and scores_were_measured(row)
     ]
     by_count = {int(row["queries"]): float(row["score_seconds"]) for row in same}
     base = score_span(last, int(last["train"]), usual)[0]
@@ -232,10 +250,14 @@ def _has_score_parts(row: dict[str, Any]) -> bool:
     return None not in values and any(values)
 
 
+def _models(rows: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["model"] for row in rows))
+
+
 def _most_queries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a model: of those whose scores were measured at their number of queries, the one with the most."""
+    """A row a model, the one with the most queries."""
     found: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: (not scores_were_measured(row), -row["queries"], row["fit_examples"] or 0)):
+    for row in sorted(rows, key=lambda row: (-row["queries"], row["fit_examples"] or 0)):
         found.setdefault(row["model"], row)
     return sorted(found.values(), key=lambda row: row["parameters"])
 
@@ -261,19 +283,55 @@ def score_span(row: dict[str, Any], train: int, queries: int) -> tuple[float, fl
 
 
 def other_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
-    """In proportion to tokens and parameters; of a fitted method, by its own line in the fitting sequences."""
+    """In proportion to tokens and parameters; of a fitted method that is its scores, beside its fit."""
     known = closest_work(rows, setting)
-    wanted, d = (setting.train + setting.queries) * setting.tokens, configuration.num_token_parameters
-    seconds, deviation = [], _distance(known, setting)
-    for row in known:
-        sizes = {r["fit_examples"]: total_of(r) for r in rows if r["model"] == row["model"] and r.get("fit_examples")}
-        here = total_of(row)
-        if len(sizes) > 1:
-            here = fit_line(list(sizes), list(sizes.values())).at(setting.fit_examples)
-        elif sizes and setting.fit_examples != row["fit_examples"]:
-            here *= max(1.0, setting.fit_examples / row["fit_examples"])
-            deviation = math.hypot(deviation, ONE_SIZE_ERROR)
-        seconds.append(here * wanted / ((row["train"] + row["queries"]) * row["tokens"]))
-    parameters = [row["token_parameters"] for row in known]
-    pace = curve_through(parameters, [value / size for value, size in zip(seconds, parameters)])
-    return [CostPart(pace.at(d) * d, math.hypot(pace.deviation(d), deviation))]
+    fitted = any(number_of(row.get("fit_examples")) for row in known)
+    own = any(configuration_of(row) == configuration for row in known)
+    deviation = _distance(known, setting)
+    d, sizes = configuration.num_token_parameters, [row["token_parameters"] for row in known]
+    wanted = (setting.train + setting.queries) * setting.tokens
+    seconds = [
+        float(row["score_seconds"] if fitted else total_of(row))
+        * wanted
+        / ((row["train"] + row["queries"]) * row["tokens"])
+        for row in known
+    ]
+    pace = curve_through(sizes, [value / size for value, size in zip(seconds, sizes)])
+    parts = [CostPart(pace.at(d) * d, deviation if own else math.hypot(pace.deviation(d), deviation))]
+    if fitted:
+        fixed = []
+        for row in known:
+            each = _a_fitting_sequence(rows, shape_of(row), setting_of(row))
+            fixed.append(max(float(row["fit_seconds"]) - row["fit_examples"] * each.seconds, 1e-3))
+        rest = _by_law(known, fixed, _decomposed, configuration, setting)
+        each = _a_fitting_sequence(rows, configuration, setting)
+        parts += [
+            replace(rest, deviation=0.0) if own else rest,
+            replace(each, seconds=each.seconds * setting.fit_examples),
+        ]
+    return parts
+
+
+def _decomposed(shape: Configuration, tokens: int) -> tuple[float, ...]:
+    """Kernels' start and eigendecompositions."""
+    return float(shape.layers), float(shape.eigen_cost)
+
+
+def _a_fitting_sequence(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> CostPart:
+    """Of another method than kronfluence's, from the models that were run with two fitting sets; where none was, all of
+    a fit goes by them."""
+    slopes, known = [], []
+    for row in first_of_each(rows):
+        same = [other for other in rows if all(other[name] == row[name] for name in ("model", "train", "queries"))]
+        sizes = {other["fit_examples"]: float(other["fit_seconds"]) for other in same}
+        slope = fit_line(list(sizes), list(sizes.values())).slope if len(sizes) > 1 else 0.0
+        if slope > 0:
+            slopes.append(slope)
+            known.append(row)
+    kinds = _launched(lambda shape, tokens: covariance_flops(shape, tokens) + least_lambda_flops(shape, tokens))
+    if slopes:
+        each = _by_law(known, slopes, kinds, configuration, setting)
+        return replace(each, deviation=max(each.deviation, UNKNOWN_ERROR))
+    known = first_of_each(rows)
+    each = _by_law(known, [row["fit_seconds"] / row["fit_examples"] for row in known], kinds, configuration, setting)
+    return replace(each, deviation=math.hypot(each.deviation, ONE_SIZE_ERROR))

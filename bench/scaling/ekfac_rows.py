@@ -186,8 +186,9 @@ class Parts:
             return {}
         sizes = [fit["fit_examples"] for fit in smaller]
         kinds = ("covariance", "lambda")
+        least = {kind: self.least[kind] * self.depths[-1] / self.whole for kind in kinds}  # of the blocks that were run
         predicted = sum(
-            fit_line(sizes, [fit[kind] for fit in smaller], self.least[kind], PASS_JITTER).at(count) for kind in kinds
+            fit_line(sizes, [fit[kind] for fit in smaller], least[kind], PASS_JITTER).at(count) for kind in kinds
         )
         return {
             "held_out": f"{count} fitting sequences from {', '.join(map(str, sizes))}",

@@ -7,6 +7,7 @@ Everything comes from the rows of a measured scaling.csv; without --from, those 
 
 import io
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -104,7 +105,7 @@ def show_estimates(found: Sequence[Estimate]) -> str:
             f"{one.fit_examples:,}" if one.fit_examples else "-",
             duration(one.seconds),
             f"[{duration(one.seconds_low)}, {duration(one.seconds_high)}]",
-            bytes_text(one.peak_memory_bytes),
+            "-" if math.isnan(one.peak_memory_bytes) else bytes_text(one.peak_memory_bytes),
             bytes_text(one.disk_bytes) if one.disk_bytes else "-",
             f"{one.num_models}" + (" +" if one.beyond or one.unmeasured else ""),
         ]
@@ -166,8 +167,9 @@ def _cheapest(found: Sequence[Estimate]) -> str:
 
 
 def _room(one: Estimate) -> str:
+    memory = "unknown" if math.isnan(one.peak_memory_bytes) else bytes_text(one.peak_memory_bytes)
     disk = f" and {bytes_text(one.disk_bytes)} of disk" if one.disk_bytes else ""
-    return f"{bytes_text(one.peak_memory_bytes)} of memory{disk}"
+    return f"{memory} memory{disk}" if memory == "unknown" else f"{memory} of memory{disk}"
 
 
 def crossovers(

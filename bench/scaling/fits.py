@@ -169,7 +169,8 @@ def _own_deviation(rows: list[dict[str, Any]], configuration: Configuration, set
 
 
 def _memory(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> float:
-    """What arithmetic says of BIF and EK-FAC times what was measured over it; others by the curve of their peaks."""
+    """What arithmetic says of BIF and EK-FAC times what was measured over it; others by the curve of their peaks, and
+    unknown beyond it."""
     method, number_bytes = rows[0]["method"], 4 if rows[-1].get("dtype") == "float32" else 2
     known = closest_work([row for row in rows if has_peak(row)], setting)
     sizes = [row["parameters"] for row in known]
@@ -185,13 +186,14 @@ def _memory(rows: list[dict[str, Any]], configuration: Configuration, setting: S
         for row in known
     ]
     wanted = arithmetic(configuration, setting.tokens, setting.minibatch)
+    by_arithmetic = method in (*BIF_LIKE, "ekfac")
     if not known:
-        return wanted if method in (*BIF_LIKE, "ekfac") else math.nan
+        return wanted if by_arithmetic else math.nan
     # Beyond the measured sizes as at their end: what is over arithmetic comes to an end as models grow.
     size = min(max(configuration.num_parameters, min(sizes)), max(sizes))
-    return curve_through(sizes, over).at(size) * (
-        wanted if method in (*BIF_LIKE, "ekfac") else configuration.num_parameters / size
-    )
+    if size != configuration.num_parameters and not by_arithmetic:
+        return math.nan  # kfac and GradSim hold as many gradients as there is room for: a larger model says nothing
+    return curve_through(sizes, over).at(size) * wanted
 
 
 def _disk(rows: list[dict[str, Any]], configuration: Configuration) -> float:

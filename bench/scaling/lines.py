@@ -20,6 +20,7 @@ LEAST_NOISE = 0.003  # a clock is no better than this
 LINEAR_WITHIN = 0.10  # the largest relative residual at which a line is believed
 UNKNOWN_ERROR = 0.25  # of a curve through too few models to leave one out
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom
+FEW_MISSES = 2  # one says no more than that
 GROWTH, MOST_GROWTH = 0.05, 0.5  # what a curve's error grows by, in log, a factor of e beyond the measured sizes
 
 
@@ -215,6 +216,8 @@ class AcrossModels:
         weights = np.exp([-abs(at - place) for place, _ in self.misses])
         squares = np.square([miss for _, miss in self.misses])
         near = math.sqrt(float(weights @ squares / weights.sum()))
+        if len(self.misses) < FEW_MISSES:  # Student's quantile of one miss would say that anything may be
+            return math.hypot(max(near, UNKNOWN_ERROR), beyond)
         return math.hypot(near * student(len(self.misses)) / student(0), beyond)
 
 
@@ -266,6 +269,7 @@ class Law(AcrossModels):
     """
 
     def __init__(self, sizes: Sequence[float], work: Sequence[Sequence[float]], costs: Sequence[float]):
+        self.given_work, self.given_costs = [tuple(kinds) for kinds in work], list(costs)  # in the order they came
         known = sorted((size, tuple(kinds), cost) for size, kinds, cost in zip(sizes, work, costs) if cost > 0)
         self.x = np.log(np.array([size for size, _, _ in known]))
         self.work = np.array([kinds for _, kinds, _ in known], float)

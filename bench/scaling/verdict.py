@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.scaling.cost_parts import first_of_each
 from bench.scaling.costs import Setting, covariance_flops, lambda_flops, least_lambda_flops
 from bench.scaling.crossover import Crossover, crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label, too_large
@@ -202,7 +203,7 @@ def _over_floor(
     estimator: Estimator, model: str, flops_of_lambda: Callable[[Configuration, int], float]
 ) -> float | None:
     """What EK-FAC takes for a fitting sequence over the FLOP of its two passes at the matrix product's peak."""
-    for row in estimator.of("ekfac"):
+    for row in first_of_each(estimator.of("ekfac")):
         each, peak = number_of(row.get("fit_seconds_per_example")), number_of(row.get("peak_flops"))
         if row["model"] == model and each and peak:
             shape, tokens = SUITE[model], int(row["tokens"])

@@ -1,5 +1,6 @@
 """bench.scaling without a machine: known laws, estimates, crossovers, held-out checks, figures, the campaign."""
 
+import itertools
 import json
 import os
 import re
@@ -165,7 +166,7 @@ def test_scoring_costs_are_told_apart() -> None:
 
 
 def test_a_curve_is_exact_on_a_power_law_and_unsure_beyond_one_that_bends() -> None:
-    curve = Curve([1e7, 1e8, 1e9], [2e7**0.7, 2e8**0.7, 2e9**0.7])
+    curve = Curve([1e6, 1e7, 1e8, 1e9], [2e6**0.7, 2e7**0.7, 2e8**0.7, 2e9**0.7])
     assert curve.at(5e8) == pytest.approx(1e9**0.7)
     assert curve.at(1e11) == pytest.approx(2e11**0.7)
     assert curve.slope == pytest.approx(0.7)
@@ -173,6 +174,7 @@ def test_a_curve_is_exact_on_a_power_law_and_unsure_beyond_one_that_bends() -> N
     bent = Curve([1e6, 1e7, 1e8, 1e9], [5.0, 1.0, 0.9, 0.85])
     assert bent.deviation(1e5) > 3 * bent.deviation(1e10), "an end that the others miss says little of what is beyond"
     assert Curve([1e8, 1e8], [1.0, 2.0]).deviation(1e8) > 0.3, "two runs of one size that disagree"
+    assert 0.2 < Curve([1e7, 1e8, 1e9], [1.0, 1.2, 1.0]).deviation(5e8) < 1, "one miss: unsure, but not of everything"
 
 
 def test_a_law_goes_from_waiting_to_arithmetic_where_a_curve_does_not() -> None:
@@ -317,6 +319,43 @@ def test_one_measured_model_says_that_a_larger_one_takes_longer() -> None:
     row = rows_by_law(("14m",))[0] | {"method": "gradsim", "score_seconds": 2.0}
     found = Estimator([row]).estimate("gradsim", SUITE["12b"], LAW)
     assert found.seconds == pytest.approx(2.0 * SUITE["12b"].num_token_parameters / SUITE["14m"].num_token_parameters)
+
+
+SHIPPED = by_device(read_rows(RATES))["NVIDIA H200"]
+
+
+@pytest.mark.parametrize("method", SHIPPED.methods())
+@pytest.mark.parametrize("model", ["14m", "410m", "1.4b", "2.8b"])
+def test_more_of_anything_is_never_estimated_cheaper(method: str, model: str) -> None:
+    axes: dict[str, tuple[int, ...]] = {
+        "queries": (1, 18, 60, 91, 180, 735, 1800, 10_000), "train": (100, 400, 470, 1100, 5000),
+        "tokens": (64, 150, 512, 2048), "fit_examples": (100, 400, 2000, 10_000, 1_000_000), "draws": (100, 2000),
+    }  # fmt: skip
+    for axis, values in axes.items():
+        found = [SHIPPED.estimate(method, SUITE[model], replace(LAW, **{axis: value})) for value in values]
+        seconds = [one.seconds for one in found]
+        assert all(more >= 0.999 * less for less, more in itertools.pairwise(seconds)), (axis, seconds)
+        assert all(one.seconds_high / one.seconds_low < 1e4 for one in found), "an interval that says something"
+
+
+def test_what_was_run_is_estimated_as_it_was() -> None:
+    """The run that a model's fit is from has its scores, and not one in fewer blocks or another session's."""
+    for row in SHIPPED.rows:
+        if row["queries"] == 18 and row["fit_examples"] not in (200, 2000):
+            found = SHIPPED.estimate(row["method"], SUITE[row["model"]], setting_of(row))
+            assert found.seconds == pytest.approx(row["fit_seconds"] + row["score_seconds"], rel=0.12), row["model"]
+
+
+def test_longer_sequences_take_a_measured_model_what_they_take_one_of_its_shape() -> None:
+    for method in ("bif", "ekfac"):
+        for model in ("31m", "410m"):
+            both = (SHIPPED, SHIPPED.without(model))
+            growth = [
+                one.estimate(method, SUITE[model], replace(LAW, tokens=1024)).seconds
+                / one.estimate(method, SUITE[model], LAW).seconds
+                for one in both
+            ]
+            assert growth[0] == pytest.approx(growth[1], rel=0.25), (method, model)
 
 
 def test_a_fitted_method_of_ones_own_is_estimated_by_its_own_line() -> None:
