@@ -125,17 +125,23 @@ def orders_of_magnitude(estimator: Estimator, setting: Setting) -> SuiteCells:
             f"[{ratio.low:,.1f}, {ratio.high:,.1f}]"
         )
         cell = Cell("EK-FAC / BIF", text, within(ratio, 10**1.5, math.inf))
-        found.append(
-            ((LARGEST_MODEL, f"fit + score, fitted on {count:,}"), cell, AS_PAPER if count == PAPER_FITTED else SHOWN)
-        )
+        found.append(((LARGEST_MODEL, _counted(estimator, count)), cell, AS_PAPER if count == PAPER_FITTED else SHOWN))
     return found
+
+
+def _counted(estimator: Estimator, count: int, model: str = LARGEST_MODEL) -> str:
+    run = any(
+        row["model"] == model and row["fit_examples"] == count and str(row["projected"]) != "True"
+        for row in estimator.of("ekfac")
+    )
+    return f"fit + score, fitted on {count:,}" + ("" if run else ", projected")
 
 
 def ratio_grows(estimator: Estimator, setting: Setting) -> SuiteCells:
     small, large = (_ratio(*_both(estimator, setting, model)[::-1]) for model in (SMALLEST_MODEL, LARGEST_MODEL))
     outcome = HOLDS if large.low > small.high else FAILS if large.high < small.low else UNDECIDED
     text = " and ".join(f"{one.mean:,.0f} [{one.low:,.0f}, {one.high:,.0f}]" for one in (small, large))
-    words = (f"{SMALLEST_MODEL} and {LARGEST_MODEL}", f"fit + score, fitted on {setting.fit_examples:,}")
+    words = (f"{SMALLEST_MODEL} and {LARGEST_MODEL}", _counted(estimator, setting.fit_examples))
     return [(words, Cell("EK-FAC / BIF", text, outcome), AS_PAPER)]
 
 
@@ -144,7 +150,7 @@ def same_memory(estimator: Estimator, setting: Setting) -> SuiteCells:
     ratio = ekfac.peak_memory_bytes / bif.peak_memory_bytes
     apart = max(ratio, 1 / ratio)
     outcome = HOLDS if apart <= 1.5 else FAILS if apart > 2 else UNDECIDED
-    text = f"EK-FAC {bytes_text(ekfac.peak_memory_bytes)}, BIF {bytes_text(bif.peak_memory_bytes)}: {ratio:.2f}x"
+    text = f"EK-FAC {bytes_text(ekfac.peak_memory_bytes)}, BIF {bytes_text(bif.peak_memory_bytes)}: {ratio:.3f}x"
     known = any(has_peak(row) for row in estimator.of("ekfac"))
     how = _how(estimator, "ekfac") if known else "EK-FAC by arithmetic, which nothing measured bears out yet"
     return [((LARGEST_MODEL, how), Cell("peak memory", text, outcome if known else UNDECIDED), AS_PAPER)]

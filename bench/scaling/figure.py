@@ -18,7 +18,7 @@ from matplotlib.patheffects import withStroke
 
 from bench.scaling.costs import Setting, draw_flops
 from bench.scaling.ekfac_rows import scores_were_measured
-from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
+from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label, too_large
 from bench.scaling.fits import Estimator, ratio_ends
 from bench.scaling.lines import Curve
 from bench.scaling.row_values import number_of
@@ -244,8 +244,17 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
         "Seconds of EK-FAC over those of BIF (contours), "
         f"{base.train} training sequences, {base.tokens} tokens, {base.draws:,} draws. Blue: BIF is cheaper; orange: "
         "EK-FAC is. Pale, between dashes: the intervals overlap. Star: the paper's own point, 2.8b fitted on 1,000,000 "
-        f"sequences. Not run right of the dotted line: {', '.join(map(method_label, unseen))}. {' '.join(facts)}"
+        f"sequences. Not run right of the dotted line: {', '.join(map(method_label, unseen))}{_unfit(estimator, base)}. "
+        f"{' '.join(facts)}"
     )
+
+
+def _unfit(estimator: Estimator, setting: Setting) -> str:
+    """The models of BIF's that EK-FAC has no memory for, by arithmetic."""
+    device, largest = str(estimator.rows[0]["device"]), max(row["parameters"] for row in estimator.of("bif"))
+    shapes = [shape for shape in SUITE.values() if shape.num_parameters <= largest]
+    names = [shape.name for shape in shapes if too_large([estimator.estimate("ekfac", shape, setting)], device)]
+    return f" (at {', '.join(names)} it does not fit)" if names else ""
 
 
 def _run_with(estimator: Estimator, method: str, queries: int) -> str:
