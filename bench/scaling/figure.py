@@ -238,14 +238,13 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
         facts.append(_paper_fact(estimator, replace(base, queries=count)))
         if count > base.queries:
             facts.append(f"Run with that many: {'; '.join(_run_with(estimator, name, count) for name in RIVALS)}.")
-    unseen = [name for name in RIVALS if max(row["parameters"] for row in estimator.of(name)) == largest]
+    unseen = [method_label(name) for name in RIVALS if max(row["parameters"] for row in estimator.of(name)) == largest]
     axes[0].set_ylabel("sequences EK-FAC is fitted on")
     return (
         "Seconds of EK-FAC over those of BIF (contours), "
         f"{base.train} training sequences, {base.tokens} tokens, {base.draws:,} draws. Blue: BIF is cheaper; orange: "
         "EK-FAC is. Pale, between dashes: the intervals overlap. Star: the paper's own point, 2.8b fitted on 1,000,000 "
-        f"sequences. Not run right of the dotted line: {', '.join(map(method_label, unseen))}{_unfit(estimator, base)}. "
-        f"{' '.join(facts)}"
+        f"sequences. Not run right of the dotted line: {', '.join(unseen)}{_unfit(estimator, base)}. {' '.join(facts)}"
     )
 
 
