@@ -29,7 +29,8 @@ class Saver:
     def __init__(self, work: Work, settings: Mapping[str, Any]):
         self._work, self._settings = work, dict(settings)
         self._cost, self._saved = 0.0, time.monotonic()
-        self._unsaved_seconds = 0.0  # of finished parts that were not worth a file
+        self._unsaved: dict[str, Mapping[str, Tensor]] = {}  # finished parts that were not worth a file by themselves
+        self._unsaved_seconds = 0.0
         self._told = False
 
     def load(self, name: str) -> tuple[dict[str, Tensor], int | None] | None:
@@ -46,13 +47,24 @@ class Saver:
             self._save(name, state(), taken)
 
     def finished(self, name: str, part: Mapping[str, Tensor], seconds: float) -> None:
-        """Saves a whole part, unless that and others like it would be made again in less than a save's interval."""
-        if self._unsaved_seconds + seconds < SAVE_SECONDS:
-            self._unsaved_seconds += seconds
-        else:
-            self._save(name, part, None)
+        """Saves a whole part; where that and others like it would be made again in less than a save's interval, with
+        the next that is saved."""
+        self._unsaved[name] = part
+        self._unsaved_seconds += seconds
+        if self._unsaved_seconds >= SAVE_SECONDS:
+            self._save_finished()
+
+    def _save_finished(self) -> None:
+        parts, self._unsaved, self._unsaved_seconds = self._unsaved, {}, 0.0
+        for name, part in parts.items():
+            self._write(name, part, None)
 
     def _save(self, name: str, tensors: Mapping[str, Tensor], taken: int | None) -> None:
+        # A state's seconds are those of all that came before it: what did must not be made, and charged, again.
+        self._save_finished()
+        self._write(name, tensors, taken)
+
+    def _write(self, name: str, tensors: Mapping[str, Tensor], taken: int | None) -> None:
         if isinstance(self._work, NoWork):
             return
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -20,6 +20,7 @@ from retrain.models.pythia_suite import Configuration
 
 SETTING_ERROR = 0.03  # in log, a factor of two in sequences and queries beyond those measured
 QUERY_ERROR = 0.25  # in log, a factor of two in EK-FAC's queries beyond those measured: 14m at 1,800 from 180
+KEEPS_FEATURES = ("trak",)  # each example goes through once, however many there are on the other side
 LAW_MODELS = 6  # so many tell the four kinds of a draw's work apart
 
 
@@ -289,14 +290,17 @@ def other_parts(rows: list[dict[str, Any]], configuration: Configuration, settin
     own = any(configuration_of(row) == configuration for row in known)
     deviation = _distance(known, setting)
     d, sizes = configuration.num_token_parameters, [row["token_parameters"] for row in known]
-    wanted = (setting.train + setting.queries) * setting.tokens
-    seconds = [
-        float(row["score_seconds"] if fitted else total_of(row))
-        * wanted
-        / ((row["train"] + row["queries"]) * row["tokens"])
-        for row in known
-    ]
-    pace = curve_through(sizes, [value / size for value, size in zip(seconds, sizes)])
+    seconds = []
+    for row in known:
+        here = (float(row["score_seconds"]) if fitted else total_of(row)) * setting.tokens / row["tokens"]
+        by_sum = (setting.train + setting.queries) / (row["train"] + row["queries"])
+        by_pairs = setting.train * setting.queries / (row["train"] * row["queries"])
+        if row["method"] in KEEPS_FEATURES:
+            by_pairs = by_sum
+        # Gradients that do not fit at once are taken again for every block of the other side's: between the two.
+        seconds.append(here * math.sqrt(by_sum * by_pairs))
+        deviation = max(deviation, abs(math.log(by_pairs / by_sum)) / 2 / 1.96)
+    pace = curve_through(sizes, [one / size for one, size in zip(seconds, sizes)])
     parts = [CostPart(pace.at(d) * d, deviation if own else math.hypot(pace.deviation(d), deviation))]
     if fitted:
         fixed = []

@@ -27,8 +27,8 @@ def draw_flops(token_parameters: float, train: int, queries: int, minibatch: int
 
 
 def draw_work(shape: Configuration, setting: Setting) -> tuple[float, ...]:
-    """What one draw's seconds are made of: all its FLOP; the head's besides, whose products have
-    another shape; the logits and the attention's entries, which are written and read. A gradient is three forward passes.
+    """What one draw's seconds are made of: all its FLOP; the head's besides, whose products have another shape; the
+    logits and the attention's entries, which are written and read. A gradient is three forward passes.
     """
     passes = setting.train + setting.queries + 3.0 * min(setting.minibatch, setting.train)
     flops = draw_flops(shape.num_token_parameters, setting.train, setting.queries, setting.minibatch, setting.tokens)

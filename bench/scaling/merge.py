@@ -46,6 +46,9 @@ def read_records(
         if not points:
             raise UsageError(f"{path} has no point" + (f" of {', '.join(methods)}" if methods else ""))
         records.append(record)
+    found = {point["method"] for record in records for point in record["points"]}
+    if missing := [method for method in methods if method not in found]:
+        raise UsageError(f"--methods {' '.join(missing)}: no point of it; there are {', '.join(sorted(found))}")
     _check(paths, records)
     return records
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from baselines.bif.method import BIF, EXACT_PART
+from baselines.bif.saving import Saver
 from baselines.method import Attribution, Problem
 from retrain.errors import UsageError
 from retrain.work import Work
@@ -170,6 +171,20 @@ def test_saving_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pyt
     gaps = np.diff(saves)
     assert len(gaps) >= 3
     assert (gaps >= 22).all()
+
+
+def test_what_a_saved_state_comes_after_is_saved_with_it(tmp_path: Path) -> None:
+    """Or it would be made again, and its seconds, which the state's include, charged twice."""
+    work = Work(tmp_path / "work")
+    saver = Saver(work, {})
+    saver.finished("chain-0", {"losses": torch.ones(2)}, seconds=5.0)
+    assert saver.load("chain-0") is None, "five seconds are not worth a file"
+    work.due = lambda: True  # type: ignore[method-assign]
+    saver.progress("chain-1", 3, lambda: {"losses": torch.zeros(2)})
+    finished, under_way = saver.load("chain-0"), saver.load("chain-1")
+    assert finished is not None
+    assert under_way is not None
+    assert (finished[1], under_way[1]) == (None, 3)
 
 
 def test_a_chain_in_another_process_is_the_same(tmp_path: Path) -> None:

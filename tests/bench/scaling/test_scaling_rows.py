@@ -303,6 +303,8 @@ def test_a_merge_may_take_some_methods_only(tmp_path: Path, capsys: pytest.Captu
     assert list(pd.read_csv(tmp_path / "out" / "scaling.csv")["method"]) == ["bif"]
     assert scaling.main(["--merge", str(path), "--methods", "trak", *out]) == 2
     assert "has no point of trak" in capsys.readouterr().err
+    assert scaling.main(["--merge", str(path), "--methods", "bif", "nonsense", *out]) == 2
+    assert "--methods nonsense: no point of it; there are bif" in capsys.readouterr().err
 
 
 def test_what_a_sequence_writes_adds_up_where_its_memory_does_not() -> None:
