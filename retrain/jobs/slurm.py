@@ -40,6 +40,8 @@ FIRST_TASKS = 8
 TASK_SECONDS = 60.0
 QUEUE_SECONDS = 1.0
 MAX_POLL_SECONDS = 5.0
+# A controller that restarts is back by then; one that is not there would be waited for without end.
+FIRST_ANSWER_SECONDS = 60.0
 MAX_ARRAY = 500
 # An array's tasks may be missing from squeue for a moment after sbatch returns.
 GRACE_SECONDS = 5.0
@@ -55,13 +57,20 @@ SUBMISSION = {"jobs": [JOB], "run": RUN, "time": Number(0)}
 
 def live_jobs() -> dict[str, str] | None:
     """{job: state} of this user's jobs in the queue, array tasks as `array_task`; None when Slurm does not answer."""
+    found = _ask_queue()
+    return found if isinstance(found, dict) else None
+
+
+def _ask_queue() -> dict[str, str] | str:
+    """The jobs, or why there is no answer."""
     command = ["squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i|%T"]
     try:
         listing = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
     if listing.returncode:
-        return None
+        lines = [line for line in listing.stderr.splitlines() if line.strip()]
+        return one_line(lines[-1] if lines else f"squeue exited with {listing.returncode}", 200)
     return dict(line.strip().split("|", 1) for line in listing.stdout.splitlines() if "|" in line)
 
 
@@ -193,10 +202,14 @@ class _Driver:
                 self._sweep()
             if not self.book.num_open:
                 return
-            live = live_jobs()
-            if live is None:
+            live = _ask_queue()
+            if isinstance(live, str):
+                if not self.submitted and time.time() - self.began > FIRST_ANSWER_SECONDS:
+                    raise JobError(
+                        f"Slurm does not answer, and nothing was submitted: {live}; sinfo shows whether it runs"
+                    )
                 if not self.warned:
-                    logger.warning("Slurm does not answer (squeue failed); waiting for it")
+                    logger.warning("Slurm does not answer (%s); waiting for it", live)
                 self.warned = True
             else:
                 self.warned = False

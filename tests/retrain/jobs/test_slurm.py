@@ -350,3 +350,17 @@ def test_the_number_of_tasks_follows_from_the_seconds_of_the_first_units():
     assert slurm.tasks_for(6000, [1.0, 1.2, 0.9]) == 100
     assert slurm.tasks_for(10, [0.1]) == 1
     assert slurm.tasks_for(50, [600.0]) == 500
+
+
+def test_a_slurm_that_never_answers_is_not_waited_for(store, tmp_path, monkeypatch):
+    """Nothing was submitted, so nothing is lost; its own words say why."""
+    silent = tmp_path / "silent"
+    silent.mkdir()
+    (silent / "squeue").write_text("#!/bin/sh\necho 'squeue: error: no controller' >&2\nexit 1\n")
+    (silent / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{silent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(slurm, "FIRST_ANSWER_SECONDS", 0.5)
+    with pytest.raises(
+        JobError, match="Slurm does not answer, and nothing was submitted: squeue: error: no controller"
+    ):
+        run_units(units(2), store, cluster="slurm")
