@@ -153,9 +153,11 @@ def _cheapest(found: Sequence[Estimate]) -> str:
         here = sorted((one for one in found if one.fit_examples in (None, size)), key=lambda one: one.seconds)
         first, rest = here[0], here[1:]
         unsure = bool(rest) and rest[0].seconds_low <= first.seconds_high
-        name = method_label(first.method) + (" (unsure: intervals overlap)" if unsure else "")
+        doubts = ["unsure: intervals overlap"] if unsure else []
+        doubts += ["its memory is not known"] if math.isnan(first.peak_memory_bytes) else []
+        name = method_label(first.method) + (f" ({'; '.join(doubts)})" if doubts else "")
         winners.setdefault(name, []).append(f"{size:,}" if size else "")
-        text = f"{name}, {duration(first.seconds)}, {_room(first)}"
+        text = ", ".join(filter(None, [name, duration(first.seconds), _room(first)]))
         if rest:
             ratio = rest[0].seconds / first.seconds
             times = f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
@@ -167,9 +169,8 @@ def _cheapest(found: Sequence[Estimate]) -> str:
 
 
 def _room(one: Estimate) -> str:
-    memory = "unknown" if math.isnan(one.peak_memory_bytes) else bytes_text(one.peak_memory_bytes)
-    disk = f" and {bytes_text(one.disk_bytes)} of disk" if one.disk_bytes else ""
-    return f"{memory} memory{disk}" if memory == "unknown" else f"{memory} of memory{disk}"
+    sizes = {"memory": one.peak_memory_bytes, "disk": one.disk_bytes}
+    return " and ".join(f"{bytes_text(size)} of {what}" for what, size in sizes.items() if size > 0)
 
 
 def crossovers(
