@@ -57,6 +57,7 @@ class Work:
     def __init__(self, folder: Path):
         self.folder = folder
         self._saved = time.monotonic()
+        self._own: set[str] = set()  # names saved by this attempt, whose seconds its clock has
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -82,6 +83,7 @@ class Work:
                 digest = write_safetensors(file, arrays)
                 file.flush()
                 os.fsync(file.fileno())
+            self._own.add(name)
             seconds = round(self.earlier_seconds + time.monotonic() - self._began, 3)
             content = {
                 "turn": turn,
@@ -111,7 +113,8 @@ class Work:
             return None
         if digest.hexdigest() != content["arrays_sha256"]:
             return None
-        self.earlier_seconds = max(self.earlier_seconds, content.get("seconds", 0.0))
+        if name not in self._own:
+            self.earlier_seconds = max(self.earlier_seconds, content.get("seconds", 0.0))
         return arrays, content["record"]
 
     def clear(self) -> None:

@@ -76,7 +76,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(name: str, tmp_path: 
 def test_a_resumed_stage_is_charged_for_what_it_went_on_from(tmp_path: Path) -> None:
     """And for nothing of what it did not."""
     work = Work(tmp_path / "work")
-    work.save("inner_products", {}, {})
+    Work(tmp_path / "work").save("inner_products", {}, {})
     problem = Problem(**{**vars(make_problem(Planted(num_train=20), tmp_path)), "work": work})
     edit = json.loads((tmp_path / "work" / "inner_products.json").read_text()) | {"seconds": 1000.0}
     (tmp_path / "work" / "inner_products.json").write_text(json.dumps(edit))

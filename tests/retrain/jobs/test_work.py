@@ -66,6 +66,8 @@ def test_what_is_resumed_knows_how_long_it_took_in_all_attempts(store, monkeypat
         assert work.earlier_seconds == 10 * attempt
         clock[0] += 10
         work.save("chain", ARRAYS, {"draw": attempt})
+        work.load("chain")
+        assert work.earlier_seconds == 10 * attempt, "its own seconds are on its own clock"
         clock[0] += 5  # lost with the kill
     work.start_clock()  # the next stage takes nothing over
     assert work.earlier_seconds == 0
