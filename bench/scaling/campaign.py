@@ -81,10 +81,11 @@ PARTS = (
         ),
     ),
     CampaignPart(
-        "ekfac-queries", "EK-FAC at 180 and 1,800 queries, and a few blocks against the whole", "every claim", 240.0,
+        "ekfac-queries", "EK-FAC at 180 and 1,800 queries, and a few blocks against the whole", "every claim", 360.0,
         (
             _ekfac("14m", (6,), (400,), (), queries=(18, 180, 1800)),
             _ekfac("410m", (2, 4), (100, 400), (), queries=(18, 180, 1800)),
+            _ekfac("2.8b", (1, 2), (400,), (), queries=(18, 180, 1800)),
         ),
     ),
     CampaignPart("bif-6.9b", "100 timed draws at 6.9b", "every claim", 360.0, (_bif("6.9b"),)),
@@ -98,7 +99,7 @@ PARTS = (
         (_ekfac("70m", (6,), (400, 2000)), _ekfac("160m", (12,), (400, 2000))),
     ),
     CampaignPart(
-        "31m", "a size that no estimate has seen", "every claim", 60.0,
+        "31m", "a size that no estimate has seen", "every claim", 150.0,
         (_bif("31m"), _ekfac("31m", (6,), (400, 2000))),
     ),
     CampaignPart(

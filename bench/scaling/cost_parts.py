@@ -19,6 +19,8 @@ from bench.scaling.row_values import configuration_of, number_of, setting_of, sh
 from retrain.models.pythia_suite import Configuration
 
 SETTING_ERROR = 0.03  # in log, a factor of two in sequences and queries beyond those measured
+FIXED_ERROR = 0.5  # in log, of what the two passes take beside their sequences: a second or two in small models
+OWN_QUERY_ERROR = 0.25  # in log, where the model's own further queries were measured, if only in a few blocks
 QUERY_ERROR = 0.25  # in log, a factor of two in EK-FAC's queries beyond those measured: 14m at 1,800 from 180
 KEEPS_FEATURES = ("trak",)  # each example goes through once, however many there are on the other side
 LAW_MODELS = 6  # so many tell the four kinds of a draw's work apart
@@ -146,9 +148,8 @@ def _row_flops(row: dict[str, Any]) -> float:
 
 
 def ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
-    """Eigendecompositions by cubes, two passes over the fitting sequences, what is fixed by bytes, and scores."""
+    """Eigendecompositions by cubes, two passes over the fitting sequences, what is fixed, and scores."""
     known = first_of_each(rows)
-    shapes = [shape_of(row) for row in known]
     one_size = all("," not in str(row.get("fit_sizes") or row["fit_examples"]) for row in known)
     unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
     eigen = _by_width(known, [row["eigen_seconds"] / row["eigen_cost"] for row in known], configuration)
@@ -158,10 +159,15 @@ def ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, settin
         parts.append(CostPart(each.seconds * setting.fit_examples, math.hypot(each.deviation, unsplit)))
     fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
     if any(fixed):
-        pace = _by_width(known, [max(v, 1e-3) / shape.factor_bytes() for v, shape in zip(fixed, shapes)], configuration)
-        parts.append(CostPart(pace.seconds * configuration.factor_bytes(), 0.5))
+        each = _by_law(known, [max(seconds, 1e-3) for seconds in fixed], _written, configuration, setting)
+        parts.append(replace(each, deviation=FIXED_ERROR))
     parts += _score_parts(rows, configuration, setting)
     return [part for part in parts if part.seconds > 0]
+
+
+def _written(shape: Configuration, tokens: int) -> tuple[float, ...]:
+    """What the passes take however few sequences there are: their start, a block at a time, and their factors."""
+    return float(shape.layers), float(shape.factor_bytes())
 
 
 def _by_width(rows: list[dict[str, Any]], paces: list[float], configuration: Configuration) -> CostPart:
@@ -223,7 +229,8 @@ def _score_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
         own = [row["queries"] for row in many if configuration_of(row) == configuration]
         reach = own[0] if own else min(row["queries"] for row in many)
         beyond = QUERY_ERROR * max(0.0, math.log2(setting.queries / reach))
-        parts.append(replace(each, deviation=math.hypot(each.deviation, beyond)))
+        across = min(each.deviation, OWN_QUERY_ERROR) if own else each.deviation
+        parts.append(replace(each, deviation=math.hypot(across, beyond)))
     return parts
 
 

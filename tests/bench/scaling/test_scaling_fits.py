@@ -568,6 +568,36 @@ def test_estimate_prints_what_a_run_will_cost(by_law: Path, tmp_path: Path, caps
     assert all(abs(row["seconds_off"]) < 0.05 for row in json.loads(capsys.readouterr().out))
 
 
+def test_predictions_are_held_against_a_model_outside_the_suite(
+    by_law: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its shape is in its row; of a row of before, without one, nothing can be said."""
+    shape = replace(SUITE["410m"], name="mine", hidden=896, layers=16, heads=14, intermediate=3584)
+    row = rows_by_law(("410m",))[0] | {name: getattr(shape, name) for name in ("hidden", "layers")}
+    row |= {"model": "mine", "parameters": shape.num_parameters, "token_parameters": shape.num_token_parameters}
+    row |= {"fit_seconds": 0.0, "score_seconds": bif_law(shape, LAW)}
+    fresh = tmp_path / "fresh.csv"
+    asked = ["--estimate", "--against", str(fresh), "--from", str(by_law), "--json"]
+    pd.DataFrame([row]).to_csv(fresh, index=False)
+    assert scaling.main(asked) == 2
+    assert "no row of a device and method" in capsys.readouterr().err
+    pd.DataFrame([row | {"heads": 14, "intermediate": 3584, "vocabulary": 50304}]).to_csv(fresh, index=False)
+    assert scaling.main(asked) == 0
+    (held,) = json.loads(capsys.readouterr().out)
+    assert (held["model"], held["method"]) == ("mine", "bif")
+    assert abs(held["seconds_off"]) < 0.05
+
+
+def test_what_a_fit_takes_at_its_start_does_not_grow_as_models_shrink() -> None:
+    """About a second at every size, one by chance more than the next: no law that would have it at tens of seconds."""
+    seen = {"31m": 1.3, "70m": 0.3, "160m": 0.5, "410m": 1.0}
+    rows = [row for row in rows_by_law(tuple(seen)) if row["method"] == "ekfac"]
+    started = [row | {"covariance_base": seen[row["model"]], "lambda_base": 0.0} for row in rows]
+    settings = replace(LAW, fit_examples=400)
+    seconds = [Estimator(one).estimate("ekfac", SUITE["14m"], settings).seconds for one in (rows, started)]
+    assert 0.1 < seconds[1] - seconds[0] < 1.5
+
+
 def test_the_crossover_respects_the_fitting_set(by_law: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = []
     for count in ("400", str(PAPER_FITTED)):
