@@ -21,7 +21,8 @@ def configuration_of(row: dict[str, Any]) -> Configuration | None:
     """Of a row's model: the suite's, or a folder's by the row's own columns, which older rows do not have."""
     found = SUITE.get(str(row["model"]))
     if found is None and all(number_of(row.get(name)) for name in SHAPE):
-        found = Configuration(name=str(row["model"]), **{name: int(row[name]) for name in SHAPE})
+        shape: dict[str, Any] = {name: int(row[name]) for name in SHAPE}
+        found = Configuration(name=str(row["model"]), **shape)
     return found if found is not None and found.num_parameters == int(row["parameters"]) else None
 
 
