@@ -40,6 +40,8 @@ def draw_scaling(results: Results, size: PaperSize) -> Iterator[Drawing]:
         everything = everything[[results.shows(method) for method in everything["method"]]]
         rows = usable(everything)
         for device, group in rows.groupby("device", sort=True):
+            if group["model"].nunique() < 2:
+                continue  # one size is no scaling; its numbers are in the table
             shown = [(name, unit) for name, unit in PANELS if name in group and (group[name] > 0).any()]
             figure, axes = panel_row(len(shown), size, height=2.2, share_y=False)
             laws: list[str] = []

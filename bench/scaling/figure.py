@@ -171,8 +171,8 @@ def explain(rows: pd.DataFrame, everything: pd.DataFrame, laws: list[str]) -> st
         parts.append(f"Memory was not measured: {', '.join(unknown)}.")
     failed = everything[~_without_error(everything)]
     if len(failed):
-        names = "; ".join(f"{row['model']} {row['method']}: {row['error']}" for _, row in failed.iterrows())
-        parts.append(f"Without numbers: {names}.")
+        names = dict.fromkeys(f"{row['model']} {row['method']}: {row['error']}" for _, row in failed.iterrows())
+        parts.append(f"Without numbers: {'; '.join(names)}.")
     return " ".join(parts)
 
 

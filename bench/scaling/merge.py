@@ -5,8 +5,8 @@
 For a campaign in parts, a sweep that was cut off and finished by another, and rows by today's arithmetic from
 yesterday's measurements. The records must agree in versions, and the points of a method in its options and its
 cost-relevant code, so that they could have come from one sweep. Where a row is in several, a measured one counts before
-a projected one, and any before one without numbers; a whole run keeps how far fewer blocks were off, and what the same
-run took another time. With --methods, only their points: where one method of a sweep was measured again with newer
+a projected one, the faster before the slower, and any before one without numbers; a whole run keeps how far fewer
+blocks were off, and what the same run took another time. With --methods, only their points: where one method of a sweep was measured again with newer
 code, the rest of it is still good.
 """
 
@@ -174,7 +174,9 @@ def _was_run(row: dict[str, Any]) -> bool:
 
 
 def _rank(row: dict[str, Any]) -> tuple[float, ...]:
-    """Smaller is better: with numbers, measured, deeper, from more draws, from larger fitting sets and more of them."""
+    """Smaller is better: with numbers, measured, deeper, from more draws; of whole runs the faster, as what disturbs a
+    run only adds to it; of projections the one from larger fitting sets and more of them."""
     sizes = fit_sizes_of(row)
-    numbers = (row["depth"] or 0, row["timed_draws"] or 0, max(sizes, default=0), len(sizes))
-    return bool(row["error"]), bool(row["projected"]), *(-number for number in numbers)
+    first = (bool(row["error"]), bool(row["projected"]), -(row["depth"] or 0), -(row["timed_draws"] or 0))
+    whole = not row["error"] and not row["projected"]
+    return *first, total_of(row) if whole else 0.0, -max(sizes, default=0), -len(sizes)

@@ -12,6 +12,7 @@ from typing import Any
 from bench.scaling.cost_parts import first_of_each
 from bench.scaling.costs import Setting, covariance_flops, lambda_flops, least_lambda_flops
 from bench.scaling.crossover import Crossover, crossing_in
+from bench.scaling.ekfac_rows import scores_were_measured
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label, too_large
 from bench.scaling.fits import Estimate, Estimator, ratio_ends
 from bench.scaling.held_out import each_from_the_others, repeats
@@ -193,7 +194,7 @@ def _more_queries(device: str, estimator: Estimator, setting: Setting) -> list[s
                 own = [row for row in own if number_of(row.get("fit_examples")) in (None, fitted)]
                 predicted = estimator.estimate(method, model, asked)
                 told = f"{_with_interval(predicted)} ~" if not too_large([predicted], device) else "does not fit"
-                cells.append(_cell(own[0]) if own else told)
+                cells.append(_queries_cell(own[0]) if own else told)
             words = f" fitted on {fitted:,}" if method == "ekfac" else ""
             lines.append(f"| {model.name}, {method_label(method)}{words} | {' | '.join(cells)} |")
     return ["\n".join(lines)]
@@ -209,6 +210,13 @@ def _over_floor(
             shape, tokens = SUITE[model], int(row["tokens"])
             return each * peak / (covariance_flops(shape, tokens) + flops_of_lambda(shape, tokens))
     return None
+
+
+def _queries_cell(row: dict[str, Any]) -> str:
+    """With its interval where so many queries were not run, in however few blocks."""
+    if scores_were_measured(row):
+        return _cell(row)
+    return f"{duration(total_of(row))} [{duration(row['seconds_low'])}, {duration(row['seconds_high'])}] \\*"
 
 
 def _cell(row: dict[str, Any]) -> str:
