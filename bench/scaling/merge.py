@@ -3,11 +3,11 @@
     python -m bench.scaling --merge runs/a/scaling.json runs/b/scaling.json --out results/scaling
 
 For a campaign in parts, a sweep that was cut off and finished by another, and rows by today's arithmetic from
-yesterday's measurements. The records must agree in versions, and the points of a method in its options and its
-cost-relevant code, so that they could have come from one sweep. Where a row is in several, a measured one counts before
-a projected one, the faster before the slower, and any before one without numbers; a whole run keeps how far fewer
-blocks were off, and what the same run took another time. With --methods, only their points: where one method of a sweep was measured again with newer
-code, the rest of it is still good.
+yesterday's measurements. The records must agree in versions, and the points of a method in its options and its cost-
+relevant code, so that they could have come from one sweep. Where a row is in several, a measured one counts before a
+projected one, the faster before the slower, and any before one without numbers; a whole run keeps how far fewer
+blocks were off, and what the same run took another time. With --methods, only their points: where one method of a
+sweep was measured again with newer code, the rest of it is still good.
 """
 
 import math
