@@ -38,8 +38,8 @@ BUDGET_RUN = (
 )
 SUITE_COLUMNS = ("machine", "model", "counted")
 INTERVALS = (
-    "Interval: Student's over five seeds or more; below, the ends of the seeds' own paired 95 % intervals (across "
-    "queries: Student's)."
+    "Interval: Student's over five seeds or more; below, the ends of the seeds' own paired 95 % intervals, or of both "
+    "methods' where each is in a run of its own (across queries: Student's)."
 )
 
 

@@ -30,10 +30,10 @@ PAPER_LABELS: dict[str, tuple[str, ...]] = {
     "gradsim": ("gradsim",),
     "trak": ("trak-library",),
 }
-TUNED_LABELS: dict[str, dict[str, tuple[str, ...]]] = {
-    name: {"bif": (name,), "ekfac": ("ekfac",), "gradsim": ("gradsim",), "trak": ("trak",)}
-    for name in ("bif-equal", "bif-long")
-}
+TUNED_LABELS: list[dict[str, tuple[str, ...]]] = [
+    {"bif": names, "ekfac": ("ekfac",), "gradsim": ("gradsim",), "trak": ("trak",)}
+    for names in (("bif-equal", "bif"), ("bif-long",))
+]
 
 
 # What the paper gives (tab:bif_hyperparam_summary, appendix:lds-results); otherwise a label decides nothing.
@@ -96,6 +96,14 @@ class Situation:
     def by_seed(self, part: str, alpha: float) -> dict[int, float]:
         return {row["seed"]: row[self.metric] for row in self.cell(part, alpha)}
 
+    def shared_means(self, first: str, second: str, alpha: float, turned: bool) -> str:
+        """`0.501 - 0.189`: of the seeds that have both."""
+        both = [self.by_seed(part, alpha) for part in (first, second)]
+        seeds = both[0].keys() & both[1].keys()
+        signs = [-1.0 if turned and part == "bif" else 1.0 for part in (first, second)]
+        means = [sign * sum(own[seed] for seed in seeds) / len(seeds) for sign, own in zip(signs, both)]
+        return " - ".join(f"{mean:.3f}" for mean in means)
+
     def values(self, part: str, alpha: float, turned: bool = False) -> Gap:
         """A part's LDS over seeds (of minus its scores, if turned); few seeds have the ends of their own intervals."""
         cell = self.cell(part, alpha)
@@ -153,7 +161,7 @@ class Evidence:
         """Every ground, share, metric, kind of scores and set of labels in which all parts were measured."""
         rows = self.results.rows
         rows = rows[rows["task"] == task]
-        sets = [(PAPER_LABELS, False), *((own, True) for own in TUNED_LABELS.values())] if labels is None else []
+        sets = [(PAPER_LABELS, False), *((own, True) for own in TUNED_LABELS)] if labels is None else []
         if labels is not None:
             sets = [(dict(labels), False)]
         for (ground, share, _), here in rows[PLACE_NEEDS].groupby(["ground", "alpha_attribution", "truth"], sort=True):
@@ -187,22 +195,24 @@ class Evidence:
         """LDS of a part minus that of another on the same subsets, over seeds; None where no seed has both. `turned`:
         of minus BIF's scores.
 
-        From five seeds on Student's interval over seeds; below, the ends of the seeds' own paired intervals.
+        From five seeds on Student's interval over seeds; below, the ends of the seeds' own paired intervals, or where
+        two runs have one each, the ends of both: no difference of the two deviates by more than both together.
         """
-        one, other = (
-            {(row["truth"], row["seed"]): row[place.metric] for row in place.cell(part, alpha)}
-            for part in (first, second)
-        )
+        one, other = ({(row["truth"], row["seed"]): row for row in place.cell(part, alpha)} for part in (first, second))
         both = [key for key in one if key in other]
         if not both:
             return None
         signs = [-1.0 if turned and part == "bif" else 1.0 for part in (first, second)]
-        values = [signs[0] * one[key] - signs[1] * other[key] for key in both]
+        values = [signs[0] * one[key][place.metric] - signs[1] * other[key][place.metric] for key in both]
         if place.metric == "lds" and not turned and len(values) < MANY_SEEDS:
-            ends = [self._paired(place, first, second, alpha, seed) for _, seed in both]
-            if all(end is not None for end in ends):
-                lows, highs = zip(*(end for end in ends if end is not None))
-                return Gap(sum(values) / len(values), min(lows), max(highs), len(values))
+            lows, highs = zip(
+                *(
+                    self._paired(place, first, second, alpha, key[1])
+                    or (one[key]["ci_low"] - other[key]["ci_high"], one[key]["ci_high"] - other[key]["ci_low"])
+                    for key in both
+                )
+            )
+            return Gap(sum(values) / len(values), min(lows), max(highs), len(values))
         return student_interval(values)
 
     def _paired(self, place: Situation, first: str, second: str, alpha: float, seed: int) -> tuple[float, float] | None:

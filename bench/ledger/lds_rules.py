@@ -72,8 +72,8 @@ def compare(
                     gap = evidence.difference(place, first, second, alpha, turned)
                     if gap is None or (only and not math.isclose(alpha * place.share, ends[place.ground])):
                         continue
-                    one, rival = (place.values(part, alpha, turned and part == "bif") for part in (first, second))
-                    text = f"{one.mean:.3f} - {rival.mean:.3f} = {gap}"
+                    rival = place.values(second, alpha, turned and second == "bif")
+                    text = f"{place.shared_means(first, second, alpha, turned)} = {gap}"
                     cells.append(Cell(f"alpha {alpha:g}", text, judge(gap, rival)))
                 if cells:
                     sign = ", BIF's sign turned" if turned else ""

@@ -107,6 +107,17 @@ def outcome(folder: Path, name: str, group: str = AS_PAPER) -> str:
     return verdicts_of(claim(name).rule(Evidence(folder)))[group].outcome
 
 
+def test_two_runs_of_one_seed_are_compared_by_the_ends_of_both(tmp_path: Path) -> None:
+    """No pair was measured, but on the same subsets; the means are of the seeds that have both."""
+    truth: dict[str, Any] = {"task": "pythia14m", "protocol": "finetune", "alphas": (0.5,), "shares": (1.0,)}
+    for name, level, outcome_of in (("far", 0.1, HOLDS), ("near", 0.47, UNDECIDED)):
+        write_lds(tmp_path / name, {"ekfac-library": 0.5}, seeds=(1, 2, 3), **truth)
+        write_lds(tmp_path / name, {"bif-paper": level}, seeds=(1,), run_id="ddddeeeeffff", **truth)
+        assert outcome(tmp_path / name, "Pythia-14M: EK-FAC ahead of BIF") == outcome_of, name
+    (reading, *_) = claim("Pythia-14M: EK-FAC ahead of BIF").rule(Evidence(tmp_path / "far"))
+    assert reading.cells[0].text.startswith("0.490 - 0.090 = +0.400 [+0.360, +0.440]")
+
+
 # ---- what several comparisons come to ----
 
 
@@ -443,7 +454,7 @@ def test_the_page_links_its_records_and_is_checked(tmp_path: Path, capsys: pytes
 def test_equal_seconds_are_those_of_one_run(tmp_path: Path) -> None:
     write_lds(tmp_path, {"bif-equal": 0.2})
     write_lds(tmp_path, {"ekfac": 0.4}, run_id="another00000")
-    assert "which is kronfluence's) and" in ledger_page(Evidence(tmp_path), tmp_path)
+    assert "which is kronfluence's), " in ledger_page(Evidence(tmp_path), tmp_path)
     write_lds(tmp_path, {"bif-equal": 0.2, "ekfac": 0.4}, run_id="both00000000", alphas=(0.3,))
     assert "which is kronfluence's: 10.0 s and 2.0 s, medians)" in ledger_page(Evidence(tmp_path), tmp_path)
 
