@@ -196,7 +196,7 @@ class Evidence:
         of minus BIF's scores.
 
         From five seeds on Student's interval over seeds; below, the ends of the seeds' own paired intervals, or where
-        two runs have one each, the ends of both: no difference of the two deviates by more than both together.
+        two runs have one each, the ends of both: errors that are alike take off from each other, others do not add up.
         """
         one, other = ({(row["truth"], row["seed"]): row for row in place.cell(part, alpha)} for part in (first, second))
         both = [key for key in one if key in other]

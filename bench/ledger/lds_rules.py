@@ -73,7 +73,9 @@ def compare(
                     if gap is None or (only and not math.isclose(alpha * place.share, ends[place.ground])):
                         continue
                     rival = place.values(second, alpha, turned and second == "bif")
-                    text = f"{place.shared_means(first, second, alpha, turned)} = {gap}"
+                    text = f"{place.shared_means(first, second, alpha, turned)} = {gap}" + " (one seed)" * (
+                        gap.seeds == 1
+                    )
                     cells.append(Cell(f"alpha {alpha:g}", text, judge(gap, rival)))
                 if cells:
                     sign = ", BIF's sign turned" if turned else ""

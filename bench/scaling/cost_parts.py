@@ -19,8 +19,9 @@ from bench.scaling.row_values import configuration_of, number_of, setting_of, sh
 from retrain.models.pythia_suite import Configuration
 
 SETTING_ERROR = 0.03  # in log, a factor of two in sequences and queries beyond those measured
-FIXED_ERROR = 0.5  # in log, of what the two passes take beside their sequences: a second or two in small models
-OWN_QUERY_ERROR = 0.25  # in log, where the model's own further queries were measured, if only in a few blocks
+FIXED_ERROR = 0.5  # in log, of what the two passes take beside their sequences; at least, where it was not measured
+OWN_QUERY_ERROR = 0.4  # in log, of further queries in a model that was measured with them: 410m twice, and its depth
+OTHER_QUERY_ERROR = 1.2  # in log, at least, in one that was not: 14m, 410m and 2.8b, each from the others
 QUERY_ERROR = 0.25  # in log, a factor of two in EK-FAC's queries beyond those measured: 14m at 1,800 from 180
 KEEPS_FEATURES = ("trak",)  # each example goes through once, however many there are on the other side
 LAW_MODELS = 6  # so many tell the four kinds of a draw's work apart
@@ -160,7 +161,8 @@ def ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, settin
     fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
     if any(fixed):
         each = _by_law(known, [max(seconds, 1e-3) for seconds in fixed], _written, configuration, setting)
-        parts.append(replace(each, deviation=FIXED_ERROR))
+        own = any(configuration_of(row) == configuration for row in known)
+        parts.append(replace(each, deviation=FIXED_ERROR if own else max(each.deviation, FIXED_ERROR)))
     parts += _score_parts(rows, configuration, setting)
     return [part for part in parts if part.seconds > 0]
 
@@ -229,7 +231,7 @@ def _score_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
         own = [row["queries"] for row in many if configuration_of(row) == configuration]
         reach = own[0] if own else min(row["queries"] for row in many)
         beyond = QUERY_ERROR * max(0.0, math.log2(setting.queries / reach))
-        across = min(each.deviation, OWN_QUERY_ERROR) if own else each.deviation
+        across = OWN_QUERY_ERROR if own else max(each.deviation, OTHER_QUERY_ERROR)
         parts.append(replace(each, deviation=math.hypot(across, beyond)))
     return parts
 

@@ -112,21 +112,15 @@ def _options(spec: dict[str, Any]) -> dict[str, Any]:
 
 def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows, smallest model first, each with the id of the sweep that measured it; and the points."""
-    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    made: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
         for point in record["points"]:
             for row in make_rows(point["spec"], point, point.get("peak_flops")):
                 row["run_id"] = point["run_id"]
-                key = tuple(row[name] for name in ROW_KEY)
-                other = best.get(key)
-                if other is None:
-                    best[key] = row
-                else:
-                    first, second = sorted((other, row), key=_rank)
-                    best[key] = first | _held_out(first, second) | _made_again(first, second)
+                made.setdefault(tuple(row[name] for name in ROW_KEY), []).append(row)
     order = {"bif": 0, "ekfac": 1}
     rows = sorted(
-        best.values(),
+        map(_best_of, made.values()),
         key=lambda row: (
             row["parameters"], order.get(row["method"], 2), row["method"], row["queries"], row["fit_examples"] or 0,
         ),
@@ -134,17 +128,23 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
     return rows, [point for record in records for point in record["points"]]
 
 
-def _held_out(kept: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _best_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row that counts, whatever order the sweeps are given in, with what the others say of it."""
+    kept, *others = sorted(rows, key=lambda row: (_rank(row), row["run_id"]))
+    return kept | _held_out([kept, *others]) | _made_again(kept, others)
+
+
+def _held_out(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The worst check of any run of a row: one that another run replaces still says how far a projection may be off."""
-    checks = [{name: one[name] for name in ("held_out", "held_out_error")} for one in (kept, other) if one["held_out"]]
-    checks += [found for found in (_held_out_depth(kept, other), _held_out_depth(other, kept)) if found]
+    checks = [{name: row[name] for name in ("held_out", "held_out_error")} for row in rows if row["held_out"]]
+    checks += [found for whole in rows for part in rows if (found := _held_out_depth(whole, part))]
     return max(checks, key=lambda check: abs(check["held_out_error"]), default={})
 
 
 def _held_out_depth(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """A whole run as fewer blocks of the same model would have projected it, where both were measured."""
+    """A whole run as fewer blocks of the same model would have projected it, where both were run as they stand."""
     depths = [one["depth"] or 0 for one in (whole, part)]
-    if whole["error"] or whole["projected"] or part["error"] or not depths[0] > depths[1] > 0:
+    if whole["error"] or whole["projected"] or not _was_run(part) or not depths[0] > depths[1] > 0:
         return {}
     seconds = [total_of(one) for one in (whole, part)]
     origin = str(part["projected_from"]).partition(" of ")[0]
@@ -155,15 +155,15 @@ def _held_out_depth(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, An
     return {"held_out": text, "held_out_error": seconds[1] / seconds[0] - 1}
 
 
-def _made_again(kept: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of the other run where both went equally deep and had this very fitting set: of several, the one that
-    differs most. A point that two sweeps took from one cache has the same seconds and is no second run."""
+def _made_again(kept: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds of another run that went equally deep and had this very fitting set: of several, the one that differs
+    most. A point that two sweeps took from one cache has the same seconds and is no second run."""
     own = total_of(kept)
-    others = [one["again_seconds"] for one in (kept, other)]
-    if kept["depth"] == other["depth"] and _was_run(kept) and _was_run(other) and total_of(other) != own:
-        others.append(total_of(other))
-    found = max(filter(None, others), key=lambda seconds: abs(math.log(seconds / own)), default=None)
-    return {"again_seconds": found}
+    again = (
+        [total_of(row) for row in others if row["depth"] == kept["depth"] and _was_run(row)] if _was_run(kept) else []
+    )
+    differ = [seconds for seconds in again if seconds != own]
+    return {"again_seconds": max(differ, key=lambda seconds: abs(math.log(seconds / own)), default=None)}
 
 
 def _was_run(row: dict[str, Any]) -> bool:

@@ -194,7 +194,7 @@ def _more_queries(device: str, estimator: Estimator, setting: Setting) -> list[s
                 own = [row for row in own if number_of(row.get("fit_examples")) in (None, fitted)]
                 predicted = estimator.estimate(method, model, asked)
                 told = f"{_with_interval(predicted)} ~" if not too_large([predicted], device) else "does not fit"
-                cells.append(_queries_cell(own[0]) if own else told)
+                cells.append(_queries_cell(own[0], predicted) if own else told)
             words = f" fitted on {fitted:,}" if method == "ekfac" else ""
             lines.append(f"| {model.name}, {method_label(method)}{words} | {' | '.join(cells)} |")
     return ["\n".join(lines)]
@@ -212,11 +212,12 @@ def _over_floor(
     return None
 
 
-def _queries_cell(row: dict[str, Any]) -> str:
-    """With its interval where so many queries were not run, in however few blocks."""
+def _queries_cell(row: dict[str, Any], predicted: Estimate) -> str:
+    """With the estimate's interval where so many queries were not run, in however few blocks."""
     if scores_were_measured(row):
         return _cell(row)
-    return f"{duration(total_of(row))} [{duration(row['seconds_low'])}, {duration(row['seconds_high'])}] \\*"
+    ends = ", ".join(duration(end) for end in (predicted.seconds_low, predicted.seconds_high))
+    return f"{duration(total_of(row))} [{ends}] \\*"
 
 
 def _cell(row: dict[str, Any]) -> str:

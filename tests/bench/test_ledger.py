@@ -204,7 +204,7 @@ def test_who_is_ahead(tmp_path: Path, rival: float, expected: str) -> None:
 def test_few_seeds_have_their_paired_intervals(tmp_path: Path) -> None:
     write_lds(tmp_path, {"ekfac-library": 0.4, "gradsim": 0.37}, seeds=(1,), jitter=0.0)
     (raw, normalised, *_) = claim("EK-FAC ahead of GradSim").rule(Evidence(tmp_path))
-    assert raw.cells[0].text == "0.390 - 0.360 = +0.030 [+0.010, +0.050]"
+    assert raw.cells[0].text == "0.390 - 0.360 = +0.030 [+0.010, +0.050] (one seed)"
     assert (raw.outcome, normalised.outcome) == (HOLDS, HOLDS)
     assert outcome(tmp_path, "EK-FAC ahead of GradSim") == HOLDS  # across queries, one seed decides nothing
 

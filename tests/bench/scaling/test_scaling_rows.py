@@ -11,7 +11,9 @@ from bench import scaling
 from bench.scaling.costs import draw_flops
 from bench.scaling.estimate import read_rows
 from bench.scaling.held_out import show_own_checks
+from bench.scaling.merge import merged_rows
 from bench.scaling.rows import make_rows
+from bench.scaling.specifications import ROOT
 from tests.helpers.scaling_laws import TINY, ekfac_rung, rung, specification
 
 # ---- rows ----
@@ -291,6 +293,20 @@ def test_sweeps_of_one_machine_are_merged_and_others_are_not(
     (tmp_path / "x.json").write_text("{}")
     assert scaling.main(["--merge", str(tmp_path / "x.json"), *out]) == 2
     assert "is no scaling.json" in capsys.readouterr().err
+
+
+def test_the_order_of_sweeps_does_not_decide_what_they_come_to() -> None:
+    """On what was measured: the faster of two whole runs is the row, and fewer blocks check a set only if it was run."""
+    record = json.loads((ROOT / "results/scaling/scaling.json").read_text())
+    points = [point for point in record["points"] if point["method"] == "ekfac" and point["model"] in ("31m", "410m")]
+    rows, _ = merged_rows([{"points": points}])
+    assert merged_rows([{"points": points[::-1]}])[0] == rows
+    assert merged_rows([{"points": points[2:]}, {"points": points[:2]}])[0] == rows
+    found = {(row["model"], row["fit_examples"], row["queries"]): row for row in rows}
+    small, again = found["31m", 400, 18], found["31m", 400, 18]["again_seconds"]
+    assert small["fit_seconds"] + small["score_seconds"] < again
+    assert "fitting sequences from" in found["410m", 2000, 18]["held_out"]
+    assert "layers from" in found["410m", 400, 18]["held_out"]
 
 
 def test_a_merge_may_take_some_methods_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
