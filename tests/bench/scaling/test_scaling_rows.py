@@ -296,7 +296,7 @@ def test_sweeps_of_one_machine_are_merged_and_others_are_not(
 
 
 def test_the_order_of_sweeps_does_not_decide_what_they_come_to() -> None:
-    """On what was measured: the faster of two whole runs is the row, and fewer blocks check a set only if it was run."""
+    """On what was measured: the faster of two whole runs is the row; fewer blocks check a set only if it was run."""
     record = json.loads((ROOT / "results/scaling/scaling.json").read_text())
     points = [point for point in record["points"] if point["method"] == "ekfac" and point["model"] in ("31m", "410m")]
     rows, _ = merged_rows([{"points": points}])
