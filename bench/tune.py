@@ -182,6 +182,8 @@ def choose(tried: Sequence[Tried], losses: Sequence[np.ndarray], kind: str) -> d
 
 def clearly_behind(others: Sequence[Tried], best: Tried, losses: Sequence[np.ndarray], kind: str) -> list[bool]:
     """Whether each one's paired difference, its blocks taken as independent, has a 95 % interval above 0."""
+    if not others:
+        return []
     calls = [
         (metrics.paired_difference, (truth, ahead, behind))
         for one in others
@@ -302,7 +304,7 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
     asked = replace(experiment_of(arguments), query_split="tune", stream="tune", settings="default")
     execution = execution_of(arguments)
     for name in names:  # before anything is retrained
-        if not load_method(name).grid:
+        if not load_method(name, **asked.options.get(name, {})).grid:
             raise UsageError(f"{name} declares no grid; there is nothing to choose")
     blocks = [Cells(replace(asked, seeds=(seed,)), execution) for seed in asked.seeds]
     found = {}

@@ -202,7 +202,7 @@ def settings_of(method: Method, task: Task, settings: str) -> tuple[str, dict[Ki
         tuned = tuned_settings(task, method.name)
         if tuned is not None:
             return "tuned", {"raw": dict(tuned["raw"]), "normalised": dict(tuned["normalised"])}
-        if settings == "tuned":
+        if settings == "tuned" and method.grid:
             raise UsageError(
                 f"there are no tuned settings of {method.name} on task {task.name}, protocol {task.protocol}; make "
                 f"them with `python -m bench.tune --task {task.name} --methods {method.name}`, or take --settings "

@@ -35,6 +35,13 @@ def write_ledger(arguments: argparse.Namespace, prog: str) -> int:
         raise UsageError(f"--results {folder} is no folder; expected one with records of bench.lds")
     out = Path(arguments.out) if arguments.out else folder / "reproduction.md"
     evidence = Evidence(folder, arguments.vision_task, arguments.language_task)
+    tasks = sorted(set(evidence.results.rows["task"])) if len(evidence.results.rows) else []
+    for option, name, plain in (
+        ("--vision-task", arguments.vision_task, "cifar10"), ("--language-task", arguments.language_task, "pythia14m"),
+    ):  # fmt: skip
+        if name not in tasks and (name != plain or not tasks):
+            there = f"there are {', '.join(tasks)}" if tasks else "there is none at all"
+            raise UsageError(f"{option} {name}: {folder} has no record of that task; {there}")
     page = ledger_page(evidence, out.parent)
     for problem in evidence.results.problems:
         print(f"{prog}: {problem}", file=sys.stderr)

@@ -105,6 +105,8 @@ def check_mode(arguments: argparse.Namespace) -> None:
     for name, mode in (("rates", "merge"), ("against", "estimate")):
         if name in given and mode not in given:
             raise UsageError(f"--{name} goes with --{mode}")
+    if "source" in given and not {"estimate", "check", "verdict", "dry_run", "merge", "campaign"} & set(given):
+        raise UsageError("--from goes with --estimate, --check, --verdict or --dry-run, which rest on rates")
     modes = [name for name in GOES_WITH if name in given and not (name == "estimate" and arguments.against)]
     if len(modes) > 1:
         raise UsageError(f"{' and '.join(f'--{name}' for name in modes)}: expected one of them at a time")

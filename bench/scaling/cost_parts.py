@@ -220,20 +220,40 @@ def _score_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
     # The run that the fit is from has its scores; one in fewer blocks says what further queries take.
     deepest = first_of_each(sorted(measured, key=lambda row: abs(row["queries"] - usual)))
     spans = [score_span(row, setting.train, queries) for row in deepest]
-    known = _by_law(
-        deepest, [math.sqrt(low * high) for low, high in spans], _launched(_token_work), configuration, setting
-    )
+    usually = [score_span(row, int(row["train"]), usual)[0] for row in deepest]
+    costs = [math.sqrt(low * high) for low, high in spans]
+    known = _at_length(deepest, costs, usually, configuration, setting)
     unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
     parts = [replace(known, deviation=math.hypot(known.deviation, unknown))]
     if setting.queries > queries:
         costs = [_further_queries(rows, row, usual, setting) for row in many]
-        each = _by_law(many, costs, _launched(_token_work), configuration, setting)
+        measured_at = [replace(setting, train=int(row["train"]), queries=int(row["queries"])) for row in many]
+        usually = [_further_queries(rows, row, usual, one) for row, one in zip(many, measured_at)]
+        each = _at_length(many, costs, usually, configuration, setting)
         own = [row["queries"] for row in many if configuration_of(row) == configuration]
         reach = own[0] if own else min(row["queries"] for row in many)
         beyond = QUERY_ERROR * max(0.0, math.log2(setting.queries / reach))
         across = OWN_QUERY_ERROR if own else max(each.deviation, OTHER_QUERY_ERROR)
         parts.append(replace(each, deviation=math.hypot(across, beyond)))
     return parts
+
+
+def _at_length(
+    rows: list[dict[str, Any]],
+    costs: list[float],
+    usually: list[float],
+    configuration: Configuration,
+    setting: Setting,
+) -> CostPart:
+    """Scores by their law at the length that was measured, times what another length does to the usual ones: by a law
+    of its own, fewer would be launches alone, which no shorter sequence makes cheaper, and so dearer than more."""
+    tokens = int(rows[0]["tokens"])
+    kinds, as_measured = _launched(_token_work), replace(setting, tokens=tokens)
+    found = _by_law(rows, costs, kinds, configuration, as_measured)
+    if setting.tokens == tokens:
+        return found
+    longer, same = (_by_law(rows, usually, kinds, configuration, one).seconds for one in (setting, as_measured))
+    return replace(found, seconds=found.seconds * longer / max(same, 1e-12))
 
 
 def _further_queries(rows: list[dict[str, Any]], last: dict[str, Any], usual: int, setting: Setting) -> float:

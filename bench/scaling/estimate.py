@@ -27,7 +27,8 @@ from retrain.safe_files import SafeFileError, read_text
 
 RATES = Path(__file__).with_name("rates.csv")  # what ships with the package
 NEEDED_COLUMNS = (
-    "model", "parameters", "method", "score_seconds", "peak_memory_bytes", "device", "train", "token_parameters",
+    "model", "parameters", "method", "fit_seconds", "score_seconds", "peak_memory_bytes", "device", "train", "queries",
+    "tokens", "token_parameters",
 )  # fmt: skip
 PAPER_FITTED = 1_000_000  # sequences of the Pile that the paper fits EK-FAC on (sec:appendix-scaling)
 METHOD_LABELS = {

@@ -6,7 +6,13 @@ from typing import Any
 from bench.scaling.costs import Setting
 from retrain.models.pythia_suite import SUITE, Configuration
 
-SHAPE = ("hidden", "layers", "heads", "intermediate", "vocabulary")  # columns that say what a model's cost depends on
+SHAPE_COLUMNS = (
+    "hidden",
+    "layers",
+    "heads",
+    "intermediate",
+    "vocabulary",
+)  # columns that say what a model's cost depends on
 
 
 def number_of(value: Any) -> float | None:
@@ -20,8 +26,8 @@ def total_of(row: dict[str, Any]) -> float:
 def configuration_of(row: dict[str, Any]) -> Configuration | None:
     """Of a row's model: the suite's, or a folder's by the row's own columns, which older rows do not have."""
     found = SUITE.get(str(row["model"]))
-    if found is None and all(number_of(row.get(name)) for name in SHAPE):
-        shape: dict[str, Any] = {name: int(row[name]) for name in SHAPE}
+    if found is None and all(number_of(row.get(name)) for name in SHAPE_COLUMNS):
+        shape: dict[str, Any] = {name: int(row[name]) for name in SHAPE_COLUMNS}
         found = Configuration(name=str(row["model"]), **shape)
     return found if found is not None and found.num_parameters == int(row["parameters"]) else None
 

@@ -12,7 +12,7 @@ from bench.scaling.costs import draw_flops
 from bench.scaling.ekfac_rows import NO_PROJECTION, add_ekfac, no_time_left
 from bench.scaling.lines import Line, fit_line
 from bench.scaling.methods import FORMER_AXES
-from bench.scaling.row_values import SHAPE
+from bench.scaling.row_values import SHAPE_COLUMNS
 from bench.scaling.sizes import MEMORY, whole_size
 from retrain.models.pythia_suite import Configuration
 
@@ -20,7 +20,7 @@ POINT_COLUMNS = [
     "model", "parameters", "method", "load_seconds", "fit_seconds", "score_seconds", "peak_memory_bytes", "disk_bytes",
     "projected", "seconds_low", "seconds_high", "device", "error", "run_id",
     "train", "queries", "tokens", "draws", "fit_examples", "minibatch", "dtype", "weights", "text",
-    "token_parameters", *SHAPE, "weight_bytes", "peak_reserved_bytes", "host_peak_bytes",
+    "token_parameters", *SHAPE_COLUMNS, "weight_bytes", "peak_reserved_bytes", "host_peak_bytes",
     "timed_draws", "seconds_per_draw", "setup_seconds", "floor_seconds_per_draw", "floor_ratio", "peak_flops",
     "token_bytes", "depth", "eigen_cost", "eigen_seconds", "covariance_seconds", "lambda_seconds", "fit_sizes",
     "covariance_base", "covariance_per_example", "lambda_base", "lambda_per_example", "fit_seconds_per_example",
@@ -57,7 +57,7 @@ def _identity(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | 
         "weights": spec["weights_name"],
         "text": spec["text_name"],
         "token_parameters": configuration.num_token_parameters,
-        **{name: getattr(configuration, name) for name in SHAPE},
+        **{name: getattr(configuration, name) for name in SHAPE_COLUMNS},
         "weight_bytes": configuration.num_parameters * number_bytes,
         "peak_flops": peak_flops,
     }

@@ -449,6 +449,7 @@ def test_the_page_links_its_records_and_is_checked(tmp_path: Path, capsys: pytes
     assert main(["--results", str(tmp_path), "--check"]) == 1
     assert "is not what the records say" in capsys.readouterr().err
     assert main(["--results", str(tmp_path / "none")]) == 2
+    assert main(["--results", str(tmp_path), "--vision-task", "cifar"]) == 2
 
 
 def test_equal_seconds_are_those_of_one_run(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from baselines.method import load_method
 from bench import Execution, Experiment, run
 from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
 from bench.tuned import TUNED_FORMAT, tuned_settings
+from bench.variants import settings_of
 from retrain import subsets
 from retrain.store import Store
 from retrain.tasks.digits import Digits
@@ -109,6 +111,9 @@ def test_ties_within_the_paired_interval_go_to_the_cheaper() -> None:
     assert close is not None
     assert close["lds"] == ordered.lds["raw"]
     assert choose([broken], [losses], "raw") is None
+    alone = choose([best], [losses], "raw")
+    assert alone is not None
+    assert (alone["options"], alone["num_ties"]) == (best.options, 1)
 
 
 def test_every_setting_is_tried_once_and_the_defaults_first() -> None:
@@ -210,6 +215,17 @@ def test_several_jobs_try_settings_at_once_to_the_same_end(arguments: list[str],
 def test_a_method_without_a_grid_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--methods", "random"]) == 2
     assert "declares no grid" in capsys.readouterr().err
+    origin, _ = settings_of(load_method("gradsim"), Digits(), "tuned")
+    assert origin == "default", "what has nothing to tune is itself under any settings"
+
+
+def test_a_misspelt_option_is_refused_before_anything_is_retrained(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--methods", "ekfac", "--set", "ekfac.nosuch=1"]) == 2
+    said = capsys.readouterr().err
+    assert 'no option "nosuch"' in said
+    assert "ground truth" not in said
 
 
 def test_a_later_file_adds_methods_and_changes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,6 +222,15 @@ METHODS = "tests.helpers.scaling_methods"
 OUT_OF_MEMORY, DISK_FULL, FITTED = (f"{METHODS}:{name}" for name in ("OutOfMemory", "DiskFull", "Fitted"))
 
 
+def test_two_folders_of_one_name_are_refused(tiny: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Their rows could not be told apart, and a merge would keep one of them."""
+    first, second = Path(tiny[1]), Path(tiny[2])
+    other = first.parent / "elsewhere" / first.name
+    shutil.copytree(second, other)
+    assert scaling.main([*tiny[:2], str(other), *tiny[3:]]) == 2
+    assert "would have one name in every table" in capsys.readouterr().err
+
+
 def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
