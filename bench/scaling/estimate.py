@@ -30,6 +30,7 @@ NEEDED_COLUMNS = (
     "model", "parameters", "method", "fit_seconds", "score_seconds", "peak_memory_bytes", "device", "train", "queries",
     "tokens", "token_parameters",
 )  # fmt: skip
+SIZE_COLUMNS = ("parameters", "train", "queries", "tokens", "token_parameters")  # every row has them
 PAPER_FITTED = 1_000_000  # sequences of the Pile that the paper fits EK-FAC on (sec:appendix-scaling)
 METHOD_LABELS = {
     "bif": "BIF",
@@ -57,6 +58,13 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         raise UsageError(f"{path} is no readable CSV ({error}); give the scaling.csv of a sweep with --from") from None
     if missing := [name for name in NEEDED_COLUMNS if name not in frame]:
         raise UsageError(f"{path} lacks the columns {', '.join(missing)}; expected the scaling.csv of bench.scaling")
+    for name in (*SIZE_COLUMNS, "fit_seconds", "score_seconds"):
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        wrong = numbers.isna() & (frame[name].notna() | (name in SIZE_COLUMNS))
+        if wrong.any():
+            row = int(wrong.to_numpy().argmax())
+            came = "empty" if pd.isna(frame[name][row]) else f'"{frame[name][row]}"'
+            raise UsageError(f"{path}, line {row + 2}: {name} is {came}; expected a number")
     return [
         {name: None if value is None or pd.isna(value) else value for name, value in row.items()}
         for row in frame.to_dict("records")

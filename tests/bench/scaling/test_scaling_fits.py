@@ -605,6 +605,23 @@ def test_what_a_fit_takes_at_its_start_does_not_grow_as_models_shrink() -> None:
     assert 0.1 < seconds[1] - seconds[0] < 1.5
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda frame: frame.drop(columns="queries"), "lacks the columns queries"),
+        (lambda frame: frame.assign(tokens=None), "line 2: tokens is empty; expected a number"),
+        (lambda frame: frame.assign(score_seconds="abc"), 'line 2: score_seconds is "abc"; expected a number'),
+    ],
+)
+def test_rows_that_cannot_be_read_are_named(
+    change: Any, said: str, by_law: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.csv"
+    change(pd.read_csv(by_law)).to_csv(broken, index=False)
+    assert scaling.main(["--estimate", "--model", "1b", "--from", str(broken)]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_the_crossover_respects_the_fitting_set(by_law: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = []
     for count in ("400", str(PAPER_FITTED)):
