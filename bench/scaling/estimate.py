@@ -208,12 +208,16 @@ def show_crossovers(found: Sequence[tuple[str, Crossing]], setting: Setting, mod
     lines = []
     for axis, crossing in found:
         if isinstance(crossing, Throughout):
-            where = f"at any number of {words[axis]}" if axis != "parameters" else "at every size of the suite"
+            where = (
+                f"at any number of {words[axis]}"
+                if axis != "parameters"
+                else "at every size of the suite where it fits"
+            )
             unsure = "" if crossing.sure else " (unsure at some)"
             lines.append(f"{others[axis]}: {method_label(crossing.cheaper)} is cheaper {where}{unsure}")
             continue
         if isinstance(crossing, Several):
-            lines.append(f"{others[axis]}: {_in_turn(crossing)} {words[axis]}")
+            lines.append(f"{others[axis]}: {_in_turn(crossing)} {words[axis]} (so close that it is unsure)")
             continue
         above = method_label(crossing.cheaper_above)
         ends = [

@@ -23,8 +23,14 @@ def against(estimators: dict[str, Estimator], fresh: dict[str, Estimator]) -> li
         known = estimators.get(device)
         for row in measured.rows if known else []:
             if known is not None and row["method"] in known.methods() and configuration_of(row) is not None:
-                found.append({"device": device, **_held(known, row)})
+                same = any(_same_run(row, other) for other in known.rows)
+                found.append({"device": device, **_held(known, row), "known": same})
     return found
+
+
+def _same_run(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    names = ("run_id", "model", "method", "fit_examples", "queries", "fit_seconds", "score_seconds")
+    return all(row.get(name) == other.get(name) for name in names)
 
 
 def each_from_the_others(estimator: Estimator) -> list[dict[str, Any]]:

@@ -59,6 +59,8 @@ def estimate_command(arguments: argparse.Namespace) -> int:
         print(
             json.dumps(without_nan(compared), indent=1) if arguments.json else show_held_out(compared, arguments.wide)
         )
+        if known := sum(row["known"] for row in compared):
+            print(f"{known} of {len(compared)} rows are among those the estimate rests on: no check", file=sys.stderr)
         return 0
     if not arguments.model:
         raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
