@@ -73,9 +73,8 @@ def compare(
                     if gap is None or (only and not math.isclose(alpha * place.share, ends[place.ground])):
                         continue
                     rival = place.values(second, alpha, turned and second == "bif")
-                    text = f"{place.shared_means(first, second, alpha, turned)} = {gap}" + " (one seed)" * (
-                        gap.seeds == 1
-                    )
+                    alone = " (one seed)" if gap.seeds == 1 else ""
+                    text = f"{place.shared_means(first, second, alpha, turned)} = {gap}{alone}"
                     cells.append(Cell(f"alpha {alpha:g}", text, judge(gap, rival)))
                 if cells:
                     sign = ", BIF's sign turned" if turned else ""

@@ -217,7 +217,9 @@ def show_crossovers(found: Sequence[tuple[str, Crossing]], setting: Setting, mod
             lines.append(f"{others[axis]}: {method_label(crossing.cheaper)} is cheaper {where}{unsure}")
             continue
         if isinstance(crossing, Several):
-            lines.append(f"{others[axis]}: {_in_turn(crossing)} {words[axis]} (so close that it is unsure)")
+            lines.append(
+                f"{others[axis]}: {_in_turn(crossing)} {words[axis]} (by the estimates alone, without their intervals)"
+            )
             continue
         above = method_label(crossing.cheaper_above)
         ends = [

@@ -158,10 +158,10 @@ def _held_out_depth(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, An
 def _made_again(kept: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Seconds of another run that went equally deep and had this very fitting set: of several, the one that differs
     most. A point that two sweeps took from one cache has the same seconds and is no second run."""
+    if not _was_run(kept):
+        return {"again_seconds": None}
     own = total_of(kept)
-    again = (
-        [total_of(row) for row in others if row["depth"] == kept["depth"] and _was_run(row)] if _was_run(kept) else []
-    )
+    again = [total_of(row) for row in others if row["depth"] == kept["depth"] and _was_run(row)]
     differ = [seconds for seconds in again if seconds != own]
     return {"again_seconds": max(differ, key=lambda seconds: abs(math.log(seconds / own)), default=None)}
 

@@ -6,13 +6,8 @@ from typing import Any
 from bench.scaling.costs import Setting
 from retrain.models.pythia_suite import SUITE, Configuration
 
-SHAPE_COLUMNS = (
-    "hidden",
-    "layers",
-    "heads",
-    "intermediate",
-    "vocabulary",
-)  # columns that say what a model's cost depends on
+# What a model's cost depends on.
+SHAPE_COLUMNS = ("hidden", "layers", "heads", "intermediate", "vocabulary")
 
 
 def number_of(value: Any) -> float | None:

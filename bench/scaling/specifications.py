@@ -97,8 +97,8 @@ def content_digest(data: bytes) -> str:
 def specifications(request: SweepRequest) -> list[dict[str, Any]]:
     """One a point: BIF and EK-FAC side by side from the smallest model to the largest, then the other methods."""
     configurations = [(name, suite_configuration(name)) for name in dict.fromkeys(request.models)]
-    names = [made.name for _, made in configurations]
-    if several := [name for name, made in configurations if names.count(made.name) > 1]:
+    shown = [made.name for _, made in configurations]
+    if several := [name for name, made in configurations if shown.count(made.name) > 1]:
         raise UsageError(f"{' and '.join(several)} would have one name in every table; rename one of the folders")
     configurations.sort(key=lambda pair: pair[1].num_parameters)
     for name, configuration in configurations:
