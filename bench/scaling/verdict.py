@@ -25,6 +25,7 @@ from retrain.safe_files import SafeFileError, read_text, write_whole
 BEGIN, END = "<!-- made by python -m bench.scaling --verdict -->", "<!-- end of what is made -->"
 VERDICT_MODEL = "2.8b"
 VERDICT_SETS = (PAPER_FITTED, 10_000, 400)
+TABLE_SETS = (400, 2_000, 10_000, PAPER_FITTED)
 
 
 def verdict_text(device: str, estimator: Estimator) -> str:
@@ -131,7 +132,7 @@ def _table(device: str, estimator: Estimator, bif: list[dict[str, Any]], setting
             + " | ".join(f"{pace:.0f}x" if pace else "" for pace in paces)
             + " |"
         )
-    for count in sorted(VERDICT_SETS):
+    for count in TABLE_SETS:
         cells = []
         for model in models:
             own = [r for r in estimator.of("ekfac") if r["model"] == model.name and r["fit_examples"] == count]
@@ -155,7 +156,7 @@ def _table(device: str, estimator: Estimator, bif: list[dict[str, Any]], setting
             *lines,
             "",
             "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic; "
-            "a / b: run twice.",
+            "a / b: the same run made again (of several, the one farthest off).",
         ]
     )
 
