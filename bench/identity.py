@@ -154,8 +154,9 @@ def ground_names(grounds: Sequence[str]) -> dict[str, tuple[str, str]]:
         alike = [other for other in grounds if bases[other][0] == name]
         if len(alike) > 1:
             apart = differences([_flat(json.loads(other)) for other in alike])[alike.index(text)]
-            name += f"-{file_slug(apart)}" if apart and len(apart) <= LONG else f"-{short_digest(text)}"
-            words += f", {apart[:200]}"
+            if apart:
+                name += f"-{file_slug(apart)}" if len(apart) <= LONG else f"-{short_digest(text)}"
+                words += f", {apart[:200]}"
         found[text] = (name, words)
     files = _unique(["" for _ in found], [file_slug(name) for name, _ in found.values()], list(found))
     return {text: (file_slug(file, 100), words) for file, (text, (_, words)) in zip(files, found.items(), strict=True)}
@@ -199,10 +200,13 @@ def series_label(method: str, label: str) -> str:
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each of them, what it has otherwise than the others: "draws=100, gamma=1000"."""
+    """For each of them, what it has otherwise than the others: "draws=100, gamma=1000".
+
+    An option that one of them does not name is as usual there, and nothing is said of it.
+    """
     names = sorted({name for one in settings for name in one})
     apart = [name for name in names if len({canonical(one.get(name, "-")) for one in settings}) > 1]
-    return [", ".join(f"{name}={setting_text(one.get(name, '-'))}" for name in apart) for one in settings]
+    return [", ".join(f"{name}={setting_text(one[name])}" for name in apart if name in one) for one in settings]
 
 
 def settings_words(method: str, options: Mapping[str, Any]) -> str:

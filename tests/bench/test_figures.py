@@ -475,7 +475,7 @@ def test_a_stored_truth_scored_again_is_shown_where_nothing_else_is(tmp_path: Pa
 def test_other_task_settings_have_a_figure_of_their_own(results: Path) -> None:
     write_run(results / "cifar10", run_id="more00000000", shares=(0.1,), seeds=(1,), task_settings={"epochs": 2})
     stems = {drawing.stem: drawing for drawing in draw("lds", results)}
-    assert set(stems) == {"lds-cifar10-paper-epochs", "lds-cifar10-paper-epochs-2"}
+    assert set(stems) == {"lds-cifar10-paper", "lds-cifar10-paper-epochs-2"}
     assert "epochs=2" in stems["lds-cifar10-paper-epochs-2"].caption
     assert stems["lds-cifar10-paper-epochs-2"].runs == ["more00000000"]
 

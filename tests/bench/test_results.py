@@ -66,6 +66,15 @@ def test_another_ground_is_another_figure(tmp_path: Path, other: dict[str, Any])
     assert len(rows) == 2 * 2 * len(METHODS)
 
 
+def test_an_option_that_a_record_does_not_name_is_as_usual_and_changes_no_name(tmp_path: Path) -> None:
+    write_run(tmp_path, run_id="one000000000", **ONE)
+    write_run(tmp_path, run_id="other0000000", **ONE, task_settings={"epoch_rate": "falling"})
+    rows = load_results(tmp_path).rows.set_index("run_id")
+    assert set(rows.loc["one000000000", "ground"]) == {"cifar10-paper"}
+    assert set(rows.loc["other0000000", "ground"]) == {"cifar10-paper-epoch-rate-falling"}
+    assert set(rows.loc["one000000000", "ground_words"]) == {"task cifar10, protocol paper, report queries"}
+
+
 def test_other_subsets_or_replicates_are_another_truth_of_the_same_ground(tmp_path: Path) -> None:
     write_run(tmp_path, run_id="one000000000", **ONE)
     write_run(tmp_path, run_id="fewer0000000", subsets=25, **ONE)
