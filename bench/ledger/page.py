@@ -129,7 +129,8 @@ def _open_questions(evidence: Evidence) -> str:
         ("how models are retrained", _measured(protocols, "--protocol paper, --protocol scratch")),
         ("retrained models start from one initialisation, or each from its own", _measured(starts, "--initialisation")),
         (
-            "the learning rate of protocol `paper`'s one epoch constant at 10, or falling",
+            "the learning rate of protocol `paper`'s one epoch constant at 10, or falling; where the epoch is one step "
+            "(alpha 0.1 of 0.1), two records of the same",
             _measured(_readings_of(configs, "epoch_rate"), "--set cifar10.epoch_rate=falling"),
         ),
         (

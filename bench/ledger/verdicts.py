@@ -1,7 +1,7 @@
 """What a comparison comes to, and what several of them come to together."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -9,6 +9,7 @@ from scipy import stats
 
 HOLDS, FAILS, UNDECIDED, MISSING = "holds", "does not hold", "undecided", "not measured"
 CONFIDENCE = 0.95
+FEW = 2  # so many readings that settle what others do not are named
 # Which readings decide. The paper's own settings under its own protocol give the verdict; the others stand beside it.
 AS_PAPER, TUNED, SCRATCH, SCRATCH_TUNED, SHOWN = "paper", "tuned", "scratch", "scratch, tuned", "shown"
 GROUPS = {
@@ -129,8 +130,22 @@ def over_readings(readings: Sequence[Reading]) -> Judgement:
     counts = ", ".join(f"{len(found)} {word}" for word, found in by_outcome.items() if found)
     count = f"{len(readings)} reading{'s' * (len(readings) > 1)}: {counts}"
     if by_outcome[HOLDS] and by_outcome[FAILS]:
-        return Judgement(UNDECIDED, f"depends on the reading ({count})", tuple(readings))
+        few = min((HOLDS, FAILS), key=lambda word: len(by_outcome[word]))
+        return Judgement(
+            UNDECIDED, f"depends on the reading ({count}{_those(by_outcome, few, readings)})", tuple(readings)
+        )
     for word in (HOLDS, FAILS):
         if by_outcome[word]:
-            return Judgement(word, count, tuple(readings))
+            alone = _those(by_outcome, word, readings) if by_outcome[UNDECIDED] else ""
+            return Judgement(word, f"{count}{alone}", tuple(readings))
     return Judgement(UNDECIDED, f"no reading decides ({count})", tuple(readings))
+
+
+def _those(by_outcome: Mapping[str, Sequence[Reading]], outcome: str, readings: Sequence[Reading]) -> str:
+    """Who says so, where few of many do: in the words that tell them from the rest."""
+    found = by_outcome[outcome]
+    if len(found) > FEW or len(readings) <= 2 * FEW:
+        return ""
+    telling = [k for k, words in enumerate(zip(*(one.words for one in readings))) if len(set(words)) > 1]
+    names = " and ".join(", ".join(one.words[k] for k in telling) for one in found)
+    return f"; {outcome}: {names}"

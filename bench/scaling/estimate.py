@@ -114,7 +114,7 @@ def show_estimates(found: Sequence[Estimate]) -> str:
             f"{one.fit_examples:,}" if one.fit_examples else "-",
             duration(one.seconds),
             f"[{duration(one.seconds_low)}, {duration(one.seconds_high)}]",
-            "-" if math.isnan(one.peak_memory_bytes) else bytes_text(one.peak_memory_bytes),
+            "unknown" if math.isnan(one.peak_memory_bytes) else bytes_text(one.peak_memory_bytes),
             bytes_text(one.disk_bytes) if one.disk_bytes else "-",
             f"{one.num_models}" + (" +" if one.beyond or one.unmeasured else ""),
         ]

@@ -69,8 +69,11 @@ def _is_fitted(block: pd.DataFrame) -> bool:
     return "fit_examples" in block and bool(block["fit_examples"].notna().any())
 
 
-def _shallow(block: pd.DataFrame) -> pd.Series:
-    """Whether memory and disk are projected: a few draws hold as much as all of them, fewer blocks hold less."""
+def _projected(block: pd.DataFrame, column: str) -> pd.Series:
+    """Of memory and disk: a few draws hold as much as all of them, fewer blocks hold less, and what a method without a
+    fit writes is of every sequence."""
+    if column == "seconds" or (column == "disk_bytes" and not _is_fitted(block)):
+        return block["projected"]
     if not {"depth", "layers"} <= set(block):
         return pd.Series(False, index=block.index)
     return block["depth"] < block["layers"]
@@ -88,7 +91,7 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None
             x, y = block["parameters"].to_numpy(float), block[column].to_numpy(float) / unit
             axis.plot(x, y, **(shape | {"marker": None, "label": "_"}), **faded)
             mark = {"color": shape["color"], "marker": shape["marker"], "linestyle": "none", **faded}
-            projected = (block["projected"] if column == "seconds" else _shallow(block)).to_numpy(bool)
+            projected = _projected(block, column).to_numpy(bool)
             axis.plot(x[~projected], y[~projected], **mark, zorder=3)
             axis.plot(x[projected], y[projected], **mark, markerfacecolor="white", zorder=3)
             # The legend's, with line and marker, hollow where nothing was measured.

@@ -103,7 +103,7 @@ class Estimator:
             seconds_low=seconds * math.exp(-1.96 * deviation),
             seconds_high=seconds * math.exp(1.96 * deviation),
             peak_memory_bytes=_memory(rows, configuration, setting),
-            disk_bytes=_disk(rows, configuration),
+            disk_bytes=_disk(rows, configuration, setting),
             num_models=len({row["model"] for row in rows}),
             beyond=not min(sizes) <= configuration.num_parameters <= max(sizes),
             fit_examples=setting.fit_examples if self.fitted(method) else None,
@@ -191,13 +191,15 @@ def _memory(rows: list[dict[str, Any]], configuration: Configuration, setting: S
         return wanted if by_arithmetic else math.nan
     # Beyond the measured sizes as at their end: what is over arithmetic comes to an end as models grow.
     size = min(max(configuration.num_parameters, min(sizes)), max(sizes))
-    if size != configuration.num_parameters and not by_arithmetic:
-        return math.nan  # kfac and GradSim hold as many gradients as there is room for: a larger model says nothing
+    as_measured = all(row[name] == getattr(setting, name) for row in known for name in ("train", "queries", "tokens"))
+    if not by_arithmetic and (size != configuration.num_parameters or not as_measured):
+        return math.nan  # kfac and GradSim hold as many gradients as there is room for: other sizes say nothing
     return curve_through(sizes, over).at(size) * wanted
 
 
-def _disk(rows: list[dict[str, Any]], configuration: Configuration) -> float:
-    """EK-FAC by the theory of its factors times what was measured over it; others by the curve."""
+def _disk(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> float:
+    """EK-FAC by the theory of its factors times what was measured over it; others, which write something of every
+    training sequence, by the curve."""
     known = [row for row in rows if (number_of(row.get("disk_bytes")) or 0) > 0]
     if not known:
         return 0.0
@@ -206,4 +208,5 @@ def _disk(rows: list[dict[str, Any]], configuration: Configuration) -> float:
         over = curve_through(sizes, [row["disk_bytes"] / row["factor_bytes"] for row in known])
         number_bytes = 4 if known[-1].get("dtype") == "float32" else 2
         return over.at(configuration.num_parameters) * configuration.factor_bytes(number_bytes)
-    return curve_through(sizes, [row["disk_bytes"] for row in known]).at(configuration.num_parameters)
+    a_sequence = curve_through(sizes, [row["disk_bytes"] / row["train"] for row in known])
+    return a_sequence.at(configuration.num_parameters) * setting.train

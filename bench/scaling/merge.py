@@ -17,10 +17,9 @@ from typing import Any
 
 from bench.scaling.ekfac_rows import fit_sizes_of
 from bench.scaling.methods import FORMER_AXES, PRIVATE_FIELDS
-from bench.scaling.row_values import total_of
+from bench.scaling.row_values import named_configuration, total_of
 from bench.scaling.rows import make_rows
 from retrain.errors import UsageError
-from retrain.models.pythia_suite import suite_configuration
 from retrain.safe_files import SafeFileError, read_json
 
 SAME_FIELDS = ("train", "tokens", "chains", "device_name", "dtype", "text_digest", "query_digest")
@@ -67,7 +66,7 @@ def _with_specification(record: dict[str, Any], point: dict[str, Any], fit_sets:
         method = point["method"]
         spec = {
             **{name: value for name, value in record["setting"].items() if name not in PRIVATE_FIELDS},
-            "configuration": asdict(suite_configuration(point["model"])),
+            "configuration": asdict(named_configuration(point["model"])),
             "model": point["model"],
             "method": method,
             "axis": FORMER_AXES.get(method, "train"),

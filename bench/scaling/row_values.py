@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 from bench.scaling.costs import Setting
-from retrain.models.pythia_suite import SUITE, Configuration
+from retrain.errors import UsageError
+from retrain.models.pythia_suite import SUITE, Configuration, suite_configuration
 
 # What a model's cost depends on.
 SHAPE_COLUMNS = ("hidden", "layers", "heads", "intermediate", "vocabulary")
@@ -16,6 +17,21 @@ def number_of(value: Any) -> float | None:
 
 def total_of(row: dict[str, Any]) -> float:
     return (number_of(row.get("fit_seconds")) or 0.0) + (number_of(row.get("score_seconds")) or 0.0)
+
+
+def named_configuration(name: str) -> Configuration:
+    """Of a size of the suite, or of a model folder, whose config.json anybody may have written."""
+    found = suite_configuration(name)
+    for column in (*SHAPE_COLUMNS, "positions"):
+        value = getattr(found, column)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{name}/config.json: {column} is {value!r}; expected a whole number of at least 1")
+    if found.hidden % found.heads:
+        raise UsageError(f"{name}/config.json: a width of {found.hidden} cannot be split among {found.heads} heads")
+    share = found.rotary_share
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+        raise UsageError(f"{name}/config.json: rotary_pct is {share!r}; expected a share above 0, up to 1")
+    return found
 
 
 def configuration_of(row: dict[str, Any]) -> Configuration | None:

@@ -19,9 +19,10 @@ from typing import Any
 from bench.scaling.measuring import CLOCK_FILE
 from bench.scaling.methods import axis_of, build_method, is_fitted, method_options
 from bench.scaling.problem import load_queries
+from bench.scaling.row_values import named_configuration
 from bench.scaling.sizes import MOST_FITTED
 from retrain.errors import UsageError
-from retrain.models.pythia_suite import HUB_PREFIX, Configuration, suite_configuration
+from retrain.models.pythia_suite import HUB_PREFIX, Configuration
 
 POINT_VERSION = 3  # raised when what a point measures changes
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +97,7 @@ def content_digest(data: bytes) -> str:
 
 def specifications(request: SweepRequest) -> list[dict[str, Any]]:
     """One a point: BIF and EK-FAC side by side from the smallest model to the largest, then the other methods."""
-    configurations = [(name, suite_configuration(name)) for name in dict.fromkeys(request.models)]
+    configurations = [(name, named_configuration(name)) for name in dict.fromkeys(request.models)]
     shown = [made.name for _, made in configurations]
     if several := [name for name, made in configurations if shown.count(made.name) > 1]:
         raise UsageError(f"{' and '.join(several)} would have one name in every table; rename one of the folders")
@@ -108,6 +109,9 @@ def specifications(request: SweepRequest) -> list[dict[str, Any]]:
     if "random" in sources.values() and not request.random_weights:
         print("random weights: the hub cannot be reached, and cost does not depend on the values", file=sys.stderr)
     names = list(dict.fromkeys(request.methods))
+    for setting in request.settings:
+        if (method := setting.partition(".")[0]) not in names:
+            raise UsageError(f"--set {setting}: {method} is not among --methods ({', '.join(names)})")
     first = [name for name in ("bif", "ekfac") if name in names]
     shared = _shared(request)
     return [

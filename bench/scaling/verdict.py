@@ -94,8 +94,14 @@ def _verdict(device: str, estimator: Estimator, setting: Setting) -> str:
         asked = replace(setting, fit_examples=count)
         bif, ekfac = (estimator.estimate(method, SUITE[VERDICT_MODEL], asked) for method in RIVALS)
         paper = " (the paper)" if count == PAPER_FITTED else ""
-        lines.append(f"| {count:,}{paper} | {_with_interval(ekfac)} | {_with_interval(bif)} | {_who(ekfac, bif)} |")
+        told = [_with_interval(one) + _of_others(estimator, one.method) for one in (ekfac, bif)]
+        lines.append(f"| {count:,}{paper} | {' | '.join(told)} | {_who(ekfac, bif)} |")
     return "\n".join(lines)
+
+
+def _of_others(estimator: Estimator, method: str) -> str:
+    """The mark of what rests on other models alone."""
+    return "" if any(row["model"] == VERDICT_MODEL for row in estimator.of(method)) else " ~"
 
 
 def _with_interval(one: Estimate) -> str:
@@ -214,17 +220,21 @@ def _over_floor(
 
 
 def _queries_cell(row: dict[str, Any], predicted: Estimate) -> str:
-    """With the estimate's interval where so many queries were not run, in however few blocks."""
-    if scores_were_measured(row):
+    """With the estimate's interval, where the row is projected by a line in the queries or from fewer blocks."""
+    blocks = number_of(row.get("depth")) or 0
+    if scores_were_measured(row) and not 0 < blocks < row["layers"]:
         return _cell(row)
     ends = ", ".join(duration(end) for end in (predicted.seconds_low, predicted.seconds_high))
-    return f"{duration(total_of(row))} [{ends}] \\*"
+    return f"{duration(total_of(row))}{_again(row)} [{ends}] \\*"
 
 
 def _cell(row: dict[str, Any]) -> str:
-    again = number_of(row.get("again_seconds"))
-    twice = f" / {duration(again)}" if again else ""
-    return duration(total_of(row)) + twice + (" \\*" if str(row["projected"]) == "True" else "")
+    return duration(total_of(row)) + _again(row) + (" \\*" if str(row["projected"]) == "True" else "")
+
+
+def _again(row: dict[str, Any]) -> str:
+    seconds = number_of(row.get("again_seconds"))
+    return f" / {duration(seconds)}" if seconds else ""
 
 
 def _break_even(estimator: Estimator, bif: list[dict[str, Any]], setting: Setting) -> str:

@@ -31,12 +31,12 @@ from bench.scaling.estimate import (
 from bench.scaling.fits import Estimator
 from bench.scaling.held_out import against, each_from_the_others, show_held_out, show_own_checks
 from bench.scaling.merge import merged_rows, read_records
-from bench.scaling.row_values import configuration_of, setting_of
+from bench.scaling.row_values import configuration_of, named_configuration, setting_of
 from bench.scaling.show import show_rows, write_csv, write_table
 from bench.scaling.verdict import verdict_text, write_verdict
 from retrain.command import check_out
 from retrain.errors import UsageError
-from retrain.models.pythia_suite import SUITE, suite_configuration
+from retrain.models.pythia_suite import SUITE
 
 MIDDLE_FITTED = 10_000  # between a training set's size and the paper's, where an estimate is asked for neither
 
@@ -64,7 +64,7 @@ def estimate_command(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.model:
         raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
-    configuration = suite_configuration(arguments.model)
+    configuration = named_configuration(arguments.model)
     counts, _ = query_counts(arguments.queries)
     if configuration.positions < arguments.tokens:
         raise UsageError(f"--tokens {arguments.tokens}: {arguments.model} takes at most {configuration.positions}")

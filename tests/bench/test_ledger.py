@@ -5,6 +5,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,19 @@ def test_the_rule_of_verdicts() -> None:
     assert (both.outcome, "depends on the reading" in both.reason) == (UNDECIDED, True)
     # Two places of one reading are no two readings.
     assert over_readings([reading(HOLDS, ("r",)), reading(FAILS, ("r",))]).outcome == FAILS
+
+
+def test_few_readings_that_settle_a_claim_are_named() -> None:
+    outcomes = [HOLDS, FAILS, FAILS, FAILS, UNDECIDED]
+    readings = [
+        Reading((f"truth {number}", "raw"), (Cell("0.1", "", outcome),)) for number, outcome in enumerate(outcomes)
+    ]
+    assert over_readings(readings).reason == (
+        "depends on the reading (5 readings: 1 holds, 3 does not hold, 1 undecided; holds: truth 0)"
+    )
+    assert over_readings(readings[1:]).reason == "4 readings: 3 does not hold, 1 undecided"
+    alone = [readings[0], *(replace(one, cells=(Cell("0.1", "", UNDECIDED),)) for one in readings[1:])]
+    assert over_readings(alone).reason == "5 readings: 1 holds, 4 undecided; holds: truth 0"
 
 
 def test_one_comparison() -> None:

@@ -3,6 +3,7 @@
 import json
 import lzma
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,8 @@ from bench.scaling.problem import (
     repeated,
     train_examples,
 )
+from bench.scaling.row_values import named_configuration
+from bench.scaling.specifications import SweepRequest, specifications
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models.pythia_suite import SUITE, Configuration, build_random, suite_configuration
@@ -69,6 +72,36 @@ def test_a_built_model_has_the_counts_and_names_that_its_configuration_says() ->
 def test_unknown_model_is_one_line() -> None:
     with pytest.raises(UsageError, match='unknown model "3b"; expected one of 14m'):
         suite_configuration("3b")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("hidden_size", "wide", "hidden is 'wide'; expected a whole number of at least 1"),
+        ("num_hidden_layers", 0, "layers is 0; expected a whole number"),
+        ("vocab_size", None, "vocabulary is None"),
+        ("num_attention_heads", 7, "a width of 128 cannot be split among 7 heads"),
+        ("rotary_pct", "a quarter", "rotary_pct is 'a quarter'; expected a share"),
+    ],
+)
+def test_a_configuration_that_no_model_has_is_named_by_its_entry(
+    tmp_path: Path, name: str, value: Any, said: str
+) -> None:
+    content = {
+        "model_type": "gpt_neox", "hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "intermediate_size": 512, "vocab_size": 50304, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert named_configuration(str(tmp_path)).num_parameters == SUITE["14m"].num_parameters
+    (tmp_path / "config.json").write_text(json.dumps(content | {name: value}))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        named_configuration(str(tmp_path))
+
+
+def test_a_setting_of_a_method_that_is_not_run_is_refused() -> None:
+    request = SweepRequest(models=("14m",), methods=("bif",), random_weights=True, settings=("trak.ridge=3",))
+    with pytest.raises(UsageError, match=re.escape("--set trak.ridge=3: trak is not among --methods (bif)")):
+        specifications(request)
 
 
 # ---- what runs take, by arithmetic ----

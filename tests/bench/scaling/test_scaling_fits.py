@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
@@ -296,6 +297,16 @@ def test_memory_that_was_not_measured_is_by_arithmetic() -> None:
     assert peaks.count(" ~ ") == len(SIZES)
 
 
+def test_what_other_sequences_and_tokens_hold_is_unknown_and_what_they_write_grows() -> None:
+    known = SHIPPED.estimate("trak", SUITE["410m"], LAW)
+    assert known.peak_memory_bytes > 0
+    for asked in (replace(LAW, train=4000), replace(LAW, tokens=300), replace(LAW, queries=180)):
+        for method in ("trak", "gradsim", "kfac"):
+            assert math.isnan(SHIPPED.estimate(method, SUITE["410m"], asked).peak_memory_bytes)
+    more = SHIPPED.estimate("trak", SUITE["410m"], replace(LAW, train=10 * LAW.train))
+    assert more.disk_bytes == pytest.approx(10 * known.disk_bytes)
+
+
 def test_an_estimate_is_no_surer_than_the_row_it_repeats() -> None:
     rows = rows_by_law(SIZES)
     setting = replace(LAW, fit_examples=400)
@@ -527,6 +538,14 @@ def test_a_verdict_has_the_laws_own_numbers() -> None:
     assert re.search(r"\| 400 \| .* \| EK-FAC \d\.\dx cheaper", said)
     assert "\\* projected from smaller runs" in said
     assert "| queries |" not in said
+    fitted = [line for line in said.splitlines() if line.startswith("| 1,000,000 (the paper) |")]
+    assert [line.count(" ~ |") for line in fitted] == [0]
+
+
+def test_a_verdict_without_its_model_says_that_others_speak_for_it() -> None:
+    said = verdict_text("machine", Estimator(rows_by_law(("14m", "70m", "410m"))))
+    fitted = [line for line in said.splitlines() if line.startswith("| 1,000,000 (the paper) |")]
+    assert [line.count(" ~ |") for line in fitted] == [2]
 
 
 def test_a_verdict_tells_queries_other_methods_repeats_and_what_does_not_fit() -> None:
@@ -542,6 +561,10 @@ def test_a_verdict_tells_queries_other_methods_repeats_and_what_does_not_fit() -
     assert [line for line in said if line.startswith("| kfac fitted on 2,000 |")] == [
         "| kfac fitted on 2,000 |  | 60 s |  |  |  |  |"
     ]
+    (largest,) = [row for row in rows if row["method"] == "ekfac" and row["model"] == "2.8b"]
+    many = [*rows, chains[-1] | {"queries": 180}, largest | {"queries": 180, "depth": 2, "projected": True}]
+    shallow = [line for line in verdict_text("machine", Estimator(many)).splitlines() if line.startswith("| 2.8b, EK")]
+    assert [re.search(r" s \[.*\] \\\* \|$", line) is not None for line in shallow] == [True]
     (cells,) = [line for line in said if line.startswith("| EK-FAC fitted on 400 |")]
     assert cells.endswith("| does not fit |")
     assert "EK-FAC, the same run made again: 70m on 400 +25 %." in said
@@ -781,3 +804,14 @@ def test_each_fitting_set_has_a_line_of_its_own() -> None:
     said = explain(frame, pd.DataFrame(rows), draw_laws(axis, frame))
     assert "EK-FAC fitted on 400, 10,000, 1,000,000 sequences (the paper: 1,000,000)" in said
     assert "Without numbers: 12b ekfac: refused: x." in said
+
+
+def test_what_fewer_sequences_would_write_is_hollow() -> None:
+    from bench import style
+
+    row = rows_by_law(("14m",))[0] | {"method": "trak", "fit_examples": None, "depth": None, "disk_bytes": 6e6}
+    for projected in (False, True):
+        axis = style.new_figure(3, 2).subplots()
+        draw_panel(axis, usable(pd.DataFrame([row | {"projected": projected}])), "disk_bytes", 1.0)
+        filled, hollow = [line for line in axis.lines if line.get_marker() != "None" and line.get_zorder() == 3]
+        assert (len(np.asarray(filled.get_xdata())), len(np.asarray(hollow.get_xdata()))) == (1 - projected, projected)
