@@ -46,6 +46,7 @@ from retrain.command import (
 )
 from retrain.errors import UsageError
 from retrain.progress import bar
+from retrain.safe_files import SafeFileError, read_json
 from retrain.store import canonical_json
 
 TRIES = 12
@@ -290,6 +291,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(parser.prog, lambda: tune(arguments, command, parser.prog), kept, arguments.traceback)
 
 
+def check_others_are_kept(path: Path, names: Collection[str]) -> None:
+    """A folder holds the choices of one run: another's must not go for methods that this one does not tune."""
+    try:
+        earlier = read_json(path)["methods"] if path.exists() else {}
+        lost = [name for name in earlier if name not in names]
+    except (SafeFileError, KeyError, TypeError):
+        raise UsageError(f"{path} is there and is no record of bench.tune; take another --out") from None
+    if lost:
+        raise UsageError(
+            f"{path} has what was chosen for {', '.join(lost)}, and this run would not; take another --out, or name "
+            "them in --methods too"
+        )
+
+
 def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
     from baselines.method import load_method
     from bench.cells import Cells
@@ -300,6 +315,7 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
     if arguments.seconds is not None and not 0 < arguments.seconds < math.inf:
         raise UsageError(f"--seconds is {arguments.seconds}; expected a number above 0")
     check_out(arguments.out)
+    check_others_are_kept(Path(arguments.out) / "tune.json", names)
     started = time.perf_counter()
     asked = replace(experiment_of(arguments), query_split="tune", stream="tune", settings="default")
     execution = execution_of(arguments)

@@ -219,6 +219,21 @@ def test_a_method_without_a_grid_is_refused(arguments: list[str], capsys: pytest
     assert origin == "default", "what has nothing to tune is itself under any settings"
 
 
+def test_choices_for_other_methods_are_not_replaced(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tune").mkdir()
+    record = tmp_path / "tune" / "tune.json"
+    record.write_text('{"methods": {"trak": {}, "ekfac": {}}}')
+    assert main([*arguments, "--methods", "ekfac"]) == 2
+    said = capsys.readouterr().err
+    assert "has what was chosen for trak, and this run would not; take another --out" in said
+    record.write_text("[]")
+    assert main([*arguments, "--methods", "ekfac"]) == 2
+    assert "is no record of bench.tune" in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists(), "before anything is retrained"
+
+
 def test_a_misspelt_option_is_refused_before_anything_is_retrained(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
