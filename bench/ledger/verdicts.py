@@ -9,7 +9,7 @@ from scipy import stats
 
 HOLDS, FAILS, UNDECIDED, MISSING = "holds", "does not hold", "undecided", "not measured"
 CONFIDENCE = 0.95
-FEW = 2  # so many readings that settle what others do not are named
+FEW_READINGS = 2  # so many readings that settle what others do not are named
 # Which readings decide. The paper's own settings under its own protocol give the verdict; the others stand beside it.
 AS_PAPER, TUNED, SCRATCH, SCRATCH_TUNED, SHOWN = "paper", "tuned", "scratch", "scratch, tuned", "shown"
 GROUPS = {
@@ -144,7 +144,7 @@ def over_readings(readings: Sequence[Reading]) -> Judgement:
 def _those(by_outcome: Mapping[str, Sequence[Reading]], outcome: str, readings: Sequence[Reading]) -> str:
     """Who says so, where few of many do: in the words that tell them from the rest."""
     found = by_outcome[outcome]
-    if len(found) > FEW or len(readings) <= 2 * FEW:
+    if len(found) > FEW_READINGS or len(readings) <= 2 * FEW_READINGS:
         return ""
     telling = [k for k, words in enumerate(zip(*(one.words for one in readings))) if len(set(words)) > 1]
     names = " and ".join(", ".join(one.words[k] for k in telling) for one in found)

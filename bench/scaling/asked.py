@@ -154,6 +154,9 @@ def query_counts(words: Sequence[str]) -> tuple[tuple[int, ...], str | None]:
 
 def request_of(arguments: argparse.Namespace) -> SweepRequest:
     counts, query_file = query_counts(arguments.queries)
+    for setting in arguments.set if arguments.campaign is None else ():  # parts of a campaign have methods of their own
+        if (method := setting.partition(".")[0]) not in arguments.methods:
+            raise UsageError(f"--set {setting}: {method} is not among --methods ({', '.join(arguments.methods)})")
     return SweepRequest(
         models=tuple(arguments.models), methods=tuple(arguments.methods), train=arguments.train, queries=counts,
         query_file=query_file, tokens=arguments.tokens, draws=arguments.draws, timed_draws=arguments.timed_draws,

@@ -109,9 +109,6 @@ def specifications(request: SweepRequest) -> list[dict[str, Any]]:
     if "random" in sources.values() and not request.random_weights:
         print("random weights: the hub cannot be reached, and cost does not depend on the values", file=sys.stderr)
     names = list(dict.fromkeys(request.methods))
-    for setting in request.settings:
-        if (method := setting.partition(".")[0]) not in names:
-            raise UsageError(f"--set {setting}: {method} is not among --methods ({', '.join(names)})")
     first = [name for name in ("bif", "ekfac") if name in names]
     shared = _shared(request)
     return [

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from baselines.method import Problem, load_method
+from bench import scaling
 from bench.measure import Cost
 from bench.scaling import measuring
 from bench.scaling.costs import (
@@ -36,7 +37,6 @@ from bench.scaling.problem import (
     train_examples,
 )
 from bench.scaling.row_values import named_configuration
-from bench.scaling.specifications import SweepRequest, specifications
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models.pythia_suite import SUITE, Configuration, build_random, suite_configuration
@@ -98,10 +98,10 @@ def test_a_configuration_that_no_model_has_is_named_by_its_entry(
         named_configuration(str(tmp_path))
 
 
-def test_a_setting_of_a_method_that_is_not_run_is_refused() -> None:
-    request = SweepRequest(models=("14m",), methods=("bif",), random_weights=True, settings=("trak.ridge=3",))
-    with pytest.raises(UsageError, match=re.escape("--set trak.ridge=3: trak is not among --methods (bif)")):
-        specifications(request)
+def test_a_setting_of_a_method_that_is_not_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--models", "14m", "--random-weights", "--device", "cpu", "--set", "trak.ridge=3", "--methods", "bif"]
+    assert scaling.main(asked) == 2
+    assert "--set trak.ridge=3: trak is not among --methods (bif)" in capsys.readouterr().err
 
 
 # ---- what runs take, by arithmetic ----

@@ -209,7 +209,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Processes, "measure", here)
     return [
         "--models", *folders, "--random-weights", "--train", "6", "--queries", str(queries), "--tokens", "8",
-        "--device", "cpu", "--draws", "8", "--chains", "2", "--set", "bif.minibatch=4", "--fit-examples", "4", "6",
+        "--device", "cpu", "--draws", "8", "--chains", "2", "--fit-examples", "4", "6",
         "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
     ]  # fmt: skip
 
@@ -235,7 +235,7 @@ def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     methods = ["bif", "ekfac", OUT_OF_MEMORY, DISK_FULL, "gradsim", "bif_tokens", FITTED]
-    arguments = [*tiny, "--methods", *methods, "--budget-seconds", "60"]
+    arguments = [*tiny, "--methods", *methods, "--budget-seconds", "60", "--set", "bif.minibatch=4"]
     assert scaling.main(arguments) == 0
     rows = rows_of(tmp_path)
     assert [(row["model"], row["method"], row["fit_examples"]) for row in rows[:6]] == [
