@@ -1,6 +1,7 @@
 """What the command line of bench.scaling asks for: its options, their defaults by device, and the sweep they mean."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,13 +134,13 @@ def fill_defaults(arguments: argparse.Namespace) -> None:
         print(f"on a CPU, a smaller setting: {', '.join(changed)}", file=sys.stderr)
     for name in ("budget_seconds", "total_seconds"):
         seconds = getattr(arguments, name)
-        if seconds is not None and not seconds > 0:  # nor "nan"
+        if seconds is not None and not 0 < seconds < math.inf:  # nor "nan"
             raise UsageError(f"--{name.replace('_', '-')} is {seconds}; expected seconds above 0")
 
 
 def query_counts(words: Sequence[str]) -> tuple[tuple[int, ...], str | None]:
     """Numbers of queries, and the file they are from; a file alone is all of its queries."""
-    numbers = [word for word in words if word.removeprefix("-").isdigit()]
+    numbers = [word for word in words if word.removeprefix("-").isdecimal()]
     files = [word for word in words if word not in numbers]
     counts = tuple(int(word) for word in numbers)
     if len(files) > 1:
@@ -157,6 +158,9 @@ def request_of(arguments: argparse.Namespace) -> SweepRequest:
     for setting in arguments.set if arguments.campaign is None else ():  # parts of a campaign have methods of their own
         if (method := setting.partition(".")[0]) not in arguments.methods:
             raise UsageError(f"--set {setting}: {method} is not among --methods ({', '.join(arguments.methods)})")
+    for setting in arguments.set:
+        if (option := setting.partition("=")[0].partition(".")[2]) in ("draws", "chains"):
+            raise UsageError(f"--set {setting}: in a sweep that is --{option}")
     return SweepRequest(
         models=tuple(arguments.models), methods=tuple(arguments.methods), train=arguments.train, queries=counts,
         query_file=query_file, tokens=arguments.tokens, draws=arguments.draws, timed_draws=arguments.timed_draws,

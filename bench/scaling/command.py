@@ -26,6 +26,7 @@ from pathlib import Path
 from bench.record import why_unwritten
 from bench.scaling.asked import check_mode, fill_defaults, make_parser, request_of
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
+from bench.scaling.earlier import set_aside, settle
 from bench.scaling.estimate import RATES, by_device, read_rows
 from bench.scaling.plan import about, show_points
 from bench.scaling.show import write_table
@@ -135,9 +136,12 @@ def run_sweep(
     check_out(str(out))
     sweep = Sweep(requests, Store(arguments.cache), budget_seconds=budget, total_seconds=total, force=arguments.force)
     unwritten = [""]
+    earlier: list[Path | None] = []
 
     def write() -> None:
         record = sweep.record(command) | laws_of(sweep.rows)
+        if not earlier:
+            earlier.append(set_aside(out, sweep.run_id))
         unwritten[0] = why_unwritten(lambda: write_table(out, record, sweep.rows), out)
 
     try:
@@ -145,6 +149,9 @@ def run_sweep(
     except SystemExit:  # SIGTERM
         print(f"python -m bench.scaling: ended; {kept_in(arguments.cache)}", file=sys.stderr)
         raise
+    finally:
+        if earlier and (told := settle(earlier[0], sweep.rows)):
+            print(told, file=sys.stderr)
     show_results(sweep.rows, arguments)
     if not arguments.json:
         seconds = time.monotonic() - sweep.started

@@ -15,7 +15,7 @@ import numpy as np
 from bench.scaling.costs import Setting, covariance_flops, draw_flops, draw_work, lambda_flops, least_lambda_flops
 from bench.scaling.ekfac_rows import ONE_SIZE_ERROR, SCORE_PARTS, fit_sizes_of, scores_were_measured
 from bench.scaling.lines import UNKNOWN_ERROR, Law, curve_through, fit_line, law_through
-from bench.scaling.row_values import configuration_of, number_of, setting_of, shape_of, total_of
+from bench.scaling.row_values import configuration_of, number_of, same_shape, setting_of, shape_of, total_of
 from retrain.models.pythia_suite import Configuration
 
 SETTING_ERROR = 0.03  # in log, a factor of two in sequences and queries beyond those measured
@@ -113,7 +113,7 @@ def _pace_of_a_draw(
     work = [draw_work(shape, setting_of(row)) for shape, row in measured]
     law = law_through(tuple(sizes), tuple(work), tuple(row["seconds_per_draw"] for row in rows))
     asked = draw_work(configuration, setting)
-    seconds = _at_own_level(law, d, asked, [shape == configuration for shape in shapes])
+    seconds = _at_own_level(law, d, asked, [same_shape(shape, configuration) for shape in shapes])
     return CostPart(seconds / asked[0], law.deviation(d))
 
 
@@ -161,7 +161,7 @@ def ekfac_parts(rows: list[dict[str, Any]], configuration: Configuration, settin
     fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
     if any(fixed):
         each = _by_law(known, [max(seconds, 1e-3) for seconds in fixed], _written, configuration, setting)
-        own = any(configuration_of(row) == configuration for row in known)
+        own = any(same_shape(configuration_of(row), configuration) for row in known)
         parts.append(replace(each, deviation=FIXED_ERROR if own else max(each.deviation, FIXED_ERROR)))
     parts += _score_parts(rows, configuration, setting)
     return [part for part in parts if part.seconds > 0]
@@ -196,13 +196,15 @@ def _by_law(
     law = law_through(
         tuple(float(shape.hidden) for shape, _ in shapes), tuple(kinds(*shape) for shape in shapes), tuple(costs)
     )
-    own = [configuration_of(row) == configuration for row in rows]
+    own = [same_shape(configuration_of(row), configuration) for row in rows]
     width, work = configuration.hidden, kinds(configuration, setting.tokens)
     return CostPart(_at_own_level(law, width, work, own), law.deviation(width))
 
 
 def _own(rows: list[dict[str, Any]], paces: list[float], configuration: Configuration) -> float | None:
-    return next((pace for row, pace in zip(rows, paces) if configuration_of(row) == configuration and pace > 0), None)
+    return next(
+        (pace for row, pace in zip(rows, paces) if same_shape(configuration_of(row), configuration) and pace > 0), None
+    )
 
 
 def _score_parts(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> list[CostPart]:
@@ -230,7 +232,7 @@ def _score_parts(rows: list[dict[str, Any]], configuration: Configuration, setti
         measured_at = [replace(setting, train=int(row["train"]), queries=int(row["queries"])) for row in many]
         usually = [_further_queries(rows, row, usual, one) for row, one in zip(many, measured_at)]
         each = _at_length(many, costs, usually, configuration, setting)
-        own = [row["queries"] for row in many if configuration_of(row) == configuration]
+        own = [row["queries"] for row in many if same_shape(configuration_of(row), configuration)]
         reach = own[0] if own else min(row["queries"] for row in many)
         beyond = QUERY_ERROR * max(0.0, math.log2(setting.queries / reach))
         across = OWN_QUERY_ERROR if own else max(each.deviation, OTHER_QUERY_ERROR)
@@ -316,7 +318,7 @@ def other_parts(rows: list[dict[str, Any]], configuration: Configuration, settin
     """In proportion to tokens and parameters; of a fitted method that is its scores, beside its fit."""
     known = closest_work(rows, setting)
     fitted = any(number_of(row.get("fit_examples")) for row in known)
-    own = any(configuration_of(row) == configuration for row in known)
+    own = any(same_shape(configuration_of(row), configuration) for row in known)
     deviation = _distance(known, setting)
     d, sizes = configuration.num_token_parameters, [row["token_parameters"] for row in known]
     seconds = []

@@ -5,6 +5,7 @@
 Everything comes from the rows of a measured scaling.csv; without --from, those that ship with the package.
 """
 
+import csv
 import io
 import itertools
 import math
@@ -53,9 +54,15 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         command = f"python -m bench.scaling --out {Path(path).parent}"
         raise UsageError(f"{path} is not there; measure first: {command}")
     try:
-        frame = pd.read_csv(io.StringIO(read_text(path, follow_links=True)))
+        text = read_text(path, follow_links=True)
+        frame = pd.read_csv(io.StringIO(text))
     except (SafeFileError, ValueError) as error:
         raise UsageError(f"{path} is no readable CSV ({error}); give the scaling.csv of a sweep with --from") from None
+    for line, cells in enumerate(csv.reader(io.StringIO(text)), 1):
+        if cells and len(cells) < len(frame.columns):
+            raise UsageError(
+                f"{path}, line {line}: {len(cells)} of {len(frame.columns)} cells; it was cut off, or damaged"
+            )
     if missing := [name for name in NEEDED_COLUMNS if name not in frame]:
         raise UsageError(f"{path} lacks the columns {', '.join(missing)}; expected the scaling.csv of bench.scaling")
     for name in (*SIZE_COLUMNS, "fit_seconds", "score_seconds"):

@@ -17,7 +17,7 @@ from bench.scaling.cost_parts import bif_parts, closest_work, ekfac_parts, first
 from bench.scaling.costs import Setting, chain_bytes, ekfac_needs
 from bench.scaling.ekfac_rows import fit_sizes_of, scores_were_measured
 from bench.scaling.lines import curve_through
-from bench.scaling.row_values import configuration_of, has_peak, number_of, shape_of, total_of
+from bench.scaling.row_values import configuration_of, has_peak, number_of, same_shape, shape_of, total_of
 from retrain.models.pythia_suite import Configuration
 
 LEAST_DEVIATION = 0.03  # in log: no run repeats itself better
@@ -113,7 +113,7 @@ class Estimator:
 
 def _unmeasured(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> tuple[str, ...]:
     """What lies beyond the model's own runs; where it has none, beyond those of any model."""
-    own = [row for row in rows if configuration_of(row) == configuration]
+    own = [row for row in rows if same_shape(configuration_of(row), configuration)]
     found = []
     for words, name in (
         ("training sequences", "train"), ("queries", "queries"), ("tokens", "tokens"), ("draws", "draws"),
@@ -155,7 +155,7 @@ def _own_deviation(rows: list[dict[str, Any]], configuration: Configuration, set
         return sum(abs(math.log(own / asked)) for own, asked in pairs if own and asked)
 
     found: dict[float, float] = {}
-    for row in sorted((row for row in rows if configuration_of(row) == configuration), key=distance):
+    for row in sorted((row for row in rows if same_shape(configuration_of(row), configuration)), key=distance):
         low, high = number_of(row.get("seconds_low")), number_of(row.get("seconds_high"))
         place = math.log(number_of(row.get("fit_examples")) or 1.0)
         # An interval that reaches to zero has one end to go by.

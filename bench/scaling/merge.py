@@ -40,7 +40,7 @@ def read_records(
             points = [point for point in record["points"] if not methods or point["method"] in methods]
             record["points"] = [_with_specification(record, point, fit_sets) for point in points]
             record["versions"]
-        except (SafeFileError, KeyError, TypeError) as error:
+        except (SafeFileError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path} is no scaling.json of python -m bench.scaling: {_what(error)}") from None
         if not points:
             raise UsageError(f"{path} has no point" + (f" of {', '.join(methods)}" if methods else ""))
@@ -114,17 +114,22 @@ def merged_rows(records: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
     made: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
         for point in record["points"]:
-            for row in make_rows(point["spec"], point, point.get("peak_flops")):
+            try:
+                rows = make_rows(point["spec"], point, point.get("peak_flops"))
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+                name = f"{point['model']} {point['method']}"
+                raise UsageError(f"the point {name} is damaged: {type(error).__name__}, {_what(error)}") from None
+            for row in rows:
                 row["run_id"] = point["run_id"]
                 made.setdefault(tuple(row[name] for name in ROW_KEY), []).append(row)
     order = {"bif": 0, "ekfac": 1}
-    rows = sorted(
+    best = sorted(
         map(_best_of, made.values()),
         key=lambda row: (
             row["parameters"], order.get(row["method"], 2), row["method"], row["queries"], row["fit_examples"] or 0,
         ),
     )  # fmt: skip
-    return rows, [point for record in records for point in record["points"]]
+    return best, [point for record in records for point in record["points"]]
 
 
 def _best_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

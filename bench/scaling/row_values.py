@@ -43,6 +43,11 @@ def configuration_of(row: dict[str, Any]) -> Configuration | None:
     return found if found is not None and found.num_parameters == int(row["parameters"]) else None
 
 
+def same_shape(one: Configuration | None, other: Configuration) -> bool:
+    """Whatever they are called: a folder with a suite model's shape costs what that costs."""
+    return one is not None and all(getattr(one, name) == getattr(other, name) for name in SHAPE_COLUMNS)
+
+
 def setting_of(row: dict[str, Any]) -> Setting:
     """What was asked of the run that a row is about."""
     return Setting(

@@ -100,7 +100,9 @@ def specifications(request: SweepRequest) -> list[dict[str, Any]]:
     configurations = [(name, named_configuration(name)) for name in dict.fromkeys(request.models)]
     shown = [made.name for _, made in configurations]
     if several := [name for name, made in configurations if shown.count(made.name) > 1]:
-        raise UsageError(f"{' and '.join(several)} would have one name in every table; rename one of the folders")
+        raise UsageError(
+            f"{' and '.join(several)} would have one name in every table; name one of them alone, or rename a folder"
+        )
     configurations.sort(key=lambda pair: pair[1].num_parameters)
     for name, configuration in configurations:
         if configuration.positions < request.tokens:
@@ -111,13 +113,29 @@ def specifications(request: SweepRequest) -> list[dict[str, Any]]:
     names = list(dict.fromkeys(request.methods))
     first = [name for name in ("bif", "ekfac") if name in names]
     shared = _shared(request)
-    return [
+    found = [
         spec
         for group in (first, [name for name in names if name not in first])
         for pair in configurations
         for method in group
         for spec in _of_method(request, pair, sources[pair[0]], method, shared)
     ]
+    _tell_what_is_too_many(request, found, names)
+    return found
+
+
+def _tell_what_is_too_many(request: SweepRequest, found: list[dict[str, Any]], names: list[str]) -> None:
+    """Larger fitting sets than can be measured are the estimate's to project, but for EK-FAC's."""
+    too_many = ", ".join(f"{count:,}" for count in sorted(set(request.fit_examples)) if count > MOST_FITTED)
+    for method in names if too_many else ():
+        own = [spec for spec in found if spec["method"] == method]
+        words = (
+            f"--fit-examples {too_many}: {method} is measured with at most {MOST_FITTED:,}; --estimate projects more"
+        )
+        if not own:
+            raise UsageError(words)
+        if method != "ekfac" and own[0]["fitted"]:
+            print(words, file=sys.stderr)
 
 
 def _shared(request: SweepRequest) -> dict[str, Any]:
@@ -179,7 +197,6 @@ def _of_method(
         lists = {"fit_sets": fit_sets, "query_counts": counts, "depths": depths, "score_parts": request.score_parts}
         return [{**common, **lists, "fit_examples": fit_sets[0], "queries": counts[0]}]
     return [
-        # Larger fitting sets than can be measured are the estimate's to project.
         {**common, "fit_sets": [fit], "query_counts": [count], "fit_examples": fit, "queries": count}
         for fit in fit_sets
         if fit <= MOST_FITTED

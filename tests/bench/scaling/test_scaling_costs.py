@@ -98,10 +98,20 @@ def test_a_configuration_that_no_model_has_is_named_by_its_entry(
         named_configuration(str(tmp_path))
 
 
-def test_a_setting_of_a_method_that_is_not_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--models", "14m", "--random-weights", "--device", "cpu", "--set", "trak.ridge=3", "--methods", "bif"]
-    assert scaling.main(asked) == 2
-    assert "--set trak.ridge=3: trak is not among --methods (bif)" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("--methods bif --set trak.ridge=3", "--set trak.ridge=3: trak is not among --methods (bif)"),
+        ("--methods bif --set bif.draws=50", "--set bif.draws=50: in a sweep that is --draws"),
+        ("--methods bif --queries ²", "--queries ²: expected how many, or a JSON file"),
+        ("--methods bif --budget-seconds inf", "--budget-seconds is inf; expected seconds above 0"),
+        ("--methods kfac --fit-examples 1000000", "--fit-examples 1,000,000: kfac is measured with at most 20,000"),
+    ],
+)
+def test_what_a_sweep_cannot_do_is_refused(asked: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = ["--models", "14m", "--random-weights", "--device", "cpu", "--train", "4", "--dry-run"]
+    assert scaling.main([*plain, *asked.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 # ---- what runs take, by arithmetic ----

@@ -580,6 +580,21 @@ def by_law(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_table_that_was_cut_off_is_named_by_its_line(by_law: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = by_law.read_text()
+    by_law.write_text(text[: text.rindex(",", 0, -40)])
+    assert scaling.main(["--estimate", "--model", "14m", "--from", str(by_law)]) == 2
+    assert f"line {text.count(chr(10))}: " in (said := capsys.readouterr().err)
+    assert "cells; it was cut off, or damaged" in said
+
+
+def test_a_folder_with_a_suite_models_shape_costs_what_that_costs() -> None:
+    for method in SHIPPED.methods():
+        here, there = (SHIPPED.estimate(method, one, LAW) for one in (SUITE["2.8b"], replace(SUITE["2.8b"], name="x")))
+        assert here.seconds == there.seconds
+        assert here.seconds_high == there.seconds_high
+
+
 def test_estimate_prints_what_a_run_will_cost(by_law: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["--estimate", "--model", "1b", "--from", str(by_law)]
     asked = ["--train", "1000", "--queries", "50", "--draws", "500", "--fit-examples", "5000", "--tokens", "150"]

@@ -214,6 +214,22 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]  # fmt: skip
 
 
+def test_another_runs_table_is_kept_until_all_of_its_numbers_are_there_again(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = [*tiny[:2], *tiny[3:], "--methods", "gradsim"]
+    assert scaling.main(one) == 0
+    before = (tmp_path / "out" / "scaling.csv").read_text()
+    assert scaling.main([tiny[0], tiny[2], *one[2:]]) == 0
+    (kept,) = (tmp_path / "out").glob("scaling.*.csv")
+    assert kept.read_text() == before
+    assert f"is kept as {kept.with_suffix('.json')}" in capsys.readouterr().err
+    assert scaling.main([*tiny, "--methods", "gradsim"]) == 0
+    assert [path.name for path in (tmp_path / "out").glob("scaling.*.csv")] == [kept.name], "the second one's is in it"
+    assert "is kept as" not in capsys.readouterr().err
+    assert len(rows_of(tmp_path)) == 2
+
+
 def rows_of(tmp_path: Path) -> list[dict[str, Any]]:
     return read_rows(tmp_path / "out" / "scaling.csv")
 
