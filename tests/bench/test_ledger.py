@@ -393,6 +393,18 @@ def test_the_suite_from_the_rates_that_ship(tmp_path: Path) -> None:
     assert readings[-1].outcome == FAILS, "fitted on 400 sequences it is not"
 
 
+def test_smaller_models_decide_nothing_about_the_largest(tmp_path: Path) -> None:
+    lines = (ROOT / "bench" / "scaling" / "rates.csv").read_text().splitlines(keepends=True)
+    small = [line for line in lines if not line.startswith(("2.8b,", "6.9b,", "12b,"))]
+    (tmp_path / "scaling.csv").write_text("".join(small))
+    for name in (
+        "BIF two orders of magnitude faster at 2.8 B",
+        "The same GPU memory",
+        "BIF scales better in model size",
+    ):
+        assert outcome(tmp_path, name) == UNDECIDED
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
