@@ -22,6 +22,7 @@ from retrain.models.pythia_suite import Configuration
 
 LEAST_DEVIATION = 0.03  # in log: no run repeats itself better
 LENGTH_ERROR = 0.10  # in log, a factor of two in tokens: attention and the size of matrices do not go in proportion
+FEW_MODELS_ERROR = 0.35  # in log, a factor of e in size beyond the one or two models that were measured
 BIF_LIKE = ("bif", "bif_tokens")
 
 
@@ -94,7 +95,8 @@ class Estimator:
         # What one part is off by the others may be too (one machine, one library): their deviations add up.
         together = math.log1p(sum(part.seconds * math.expm1(part.deviation) for part in parts) / seconds)
         length = LENGTH_ERROR * min(abs(math.log2(setting.tokens / row["tokens"])) for row in rows)
-        deviation = math.hypot(max(together, LEAST_DEVIATION), _median_deviation(rows), length)
+        away = _away_from_few(rows, configuration)
+        deviation = math.hypot(max(together, LEAST_DEVIATION), _median_deviation(rows), length, away)
         deviation = max(deviation, _own_deviation(rows, configuration, setting))
         sizes = [row["parameters"] for row in rows]
         return Estimate(
@@ -109,6 +111,13 @@ class Estimator:
             fit_examples=setting.fit_examples if self.fitted(method) else None,
             unmeasured=_unmeasured(rows, configuration, setting),
         )
+
+
+def _away_from_few(rows: list[dict[str, Any]], configuration: Configuration) -> float:
+    """What one or two models do not say of a larger or smaller one, in log."""
+    sizes = sorted({row["parameters"] for row in rows})
+    beyond = max(sizes[0] / configuration.num_parameters, configuration.num_parameters / sizes[-1], 1.0)
+    return FEW_MODELS_ERROR * math.log(beyond) if len(sizes) <= 2 else 0.0
 
 
 def _unmeasured(rows: list[dict[str, Any]], configuration: Configuration, setting: Setting) -> tuple[str, ...]:

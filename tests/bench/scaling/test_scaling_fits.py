@@ -588,6 +588,18 @@ def test_a_table_that_was_cut_off_is_named_by_its_line(by_law: Path, capsys: pyt
     assert "cells; it was cut off, or damaged" in said
 
 
+@pytest.mark.parametrize("models", [("14m",), ("14m", "70m"), ("410m", "1b")])
+def test_one_or_two_models_know_how_little_they_say_of_others(models: tuple[str, ...]) -> None:
+    few = Estimator([row for row in SHIPPED.rows if row["model"] in models])
+    inside = [
+        found.seconds_low <= total_of(row) <= found.seconds_high
+        for row in SHIPPED.rows
+        if row["model"] not in models and row["method"] in few.methods()
+        for found in [few.estimate(row["method"], SUITE[row["model"]], setting_of(row))]
+    ]
+    assert np.mean(inside) >= 0.95
+
+
 def test_a_folder_with_a_suite_models_shape_costs_what_that_costs() -> None:
     for method in SHIPPED.methods():
         here, there = (SHIPPED.estimate(method, one, LAW) for one in (SUITE["2.8b"], replace(SUITE["2.8b"], name="x")))
