@@ -138,11 +138,13 @@ def run_sweep(
     unwritten = [""]
     earlier: list[Path | None] = []
 
-    def write() -> None:
-        record = sweep.record(command) | laws_of(sweep.rows)
+    def replace_table() -> None:
         if not earlier:
             earlier.append(set_aside(out, sweep.run_id))
-        unwritten[0] = why_unwritten(lambda: write_table(out, record, sweep.rows), out)
+        write_table(out, sweep.record(command) | laws_of(sweep.rows), sweep.rows)
+
+    def write() -> None:
+        unwritten[0] = why_unwritten(replace_table, out)
 
     try:
         sweep.run(write)
