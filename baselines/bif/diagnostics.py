@@ -16,6 +16,7 @@ from scipy.stats import rankdata
 # Above this the halves of the chains disagree about where the losses are. Vehtari et al. ask for 1.01 where means are
 # published; a ranking of covariances from hundreds of draws is noisier than what 1.1 lets through.
 RHAT_LIMIT = 1.1
+NUMBERS_AT_ONCE = 2**18  # of traces whose ranks and spectra are taken together: a few MB
 # A covariance of fewer independent draws is mostly noise, unless every draw is one (few draws, but well mixed).
 ESS_LIMIT = 50
 
@@ -26,7 +27,7 @@ def split_rhat(traces: np.ndarray) -> np.ndarray:
     The larger of that of the values (do the chains agree where they are?) and that of their distances from the median
     (do they agree how wide they are?). A trace that never moves has nothing to disagree about: 1.
     """
-    return _each(_rhat_of_one, traces)
+    return _each(_rhats, traces)
 
 
 def effective_sample_size(traces: np.ndarray) -> np.ndarray:
@@ -34,58 +35,70 @@ def effective_sample_size(traces: np.ndarray) -> np.ndarray:
 
     Of the half-chains' normalised ranks, by Geyer's initial monotone sequence; NaN for a trace that never moves.
     """
-    return _each(_ess_of_one, traces)
+    return _each(_sizes, traces)
 
 
-def _each(statistic: Callable[[np.ndarray], float], traces: np.ndarray) -> np.ndarray:
-    """One trace at a time: what ranks and spectra take stays that of one, however many examples there are."""
+def _each(statistic: Callable[[np.ndarray], np.ndarray], traces: np.ndarray) -> np.ndarray:
+    """Some traces at a time, (examples, 2 chains, draws // 2): what ranks and spectra take stays small."""
     chains, draws = traces.shape[:2]
-    values = traces.reshape(chains, draws, -1)
     if draws < 4 or not np.isfinite(traces).all():
         return np.full(traces.shape[2:], np.nan)
-    found = [statistic(values[:, :, k].astype(np.float64)) for k in range(values.shape[2])]
-    return np.array(found).reshape(traces.shape[2:])
+    half = draws // 2  # an odd draw in the middle is in neither
+    values = np.moveaxis(traces.reshape(chains, draws, -1), 2, 0)
+    at_once = max(1, NUMBERS_AT_ONCE // (chains * draws))
+    found = []
+    for start in range(0, len(values), at_once):
+        some = values[start : start + at_once].astype(np.float64)
+        found.append(statistic(np.concatenate([some[:, :, :half], some[:, :, -half:]], axis=1)))
+    return np.concatenate(found or [np.empty(0)]).reshape(traces.shape[2:])
 
 
-def _halves(values: np.ndarray) -> np.ndarray:
-    """(2 chains, draws // 2); an odd draw in the middle is in neither."""
-    half = values.shape[1] // 2
-    return np.concatenate([values[:, :half], values[:, -half:]])
+def _never_moves(halves: np.ndarray) -> np.ndarray:
+    return np.ptp(halves, axis=(1, 2)) == 0
 
 
 def _normal_scores(values: np.ndarray) -> np.ndarray:
-    """Ranks over all chains, ties averaged, as a normal distribution's quantiles (Blom's offsets)."""
-    ranks = rankdata(values, method="average").reshape(values.shape)
-    return ndtri((ranks - 3 / 8) / (values.size + 1 / 4))
+    """Each example's ranks over all chains, ties averaged, as a normal distribution's quantiles (Blom's offsets)."""
+    flat = values.reshape(len(values), -1)
+    ranks = rankdata(flat, method="average", axis=1).reshape(values.shape)
+    return ndtri((ranks - 3 / 8) / (flat.shape[1] + 1 / 4))
 
 
-def _rhat_of_one(values: np.ndarray) -> float:
-    halves = _halves(values)
-    if np.ptp(halves) == 0:
-        return 1.0
-    folded = np.abs(halves - np.median(halves))
-    return max(_potential_scale_reduction(_normal_scores(each)) for each in (halves, folded))
+def _rhats(halves: np.ndarray) -> np.ndarray:
+    folded = np.abs(halves - np.median(halves, axis=(1, 2), keepdims=True))
+    found = [_potential_scale_reduction(_normal_scores(each)) for each in (halves, folded)]
+    return np.where(_never_moves(halves), 1.0, np.maximum(*found))
 
 
-def _potential_scale_reduction(values: np.ndarray) -> float:
-    draws = values.shape[1]
-    between, within = draws * values.mean(1).var(ddof=1), values.var(axis=1, ddof=1).mean()
+def _potential_scale_reduction(values: np.ndarray) -> np.ndarray:
+    draws = values.shape[2]
+    between, within = draws * values.mean(2).var(axis=1, ddof=1), values.var(axis=2, ddof=1).mean(1)
     # Halves that are constant and equal among themselves (all folded values one) disagree about nothing.
-    return math.sqrt((between / within + draws - 1) / draws) if within > 0 else (math.inf if between > 0 else 1.0)
+    of_constants = np.where(between > 0, math.inf, 1.0)
+    moving = within > 0
+    return np.where(moving, np.sqrt((between / np.where(moving, within, 1.0) + draws - 1) / draws), of_constants)
 
 
-def _ess_of_one(values: np.ndarray) -> float:
-    halves = _halves(values)
-    if np.ptp(halves) == 0:
-        return math.nan
+def _sizes(halves: np.ndarray) -> np.ndarray:
     values = _normal_scores(halves)
-    chains, draws = values.shape
-    centred = values - values.mean(axis=1, keepdims=True)
-    spectrum = np.fft.rfft(centred, n=2 * draws, axis=1)
-    autocovariance = (np.fft.irfft(np.abs(spectrum) ** 2, n=2 * draws, axis=1)[:, :draws] / draws).mean(axis=0)
+    draws = values.shape[2]
+    centred = values - values.mean(axis=2, keepdims=True)
+    spectrum = np.fft.rfft(centred, n=2 * draws, axis=2)
+    autocovariance = (np.fft.irfft(np.abs(spectrum) ** 2, n=2 * draws, axis=2)[:, :, :draws] / draws).mean(axis=1)
+    between = values.mean(axis=2).var(axis=1, ddof=1)
+    still = _never_moves(halves)
+    found = [
+        math.nan if still[k] else _size_of_one(autocovariance[k], between[k], values[k].size)
+        for k in range(len(values))
+    ]
+    return np.array(found)
+
+
+def _size_of_one(autocovariance: np.ndarray, between: float, num_draws: int) -> float:
+    """From its half-chains' mean autocovariance at every distance, and the variance of their means."""
+    draws = len(autocovariance)
     within = autocovariance[0] * draws / (draws - 1)
-    total = autocovariance[0] + values.mean(axis=1).var(ddof=1)
-    correlation = 1 - (within - autocovariance) / total
+    correlation = 1 - (within - autocovariance) / (autocovariance[0] + between)
     correlation[0] = 1
     # A reversible chain's correlations, two neighbours at a time, are positive and fall: what follows the first pair
     # that is not positive is noise, except that its first half still counts where it is positive itself.
@@ -95,7 +108,7 @@ def _ess_of_one(values: np.ndarray) -> float:
     count = min(int(ends[0]), num_pairs) if len(ends) else num_pairs
     after = correlation[2 * count] if pairs[count] >= 0 else max(correlation[2 * count], 0.0)
     time = 2 * np.minimum.accumulate(pairs[:count]).sum() - 1 + after
-    return float(chains * draws / max(time, 1 / math.log10(chains * draws)))
+    return float(num_draws / max(time, 1 / math.log10(num_draws)))
 
 
 @dataclass(frozen=True)

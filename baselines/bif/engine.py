@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from baselines.bif.passes import Gradient, Measured
+from baselines.bif.passes import Captured, Gradient, Measured
 from baselines.bif.sampler import SAMPLERS, Position
 from baselines.bif.settings import DISPLACEMENTS, ChainSettings
 from baselines.support.curvature import Metric
@@ -52,6 +52,7 @@ class Workbench:
         dtype = DISPLACEMENTS[settings.displacement]
         num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
         self.losses = Measured(task, self.model, measured, settings.batch_size)
+        self._new_generators()
         plain = settings.gradient == "minibatch" and not settings.control_variate and metric is None
         self._in_backward = plain and num_bytes > STEP_IN_BACKWARD_BYTES
         if self._in_backward:
@@ -71,6 +72,15 @@ class Workbench:
             shadow_weights = [parameter.data for parameter in moved.values()]
             self.positions[0].shadow = Position(shadow_weights, anchor, dtype, metric=metric)
             self.shadow_losses = Measured(task, shadow, measured, settings.batch_size)
+        if not self._in_backward:
+            self._whole_step = Captured(self._step, self.device, (self.noise, self.minibatches))
+            if not self._whole_step.has_graph:
+                self._new_generators()  # a capture that failed may have left them unusable
+            self.positions[0].reset()  # capturing has moved it
+
+    def _new_generators(self) -> None:
+        """Of every chain in its turn; unseeded."""
+        self.noise, self.minibatches = torch.Generator(self.device), torch.Generator(self.device)
 
     def draws(self, seed: int, chain: int, ticks: Iterator | None = None) -> Iterator[Tensor]:
         """Each draw's losses after burn-in, overwritten by the next."""
@@ -78,16 +88,24 @@ class Workbench:
             if losses is not None:
                 yield losses
 
-    def step(self, minibatches: torch.Generator, noise: torch.Generator) -> None:
+    def step(self) -> None:
+        """From one position to the next."""
+        if self._in_backward:
+            self._step_in_backward()
+        else:
+            self._whole_step()
+
+    def _step(self) -> None:
+        settings, move = self.settings, SAMPLERS[self.settings.sampler]
+        move(self.positions[0], self.gradient(self.minibatches), settings.gamma, settings.step_size, self.noise)
+
+    def _step_in_backward(self) -> None:
         settings, step = self.settings, SAMPLERS[self.settings.sampler]
-        if not self._in_backward:
-            step(self.positions[0], self.gradient(minibatches), settings.gamma, settings.step_size, noise)
-            return
 
         def move(position: Position) -> Callable[[Tensor], None]:
             def hook(parameter: Tensor) -> None:
                 assert parameter.grad is not None
-                step(position, [parameter.grad], settings.gamma, settings.step_size, noise)
+                step(position, [parameter.grad], settings.gamma, settings.step_size, self.noise)
                 parameter.grad = None
 
             return hook
@@ -98,7 +116,7 @@ class Workbench:
         ]
         try:
             size = min(settings.minibatch, len(self.train))
-            chosen = torch.randperm(len(self.train), generator=minibatches, device=self.device)[:size]
+            chosen = torch.randperm(len(self.train), generator=self.minibatches, device=self.device)[:size]
             batch = (self.train.inputs[chosen], self.train.targets[chosen])
             with torch.enable_grad():
                 (self.task.example_loss(self.model, batch).mean() * settings.n_beta).backward()
@@ -112,9 +130,8 @@ class Chain:
 
     def __init__(self, workbench: Workbench, seed: int, number: int):
         self.workbench, self.taken = workbench, 0  # draws so far, those of the burn-in included
-        device = workbench.device
-        self.noise = torch.Generator(device).manual_seed(_seed(seed, number, _NOISE_STREAM))
-        self.minibatches = torch.Generator(device).manual_seed(_seed(seed, number, _MINIBATCH_STREAM))
+        self.noise = workbench.noise.manual_seed(_seed(seed, number, _NOISE_STREAM))
+        self.minibatches = workbench.minibatches.manual_seed(_seed(seed, number, _MINIBATCH_STREAM))
         for position in workbench.positions:
             position.reset()
 
@@ -124,7 +141,7 @@ class Chain:
         while self.taken < settings.burn_in + settings.draws:
             if self.taken:  # nothing looks at where a chain goes after its last draw
                 for _ in range(settings.thinning):
-                    self.workbench.step(self.minibatches, self.noise)
+                    self.workbench.step()
             self.taken += 1
             next(ticks or iter(()), None)
             yield self.workbench.losses() if self.taken > settings.burn_in else None

@@ -53,6 +53,7 @@ from baselines.bif.pilot import MOST_DRAWS, Pilot, run_pilot
 from baselines.bif.presets import GRID, PAPER_SETTINGS
 from baselines.bif.saving import Saver
 from baselines.bif.settings import ChainSettings, check_choice
+from baselines.bif.transfer import to_host
 from baselines.method import TRAIN_COVARIANCE, Attribution, Method, Problem, Size, batch_size_option
 from baselines.support.curvature import GradientsInMetric, Metric
 from baselines.support.gradients import PerExampleGradients
@@ -275,7 +276,7 @@ class BIF(ChainSettings, Method):
         if fitted.pilot is not None:
             diagnostics["pilot"] = fitted.pilot.shown()
         return Attribution(
-            scores=cross.neg_().cpu(),
+            scores=to_host(cross.neg_()),
             train_scale=train_scale.cpu(),
             diagnostics=diagnostics,
             arrays=arrays,

@@ -23,6 +23,7 @@ from baselines.bif.diagnostics import ChainHealth, judge_chain
 from baselines.bif.engine import Chain, Workbench
 from baselines.bif.saving import Saver
 from baselines.bif.settings import FROM_PILOT, ChainSettings
+from baselines.bif.transfer import on_device
 from baselines.method import Problem
 from baselines.support.curvature import Metric
 from retrain.errors import UsageError
@@ -50,8 +51,8 @@ class Runner:
         self.settings, self.problem, self.streaming = settings, problem, streaming
         self.divergence_limit, self.saver = divergence_limit, saver
         self.num_train, self.num_queries = len(problem.attributed_indices), len(problem.queries)
-        train = problem.task.resident(problem.train, problem.device)
-        queries = problem.task.resident(problem.queries, problem.device)
+        train = problem.task.resident(on_device(problem.train, problem.device), problem.device)
+        queries = problem.task.resident(on_device(problem.queries, problem.device), problem.device)
         measured = _joined_examples(train.select(problem.attributed_indices), queries)
         self.workbench = Workbench(settings, problem.task, problem.model, train, measured, metric)
         self._checkpoint = self.workbench.losses().clone()  # no chain has moved yet

@@ -1,12 +1,13 @@
 """The two passes that a chain repeats: every loss, and a minibatch gradient, at weights that change in place.
 
-On CUDA each is captured once as a CUDA graph (all batches of the forward pass in one) and replayed at every draw: the
-weights are swapped in place, nothing is launched kernel by kernel and nothing is read back to the host. The same
-functions run as they are on the CPU, and wherever capturing fails.
+On CUDA what is repeated is captured once as a CUDA graph (all batches of the losses in one; a gradient with the step
+that follows it, by `baselines/bif/engine.py`) and replayed at every draw: the weights are swapped in place, nothing is
+launched kernel by kernel and nothing is read back to the host. The same functions run as they are on the CPU, and
+wherever capturing fails.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,20 @@ WARM_UP_RUNS = 2  # before a capture: libraries choose their kernels and allocat
 
 
 class Captured:
-    """A function without arguments, replayed as a CUDA graph; it must always read and write the same tensors."""
+    """A function without arguments, replayed as a CUDA graph; it must always read and write the same tensors.
 
-    def __init__(self, function: Callable[[], None], device: torch.device):
+    What it draws from `generators` is what it would draw without a graph. It runs a few times before the capture.
+    """
+
+    def __init__(self, function: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = ()):
         self._function = function
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
-            self._graph = _capture(function, device)
+            self._graph = _capture(function, device, generators)
+
+    @property
+    def has_graph(self) -> bool:
+        return self._graph is not None
 
     def __call__(self) -> None:
         if self._graph is None:
@@ -36,7 +44,9 @@ class Captured:
             self._graph.replay()
 
 
-def _capture(function: Callable[[], None], device: torch.device) -> "torch.cuda.CUDAGraph | None":
+def _capture(
+    function: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator]
+) -> "torch.cuda.CUDAGraph | None":
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -44,6 +54,8 @@ def _capture(function: Callable[[], None], device: torch.device) -> "torch.cuda.
             function()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
     try:
         with torch.cuda.graph(graph):
             function()
@@ -102,7 +114,6 @@ class Gradient:
         device = train.targets.device
         self._chosen = torch.arange(self.size, device=device)
         self._gradient = [torch.zeros_like(parameter) for parameter in parameters]
-        self._run = Captured(self._compute, device)
 
     def _compute(self) -> None:
         if self.size < len(self.train):
@@ -125,5 +136,5 @@ class Gradient:
         if self.size < len(self.train):
             device = self.train.targets.device
             self._chosen.copy_(torch.randperm(len(self.train), generator=generator, device=device)[: self.size])
-        self._run()
+        self._compute()
         return self._gradient

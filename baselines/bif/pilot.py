@@ -27,6 +27,7 @@ from baselines.bif.engine import Workbench, copy_to_sample
 from baselines.bif.passes import Gradient, Measured
 from baselines.bif.sampler import RMSPROP_STABILITY, Position
 from baselines.bif.settings import DISPLACEMENTS, FROM_PILOT, ChainSettings
+from baselines.bif.transfer import on_device
 from baselines.method import Problem
 from baselines.support.curvature import Metric
 from retrain.examples import Examples
@@ -79,7 +80,7 @@ class Pilot:
 
 
 def run_pilot(settings: ChainSettings, problem: Problem, metric: Metric | None) -> Pilot:
-    train = problem.task.resident(problem.train, problem.device)
+    train = problem.task.resident(on_device(problem.train, problem.device), problem.device)
     order = np.random.default_rng([problem.seed, _PILOT_STREAM]).permutation(len(train))
     measured = train.select(order[:MEASURED_EXAMPLES])
     place = _Place(settings, problem, train, measured, metric)

@@ -50,12 +50,16 @@ class Position:
             torch.add(anchor, displacement, out=parameter)
 
     def reset(self) -> None:
-        """Back to the checkpoint, as if nothing had happened."""
+        """Back to the checkpoint, as if nothing had happened, in the same tensors: a captured step knows no others."""
         torch._foreach_zero_(self.displacement)
-        self.memory.clear()
+        self._forget()
         self.publish()
         if self.shadow is not None:
             self.shadow.reset()
+
+    def _forget(self) -> None:
+        for tensors in self.memory.values():
+            torch._foreach_zero_(tensors)
 
     def state(self) -> dict[str, Tensor]:
         """What a chain here must not lose, by name: the tensors themselves, not copies."""
@@ -68,7 +72,7 @@ class Position:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Back to where `state` was taken."""
-        self.memory.clear()
+        self._forget()
         for key, value in state.items():
             kind, _, rest = key.partition(".")
             if kind == "displacement":
