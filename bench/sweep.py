@@ -168,7 +168,8 @@ def bif_curves(cells: Any) -> list[dict[str, Any]]:
 def trak_curves(cells: Any) -> list[dict[str, Any]]:
     """LDS against the projection's size with one checkpoint, and against checkpoints at the task's projection."""
     curves = []
-    usual = cells.method("trak").projection
+    method = cells.method("trak")
+    usual = method.projection
     for axis, values in (("projection", sorted({*TRAK_PROJECTIONS, usual})), ("checkpoints", TRAK_CHECKPOINTS)):
         points = []
         for value in values:
@@ -176,7 +177,7 @@ def trak_curves(cells: Any) -> list[dict[str, Any]]:
                 continue  # the kernel would have no inverse
             cell = cells.score(cells.method("trak", **{axis: value}), {axis: value})
             points.append({"value": value} | {key: cell.get(key) for key in ("seconds", "lds", "ci_low", "ci_high")})
-        curves.append({"method": "trak", "axis": axis, "normalised": False, "points": points})
+        curves.append({"method": "trak", "axis": axis, "normalised": False, "options": method.config, "points": points})
     return curves
 
 

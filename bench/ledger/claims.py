@@ -34,7 +34,8 @@ SWEEP_RUN = (
     "gamma=1000,3000,10000,30000,100000 --out results/sweep-cifar10"
 )
 BUDGET_RUN = (
-    "python -m bench.sweep --budget --task cifar10 --data-dir DIR --alpha 0.1 --set bif.draws=2500 --out results/budget"
+    "python -m bench.sweep --budget --budget-methods bif --task cifar10 --data-dir DIR --alpha 0.1 --settings paper "
+    "--set bif.draws=2500 --out results/budget"
 )
 SUITE_COLUMNS = ("machine", "model", "counted")
 INTERVALS = (
@@ -180,7 +181,7 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
         "Holds where the intervals of one checkpoint and of the most are apart, the latter above; against where the "
         "latter is below the former's interval.",
         "python -m bench.sweep --budget --budget-methods trak --task cifar10 --data-dir DIR --alpha 0.1 "
-        "--out results/budget-trak",
+        "--set trak.ridge=0 --set trak.projection=2048 --out results/budget-trak",
         ("protocol", "alpha", "scores"),
     ),
     PaperClaim(

@@ -5,8 +5,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from baselines.bif.presets import PAPER_SETTINGS
 from bench.ledger.evidence import Evidence, num_draws, timed_seconds
-from bench.ledger.verdicts import AS_PAPER, FAILS, HOLDS, SHOWN, UNDECIDED, Cell, Gap, Reading, within
+from bench.ledger.verdicts import (
+    AS_PAPER,
+    FAILS,
+    HOLDS,
+    SCRATCH,
+    SCRATCH_TUNED,
+    SHOWN,
+    TUNED,
+    UNDECIDED,
+    Cell,
+    Gap,
+    Reading,
+    within,
+)  # fmt: skip
 from bench.scaling.costs import Setting
 from bench.scaling.crossover import Several, Throughout, crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
@@ -22,6 +36,11 @@ USUAL_DRAWS, MANY_DRAWS = 1_000, 4_000
 ENOUGH = 0.9  # of the LDS at the most draws
 STABLE, UNSTABLE = 0.2, 0.5  # of the best LDS of a sweep: highest minus lowest
 GIB = 2.0**30
+# With what a budget's curve is the paper's: TRAK, of which it says little, as traker ships it.
+GIVEN_BUDGET: Mapping[str, Mapping[str, Any]] = {
+    "bif": PAPER_SETTINGS["images"],
+    "trak": {"projection": 2048, "ridge": 0.0},
+}
 
 SuiteCells = list[tuple[tuple[str, ...], Cell, str]]  # words of a reading, its cell, its group
 ScalingCells = Callable[[Estimator, Setting], SuiteCells]
@@ -269,6 +288,17 @@ def _range_cell(values: Sequence[float], stable: bool, reach: float) -> Cell:
     return Cell("range", text, outcome)
 
 
+def _group(protocol: str, method: str, options: Mapping[str, Any] | None, axis: str) -> str:
+    """Whose settings a curve over `axis` has, and whose protocol; of a record without settings nobody knows."""
+    if not options:
+        return SHOWN
+    given = {name: value for name, value in GIVEN_BUDGET[method].items() if name != axis}
+    tuned = any(options.get(name) != value for name, value in given.items())
+    if protocol == "scratch":
+        return SCRATCH_TUNED if tuned else SCRATCH
+    return TUNED if tuned else AS_PAPER
+
+
 def few_draws_are_enough(evidence: Evidence) -> list[Reading]:
     found = []
     for path, budget in evidence.budgets:
@@ -290,7 +320,8 @@ def few_draws_are_enough(evidence: Evidence) -> list[Reading]:
                 )
             words = (budget["protocol"], str(budget["alpha"]), "train-normalised" if curve.get("normalised") else "raw")
             runs = (f"{evidence.name(path)} ({budget['run_id']})",)
-            found.append(Reading(words, (Cell("LDS", text, outcome),), AS_PAPER, runs))
+            group = _group(budget["protocol"], "bif", curve.get("options"), "draws")
+            found.append(Reading(words, (Cell("LDS", text, outcome),), group, runs))
     return found
 
 
@@ -310,5 +341,6 @@ def more_checkpoints_help(evidence: Evidence) -> list[Reading]:
             outcome = HOLDS if better else FAILS if most["lds"] < low else UNDECIDED
             words = (budget["protocol"], str(budget["alpha"]), "train-normalised" if curve.get("normalised") else "raw")
             runs = (f"{evidence.name(path)} ({budget['run_id']})",)
-            found.append(Reading(words, (Cell("LDS", text, outcome),), AS_PAPER, runs))
+            group = _group(budget["protocol"], "trak", curve.get("options"), "checkpoints")
+            found.append(Reading(words, (Cell("LDS", text, outcome),), group, runs))
     return found

@@ -14,6 +14,7 @@ import pytest
 from baselines.method import load_method
 from bench.ledger import main
 from bench.ledger.claims import PAPER_CLAIMS, PaperClaim
+from bench.ledger.cost_rules import GIVEN_BUDGET
 from bench.ledger.evidence import GIVEN_SETTINGS, Evidence
 from bench.ledger.page import ledger_page, verdicts_of
 from bench.ledger.verdicts import (
@@ -430,14 +431,16 @@ def test_stable_settings(tmp_path: Path, values: Sequence[float], expected: str)
     assert outcome(tmp_path, "BIF is stable over its settings") == expected
 
 
-def write_curve(folder: Path, method: str, axis: str, points: Sequence[tuple[float, float]]) -> None:
+def write_curve(
+    folder: Path, method: str, axis: str, points: Sequence[tuple[float, float]], protocol: str = "paper", **other: float
+) -> None:
     curve = {
-        "method": method, "axis": axis, "normalised": False,
+        "method": method, "axis": axis, "normalised": False, "options": {**GIVEN_BUDGET[method], **other},
         "points": [
             {"value": v, "seconds": 1.0, "lds": lds, "ci_low": lds - 0.02, "ci_high": lds + 0.02} for v, lds in points
         ],
     }  # fmt: skip
-    record = {"task": "cifar10", "protocol": "paper", "alpha": 0.1, "run_id": "b", "device": "H", "curves": [curve]}
+    record = {"task": "cifar10", "protocol": protocol, "alpha": 0.1, "run_id": "b", "device": "H", "curves": [curve]}
     (folder / "budget.json").write_text(json.dumps(record))
 
 
@@ -458,6 +461,24 @@ def test_draws(tmp_path: Path, points: Sequence[tuple[float, float]], expected: 
 def test_checkpoints(tmp_path: Path, most: float, expected: str) -> None:
     write_curve(tmp_path, "trak", "checkpoints", ((1, 0.3), (5, most)))
     assert outcome(tmp_path, "TRAK gains from more checkpoints") == expected
+
+
+@pytest.mark.parametrize(
+    ("protocol", "other", "group"),
+    [
+        ("paper", {"draws": 2500}, "paper"),
+        ("paper", {"step_size": 1e-4}, "tuned"),
+        ("scratch", {}, "scratch"),
+        ("scratch", {"step_size": 1e-4}, "scratch, tuned"),
+    ],
+)
+def test_a_curve_counts_for_the_settings_it_was_made_with(
+    tmp_path: Path, protocol: str, other: dict[str, float], group: str
+) -> None:
+    write_curve(tmp_path, "bif", "draws", ((400, 0.1), (10_000, 0.4)), protocol, **other)
+    (claim,) = (claim for claim in PAPER_CLAIMS if claim.name == "100 to 1,000 draws are enough")
+    (reading,) = claim.rule(Evidence(tmp_path))
+    assert reading.group == group
 
 
 # ---- the page ----
