@@ -5,7 +5,7 @@ traces. Each is cached by itself, so an interrupted sweep goes on where it was.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +26,15 @@ from retrain.work import Work
 class Cells:
     """An experiment of one seed and share with its ground truth; its methods play no part."""
 
-    def __init__(self, experiment: Experiment, execution: Execution):
+    def __init__(
+        self, experiment: Experiment, execution: Execution, wanted: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    ):
+        """`wanted`: methods with their options, which are refused before anything is retrained."""
         self.session = Session(replace(experiment, methods=("random",), options={}), execution)
         self.options, self.settings, self.execution = experiment.options, experiment.settings, execution
         self.task, self.store = self.session.task, self.session.store
+        for name, options in wanted:
+            self.method(name, **options)
         (self.block,) = self.session.blocks
         self.seed, self.alpha_attribution = self.block
         self.plans = self.session.plans(*self.block)

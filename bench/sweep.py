@@ -95,8 +95,9 @@ def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]
     """Every cell on `tune`; the best by raw LDS, and the best by normalised, once more on `report`."""
     from bench.cells import Cells
 
-    tuning = Cells(dataclasses.replace(experiment, query_split="tune", stream="tune"), execution)
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    wanted = [(name, chosen) for chosen in combinations]
+    tuning = Cells(dataclasses.replace(experiment, query_split="tune", stream="tune"), execution, wanted)
     tuning.prepare([tuning.method(name, **chosen) for chosen in combinations])
     cells = [
         tuning.score(tuning.method(name, **chosen), chosen)
@@ -121,7 +122,8 @@ def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]
 def budget(experiment: Any, execution: Any, names: Sequence[str], split: str) -> tuple[dict[str, Any], Any]:
     from bench.cells import Cells
 
-    cells = Cells(dataclasses.replace(experiment, query_split=split), execution)
+    wanted: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in names]
+    cells = Cells(dataclasses.replace(experiment, query_split=split), execution, wanted)
     made = {"bif": bif_curves, "trak": trak_curves}
     return {**cells.describe(), "curves": [curve for name in names for curve in made[name](cells)]}, cells
 
@@ -166,7 +168,7 @@ def bif_curves(cells: Any) -> list[dict[str, Any]]:
 
 
 def trak_curves(cells: Any) -> list[dict[str, Any]]:
-    """LDS against the projection's size with one checkpoint, and against checkpoints at the task's projection."""
+    """LDS against the projection's size at the task's checkpoints, and against checkpoints at the task's projection."""
     curves = []
     method = cells.method("trak")
     usual = method.projection

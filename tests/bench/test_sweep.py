@@ -105,3 +105,15 @@ def test_bad_grids_are_one_line(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("extra", [["--budget", "--budget-methods", "bif"], ["--grid", "gamma=1e3,1e4"]])
+def test_a_bad_setting_is_refused_before_anything_is_retrained(
+    arguments: list[str], extra: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def retrain(*_: object) -> None:
+        raise AssertionError("retrained")
+
+    monkeypatch.setattr("bench.experiment.Session.retrain", retrain)
+    assert main([*arguments, *extra, "--set", "bif.n_beta=many"]) == 2
+    assert "bif.n_beta is 'many'; expected" in capsys.readouterr().err
