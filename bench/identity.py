@@ -52,6 +52,8 @@ USUAL: dict[str, dict[str, Any]] = {
     "datamodel": {"alpha": 0.0, "covariance": "likelier", "outcome": "ranks", "prior": "none", "version": 1},
     "random": {"version": 1},
 }
+# Of a task's options: other readings of its protocol, which a configuration has only where they are not the usual one.
+UNUSUAL_READINGS = ("epoch_rate", "warmup_keeps")
 
 
 class Identity:
@@ -174,6 +176,10 @@ def _ground_base(ground: Mapping[str, Any]) -> tuple[str, str]:
         if ground[name] != USUAL_GROUND[name]:
             parts.append(f"{ground[name]}-{noun}")
             words.append(f"{ground[name]} {noun}")
+    for name in UNUSUAL_READINGS:
+        if name in ground["task"]:
+            parts.append(f"{name}-{ground['task'][name]}")
+            words.append(f"{name}={ground['task'][name]}")
     return "-".join(file_slug(part) for part in parts), ", ".join(words)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bench.identity import settings_words
+from bench.identity import UNUSUAL_READINGS, settings_words
 from bench.results import (
     EXPERIMENT,
     bars_of,
@@ -17,6 +17,7 @@ from bench.results import (
     load_results,
     over_seeds,
 )
+from retrain.tasks.cifar10 import READINGS
 from tests.helpers.synthetic_results import METHODS, write_run
 
 ONE: dict[str, Any] = {"shares": (0.1,), "alphas": (0.1,), "seeds": (1,)}
@@ -73,6 +74,14 @@ def test_an_option_that_a_record_does_not_name_is_as_usual_and_changes_no_name(t
     assert set(rows.loc["one000000000", "ground"]) == {"cifar10-paper"}
     assert set(rows.loc["other0000000", "ground"]) == {"cifar10-paper-epoch-rate-falling"}
     assert set(rows.loc["one000000000", "ground_words"]) == {"task cifar10, protocol paper, report queries"}
+
+
+def test_another_reading_of_a_protocol_is_named_where_it_stands_alone(tmp_path: Path) -> None:
+    assert set(UNUSUAL_READINGS) == set(READINGS)
+    write_run(tmp_path, run_id="one000000000", **ONE, task_settings={"warmup_keeps": "optimizer"})
+    rows = load_results(tmp_path).rows
+    assert set(rows["ground"]) == {"cifar10-paper-warmup-keeps-optimizer"}
+    assert set(rows["ground_words"]) == {"task cifar10, protocol paper, report queries, warmup_keeps=optimizer"}
 
 
 def test_other_subsets_or_replicates_are_another_truth_of_the_same_ground(tmp_path: Path) -> None:
