@@ -29,6 +29,7 @@ PAIR_COLUMNS = [
     "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value", "run_id",
 ]  # fmt: skip
 MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting processes pays
+CHEAPER = 8  # a difference of two that are known than a score
 
 Made = tuple[str, bool]  # label, normalised
 
@@ -155,10 +156,12 @@ def compute_metrics(
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
         (functools.partial(metrics.noise_ceiling, present=present), (replicates,))
     ]
-    calls += [(metrics.linear_datamodelling_score, (losses, made[key])) for key in made]
-    calls += [(metrics.paired_difference, (losses, made[a], made[b])) for a, b in pairs]
+    calls += [(metrics.sampled_score, (losses, made[key])) for key in made]
     ceiling, *rest = on_all_cores(calls, losses.size * len(calls))
-    return ceiling, dict(zip(made, rest)), dict(zip(pairs, rest[len(made) :], strict=True))
+    scores = dict(zip(made, rest, strict=True))
+    calls = [(metrics.difference_of_samplings, (scores[a][1], scores[b][1])) for a, b in pairs]
+    differences = on_all_cores(calls, losses.size * len(calls) // CHEAPER)
+    return ceiling, {key: score for key, (score, _) in scores.items()}, dict(zip(pairs, differences, strict=True))
 
 
 def on_all_cores(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], num_numbers: int) -> list[Any]:

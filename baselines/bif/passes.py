@@ -28,7 +28,7 @@ class Captured:
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = ()):
-        self._function = function
+        self._function, self._device = function, device
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             self._graph = _capture(function, device, generators)
@@ -41,29 +41,31 @@ class Captured:
         if self._graph is None:
             self._function()
         else:
-            self._graph.replay()
+            with torch.cuda.device(self._device):
+                self._graph.replay()
 
 
 def _capture(
     function: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator]
 ) -> "torch.cuda.CUDAGraph | None":
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_RUNS):
-            function()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    for generator in generators:
-        graph.register_generator_state(generator)
-    try:
-        with torch.cuda.graph(graph):
-            function()
-    except RuntimeError as error:
-        torch.cuda.synchronize(device)
-        logger.warning("bif runs without CUDA graphs, more slowly: %s", str(error).splitlines()[0])
-        return None
-    return graph
+    with torch.cuda.device(device):  # a capture is of the current device's work, whatever tensors it is given
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_RUNS):
+                function()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            for generator in generators:
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph):
+                function()
+        except RuntimeError as error:
+            torch.cuda.synchronize(device)
+            logger.warning("bif runs without CUDA graphs, more slowly: %s", str(error).splitlines()[0])
+            return None
+        return graph
 
 
 class Measured:

@@ -1,12 +1,11 @@
 """Rules about seconds, memory and disk, and about LDS against settings and draws."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from baselines.bif.presets import PAPER_SETTINGS
-from bench.ledger.evidence import Evidence, num_draws, timed_seconds
+from bench.ledger.evidence import GIVEN_SETTINGS, Evidence, num_draws, timed_seconds
 from bench.ledger.verdicts import (
     AS_PAPER,
     FAILS,
@@ -19,6 +18,7 @@ from bench.ledger.verdicts import (
     Cell,
     Gap,
     Reading,
+    stand_in,
     within,
 )  # fmt: skip
 from bench.scaling.costs import Setting
@@ -36,11 +36,8 @@ USUAL_DRAWS, MANY_DRAWS = 1_000, 4_000
 ENOUGH = 0.9  # of the LDS at the most draws
 STABLE, UNSTABLE = 0.2, 0.5  # of the best LDS of a sweep: highest minus lowest
 GIB = 2.0**30
-# With what a budget's curve is the paper's: TRAK, of which it says little, as traker ships it.
-GIVEN_BUDGET: Mapping[str, Mapping[str, Any]] = {
-    "bif": PAPER_SETTINGS["images"],
-    "trak": {"projection": 2048, "ridge": 0.0},
-}
+# TRAK, of which the paper says little, counts as its own with what traker ships.
+GIVEN_TRAK = {"projection": 2048, "ridge": 0.0}
 
 SuiteCells = list[tuple[tuple[str, ...], Cell, str]]  # words of a reading, its cell, its group
 ScalingCells = Callable[[Estimator, Setting], SuiteCells]
@@ -267,7 +264,9 @@ def stable_over_settings(task: str, stable: bool) -> Callable[[Evidence], list[R
                         continue
                     words = (sweep["protocol"], str(sweep["alpha"]), scores, kept)
                     cell = _range_cell(values, stable, reach)
-                    found.append(Reading(words, (cell,), AS_PAPER, (f"{evidence.name(path)} ({sweep['run_id']})",)))
+                    group = _group(sweep, "bif", sweep.get("options"), sweep["axes"])
+                    runs = (f"{evidence.name(path)} ({sweep['run_id']})",)
+                    found.append(Reading(words, (cell,), group, runs, note=stand_in(sweep.get("description") or "")))
         return found
 
     return rule
@@ -288,13 +287,13 @@ def _range_cell(values: Sequence[float], stable: bool, reach: float) -> Cell:
     return Cell("range", text, outcome)
 
 
-def _group(protocol: str, method: str, options: Mapping[str, Any] | None, axis: str) -> str:
-    """Whose settings a curve over `axis` has, and whose protocol; of a record without settings nobody knows."""
+def _group(swept: Mapping[str, Any], method: str, options: Mapping[str, Any] | None, varied: Collection[str]) -> str:
+    """Whose settings a curve or a sweep over `varied` has, and whose protocol; without settings nobody knows."""
     if not options:
         return SHOWN
-    given = {name: value for name, value in GIVEN_BUDGET[method].items() if name != axis}
-    tuned = any(options.get(name) != value for name, value in given.items())
-    if protocol == "scratch":
+    given = GIVEN_TRAK if method == "trak" else GIVEN_SETTINGS[swept["task"], "bif-paper"]
+    tuned = any(options.get(name) != value for name, value in given.items() if name not in varied)
+    if swept["protocol"] == "scratch":
         return SCRATCH_TUNED if tuned else SCRATCH
     return TUNED if tuned else AS_PAPER
 
@@ -320,7 +319,7 @@ def few_draws_are_enough(evidence: Evidence) -> list[Reading]:
                 )
             words = (budget["protocol"], str(budget["alpha"]), "train-normalised" if curve.get("normalised") else "raw")
             runs = (f"{evidence.name(path)} ({budget['run_id']})",)
-            group = _group(budget["protocol"], "bif", curve.get("options"), "draws")
+            group = _group(budget, "bif", curve.get("options"), ("draws",))
             found.append(Reading(words, (Cell("LDS", text, outcome),), group, runs))
     return found
 
@@ -341,6 +340,6 @@ def more_checkpoints_help(evidence: Evidence) -> list[Reading]:
             outcome = HOLDS if better else FAILS if most["lds"] < low else UNDECIDED
             words = (budget["protocol"], str(budget["alpha"]), "train-normalised" if curve.get("normalised") else "raw")
             runs = (f"{evidence.name(path)} ({budget['run_id']})",)
-            group = _group(budget["protocol"], "trak", curve.get("options"), "checkpoints")
+            group = _group(budget, "trak", curve.get("options"), ("checkpoints",))
             found.append(Reading(words, (Cell("LDS", text, outcome),), group, runs))
     return found

@@ -8,7 +8,18 @@ from scipy import stats
 
 from baselines.bif.diagnostics import RHAT_LIMIT
 from bench.ledger.evidence import Evidence, Situation
-from bench.ledger.verdicts import FAILS, HOLDS, UNDECIDED, Cell, Gap, Reading, ahead, student_interval, within
+from bench.ledger.verdicts import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Cell,
+    Gap,
+    Reading,
+    ahead,
+    stand_in,
+    student_interval,
+    within,
+)
 
 MATCH = 0.10  # of EK-FAC's LDS: nearer than this is a match
 SLIGHT = 0.50  # of EK-FAC's LDS: what is behind by more is not slightly so
@@ -80,7 +91,9 @@ def compare(
                     sign = ", BIF's sign turned" if turned else ""
                     words = (*place.words()[:-1], place.words()[-1] + sign)
                     part_of = place.reading(sign)
-                    found.append(Reading(words, tuple(cells), place.group, place.runs(), _note(place), part_of))
+                    found.append(
+                        Reading(words, tuple(cells), place.group, place.runs(), stand_in(place.description), part_of)
+                    )
         return found
 
     return rule
@@ -102,10 +115,6 @@ def _below_zero(places: Sequence[Situation]) -> set[tuple[str, ...]]:
             means = [place.values("bif", alpha).mean for alpha in place.alphas if place.cell("bif", alpha)]
             found.setdefault(place.reading(), []).extend(means)
     return {reading for reading, means in found.items() if np.mean(means) < 0}
-
-
-def _note(place: Situation) -> str:
-    return "a stand-in, not the paper's weights" if "stand-in" in place.description else ""
 
 
 def grows_as_attribution_falls(evidence: Evidence) -> list[Reading]:
@@ -201,9 +210,9 @@ def printed_size(part: str, printed: float) -> Rule:
                 gap = place.values(part, alpha)
                 close = abs(gap.mean - printed) <= SIZE_MARGIN
                 away = gap.known and (gap.high < printed - SIZE_MARGIN or gap.low > printed + SIZE_MARGIN)
-                outcome = UNDECIDED if _note(place) else HOLDS if close else FAILS if away else UNDECIDED
+                outcome = UNDECIDED if stand_in(place.description) else HOLDS if close else FAILS if away else UNDECIDED
                 cells.append(Cell(f"alpha {alpha:g}", f"{gap}; the paper {printed:.3f}", outcome))
-            found.append(Reading(place.words(), tuple(cells), place.group, place.runs(), _note(place)))
+            found.append(Reading(place.words(), tuple(cells), place.group, place.runs(), stand_in(place.description)))
         return found
 
     return rule
@@ -225,7 +234,7 @@ def raw_matches_normalised(evidence: Evidence) -> list[Reading]:
                 gap = student_interval([one[seed] - two[seed] for seed in seeds])
                 cells.append(Cell(f"alpha {alpha:g}", str(gap), matches(gap, other.values("bif", alpha))))
             words = (*raw.words()[:-1], "raw - train-normalised")
-            found.append(Reading(words, tuple(cells), raw.group, raw.runs(), _note(raw)))
+            found.append(Reading(words, tuple(cells), raw.group, raw.runs(), stand_in(raw.description)))
     return found
 
 

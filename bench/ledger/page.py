@@ -102,7 +102,8 @@ def _summary(found: Sequence[tuple[PaperClaim, list[Reading]]]) -> str:
         verdicts = verdicts_of(readings)
         cells = ["" if verdicts[group].outcome == MISSING else verdicts[group].outcome for group in others]
         name = f"[{claim.name}](#{_anchor(number, claim)})"
-        why = "; on ".join([verdicts[AS_PAPER].reason, *_notes(readings)])
+        elsewhere = " with the paper's settings and protocol" * (verdicts[AS_PAPER].outcome == MISSING and any(cells))
+        why = "; on ".join([verdicts[AS_PAPER].reason + elsewhere, *_notes(readings)])
         rows.append([f"{number}", name, f"**{verdicts[AS_PAPER].outcome}**", *cells, why])
     return _table(["", "claim", "verdict", *others, "why"], rows)
 

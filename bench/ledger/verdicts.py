@@ -95,6 +95,11 @@ class Reading:
         return everywhere([cell.outcome for cell in self.cells])
 
 
+def stand_in(description: str) -> str:
+    """A reading's note about a task with other weights than the paper's, by the task's description."""
+    return "a stand-in, not the paper's weights" if "stand-in" in description else ""
+
+
 def everywhere(outcomes: Sequence[str]) -> str:
     """Of a claim about every place: one place against it refutes it; it holds where half or more do and none is
     against."""

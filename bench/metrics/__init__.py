@@ -28,7 +28,15 @@ from bench.metrics.linear import (
 )
 from bench.metrics.plain import ArrayScore, score_arrays
 from bench.metrics.ranks import average_ranks, spearman_per_column
-from bench.metrics.score import LDS, Difference, lds_across_queries, linear_datamodelling_score, paired_difference
+from bench.metrics.score import (
+    LDS,
+    Difference,
+    difference_of_samplings,
+    lds_across_queries,
+    linear_datamodelling_score,
+    paired_difference,
+    sampled_score,
+)
 from bench.metrics.seeds import (
     PooledCeiling,
     PooledRatio,
@@ -52,6 +60,7 @@ __all__ = [
     "UnlimitedRetrains",
     "average_ranks",
     "best_spearman",
+    "difference_of_samplings",
     "lds_across_queries",
     "lds_over_ceiling",
     "lds_over_linear_ceiling",
@@ -63,6 +72,7 @@ __all__ = [
     "noise_ceiling",
     "paired_difference",
     "pooled_ceiling",
+    "sampled_score",
     "score_arrays",
     "spearman_per_column",
     "unlimited_retrains",

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from bench.metrics.checks import FloatArray, check_confidence, check_num_subsets, check_pair
-from bench.metrics.interval import sample_spearman, two_way_interval
+from bench.metrics.interval import Sampling, sample_spearman, two_way_interval
 from bench.metrics.ranks import mean_of_defined, spearman_columns
 
 
@@ -76,6 +76,13 @@ def linear_datamodelling_score(
     is for infinitely many subsets, so where the bias exceeds the error (few subsets, or very many queries that
     share little) `lds` can lie below `ci_low`; `lds_corrected` lies inside.
     """
+    return sampled_score(truth, prediction, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence)[0]
+
+
+def sampled_score(
+    truth: ArrayLike, prediction: ArrayLike, *, seed: int = 0, num_bootstrap: int = 1000, confidence: float = 0.95
+) -> tuple[LDS, Sampling]:
+    """As `linear_datamodelling_score`, with the sampling that `difference_of_samplings` compares with others'."""
     truth, prediction = check_pair(truth, prediction)
     check_num_subsets(truth.shape[0])
     check_confidence(confidence, num_bootstrap)
@@ -83,7 +90,7 @@ def linear_datamodelling_score(
     interval = two_way_interval(
         sampling, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence, correlation=True
     )
-    return LDS(
+    score = LDS(
         lds=interval.mean,
         ci_low=interval.low,
         ci_high=interval.high,
@@ -96,6 +103,7 @@ def linear_datamodelling_score(
         across_queries=lds_across_queries(truth, prediction),
         per_query=sampling.plain,
     )
+    return score, sampling
 
 
 def paired_difference(
@@ -117,7 +125,15 @@ def paired_difference(
     truth, prediction_b = check_pair(truth, prediction_b, "prediction_b")
     check_num_subsets(truth.shape[0])
     check_confidence(confidence, num_bootstrap)
-    sampling = sample_spearman(truth, prediction_a).combine(1.0, sample_spearman(truth, prediction_b), -1.0)
+    samplings = (sample_spearman(truth, prediction) for prediction in (prediction_a, prediction_b))
+    return difference_of_samplings(*samplings, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence)
+
+
+def difference_of_samplings(
+    first: Sampling, second: Sampling, *, seed: int = 0, num_bootstrap: int = 1000, confidence: float = 0.95
+) -> Difference:
+    """As `paired_difference`, of what `sampled_score` gave for two predictions of one truth."""
+    sampling = first.combine(1.0, second, -1.0)
     interval = two_way_interval(
         sampling, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence, correlation=False
     )
@@ -136,8 +152,8 @@ def paired_difference(
         p_value=p_value,
         bias=interval.bias,
         confidence=confidence,
-        num_subsets=truth.shape[0],
-        num_queries=truth.shape[1],
+        num_subsets=sampling.influence.shape[1],
+        num_queries=sampling.influence.shape[0],
         num_undefined=sampling.num_undefined,
         per_query=sampling.plain,
     )

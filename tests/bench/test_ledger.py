@@ -14,7 +14,7 @@ import pytest
 from baselines.method import load_method
 from bench.ledger import main
 from bench.ledger.claims import PAPER_CLAIMS, PaperClaim
-from bench.ledger.cost_rules import GIVEN_BUDGET
+from bench.ledger.cost_rules import GIVEN_TRAK
 from bench.ledger.evidence import GIVEN_SETTINGS, Evidence
 from bench.ledger.page import ledger_page, verdicts_of
 from bench.ledger.verdicts import (
@@ -426,6 +426,7 @@ def test_stable_settings(tmp_path: Path, values: Sequence[float], expected: str)
         record = {
             "task": task, "protocol": "paper", "alpha": 0.1, "run_id": "s", "method": "bif",
             "axes": {"burn_in": [0, 100], "gamma": [1e3, 1e4, 1e5, 1e6]}, "cells": cells,
+            "options": GIVEN_SETTINGS[task, "bif-paper"],
         }  # fmt: skip
         (tmp_path / task / "sweep.json").write_text(json.dumps(record))
     assert outcome(tmp_path, "BIF is stable over its settings") == expected
@@ -434,8 +435,9 @@ def test_stable_settings(tmp_path: Path, values: Sequence[float], expected: str)
 def write_curve(
     folder: Path, method: str, axis: str, points: Sequence[tuple[float, float]], protocol: str = "paper", **other: float
 ) -> None:
+    given = GIVEN_TRAK if method == "trak" else GIVEN_SETTINGS["cifar10", "bif-paper"]
     curve = {
-        "method": method, "axis": axis, "normalised": False, "options": {**GIVEN_BUDGET[method], **other},
+        "method": method, "axis": axis, "normalised": False, "options": {**given, **other},
         "points": [
             {"value": v, "seconds": 1.0, "lds": lds, "ci_low": lds - 0.02, "ci_high": lds + 0.02} for v, lds in points
         ],
@@ -468,6 +470,7 @@ def test_checkpoints(tmp_path: Path, most: float, expected: str) -> None:
     [
         ("paper", {"draws": 2500}, "paper"),
         ("paper", {"step_size": 1e-4}, "tuned"),
+        ("paper", {"control_variate": True}, "tuned"),
         ("scratch", {}, "scratch"),
         ("scratch", {"step_size": 1e-4}, "scratch, tuned"),
     ],

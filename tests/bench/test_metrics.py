@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from bench.metrics import (
 )
 from bench.metrics.ceiling import StepUp
 from bench.metrics.ranks import leave_one_out
+from bench.rows import compute_metrics
 
 NUM_EXAMPLES = 100
 
@@ -453,3 +454,20 @@ def test_ten_thousand_queries_are_quick():
     assert result.ci_low < result.lds_corrected < result.ci_high
     # Independent queries: the interval is so narrow that only the corrected estimate meets the limit.
     assert result.ci_low < 6 / np.pi * math.asin(math.sqrt(0.5) / 2) < result.ci_high
+
+
+def test_a_block_of_numbers_is_what_each_function_gives() -> None:
+    """Samplings are made once a method, and differences from them."""
+    rng = np.random.default_rng(4)
+    truth = rng.normal(size=(20, 30))
+    made = {(name, False): truth * k + rng.normal(size=truth.shape) for k, name in enumerate("abc")}
+    made["a", False][:, 3] = 1.0  # undefined there
+    pairs = [(("a", False), ("b", False)), (("c", False), ("b", False))]
+    _, scores, differences = compute_metrics(truth[None], np.ones((1, 20), dtype=bool), truth, made, pairs)
+    for key, score in scores.items():
+        expected = linear_datamodelling_score(truth, made[key])
+        assert (score.lds, score.ci_low, score.ci_high) == (expected.lds, expected.ci_low, expected.ci_high)
+    for (first, second), found in differences.items():
+        alone = paired_difference(truth, made[first], made[second])
+        assert replace(found, per_query=None) == replace(alone, per_query=None)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found.per_query, alone.per_query)
