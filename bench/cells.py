@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from baselines.method import Method, load_method
+from baselines.method import Method
 from bench import metrics
 from bench.experiment import Execution, Experiment, Session
 from bench.record import without_nan
 from bench.rows import why_undefined
 from bench.scoring import DIVERGED, ONCE, MethodFailedError, Prediction, Scorer
-from bench.variants import settings_of
+from bench.variants import Spelling, check_named, variants_of
 from retrain.errors import UsageError
 from retrain.jobs import run_units
 from retrain.work import Work
@@ -29,12 +29,16 @@ class Cells:
     def __init__(
         self, experiment: Experiment, execution: Execution, wanted: Sequence[tuple[str, Mapping[str, Any]]] = ()
     ):
-        """`wanted`: methods with their options, which are refused before anything is retrained."""
+        """`wanted`: methods with their options; what cannot be is refused before anything is retrained."""
         self.session = Session(replace(experiment, methods=("random",), options={}), execution)
         self.options, self.settings, self.execution = experiment.options, experiment.settings, execution
         self.task, self.store = self.session.task, self.session.store
-        for name, options in wanted:
-            self.method(name, **options)
+        made = [(name, self.method(name, **options)) for name, options in wanted]
+        if wanted:
+            check_named({known for name, method in made for known in (name, method.name)}, self.task.name, self.options)
+        for name, method in made:
+            if reason := method.skip(self.task):
+                raise UsageError(f"{name} cannot run on {self.task.name}: {reason}")
         (self.block,) = self.session.blocks
         self.seed, self.alpha_attribution = self.block
         self.plans = self.session.plans(*self.block)
@@ -46,9 +50,8 @@ class Cells:
 
     def method(self, name: str, **options: Any) -> Method:
         """With the task's own settings, then the experiment's, then these."""
-        _, chosen = settings_of(load_method(name), self.task, self.settings)
-        recommended = self.task.method_settings.get(name, {})
-        return load_method(name, **{**recommended, **chosen["raw"], **self.options.get(name, {}), **options})
+        spelling = Spelling(name, options, label=name)
+        return variants_of(spelling, self.task, self.options, self.settings)[0].method
 
     def scorer(self, method: Method) -> Scorer:
         question = self.session.question(*self.block).of(method, self.plans[0])

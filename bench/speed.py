@@ -229,6 +229,8 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
     if arguments.out:
         check_out(arguments.out)
     session = Session(experiment_of(arguments), execution_of(arguments))
+    for note in session.notes:
+        print(note, file=sys.stderr)
     rows, question, peak, untimed = time_all(session, arguments.repeats)
     print(speed_table(rows, question, peak))
     for label, reason in session.skipped.items():

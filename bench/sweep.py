@@ -17,6 +17,7 @@ import itertools
 import json
 import logging
 import math
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -43,11 +44,13 @@ from retrain.command import (
 )
 from retrain.errors import UsageError
 from retrain.progress import bar
+from retrain.safe_files import SafeFileError, read_json
 from retrain.store import canonical_json
 
 # The paper's grid (app:hparam-sweep).
 PAPER_GRID = ("burn_in=0,100", "n_beta=100,300,1000,3000", "gamma=1000,3000,10000,30000,100000")
 GRID_EXAMPLES = {"ekfac": "damping=1e-8,1e-4,1e-2", "trak": "projection=128,512"}
+BUDGET_METHODS = ("bif", "trak")
 NUM_BUDGET_POINTS = 8
 TRAK_PROJECTIONS = (128, 256, 512)
 TRAK_CHECKPOINTS = (1, 2, 4)
@@ -57,12 +60,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.sweep", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add_task_arguments(parser)
-    add("--method", default="bif", help="the method whose settings are swept (default: bif)")
+    add("--method", help="the method whose settings are swept (default: bif)")
     add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's, of BIF)")
     add_settings_argument(parser)
     add("--budget", action="store_true", help="budget curves of BIF and TRAK instead of a sweep")
-    add("--budget-methods", nargs="+", choices=("bif", "trak"), default=["bif", "trak"], help="(default: bif trak)")
-    add("--budget-split", choices=("report", "all"), default="report", help="queries of a budget (default: report)")
+    add("--budget-methods", nargs="+", choices=BUDGET_METHODS, help="(default: bif trak)")
+    add("--budget-split", choices=("report", "all"), help="queries of a budget (default: report)")
     add_plan_arguments(parser, MINIMUM_SUBSETS)
     add("--queries", type=at_least(1), help="only the first so many queries of each split")
     add("--out", default="", help=f"where the result goes (default: {RUNS}/sweep or {RUNS}/budget)")
@@ -84,7 +87,10 @@ def read_grid(texts: Sequence[str] | None, method: str) -> dict[str, list[Any]]:
         option, equals, values = text.partition("=")
         if not equals or not values:
             raise UsageError(f'--grid takes OPTION=V1,V2, for example --grid gamma=1e3,1e4, not "{text}"')
-        grid[option] = [getattr(load_method(method, **{option: value}), option) for value in values.split(",")]
+        if option in grid:
+            raise UsageError(f"--grid has {option} twice; write all of its values as one {option}=V1,V2")
+        found = [getattr(load_method(method, **{option: value}), option) for value in values.split(",")]
+        grid[option] = list(dict.fromkeys(found))
     return grid
 
 
@@ -201,7 +207,14 @@ def show_sweep(result: dict[str, Any]) -> str:
         ]
         for cell in ordered
     ]
-    lines = [table(header, rows, left=len(options)), ""]
+    lines = [
+        f"{result['method']} on {result['task']}, protocol {result['protocol']}, alpha {result['alpha']:g} of "
+        f"{result['alpha_attribution']:g}, seed {result['seed']}: {result['num_subsets']} subsets, "
+        f"{result['num_queries']} {result['split']} queries",
+        "",
+        table(header, rows, left=len(options)),
+        "",
+    ]
     for name, best in result["best_on_report"].items():
         chosen = ", ".join(f"{option} {setting_text(best[option])}" for option in options)
         value = best["lds"] if name == "lds" else best["lds_normalised"]
@@ -236,19 +249,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(parser.prog, lambda: explore(arguments, command, parser.prog), kept, arguments.traceback)
 
 
+def refuse_what_would_be_ignored(arguments: argparse.Namespace) -> None:
+    others = ("--method", "--grid") if arguments.budget else ("--budget-methods", "--budget-split")
+    for option in others:
+        if getattr(arguments, option[2:].replace("-", "_")) is not None:
+            raise UsageError(f"{option} goes {'without' if arguments.budget else 'with'} --budget")
+
+
 def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
     from bench.translate import execution_of, experiment_of
 
     started = time.perf_counter()
-    grid = {} if arguments.budget else read_grid(arguments.grid, arguments.method)
+    refuse_what_would_be_ignored(arguments)
+    method = arguments.method or "bif"
+    grid = {} if arguments.budget else read_grid(arguments.grid, method)
     out = Path(arguments.out or f"{RUNS}/{'budget' if arguments.budget else 'sweep'}")
     check_out(str(out))
     one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
     experiment, execution = experiment_of(arguments), execution_of(arguments)
     if arguments.budget:
-        result, cells = budget(experiment, execution, arguments.budget_methods, arguments.budget_split)
+        names = list(dict.fromkeys(arguments.budget_methods or BUDGET_METHODS))
+        result, cells = budget(experiment, execution, names, arguments.budget_split or "report")
     else:
-        result, cells = sweep(experiment, execution, arguments.method, grid)
+        if both := sorted(set(grid) & set(experiment.options.get(method, {}))):
+            raise UsageError(f"{both[0]} is swept and set; leave out --set {method}.{both[0]}, or take it off the grid")
+        result, cells = sweep(experiment, execution, method, grid)
     for note in cells.session.notes:
         print(note, file=sys.stderr)
     result = without_nan(json.loads(json.dumps(result, default=dataclasses.asdict)))
@@ -262,16 +287,32 @@ def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
         "seconds": round(time.perf_counter() - started, 1),
     }
     path = out / ("budget.json" if arguments.budget else "sweep.json")
-    unwritten = why_unwritten(lambda: write_json(path, record, indent=None), path)
+    unwritten = why_unwritten(lambda: keep_earlier(path, run_id), path)
+    unwritten = unwritten or why_unwritten(lambda: write_json(path, record, indent=None), path)
     print(show_budget(result) if arguments.budget else show_sweep(result))
     print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
     problems = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []
     found = result.get("cells", [])
+    for cell in (cell for cell in found if cell["lds"] is None):
+        settings = ", ".join(f"{option} {setting_text(cell[option])}" for option in grid)
+        print(f"no LDS at {settings}: {cell['reason']}", file=sys.stderr)
     if found and all(cell["lds"] is None for cell in found):
         problems.append(f"no cell has an LDS; the first: {found[0]['reason']}")
     for problem in problems:
         print(f"{prog}: {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def keep_earlier(path: Path, run_id: str) -> None:
+    """Another run's record is put aside under its own id; `bench.figures` and the ledger read the newest alone."""
+    try:
+        earlier = str(read_json(path, follow_links=True)["run_id"])
+    except (OSError, SafeFileError, KeyError, TypeError):
+        return
+    if earlier != run_id and re.fullmatch("[0-9a-f]{12}", earlier):
+        kept = path.with_name(f"{path.stem}.{earlier}.json")
+        path.replace(kept)
+        print(f"another run's record was there and is kept as {kept}", file=sys.stderr)
 
 
 if __name__ == "__main__":

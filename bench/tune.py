@@ -34,6 +34,7 @@ from bench.record import command_line, provenance, why_unwritten, without_nan, w
 from bench.rows import on_all_cores
 from bench.tables import number, setting_text, table
 from bench.tuned import TUNED_FORMAT, tuned_file
+from bench.variants import check_named
 from retrain.command import (
     RUNS,
     Parser,
@@ -319,9 +320,13 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
     started = time.perf_counter()
     asked = replace(experiment_of(arguments), query_split="tune", stream="tune", settings="default")
     execution = execution_of(arguments)
+    known = set(names)
     for name in names:  # before anything is retrained
-        if not load_method(name, **asked.options.get(name, {})).grid:
+        method = load_method(name, **asked.options.get(name, {}))
+        known.add(method.name)
+        if not method.grid:
             raise UsageError(f"{name} declares no grid; there is nothing to choose")
+    check_named(known, str(asked.task), asked.options)
     blocks = [Cells(replace(asked, seeds=(seed,)), execution) for seed in asked.seeds]
     found = {}
     for name in names:

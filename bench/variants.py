@@ -10,7 +10,7 @@ the chosen settings (tuned, library or paper), --set, and what stands behind the
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -110,13 +110,8 @@ def build_variants(
     """The variants that these words, or descriptions of a record, ask for; `options` are method -> option -> value."""
     made: list[Variant] = []
     for one in wanted:
-        made += _variants_of(spelled(one), task, options, settings) if isinstance(one, str) else [_described(one, task)]
-    known = {name for variant in made for name in (variant.asked, variant.method.name)}
-    if unknown := sorted(set(options) - known):
-        raise UsageError(
-            f'--set names "{unknown[0]}", which is neither the task ({task.name}) nor a method of this run '
-            f"({', '.join(sorted(known))})"
-        )
+        made += variants_of(spelled(one), task, options, settings) if isinstance(one, str) else [_described(one, task)]
+    check_named({name for variant in made for name in (variant.asked, variant.method.name)}, task.name, options)
     by_row: dict[tuple[str, str], Variant] = {}
     for variant in made:
         for kind in ("raw", "normalised") if variant.rows == "both" else (variant.rows,):
@@ -129,7 +124,16 @@ def build_variants(
     return list(dict.fromkeys(by_row.values()))
 
 
-def _variants_of(
+def check_named(known: Collection[str], task: str, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuses options of a method that does not run: they would be ignored."""
+    if unknown := sorted(set(options) - set(known)):
+        raise UsageError(
+            f'--set names "{unknown[0]}", which is neither the task ({task}) nor a method of this run '
+            f"({', '.join(sorted(known))})"
+        )
+
+
+def variants_of(
     spelling: Spelling, task: Task, options: Mapping[str, Mapping[str, Any]], settings: str
 ) -> list[Variant]:
     name = spelling.name

@@ -117,3 +117,55 @@ def test_a_bad_setting_is_refused_before_anything_is_retrained(
     monkeypatch.setattr("bench.experiment.Session.retrain", retrain)
     assert main([*arguments, *extra, "--set", "bif.n_beta=many"]) == 2
     assert "bif.n_beta is 'many'; expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--grid", "gamma=1", "gamma=2"], "--grid has gamma twice"),
+        (["--grid", "gamma=1,2", "--set", "bif.gamma=5"], "gamma is swept and set"),
+        (["--grid", "gamma=1", "--set", "ekfac.damping=1"], '--set names "ekfac", which is neither the task'),
+        (["--grid", "gamma=1", "--budget-split", "all"], "--budget-split goes with --budget"),
+        (["--budget", "--grid", "gamma=1"], "--grid goes without --budget"),
+        (["--budget", "--method", "ekfac"], "--method goes without --budget"),
+        (["--budget", "--budget-methods", "bif", "--set", "trak.ridge=1"], '--set names "trak"'),
+    ],
+)
+def test_what_would_be_ignored_is_refused_before_anything_is_retrained(
+    arguments: list[str],
+    extra: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bench.experiment.Session.retrain", lambda _: pytest.fail("retrained"))
+    assert main([*arguments, *extra]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_method_that_cannot_run_is_refused_before_anything_is_retrained(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.experiment.Session.retrain", lambda _: pytest.fail("retrained"))
+    monkeypatch.setattr("baselines.gradsim.GradSim.skip", lambda *_: "the moon is full")
+    without_bif = arguments[: arguments.index("--set")]
+    assert main([*without_bif, "--method", "gradsim", "--grid", "batch_size=10"]) == 2
+    assert f"gradsim cannot run on {PLANTED}: the moon is full" in capsys.readouterr().err
+
+
+def test_another_runs_record_is_kept_and_failed_cells_are_named(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*arguments, "--grid", "gamma=1", "--set"]
+    assert main([*command, "bif.step_size=0.004"]) == 0
+    first = json.loads((tmp_path / "out" / "sweep.json").read_text())["run_id"]
+    capsys.readouterr()
+    assert main([*command, "bif.step_size=0.004"]) == 0
+    assert "is kept as" not in capsys.readouterr().err, "the same run again"
+    assert main([*command, "bif.step_size=1.0"]) == 1
+    error = capsys.readouterr().err
+    assert f"is kept as {tmp_path / 'out' / f'sweep.{first}.json'}" in error
+    assert "no LDS at gamma 1: " in error
+    assert json.loads((tmp_path / "out" / f"sweep.{first}.json").read_text())["run_id"] == first
