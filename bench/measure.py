@@ -80,6 +80,7 @@ def now(device: torch.device) -> float:
 def _peak_memory(device: torch.device) -> Iterator[list[int]]:
     """The most memory in use during the block beyond what was in use before: GPU allocations, or resident memory."""
     peak = [0]
+    gc.collect()  # what the last stage left in circles would count as there before, and be given back meanwhile
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -88,7 +89,6 @@ def _peak_memory(device: torch.device) -> Iterator[list[int]]:
         return
     # What the last method freed goes back first: glibc keeps it, and the next one's use of it would not show. (torch on
     # aarch64 has an allocator of its own, which only MIMALLOC_PURGE_DELAY=0 in the environment makes do the same.)
-    gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     # Linux forgets the old high-water mark when told to; elsewhere only a new record shows.

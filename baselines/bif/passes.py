@@ -28,19 +28,18 @@ class Captured:
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = ()):
-        self._function, self._device = function, device
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
-            self._graph = _capture(function, device, generators)
+        self._device = device
+        self._graph = _capture(function, device, generators) if device.type == "cuda" else None
+        self._function = function if self._graph is None else None  # with a graph whoever owns both is freed at once
 
     @property
     def has_graph(self) -> bool:
         return self._graph is not None
 
     def __call__(self) -> None:
-        if self._graph is None:
+        if self._function is not None:
             self._function()
-        else:
+        elif self._graph is not None:
             with torch.cuda.device(self._device):
                 self._graph.replay()
 

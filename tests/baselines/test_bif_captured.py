@@ -1,5 +1,7 @@
 """A chain's step as one CUDA graph gives the bits of the same step launched kernel by kernel."""
 
+import gc
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -85,6 +87,19 @@ def test_a_captured_chain_goes_on_from_where_it_was_saved(way: dict, tmp_path: P
     again.restore(state, 8)
     rest = torch.stack([losses.clone() for losses in again.draws() if losses is not None])
     assert torch.equal(rest, whole[-len(rest) :])
+
+
+@pytest.mark.cuda
+def test_a_captured_workbench_is_freed_when_nobody_holds_it(tmp_path: Path) -> None:
+    """Gigabytes of examples would wait for the next garbage collection."""
+    bench = workbench(METHOD, Planted(num_train=50, num_queries=5), "cuda", tmp_path)
+    seen = [weakref.ref(bench), weakref.ref(bench.losses), weakref.ref(bench.gradient)]
+    gc.disable()
+    try:
+        del bench
+        assert [one() for one in seen] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.cuda
