@@ -115,7 +115,7 @@ def run_units(
                     run_slurm(book, run, jobs or 16, gpus_per_job, timeout_min, dict(slurm or {}), collect)
             except (KeyboardInterrupt, SystemExit):
                 close_bars()
-                if cluster != "slurm":
+                if cluster != "slurm" and len(by_key) > 1:  # of one, whoever asked for it says what is kept
                     kept = len(store.present((unit.kind, key) for key, unit in by_key.items()))
                     logger.warning(
                         "stopped: %d of %d units are finished and kept; the same command goes on from there",
