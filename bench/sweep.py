@@ -194,15 +194,16 @@ def trak_curves(cells: Any) -> list[dict[str, Any]]:
 
 def show_sweep(result: dict[str, Any]) -> str:
     options = list(result["axes"])
-    header = [*options, "LDS", "normalised", "R-hat", "ESS", "seconds"]
+    chains = any(cell.get("rhat") is not None for cell in result["cells"])
+    header = [*options, "LDS", "95 % interval", "normalised", *(["R-hat", "ESS"] if chains else []), "seconds"]
     ordered = sorted(result["cells"], key=lambda cell: -(cell["lds"] if cell["lds"] is not None else -math.inf))
     rows = [
         [
             *(setting_text(cell[option]) for option in options),
             number(cell["lds"]) if cell["lds"] is not None else "NaN",
+            interval(cell["ci_low"], cell["ci_high"]) if cell.get("ci_low") is not None else "-",
             number(cell.get("lds_normalised")),
-            number(cell.get("rhat")),
-            number(cell.get("ess"), 0),
+            *([number(cell.get("rhat")), number(cell.get("ess"), 0)] if chains else []),
             number(cell.get("seconds"), 1),
         ]
         for cell in ordered
