@@ -4,6 +4,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from retrain.safe_files import write_whole
+from retrain.safe_files import SafeFileError, read_json, write_whole
 from retrain.source import code_fingerprint
 
 RUN_AGAIN = "run-again"  # beside a record: when the same run was made the last time
@@ -87,6 +88,16 @@ def without_nan(value: Any) -> Any:
 
 def write_json(path: Path, record: Any, indent: int | None = 1) -> None:
     write_whole(path, json.dumps(without_nan(record), indent=indent) + "\n")
+
+
+def another_runs(path: Path, run_id: str) -> dict[str, Any] | None:
+    """The record at `path` where it is another run's; None where there is none, or nothing that has a run's id."""
+    try:
+        record = read_json(path, follow_links=True)
+        name = record["run_id"]
+    except (OSError, SafeFileError, KeyError, TypeError):
+        return None
+    return record if name != run_id and re.fullmatch("[0-9a-f]{12}", str(name)) else None
 
 
 def why_unwritten(write: Callable[[], Any], where: Path | str) -> str:

@@ -17,7 +17,6 @@ import itertools
 import json
 import logging
 import math
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ import numpy as np
 from bench import metrics
 from bench.arguments import add_settings_argument
 from bench.metrics import MINIMUM_SUBSETS
-from bench.record import command_line, provenance, why_unwritten, without_nan, write_json
+from bench.record import another_runs, command_line, provenance, why_unwritten, without_nan, write_json
 from bench.tables import interval, number, setting_text, table
 from retrain.command import (
     RUNS,
@@ -44,7 +43,6 @@ from retrain.command import (
 )
 from retrain.errors import UsageError
 from retrain.progress import bar
-from retrain.safe_files import SafeFileError, read_json
 from retrain.store import canonical_json
 
 # The paper's grid (app:hparam-sweep).
@@ -306,12 +304,8 @@ def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
 
 def keep_earlier(path: Path, run_id: str) -> None:
     """Another run's record is put aside under its own id; `bench.figures` and the ledger read the newest alone."""
-    try:
-        earlier = str(read_json(path, follow_links=True)["run_id"])
-    except (OSError, SafeFileError, KeyError, TypeError):
-        return
-    if earlier != run_id and re.fullmatch("[0-9a-f]{12}", earlier):
-        kept = path.with_name(f"{path.stem}.{earlier}.json")
+    if earlier := another_runs(path, run_id):
+        kept = path.with_name(f"{path.stem}.{earlier['run_id']}.json")
         path.replace(kept)
         print(f"another run's record was there and is kept as {kept}", file=sys.stderr)
 

@@ -1,26 +1,26 @@
 """A sweep writes its table after every point, over whatever table is there: another run's is kept until it has all of
 that one's numbers."""
 
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.record import another_runs
 from bench.scaling.merge import ROW_KEY
-from retrain.safe_files import SafeFileError, read_json
+from retrain.safe_files import read_json
 
 
 def set_aside(out: Path, run_id: str) -> Path | None:
     """Another run's table in `out`, copied to its own id's name; None where there is none."""
+    record = another_runs(out / "scaling.json", run_id)
     try:
-        record = read_json(out / "scaling.json", follow_links=True)
-        name = str(record["run_id"])
-        numbers = any(not row["error"] for row in record["rows"])
-    except (OSError, SafeFileError, KeyError, TypeError):
+        numbers = record is not None and any(not row["error"] for row in record["rows"])
+    except (KeyError, TypeError):
         return None
-    if name == run_id or not numbers or not re.fullmatch("[0-9a-f]{12}", name):
+    if record is None or not numbers:
         return None
+    name = record["run_id"]
     for ending in ("json", "csv"):
         if (out / f"scaling.{ending}").is_file():
             shutil.copyfile(out / f"scaling.{ending}", out / f"scaling.{name}.{ending}")
