@@ -96,8 +96,10 @@ class Cells:
             if math.isnan(raw[-1].lds):
                 cell["reason"] = f"undefined for every query: {why_undefined(losses, prediction.raw)}"
         record = predictions[0].record
-        cell |= {name: float(np.mean([getattr(one, name) for one in raw])) for name in ("lds", "ci_low", "ci_high")}
-        cell["lds_normalised"] = float(np.mean([one.lds for one in normalised])) if normalised else None
+        for name in ("lds", "ci_low", "ci_high"):
+            cell[name] = float(np.mean([getattr(one, name) for one in raw]))
+            mean = float(np.mean([getattr(one, name) for one in normalised])) if normalised else None
+            cell[f"{name}_normalised"] = mean
         cell["seconds"] = record["fit_seconds"] + record["score_seconds"]
         cell |= {key: value for key, value in record["diagnostics"].items() if key in ("rhat", "ess", "mixing")}
         cell["traces"] = traces_of(scorer)

@@ -96,11 +96,14 @@ SWEEP = {
     ],
 }  # fmt: skip
 _POINT = {
-    "value": Number(0, 1e15), "seconds": Number(0, 1e12), "lds": CORRELATION, "ci_low?": CORRELATION,
+    "value": Number(0, 1e15), "seconds": Maybe(Number(0, 1e12)), "lds": CORRELATION, "ci_low?": CORRELATION,
     "ci_high?": CORRELATION, **REST,
 }  # fmt: skip
-_CURVE = {"method": NAME, "axis": NAME, "normalised?": Flag(), "options?": REST, "points": ListOf(_POINT, 1)}
-BUDGET = {**_SWEPT, "device": NAME, "curves": ListOf({**_CURVE, **REST}, 1)}
+_CURVE = {
+    "method": NAME, "label?": NAME, "axis": NAME, "normalised?": Flag(), "options?": REST, "points": ListOf(_POINT, 1),
+    **REST,
+}  # fmt: skip
+BUDGET = {**_SWEPT, "device": NAME, "curves": ListOf(_CURVE, 1)}
 
 SPEED = {
     "rows": ListOf(

@@ -2,7 +2,8 @@
 
     python -m bench.sweep --task digits --alpha 0.1                          # the paper's grid of BIF settings
     python -m bench.sweep --alpha 0.1 --grid gamma=1e3,1e4 n_beta=100,1000   # any other
-    python -m bench.sweep --alpha 0.1 --budget [--budget-methods bif]        # LDS against draws and seconds
+    python -m bench.sweep --alpha 0.1 --budget                               # LDS against draws and seconds
+    python -m bench.sweep --alpha 0.1 --budget --budget-methods bif long=bif@draws=2500 trak@ridge=0
 
 A sweep scores every cell on the `tune` queries and on subsets of their own, keeps the loss traces, survives cells that
 diverge (their LDS is null), and measures the best cell once on the `report` queries and subsets: choosing and reporting
@@ -19,7 +20,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,7 @@ from retrain.store import canonical_json
 PAPER_GRID = ("burn_in=0,100", "n_beta=100,300,1000,3000", "gamma=1000,3000,10000,30000,100000")
 GRID_EXAMPLES = {"ekfac": "damping=1e-8,1e-4,1e-2", "trak": "projection=128,512"}
 BUDGET_METHODS = ("bif", "trak")
-NUM_BUDGET_POINTS = 8
-TRAK_PROJECTIONS = (128, 256, 512)
+TRAK_PROJECTIONS = (128, 512, 2048, 8192)
 TRAK_CHECKPOINTS = (1, 2, 4)
 
 
@@ -62,7 +62,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's, of BIF)")
     add_settings_argument(parser)
     add("--budget", action="store_true", help="budget curves of BIF and TRAK instead of a sweep")
-    add("--budget-methods", nargs="+", choices=BUDGET_METHODS, help="(default: bif trak)")
+    words = "of BIF and TRAK: METHOD, METHOD@OPTION=VALUE,..., LABEL=METHOD@... (default: bif trak)"
+    add("--budget-methods", nargs="+", metavar="VARIANT", help=words)
     add("--budget-split", choices=("report", "all"), help="queries of a budget (default: report)")
     add_plan_arguments(parser, MINIMUM_SUBSETS)
     add("--queries", type=at_least(1), help="only the first so many queries of each split")
@@ -123,26 +124,51 @@ def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]
 # ---- what is spent ----
 
 
-def budget(experiment: Any, execution: Any, names: Sequence[str], split: str) -> tuple[dict[str, Any], Any]:
+def budget(experiment: Any, execution: Any, words: Sequence[str], split: str) -> tuple[dict[str, Any], Any]:
     from bench.cells import Cells
 
-    wanted: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in names]
-    cells = Cells(dataclasses.replace(experiment, query_split=split), execution, wanted)
+    wanted = dict(map(budgeted, dict.fromkeys(words)))
+    if len(wanted) < len(set(words)):
+        raise UsageError("--budget-methods has one label twice: give each variant a label of its own, LABEL=METHOD@...")
+    experiment = dataclasses.replace(experiment, query_split=split)
+    cells = Cells(experiment, execution, [(spelling.name, spelling.options) for spelling in wanted.values()])
     made = {"bif": bif_curves, "trak": trak_curves}
-    return {**cells.describe(), "curves": [curve for name in names for curve in made[name](cells)]}, cells
+    curves = [
+        {"method": spelling.name, "label": label, **curve}
+        for label, spelling in wanted.items()
+        for curve in made[spelling.name](cells, spelling.options)
+    ]
+    return {**cells.describe(), "curves": curves}, cells
+
+
+def budgeted(word: str) -> tuple[str, Any]:
+    """A variant's label and its spelling."""
+    from bench.variants import spelled
+
+    spelling = spelled(word)
+    if spelling.name not in BUDGET_METHODS:
+        raise UsageError(f'--budget-methods has "{word}"; expected variants of {" or ".join(BUDGET_METHODS)}')
+    return spelling.label or word, spelling
 
 
 def score_of(result: metrics.LDS) -> dict[str, float]:
     return {"lds": result.lds, "ci_low": result.ci_low, "ci_high": result.ci_high}
 
 
-def bif_curves(cells: Any) -> list[dict[str, Any]]:
+def round_lengths(num_chains: int, num_draws: int) -> list[int]:
+    """Draws a chain that make 1, 2 or 5 times a power of ten in all, or nearly, and the whole run."""
+    totals = [digit * 10**power for power in range(1, 9) for digit in (1, 2, 5)]
+    lengths = {round(total / num_chains) for total in totals}
+    return sorted({length for length in lengths if 4 <= length < num_draws} | {num_draws})
+
+
+def bif_curves(cells: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Raw and normalised LDS after more and more draws of one run's stored traces."""
     import torch
 
     from baselines.bif.covariance import covariance
 
-    method = cells.method("bif", keep_traces=True)
+    method = cells.method("bif", **options, keep_traces=True)
     scorer = cells.scorer(method)
     cells.predictions(scorer)
     entry = cells.store.read("scores", scorer.config)
@@ -155,12 +181,10 @@ def bif_curves(cells: Any) -> list[dict[str, Any]]:
     num_train = len(scorer.question.attributed_indices())
     losses, masks = cells.losses(scorer), torch.from_numpy(cells.truths[0].masks).float()
     curves: list[dict[str, Any]] = [
-        {"method": "bif", "axis": "draws", "normalised": flag, "options": method.config, "points": []}
-        for flag in (False, True)
+        {"axis": "draws", "normalised": flag, "options": method.config, "points": []} for flag in (False, True)
     ]
     num_chains, num_draws = traces.shape[:2]
-    lengths = np.unique(np.geomspace(min(4, num_draws), num_draws, NUM_BUDGET_POINTS).round().astype(int))
-    for length in lengths.tolist():
+    for length in bar(round_lengths(num_chains, num_draws), desc="draws", unit="length", delay=2, leave=False):
         part = traces[:, :length]
         cross, _, scale = covariance(part[..., num_train:], part[..., :num_train], method.centring)
         for curve, scores in zip(curves, (-cross, -cross / scale.clamp(min=1e-30)), strict=True):
@@ -171,19 +195,21 @@ def bif_curves(cells: Any) -> list[dict[str, Any]]:
     return curves
 
 
-def trak_curves(cells: Any) -> list[dict[str, Any]]:
+def trak_curves(cells: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """LDS against the projection's size at the task's checkpoints, and against checkpoints at the task's projection."""
     curves = []
-    method = cells.method("trak")
-    usual = method.projection
-    for axis, values in (("projection", sorted({*TRAK_PROJECTIONS, usual})), ("checkpoints", TRAK_CHECKPOINTS)):
-        points = []
-        for value in values:
-            if axis == "projection" and value >= len(cells.task.train_data):
-                continue  # the kernel would have no inverse
-            cell = cells.score(cells.method("trak", **{axis: value}), {axis: value})
-            points.append({"value": value} | {key: cell.get(key) for key in ("seconds", "lds", "ci_low", "ci_high")})
-        curves.append({"method": "trak", "axis": axis, "normalised": False, "options": method.config, "points": points})
+    method = cells.method("trak", **options)
+    for axis, values in (("projection", {*TRAK_PROJECTIONS, method.projection}), ("checkpoints", TRAK_CHECKPOINTS)):
+        # A kernel of more columns than examples would have no inverse.
+        fitting = [value for value in sorted(values) if axis != "projection" or value < len(cells.task.train_data)]
+        scored = [cells.score(cells.method("trak", **{**options, axis: value}), {axis: value}) for value in fitting]
+        for flag in (False, True):
+            points = [
+                {"value": cell[axis], "seconds": cell.get("seconds")}
+                | {name: cell.get(f"{name}_normalised" if flag else name) for name in ("lds", "ci_low", "ci_high")}
+                for cell in scored
+            ]
+            curves.append({"axis": axis, "normalised": flag, "options": method.config, "points": points})
     return curves
 
 
@@ -225,7 +251,7 @@ def show_sweep(result: dict[str, Any]) -> str:
 def show_budget(result: dict[str, Any]) -> str:
     rows = [
         [
-            curve["method"],
+            curve["label"],
             "train-normalised" if curve["normalised"] else "raw",
             f"{point['value']} {curve['axis']}",
             number(point["seconds"], 1),
@@ -267,8 +293,8 @@ def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
     one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
     experiment, execution = experiment_of(arguments), execution_of(arguments)
     if arguments.budget:
-        names = list(dict.fromkeys(arguments.budget_methods or BUDGET_METHODS))
-        result, cells = budget(experiment, execution, names, arguments.budget_split or "report")
+        words = arguments.budget_methods or BUDGET_METHODS
+        result, cells = budget(experiment, execution, words, arguments.budget_split or "report")
     else:
         if both := sorted(set(grid) & set(experiment.options.get(method, {}))):
             raise UsageError(f"{both[0]} is swept and set; leave out --set {method}.{both[0]}, or take it off the grid")

@@ -10,7 +10,7 @@ from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.figures.sweep import alpha_words, read_swept, sweep_facts, sweep_sizes, swept_on
 from bench.identity import file_slug, settings_words
 from bench.results import Results
-from bench.style import INK, PaperSize, in_order, look
+from bench.style import INK, PaperSize, in_order, look, looks
 
 
 def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
@@ -22,9 +22,10 @@ def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
         figure, axes = panel_row(len(spent_on) + 1, size, height=2.1)
         for axis in axes:
             axis.axhline(0, color=INK, linewidth=0.5, label="chance")
-        names = [curve["method"] for curve in curves]
+        names = in_order(curve["method"] for curve in curves)
+        shapes = looks([(curve["method"], curve_label(curve)) for curve in curves])
         for curve in curves:
-            draw_curve(axes[spent_on.index(curve["axis"])], axes[-1], curve, names)
+            draw_curve(axes[spent_on.index(curve["axis"])], axes[-1], curve, shapes[curve_label(curve)])
         for axis, name in zip(axes, spent_on, strict=False):
             axis.set_xlabel(name)
             values = sorted({p["value"] for c in curves if c["axis"] == name for p in c["points"]})
@@ -44,15 +45,21 @@ def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
         ).strip()
         parts = ["budget", budget["task"], budget["protocol"], f"alpha {alpha_words(budget)}", budget["device"]]
         stem = "-".join(file_slug(part) for part in parts)
-        facts = sweep_facts(budget, in_order(names))
+        facts = sweep_facts(budget, names)
         yield Drawing(stem, title, caption, [budget["run_id"]], figure, facts=facts)
 
 
-def draw_curve(axis: Any, seconds_axis: Any, curve: dict[str, Any], names: list[str]) -> None:
+def curve_label(curve: dict[str, Any]) -> str:
+    """The variant's own; a plain method's is the one that every figure has for it."""
+    label = curve.get("label") or curve["method"]
+    return look(curve["method"])["label"] if label == curve["method"] else label
+
+
+def draw_curve(axis: Any, seconds_axis: Any, curve: dict[str, Any], shape: dict[str, Any]) -> None:
     points = pd.DataFrame(curve["points"])
-    shape = look(curve["method"], names)
     kind = "train-normalised" if curve.get("normalised") else "raw"
-    shape |= {"label": f"{shape['label']}, {kind}"} | ({"markerfacecolor": "none"} if curve.get("normalised") else {})
+    own = {"markerfacecolor": "none"} if curve.get("normalised") else {}
+    shape = shape | own | {"label": f"{shape['label']}, {kind}"}
     bars = None
     if {"ci_low", "ci_high"} <= set(points):
         bars = [(points["lds"] - points["ci_low"]).clip(lower=0), (points["ci_high"] - points["lds"]).clip(lower=0)]
@@ -65,6 +72,6 @@ def budget_settings(curves: list[dict[str, Any]]) -> str:
     found = {}
     for curve in curves:
         options = {k: v for k, v in curve.get("options", {}).items() if k != curve["axis"]}
-        found[look(curve["method"])["label"]] = settings_words(curve["method"], options)
+        found[curve_label(curve)] = settings_words(curve["method"], options)
     text = "; ".join(f"{name}: {words}" for name, words in found.items() if words)
     return f"Settings. {text}." if text else ""

@@ -34,8 +34,9 @@ SWEEP_RUN = (
     "gamma=1000,3000,10000,30000,100000 --out results/sweep-cifar10"
 )
 BUDGET_RUN = (
-    "python -m bench.sweep --budget --budget-methods bif --task cifar10 --data-dir DIR --alpha 0.1 --settings paper "
-    "--set bif.draws=2500 --out results/budget"
+    "python -m bench.sweep --budget --task cifar10 --data-dir DIR --alpha 0.1 --budget-methods "
+    "bif-paper=bif@sampler=sgld,gradient=minibatch,chains=4,draws=2500,burn_in=0,thinning=1,minibatch=1024,"
+    "step_size=1e-5,n_beta=200,gamma=1e4 trak-library=trak@ridge=0,projection=2048 --out results/budget"
 )
 SUITE_COLUMNS = ("machine", "model", "counted")
 INTERVALS = (
@@ -180,8 +181,7 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
         cost_rules.more_checkpoints_help,
         "Holds where the intervals of one checkpoint and of the most are apart, the latter above; against where the "
         "latter is below the former's interval.",
-        "python -m bench.sweep --budget --budget-methods trak --task cifar10 --data-dir DIR --alpha 0.1 "
-        "--set trak.ridge=0 --set trak.projection=2048 --out results/budget-trak",
+        BUDGET_RUN,
         ("protocol", "alpha", "scores"),
     ),
     PaperClaim(

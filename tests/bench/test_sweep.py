@@ -89,6 +89,16 @@ def test_budget_curves_use_one_runs_traces(arguments: list[str], tmp_path: Path)
     }  # fmt: skip
 
 
+def test_a_budget_has_several_variants_of_a_method(arguments: list[str], tmp_path: Path) -> None:
+    variants = ["bif@step_size=0.004,gamma=1", "short=bif@step_size=0.004,gamma=1,draws=10"]
+    assert main([*arguments, "--budget", "--budget-methods", *variants]) == 0
+    result = json.loads((tmp_path / "out" / "budget.json").read_text())
+    curves = {(curve["label"], curve["normalised"]): curve["points"] for curve in result["curves"]}
+    assert [point["value"] for point in curves[variants[0], False]] == [20, 48, 100, 160], "round numbers, and all"
+    assert [point["value"] for point in curves["short", True]] == [20, 40]
+    assert all(curve["method"] == "bif" for curve in result["curves"])
+
+
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
@@ -129,6 +139,8 @@ def test_a_bad_setting_is_refused_before_anything_is_retrained(
         (["--budget", "--grid", "gamma=1"], "--grid goes without --budget"),
         (["--budget", "--method", "ekfac"], "--method goes without --budget"),
         (["--budget", "--budget-methods", "bif", "--set", "trak.ridge=1"], '--set names "trak"'),
+        (["--budget", "--budget-methods", "ekfac"], 'has "ekfac"; expected variants of bif or trak'),
+        (["--budget", "--budget-methods", "a=bif", "a=bif@draws=3"], "one label twice"),
     ],
 )
 def test_what_would_be_ignored_is_refused_before_anything_is_retrained(
