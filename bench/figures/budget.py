@@ -30,7 +30,7 @@ def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
             axis.set_xlabel(name)
             values = sorted({p["value"] for c in curves if c["axis"] == name for p in c["points"]})
             logarithmic(axis, "x", values)
-            axis.tick_params(axis="x", rotation=45 if len(values) > 5 else 0)
+            axis.tick_params(axis="x", rotation=45 if len(values) > 4 else 0)
         axes[-1].set_xlabel("seconds")
         logarithmic(axes[-1], "x")
         axes[0].set_ylabel("LDS")

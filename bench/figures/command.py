@@ -215,7 +215,7 @@ def draw_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) 
     for kind in missing:
         print(f"{kind.name}: missing, needs {kind.needs}; make it with\n    {kind.command_for(arguments.results)}")
     for line in results.left_out:
-        print(f"left out: {line}")
+        print(f"note: {line}")
     for problem in problems:
         print(f"{parser.prog}: {problem}", file=sys.stderr)
     return 1 if problems or (arguments.only and missing) else 0

@@ -108,8 +108,9 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
         "Every method's LDS improves as alpha_attribution falls.",
         "sec:results (Retraining Experiments)",
         lds_rules.grows_as_attribution_falls,
-        "A method holds where at more than half of the alphas the interval of LDS(small) - LDS(large), Student's over "
-        "seeds, is above 0; one method against it refutes a reading.",
+        "A method holds where at more than half of the alphas the interval of LDS(small) - LDS(large) is above 0 and "
+        "at none below, and is against where at more than half it is below; one method against refutes a reading. "
+        "Interval: Student's over five seeds or more; below, the ends of both LDS's own (across queries: Student's).",
         SHARES_RUN,
     ),
     PaperClaim(

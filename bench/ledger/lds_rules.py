@@ -7,7 +7,7 @@ import numpy as np
 from scipy import stats
 
 from baselines.bif.diagnostics import RHAT_LIMIT
-from bench.ledger.evidence import Evidence, Situation
+from bench.ledger.evidence import MANY_SEEDS, Evidence, Situation
 from bench.ledger.verdicts import (
     FAILS,
     HOLDS,
@@ -131,10 +131,8 @@ def grows_as_attribution_falls(evidence: Evidence) -> list[Reading]:
             for part in parts:
                 texts, outcomes = [], []
                 for alpha in sorted({*small.alphas} & {*large.alphas}):
-                    one, other = (place.by_seed(part, alpha) for place in (small, large))
-                    seeds = sorted(one.keys() & other.keys())
-                    if seeds:
-                        gap = student_interval([one[seed] - other[seed] for seed in seeds])
+                    gap = _of_two_sets(small, large, part, alpha)
+                    if gap is not None:
                         texts.append(f"{alpha:g}: {gap}")
                         outcomes.append(ahead(gap))
                 if texts:
@@ -147,12 +145,25 @@ def grows_as_attribution_falls(evidence: Evidence) -> list[Reading]:
     return found
 
 
+def _of_two_sets(small: Situation, large: Situation, part: str, alpha: float) -> Gap | None:
+    """Over the seeds that have both; few of them have the ends of both LDS's own intervals."""
+    one, other = ({row["seed"]: row for row in place.cell(part, alpha)} for place in (small, large))
+    seeds = sorted(one.keys() & other.keys())
+    if not seeds:
+        return None
+    values = [one[seed][small.metric] - other[seed][small.metric] for seed in seeds]
+    if small.metric != "lds" or len(seeds) >= MANY_SEEDS:
+        return student_interval(values)
+    low = min(one[seed]["ci_low"] - other[seed]["ci_high"] for seed in seeds)
+    high = max(one[seed]["ci_high"] - other[seed]["ci_low"] for seed in seeds)
+    return Gap(sum(values) / len(values), low, high, len(seeds))
+
+
 def _most(outcomes: Sequence[str]) -> str:
-    """Of one method over alphas: what more than half say."""
-    for word in (HOLDS, FAILS):
-        if 2 * outcomes.count(word) > len(outcomes):
-            return word
-    return UNDECIDED
+    """Of one method over alphas: what more than half say; it holds only where none says the opposite."""
+    if 2 * outcomes.count(FAILS) > len(outcomes):
+        return FAILS
+    return HOLDS if 2 * outcomes.count(HOLDS) > len(outcomes) and FAILS not in outcomes else UNDECIDED
 
 
 def varies_over_seeds(evidence: Evidence) -> list[Reading]:

@@ -69,7 +69,7 @@ def ledger_page(evidence: Evidence, folder: Path, claims: Sequence[PaperClaim] =
     ]
     if said := [*evidence.results.problems, *evidence.results.left_out, *evidence.left_out]:
         lines = (f"- {line.replace(f'{evidence.folder}{os.sep}', '')}" for line in dict.fromkeys(said))
-        parts += ["## Left out", "\n".join(lines)]
+        parts += ["## Left out, or with a reservation", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 

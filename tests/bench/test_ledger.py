@@ -273,6 +273,26 @@ def test_lds_against_the_attribution_set(tmp_path: Path, slope: float, expected:
     assert outcome(tmp_path, "LDS grows as the attribution set shrinks") == expected
 
 
+@pytest.mark.parametrize(
+    ("gap", "expected"), [(0.1, HOLDS), (0.03, UNDECIDED)], ids=["intervals apart", "intervals overlap"]
+)
+def test_of_one_seed_the_attribution_sets_own_intervals_count(tmp_path: Path, gap: float, expected: str) -> None:
+    parts = ("bif-paper", "ekfac-library", "gradsim", "trak-library")
+    level = lambda alpha, share, k: 0.4 + gap * (share < 0.1)  # noqa: E731
+    write_lds(tmp_path, dict.fromkeys(parts, level), shares=(0.01, 0.1), seeds=(1,))
+    readings = claim("LDS grows as the attribution set shrinks").rule(Evidence(tmp_path))
+    across_subsets = [one for one in readings if "across subsets" in one.words]
+    assert across_subsets
+    assert {cell.outcome for one in across_subsets for cell in one.cells} == {expected}
+
+
+def test_one_alpha_against_it_keeps_the_attribution_set_from_holding(tmp_path: Path) -> None:
+    parts = ("bif-paper", "ekfac-library", "gradsim", "trak-library")
+    level = lambda alpha, share, k: 0.4 + (-0.1 if alpha == 0.1 else 0.1) * (share < 0.1)  # noqa: E731
+    write_lds(tmp_path, dict.fromkeys(parts, level), shares=(0.01, 0.1), alphas=(0.1, 0.3, 0.5))
+    assert outcome(tmp_path, "LDS grows as the attribution set shrinks") == UNDECIDED
+
+
 @pytest.mark.parametrize(("spread", "expected"), [(0.2, HOLDS), (0.0, FAILS), (0.03, UNDECIDED)])
 def test_spread_over_seeds(tmp_path: Path, spread: float, expected: str) -> None:
     level = lambda alpha, share, k: 0.6 + spread * (k - 2) / 2  # noqa: E731
