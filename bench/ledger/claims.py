@@ -41,7 +41,8 @@ BUDGET_RUN = (
 SUITE_COLUMNS = ("machine", "model", "counted")
 INTERVALS = (
     "Interval: Student's over five seeds or more; below, the ends of the seeds' own paired 95 % intervals, or of both "
-    "methods' where each is in a run of its own (across queries: Student's)."
+    "methods' where each is in a run of its own (across queries: Student's). Across subsets a cell whose noise "
+    "ceiling's interval touches 0 decides nothing."
 )
 
 
@@ -78,7 +79,7 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
         "With few retrained examples BIF's LDS is consistently above EK-FAC's.",
         "sec:results (Retraining Experiments), appendix:lds-results",
         lds_rules.compare("bif", "ekfac", only=lds_rules.SMALLEST),
-        "Only the smallest alpha x alpha_attribution that was measured. " + _ahead("BIF", "EK-FAC"),
+        "Only the smallest alpha x alpha_attribution that was measured for a ground truth. " + _ahead("BIF", "EK-FAC"),
         SHARES_RUN,
     ),
     PaperClaim(
@@ -170,8 +171,10 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
         "BIF gives usable scores with 100 to 1,000 draws in all.",
         "appendix:lds-results",
         cost_rules.few_draws_are_enough,
-        f"LDS at the most draws up to {cost_rules.USUAL_DRAWS:,} is at least {cost_rules.ENOUGH:.0%} of that at the "
-        f"most draws measured ({cost_rules.MANY_DRAWS:,} or more); against where its interval is below that.",
+        f"Usable is, for this suite, {cost_rules.ENOUGH:.0%} of the LDS at the most draws measured "
+        f"({cost_rules.MANY_DRAWS:,} or more): holds where the interval of LDS at the most draws up to "
+        f"{cost_rules.USUAL_DRAWS:,} is above that, against where it is below. Of one seed; both are of one run, and "
+        "their intervals are not paired.",
         BUDGET_RUN,
         ("protocol", "alpha", "scores"),
     ),
@@ -181,7 +184,8 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
         "appendix:lds-results",
         cost_rules.more_checkpoints_help,
         "Holds where the intervals of one checkpoint and of the most are apart, the latter above; against where the "
-        "latter is below the former's interval.",
+        "latter is below the former's interval. Of one seed; the intervals are not paired. Of TRAK's settings the "
+        "paper says little: traker's defaults count as its own.",
         BUDGET_RUN,
         ("protocol", "alpha", "scores"),
     ),

@@ -309,14 +309,14 @@ def few_draws_are_enough(evidence: Evidence) -> list[Reading]:
             if not few:
                 continue
             last, at = points[-1], few[-1]
-            text = f"{at['lds']:.3f} at {at['value']:,.0f} draws, {last['lds']:.3f} at {last['value']:,.0f}"
+            interval = f" [{at['ci_low']:.3f}, {at['ci_high']:.3f}]" if at.get("ci_low") is not None else ""
+            text = f"{at['lds']:.3f}{interval} at {at['value']:,.0f} draws, {last['lds']:.3f} at {last['value']:,.0f}"
             if last["value"] < MANY_DRAWS or last["lds"] <= 0:
                 outcome = UNDECIDED
             else:
-                enough = at["lds"] >= ENOUGH * last["lds"]
-                outcome = (
-                    HOLDS if enough else FAILS if (at.get("ci_high") or math.inf) < ENOUGH * last["lds"] else UNDECIDED
-                )
+                low, high = (at[name] if at.get(name) is not None else math.nan for name in ("ci_low", "ci_high"))
+                enough = ENOUGH * last["lds"]
+                outcome = HOLDS if low >= enough else FAILS if high < enough else UNDECIDED
             words = (budget["protocol"], str(budget["alpha"]), "train-normalised" if curve.get("normalised") else "raw")
             runs = (f"{evidence.name(path)} ({budget['run_id']})",)
             group = _group(budget, "bif", curve.get("options"), ("draws",))

@@ -28,6 +28,7 @@ SIZE_MARGIN = 0.05  # of LDS: a printed number is met within this
 Rule = Callable[[Evidence], list[Reading]]
 Judge = Callable[[Gap, Gap], str]  # of a difference, and of the second's own LDS
 SMALLEST, LARGEST = "smallest", "largest"
+NOISE = "the noise ceiling's interval touches 0"
 
 
 def is_ahead(gap: Gap, rival: Gap) -> str:
@@ -86,7 +87,10 @@ def compare(
                     rival = place.values(second, alpha, turned and second == "bif")
                     alone = " (one seed)" if gap.seeds == 1 else ""
                     text = f"{place.shared_means(first, second, alpha, turned)} = {gap}{alone}"
-                    cells.append(Cell(f"alpha {alpha:g}", text, judge(gap, rival)))
+                    outcome = judge(gap, rival)
+                    if place.ceiling_touches_zero(alpha):  # of a truth that may be all noise nothing follows
+                        outcome, text = UNDECIDED, f"{text}; {NOISE}"
+                    cells.append(Cell(f"alpha {alpha:g}", text, outcome))
                 if cells:
                     sign = ", BIF's sign turned" if turned else ""
                     words = (*place.words()[:-1], place.words()[-1] + sign)
@@ -133,7 +137,7 @@ def grows_as_attribution_falls(evidence: Evidence) -> list[Reading]:
                 for alpha in sorted({*small.alphas} & {*large.alphas}):
                     gap = _of_two_sets(small, large, part, alpha)
                     if gap is not None:
-                        texts.append(f"{alpha:g}: {gap}")
+                        texts.append(f"{alpha:g}: {gap}" + " (one seed)" * (gap.seeds == 1))
                         outcomes.append(ahead(gap))
                 if texts:
                     cells.append(Cell(part, "; ".join(texts), _most(outcomes)))
@@ -185,7 +189,7 @@ def varies_over_seeds(evidence: Evidence) -> list[Reading]:
                 outcome = UNDECIDED
             text = f"{deviation:.3f} of {mean:.3f}: {share:.0%} [{low:.0%}, {high:.0%}]"
             if place.ceiling_touches_zero(alpha):  # of a truth that may be all noise, LDS is another with every seed
-                outcome, text = UNDECIDED, f"{text}; the noise ceiling's interval touches 0"
+                outcome, text = UNDECIDED, f"{text}; {NOISE}"
             cells.append(Cell(f"alpha {alpha:g}", text, outcome))
         found.append(Reading(place.words(), tuple(cells), place.group, place.runs(), part_of=place.reading()))
     return found

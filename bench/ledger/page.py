@@ -36,8 +36,8 @@ INTRODUCTION = (
     "Kreer et al., *Bayesian Influence Functions for Hessian-Free Data Attribution*. Written by "
     "`python -m bench.ledger` from the records in this folder; nothing is typed but the paper's own numbers. Labels in "
     "`code` are rows of the records: `bif-paper` and `ekfac-library` have the paper's settings, which is checked; "
-    "`ekfac`, `trak`, `bif-equal` (in the seconds of `ekfac`, which is kronfluence's{seconds}), `bif` (where that is "
-    "not there) and `bif-long` (many draws) have those of this suite. All stand in the table of settings."
+    "`ekfac`, `trak`, `bif-equal` (draws for the seconds of `ekfac`, which is kronfluence's{seconds}), `bif` (where "
+    "that is not there) and `bif-long` (many draws) have those of this suite. All stand in the table of settings."
 )
 RULE_OF_VERDICTS = (
     "**Rule of verdicts.** A reading is one way to understand what the paper leaves open. It is refuted where one of "
@@ -80,8 +80,9 @@ def _equal_seconds(evidence: Evidence) -> str:
     both = rows.groupby("run_id")["label"].transform("nunique") == 2
     if not both.any():
         return ""
-    medians = rows[both].groupby("label")["seconds"].median()
-    return f": {medians['bif-equal']:.1f} s and {medians['ekfac']:.1f} s, medians"
+    medians = rows[both].groupby(["alpha_attribution", "label"])["seconds"].median().unstack()
+    each = (f"{one['bif-equal']:.1f} s and {one['ekfac']:.1f} s at {share:g}" for share, one in medians.iterrows())
+    return f"; medians {', '.join(each)} of the training set"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -322,6 +322,22 @@ def test_a_spread_under_a_ceiling_that_may_be_zero_decides_nothing(tmp_path: Pat
     assert said == {"across subsets": low == 0, "across queries, as printed": False}
 
 
+@pytest.mark.parametrize(("low", "expected"), [(0.5, FAILS), (0.0, UNDECIDED)])
+def test_who_is_ahead_under_a_ceiling_that_may_be_zero_is_not_decided(
+    tmp_path: Path, low: float, expected: str
+) -> None:
+    write_lds(tmp_path, {"bif-paper": 0.1, "ekfac-library": 0.4})
+    path = tmp_path / "aaaabbbbcccc" / "run.json"
+    record = json.loads(path.read_text())
+    for ceiling in record["ceilings"]:
+        ceiling["ci_low"] = low
+    path.write_text(json.dumps(record))
+    readings = claim("BIF matches EK-FAC").rule(Evidence(tmp_path))
+    across_subsets = [cell for one in readings if "across subsets" in one.words for cell in one.cells]
+    assert {cell.outcome for cell in across_subsets} == {expected}
+    assert all(("touches 0" in cell.text) == (low == 0) for cell in across_subsets)
+
+
 @pytest.mark.parametrize(("own", "expected"), [(0.0, HOLDS), (0.1, FAILS)])
 def test_methods_within_a_seed(tmp_path: Path, own: float, expected: str) -> None:
     level = lambda alpha, share, k: 0.4 + own * (-1) ** k  # noqa: E731
@@ -472,6 +488,8 @@ def write_curve(
         (((400, 0.39), (1000, 0.395), (10_000, 0.4)), HOLDS),
         (((400, 0.1), (1000, 0.2), (10_000, 0.4)), FAILS),
         (((400, 0.39), (1000, 0.4)), UNDECIDED),
+        (((400, 0.3), (1000, 0.365), (10_000, 0.4)), UNDECIDED),
+        (((400, 0.3), (1000, 0.355), (10_000, 0.4)), UNDECIDED),
     ],
 )
 def test_draws(tmp_path: Path, points: Sequence[tuple[float, float]], expected: str) -> None:
@@ -527,7 +545,8 @@ def test_equal_seconds_are_those_of_one_run(tmp_path: Path) -> None:
     write_lds(tmp_path, {"ekfac": 0.4}, run_id="another00000")
     assert "which is kronfluence's), " in ledger_page(Evidence(tmp_path), tmp_path)
     write_lds(tmp_path, {"bif-equal": 0.2, "ekfac": 0.4}, run_id="both00000000", alphas=(0.3,))
-    assert "which is kronfluence's: 10.0 s and 2.0 s, medians)" in ledger_page(Evidence(tmp_path), tmp_path)
+    page = ledger_page(Evidence(tmp_path), tmp_path)
+    assert "kronfluence's; medians 10.0 s and 2.0 s at 0.1 of the training set)" in page
 
 
 def test_this_repository_s_ledger_is_what_its_records_say() -> None:
