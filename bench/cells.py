@@ -17,7 +17,7 @@ from bench.experiment import Execution, Experiment, Session
 from bench.record import without_nan
 from bench.rows import why_undefined
 from bench.scoring import DIVERGED, ONCE, MethodFailedError, Prediction, Scorer
-from bench.variants import Spelling, check_named, variants_of
+from bench.variants import Spelling, Variant, check_named, variants_of
 from retrain.errors import UsageError
 from retrain.jobs import run_units
 from retrain.work import Work
@@ -48,10 +48,13 @@ class Cells:
             raise UsageError("the ground truth is not complete; run the same command without --collect")
         self.failed: dict[str, str] = {}  # key of scores -> why there are none
 
-    def method(self, name: str, **options: Any) -> Method:
-        """With the task's own settings, then the experiment's, then these."""
-        spelling = Spelling(name, options, label=name)
-        return variants_of(spelling, self.task, self.options, self.settings)[0].method
+    def method(self, name: str, /, **options: Any) -> Method:
+        """With the task's own settings, then the experiment's, then these; of two, those chosen for raw scores."""
+        return self.variants(name, options)[0].method
+
+    def variants(self, name: str, options: Mapping[str, Any]) -> list[Variant]:
+        """Two where raw and train-normalised scores have settings of their own."""
+        return variants_of(Spelling(name, options, label=name), self.task, self.options, self.settings)
 
     def scorer(self, method: Method) -> Scorer:
         question = self.session.question(*self.block).of(method, self.plans[0])

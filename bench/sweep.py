@@ -20,7 +20,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's, of BIF)")
     add_settings_argument(parser)
     add("--budget", action="store_true", help="budget curves of BIF and TRAK instead of a sweep")
-    words = "of BIF and TRAK: METHOD, METHOD@OPTION=VALUE,..., LABEL=METHOD@... (default: bif trak)"
+    words = "whose curves: bif, trak, trak@ridge=0, long=bif@draws=2500 ... (default: bif trak)"
     add("--budget-methods", nargs="+", metavar="VARIANT", help=words)
     add("--budget-split", choices=("report", "all"), help="queries of a budget (default: report)")
     add_plan_arguments(parser, MINIMUM_SUBSETS)
@@ -127,18 +127,27 @@ def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]
 def budget(experiment: Any, execution: Any, words: Sequence[str], split: str) -> tuple[dict[str, Any], Any]:
     from bench.cells import Cells
 
-    wanted = dict(map(budgeted, dict.fromkeys(words)))
-    if len(wanted) < len(set(words)):
-        raise UsageError("--budget-methods has one label twice: give each variant a label of its own, LABEL=METHOD@...")
+    wanted: dict[str, Any] = {}
+    for word in dict.fromkeys(words):
+        label, spelling = budgeted(word)
+        if label in wanted:
+            raise UsageError(f'two variants are called "{label}": give one a label of its own, LABEL=METHOD@...')
+        wanted[label] = spelling
     experiment = dataclasses.replace(experiment, query_split=split)
     cells = Cells(experiment, execution, [(spelling.name, spelling.options) for spelling in wanted.values()])
     made = {"bif": bif_curves, "trak": trak_curves}
-    curves = [
-        {"method": spelling.name, "label": label, **curve}
-        for label, spelling in wanted.items()
-        for curve in made[spelling.name](cells, spelling.options)
-    ]
-    return {**cells.describe(), "curves": curves}, cells
+    curves: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for label, spelling in wanted.items():
+        for variant in cells.variants(spelling.name, spelling.options):
+            kinds = {"raw": (False,), "normalised": (True,)}.get(variant.rows, (False, True))
+            try:
+                found = made[spelling.name](cells, variant.method, kinds)
+            except (RuntimeError, FloatingPointError) as error:
+                failed[label] = str(error).splitlines()[0]
+                continue
+            curves += [{"method": spelling.name, "label": label, **curve} for curve in found if curve["points"]]
+    return {**cells.describe(), "curves": curves, "failed": failed}, cells
 
 
 def budgeted(word: str) -> tuple[str, Any]:
@@ -148,6 +157,8 @@ def budgeted(word: str) -> tuple[str, Any]:
     spelling = spelled(word)
     if spelling.name not in BUDGET_METHODS:
         raise UsageError(f'--budget-methods has "{word}"; expected variants of {" or ".join(BUDGET_METHODS)}')
+    if spelling.label.lower() in BUDGET_METHODS:
+        raise UsageError(f'"{word}": the label "{spelling.label}" is a method\'s name; give it another')
     return spelling.label or word, spelling
 
 
@@ -162,13 +173,13 @@ def round_lengths(num_chains: int, num_draws: int) -> list[int]:
     return sorted({length for length in lengths if 4 <= length < num_draws} | {num_draws})
 
 
-def bif_curves(cells: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Raw and normalised LDS after more and more draws of one run's stored traces."""
+def bif_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, Any]]:
+    """LDS after more and more draws of one run's stored traces, raw (False) or train-normalised (True)."""
     import torch
 
     from baselines.bif.covariance import covariance
 
-    method = cells.method("bif", **options, keep_traces=True)
+    method = dataclasses.replace(method, keep_traces=True)
     scorer = cells.scorer(method)
     cells.predictions(scorer)
     entry = cells.store.read("scores", scorer.config)
@@ -181,36 +192,43 @@ def bif_curves(cells: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     num_train = len(scorer.question.attributed_indices())
     losses, masks = cells.losses(scorer), torch.from_numpy(cells.truths[0].masks).float()
     curves: list[dict[str, Any]] = [
-        {"axis": "draws", "normalised": flag, "options": method.config, "points": []} for flag in (False, True)
+        {"axis": "draws", "normalised": kind, "options": method.config, "points": []} for kind in kinds
     ]
     num_chains, num_draws = traces.shape[:2]
     for length in bar(round_lengths(num_chains, num_draws), desc="draws", unit="length", delay=2, leave=False):
         part = traces[:, :length]
         cross, _, scale = covariance(part[..., num_train:], part[..., :num_train], method.centring)
-        for curve, scores in zip(curves, (-cross, -cross / scale.clamp(min=1e-30)), strict=True):
+        share = (method.burn_in + length) / (method.burn_in + num_draws)
+        spent = {"value": num_chains * length, "seconds": entry.record["score_seconds"] * share}
+        for curve in curves:
+            scores = -cross / scale.clamp(min=1e-30) if curve["normalised"] else -cross
             result = metrics.linear_datamodelling_score(losses, (masks @ scores.T).numpy())
-            share = (method.burn_in + length) / (method.burn_in + num_draws)
-            point = {"value": num_chains * length, "seconds": entry.record["score_seconds"] * share}
-            curve["points"].append(point | score_of(result))
+            curve["points"].append(spent | score_of(result))
     return curves
 
 
-def trak_curves(cells: Any, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """LDS against the projection's size at the task's checkpoints, and against checkpoints at the task's projection."""
+def trak_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, Any]]:
+    """LDS against the projection's size at the variant's checkpoints, and against checkpoints at its projection."""
     curves = []
-    method = cells.method("trak", **options)
-    for axis, values in (("projection", {*TRAK_PROJECTIONS, method.projection}), ("checkpoints", TRAK_CHECKPOINTS)):
-        # A kernel of more columns than examples would have no inverse.
-        fitting = [value for value in sorted(values) if axis != "projection" or value < len(cells.task.train_data)]
-        scored = [cells.score(cells.method("trak", **{**options, axis: value}), {axis: value}) for value in fitting]
-        for flag in (False, True):
+    for axis, values in (("projection", trak_projections(cells, method)), ("checkpoints", TRAK_CHECKPOINTS)):
+        scored = [cells.score(dataclasses.replace(method, **{axis: value}), {axis: value}) for value in values]
+        for kind in kinds:
             points = [
                 {"value": cell[axis], "seconds": cell.get("seconds")}
-                | {name: cell.get(f"{name}_normalised" if flag else name) for name in ("lds", "ci_low", "ci_high")}
+                | {name: cell.get(f"{name}_normalised" if kind else name) for name in ("lds", "ci_low", "ci_high")}
+                | ({"reason": cell["reason"]} if "reason" in cell else {})
                 for cell in scored
             ]
-            curves.append({"axis": axis, "normalised": flag, "options": method.config, "points": points})
+            curves.append({"axis": axis, "normalised": kind, "options": method.config, "points": points})
     return curves
+
+
+def trak_projections(cells: Any, method: Any) -> list[int]:
+    """Those that TRAK takes as they are: no more than there are parameters, and without a ridge than examples."""
+    limit = sum(parameter.numel() for parameter in cells.scorer(method).base[0].parameters() if parameter.requires_grad)
+    if not (method.relative_ridge if method.ridge is None else method.ridge):
+        limit = min(limit, len(cells.task.train_data) - 1)
+    return sorted(value for value in {*TRAK_PROJECTIONS, method.projection} if value <= limit)
 
 
 # ---- the command ----
@@ -317,6 +335,11 @@ def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
     print(show_budget(result) if arguments.budget else show_sweep(result))
     print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
     problems = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []
+    problems += [f"no curve of {label}: {reason}" for label, reason in result.get("failed", {}).items()]
+    for curve in result.get("curves", []):
+        for point in (point for point in curve["points"] if point["lds"] is None and not curve["normalised"]):
+            reason = point.get("reason", "undefined for every query")
+            print(f"no LDS of {curve['label']} at {curve['axis']} {point['value']}: {reason}", file=sys.stderr)
     found = result.get("cells", [])
     for cell in (cell for cell in found if cell["lds"] is None):
         settings = ", ".join(f"{option} {setting_text(cell[option])}" for option in grid)

@@ -39,6 +39,8 @@ class Spelling:
 def spelled(text: str) -> Spelling:
     before, at, behind = text.partition("@")
     label, equals, name = before.rpartition("=")
+    if equals and not label:
+        raise UsageError(f'"{text}" has an empty label; expected LABEL={name} or {name}')
     if equals and not LABEL.fullmatch(label):
         raise UsageError(f'"{text}": the label "{label}" has characters that tables and file names cannot take')
     options: dict[str, str] = {}
@@ -48,7 +50,8 @@ def spelled(text: str) -> Spelling:
             raise UsageError(
                 f'"{text}" is no variant; expected METHOD@OPTION=VALUE,OPTION=VALUE such as ekfac@damping=1e-4'
             )
-        options[option] = value
+        if options.setdefault(option, value) != value:
+            raise UsageError(f'"{text}" has {option} twice, with {options[option]} and {value}')
     if not name:
         raise UsageError(f'"{text}" names no method; expected METHOD or METHOD@OPTION=VALUE')
     return Spelling(name, options, label)
@@ -139,6 +142,8 @@ def variants_of(
     name = spelling.name
     plain = load_method(name)
     own = {**options.get(name, {}), **options.get(plain.name, {}), **spelling.options}
+    if "name" in own:  # which `load_method` takes for the method's
+        raise UsageError(f'{plain.name} has no option "name"; available: {", ".join(f.name for f in fields(plain))}')
     origin, chosen = settings_of(plain, task, settings)
     label = spelling.label or plain.name
     if spelling.options and not spelling.label:

@@ -1,5 +1,6 @@
 """LDS against what is spent (draws, projection, checkpoints) and seconds: `python -m bench.figures --only budget`."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from bench.figures.sweep import alpha_words, read_swept, sweep_facts, sweep_size
 from bench.identity import file_slug, settings_words
 from bench.results import Results
 from bench.style import INK, PaperSize, in_order, look, looks
+
+NEAREST = 1.4  # of two ticks: the larger over the smaller
 
 
 def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
@@ -28,7 +31,7 @@ def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
             draw_curve(axes[spent_on.index(curve["axis"])], axes[-1], curve, shapes[curve_label(curve)])
         for axis, name in zip(axes, spent_on, strict=False):
             axis.set_xlabel(name)
-            values = sorted({p["value"] for c in curves if c["axis"] == name for p in c["points"]})
+            values = apart({p["value"] for c in curves if c["axis"] == name for p in c["points"]})
             logarithmic(axis, "x", values)
             axis.tick_params(axis="x", rotation=45 if len(values) > 4 else 0)
         axes[-1].set_xlabel("seconds")
@@ -57,6 +60,8 @@ def curve_label(curve: dict[str, Any]) -> str:
 
 def draw_curve(axis: Any, seconds_axis: Any, curve: dict[str, Any], shape: dict[str, Any]) -> None:
     points = pd.DataFrame(curve["points"])
+    numbers = [name for name in ("value", "seconds", "lds", "ci_low", "ci_high") if name in points]
+    points[numbers] = points[numbers].astype(float)
     kind = "train-normalised" if curve.get("normalised") else "raw"
     own = {"markerfacecolor": "none"} if curve.get("normalised") else {}
     shape = shape | own | {"label": f"{shape['label']}, {kind}"}
@@ -67,11 +72,29 @@ def draw_curve(axis: Any, seconds_axis: Any, curve: dict[str, Any], shape: dict[
     seconds_axis.errorbar(points["seconds"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **shape)
 
 
+def apart(values: set[float]) -> list[float]:
+    """Those whose numbers do not run into the next one's on a logarithmic axis."""
+    ordered = sorted(values)
+    return [value for value, after in zip(ordered, [*ordered[1:], math.inf]) if after >= NEAREST * value]
+
+
 def budget_settings(curves: list[dict[str, Any]]) -> str:
-    """Without what the budget is spent on."""
-    found = {}
+    """Without what the budget is spent on, where that is one thing."""
+    options: dict[str, dict[str, Any]] = {}
+    axes: dict[str, set[str]] = {}
+    methods = {curve_label(curve): curve["method"] for curve in curves}
     for curve in curves:
-        options = {k: v for k, v in curve.get("options", {}).items() if k != curve["axis"]}
-        found[curve_label(curve)] = settings_words(curve["method"], options)
+        kind = f" ({'train-normalised' if curve.get('normalised') else 'raw'})"
+        options[curve_label(curve) + kind] = curve.get("options", {})
+        axes.setdefault(curve_label(curve), set()).add(curve["axis"])
+    found: dict[str, str] = {}
+    for label, method in methods.items():
+        left_out = axes[label] if len(axes[label]) == 1 else set()
+        words = {
+            name: settings_words(method, {key: value for key, value in own.items() if key not in left_out})
+            for name, own in options.items()
+            if name.rpartition(" (")[0] == label
+        }
+        found |= {label: next(iter(words.values()))} if len(set(words.values())) == 1 else words
     text = "; ".join(f"{name}: {words}" for name, words in found.items() if words)
     return f"Settings. {text}." if text else ""

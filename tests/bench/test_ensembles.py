@@ -99,3 +99,21 @@ def test_what_is_asked_for_is_no_default() -> None:
     assert origins == ["default", "as asked", "as asked", "as asked"]
     tuned = with_models([replace(variants[0], origin="tuned")], (1, 2))
     assert [variant.origin for variant in tuned] == ["tuned", "tuned, changed"]
+
+
+def test_a_method_s_own_further_models_cost_their_training_whoever_trained_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench import ground_truth
+
+    def slow(*args):
+        model, entry = ground_truth.base_model(*args)
+        entry.record["seconds"] = 1000.0
+        return model, entry
+
+    monkeypatch.setattr("bench.scoring.base_model", slow)
+    methods = ("trak@checkpoints=3,projection=128", "trak@checkpoints=3,projection=150")
+    frame = run(asked(methods=methods), execution(tmp_path)).frame()
+    raw = frame[~frame["normalised"]]
+    assert raw["fit_seconds"].between(2000, 2100).all(), "the first to ask and the second alike"
+    assert (raw["score_seconds"] < 100).all(), "and once"

@@ -106,6 +106,27 @@ def write_everything(folder: Path) -> None:
     write_limit(folder / "limit")
 
 
+def test_a_budget_is_drawn_with_points_that_failed_and_settings_of_either_kind(tmp_path: Path) -> None:
+    write_budget(tmp_path / "budget")
+    path = tmp_path / "budget" / "budget.json"
+    record = json.loads(path.read_text())
+    failed = {"value": 128, "seconds": None, "lds": None, "ci_low": None, "ci_high": None, "reason": "no memory"}
+    record["curves"] += [
+        {"method": "trak", "label": "broken", "axis": "checkpoints", "normalised": False, "points": [failed]},
+        *(
+            {
+                "method": "trak", "label": "tuned", "axis": "checkpoints", "normalised": kind,
+                "options": {"ridge": 1 + kind},
+                "points": [failed | {"seconds": 1.0, "lds": 0.2, "ci_low": 0.1, "ci_high": 0.3}],
+            }
+            for kind in (False, True)
+        ),
+    ]  # fmt: skip
+    path.write_text(json.dumps(record))
+    (drawing,) = draw("budget", tmp_path)
+    assert "tuned (raw): ridge=1; tuned (train-normalised): ridge=2." in drawing.caption
+
+
 def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     write_everything(tmp_path / "results")
     again = [kind.name for kind in KINDS][::2]  # every second one, in other processes: drawing is most of this test

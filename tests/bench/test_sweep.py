@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
-from bench.sweep import main
+from baselines.method import load_method
+from bench.sweep import main, trak_projections
 
 PLANTED = "tests.helpers.planted:Planted"
 
@@ -84,9 +87,8 @@ def test_budget_curves_use_one_runs_traces(arguments: list[str], tmp_path: Path)
     assert values == sorted(values)
     assert values[-1] == 160, "4 chains of 40 draws"
     assert raw["points"][-1]["lds"] > 0.3
-    assert {(c["method"], c["axis"]) for c in result["curves"]} == {
-        ("bif", "draws"), ("trak", "projection"), ("trak", "checkpoints")
-    }  # fmt: skip
+    # This model has fewer parameters than TRAK's least projection.
+    assert {(c["method"], c["axis"]) for c in result["curves"]} == {("bif", "draws"), ("trak", "checkpoints")}
 
 
 def test_a_budget_has_several_variants_of_a_method(arguments: list[str], tmp_path: Path) -> None:
@@ -97,6 +99,32 @@ def test_a_budget_has_several_variants_of_a_method(arguments: list[str], tmp_pat
     assert [point["value"] for point in curves[variants[0], False]] == [20, 48, 100, 160], "round numbers, and all"
     assert [point["value"] for point in curves["short", True]] == [20, 40]
     assert all(curve["method"] == "bif" for curve in result["curves"])
+
+
+def test_a_variant_that_diverges_costs_its_own_curve_alone(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants = ["wild=bif@step_size=1000,gamma=1", "tame=bif@step_size=0.004,gamma=1,keep_traces=true"]
+    assert main([*arguments, "--budget", "--budget-methods", *variants]) == 1
+    assert "no curve of wild: " in capsys.readouterr().err
+    result = json.loads((tmp_path / "out" / "budget.json").read_text())
+    assert {curve["label"] for curve in result["curves"]} == {"tame"}
+    assert list(result["failed"]) == ["wild"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"projection": 1000, "relative_ridge": 1.0}, [128, 512, 1000]),
+        ({"projection": 1000, "ridge": 0.0}, [128]),
+        ({"projection": 200, "ridge": 0.0}, [128, 200]),
+        ({"projection": 4096, "relative_ridge": 1.0}, [128, 512]),
+    ],
+)
+def test_trak_is_drawn_at_the_projections_that_it_takes_as_they_are(options: dict, expected: list[int]) -> None:
+    base = (nn.Linear(1100, 1, bias=False), None)
+    cells = SimpleNamespace(scorer=lambda _: SimpleNamespace(base=base), task=SimpleNamespace(train_data=range(300)))
+    assert trak_projections(cells, load_method("trak", **options)) == expected
 
 
 @pytest.mark.parametrize(
@@ -140,7 +168,9 @@ def test_a_bad_setting_is_refused_before_anything_is_retrained(
         (["--budget", "--method", "ekfac"], "--method goes without --budget"),
         (["--budget", "--budget-methods", "bif", "--set", "trak.ridge=1"], '--set names "trak"'),
         (["--budget", "--budget-methods", "ekfac"], 'has "ekfac"; expected variants of bif or trak'),
-        (["--budget", "--budget-methods", "a=bif", "a=bif@draws=3"], "one label twice"),
+        (["--budget", "--budget-methods", "a=bif", "a=bif@draws=3"], 'two variants are called "a"'),
+        (["--budget", "--budget-methods", "BIF=bif@draws=3"], 'the label "BIF" is a method\'s name'),
+        (["--budget", "--budget-methods", "bif@name=3"], 'bif has no option "name"'),
     ],
 )
 def test_what_would_be_ignored_is_refused_before_anything_is_retrained(

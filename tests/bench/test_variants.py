@@ -28,7 +28,10 @@ def test_spelling(text: str, name: str, options: dict[str, str], label: str) -> 
     assert (found.name, dict(found.options), found.label) == (name, options, label)
 
 
-@pytest.mark.parametrize("text", ["@damping=1", "ekfac@", "ekfac@damping", "a\nb=ekfac", "=", "<b>=ekfac"])
+@pytest.mark.parametrize(
+    "text",
+    ["@damping=1", "ekfac@", "ekfac@damping", "a\nb=ekfac", "=", "<b>=ekfac", "=ekfac", "ekfac@damping=1,damping=2"],
+)
 def test_bad_spelling_is_one_line(text: str) -> None:
     with pytest.raises(UsageError):
         spelled(text)
