@@ -199,7 +199,8 @@ def bif_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str,
         part = traces[:, :length]
         cross, _, scale = covariance(part[..., num_train:], part[..., :num_train], method.centring)
         share = (method.burn_in + length) / (method.burn_in + num_draws)
-        spent = {"value": num_chains * length, "seconds": entry.record["score_seconds"] * share}
+        seconds = entry.record["fit_seconds"] + entry.record["score_seconds"] * share  # a pilot is paid for once
+        spent = {"value": num_chains * length, "seconds": seconds}
         for curve in curves:
             scores = -cross / scale.clamp(min=1e-30) if curve["normalised"] else -cross
             result = metrics.linear_datamodelling_score(losses, (masks @ scores.T).numpy())
