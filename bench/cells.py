@@ -122,6 +122,7 @@ class Cells:
             "seed": self.seed,
             "num_subsets": self.plans[0].num_subsets,
             "replicates": self.plans[0].replicates,
+            "replicated_subsets": self.plans[0].replicated_subsets,
             "task_config": self.task.config,
         }
 

@@ -81,7 +81,8 @@ RUN_RECORD = {
 
 _SWEPT = {
     "task": NAME, "protocol": NAME, "alpha": ANY, "split?": NAME, "run_id": ID, "seed?": COUNT,
-    "description?": Maybe(WORDS), "num_subsets?": COUNT, "replicates?": COUNT, "num_queries?": Maybe(COUNT), **REST,
+    "description?": Maybe(WORDS), "num_subsets?": COUNT, "replicates?": COUNT, "replicated_subsets?": Maybe(COUNT),
+    "num_queries?": Maybe(COUNT), **REST,
 }  # fmt: skip
 ALPHAS = ListOf(SHARE, 1, 100)  # of a sweep or a budget: one number, or several that LDS is the mean over
 SWEEP = {

@@ -75,7 +75,8 @@ def sweep_sizes(record: dict[str, Any]) -> str:
     """n of a sweep or a budget."""
     subsets, replicates = record.get("num_subsets", "?"), record.get("replicates", "?")
     queries = f", {record['num_queries']:,} queries" if record.get("num_queries") else ""
-    return f"n: 1 seed, {subsets} subsets, {replicates} replicate{'s' * (replicates != 1)}{queries}."
+    some = f" of {record['replicated_subsets']}" if replicates != 1 and record.get("replicated_subsets") else ""
+    return f"n: 1 seed, {subsets} subsets, {replicates} replicate{'s' * (replicates != 1)}{some}{queries}."
 
 
 def sweep_facts(record: dict[str, Any], methods: list[str]) -> dict[str, list[str]]:
