@@ -227,7 +227,7 @@ def trak_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str
 def trak_projections(cells: Any, method: Any) -> list[int]:
     """Those that TRAK takes as they are: no more than there are parameters, and without a ridge than examples."""
     limit = sum(parameter.numel() for parameter in cells.scorer(method).base[0].parameters() if parameter.requires_grad)
-    if not (method.relative_ridge if method.ridge is None else method.ridge):
+    if not method.fit_config["ridged"]:
         limit = min(limit, len(cells.task.train_data) - 1)
     return sorted(value for value in {*TRAK_PROJECTIONS, method.projection} if value <= limit)
 

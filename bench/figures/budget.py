@@ -14,6 +14,7 @@ from bench.results import Results
 from bench.style import INK, PaperSize, in_order, look, looks
 
 NEAREST = 1.4  # of two ticks: the larger over the smaller
+DOTTED = ("checkpoints",)  # against seconds
 
 
 def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
@@ -40,6 +41,8 @@ def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
         title = f"{budget.get('description') or budget['task']}: LDS against budget"
         known = all(p.get("ci_low") is not None for c in curves for p in c["points"] if p["lds"] is not None)
         bars = "Bars: 95 % intervals." if known else "Bars: 95 % intervals, where recorded."
+        if len(spent_on) > 1 and (dotted := [name for name in spent_on if name in DOTTED]):
+            bars += f" Dotted against seconds: {' and '.join(dotted)}."
         settings = budget_settings(curves)
         notes = [f"{bars} {sweep_sizes(budget)}", settings]
         frame(figure, size, title, [swept_on(budget), budget["device"]], notes, axes)
@@ -58,17 +61,22 @@ def curve_label(curve: dict[str, Any]) -> str:
     return look(curve["method"])["label"] if label == curve["method"] else label
 
 
+def kind_of(curve: dict[str, Any]) -> str:
+    return "train-normalised" if curve.get("normalised") else "raw"
+
+
 def draw_curve(axis: Any, seconds_axis: Any, curve: dict[str, Any], shape: dict[str, Any]) -> None:
     points = pd.DataFrame(curve["points"])
     numbers = [name for name in ("value", "seconds", "lds", "ci_low", "ci_high") if name in points]
     points[numbers] = points[numbers].astype(float)
-    kind = "train-normalised" if curve.get("normalised") else "raw"
     own = {"markerfacecolor": "none"} if curve.get("normalised") else {}
-    shape = shape | own | {"label": f"{shape['label']}, {kind}"}
+    shape = shape | own | {"label": f"{shape['label']}, {kind_of(curve)}"}
     bars = None
     if {"ci_low", "ci_high"} <= set(points):
         bars = [(points["lds"] - points["ci_low"]).clip(lower=0), (points["ci_high"] - points["lds"]).clip(lower=0)]
     axis.errorbar(points["value"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **shape)
+    if curve["axis"] in DOTTED:  # beside the same variant's other line
+        shape = shape | {"linestyle": ":"}
     seconds_axis.errorbar(points["seconds"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **shape)
 
 
@@ -79,22 +87,16 @@ def apart(values: set[float]) -> list[float]:
 
 
 def budget_settings(curves: list[dict[str, Any]]) -> str:
-    """Without what the budget is spent on, where that is one thing."""
-    options: dict[str, dict[str, Any]] = {}
-    axes: dict[str, set[str]] = {}
-    methods = {curve_label(curve): curve["method"] for curve in curves}
-    for curve in curves:
-        kind = f" ({'train-normalised' if curve.get('normalised') else 'raw'})"
-        options[curve_label(curve) + kind] = curve.get("options", {})
-        axes.setdefault(curve_label(curve), set()).add(curve["axis"])
-    found: dict[str, str] = {}
-    for label, method in methods.items():
-        left_out = axes[label] if len(axes[label]) == 1 else set()
-        words = {
-            name: settings_words(method, {key: value for key, value in own.items() if key not in left_out})
-            for name, own in options.items()
-            if name.rpartition(" (")[0] == label
-        }
-        found |= {label: next(iter(words.values()))} if len(set(words.values())) == 1 else words
-    text = "; ".join(f"{name}: {words}" for name, words in found.items() if words)
-    return f"Settings. {text}." if text else ""
+    """Without what the budget is spent on, where that is one thing; of either kind of scores where they differ."""
+    parts = []
+    for label in dict.fromkeys(map(curve_label, curves)):
+        own = [curve for curve in curves if curve_label(curve) == label]
+        axes = {curve["axis"] for curve in own}
+        words: dict[str, str] = {}
+        for curve in own:
+            options = {k: v for k, v in curve.get("options", {}).items() if axes != {k}}
+            words[kind_of(curve)] = settings_words(curve["method"], options)
+        if len(set(words.values())) == 1:
+            words = {"": next(iter(words.values()))}
+        parts += [f"{label}{f' ({kind})' if kind else ''}: {text}" for kind, text in words.items() if text]
+    return f"Settings. {'; '.join(parts)}." if parts else ""
