@@ -61,7 +61,7 @@ def curve_label(curve: dict[str, Any]) -> str:
     return look(curve["method"])["label"] if label == curve["method"] else label
 
 
-def kind_of(curve: dict[str, Any]) -> str:
+def scores_kind(curve: dict[str, Any]) -> str:
     return "train-normalised" if curve.get("normalised") else "raw"
 
 
@@ -70,7 +70,7 @@ def draw_curve(axis: Any, seconds_axis: Any, curve: dict[str, Any], shape: dict[
     numbers = [name for name in ("value", "seconds", "lds", "ci_low", "ci_high") if name in points]
     points[numbers] = points[numbers].astype(float)
     own = {"markerfacecolor": "none"} if curve.get("normalised") else {}
-    shape = shape | own | {"label": f"{shape['label']}, {kind_of(curve)}"}
+    shape = shape | own | {"label": f"{shape['label']}, {scores_kind(curve)}"}
     bars = None
     if {"ci_low", "ci_high"} <= set(points):
         bars = [(points["lds"] - points["ci_low"]).clip(lower=0), (points["ci_high"] - points["lds"]).clip(lower=0)]
@@ -95,7 +95,7 @@ def budget_settings(curves: list[dict[str, Any]]) -> str:
         words: dict[str, str] = {}
         for curve in own:
             options = {k: v for k, v in curve.get("options", {}).items() if axes != {k}}
-            words[kind_of(curve)] = settings_words(curve["method"], options)
+            words[scores_kind(curve)] = settings_words(curve["method"], options)
         if len(set(words.values())) == 1:
             words = {"": next(iter(words.values()))}
         parts += [f"{label}{f' ({kind})' if kind else ''}: {text}" for kind, text in words.items() if text]
