@@ -14,7 +14,7 @@ from bench.results import Results
 from bench.style import INK, PaperSize, in_order, look, looks
 
 NEAREST = 1.4  # of two ticks: the larger over the smaller
-DOTTED = ("checkpoints",)  # against seconds
+DOTTED_AXES = ("checkpoints",)  # against seconds
 
 
 def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
@@ -41,7 +41,7 @@ def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
         title = f"{budget.get('description') or budget['task']}: LDS against budget"
         known = all(p.get("ci_low") is not None for c in curves for p in c["points"] if p["lds"] is not None)
         bars = "Bars: 95 % intervals." if known else "Bars: 95 % intervals, where recorded."
-        if len(spent_on) > 1 and (dotted := [name for name in spent_on if name in DOTTED]):
+        if len(spent_on) > 1 and (dotted := [name for name in spent_on if name in DOTTED_AXES]):
             bars += f" Dotted against seconds: {' and '.join(dotted)}."
         settings = budget_settings(curves)
         notes = [f"{bars} {sweep_sizes(budget)}", settings]
@@ -75,7 +75,7 @@ def draw_curve(axis: Any, seconds_axis: Any, curve: dict[str, Any], shape: dict[
     if {"ci_low", "ci_high"} <= set(points):
         bars = [(points["lds"] - points["ci_low"]).clip(lower=0), (points["ci_high"] - points["lds"]).clip(lower=0)]
     axis.errorbar(points["value"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **shape)
-    if curve["axis"] in DOTTED:  # beside the same variant's other line
+    if curve["axis"] in DOTTED_AXES:  # beside the same variant's other line
         shape = shape | {"linestyle": ":"}
     seconds_axis.errorbar(points["seconds"], points["lds"], yerr=bars, capsize=1.5, elinewidth=0.8, **shape)
 
