@@ -34,7 +34,6 @@ from retrain.errors import UsageError
 from retrain.progress import close_bars, counting
 from retrain.store import Store, UnwritableStoreError
 
-WARM_UP_QUERIES = 64  # and as many attributed examples
 COMPARED_QUERIES = 500  # the first so many tell how alike two methods are
 TIMED_METHODS = ("bif", "ekfac", "trak", "gradsim")
 
@@ -53,28 +52,15 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def small_version(problem: Any) -> Any:
-    """The same question about a few examples. TRAK and EK-FAC still fit on what they are given, so it is cut too."""
-    few = min(4 * WARM_UP_QUERIES, len(problem.train))
-    return replace(
-        problem,
-        train=problem.train.select(range(few)),
-        attributed_indices=np.arange(min(WARM_UP_QUERIES, few)),
-        queries=problem.queries.select(range(min(WARM_UP_QUERIES, len(problem.queries)))),
-        scratch=problem.scratch / "warm-up",
-    )
-
-
 def time_method(
     variant: Any, problem: Any, repeats: int, timed: Callable[[], None]
 ) -> tuple[dict[str, Any], np.ndarray]:
     """The row of the run whose total is the median; and the scores of some queries. `timed`: after each run."""
     from bench.measure import measure
+    from bench.warm_up import warm_up
 
     method = variant.method
-    warm_up = small_version(problem)
-    warm_up.scratch.mkdir(parents=True, exist_ok=True)
-    measure(replace(method, **method.warm_up), warm_up)
+    warm_up(method, problem)
     timed()
     rows = []
     for repeat in range(repeats):
