@@ -16,12 +16,11 @@ from bench import metrics
 from bench.experiment import Execution, Experiment, Session
 from bench.record import without_nan
 from bench.rows import why_undefined
-from bench.scoring import DIVERGED, ONCE, MethodFailedError, Prediction, Scorer, problem_of
+from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer, problem_of
 from bench.variants import Spelling, Variant, check_named, variants_of
 from bench.warm_up import warm_up
 from retrain.errors import UsageError
 from retrain.jobs import run_units
-from retrain.work import Work
 
 
 class Cells:
@@ -72,16 +71,22 @@ class Cells:
         jobs = self.execution.scoring_jobs()
         if jobs.get("cluster", "inline") == "inline" or jobs.get("jobs") == 1:
             return
-        units = [unit for method in methods for unit in self.scorer(method).missing(self.plans)]
+        scorers = [self.scorer(method) for method in methods]
+        units = [unit for scorer in scorers if not why_diverged(scorer) for unit in scorer.missing(self.plans)]
         if units:
             name = f"{self.task.name} settings"
             report = run_units(units, self.store, name=name, progress=self.execution.progress, **{**ONCE, **jobs})
             self.failed |= report.failed
 
     def predictions(self, scorer: Scorer) -> list[Prediction]:
-        if reason := self.failed.get(self.store.key("scores", scorer.config)):
-            raise MethodFailedError(reason)
-        return scorer.make(self.plans, progress=False, traceback=self.execution.jobs.get("traceback", False))
+        """One a plan. What ran away once is not tried again: it would, and in the same words."""
+        try:
+            reason = why_diverged(scorer) or self.failed.get(self.store.key("scores", scorer.config))
+            if reason:
+                raise MethodFailedError(reason)
+            return scorer.make(self.plans, progress=False, traceback=self.execution.jobs.get("traceback", False))
+        except (RuntimeError, FloatingPointError) as error:
+            raise MethodFailedError(why_diverged(scorer) or str(error)) from error
 
     def warm_up(self, method: Method) -> None:
         """Before a method whose seconds are the point; nothing where its scores are there."""
@@ -95,7 +100,7 @@ class Cells:
         scorer, cell = self.scorer(method), dict(swept)
         try:
             predictions = self.predictions(scorer)
-        except (RuntimeError, FloatingPointError, MethodFailedError) as error:
+        except MethodFailedError as error:
             nothing = {"lds": None, "lds_normalised": None}
             return {**cell, **nothing, "reason": str(error).splitlines()[0], "traces": traces_of(scorer)}
         raw, normalised = [], []
@@ -140,5 +145,11 @@ def traces_of(scorer: Scorer) -> list[list[float]]:
     entry = scorer.store.read("scores", scorer.config)
     if entry is not None and "mean_loss_trace" in entry.arrays:
         return entry.arrays["mean_loss_trace"].tolist()
-    left = Work.of(scorer.store, "scores", scorer.store.key("scores", scorer.config)).load(DIVERGED)
-    return [] if left is None else left[0]["mean_losses"].tolist()
+    diverged = scorer.divergence()
+    return [] if diverged is None else diverged[1].tolist()
+
+
+def why_diverged(scorer: Scorer) -> str:
+    """What an attempt at these scores that ran away said; empty where none did."""
+    diverged = scorer.divergence()
+    return "" if diverged is None else diverged[0]

@@ -180,6 +180,11 @@ class Scorer:
             ]
         return [prediction for prediction in found if prediction is not None]
 
+    def divergence(self) -> tuple[str, np.ndarray] | None:
+        """Why an earlier attempt at these scores ran away, and its mean losses (chains, draws)."""
+        left = Work.of(self.store, "scores", self.store.key("scores", self.config)).load(DIVERGED)
+        return None if left is None else (left[1].get("reason", ""), left[0]["mean_losses"])
+
     def make(self, plans: Sequence[Plan], **jobs: Any) -> list[Prediction]:
         """The predictions, made where they are missing; raises what the method raises."""
         if units := self.missing(plans):
@@ -421,7 +426,7 @@ def make_scores(store: Store, unit: Unit) -> None:
             attribution, cost = _metered(problem, work)
         except FloatingPointError as error:
             if (traces := getattr(error, "mean_losses", None)) is not None:  # for whoever asks where the chains went
-                problem.work.save(DIVERGED, {"mean_losses": np.asarray(traces)}, {})
+                problem.work.save(DIVERGED, {"mean_losses": np.asarray(traces)}, {"reason": str(error)})
             raise
     _check(method, attribution, problem)
     after = model.state_dict()

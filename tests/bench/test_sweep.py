@@ -56,6 +56,21 @@ def test_a_sweep_without_any_score_says_so_after_its_table(
     assert "no cell has an LDS; the first: " in captured.err
 
 
+@pytest.mark.parametrize("extra", [["--grid", "gamma=1,2"], ["--budget", "--budget-methods", "bif@gamma=1"]])
+def test_what_ran_away_is_not_run_again(
+    extra: list[str], arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from baselines.bif.method import BIF
+
+    command = [*arguments, *extra, "--set", "bif.step_size=1000"]
+    assert main(command) == 1
+    (path,) = (tmp_path / "out").glob("*.json")
+    before = json.loads(path.read_text())
+    monkeypatch.setattr(BIF, "score", None)
+    assert main(command) == 1
+    assert json.loads(path.read_text())["run_id"] == before["run_id"], "the same words, and so the same record"
+
+
 def test_an_interrupted_sweep_goes_on_where_it_was(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
