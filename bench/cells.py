@@ -16,9 +16,8 @@ from bench import metrics
 from bench.experiment import Execution, Experiment, Session
 from bench.record import without_nan
 from bench.rows import why_undefined
-from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer, problem_of
+from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
 from bench.variants import Spelling, Variant, check_named, variants_of
-from bench.warm_up import warm_up
 from retrain.errors import UsageError
 from retrain.jobs import run_units
 
@@ -87,13 +86,6 @@ class Cells:
             return scorer.make(self.plans, progress=False, traceback=self.execution.jobs.get("traceback", False))
         except (RuntimeError, FloatingPointError) as error:
             raise MethodFailedError(why_diverged(scorer) or str(error)) from error
-
-    def warm_up(self, method: Method) -> None:
-        """Before a method whose seconds are the point; nothing where its scores are there."""
-        scorer = self.scorer(method)
-        if not scorer.cached(self.plans):
-            with self.store.scratch() as scratch:
-                warm_up(method, problem_of(scorer.question, scorer.base[0], self.store, scorer.device_name, scratch))
 
     def score(self, method: Method, swept: dict[str, Any]) -> dict[str, Any]:
         """LDS raw and normalised (the mean over alphas), seconds, loss traces; a reason where the method fails."""

@@ -22,6 +22,7 @@ from baselines.method import TRAIN_COVARIANCE, Attribution, Bill, Method, Proble
 from bench.ground_truth import base_model, obtain
 from bench.measure import Cost, metered
 from bench.question import Question, further_retrains
+from bench.warm_up import warm_up_once
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.plugins import plugin_reference
@@ -320,6 +321,8 @@ class _Desk:
         self.scorer = Scorer(question, method, store, payload["device"], payload["keep_scores"])
         self.shared: dict[str, Any] = {}
         self.fitted: tuple[Any, Cost] | None = None
+        with store.scratch() as scratch:
+            warm_up_once(method, problem_of(question, self.scorer.base[0], store, payload["device"], scratch))
 
     def problem(self, unit: Unit, scratch: Path) -> Problem:
         scorer = self.scorer

@@ -181,7 +181,6 @@ def bif_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str,
 
     method = dataclasses.replace(method, keep_traces=True)
     scorer = cells.scorer(method)
-    cells.warm_up(method)
     cells.predictions(scorer)
     entry = cells.store.read("scores", scorer.config)
     if entry is None or "loss_traces" not in entry.arrays:  # damaged since
@@ -211,7 +210,6 @@ def bif_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str,
 
 def trak_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, Any]]:
     """LDS against the projection's size at the variant's checkpoints, and against checkpoints at its projection."""
-    cells.warm_up(method)
     curves = []
     for axis, values in (("projection", trak_projections(cells, method)), ("checkpoints", TRAK_CHECKPOINTS)):
         scored = [cells.score(dataclasses.replace(method, **{axis: value}), {axis: value}) for value in values]

@@ -26,7 +26,7 @@ from bench.scaling.crossover import Several, Throughout, crossing_in
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
 from bench.scaling.fits import Estimate, Estimator, ratio_ends
 from bench.scaling.row_values import has_peak, setting_of
-from bench.tables import bytes_text, duration
+from bench.tables import bytes_text, duration, setting_text
 from retrain.models.pythia_suite import SUITE
 
 FACTOR = 2.0  # "around five times": within a factor of two of it
@@ -34,6 +34,7 @@ LARGEST_MODEL, SMALLEST_MODEL = "2.8b", "14m"  # of the paper's sweep
 PAPER_DRAWS = 400  # 4 x 100, of the ResNet experiment
 USUAL_DRAWS, MANY_DRAWS = 1_000, 4_000
 ENOUGH = 0.9  # of the LDS at the most draws
+MIXED_RHAT = 1.2
 STABLE, UNSTABLE = 0.2, 0.5  # of the best LDS of a sweep: highest minus lowest
 GIB = 2.0**30
 # TRAK, of which the paper says little, counts as its own with what traker ships.
@@ -254,16 +255,14 @@ def stable_over_settings(task: str, stable: bool) -> Callable[[Evidence], list[R
             ends = [(cell["lds"], cell.get("ci_high")) for cell in cells if cell.get("lds") is not None]
             reach = max((high - value for value, high in ends if high is not None), default=0.0)
             for name, scores in (("lds", "raw"), ("lds_normalised", "train-normalised")):
-                for kept, least in (("not diverged", math.inf), ("R-hat below 1.2", 1.2)):
-                    values = [
-                        cell[name]
-                        for cell in cells
-                        if cell.get(name) is not None and (math.isinf(least) or (cell.get("rhat") or math.inf) < least)
-                    ]
-                    if not values:
+                for kept, counts in (("not diverged", lambda _cell: True), ("mixed", _has_mixed)):
+                    chosen = [cell for cell in cells if cell.get(name) is not None and counts(cell)]
+                    if not chosen:
                         continue
-                    words = (sweep["protocol"], str(sweep["alpha"]), scores, kept)
-                    cell = _range_cell(values, stable, reach)
+                    words = (sweep["protocol"], _swept_on(sweep), str(sweep["alpha"]), scores, kept)
+                    cell = _range_cell([cell[name] for cell in chosen], stable, reach)
+                    if fixed := _no_longer_varied(sweep["axes"], cells, chosen):
+                        cell = Cell(cell.where, f"{cell.text}, {fixed}", UNDECIDED)
                     group = _group(sweep, "bif", sweep.get("options"), sweep["axes"])
                     runs = (f"{evidence.name(path)} ({sweep['run_id']})",)
                     found.append(Reading(words, (cell,), group, runs, note=stand_in(sweep.get("description") or "")))
@@ -272,11 +271,31 @@ def stable_over_settings(task: str, stable: bool) -> Callable[[Evidence], list[R
     return rule
 
 
+def _has_mixed(cell: Mapping[str, Any]) -> bool:
+    return not cell.get("mixing") and (cell.get("rhat") or math.inf) < MIXED_RHAT
+
+
+def _swept_on(sweep: Mapping[str, Any]) -> str:
+    """What of the task a sweep has seen, which may be less than a run has."""
+    length = (sweep.get("task_config") or {}).get("length")
+    words = [f"{sweep['alpha_attribution']:g} of the training set"] if "alpha_attribution" in sweep else []
+    words += [f"{length} tokens"] if length else []
+    words += [f"{sweep['num_queries']:,} {sweep.get('split', '')} queries"] if sweep.get("num_queries") else []
+    return ", ".join(words)
+
+
+def _no_longer_varied(axes: Collection[str], cells: Sequence[Mapping], chosen: Sequence[Mapping]) -> str:
+    """What the chosen of a sweep's cells all have in common, and all of them had not: of that they tell nothing."""
+    left = {name: {setting_text(cell[name]) for cell in chosen} for name in axes}
+    varied = [name for name in axes if len({setting_text(cell[name]) for cell in cells}) > 1]
+    return ", ".join(f"all at {name} {min(left[name])}" for name in varied if len(left[name]) == 1)
+
+
 def _range_cell(values: Sequence[float], stable: bool, reach: float) -> Cell:
     """`reach`: of the widest interval of a setting's LDS to one side; a range within it may be noise."""
     best, worst = max(values), min(values)
     if len(values) < 3 or best <= 0:
-        return Cell("range", f"{len(values)} settings, best {best:.3f}", UNDECIDED)
+        return Cell("range", f"{len(values)} setting{'s' * (len(values) != 1)}, best {best:.3f}", UNDECIDED)
     share = (best - worst) / best
     outcome = HOLDS if share <= STABLE else FAILS if share > UNSTABLE else UNDECIDED
     text = f"{worst:.3f} to {best:.3f}, {share:.0%} of the best, {len(values)} settings"

@@ -137,8 +137,9 @@ def grows_as_attribution_falls(evidence: Evidence) -> list[Reading]:
                 for alpha in sorted({*small.alphas} & {*large.alphas}):
                     gap = _of_two_sets(small, large, part, alpha)
                     if gap is not None:
-                        texts.append(f"{alpha:g}: {gap}" + " (one seed)" * (gap.seeds == 1))
-                        outcomes.append(ahead(gap))
+                        noise = small.ceiling_touches_zero(alpha) or large.ceiling_touches_zero(alpha)
+                        texts.append(f"{alpha:g}: {gap}" + " (one seed)" * (gap.seeds == 1) + f" ({NOISE})" * noise)
+                        outcomes.append(UNDECIDED if noise else ahead(gap))
                 if texts:
                     cells.append(Cell(part, "; ".join(texts), _most(outcomes)))
             ground, _, *rest = small.words()

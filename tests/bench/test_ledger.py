@@ -293,6 +293,24 @@ def test_one_alpha_against_it_keeps_the_attribution_set_from_holding(tmp_path: P
     assert outcome(tmp_path, "LDS grows as the attribution set shrinks") == UNDECIDED
 
 
+@pytest.mark.parametrize(("low", "expected"), [(0.5, HOLDS), (0.0, UNDECIDED)])
+def test_an_attribution_set_under_a_ceiling_that_may_be_zero_decides_nothing(
+    tmp_path: Path, low: float, expected: str
+) -> None:
+    parts = ("bif-paper", "ekfac-library", "gradsim", "trak-library")
+    level = lambda alpha, share, k: 0.4 - 0.1 * math.log10(share) + 0.01 * (-1) ** k * (share == 0.1)  # noqa: E731
+    write_lds(tmp_path, dict.fromkeys(parts, level), shares=(0.01, 0.1))
+    path = tmp_path / "aaaabbbbcccc" / "run.json"
+    record = json.loads(path.read_text())
+    for ceiling in record["ceilings"]:
+        ceiling["ci_low"] = low if ceiling["alpha_attribution"] == 0.1 else 0.8  # the larger one is enough
+    path.write_text(json.dumps(record))
+    readings = claim("LDS grows as the attribution set shrinks").rule(Evidence(tmp_path))
+    across_subsets = [cell for one in readings if "across subsets" in one.words for cell in one.cells]
+    assert {cell.outcome for cell in across_subsets} == {expected}
+    assert all(("touches 0" in cell.text) == (low == 0) for cell in across_subsets)
+
+
 @pytest.mark.parametrize(("spread", "expected"), [(0.2, HOLDS), (0.0, FAILS), (0.03, UNDECIDED)])
 def test_spread_over_seeds(tmp_path: Path, spread: float, expected: str) -> None:
     level = lambda alpha, share, k: 0.6 + spread * (k - 2) / 2  # noqa: E731
@@ -466,6 +484,33 @@ def test_stable_settings(tmp_path: Path, values: Sequence[float], expected: str)
         }  # fmt: skip
         (tmp_path / task / "sweep.json").write_text(json.dumps(record))
     assert outcome(tmp_path, "BIF is stable over its settings") == expected
+
+
+def test_mixed_cells_decide_about_what_they_still_vary_in(tmp_path: Path) -> None:
+    mixing = {1e3: "not mixed: R-hat 1.5, 9 of 400 draws count", 1e4: "", 1e5: ""}
+    cells = [
+        {"gamma": gamma, "n_beta": n_beta, "lds": 0.4, "ci_high": 0.45, "rhat": 1.01, "mixing": mixing[gamma]}
+        for gamma in (1e3, 1e4, 1e5)
+        for n_beta in (10, 100)
+    ]
+    record = {
+        "task": "cifar10", "protocol": "paper", "alpha": 0.1, "run_id": "s", "method": "bif", "cells": cells,
+        "axes": {"gamma": [1e3, 1e4, 1e5], "n_beta": [10, 100]}, "options": GIVEN_SETTINGS["cifar10", "bif-paper"],
+        "alpha_attribution": 0.1, "num_queries": 1000, "split": "tune",
+    }  # fmt: skip
+
+    def mixed() -> tuple[str, str]:
+        (tmp_path / "sweep.json").write_text(json.dumps(record))
+        readings = claim("BIF is stable over its settings").rule(Evidence(tmp_path))
+        (cell,) = next(one.cells for one in readings if one.words[-1] == "mixed")
+        assert readings[0].words[1] == "0.1 of the training set, 1,000 tune queries"
+        return cell.text, cell.outcome
+
+    assert mixed() == ("0.400 to 0.400, 0% of the best, 4 settings", HOLDS)
+    for cell in cells:
+        cell["mixing"] = "" if cell["gamma"] == 1e5 else "not mixed"
+    record["cells"] = [*cells, {**cells[-1], "n_beta": 1000}]
+    assert mixed() == ("0.400 to 0.400, 0% of the best, 3 settings, all at gamma 100000", UNDECIDED)
 
 
 def write_curve(

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-import bench.cells
-from baselines.method import Method, Problem, load_method
+from baselines.method import load_method
 from bench.sweep import main, trak_projections
 
 PLANTED = "tests.helpers.planted:Planted"
@@ -115,25 +114,6 @@ def test_a_budget_has_several_variants_of_a_method(arguments: list[str], tmp_pat
     assert [point["value"] for point in curves[variants[0], False]] == [20, 48, 100, 160], "round numbers, and all"
     assert [point["value"] for point in curves["short", True]] == [20, 40]
     assert all(curve["method"] == "bif" for curve in result["curves"])
-
-
-def test_a_budgets_variants_are_warmed_up_before_they_are_timed(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a fresh machine the first pilot compiled BIF's kernels: 4.6 s of "pilot" for 0.2."""
-    warmed: list[int] = []
-    real = bench.cells.warm_up
-
-    def counted(method: Method, problem: Problem) -> None:
-        real(method, problem)
-        warmed.append(method.config["draws"])
-
-    monkeypatch.setattr(bench.cells, "warm_up", counted)
-    command = [*arguments, "--budget", "--budget-methods", "short=bif@step_size=0.004,gamma=1,draws=10"]
-    assert main(command) == 0
-    assert warmed == [10]
-    assert main(command) == 0
-    assert warmed == [10], "what is there needs no warm-up"
 
 
 def test_a_variant_that_diverges_costs_its_own_curve_alone(
