@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from baselines.method import Method
-from bench import metrics
+from bench import metrics, schemas
 from bench.experiment import Execution, Experiment, Session
 from bench.record import without_nan
 from bench.rows import why_undefined
@@ -87,6 +87,11 @@ class Cells:
         except (RuntimeError, FloatingPointError) as error:
             raise MethodFailedError(why_diverged(scorer) or str(error)) from error
 
+    def ready(self, method: Method) -> bool:
+        """Whether nothing would have to be computed."""
+        scorer = self.scorer(method)
+        return scorer.cached(self.plans) or bool(why_diverged(scorer))
+
     def score(self, method: Method, swept: dict[str, Any]) -> dict[str, Any]:
         """LDS raw and normalised (the mean over alphas), seconds, loss traces; a reason where the method fails."""
         scorer, cell = self.scorer(method), dict(swept)
@@ -135,10 +140,15 @@ class Cells:
 def traces_of(scorer: Scorer) -> list[list[float]]:
     """(chains, draws): the mean training loss of every chain, of diverged ones too; empty without chains."""
     entry = scorer.store.read("scores", scorer.config)
-    if entry is not None and "mean_loss_trace" in entry.arrays:
-        return entry.arrays["mean_loss_trace"].tolist()
     diverged = scorer.divergence()
-    return [] if diverged is None else diverged[1].tolist()
+    if entry is not None and "mean_loss_trace" in entry.arrays:
+        traces = entry.arrays["mean_loss_trace"]
+    elif diverged is not None:
+        traces = diverged[1]
+    else:
+        return []
+    # What ran away further could not be read back.
+    return np.asarray(traces, dtype=np.float64).clip(-schemas.LARGEST_NUMBER, schemas.LARGEST_NUMBER).tolist()
 
 
 def why_diverged(scorer: Scorer) -> str:

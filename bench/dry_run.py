@@ -26,7 +26,8 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
                 )
             for variant in session.active:
                 cached = trained and all(scorer.cached(some) for scorer, some in session.scorers(variant, seed, share))
-                lines.append(f"  {variant.label}: {_state(cached, again, 'to score', 'to score again')}")
+                which = f" ({variant.settings})" if variant.rows != "both" else ""  # raw and normalised have their own
+                lines.append(f"  {variant.label}{which}: {_state(cached, again, 'to score', 'to score again')}")
     if further := {store.key(unit.kind, unit.config) for unit in session.further(session.active)}:
         done = len(store.present(("retrain", key) for key in further))
         lines.append(f"further retrains that methods ask for: {done} of {len(further)} cached")

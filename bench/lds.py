@@ -90,13 +90,14 @@ def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
     check_out(arguments.out)
     result = run(experiment, execution)
     place = Path(arguments.out) / result.run_id
-    unwritten = why_unwritten(lambda: result.save(arguments.out, command), place)
+    nothing = arguments.collect and not result.out.rows  # a record of nothing would only be in the way
+    unwritten = "" if nothing else why_unwritten(lambda: result.save(arguments.out, command), place)
     if arguments.json:
         print(json.dumps(without_nan(result.frame().to_dict("records")), indent=1))
     else:
         print(result.text(arguments.wide))
         failed = f"; {len(result.problems)} went wrong: see below" if result.problems else ""
-        written = "" if unwritten else f"; record: {place}/run.json"
+        written = "" if unwritten or nothing else f"; record: {place}/run.json"
         print(f"\nrun {result.run_id} in {result.seconds:.0f} s{written}{failed}")
     for note in result.notes:
         print(note, file=sys.stderr)

@@ -7,6 +7,7 @@ import platform
 import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -98,6 +99,14 @@ def another_runs(path: Path, run_id: str) -> dict[str, Any] | None:
     except (OSError, SafeFileError, KeyError, TypeError):
         return None
     return record if name != run_id and re.fullmatch("[0-9a-f]{12}", str(name)) else None
+
+
+def keep_earlier(path: Path, run_id: str) -> None:
+    """Another run's record is put aside under its own id; `bench.figures` and the ledger read the newest alone."""
+    if earlier := another_runs(path, run_id):
+        kept = path.with_name(f"{path.stem}.{earlier['run_id']}.json")
+        path.replace(kept)
+        print(f"another run's record was there and is kept as {kept}", file=sys.stderr)
 
 
 def why_unwritten(write: Callable[[], Any], where: Path | str) -> str:

@@ -20,7 +20,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ import numpy as np
 from bench import metrics
 from bench.arguments import add_settings_argument
 from bench.metrics import MINIMUM_SUBSETS
-from bench.record import another_runs, command_line, provenance, why_unwritten, without_nan, write_json
-from bench.tables import interval, number, setting_text, table
+from bench.record import command_line, keep_earlier, provenance, why_unwritten, without_nan, write_json
+from bench.tables import in_place_of, interval, number, setting_text, table
 from retrain.command import (
     RUNS,
     Parser,
@@ -103,11 +103,14 @@ def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     wanted = [(name, chosen) for chosen in combinations]
     tuning = Cells(dataclasses.replace(experiment, query_split="tune", stream="tune"), execution, wanted)
-    tuning.prepare([tuning.method(name, **chosen) for chosen in combinations])
-    cells = [
-        tuning.score(tuning.method(name, **chosen), chosen)
-        for chosen in bar(combinations, desc="cells", unit="cell", delay=2, leave=False)
-    ]
+    methods = [tuning.method(name, **chosen) for chosen in combinations]
+    tuning.prepare(methods)
+    ready = [tuning.ready(method) for method in methods]  # which says nothing about how long the others take
+    cells = []
+    with bar(total=len(methods), initial=sum(ready), desc="cells", unit="cell", delay=2, leave=False) as shown:
+        for method, chosen, was_ready in zip(methods, combinations, ready, strict=True):
+            cells.append(tuning.score(method, chosen))
+            shown.update(not was_ready)
     best = {}
     for kind in ("lds", "lds_normalised"):
         defined = [cell for cell in cells if cell.get(kind) is not None]
@@ -124,15 +127,21 @@ def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]
 # ---- what is spent ----
 
 
-def budget(experiment: Any, execution: Any, words: Sequence[str], split: str) -> tuple[dict[str, Any], Any]:
-    from bench.cells import Cells
-
+def budgeted_variants(words: Sequence[str]) -> dict[str, Any]:
+    """Label -> spelling."""
     wanted: dict[str, Any] = {}
     for word in dict.fromkeys(words):
         label, spelling = budgeted(word)
         if label in wanted:
             raise UsageError(f'two variants are called "{label}": give one a label of its own, LABEL=METHOD@...')
         wanted[label] = spelling
+    return wanted
+
+
+def budget(experiment: Any, execution: Any, wanted: Mapping[str, Any], split: str) -> tuple[dict[str, Any], Any]:
+    """Curves of these variants, by label; one that fails costs its own alone."""
+    from bench.cells import Cells
+
     experiment = dataclasses.replace(experiment, query_split=split)
     cells = Cells(experiment, execution, [(spelling.name, spelling.options) for spelling in wanted.values()])
     made = {"bif": bif_curves, "trak": trak_curves}
@@ -152,12 +161,13 @@ def budget(experiment: Any, execution: Any, words: Sequence[str], split: str) ->
 
 def budgeted(word: str) -> tuple[str, Any]:
     """A variant's label and its spelling."""
+    from baselines.method import available_methods
     from bench.variants import spelled
 
     spelling = spelled(word)
     if spelling.name not in BUDGET_METHODS:
         raise UsageError(f'--budget-methods has "{word}"; expected variants of {" or ".join(BUDGET_METHODS)}')
-    if spelling.label.lower() in BUDGET_METHODS:
+    if spelling.label.lower() in available_methods() and spelling.label != spelling.name:
         raise UsageError(f'"{word}": the label "{spelling.label}" is a method\'s name; give it another')
     return spelling.label or word, spelling
 
@@ -212,7 +222,8 @@ def trak_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str
     """LDS against the projection's size at the variant's checkpoints, and against checkpoints at its projection."""
     curves = []
     for axis, values in (("projection", trak_projections(cells, method)), ("checkpoints", TRAK_CHECKPOINTS)):
-        scored = [cells.score(dataclasses.replace(method, **{axis: value}), {axis: value}) for value in values]
+        steps = bar(values, desc=f"trak: {axis}", unit="setting", delay=2, leave=False)
+        scored = [cells.score(dataclasses.replace(method, **{axis: value}), {axis: value}) for value in steps]
         for kind in kinds:
             points = [
                 {"value": cell[axis], "seconds": cell.get("seconds")}
@@ -306,17 +317,21 @@ def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
     started = time.perf_counter()
     refuse_what_would_be_ignored(arguments)
     method = arguments.method or "bif"
+    if "@" in method:
+        raise UsageError(f'--method has the variant "{method}"; give the method, and fix an option by --set')
     grid = {} if arguments.budget else read_grid(arguments.grid, method)
     out = Path(arguments.out or f"{RUNS}/{'budget' if arguments.budget else 'sweep'}")
-    check_out(str(out))
     one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
     experiment, execution = experiment_of(arguments), execution_of(arguments)
     if arguments.budget:
-        words = arguments.budget_methods or BUDGET_METHODS
-        result, cells = budget(experiment, execution, words, arguments.budget_split or "report")
+        wanted = budgeted_variants(arguments.budget_methods or BUDGET_METHODS)
+        check_out(str(out))
+        result, cells = budget(experiment, execution, wanted, arguments.budget_split or "report")
     else:
-        if both := sorted(set(grid) & set(experiment.options.get(method, {}))):
-            raise UsageError(f"{both[0]} is swept and set; leave out --set {method}.{both[0]}, or take it off the grid")
+        if both := sorted(in_place_of(grid) & set(experiment.options.get(method, {}))):
+            what = "swept and set" if both[0] in grid else f"set, and {', '.join(grid)} swept in its place"
+            raise UsageError(f"{both[0]} is {what}; leave out --set {method}.{both[0]}, or change the grid")
+        check_out(str(out))
         result, cells = sweep(experiment, execution, method, grid)
     for note in cells.session.notes:
         print(note, file=sys.stderr)
@@ -350,14 +365,6 @@ def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
     for problem in problems:
         print(f"{prog}: {problem}", file=sys.stderr)
     return 1 if problems else 0
-
-
-def keep_earlier(path: Path, run_id: str) -> None:
-    """Another run's record is put aside under its own id; `bench.figures` and the ledger read the newest alone."""
-    if earlier := another_runs(path, run_id):
-        kept = path.with_name(f"{path.stem}.{earlier['run_id']}.json")
-        path.replace(kept)
-        print(f"another run's record was there and is kept as {kept}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -51,9 +51,18 @@ def setting_text(value: Any) -> str:
     return f"{value:g}"
 
 
+RELATIVE = "relative_"
+
+
 def relative_of(options: Iterable[str]) -> set[str]:
     """What these options take the place of when given: a damping that of `relative_damping`."""
-    return {f"relative_{option}" for option in options}
+    return {f"{RELATIVE}{option}" for option in options}
+
+
+def in_place_of(options: Iterable[str]) -> set[str]:
+    """These, and what they take the place of: a damping that of `relative_damping`, and the other way round."""
+    given = set(options)
+    return given | relative_of(given) | {option.removeprefix(RELATIVE) for option in given}
 
 
 def acting(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,4 +44,7 @@ def execution_of(arguments: argparse.Namespace) -> Execution:
     names = ("keep_scores", "force", "rescore")
     chosen = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     jobs = cluster_options(arguments) if hasattr(arguments, "cluster") else {}
+    for name in ("force", "rescore"):
+        if jobs.get("collect") and chosen.get(name):
+            raise UsageError(f"--{name} makes things again and --collect starts nothing; leave one of them out")
     return Execution(device=arguments.device, cache=arguments.cache, jobs=jobs, **chosen)

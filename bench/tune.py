@@ -30,9 +30,9 @@ import numpy as np
 
 from bench import metrics
 from bench.metrics import MINIMUM_SUBSETS
-from bench.record import command_line, provenance, why_unwritten, without_nan, write_json
+from bench.record import command_line, keep_earlier, provenance, why_unwritten, without_nan, write_json
 from bench.rows import on_all_cores
-from bench.tables import number, setting_text, table
+from bench.tables import in_place_of, number, setting_text, table
 from bench.tuned import TUNED_FORMAT, tuned_file
 from bench.variants import check_named
 from retrain.command import (
@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--methods", nargs="+", help="whose settings are chosen (default: every method that declares a grid)")
     add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
     add("--queries", type=at_least(1), help="only the first so many tune queries")
-    add("--tries", type=at_least(1), default=TRIES, help="settings a method (default: %(default)s)")
+    add("--tries", type=at_least(1), help=f"settings a method (default: {TRIES})")
     add("--seconds", type=float, help="seconds a method instead, its fits and scores counted")
     beyond_grid = "settings beyond the grid, where the best is at its edge (default: %(default)s)"
     add("--further", type=at_least(0), default=FURTHER, help=beyond_grid)
@@ -210,7 +210,7 @@ def tune_method(
     tried: list[Tried] = []
     spent = 0.0
     method, fixed = blocks[0].method(name), blocks[0].options.get(name, {})
-    wanted = list(settings_to_try(method, blocks[0].seed, fixed))
+    wanted = list(settings_to_try(method, blocks[0].seed, in_place_of(fixed)))
 
     def try_next(options: dict[str, Any]) -> bool:
         nonlocal spent
@@ -315,7 +315,12 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
     arguments.methods, arguments.alpha = None, arguments.alpha or [0.1]
     if arguments.seconds is not None and not 0 < arguments.seconds < math.inf:
         raise UsageError(f"--seconds is {arguments.seconds}; expected a number above 0")
-    check_out(arguments.out)
+    if arguments.seconds is not None and arguments.tries is not None:
+        raise UsageError("--tries is a number of settings and --seconds what they may take; give one of them")
+    arguments.tries = arguments.tries or TRIES
+    for name in names:
+        if "@" in name:
+            raise UsageError(f'"{name}" is a variant, and its settings are what is chosen; fix one of them by --set')
     check_others_are_kept(Path(arguments.out) / "tune.json", names)
     started = time.perf_counter()
     asked = replace(experiment_of(arguments), query_split="tune", stream="tune", settings="default")
@@ -326,7 +331,13 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
         known.add(method.name)
         if not method.grid:
             raise UsageError(f"{name} declares no grid; there is nothing to choose")
+        fixed = asked.options.get(name, {})
+        if len(list(settings_to_try(method, 0, in_place_of(fixed)))) == 1:
+            raise UsageError(
+                f"--set fixes all that {name} would be tuned in ({', '.join(fixed)}); leave some of it out"
+            )
     check_named(known, str(asked.task), asked.options)
+    check_out(arguments.out)
     blocks = [Cells(replace(asked, seeds=(seed,)), execution) for seed in asked.seeds]
     found = {}
     for name in names:
@@ -360,8 +371,9 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
     path = out / "tune.json"
 
     def write() -> None:
-        write_json(path, record)
-        write_json(out / tuned_file(first.task), chosen)
+        for place, content in ((path, record), (out / tuned_file(first.task), chosen)):
+            keep_earlier(place, run_id)
+            write_json(place, content)
 
     unwritten = why_unwritten(write, path)
     print(show_tuning(found))

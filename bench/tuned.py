@@ -11,15 +11,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_json
 from retrain.task import Task
 
 TUNED_WITH_US = Path(__file__).parent / "tuned_settings"
+OWN_FOLDER = "TDA_BENCH_TUNED"
 TUNED_FORMAT = "tda-bench tuned settings 1"
 
 
 def tuned_folders() -> list[Path]:
-    own = os.environ.get("TDA_BENCH_TUNED")
+    own = os.environ.get(OWN_FOLDER)
+    if own and not Path(own).is_dir():
+        raise UsageError(f"{OWN_FOLDER} is {own}, which is no folder; give the --out of a `python -m bench.tune`")
     return [*([Path(own)] if own else []), TUNED_WITH_US]
 
 

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from baselines.method import Method, load_method
+from baselines.method import Method, available_methods, load_method
 from baselines.support.nested import NONE, nested_text, parts_of
-from bench.tables import relative_of, setting_text
+from bench.tables import RELATIVE, in_place_of, relative_of, setting_text
 from bench.tuned import tuned_settings
 from retrain.errors import UsageError
 from retrain.plugins import option_value
@@ -141,11 +141,19 @@ def variants_of(
 ) -> list[Variant]:
     name = spelling.name
     plain = load_method(name)
-    own = {**options.get(name, {}), **options.get(plain.name, {}), **spelling.options}
+    set_before = {**options.get(name, {}), **options.get(plain.name, {})}
+    for given in (set_before, spelling.options):
+        if twice := sorted(relative_of(given) & set(given)):
+            raise UsageError(
+                f"{plain.name}: {twice[0]} does nothing beside {twice[0].removeprefix(RELATIVE)}; give one"
+            )
+    own = {**without(in_place_of(spelling.options), set_before), **spelling.options}
     if "name" in own:  # which `load_method` takes for the method's
         raise UsageError(f'{plain.name} has no option "name"; available: {", ".join(f.name for f in fields(plain))}')
     origin, chosen = settings_of(plain, task, settings)
     label = spelling.label or plain.name
+    if label != plain.name and label != name and label in available_methods():
+        raise UsageError(f'"{label}={name}": {label} is another method; give {name} a label of its own')
     if spelling.options and not spelling.label:
         defaults = {f.name: f.default for f in fields(plain)}
         label += "@" + ",".join(
@@ -155,9 +163,8 @@ def variants_of(
     recommended = task.method_settings.get(plain.name, {})
     nested, whose = nested_settings(plain, {**recommended, **own}, task, settings)
     own = {**own, **nested}
-    instead = relative_of(own)  # damping=1e-8 takes the place of a tuned relative_damping
     made: dict[Kinds, Method] = {
-        kind: load_method(name, **{**recommended, **{o: v for o, v in extra.items() if o not in instead}, **own})
+        kind: load_method(name, **without(in_place_of(own), {**recommended, **extra}), **own)
         for kind, extra in chosen.items()
     }
     if own:
@@ -165,6 +172,10 @@ def variants_of(
     if len(set(made.values())) == 1:
         return [Variant(next(iter(made.values())), label, "both", origin, name)]
     return [Variant(method, label, kind, origin, name) for kind, method in made.items()]
+
+
+def without(gone: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {option: value for option, value in options.items() if option not in gone}
 
 
 def nested_settings(

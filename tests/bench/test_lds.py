@@ -154,6 +154,10 @@ def test_collect_starts_nothing_and_uses_what_is_there(
 ) -> None:
     assert main([*arguments, "--collect"]) == 1
     assert "12 of 12 subsets are missing" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*/run.json")), "no record of nothing"
+    for option in ("--force", "--rescore"):
+        assert main([*arguments, "--collect", option]) == 2
+        assert f"{option} makes things again and --collect starts nothing" in capsys.readouterr().err
     rows_of(arguments, capsys)
     assert rows_of([*arguments, "--collect"], capsys)[0]["num_subsets"] == 12
 

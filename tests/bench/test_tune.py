@@ -12,6 +12,7 @@ from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_
 from bench.tuned import TUNED_FORMAT, tuned_settings
 from bench.variants import settings_of
 from retrain import subsets
+from retrain.errors import UsageError
 from retrain.store import Store
 from retrain.tasks.digits import Digits
 
@@ -44,6 +45,42 @@ def test_it_keeps_the_grid_and_its_choice_is_used(
     assert set(result.frame()["label"]) == {"ekfac"}
     assert result.out.rows[0]["origin"] == "tuned"
     assert all(getattr(result.variants[0].method, name) == value for name, value in chosen.items())
+
+
+def test_another_runs_choice_is_put_aside(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*arguments, "--methods", "ekfac", "--further", "0"]
+    assert main([*command, "--tries", "2"]) == 0
+    before = json.loads((tmp_path / "tune" / "tune.json").read_text())["run_id"]
+    assert main([*command, "--tries", "3"]) == 0
+    assert capsys.readouterr().err.count("another run's record was there and is kept as") == 2
+    kept = sorted(path.name for path in (tmp_path / "tune").glob(f"*.{before}.json"))
+    assert [name.split(".")[0] for name in kept][-1] == "tune"
+    assert len(kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--methods", "ekfac", "--set", "ekfac.damping=1"], "--set fixes all that ekfac would be tuned in (damping)"),
+        (["--methods", "ekfac", "--tries", "2", "--seconds", "3"], "give one of them"),
+        (["--methods", "ekfac@damping=1"], '"ekfac@damping=1" is a variant'),
+    ],
+)
+def test_what_would_choose_nothing_is_refused_before_anything_is_made(
+    arguments: list[str], extra: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, *extra]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "tune").exists()
+
+
+def test_settings_of_ones_own_that_are_not_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TDA_BENCH_TUNED", str(tmp_path / "typo"))
+    execution = Execution(device="cpu", cache=str(tmp_path / "cache"), progress=False)
+    with pytest.raises(UsageError, match="typo, which is no folder"):
+        run(Experiment(task=PLANTED, alpha=0.5, subsets=12, replicates=1, methods="ekfac"), execution)
 
 
 def test_no_reported_query_and_no_reported_subset_is_seen(

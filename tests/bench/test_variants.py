@@ -61,8 +61,16 @@ def test_an_absolute_number_takes_the_place_of_a_tuned_relative_one() -> None:
     (library,) = build_variants(["library=ekfac@damping=1e-8"], task, {}, "tuned")
     assert library.settings == "damping=1e-08"
     assert library.rows == "both"
-    both = build_variants(["ekfac@damping=1e-8,relative_damping=3"], task, {}, "tuned")
-    assert both[0].settings == "damping=1e-08,relative_damping=3"
+    (given,) = build_variants(["ekfac@damping=1e-8"], task, {"ekfac": {"relative_damping": "3"}}, "tuned")
+    assert given.settings == "damping=1e-08", "the last word counts"
+    with pytest.raises(UsageError, match="relative_damping does nothing beside damping"):
+        build_variants(["ekfac@damping=1e-8,relative_damping=3"], task, {}, "tuned")
+
+
+def test_a_label_is_no_other_methods_name() -> None:
+    with pytest.raises(UsageError, match='"kfac=ekfac": kfac is another method'):
+        variants("kfac=ekfac")
+    assert variants("ekfac=ekfac@damping=1")[0].label == "ekfac"
 
 
 def test_set_reaches_every_variant_and_the_variant_has_the_last_word() -> None:
