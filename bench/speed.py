@@ -8,18 +8,18 @@ For BIF the table adds the time a draw takes, and how that compares with the ari
 operations of one forward pass over all examples and of its minibatch gradients (three forward passes each), at the
 speed of a large matrix product on this machine, measured in the same run. `agrees` is how alike two methods rank the
 training examples: the Spearman correlation of raw scores with those of the first method, mean over queries.
-Interrupted, it keeps the methods that were timed, unless there is a record already, and names the others.
+A method that fails is named, and the others are timed. Interrupted, it keeps the methods that were timed, unless there
+is a record already, and names the others.
 """
 
 import argparse
 import contextlib
-import itertools
+import hashlib
 import logging
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,27 @@ import numpy as np
 
 from bench.arguments import add_method_arguments, add_query_arguments
 from bench.metrics import spearman_per_column
-from bench.record import command_line, provenance, why_unwritten, write_json
+from bench.record import command_line, keep_earlier, provenance, why_unwritten, write_json
 from bench.tables import bytes_text, number, table
 from retrain.command import Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError
 from retrain.progress import close_bars, counting
-from retrain.store import Store, UnwritableStoreError
+from retrain.store import Store, UnwritableStoreError, canonical_json
 
 COMPARED_QUERIES = 500  # the first so many tell how alike two methods are
 TIMED_METHODS = ("bif", "ekfac", "trak", "gradsim")
+
+
+@dataclass
+class Timings:
+    """What the methods of one question came to."""
+
+    question: Any
+    peak: dict[str, Any]  # of the machine
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    first_scores: np.ndarray = field(default_factory=lambda: np.empty(0))  # of the first row, for `agrees`
+    failed: dict[str, str] = field(default_factory=dict)  # label -> why
+    untimed: list[str] = field(default_factory=list)  # labels that an interrupt left
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -46,36 +58,35 @@ def make_parser() -> argparse.ArgumentParser:
     add("--alpha-attribution", nargs=1, type=share, help="share of the training set attributed (default: the task's)")
     add_query_arguments(parser)
     add("--seed", dest="seeds", nargs=1, type=at_least(0), help="of the checkpoint and the methods (default: 1)")
-    add("--repeats", type=at_least(1), default=3, help="timed runs a method; the median counts (default: 3)")
+    add("--repeats", type=at_least(1), default=3, help="timed runs a method; the (lower) median counts (default: 3)")
     add("--out", help="folder for speed.json (default: nothing is written)")
     parser.set_defaults(alpha=[0.5])  # nothing is retrained
     return parser
 
 
 def time_method(
-    variant: Any, problem: Any, repeats: int, timed: Callable[[], None]
+    variant: Any, problem: Any, repeats: int, show_done: Callable[[int], None]
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """The row of the run whose total is the median; and the scores of some queries. `timed`: after each run."""
+    """The row of the run whose total is the median, the lower of two; and the scores of some queries."""
     from bench.measure import measure
     from bench.warm_up import warm_up
 
     method = variant.method
     warm_up(method, problem)
-    timed()
+    show_done(1)
     rows = []
     for repeat in range(repeats):
-        scratch = problem.scratch / f"timed-{repeat}"
-        scratch.mkdir()
-        attribution, cost = measure(method, replace(problem, scratch=scratch, shared={}))
-        shutil.rmtree(scratch, ignore_errors=True)
+        # Gone when the method fails, too: the next one starts from an empty folder.
+        with tempfile.TemporaryDirectory(dir=problem.scratch, ignore_cleanup_errors=True) as scratch:
+            attribution, cost = measure(method, replace(problem, scratch=Path(scratch), shared={}))
         total = cost["fit_seconds"] + cost["score_seconds"]
         rows.append({"method": method.name, "seconds": total, **cost, "diagnostics": attribution.diagnostics})
         scores = attribution.scores[:COMPARED_QUERIES].float().cpu().numpy()
         del attribution
-        timed()
+        show_done(2 + repeat)
     rows.sort(key=lambda row: row["seconds"])
     known = {"label": variant.label, "settings": variant.settings, "options": method.config}
-    return {**rows[len(rows) // 2], **known, "all_seconds": [row["seconds"] for row in rows]}, scores
+    return {**rows[(len(rows) - 1) // 2], **known, "all_seconds": [row["seconds"] for row in rows]}, scores
 
 
 def rank_agreement(first: np.ndarray, second: np.ndarray) -> float:
@@ -107,23 +118,25 @@ def add_floor(row: dict[str, Any], method: Any, problem: Any, peak: float) -> No
     row["share_of_peak"] = row["floor_seconds"] / row["score_seconds"]
 
 
-def speed_table(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any]) -> str:
-    """Seconds over those of BIF, or without it of the first method; columns about draws where there are any."""
-    reference = next((row for row in rows if row["method"] == "bif"), rows[0])
+def speed_table(found: Timings) -> str:
+    """Seconds also over those of BIF, or without it of the first method; columns about draws where there are any."""
+    rows, peak = found.rows, found.peak
     labels = [row["label"] for row in rows]  # one that is tuned for each kind of scores has two rows
+    names = [row["label"] + f" ({row['settings']})" * (labels.count(row["label"]) > 1) for row in rows]
+    reference = next((k for k, row in enumerate(rows) if row["method"] == "bif"), 0)
     drawn = any("seconds_per_draw" in row for row in rows)
-    header = ["method", "fit s", "score s", "total s", f"x {reference['label']}", "memory", "agrees"]
+    header = ["method", "fit s", "score s", "total s", "relative", "memory", "agrees"]
     cells = [
         [
-            row["label"] + f" ({row['settings']})" * (labels.count(row["label"]) > 1),
+            name,
             number(row["fit_seconds"], 2),
             number(row["score_seconds"], 2),
             number(row["seconds"], 2),
-            number(row["seconds"] / reference["seconds"], 2),
+            number(row["seconds"] / rows[reference]["seconds"], 2),
             bytes_text(row["peak_memory_bytes"]),
             number(row["agrees"]),
         ]
-        for row in rows
+        for name, row in zip(names, rows, strict=True)
     ]
     if drawn:
         header += ["ms/draw", "floor s", "of peak"]
@@ -133,14 +146,16 @@ def speed_table(rows: list[dict[str, Any]], question: Any, peak: dict[str, Any])
                 number(row.get("floor_seconds"), 2),
                 f"{100 * row['share_of_peak']:.0f} %" if "share_of_peak" in row else "",
             ]
+    repeats, first = len(rows[0]["all_seconds"]), rows[0]
     return "\n".join(
         [
-            f"{question.task.description}: {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} "
-            f"queries, {peak['device']}; peak {peak['flops'] / 1e9:,.0f} GFLOP/s "
-            f"({peak['dtype']} products of {peak['size']}); median of {len(rows[0]['all_seconds'])}",
+            f"{found.question.task.description}: {first['num_train']:,} training examples x "
+            f"{first['num_queries']:,} queries, {peak['device']}; peak {peak['flops'] / 1e9:,.0f} GFLOP/s "
+            f"({peak['dtype']} products of {peak['size']}); {'median' if repeats % 2 else 'lower median'} of {repeats}",
             "",
             table(header, cells),
-            f"agrees: Spearman's correlation of raw scores with {labels[0]}'s, mean over queries",
+            f"relative: total s over that of {names[reference]}",
+            f"agrees: Spearman's correlation of raw scores with {names[0]}'s, mean over queries",
         ]
     )
 
@@ -156,46 +171,61 @@ def _scratch(store: Store) -> Iterator[Path]:
         yield folder
 
 
-def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], Any, dict[str, Any], list[str]]:
-    """Rows of the methods, the question, the machine's peak, and labels that an interrupt left untimed."""
+def time_one(found: Timings, variant: Any, problem: Any, repeats: int, show_done: Callable[[int], None]) -> None:
+    """Adds its row, or why there is none: a method that fails costs its own row alone."""
     from baselines.bif.method import BIF
+
+    try:
+        row, scores = time_method(variant, problem, repeats, show_done)
+        if isinstance(variant.method, BIF) and not variant.method.control_variate:
+            method = variant.method.fit(problem).method  # with the numbers that its pilot chose
+            add_floor(row, method, problem, found.peak["flops"])
+    except (RuntimeError, FloatingPointError, UsageError) as error:  # the last: it cannot do with its settings
+        found.failed[variant.label] = (str(error).splitlines() or [type(error).__name__])[0]
+        return
+    if not found.rows:
+        found.first_scores = scores
+    row["agrees"] = rank_agreement(found.first_scores, scores)
+    row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
+    found.rows.append(row)
+
+
+def time_all(session: Any, repeats: int) -> Timings:
+    """Every method that can run, one after the other."""
     from bench.ground_truth import base_model
     from bench.scaling.measuring import matmul_peak
     from bench.scoring import problem_of
 
-    task, device = session.task, session.execution.device
+    for variant in session.active:
+        if variant.method.further_subsets()[0]:
+            session.skipped[variant.label] = "its seconds are those of retraining, which bench.lds counts"
+    session.active = [variant for variant in session.active if variant.label not in session.skipped]
+    session.say_who_is_missing()
+    device, left = session.execution.device, list(session.active)
     (block,) = session.blocks
     question = session.question(*block)
     with _scratch(session.store) as scratch:
-        model, _ = base_model(task, question.seed, session.store, device)
+        model, _ = base_model(session.task, question.seed, session.store, device)
         problem = problem_of(question, model, session.store, device, scratch)
-        peak = {**matmul_peak(problem.device), "device": session.device()}
-        rows: list[dict[str, Any]] = []
-        first = np.empty(0)
-        for variant in session.active:
-            if variant.method.further_subsets()[0]:
-                session.skipped[variant.label] = "its seconds are those of retraining, which bench.lds counts"
-        timed = [variant for variant in session.active if variant.label not in session.skipped]
-        num_done, num_all = itertools.count(1), len(timed) * (1 + repeats)
+        found = Timings(question, {**matmul_peak(problem.device), "device": session.device()})
+        num_all = len(left)
+
+        def show_done(runs: int) -> None:
+            show((num_all - len(left)) * (1 + repeats) + runs, num_all * (1 + repeats))
+
         with counting(True, "runs of methods, warm-ups included") as show:
-            show(0, num_all)
+            show_done(0)
             try:
-                for variant in timed:
-                    row, scores = time_method(variant, problem, repeats, lambda: show(next(num_done), num_all))
-                    first = scores if not rows else first
-                    row["agrees"] = rank_agreement(first, scores)
-                    row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
-                    if isinstance(variant.method, BIF) and not variant.method.control_variate:
-                        method = variant.method.fit(problem).method  # with the numbers that its pilot chose
-                        add_floor(row, method, problem, peak["flops"])
-                    rows.append(row)
+                while left:
+                    time_one(found, left[0], problem, repeats, show_done)
+                    del left[0]
+                    show_done(0)
             except KeyboardInterrupt:
-                if not rows:
+                if not found.rows:
                     raise
                 close_bars()
-    if not rows:
-        raise UsageError("every method was skipped; there is nothing to time")
-    return rows, question, peak, [variant.label for variant in timed[len(rows) :]]
+                found.untimed = [variant.label for variant in left]
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -217,32 +247,49 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
     session = Session(experiment_of(arguments), execution_of(arguments))
     for note in session.notes:
         print(note, file=sys.stderr)
-    rows, question, peak, untimed = time_all(session, arguments.repeats)
-    print(speed_table(rows, question, peak))
+    found = time_all(session, arguments.repeats)
+    if found.rows:
+        print(speed_table(found))
     for label, reason in session.skipped.items():
         print(f"skipped {label}: {reason}", file=sys.stderr)
-    for problem in session.out.problems:
+    problems = [*session.out.problems, *(f"{label} failed: {reason}" for label, reason in found.failed.items())]
+    if arguments.out and found.rows:
+        path = Path(arguments.out) / "speed.json"
+        if unwritten := write_record(path, timing_record(found, session, command, arguments.repeats)):
+            problems.append(unwritten)
+        else:
+            print(f"\nrecord: {path}")
+    for problem in problems:
         print(f"{prog}: {problem}", file=sys.stderr)
-    path = Path(arguments.out or ".") / "speed.json"
-    if arguments.out and not (untimed and path.exists()):  # a whole record is worth more than a part
-        record = {
-            "command": command,
-            "description": question.task.description,
-            "question": question.config(),
-            "experiment": session.experiment.to_json(),
-            "rows": rows,
-            "peak": peak,
-            "untimed": untimed,
-            **provenance(session.device()),
-        }
-        if unwritten := why_unwritten(lambda: write_json(path, record), path):
-            print(f"{prog}: {unwritten}", file=sys.stderr)
-            return 1
-        print(f"\nrecord: {path}")
-    if untimed:
-        print(f"{prog}: interrupted; these were not timed: {', '.join(untimed)}", file=sys.stderr)
+    if found.untimed:
+        print(f"{prog}: interrupted; these were not timed: {', '.join(found.untimed)}", file=sys.stderr)
         return 130
-    return 1 if session.out.problems else 0
+    return 1 if problems else 0
+
+
+def timing_record(found: Timings, session: Any, command: str, repeats: int) -> dict[str, Any]:
+    """Its id is that of what was asked, and where: seconds never come out the same twice."""
+    asked = {"question": found.question.config(), "experiment": session.experiment.to_json()}
+    identity = canonical_json({**asked, "repeats": repeats, "device": session.device()}, "result")
+    return {
+        "run_id": hashlib.sha256(identity.encode()).hexdigest()[:12],
+        "command": command,
+        "description": found.question.task.description,
+        **asked,
+        "rows": found.rows,
+        "peak": found.peak,
+        "failed": found.failed,
+        "untimed": found.untimed,
+        **provenance(session.device()),
+    }
+
+
+def write_record(path: Path, record: dict[str, Any]) -> str:
+    """Why it was not written; empty when it was. A whole record is worth more than the part that an interrupt left."""
+    if record["untimed"] and path.exists():
+        return f"{path} was not written: it holds an earlier record, which is kept, and this one is not whole"
+    unwritten = why_unwritten(lambda: keep_earlier(path, record["run_id"]), path)
+    return unwritten or why_unwritten(lambda: write_json(path, record), path)
 
 
 if __name__ == "__main__":

@@ -34,23 +34,27 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
-    return guarded(parser.prog, lambda: show_or_write(arguments), "what was printed above is whole")
+    return guarded(parser.prog, lambda: show_or_write(arguments, parser.prog), "what was printed above is whole")
 
 
-def show_or_write(arguments: argparse.Namespace) -> int:
+def show_or_write(arguments: argparse.Namespace, prog: str) -> int:
+    """Records that cannot be read are named before anything else, since what follows is without them."""
     folder = Path(arguments.results)
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; name the one that holds run.json files with --results")
     if arguments.csv and not Path(arguments.csv).absolute().parent.is_dir():
         raise UsageError(f"--csv {arguments.csv}: {Path(arguments.csv).parent} is no folder")
     results = load_results(folder)
-    found = rows_with(rows(results), **{name: getattr(arguments, name) for name in ROW_CHOICES})
+    ranked = rows(results)
+    for problem in results.problems:
+        print(f"{prog}: {problem}", file=sys.stderr)
+    if results.problems and not ranked:
+        return 1
+    found = rows_with(ranked, **{name: getattr(arguments, name) for name in ROW_CHOICES})
     if not found:
         raise UsageError(f"{folder} holds no rows; run `python -m bench.lds --alpha 0.1 --out {folder}` first")
     for board in boards(found, arguments.wide):
         print(f"{board.title}\n{table(board.header, board.lines)}\n{board.caption}\n")
-    for problem in results.problems:
-        print(problem, file=sys.stderr)
     if arguments.csv:
         text = io.StringIO()
         plain = [
@@ -64,6 +68,7 @@ def show_or_write(arguments: argparse.Namespace) -> int:
         writer.writeheader()
         writer.writerows(plain)
         write_whole(Path(arguments.csv), text.getvalue())
+    wrong = bool(results.problems)
     if arguments.write:
-        return write_words([str(folder / BOARD_PAGE), "--root", str(folder.parent)])
-    return 0
+        wrong |= bool(write_words([str(folder / BOARD_PAGE), "--root", str(folder.parent)]))
+    return int(wrong)

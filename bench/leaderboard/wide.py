@@ -107,18 +107,15 @@ def _parted(rows: Sequence[LeaderboardRow], names: Sequence[str]) -> list[tuple[
 
 
 def _costs(group: Sequence[LeaderboardRow], names: Names) -> dict[str, tuple[float, float]]:
-    """Name -> seconds and memory of the first row that has them: LDS where there is one, which is first in a group.
+    """Name -> seconds and memory of the first row that has seconds: LDS where there is one, which is first in a group.
 
     Other records may be of a busier machine.
     """
     found: dict[str, tuple[float, float]] = {}
     for row in group:
         name = names[row.column, row.label, row.settings]
-        seconds, memory = found.get(name, (math.nan, math.nan))
-        found[name] = (
-            seconds if math.isfinite(seconds) else row.seconds,
-            memory if math.isfinite(memory) else row.memory,
-        )
+        if not math.isfinite(found.get(name, (math.nan,))[0]):
+            found[name] = (row.seconds, row.memory)
     return found
 
 
@@ -226,5 +223,6 @@ def _caption(group: Sequence[LeaderboardRow]) -> str:
     return (
         f"In brackets the rank, a range where paired differences leave a tie ({'; '.join(intervals)}). "
         f"{'; '.join(truths)}. Seconds on {', '.join(devices)}: fit and scores, median over seeds, of the first "
-        f"column of LDS that has the method, here or else of the task. Runs: {', '.join(runs)}."
+        "column of LDS that has the method, here or else of the task: the faster of its raw and normalised runs, and "
+        f"memory of the same. Runs: {', '.join(runs)}."
     )

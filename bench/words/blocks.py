@@ -204,8 +204,9 @@ def speed_block(records: Records, places: Sequence[str], options: Mapping[str, s
     )
     device = record.get("device") or record.get("peak", {}).get("device") or "unknown machine"
     repeats = len(rows[0].get("all_seconds", [0]))
+    median = "median" if repeats % 2 else "lower median"
     caption = (
-        f"{record.get('description') or 'timed in one run'}{sizes}; {device}; median of {repeats}. "
+        f"{record.get('description') or 'timed in one run'}{sizes}; {device}; {median} of {repeats}. "
         f"`agrees`: Spearman of scores with those of `{rows[0]['label']}`, mean over queries."
     )
     return f"{markdown_lines(header, lines)}\n\n{caption}"

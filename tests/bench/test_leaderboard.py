@@ -134,6 +134,26 @@ def test_each_truth_has_a_table_and_seconds_of_its_own(tmp_path: Path) -> None:
         assert board.header[1:-2] == [f"LDS, alpha {a}, {kind}" for a in (0.1, 0.5) for kind in ("raw", "normalised")]
 
 
+def test_seconds_and_memory_are_of_the_faster_run(tmp_path: Path) -> None:
+    planted(tmp_path, seeds=(1,))
+
+    def raw_ran_first_on_a_cold_machine(record: dict[str, Any]) -> None:
+        for row in record["rows"]:
+            if row["method"] == "ekfac":
+                row["score_seconds"] = 1.8 if row["normalised"] else 30.0
+                row["peak_memory_bytes"] = 2**20 if row["normalised"] else 2**30
+            if row["method"] == "bif":
+                row["fit_seconds"] = None
+
+    edit(tmp_path / "aaaabbbbcccc" / "run.json", raw_ran_first_on_a_cold_machine)
+    found = rows(tmp_path)
+    assert [(row.seconds, row.memory) for row in found if row.label == "ekfac"] == [(pytest.approx(2.0), 2**20)] * 2
+    assert all(math.isnan(row.seconds) and row.memory == 2**31 for row in found if row.label == "bif")
+    (board,) = boards([replace(row, seconds=math.nan, memory=7.0) if row.scores == "raw" else row for row in found])
+    assert next(line[-2:] for line in board.lines if line[0] == "ekfac") == ["2.0", "1 MiB"], "both of one row"
+    assert "the faster of its raw and normalised runs, and memory of the same" in board.caption
+
+
 def test_tables_fit_a_page(tmp_path: Path) -> None:
     """Families of metrics and sets of seeds have tables of their own, without lines of dashes; seconds are LDS's."""
     both: dict[str, Any] = {"shares": (1.0,), "task": "digits", "protocols": ("scratch",)}
@@ -200,6 +220,25 @@ def test_the_command_prints_writes_csv_and_the_marked_table(
     assert len((tmp_path / "board.csv").read_text().splitlines()) == 11
     assert main(["--results", str(tmp_path / "results"), "--task", "digits"]) == 2
     assert "there is cifar10" in capsys.readouterr().err
+
+
+def test_records_that_cannot_be_read_are_named_whatever_else_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, alphas=(0.1,), shares=(0.1,), seeds=(1,))
+    damaged = tmp_path / "damaged" / "run.json"
+    damaged.parent.mkdir()
+    damaged.write_text((tmp_path / "aaaabbbbcccc" / "run.json").read_text()[:200])
+    assert main(["--results", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "ekfac" in said.out
+    assert said.err.startswith(f"python -m bench.leaderboard: {damaged}: ")
+    assert main(["--results", str(tmp_path), "--task", "nosuch"]) == 2
+    assert str(damaged) in capsys.readouterr().err
+    assert main(["--results", str(damaged.parent)]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"python -m bench.leaderboard: {damaged}: ")
+    assert (said.out, said.err.count("\n")) == ("", 1)
 
 
 @pytest.mark.parametrize(
