@@ -51,12 +51,13 @@ def _lines(group: list[LeaderboardRow], colours: dict[str, str]) -> list[dict[st
     lines: dict[tuple[str, str], list[LeaderboardRow]] = {}
     for row in group:
         lines.setdefault((row.label, row.settings if row.label in several else ""), []).append(row)
+    # As the caption says: of the first column that has them.
+    timed = {key: next((row for row in mine if math.isfinite(row.seconds)), mine[0]) for key, mine in lines.items()}
     return [
         {
-            "series": label, "method": mine[0].method, "colour": colours[mine[0].method],
+            "series": key[0], "method": mine[0].method, "colour": colours[mine[0].method],
             "settings": "; ".join(dict.fromkeys(row.settings for row in mine if row.settings)),
-            "seconds": max((row.seconds for row in mine if math.isfinite(row.seconds)), default=math.nan),
-            "memory": max((row.memory for row in mine if math.isfinite(row.memory)), default=math.nan) / 2**20,
+            "seconds": timed[key].seconds, "memory": timed[key].memory / 2**20,
             "machine": ", ".join(sorted({row.device for row in mine})),
             "cells": {
                 row.column: {
@@ -66,7 +67,7 @@ def _lines(group: list[LeaderboardRow], colours: dict[str, str]) -> list[dict[st
                 for row in mine
             },
         }
-        for (label, _), mine in lines.items()
+        for key, mine in lines.items()
     ]  # fmt: skip
 
 
