@@ -143,7 +143,8 @@ def variants_of(
     plain = load_method(name)
     set_before = {**options.get(name, {}), **options.get(plain.name, {})}
     for given in (set_before, spelling.options):
-        if twice := sorted(relative_of(given) & set(given)):
+        acts = (option for option, value in given.items() if value is not None)
+        if twice := sorted(relative_of(acts) & set(given)):
             raise UsageError(
                 f"{plain.name}: {twice[0]} does nothing beside {twice[0].removeprefix(RELATIVE)}; give one"
             )

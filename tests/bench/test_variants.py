@@ -63,6 +63,8 @@ def test_an_absolute_number_takes_the_place_of_a_tuned_relative_one() -> None:
     assert library.rows == "both"
     (given,) = build_variants(["ekfac@damping=1e-8"], task, {"ekfac": {"relative_damping": "3"}}, "tuned")
     assert given.settings == "damping=1e-08", "the last word counts"
+    (relative,) = build_variants(["ekfac"], task, {"ekfac": {"damping": None, "relative_damping": 3.0}}, "tuned")
+    assert relative.settings == "relative_damping=3"
     with pytest.raises(UsageError, match="relative_damping does nothing beside damping"):
         build_variants(["ekfac@damping=1e-8,relative_damping=3"], task, {}, "tuned")
 
