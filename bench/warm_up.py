@@ -18,7 +18,7 @@ _warm: set[tuple[str, str]] = set()  # (task, method and settings) that this pro
 
 
 def warm_up_once(method: Method, problem: Problem) -> None:
-    """Else the first of a process would pay for all: on an H200 EK-FAC 5 to 8 s, BIF's pilot 4.6 for 0.2."""
+    """Else the first of a process may pay for all: on an H200 EK-FAC took 4 to 8 s more, BIF's pilot 4.6 for 0.2."""
     known = (problem.task.name, json.dumps(method.config, sort_keys=True, default=str))
     if problem.device.type in SLOW_AT_FIRST and method.name in QUICK_WHEN_SMALL and known not in _warm:
         _warm.add(known)
