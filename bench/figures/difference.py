@@ -22,7 +22,7 @@ from bench.figures.drawing import (
     panel_grid,
     series_shapes,
 )
-from bench.figures.lds import SIDE_BY_SIDE, Shapes, lds_panel, side_by_side
+from bench.figures.lds import SIDE_BY_SIDE, Shapes, lds_panel, panel_note, side_by_side
 from bench.identity import file_slug
 from bench.results import Results, bars_of, over_seeds
 from bench.style import INK, PaperSize, look
@@ -99,7 +99,8 @@ def _figure(stem: str, method: str, panels: list[dict[str, Any]], size: PaperSiz
     for (upper, lower), panel in zip(grid.T, panels, strict=True):
         lds_panel(upper, panel["rows"], shapes)
         kind = words.kind_of_scores(panel["normalised"])
-        upper.set_title(f"{kind}\n{ALPHA_ATTRIBUTION} = {panel['share']:g}", parse_math=True)
+        note = panel_note(panel["rows"], rows)
+        upper.set_title(f"{kind}\n{ALPHA_ATTRIBUTION} = {panel['share']:g}{note}", parse_math=True)
         difference_panel(lower, panel["others"], shapes)
         lower.set_xticks(upper.get_xticks(), [text.get_text() for text in upper.get_xticklabels()])
         lower.set_xlim(upper.get_xlim())
