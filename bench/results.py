@@ -281,11 +281,16 @@ class CeilingOverSeeds:
 
 def ceiling_over_seeds(cell: pd.DataFrame) -> CeilingOverSeeds:
     """Reliabilities are averaged, not ceilings: a root that is cut at 0 is off on average where seeds are noisy."""
-    known = cell.drop_duplicates("seed").dropna(subset="reliability")
-    if not len(known):
+    by_seed: dict[int, tuple[float, float]] = {}
+    columns = (cell[name].tolist() for name in ("seed", "reliability", "ceiling_low"))
+    for seed, reliability, low in zip(*columns):
+        by_seed.setdefault(seed, (reliability, low))
+    known = [(reliability, low) for reliability, low in by_seed.values() if not math.isnan(reliability)]
+    if not known:
         return CeilingOverSeeds(math.nan, 0, False)
-    touches = bool((known["ceiling_low"] <= 0).any() or (known["reliability"] <= 0).any())
-    return CeilingOverSeeds(math.sqrt(max(0.0, float(known["reliability"].mean()))), len(known), touches)
+    touches = any(reliability <= 0 or low <= 0 for reliability, low in known)
+    mean = float(np.mean([reliability for reliability, _ in known]))
+    return CeilingOverSeeds(math.sqrt(max(0.0, mean)), len(known), touches)
 
 
 def linear_ceiling_over_seeds(cell: pd.DataFrame) -> float:

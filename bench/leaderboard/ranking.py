@@ -150,7 +150,7 @@ def _column(
         + ([] if place.alpha is None else [f"alpha {place.alpha:g}"])
         + [f"alpha_attribution {place.alpha_attribution:g}", f"seeds {' '.join(map(str, seeds))}", identity]
     )
-    made = []
+    made, ceiling = [], _ceiling(place, seeds, results)
     for name, found in here.items():
         told = [one.told for one in found]
         devices = sorted({str(one["device"]) for one in told})
@@ -171,7 +171,7 @@ def _column(
                 if name in known
                 else 0,
                 num_ranked=len(known),
-                ceiling=_ceiling(place, seeds, results),
+                ceiling=ceiling,
                 # Seconds of different machines are not averaged.
                 seconds=_median(one["seconds"] for one in told) if len(devices) == 1 else math.nan,
                 memory=max((float(m) for one in told if (m := one["memory"]) is not None), default=math.nan),

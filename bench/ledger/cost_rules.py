@@ -89,7 +89,7 @@ def times_faster(printed: float) -> Callable[[Evidence], list[Reading]]:
             words = (f"runs of {place.ground}", f"{place.share:g}", place.words()[2])
             cell = Cell("BIF / EK-FAC", text, judge(mean, low, high))
             found.append(
-                Reading(words, (cell,), SHOWN if place.group == SHOWN else AS_PAPER, place.runs(), part_of=("runs",))
+                Reading(words, (cell,), SHOWN if place.group == SHOWN else AS_PAPER, place.runs, part_of=("runs",))
             )
         return found
 

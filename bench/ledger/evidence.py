@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,7 +76,7 @@ class Situation:
             return SCRATCH_TUNED if self.tuned else SCRATCH
         return TUNED if self.tuned else AS_PAPER
 
-    @property
+    @cached_property
     def alphas(self) -> list[float]:
         return sorted(self.rows["alpha"].unique())
 
@@ -114,10 +115,16 @@ class Situation:
             return Gap(mean, -high, -low, len(cell)) if turned else Gap(mean, low, high, len(cell))
         return student_interval(numbers)
 
+    @cached_property
+    def _may_be_noise(self) -> set[float]:
+        by_alpha = self.rows.groupby("alpha") if self.metric == "lds" else ()
+        return {float(alpha) for alpha, rows in by_alpha if ceiling_over_seeds(rows).touches_zero}  # type: ignore[arg-type]
+
     def ceiling_touches_zero(self, alpha: float) -> bool:
         """Whether retraining may be all noise there; of LDS across subsets, which is what the ceiling is of."""
-        return self.metric == "lds" and ceiling_over_seeds(self.rows[self.rows["alpha"] == alpha]).touches_zero
+        return alpha in self._may_be_noise
 
+    @cached_property
     def runs(self) -> tuple[str, ...]:
         return tuple(sorted(self.rows["run_id"].unique()))
 
@@ -142,6 +149,7 @@ class Evidence:
         self.folder, self.vision, self.language = folder, vision, language
         self.results: Results = without_curves(without_scored_again(load_results(folder)))
         self.left_out: list[str] = []
+        self._situations: dict[tuple[Any, ...], Situation | None] = {}
         self.speeds = self.results.read("speed.json", schemas.SPEED)
         for _, record in self.speeds:
             for row in record["rows"]:
@@ -164,7 +172,9 @@ class Evidence:
         sets = [(PAPER_LABELS, False), *((own, True) for own in TUNED_LABELS)] if labels is None else []
         if labels is not None:
             sets = [(dict(labels), False)]
-        for (ground, share, _), here in rows[PLACE_NEEDS].groupby(["ground", "alpha_attribution", "truth"], sort=True):
+        for (ground, share, truth), here in rows[PLACE_NEEDS].groupby(
+            ["ground", "alpha_attribution", "truth"], sort=True
+        ):
             seen = set()
             for own, tuned in sets:
                 there = set(here["label"])
@@ -174,17 +184,34 @@ class Evidence:
                 seen.add(found)
                 for metric in metrics:
                     for normalised in (False, True):
-                        mine = here[here["label"].isin(dict(found).values()) & (here["normalised"] == normalised)]
-                        mine = mine.dropna(subset=[metric])
-                        if set(mine["label"]) == set(dict(found).values()) and self._one_setting_each(mine):
-                            yield Situation(
-                                str(ground), str(mine["protocol"].iloc[0]), float(share), metric, normalised, found,
-                                tuned, mine, str(mine["description"].iloc[0]),
-                            )  # fmt: skip
+                        key = (ground, share, truth, metric, normalised, found, tuned)
+                        if key not in self._situations:  # claims ask for the same ones
+                            self._situations[key] = self._situation(here, *key)
+                        if (situation := self._situations[key]) is not None:
+                            yield situation
+
+    def _situation(
+        self,
+        here: pd.DataFrame,
+        ground: str,
+        share: float,
+        _truth: str,
+        metric: str,
+        normalised: bool,
+        labels: tuple[tuple[str, str], ...],
+        tuned: bool,
+    ) -> Situation | None:
+        wanted = set(dict(labels).values())
+        mine = here[here["label"].isin(wanted) & (here["normalised"] == normalised)].dropna(subset=[metric])
+        if set(mine["label"]) != wanted or not self._one_setting_each(mine):
+            return None
+        protocol, description = str(mine["protocol"].iloc[0]), str(mine["description"].iloc[0])
+        return Situation(ground, protocol, share, metric, normalised, labels, tuned, mine, description)
 
     def _one_setting_each(self, rows: pd.DataFrame) -> bool:
         """Two settings under one label are two methods: their mean would be neither's."""
-        several = [str(label) for label, own in rows.groupby("label") if own["options"].nunique() > 1]
+        settings = Counter(label for label, _ in set(zip(rows["label"], rows["options"])))
+        several = sorted(str(label) for label, count in settings.items() if count > 1)
         for label in several:
             said = f"`{label}` on {rows['ground'].iloc[0]}: several settings under one label, left out of every claim"
             if said not in self.left_out:
@@ -218,7 +245,7 @@ class Evidence:
     def _paired(self, place: Situation, first: str, second: str, alpha: float, seed: int) -> tuple[float, float] | None:
         """The interval of a run's paired difference, whichever of the two stands first in it."""
         wanted = (place.label(first), place.label(second))
-        for run in place.runs():
+        for run in place.runs:
             for pair in self.results.records[run].get("pairs", []):
                 where = (pair["alpha"], pair["alpha_attribution"], pair["seed"], pair["normalised"], pair["protocol"])
                 if where != (alpha, place.share, seed, place.normalised, place.protocol) or pair["ci_low"] is None:
@@ -241,7 +268,7 @@ class Evidence:
     def diagnostics(self, place: Situation, part: str) -> list[Mapping[str, Any]]:
         """What the chains of a label say of themselves, a line a seed."""
         found: dict[int, Mapping[str, Any]] = {}
-        for run in place.runs():
+        for run in place.runs:
             for line in self.results.records[run].get("diagnostics", []):
                 mine = (line.get("label") or line.get("method")) == place.label(part)
                 if mine and line.get("alpha_attribution") == place.share and line.get("rhat") is not None:

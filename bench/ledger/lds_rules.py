@@ -96,7 +96,7 @@ def compare(
                     words = (*place.words()[:-1], place.words()[-1] + sign)
                     part_of = place.reading(sign)
                     found.append(
-                        Reading(words, tuple(cells), place.group, place.runs(), stand_in(place.description), part_of)
+                        Reading(words, tuple(cells), place.group, place.runs, stand_in(place.description), part_of)
                     )
         return found
 
@@ -145,7 +145,7 @@ def grows_as_attribution_falls(evidence: Evidence) -> list[Reading]:
             ground, _, *rest = small.words()
             words = (ground, f"{small.share:g} against {large.share:g}", *rest)
             if cells:
-                runs = tuple(sorted({*small.runs(), *large.runs()}))
+                runs = tuple(sorted({*small.runs, *large.runs}))
                 found.append(Reading(words, tuple(cells), small.group, runs, part_of=small.reading()))
     return found
 
@@ -192,7 +192,7 @@ def varies_over_seeds(evidence: Evidence) -> list[Reading]:
             if place.ceiling_touches_zero(alpha):  # of a truth that may be all noise, LDS is another with every seed
                 outcome, text = UNDECIDED, f"{text}; {NOISE}"
             cells.append(Cell(f"alpha {alpha:g}", text, outcome))
-        found.append(Reading(place.words(), tuple(cells), place.group, place.runs(), part_of=place.reading()))
+        found.append(Reading(place.words(), tuple(cells), place.group, place.runs, part_of=place.reading()))
     return found
 
 
@@ -211,7 +211,7 @@ def agree_within_a_seed(evidence: Evidence) -> list[Reading]:
             own = float(np.std([other[seed] for seed in seeds], ddof=1))
             outcome = HOLDS if apart <= own / 2 else FAILS if apart > own else UNDECIDED
             cells.append(Cell(f"alpha {alpha:g}", f"{apart:.3f} against {own:.3f}", outcome))
-        found.append(Reading(place.words(), tuple(cells), place.group, place.runs(), part_of=place.reading()))
+        found.append(Reading(place.words(), tuple(cells), place.group, place.runs, part_of=place.reading()))
     return found
 
 
@@ -228,7 +228,7 @@ def printed_size(part: str, printed: float) -> Rule:
                 away = gap.known and (gap.high < printed - SIZE_MARGIN or gap.low > printed + SIZE_MARGIN)
                 outcome = UNDECIDED if stand_in(place.description) else HOLDS if close else FAILS if away else UNDECIDED
                 cells.append(Cell(f"alpha {alpha:g}", f"{gap}; the paper {printed:.3f}", outcome))
-            found.append(Reading(place.words(), tuple(cells), place.group, place.runs(), stand_in(place.description)))
+            found.append(Reading(place.words(), tuple(cells), place.group, place.runs, stand_in(place.description)))
         return found
 
     return rule
@@ -250,7 +250,7 @@ def raw_matches_normalised(evidence: Evidence) -> list[Reading]:
                 gap = student_interval([one[seed] - two[seed] for seed in seeds])
                 cells.append(Cell(f"alpha {alpha:g}", str(gap), matches(gap, other.values("bif", alpha))))
             words = (*raw.words()[:-1], "raw - train-normalised")
-            found.append(Reading(words, tuple(cells), raw.group, raw.runs(), stand_in(raw.description)))
+            found.append(Reading(words, tuple(cells), raw.group, raw.runs, stand_in(raw.description)))
     return found
 
 
@@ -270,5 +270,5 @@ def chains_converged(evidence: Evidence) -> list[Reading]:
         effective = f"; {np.median(ess):.0f} of {lines[0].get('num_draws', '?')} draws count" if ess else ""
         text = f"R-hat {np.median(rhat):.2f} ({min(rhat):.2f} to {max(rhat):.2f}) over {len(rhat)} seeds{effective}"
         cell = Cell("chains", text, outcome)
-        found.append(Reading(place.words()[:3], (cell,), place.group, place.runs(), part_of=place.reading()))
+        found.append(Reading(place.words()[:3], (cell,), place.group, place.runs, part_of=place.reading()))
     return found

@@ -1,6 +1,7 @@
 """What a row of scaling.csv says, read back: numbers, seconds, the model's shape and the setting that it is about."""
 
 import math
+from functools import lru_cache
 from typing import Any
 
 from bench.scaling.costs import Setting
@@ -36,11 +37,16 @@ def named_configuration(name: str) -> Configuration:
 
 def configuration_of(row: dict[str, Any]) -> Configuration | None:
     """Of a row's model: the suite's, or a folder's by the row's own columns, which older rows do not have."""
-    found = SUITE.get(str(row["model"]))
-    if found is None and all(number_of(row.get(name)) for name in SHAPE_COLUMNS):
-        shape: dict[str, Any] = {name: int(row[name]) for name in SHAPE_COLUMNS}
-        found = Configuration(name=str(row["model"]), **shape)
-    return found if found is not None and found.num_parameters == int(row["parameters"]) else None
+    return _configuration(str(row["model"]), tuple(row.get(name) for name in SHAPE_COLUMNS), row["parameters"])
+
+
+@lru_cache(maxsize=1024)  # laws and crossings ask for each row's thousands of times
+def _configuration(model: str, shape: tuple[Any, ...], num_parameters: Any) -> Configuration | None:
+    found = SUITE.get(model)
+    if found is None and all(map(number_of, shape)):
+        columns: dict[str, Any] = dict(zip(SHAPE_COLUMNS, map(int, shape)))
+        found = Configuration(name=model, **columns)
+    return found if found is not None and found.num_parameters == int(num_parameters) else None
 
 
 def same_shape(one: Configuration | None, other: Configuration) -> bool:

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -181,17 +182,25 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
 def laws_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Slopes in log-log, and where BIF and EK-FAC cost the same for each model that has both."""
     estimators = by_device(rows)
-    found: dict[str, list[Any]] = {}
-    for device, estimator in estimators.items():
-        both = {row["model"] for row in estimator.of(RIVALS[0])} & {row["model"] for row in estimator.of(RIVALS[1])}
-        firsts = {row["model"]: row for row in reversed(estimator.of(RIVALS[0])) if row["model"] in both}
-        found[device] = [
-            asdict(crossing)
-            for row in firsts.values()
-            for _, crossing in crossovers(estimator, configuration_of(row), setting_of(row))
-            if isinstance(crossing, Crossover) and crossing.axis != "parameters"
-        ]
+    found = {
+        device: list(_crossings(json.dumps([row for row in one.rows if row["method"] in RIVALS])))
+        for device, one in estimators.items()
+    }
     return {"slopes": {device: slopes(one) for device, one in estimators.items()}, "crossovers": found}
+
+
+@lru_cache(maxsize=8)  # a sweep writes its table after every point, and most are of other methods
+def _crossings(rows: str) -> tuple[dict[str, Any], ...]:
+    """Of one device's rows of the two, as JSON."""
+    estimator = Estimator(json.loads(rows))
+    both = {row["model"] for row in estimator.of(RIVALS[0])} & {row["model"] for row in estimator.of(RIVALS[1])}
+    firsts = {row["model"]: row for row in reversed(estimator.of(RIVALS[0])) if row["model"] in both}
+    return tuple(
+        asdict(crossing)
+        for row in firsts.values()
+        for _, crossing in crossovers(estimator, configuration_of(row), setting_of(row))
+        if isinstance(crossing, Crossover) and crossing.axis != "parameters"
+    )
 
 
 def show_results(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
