@@ -26,9 +26,15 @@ class Cells:
     """An experiment of one seed and share with its ground truth; its methods play no part."""
 
     def __init__(
-        self, experiment: Experiment, execution: Execution, wanted: Sequence[tuple[str, Mapping[str, Any]]] = ()
+        self,
+        experiment: Experiment,
+        execution: Execution,
+        wanted: Sequence[tuple[str, Mapping[str, Any]]] = (),
+        *,
+        retrain: bool = True,
     ):
-        """`wanted`: methods with their options; what cannot be is refused before anything is retrained."""
+        """`wanted`: methods with their options; what cannot be is refused before anything is retrained. Without
+        `retrain` there is no ground truth, and nothing can be scored."""
         self.session = Session(replace(experiment, methods=("random",), options={}), execution)
         self.options, self.settings, self.execution = experiment.options, experiment.settings, execution
         self.task, self.store = self.session.task, self.session.store
@@ -41,11 +47,13 @@ class Cells:
         (self.block,) = self.session.blocks
         self.seed, self.alpha_attribution = self.block
         self.plans = self.session.plans(*self.block)
+        self.failed: dict[str, str] = {}  # key of scores -> why there are none
+        if not retrain:
+            return
         found = self.session.retrain()
         self.truths = [found[self.seed, self.alpha_attribution, plan.alpha] for plan in self.plans]
         if any(len(truth.subsets) < plan.num_subsets for truth, plan in zip(self.truths, self.plans, strict=True)):
             raise UsageError("the ground truth is not complete; run the same command without --collect")
-        self.failed: dict[str, str] = {}  # key of scores -> why there are none
 
     def method(self, name: str, /, **options: Any) -> Method:
         """With the task's own settings, then the experiment's, then these; of two, those chosen for raw scores."""

@@ -1,5 +1,9 @@
-"""What a run would compute, without computing it: `python -m bench.lds --dry-run`."""
+"""What a run would compute, without computing it: `--dry-run` of bench.lds, bench.sweep and bench.tune."""
 
+from collections.abc import Sequence
+
+from baselines.method import Method
+from bench.cells import Cells, why_diverged
 from bench.experiment import Execution, Experiment, Session, shares_of
 from retrain.train import checkpoint_unit, retrain_units
 
@@ -8,31 +12,61 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
     """What a run would compute, and with `force` or `rescore` what it would do again."""
     execution = execution or Execution()
     session = Session(experiment, execution)
-    store, lines = session.store, []
+    lines = []
     again = execution.force or execution.rescore
     for seed in experiment.seeds:
-        base = checkpoint_unit(session.task, seed, 0, execution.device)
-        trained = store.has(base.kind, base.config)
-        lines.append(f"seed {seed}: base model {_state(trained, execution.force, 'to train', 'to train again')}")
+        lines.append(_base_line(session, seed))
         for share in shares_of(experiment, session.task):
-            plans = session.plans(seed, share)
-            for plan in plans:
-                units = retrain_units(session.task, plan, execution.device)
-                done = sum(store.has(unit.kind, unit.config) for unit in units)
-                redone = f", of which {done} again" if execution.force and done else ""
-                todo = len(units) if execution.force else len(units) - done
-                lines.append(
-                    f"  alpha {plan.alpha:g} of {share:g}: {done} of {len(units)} retrains cached, {todo} to do{redone}"
-                )
+            lines += _truth_lines(session, seed, share)
             for variant in session.active:
-                cached = trained and all(scorer.cached(some) for scorer, some in session.scorers(variant, seed, share))
+                cached = is_trained(session, seed) and all(
+                    scorer.cached(some) for scorer, some in session.scorers(variant, seed, share)
+                )
                 which = f" ({variant.settings})" if variant.rows != "both" else ""  # raw and normalised have their own
                 lines.append(f"  {variant.label}{which}: {_state(cached, again, 'to score', 'to score again')}")
-    if further := {store.key(unit.kind, unit.config) for unit in session.further(session.active)}:
-        done = len(store.present(("retrain", key) for key in further))
+    if further := {session.store.key(unit.kind, unit.config) for unit in session.further(session.active)}:
+        done = len(session.store.present(("retrain", key) for key in further))
         lines.append(f"further retrains that methods ask for: {done} of {len(further)} cached")
     lines += [f"  {label}: skipped, {reason}" for label, reason in session.skipped.items()]
     return "\n".join([*session.notes, *lines, *(f"  {problem}" for problem in session.out.problems)])
+
+
+def truth_of(cells: Cells) -> list[str]:
+    """What the ground truth of a sweep or a tuning lacks."""
+    session, which = cells.session, f" ({cells.session.experiment.stream} subsets)"
+    return [_base_line(session, cells.seed), *(line + which for line in _truth_lines(session, *cells.block))]
+
+
+def settings_line(cells: Cells, label: str, methods: Sequence[Method]) -> str:
+    """How many of a method's settings are still to score. What they are kept under depends on the base model."""
+    scorers = [cells.scorer(method) for method in methods] if is_trained(cells.session, cells.seed) else []
+    lost = sum(bool(why_diverged(scorer)) for scorer in scorers)
+    cached = sum(not why_diverged(scorer) and scorer.cached(cells.plans) for scorer in scorers)
+    ran_away = f", {lost} ran away and are not tried again" if lost else ""
+    return f"  {label}: {cached} of {len(methods)} settings cached{ran_away}, {len(methods) - cached - lost} to score"
+
+
+def is_trained(session: Session, seed: int) -> bool:
+    base = checkpoint_unit(session.task, seed, 0, session.execution.device)
+    return session.store.has(base.kind, base.config)
+
+
+def _base_line(session: Session, seed: int) -> str:
+    state = _state(is_trained(session, seed), session.execution.force, "to train", "to train again")
+    return f"seed {seed}: base model {state}"
+
+
+def _truth_lines(session: Session, seed: int, share: float) -> list[str]:
+    lines = []
+    for plan in session.plans(seed, share):
+        units = retrain_units(session.task, plan, session.execution.device)
+        done = sum(session.store.has(unit.kind, unit.config) for unit in units)
+        redone = f", of which {done} again" if session.execution.force and done else ""
+        todo = len(units) if session.execution.force else len(units) - done
+        lines.append(
+            f"  alpha {plan.alpha:g} of {share:g}: {done} of {len(units)} retrains cached, {todo} to do{redone}"
+        )
+    return lines
 
 
 def _state(cached: bool, again: bool, todo: str, redo: str) -> str:

@@ -31,6 +31,7 @@ from retrain.command import (
     check_out,
     guarded,
 )
+from retrain.errors import UsageError
 
 
 def make_parser() -> Parser:
@@ -85,6 +86,8 @@ def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
 
     experiment, execution = experiment_of(arguments), execution_of(arguments)
     if arguments.dry_run:
+        if arguments.json:
+            raise UsageError("--dry-run says in words what would be computed; leave out --json")
         print(dry_run(experiment, execution))
         return 0
     check_out(arguments.out)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transforme
 
 
 def versions() -> dict[str, str]:
+    return dict(_versions())
+
+
+@lru_cache(maxsize=1)
+def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in ("tda-bench", *DISTRIBUTIONS):
         try:
@@ -39,8 +45,11 @@ def code_commit() -> str | None:
     Where the code runs as a copy without a checkout, $TDA_BENCH_COMMIT hands the commit in, and the fingerprint of the
     files, recorded beside it, proves it.
     """
-    if handed_in := os.environ.get("TDA_BENCH_COMMIT"):
-        return handed_in
+    return os.environ.get("TDA_BENCH_COMMIT") or _checked_out()
+
+
+@lru_cache(maxsize=1)  # as `code_fingerprint`: what is committed while this runs is not what runs
+def _checked_out() -> str | None:
     here = Path(__file__).resolve().parent
     try:
         run_git: Callable[..., str] = lambda *words: subprocess.run(  # noqa: E731

@@ -68,6 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_plan_arguments(parser, MINIMUM_SUBSETS)
     add("--queries", type=at_least(1), help="only the first so many queries of each split")
     add("--out", default="", help=f"where the result goes (default: {RUNS}/sweep or {RUNS}/budget)")
+    add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
     add_cluster_arguments(parser)
     return parser
 
@@ -96,13 +97,41 @@ def read_grid(texts: Sequence[str] | None, method: str) -> dict[str, list[Any]]:
 # ---- a grid of settings ----
 
 
+def crossed(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def on(experiment: Any, split: str) -> Any:
+    """Its tune queries and subsets, or those it reports."""
+    return dataclasses.replace(experiment, query_split=split, stream=split)
+
+
+def dry_sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]) -> str:
+    from bench.cells import Cells
+    from bench.dry_run import settings_line, truth_of
+
+    combinations = crossed(grid)
+    wanted = [(name, chosen) for chosen in combinations]
+    tuning = Cells(on(experiment, "tune"), execution, wanted, retrain=False)
+    settings = settings_line(tuning, name, [tuning.method(name, **chosen) for chosen in combinations])
+    reporting = truth_of(Cells(on(experiment, "report"), execution, retrain=False))
+    return "\n".join(
+        [
+            *truth_of(tuning),
+            settings,
+            *reporting[1:],
+            "  the best by raw and by normalised LDS are scored once more, on report queries",
+        ]
+    )
+
+
 def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]) -> tuple[dict[str, Any], Any]:
     """Every cell on `tune`; the best by raw LDS, and the best by normalised, once more on `report`."""
     from bench.cells import Cells
 
-    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    combinations = crossed(grid)
     wanted = [(name, chosen) for chosen in combinations]
-    tuning = Cells(dataclasses.replace(experiment, query_split="tune", stream="tune"), execution, wanted)
+    tuning = Cells(on(experiment, "tune"), execution, wanted)
     methods = [tuning.method(name, **chosen) for chosen in combinations]
     tuning.prepare(methods)
     ready = [tuning.ready(method) for method in methods]  # which says nothing about how long the others take
@@ -116,7 +145,7 @@ def sweep(experiment: Any, execution: Any, name: str, grid: dict[str, list[Any]]
         defined = [cell for cell in cells if cell.get(kind) is not None]
         if defined:
             chosen = max(defined, key=lambda cell: cell[kind])
-            reporting = Cells(dataclasses.replace(experiment, query_split="report", stream="report"), execution)
+            reporting = Cells(on(experiment, "report"), execution)
             options = {option: chosen[option] for option in grid}
             reported = reporting.score(reporting.method(name, **options), options)
             best[kind] = {key: value for key, value in reported.items() if key != "traces"} | {"tune": chosen[kind]}
@@ -157,6 +186,33 @@ def budget(experiment: Any, execution: Any, wanted: Mapping[str, Any], split: st
                 continue
             curves += [{"method": spelling.name, "label": label, **curve} for curve in found if curve["points"]]
     return {**cells.describe(), "curves": curves, "failed": failed}, cells
+
+
+def dry_budget(experiment: Any, execution: Any, wanted: Mapping[str, Any], split: str) -> str:
+    from bench.cells import Cells
+    from bench.dry_run import is_trained, settings_line, truth_of
+
+    experiment = dataclasses.replace(experiment, query_split=split)
+    spelled = [(spelling.name, spelling.options) for spelling in wanted.values()]
+    cells = Cells(experiment, execution, spelled, retrain=False)
+    lines = truth_of(cells)
+    for label, spelling in wanted.items():
+        methods: list[Any] = [one.method for one in cells.variants(spelling.name, spelling.options)]
+        if spelling.name == "bif":  # every shorter run is the beginning of the longest
+            asked = [dataclasses.replace(method, keep_traces=True) for method in methods]
+        else:  # how many projections there are depends on the model, once there is one
+            known = is_trained(cells.session, cells.seed)
+            asked = [
+                dataclasses.replace(method, **{axis: value})
+                for method in methods
+                for axis, values in (
+                    ("projection", trak_projections(cells, method) if known else TRAK_PROJECTIONS),
+                    ("checkpoints", TRAK_CHECKPOINTS),
+                )
+                for value in values
+            ]
+        lines.append(settings_line(cells, label, list(dict.fromkeys(asked))))
+    return "\n".join(lines)
 
 
 def budgeted(word: str) -> tuple[str, Any]:
@@ -325,12 +381,18 @@ def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
     experiment, execution = experiment_of(arguments), execution_of(arguments)
     if arguments.budget:
         wanted = budgeted_variants(arguments.budget_methods or BUDGET_METHODS)
+        if arguments.dry_run:
+            print(dry_budget(experiment, execution, wanted, arguments.budget_split or "report"))
+            return 0
         check_out(str(out))
         result, cells = budget(experiment, execution, wanted, arguments.budget_split or "report")
     else:
         if both := sorted(in_place_of(grid) & set(experiment.options.get(method, {}))):
             what = "swept and set" if both[0] in grid else f"set, and {', '.join(grid)} swept in its place"
             raise UsageError(f"{both[0]} is {what}; leave out --set {method}.{both[0]}, or change the grid")
+        if arguments.dry_run:
+            print(dry_sweep(experiment, execution, method, grid))
+            return 0
         check_out(str(out))
         result, cells = sweep(experiment, execution, method, grid)
     for note in cells.session.notes:

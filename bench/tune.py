@@ -69,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, help="seconds a method instead, its fits and scores counted")
     beyond_grid = "settings beyond the grid, where the best is at its edge (default: %(default)s)"
     add("--further", type=at_least(0), default=FURTHER, help=beyond_grid)
+    add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
     add("--out", default=f"{RUNS}/tune", help="where the record and the chosen settings go (default: %(default)s)")
     add_cluster_arguments(parser)
     return parser
@@ -252,6 +253,25 @@ def tune_method(
     }
 
 
+def dry_tuning(blocks: Sequence[Any], names: Sequence[str], tries: int, seconds: float | None, further: int) -> str:
+    from bench.dry_run import settings_line, truth_of
+
+    lines = []
+    for cells in blocks:
+        lines += truth_of(cells)
+        for name in names:
+            method = cells.method(name)
+            if reason := method.skip(cells.task):
+                lines.append(f"  {name}: skipped, {reason}")
+                continue
+            wanted = list(settings_to_try(method, blocks[0].seed, in_place_of(cells.options.get(name, {}))))
+            some = wanted if seconds is not None else wanted[:tries]
+            line = settings_line(cells, name, [cells.method(name, **options) for options in some])
+            lines.append(line + (f", as far as {seconds:g} s allow" if seconds is not None else ""))
+    beyond_grid = f"and up to {further} settings a method beyond its grid, where the best is at its edge"
+    return "\n".join([*lines, *([beyond_grid] if further else [])])
+
+
 # ---- the command ----
 
 
@@ -337,6 +357,10 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
                 f"--set fixes all that {name} would be tuned in ({', '.join(fixed)}); leave some of it out"
             )
     check_named(known, str(asked.task), asked.options)
+    if arguments.dry_run:
+        blocks = [Cells(replace(asked, seeds=(seed,)), execution, retrain=False) for seed in asked.seeds]
+        print(dry_tuning(blocks, names, arguments.tries, arguments.seconds, arguments.further))
+        return 0
     check_out(arguments.out)
     blocks = [Cells(replace(asked, seeds=(seed,)), execution) for seed in asked.seeds]
     found = {}

@@ -24,7 +24,7 @@ from bench.scaling.row_values import total_of
 from bench.tables import bytes_text, duration, table
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import Configuration
-from retrain.safe_files import SafeFileError, read_text
+from retrain.safe_files import SafeFileError, one_line, read_text
 
 RATES = Path(__file__).with_name("rates.csv")  # what ships with the package
 NEEDED_COLUMNS = (
@@ -32,6 +32,10 @@ NEEDED_COLUMNS = (
     "tokens", "token_parameters",
 )  # fmt: skip
 SIZE_COLUMNS = ("parameters", "train", "queries", "tokens", "token_parameters")  # every row has them
+# What a method's own estimate rests on, in every row that was measured.
+_BIF_COLUMNS = ("seconds_per_draw", "minibatch")
+_EKFAC_COLUMNS = ("fit_examples", "eigen_seconds", "eigen_cost", "covariance_per_example", "lambda_per_example")
+OWN_COLUMNS = {"bif": _BIF_COLUMNS, "bif_tokens": _BIF_COLUMNS, "ekfac": _EKFAC_COLUMNS}
 PAPER_FITTED = 1_000_000  # sequences of the Pile that the paper fits EK-FAC on (sec:appendix-scaling)
 METHOD_LABELS = {
     "bif": "BIF",
@@ -66,16 +70,25 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     if missing := [name for name in NEEDED_COLUMNS if name not in frame]:
         raise UsageError(f"{path} lacks the columns {', '.join(missing)}; expected the scaling.csv of bench.scaling")
     for name in (*SIZE_COLUMNS, "fit_seconds", "score_seconds"):
-        numbers = pd.to_numeric(frame[name], errors="coerce")
-        wrong = numbers.isna() & (frame[name].notna() | (name in SIZE_COLUMNS))
-        if wrong.any():
-            row = int(wrong.to_numpy().argmax())
-            came = "empty" if pd.isna(frame[name][row]) else f'"{frame[name][row]}"'
-            raise UsageError(f"{path}, line {row + 2}: {name} is {came}; expected a number")
+        _check_numbers(path, frame, name, frame[name].notna() | (name in SIZE_COLUMNS))
+    measured = frame["score_seconds"].notna() & (frame["error"].isna() if "error" in frame else True)
+    for method, names in OWN_COLUMNS.items():
+        for name in names:
+            _check_numbers(path, frame, name, measured & (frame["method"] == method))
     return [
         {name: None if value is None or pd.isna(value) else value for name, value in row.items()}
         for row in frame.to_dict("records")
     ]
+
+
+def _check_numbers(path: str | Path, frame: pd.DataFrame, name: str, needed: pd.Series) -> None:
+    """Refuses a word or a gap in these rows of a column."""
+    column = frame.get(name, pd.Series(math.nan, frame.index))
+    wrong = pd.to_numeric(column, errors="coerce").isna() & needed
+    if wrong.any():
+        row = int(wrong.to_numpy().argmax())
+        came = "empty" if pd.isna(column[row]) else f'"{one_line(str(column[row]), 40)}"'
+        raise UsageError(f"{path}, line {row + 2}: {name} is {came}; expected a number")
 
 
 def by_device(rows: Sequence[dict[str, Any]]) -> dict[str, Estimator]:

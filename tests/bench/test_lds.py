@@ -147,6 +147,8 @@ def test_dry_run_computes_nothing(arguments: list[str], capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "12 of 12 retrains cached" in out
     assert "gradsim: cached" in out
+    assert main([*arguments, "--dry-run", "--json"]) == 2
+    assert "--dry-run says in words what would be computed; leave out --json" in capsys.readouterr().err
 
 
 def test_collect_starts_nothing_and_uses_what_is_there(

@@ -27,6 +27,13 @@ def test_a_sweep_marks_diverged_cells_and_reports_the_best_on_other_queries(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [*arguments, "--grid", "gamma=1,10", "step_size=0.004,1.0"]
+    assert main([*command, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "seed 1: base model to train" in said
+    assert "0 of 12 retrains cached, 12 to do (tune subsets)" in said
+    assert "bif: 0 of 4 settings cached, 4 to score" in said
+    assert not list((tmp_path / "cache").rglob("*.safetensors")), "nothing was computed"
+    assert not (tmp_path / "out").exists()
     assert main(command) == 0
     result = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert result["axes"] == {"gamma": [1.0, 10.0], "step_size": [0.004, 1.0]}
@@ -40,6 +47,10 @@ def test_a_sweep_marks_diverged_cells_and_reports_the_best_on_other_queries(
     assert result["best_on_report"]["lds"]["tune"] == best["lds"]
     assert result["best_on_report"]["lds"]["lds"] != best["lds"], "another set of queries"
     assert "NaN" in capsys.readouterr().out
+    assert main([*command, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "12 of 12 retrains cached, 0 to do (report subsets)" in said
+    assert "bif: 2 of 4 settings cached, 2 ran away and are not tried again, 0 to score" in said
 
 
 def test_a_sweep_without_any_score_says_so_after_its_table(
@@ -97,9 +108,16 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert len(scored) <= 5, "and the best cells once more on the report queries"
 
 
-def test_budget_curves_use_one_runs_traces(arguments: list[str], tmp_path: Path) -> None:
+def test_budget_curves_use_one_runs_traces(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [*arguments, "--budget", "--set", "bif.gamma=1", "--set", "bif.step_size=0.004"]
-    assert main([*command, "--set", "trak.ridge=0.001"]) == 0
+    command += ["--set", "trak.ridge=0.001"]
+    assert main([*command, "--dry-run"]) == 0
+    assert "bif: 0 of 1 settings cached, 1 to score\n  trak: 0 of 6 settings" in capsys.readouterr().out
+    assert main(command) == 0
+    assert main([*command, "--dry-run"]) == 0
+    assert "bif: 1 of 1 settings cached, 0 to score" in capsys.readouterr().out
     result = json.loads((tmp_path / "out" / "budget.json").read_text())
     raw = next(c for c in result["curves"] if c["method"] == "bif" and not c["normalised"])
     values = [point["value"] for point in raw["points"]]

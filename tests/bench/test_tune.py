@@ -30,7 +30,15 @@ def arguments(tmp_path: Path) -> list[str]:
 def test_it_keeps_the_grid_and_its_choice_is_used(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main([*arguments, "--methods", "ekfac", "--tries", "3", "--further", "0"]) == 0
+    command = [*arguments, "--methods", "ekfac", "--tries", "3", "--further", "0"]
+    assert main([*command, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 20 retrains cached, 20 to do (tune subsets)\n  ekfac: 0 of 3 settings cached, 3 to score" in said
+    assert not list((tmp_path / "cache").rglob("*.safetensors")), "nothing was computed"
+    assert not (tmp_path / "tune").exists()
+    assert main(command) == 0
+    assert main([*command, "--dry-run"]) == 0
+    assert "ekfac: 3 of 3 settings cached, 0 to score" in capsys.readouterr().out
     record = json.loads((tmp_path / "tune" / "tune.json").read_text())
     found = record["methods"]["ekfac"]
     assert len(found["grid"]) == 3

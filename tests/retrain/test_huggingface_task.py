@@ -54,7 +54,7 @@ def test_every_method_runs_on_a_bert_in_a_file_of_ones_own(
     rows = json.loads(capsys.readouterr().out)
     assert {row["task"] for row in rows} == {"huggingface_task"}
     assert {row["method"] for row in rows} == {"gradsim", "trak", "ekfac", "kfac", "random", "bif"}
-    assert main([*command, "--dry-run"]) == 0
+    assert main([word for word in [*command, "--dry-run"] if word != "--json"]) == 0
     assert "8 of 8 retrains cached, 0 to do" in capsys.readouterr().out
 
 

@@ -664,6 +664,9 @@ def test_what_a_fit_takes_at_its_start_does_not_grow_as_models_shrink() -> None:
         (lambda frame: frame.drop(columns="queries"), "lacks the columns queries"),
         (lambda frame: frame.assign(tokens=None), "line 2: tokens is empty; expected a number"),
         (lambda frame: frame.assign(score_seconds="abc"), 'line 2: score_seconds is "abc"; expected a number'),
+        (lambda frame: frame.assign(seconds_per_draw=None), "seconds_per_draw is empty; expected a number"),
+        (lambda frame: frame.assign(eigen_seconds="fast"), 'eigen_seconds is "fast"; expected a number'),
+        (lambda frame: frame.drop(columns="lambda_per_example"), "lambda_per_example is empty; expected a number"),
     ],
 )
 def test_rows_that_cannot_be_read_are_named(
