@@ -184,9 +184,10 @@ class Evidence:
                 seen.add(found)
                 for metric in metrics:
                     for normalised in (False, True):
-                        key = (ground, share, truth, metric, normalised, found, tuned)
+                        place = (ground, share, metric, normalised, found, tuned)
+                        key = (task, truth, *place)
                         if key not in self._situations:  # claims ask for the same ones
-                            self._situations[key] = self._situation(here, *key)
+                            self._situations[key] = self._situation(here, *place)
                         if (situation := self._situations[key]) is not None:
                             yield situation
 
@@ -195,7 +196,6 @@ class Evidence:
         here: pd.DataFrame,
         ground: str,
         share: float,
-        _truth: str,
         metric: str,
         normalised: bool,
         labels: tuple[tuple[str, str], ...],
