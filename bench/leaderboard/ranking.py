@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from bench.answers import ANSWERS, ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, short_digest
 from bench.metrics import mean_and_standard_error
+from bench.metrics.quantiles import t_quantile
 from bench.results import MANY_SEEDS, Results, ceiling_over_seeds, last_made, load_results
 
 NEGLIGIBLE = 0.0005
@@ -198,7 +198,7 @@ def over_these_seeds(seeds: Sequence[tuple[float, float, float]]) -> tuple[float
     values = np.array([value for value, _, _ in seeds], dtype=np.float64)
     mean, error = mean_and_standard_error(values)
     if len(values) >= MANY_SEEDS:
-        reach = error * float(stats.t.ppf(0.975, len(values) - 1))
+        reach = error * t_quantile(0.975, len(values) - 1)
         return mean, mean - reach, mean + reach
     return mean, min(low for _, low, _ in seeds), max(high for _, _, high in seeds)
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from baselines.bif.diagnostics import RHAT_LIMIT
 from bench.ledger.evidence import MANY_SEEDS, Evidence, Situation
@@ -182,7 +182,9 @@ def varies_over_seeds(evidence: Evidence) -> list[Reading]:
                 cells.append(Cell(f"alpha {alpha:g}", "one seed", UNDECIDED))
                 continue
             mean, deviation = float(values.mean()), float(values.std(ddof=1))
-            ends = [math.sqrt((len(values) - 1) / stats.chi2.ppf(share, len(values) - 1)) for share in (0.975, 0.025)]
+            degrees = len(values) - 1
+            quantiles = [2 * special.gammaincinv(degrees / 2, share) for share in (0.975, 0.025)]  # of chi-squared
+            ends = [math.sqrt(degrees / quantile) for quantile in quantiles]
             share = deviation / abs(mean) if mean else math.inf
             low, high = share * ends[0], share * ends[1]
             outcome = HOLDS if low > SPREAD else FAILS if high < SPREAD else UNDECIDED

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy import stats
+
+from bench.metrics.quantiles import t_quantile
 
 HOLDS, FAILS, UNDECIDED, MISSING = "holds", "does not hold", "undecided", "not measured"
 CONFIDENCE = 0.95
@@ -44,7 +45,7 @@ def student_interval(values: Sequence[float]) -> Gap:
     mean = float(numbers.mean()) if len(numbers) else math.nan
     if len(numbers) < 2 or not np.isfinite(numbers).all():
         return Gap(mean, seeds=len(numbers))
-    reach = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(numbers) - 1) * numbers.std(ddof=1) / math.sqrt(len(numbers)))
+    reach = float(t_quantile(0.5 + CONFIDENCE / 2, len(numbers) - 1) * numbers.std(ddof=1) / math.sqrt(len(numbers)))
     return Gap(mean, mean - reach, mean + reach, len(numbers))
 
 

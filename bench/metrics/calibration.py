@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from bench.metrics.checks import FloatArray, check_num_subsets, check_pair
+from bench.metrics.quantiles import t_above, t_quantile
 
 CALIBRATED = ("slope", "r2", "r2_rescaled")
 
@@ -51,7 +51,7 @@ class Jackknifed:
         if not self.standard_error > 0:
             return 1.0 if self.value == 0 else math.nan
         degrees = min(len(self.without_subset), len(self.without_query)) - 1
-        return 2.0 * float(stats.t.sf(abs(self.value) / self.standard_error, degrees))
+        return 2.0 * t_above(abs(self.value) / self.standard_error, degrees)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def jackknifed(value: float, without_subset: FloatArray, without_query: FloatArr
         variance += (count - 1) / count * float(((left - left.mean()) ** 2).sum()) if count > 1 else math.nan
     error = math.sqrt(variance)
     degrees = min(len(without_subset), len(without_query)) - 1
-    reach = error * float(stats.t.ppf(0.975, degrees)) if degrees > 0 else math.nan
+    reach = error * t_quantile(0.975, degrees) if degrees > 0 else math.nan
     return Jackknifed(
         value=value, ci_low=value - reach, ci_high=value + reach, standard_error=error, without_subset=without_subset,
         without_query=without_query,

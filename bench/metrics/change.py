@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from bench.metrics.checks import FloatArray
+from bench.metrics.quantiles import t_above, t_quantile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +78,9 @@ def mean_change(change: FloatArray, shared: Sequence[Shared] = (), confidence: f
     else:
         # Welch and Satterthwaite.
         degrees = variance**2 / sum(part**2 / freedom for part, freedom in parts)
-        reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, degrees))
+        reach = error * t_quantile(0.5 + 0.5 * confidence, degrees)
         ends = (mean - reach, mean + reach)
-        p_value = 2.0 * float(stats.t.sf(abs(mean) / error, degrees))
+        p_value = 2.0 * t_above(abs(mean) / error, degrees)
     return MeanChange(
         mean=mean, ci_low=ends[0], ci_high=ends[1], standard_error=error, p_value=p_value, num_queries=len(values),
         num_undefined=len(values) - count,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from bench.metrics.checks import BoolArray, FloatArray
+from bench.metrics.quantiles import normal_above, normal_quantile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +58,17 @@ def _checked(known: ArrayLike, score: ArrayLike) -> tuple[BoolArray, FloatArray]
 
 def area_under_curve(known: ArrayLike, score: ArrayLike, confidence: float = 0.95) -> Area:
     """known: (n,) bool; score: (n,), higher where an example is thought to be known. The interval is on the logit."""
+    from scipy.stats import rankdata  # its import takes seconds
+
     mask, values = _checked(known, score)
-    ranks, m, k = stats.rankdata(values), int(mask.sum()), int((~mask).sum())
-    of_known = (ranks[mask] - stats.rankdata(values[mask])) / k
-    of_others = 1.0 - (ranks[~mask] - stats.rankdata(values[~mask])) / m
+    ranks, m, k = rankdata(values), int(mask.sum()), int((~mask).sum())
+    of_known = (ranks[mask] - rankdata(values[mask])) / k
+    of_others = 1.0 - (ranks[~mask] - rankdata(values[~mask])) / m
     auc = float(of_known.mean())
     error = math.sqrt(of_known.var(ddof=1) / m + of_others.var(ddof=1) / k)
     low = high = auc
     if 0.0 < auc < 1.0 and error > 0.0:
-        reach = float(stats.norm.ppf(0.5 + 0.5 * confidence)) * error / (auc * (1.0 - auc))
+        reach = normal_quantile(0.5 + 0.5 * confidence) * error / (auc * (1.0 - auc))
         centre = math.log(auc / (1.0 - auc))
         low, high = (1.0 / (1.0 + math.exp(-end)) for end in (centre - reach, centre + reach))
     return Area(
@@ -82,8 +84,8 @@ def auc_difference(first: Area, second: Area, confidence: float = 0.95) -> Detec
     error = math.sqrt(known.var(ddof=1) / len(known) + others.var(ddof=1) / len(others))
     if error == 0.0:
         return Detected(value=difference, ci_low=difference, ci_high=difference, p_value=float(difference == 0.0))
-    reach = float(stats.norm.ppf(0.5 + 0.5 * confidence)) * error
-    p_value = 2.0 * float(stats.norm.sf(abs(difference) / error))
+    reach = normal_quantile(0.5 + 0.5 * confidence) * error
+    p_value = 2.0 * normal_above(abs(difference) / error)
     return Detected(value=difference, ci_low=difference - reach, ci_high=difference + reach, p_value=p_value)
 
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from bench.metrics.checks import FloatArray
+from bench.metrics.quantiles import normal_quantile, t_quantile
 from bench.metrics.ranks import defined_columns, leave_one_out, query_blocks
 
 _DRAWS_PER_BLOCK = 1 << 20
@@ -117,7 +117,7 @@ def two_way_interval(
         scale = math.sqrt(shared / observed * num_subsets / (num_subsets - 1))
         deviation += scale * _resampled_means(by_subset, num_bootstrap, subset_rng)
     tail = 0.5 * (1.0 - confidence)
-    stretch = float(stats.t.ppf(1.0 - tail, degrees_of_freedom) / stats.norm.ppf(1.0 - tail))
+    stretch = t_quantile(1.0 - tail, degrees_of_freedom) / normal_quantile(1.0 - tail)
     low, high = (stretch * float(end) for end in np.quantile(deviation, [tail, 1.0 - tail]))
     if correlation:
         # Taking out the bias can step over 1; halfway from the plain mean to 1 keeps z finite there.

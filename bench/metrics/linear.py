@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import special
 
 from bench.metrics.checks import BoolArray, FloatArray, as_replicates, check_confidence
+from bench.metrics.quantiles import normal_quantile, t_quantile
 from bench.metrics.ranks import defined_columns, rank_rows
 from bench.metrics.score import LDS
 
@@ -195,7 +196,7 @@ class _Pool:
             return AdditiveShare(share=centre, ci_low=centre, ci_high=centre, standard_error=0.0)
         degrees = variance**2 / (from_queries**2 / (num_queries - 1) + shared**2 / (num_subsets - 1))
         error = math.sqrt(variance)
-        reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, degrees))
+        reach = error * t_quantile(0.5 + 0.5 * confidence, degrees)
         return AdditiveShare(share=centre, ci_low=centre - reach, ci_high=centre + reach, standard_error=error)
 
 
@@ -362,6 +363,6 @@ def lds_over_linear_ceiling(score: LDS, linear: LinearCeiling) -> LinearRatio:
         slope = 1.5 / (math.pi * math.sqrt(share * (1.0 - 0.25 * share)))
         ratio = score.lds_corrected / height
         error = math.hypot(score.standard_error, ratio * slope * linear.share.standard_error) / height
-        reach = error * float(stats.norm.ppf(0.5 + 0.5 * score.confidence))
+        reach = error * normal_quantile(0.5 + 0.5 * score.confidence)
         low, high = ratio - reach, ratio + reach
     return LinearRatio(ratio=ratio, ci_low=low, ci_high=high, standard_error=error, confidence=score.confidence)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from bench.metrics.checks import FloatArray, check_confidence, check_num_subsets, check_pair
 from bench.metrics.interval import Sampling, sample_spearman, two_way_interval
+from bench.metrics.quantiles import t_above
 from bench.metrics.ranks import mean_of_defined, spearman_columns
 
 
@@ -139,7 +139,7 @@ def difference_of_samplings(
     )
     centre = interval.mean - interval.bias
     if interval.standard_error > 0.0:
-        p_value = float(2.0 * stats.t.sf(abs(centre) / interval.standard_error, interval.degrees_of_freedom))
+        p_value = 2.0 * t_above(abs(centre) / interval.standard_error, interval.degrees_of_freedom)
     elif interval.standard_error == 0.0:
         p_value = 1.0 if centre == 0.0 else 0.0
     else:

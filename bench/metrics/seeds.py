@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 from bench.metrics.ceiling import Ceiling
 from bench.metrics.checks import FloatArray, check_confidence
 from bench.metrics.linear import LinearCeiling, best_spearman
+from bench.metrics.quantiles import normal_quantile, t_quantile
 
 
 def mean_and_standard_error(values: ArrayLike) -> tuple[float, float]:
@@ -64,13 +64,13 @@ def pooled_ceiling(
     mean, error, reach = (float(shares.mean()) if num_seeds else math.nan), math.nan, math.nan
     if num_seeds == 1:
         error = float(errors[0])
-        reach = error * float(stats.norm.ppf(0.5 + 0.5 * confidence))
+        reach = error * normal_quantile(0.5 + 0.5 * confidence)
     elif num_seeds > 1:
         between = float(shares.var(ddof=1)) / num_seeds
         within = float((errors**2).sum()) / num_seeds**2
         degrees = math.inf if within > between else num_seeds - 1  # a comparison with NaN is False
         error = math.sqrt(within if within > between else between)
-        reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, degrees))
+        reach = error * t_quantile(0.5 + 0.5 * confidence, degrees)
     low, high = mean - reach, mean + reach
     return PooledCeiling(
         ceiling=_ceiling(mean, linear),
@@ -126,7 +126,7 @@ def lds_over_pooled_ceiling(
         at = min(pooled.mean, 1.0 - step)  # a share above 1 is chance: the linear ceiling ends there
         slope = (_ceiling(at + step, linear) - _ceiling(at - step, linear)) / (2.0 * step)
         _, error = mean_and_standard_error((values[0] - ratio * slope * values[1]) / pooled.ceiling)
-        reach = error * float(stats.t.ppf(0.5 + 0.5 * confidence, num_seeds - 1))
+        reach = error * t_quantile(0.5 + 0.5 * confidence, num_seeds - 1)
         low, high = ratio - reach, ratio + reach
     return PooledRatio(
         ratio=ratio, ci_low=low, ci_high=high, standard_error=error, confidence=confidence, num_seeds=num_seeds
@@ -143,7 +143,7 @@ def _shares(seeds: Sequence[Ceiling | LinearCeiling | float], linear: bool) -> t
     found = []
     for seed in seeds:
         if isinstance(seed, Ceiling):
-            width = (seed.reliability_high - seed.reliability_low) / float(stats.norm.ppf(0.5 + 0.5 * seed.confidence))
+            width = (seed.reliability_high - seed.reliability_low) / normal_quantile(0.5 + 0.5 * seed.confidence)
             found.append((seed.reliability, 0.5 * width))
         elif isinstance(seed, LinearCeiling):
             found.append((seed.share.share, seed.share.standard_error))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from scipy import stats
 
 from bench import metrics
+from bench.metrics.quantiles import t_quantile
 from bench.record import versions
 from bench.regress.baseline import MethodBaseline
 from bench.regress.clock import KERNELS, Timing
@@ -81,7 +81,7 @@ def tolerance(values: Sequence[float] | np.ndarray, floor: float, tail: float = 
     if len(values) < 2:
         return floor
     spread = float(np.std(values, ddof=1)) * math.sqrt(1 / runs + 1 / len(values))
-    return max(floor, float(stats.t.isf(tail, len(values) - 1)) * spread)
+    return max(floor, -t_quantile(tail, len(values) - 1) * spread)
 
 
 def suspicious(sample: Sample, reference: MethodBaseline) -> bool:

@@ -27,6 +27,7 @@ from bench.metrics import (
     spearman_per_column,
 )
 from bench.metrics.ceiling import StepUp
+from bench.metrics.quantiles import normal_above, normal_quantile, t_above, t_quantile
 from bench.metrics.ranks import leave_one_out
 from bench.rows import compute_metrics
 from tests.helpers.pace import at_most
@@ -469,3 +470,15 @@ def test_a_block_of_numbers_is_what_each_function_gives() -> None:
         alone = paired_difference(truth, made[first], made[second])
         assert replace(found, per_query=None) == replace(alone, per_query=None)  # type: ignore[arg-type]
         np.testing.assert_array_equal(found.per_query, alone.per_query)
+
+
+def test_quantiles_are_those_of_scipy_to_the_last_bit():
+    for degrees in (1, 2, 4, 7.3, 24.5, 99, 1e4, math.inf):
+        for share in (0.025, 0.5, 0.9, 0.975, 0.9995):
+            assert t_quantile(share, degrees) == stats.t.ppf(share, degrees)
+            assert normal_quantile(share) == stats.norm.ppf(share)
+        for value in (-1.0, 0.0, 0.1, 1.96, 8.0, math.inf):
+            assert t_above(value, degrees) == stats.t.sf(value, degrees)
+            assert normal_above(value) == stats.norm.sf(value)
+    assert math.isnan(t_quantile(0.975, 0))
+    assert math.isnan(t_above(math.nan, 5))
