@@ -7,17 +7,20 @@ It is held against retraining itself: regression on subsets alone reaches it in 
 come (`bench/metrics/learning_curve.py`).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baselines.method import Method
-from baselines.support.nested import NONE
-from bench.ground_truth import GroundTruth
 from bench.metrics import LDS, best_spearman, linear_ceiling, unlimited_retrains
 from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR
+
+if TYPE_CHECKING:  # figures and pages read what is here of records, without torch
+    from baselines.method import Method
+    from bench.ground_truth import GroundTruth
 
 WIDEST = 0.2  # interval that is shown
 LINEAR = ("linear_ceiling", "linear_low", "linear_high", "linear_share", "linear_subsets", "run_over_mean")
@@ -61,6 +64,8 @@ def unlimited_numbers(
 
 def retrains_alone(method: Method, alpha: float) -> int:
     """On how many subsets, drawn like those that are reported, it rests, and on nothing else; 0: on other things."""
+    from baselines.support.nested import NONE
+
     count, kept = method.further_subsets()
     return count if getattr(method, "prior", None) == NONE and kept in (0.0, alpha) else 0
 
