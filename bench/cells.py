@@ -14,6 +14,7 @@ import numpy as np
 from baselines.method import Method
 from bench import metrics, schemas
 from bench.experiment import Execution, Experiment, Session
+from bench.ground_truth import GroundTruth
 from bench.record import without_nan
 from bench.rows import why_undefined
 from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
@@ -48,6 +49,7 @@ class Cells:
         self.seed, self.alpha_attribution = self.block
         self.plans = self.session.plans(*self.block)
         self.failed: dict[str, str] = {}  # key of scores -> why there are none
+        self.truths: list[GroundTruth] = []
         if not retrain:
             return
         found = self.session.retrain()

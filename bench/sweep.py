@@ -205,10 +205,7 @@ def dry_budget(experiment: Any, execution: Any, wanted: Mapping[str, Any], split
             asked = [
                 dataclasses.replace(method, **{axis: value})
                 for method in methods
-                for axis, values in (
-                    ("projection", trak_projections(cells, method) if known else TRAK_PROJECTIONS),
-                    ("checkpoints", TRAK_CHECKPOINTS),
-                )
+                for axis, values in trak_axes(trak_projections(cells, method) if known else TRAK_PROJECTIONS).items()
                 for value in values
             ]
         lines.append(settings_line(cells, label, list(dict.fromkeys(asked))))
@@ -277,7 +274,7 @@ def bif_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str,
 def trak_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, Any]]:
     """LDS against the projection's size at the variant's checkpoints, and against checkpoints at its projection."""
     curves = []
-    for axis, values in (("projection", trak_projections(cells, method)), ("checkpoints", TRAK_CHECKPOINTS)):
+    for axis, values in trak_axes(trak_projections(cells, method)).items():
         steps = bar(values, desc=f"trak: {axis}", unit="setting", delay=2, leave=False)
         scored = [cells.score(dataclasses.replace(method, **{axis: value}), {axis: value}) for value in steps]
         for kind in kinds:
@@ -289,6 +286,10 @@ def trak_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str
             ]
             curves.append({"axis": axis, "normalised": kind, "options": method.config, "points": points})
     return curves
+
+
+def trak_axes(projections: Sequence[int]) -> dict[str, Sequence[int]]:
+    return {"projection": projections, "checkpoints": TRAK_CHECKPOINTS}
 
 
 def trak_projections(cells: Any, method: Any) -> list[int]:

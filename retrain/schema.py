@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,95 +128,39 @@ ANY = Anything()
 
 def check(value: Any, schema: Any, path: str | os.PathLike[str], where: str = "") -> Any:
     """`value`, when it is like `schema`; `where` names it in the line that refuses it."""
-    if not conforms(value, schema):
-        _refuse(value, schema, path, where)
-        raise AssertionError(f"{where or 'its content'} fits in one way and not in the other")
+    here = where or "its content"
+    if hasattr(schema, "accepts"):
+        if not schema.accepts(value):
+            raise SafeFileError(path, f"{here} is {_shown(value)}; expected {schema}")
+        return value
+    if isinstance(schema, Maybe):
+        return value if value is None else check(value, schema.schema, path, where)
+    if isinstance(schema, list):
+        (item,) = schema
+        schema = ListOf(item)
+    if isinstance(schema, ListOf):
+        if not isinstance(value, list):
+            raise SafeFileError(path, f"{here} is {_shown(value)}; expected a list")
+        if not schema.at_least <= len(value) <= schema.at_most:
+            expected = _range(schema.at_least, schema.at_most)
+            raise SafeFileError(path, f"{here} has {len(value):,} items; expected a number{expected}")
+        for index, item in enumerate(value):
+            check(item, schema.item, path, f"{where}[{index}]")
+    else:
+        _check_table(value, schema, path, where)
     return value
 
 
 def conforms(value: Any, schema: Any) -> bool:
     """Whether `check` would pass it."""
-    known = _TESTS.get(id(schema))
-    if known is None:
-        if len(_TESTS) >= MAX_TESTS:
-            _TESTS.clear()
-        # With the schema itself: while it is here, its id is no other's.
-        known = _TESTS[id(schema)] = (schema, _test(schema))
-    return known[1](value)
+    try:
+        check(value, schema, "")
+    except SafeFileError:
+        return False
+    return True
 
 
-# ---- whether it fits: records have hundreds of thousands of values, and almost all do ----
-
-MAX_TESTS = 500
-_TESTS: dict[int, tuple[Any, Callable[[Any], bool]]] = {}
-
-
-def _test(schema: Any) -> Callable[[Any], bool]:
-    if hasattr(schema, "accepts"):
-        return schema.accepts
-    if isinstance(schema, Maybe):
-        inner = _test(schema.schema)
-        return lambda value: value is None or inner(value)
-    if isinstance(schema, (list, ListOf)):
-        bounds = ListOf(*schema) if isinstance(schema, list) else schema
-        of_item, low, high = _test(bounds.item), bounds.at_least, bounds.at_most
-        return lambda value: isinstance(value, list) and low <= len(value) <= high and all(map(of_item, value))
-    return _table_test(schema)
-
-
-def _table_test(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
-    fields: dict[str, Callable[[Any], bool]] = {}
-    needed = set()
-    for name, field in schema.items():
-        if name != "*" and not name.endswith("?"):
-            fields[name] = _test(field)
-            needed.add(name)
-        elif name != "*" and name.removesuffix("?") not in schema:
-            fields[name.removesuffix("?")] = _test(field)
-    others = _test(schema["*"]) if "*" in schema else None
-
-    def fits(value: Any) -> bool:
-        if not isinstance(value, dict) or not needed <= value.keys():
-            return False
-        for name, item in value.items():
-            test = fields.get(name)
-            if test is None:
-                if others is None or not is_text(name):
-                    return False
-                test = others
-            if not test(item):
-                return False
-        return True
-
-    return fits
-
-
-# ---- where it does not ----
-
-
-def _refuse(value: Any, schema: Any, path: str | os.PathLike[str], where: str) -> None:
-    """Goes through it until something does not fit, and raises."""
-    here = where or "its content"
-    if hasattr(schema, "accepts"):
-        if not schema.accepts(value):
-            raise SafeFileError(path, f"{here} is {_shown(value)}; expected {schema}")
-    elif isinstance(schema, Maybe):
-        if value is not None:
-            _refuse(value, schema.schema, path, where)
-    elif isinstance(schema, (list, ListOf)):
-        bounds = ListOf(*schema) if isinstance(schema, list) else schema
-        if not isinstance(value, list):
-            raise SafeFileError(path, f"{here} is {_shown(value)}; expected a list")
-        if not bounds.at_least <= len(value) <= bounds.at_most:
-            expected = _range(bounds.at_least, bounds.at_most)
-            raise SafeFileError(path, f"{here} has {len(value):,} items; expected a number{expected}")
-        for index, item in enumerate(value):
-            _refuse(item, bounds.item, path, f"{where}[{index}]")
-    else:
-        _refuse_table(value, schema, path, where)
-
-
-def _refuse_table(value: Any, schema: Mapping[str, Any], path: str | os.PathLike[str], where: str) -> None:
+def _check_table(value: Any, schema: Mapping[str, Any], path: str | os.PathLike[str], where: str) -> None:
     here = where or "its content"
     if not isinstance(value, dict):
         raise SafeFileError(path, f"{here} is {_shown(value)}; expected a table")
@@ -234,7 +178,7 @@ def _refuse_table(value: Any, schema: Mapping[str, Any], path: str | os.PathLike
         if not is_text(name):
             raise SafeFileError(path, f"{here} has a field whose name is not text: {quoted(name, 60)}")
         if field is not ANY:
-            _refuse(item, field, path, f"{where}.{name}" if where else name)
+            check(item, field, path, f"{where}.{name}" if where else name)
     for name in schema:
         if name != "*" and not name.endswith("?") and name not in value:
             raise SafeFileError(path, f"{here} has no field {quoted(name, 60)}")

@@ -117,8 +117,8 @@ class Situation:
 
     @cached_property
     def _may_be_noise(self) -> set[float]:
-        by_alpha = self.rows.groupby("alpha") if self.metric == "lds" else ()
-        return {float(alpha) for alpha, rows in by_alpha if ceiling_over_seeds(rows).touches_zero}  # type: ignore[arg-type]
+        alphas = self.alphas if self.metric == "lds" else []
+        return {one for one in alphas if ceiling_over_seeds(self.rows[self.rows["alpha"] == one]).touches_zero}
 
     def ceiling_touches_zero(self, alpha: float) -> bool:
         """Whether retraining may be all noise there; of LDS across subsets, which is what the ceiling is of."""

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from bench.metrics.checks import BoolArray, FloatArray
 from bench.metrics.quantiles import normal_above, normal_quantile
+from bench.metrics.ranks import average_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +57,16 @@ def _checked(known: ArrayLike, score: ArrayLike) -> tuple[BoolArray, FloatArray]
     return mask, values
 
 
+def _ranks(values: FloatArray) -> FloatArray:
+    return average_ranks(values[:, None])[:, 0]
+
+
 def area_under_curve(known: ArrayLike, score: ArrayLike, confidence: float = 0.95) -> Area:
     """known: (n,) bool; score: (n,), higher where an example is thought to be known. The interval is on the logit."""
-    from scipy.stats import rankdata  # its import takes seconds
-
     mask, values = _checked(known, score)
-    ranks, m, k = rankdata(values), int(mask.sum()), int((~mask).sum())
-    of_known = (ranks[mask] - rankdata(values[mask])) / k
-    of_others = 1.0 - (ranks[~mask] - rankdata(values[~mask])) / m
+    ranks, m, k = _ranks(values), int(mask.sum()), int((~mask).sum())
+    of_known = (ranks[mask] - _ranks(values[mask])) / k
+    of_others = 1.0 - (ranks[~mask] - _ranks(values[~mask])) / m
     auc = float(of_known.mean())
     error = math.sqrt(of_known.var(ddof=1) / m + of_others.var(ddof=1) / k)
     low = high = auc
