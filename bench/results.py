@@ -22,14 +22,15 @@ import pandas as pd
 from bench import schemas
 from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
-from bench.metrics import mean_and_standard_error
+from bench.metrics import ceiling_of_ends, mean_and_standard_error
 from bench.record import RUN_AGAIN
 from retrain.safe_files import SafeFileError, one_line, read_text
 
 EXPERIMENT = ["ground", "truth", "series", "normalised", "alpha", "alpha_attribution", "seed"]
 NUMBERS = [
-    "lds", "ci_low", "ci_high", "lds_across_queries", "ceiling", "reliability", "ceiling_low", "spread", "fit_seconds",
-    "score_seconds", "peak_memory_bytes", "num_replicates", "num_subsets_replicated", "ceiling_subsets", "linear_share",
+    "lds", "ci_low", "ci_high", "lds_across_queries", "ceiling", "reliability", "ceiling_low", "ceiling_high", "spread",
+    "fit_seconds", "score_seconds", "peak_memory_bytes", "num_replicates", "num_subsets_replicated", "ceiling_subsets",
+    "linear_share",
 ]  # fmt: skip
 ROW_COLUMNS = [
     *EXPERIMENT, "task", "protocol", "method", "label", "settings", "options", "ground_words", "num_subsets",
@@ -151,7 +152,7 @@ def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]
         measured = {name: ceiling.get(name) for name in ("num_replicates", "reliability", "num_subsets_replicated")}
         if measured["reliability"] is None and row.get("ceiling") is not None:
             measured["reliability"] = row["ceiling"] ** 2
-        own = {"run_id": record["run_id"], "ceiling_low": ceiling.get("ci_low")}
+        own = {"run_id": record["run_id"]} | {f"ceiling_{end}": ceiling.get(f"ci_{end}") for end in ("low", "high")}
         own["linear_share"] = ceiling.get("linear_share") if is_known(ceiling) else None
         found.append({**known, **row, **measured, **own, **identity.of(row)})
     return found
@@ -260,8 +261,9 @@ def _find_ceilings(rows: list[dict[str, Any]]) -> None:
             ratio = row["num_replicates"] / best["num_replicates"]
             row["reliability"] = of_more_replicates(best["reliability"], ratio)
             row["ceiling"] = math.sqrt(row["reliability"])
-            if best["ceiling_low"] is not None:
-                row["ceiling_low"] = math.sqrt(of_more_replicates(max(0.0, best["ceiling_low"]) ** 2, ratio))
+            for end in ("ceiling_low", "ceiling_high"):
+                if best[end] is not None:
+                    row[end] = math.sqrt(of_more_replicates(max(0.0, best[end]) ** 2, ratio))
             row |= {"ceiling_from": best["run_id"], "ceiling_subsets": best["num_subsets_replicated"]}
 
 
@@ -272,25 +274,29 @@ def of_more_replicates(reliability: float, ratio: float) -> float:
 
 @dataclass(frozen=True)
 class CeilingOverSeeds:
-    """Over seeds: the square root of the mean reliability; NaN where no seed has replicates."""
+    """Over seeds: the square root of the mean reliability, with its interval; NaN where no seed has replicates."""
 
     value: float
+    low: float
+    high: float
     seeds: int
-    touches_zero: bool  # an interval does, of one seed at least: the value is hardly known
+    touches_zero: bool  # then the truth may be all noise, and nothing is divided by the ceiling
+    noisy_seeds: int  # whose own interval touches 0
 
 
 def ceiling_over_seeds(cell: pd.DataFrame) -> CeilingOverSeeds:
     """Reliabilities are averaged, not ceilings: a root that is cut at 0 is off on average where seeds are noisy."""
-    by_seed: dict[int, tuple[float, float]] = {}
-    columns = (cell[name].tolist() for name in ("seed", "reliability", "ceiling_low"))
-    for seed, reliability, low in zip(*columns):
-        by_seed.setdefault(seed, (reliability, low))
-    known = [(reliability, low) for reliability, low in by_seed.values() if not math.isnan(reliability)]
+    by_seed: dict[int, tuple[float, float, float]] = {}
+    columns = (cell[name].tolist() for name in ("seed", "reliability", "ceiling_low", "ceiling_high"))
+    for seed, *found in zip(*columns):
+        by_seed.setdefault(seed, tuple(found))
+    known = [found for found in by_seed.values() if not math.isnan(found[0])]
     if not known:
-        return CeilingOverSeeds(math.nan, 0, False)
-    touches = any(reliability <= 0 or low <= 0 for reliability, low in known)
-    mean = float(np.mean([reliability for reliability, _ in known]))
-    return CeilingOverSeeds(math.sqrt(max(0.0, mean)), len(known), touches)
+        return CeilingOverSeeds(math.nan, math.nan, math.nan, 0, False, 0)
+    pooled = ceiling_of_ends(*zip(*known))
+    touches = pooled.mean <= 0 or pooled.mean_low <= 0
+    noisy = sum(reliability <= 0 or low <= 0 for reliability, low, _ in known)
+    return CeilingOverSeeds(pooled.ceiling, pooled.ci_low, pooled.ci_high, len(known), touches, noisy)
 
 
 def linear_ceiling_over_seeds(cell: pd.DataFrame) -> float:

@@ -89,10 +89,10 @@ def ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
         else:
             reason = "the retrained losses are not finite, or the same for all subsets"
         return f"noise ceiling unknown ({reason})"
-    value = pooled_ceiling_of(ceilings)
-    if len(ceilings) == 1:
-        return f"noise ceiling {value:.3f} {interval(ceilings[0]['ci_low'], ceilings[0]['ci_high'])}"
-    return f"noise ceiling {value:.3f} (of the seeds' mean reliability)"
+    pooled = pooled_ceiling_of(ceilings)
+    text = f"noise ceiling {pooled.ceiling:.3f} {interval(pooled.ci_low, pooled.ci_high)}"
+    text += " (of the seeds' mean reliability)" if len(ceilings) > 1 else ""
+    return text + (": the truth may be all noise, so no share of it is given" if pooled.touches_zero else "")
 
 
 def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
@@ -115,18 +115,24 @@ def linear_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:
     """NaN unless every seed's is known well enough."""
     if not ceilings or not all(map(is_known, ceilings)):
         return math.nan
-    return pooled_linear_ceiling([c["linear_share"] for c in ceilings], pooled_ceiling_of(ceilings))
+    return pooled_linear_ceiling([c["linear_share"] for c in ceilings], pooled_ceiling_of(ceilings).ceiling)
 
 
-def pooled_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:
-    """The square root of the mean reliability: a seed whose own is near 0 then counts as what it is."""
-    found = [c["reliability"] for c in ceilings if c.get("reliability") is not None]
-    mean = float(np.mean(found)) if found else math.nan
-    return math.sqrt(max(mean, 0.0)) if math.isfinite(mean) else math.nan
+def pooled_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> metrics.PooledCeiling:
+    """Of the mean reliability: a seed whose own is near 0 then counts as what it is."""
+    names = ("reliability", "ci_low", "ci_high")
+    columns = [[math.nan if c.get(name) is None else c[name] for c in ceilings] for name in names]
+    return metrics.ceiling_of_ends(*columns)
 
 
 def share_text(value: float, ceiling: float) -> str:
     return number(value / ceiling, 2) if ceiling > 0 else "-"
+
+
+def divisor(ceilings: Sequence[dict[str, Any]]) -> float:
+    """The pooled ceiling; 0, by which nothing is divided, where its interval touches 0."""
+    pooled = pooled_ceiling_of(ceilings) if ceilings else None
+    return 0.0 if pooled is None or pooled.touches_zero else pooled.ceiling
 
 
 def one_seed_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
@@ -134,14 +140,14 @@ def one_seed_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide
     of_linear = ["of linear"] if math.isfinite(linear) else []
     header = ["method", "scores", "LDS", "95 % interval", "of ceiling", *of_linear, "seconds", "memory"]
     header += ["spread", "undefined", "across queries", "fit s", "score s"] if wide else []
-    rows = []
+    ceiling, rows = divisor(ceilings), []
     for _, row in group.sort_values(["normalised", "lds"], ascending=[True, False]).iterrows():
         line = [
             row["label"],
             SCORES_CALLED[row["normalised"]],
             number(row["lds"]),
             interval(row["ci_low"], row["ci_high"]),
-            share_text(row["lds"], row["ceiling"]),
+            share_text(row["lds"], ceiling),
             *([share_text(row["lds"], linear)] if of_linear else []),
             number(row["fit_seconds"] + row["score_seconds"], 1),
             bytes_text(row["peak_memory_bytes"]),
@@ -163,7 +169,7 @@ def many_seeds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wi
     of_linear = ["of linear"] if math.isfinite(linear) else []
     header = ["method", "scores", "LDS", "s.e.", "95 % span", "of ceiling", *of_linear, "seconds", "memory"]
     header += ["per seed", "undefined", "across queries", "s.e.", "fit s", "score s"] if wide else []
-    ceiling, rows = pooled_ceiling_of(ceilings), []
+    ceiling, rows = divisor(ceilings), []
     for (label, normalised), block in group.groupby(["label", "normalised"]):
         mean, error = metrics.mean_and_standard_error(block["lds"].to_numpy())
         line = [

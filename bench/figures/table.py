@@ -100,7 +100,7 @@ def lds_lines(group: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
                     "best": "yes" if series == best else "",
                     "spread over queries": number(float(cell["spread"].mean())),
                     "ceiling": number(ceiling.value) + (" (its interval touches 0)" if ceiling.touches_zero else ""),
-                    "LDS / ceiling": number(mean / ceiling.value, 2) if ceiling.value > 0 else "-",
+                    "LDS / ceiling": "-" if ceiling.touches_zero else number(mean / ceiling.value, 2),
                     "linear ceiling": number(linear),
                     "LDS / linear ceiling": number(mean / linear, 2) if linear > 0 else "-",
                     "paper": number(paper),

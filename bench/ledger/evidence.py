@@ -15,13 +15,13 @@ from baselines.bif.presets import PAPER_SETTINGS
 from bench import schemas
 from bench.crowds import without_curves, without_scored_again
 from bench.ledger.verdicts import AS_PAPER, SCRATCH, SCRATCH_TUNED, SHOWN, TUNED, Gap, student_interval
-from bench.results import MANY_SEEDS, Results, ceiling_over_seeds, load_results
+from bench.results import MANY_SEEDS, CeilingOverSeeds, Results, ceiling_over_seeds, load_results
 from retrain.errors import UsageError
 
 PLACE_NEEDS = [
     "task", "ground", "truth", "protocol", "alpha", "alpha_attribution", "seed", "label", "options", "normalised",
-    "lds", "ci_low", "ci_high", "lds_across_queries", "reliability", "ceiling_low", "seconds", "device", "description",
-    "run_id",
+    "lds", "ci_low", "ci_high", "lds_across_queries", "reliability", "ceiling_low", "ceiling_high", "seconds",
+    "device", "description", "run_id",
 ]  # fmt: skip
 METRIC_WORDS = {"lds": "across subsets", "lds_across_queries": "across queries, as printed"}
 # Which label plays which part. The first that is there counts.
@@ -116,13 +116,18 @@ class Situation:
         return student_interval(numbers)
 
     @cached_property
-    def _may_be_noise(self) -> set[float]:
+    def _ceilings(self) -> dict[float, CeilingOverSeeds]:
+        """Of LDS across subsets, which is what the ceiling is of."""
         alphas = self.alphas if self.metric == "lds" else []
-        return {one for one in alphas if ceiling_over_seeds(self.rows[self.rows["alpha"] == one]).touches_zero}
+        return {one: ceiling_over_seeds(self.rows[self.rows["alpha"] == one]) for one in alphas}
 
     def ceiling_touches_zero(self, alpha: float) -> bool:
-        """Whether retraining may be all noise there; of LDS across subsets, which is what the ceiling is of."""
-        return alpha in self._may_be_noise
+        """Whether retraining may be all noise there."""
+        return alpha in self._ceilings and self._ceilings[alpha].touches_zero
+
+    def a_seeds_ceiling_touches_zero(self, alpha: float) -> bool:
+        """Whether it may be in one of the seeds."""
+        return alpha in self._ceilings and self._ceilings[alpha].noisy_seeds > 0
 
     @cached_property
     def runs(self) -> tuple[str, ...]:

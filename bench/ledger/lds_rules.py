@@ -29,6 +29,7 @@ Rule = Callable[[Evidence], list[Reading]]
 Judge = Callable[[Gap, Gap], str]  # of a difference, and of the second's own LDS
 SMALLEST, LARGEST = "smallest", "largest"
 NOISE = "the noise ceiling's interval touches 0"
+NOISE_OF_A_SEED = "that of one seed's noise ceiling or more touches 0"
 
 
 def is_ahead(gap: Gap, rival: Gap) -> str:
@@ -191,8 +192,8 @@ def varies_over_seeds(evidence: Evidence) -> list[Reading]:
             if place.values("ekfac", alpha).low <= 0:  # of a mean that may be 0, any spread is a large share
                 outcome = UNDECIDED
             text = f"{deviation:.3f} of {mean:.3f}: {share:.0%} [{low:.0%}, {high:.0%}]"
-            if place.ceiling_touches_zero(alpha):  # of a truth that may be all noise, LDS is another with every seed
-                outcome, text = UNDECIDED, f"{text}; {NOISE}"
+            if place.a_seeds_ceiling_touches_zero(alpha):  # noise alone would make LDS another with every seed
+                outcome, text = UNDECIDED, f"{text}; {NOISE_OF_A_SEED}"
             cells.append(Cell(f"alpha {alpha:g}", text, outcome))
         found.append(Reading(place.words(), tuple(cells), place.group, place.runs, part_of=place.reading()))
     return found

@@ -40,6 +40,7 @@ from bench.metrics.score import (
 from bench.metrics.seeds import (
     PooledCeiling,
     PooledRatio,
+    ceiling_of_ends,
     lds_over_pooled_ceiling,
     mean_and_standard_error,
     pooled_ceiling,
@@ -60,6 +61,7 @@ __all__ = [
     "UnlimitedRetrains",
     "average_ranks",
     "best_spearman",
+    "ceiling_of_ends",
     "difference_of_samplings",
     "lds_across_queries",
     "lds_over_ceiling",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -46,31 +46,36 @@ class PooledCeiling:
 
 
 def pooled_ceiling(
-    seeds: Sequence[Ceiling | LinearCeiling | float], *, linear: bool = False, confidence: float = 0.95
+    seeds: Sequence[Ceiling | LinearCeiling | float],
+    *,
+    errors: Sequence[float] | None = None,
+    linear: bool = False,
+    confidence: float = 0.95,
 ) -> PooledCeiling:
     """One ceiling for several seeds: of their noise ceilings, or of their linear ceilings.
 
-    Numbers are reliabilities, or additive shares if `linear`. A mean of roots counts a seed whose reliability came out
-    below 0 as 0, and is the root of nothing where the reliability is small; chance cancels in the mean of
-    reliabilities. The interval is Student's over seeds. Where ceilings are given, their own intervals say how far
-    chance alone spreads a seed, and the spread over seeds counts as no less; a single seed has its own. Seeds of which
-    nothing is known are left out and counted.
+    Numbers are reliabilities, or additive shares if `linear`; `errors` are their standard errors. A mean of roots
+    counts a seed whose reliability came out below 0 as 0, and is the root of nothing where the reliability is small;
+    chance cancels in the mean of reliabilities. The interval is Student's over seeds. Where ceilings or errors are
+    given, they say how far chance alone spreads a seed, and the wider of the two intervals counts: seeds may agree by
+    chance. A single seed has its own. Seeds of which nothing is known are left out and counted.
     """
     check_confidence(confidence, 1)
-    shares, errors, linear = _shares(seeds, linear)
+    shares, found, linear = _shares(seeds, linear)
+    own = found if errors is None else np.asarray(errors, dtype=np.float64)
     known = np.isfinite(shares)
-    shares, errors = shares[known], errors[known]
+    shares, own = shares[known], own[known]
     num_seeds = len(shares)
     mean, error, reach = (float(shares.mean()) if num_seeds else math.nan), math.nan, math.nan
     if num_seeds == 1:
-        error = float(errors[0])
+        error = float(own[0])
         reach = error * normal_quantile(0.5 + 0.5 * confidence)
     elif num_seeds > 1:
-        between = float(shares.var(ddof=1)) / num_seeds
-        within = float((errors**2).sum()) / num_seeds**2
-        degrees = math.inf if within > between else num_seeds - 1  # a comparison with NaN is False
-        error = math.sqrt(within if within > between else between)
-        reach = error * t_quantile(0.5 + 0.5 * confidence, degrees)
+        between = math.sqrt(float(shares.var(ddof=1)) / num_seeds)
+        within = math.sqrt(float((own**2).sum())) / num_seeds
+        error, reach = between, between * t_quantile(0.5 + 0.5 * confidence, num_seeds - 1)
+        if within > 0:  # not NaN, which stays unknown
+            error, reach = max(error, within), max(reach, within * normal_quantile(0.5 + 0.5 * confidence))
     low, high = mean - reach, mean + reach
     return PooledCeiling(
         ceiling=_ceiling(mean, linear),
@@ -84,6 +89,24 @@ def pooled_ceiling(
         num_seeds=num_seeds,
         num_unknown=len(seeds) - num_seeds,
     )
+
+
+def ceiling_of_ends(
+    reliabilities: Sequence[float], lows: Sequence[float], highs: Sequence[float], *, confidence: float = 0.95
+) -> PooledCeiling:
+    """`pooled_ceiling` of seeds whose noise ceilings were written down: reliability and the ends of the ceiling.
+
+    An end that was cut at 0 says nothing of the width below, so there the width above counts for both.
+    """
+    middle, below, above = (np.asarray(values, dtype=np.float64) for values in (reliabilities, lows, highs))
+    half = np.where(below > 0.0, 0.5 * (above**2 - below**2), above**2 - middle)
+    errors = np.maximum(half, 0.0) / normal_quantile(0.5 + 0.5 * confidence)
+    pooled = pooled_ceiling(middle.tolist(), errors=errors.tolist(), confidence=confidence)
+    if pooled.num_seeds != 1:
+        return pooled
+    one = int(np.isfinite(middle).argmax())  # its own interval, to the last digit
+    low, high = float(below[one]), float(above[one])
+    return replace(pooled, ci_low=low, ci_high=high, mean_low=low**2, mean_high=high**2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ def leaderboard(results: Results, ranked: list[LeaderboardRow]) -> list[dict[str
                 "error": high - mean if len(cell) >= MANY_SEEDS else math.nan, "bar": bars_of([len(cell)]),
                 "ceiling": ceiling.value,
                 "shaky": ceiling.touches_zero, "ceiling_runs": sorted(set(cell["ceiling_from"].dropna())),
-                "ratio": mean / ceiling.value if ceiling.value > 0 else math.nan, "seeds": len(cell),
+                "ratio": math.nan if ceiling.touches_zero else mean / ceiling.value, "seeds": len(cell),
                 "undefined": int(cell["num_undefined"].sum()), "subsets": span(cell["num_subsets"]),
                 "queries": span(cell["num_queries"]), "replicates": span(cell["num_replicates"]),
                 # Seconds of different machines are not averaged.

@@ -26,7 +26,6 @@ import pandas as pd
 
 from bench import schemas
 from bench.answers import amount_asked
-from bench.metrics import pooled_ceiling
 from bench.results import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 from bench.tables import bytes_text, interval, number
 from bench.words.values import Records, equals
@@ -134,15 +133,10 @@ def _cell(cell: pd.DataFrame, metric: str) -> str:
 
 
 def _ceiling(cell: pd.DataFrame) -> str:
-    known = cell.drop_duplicates("seed").dropna(subset="reliability")
-    if not len(known):
-        return "-"
     over = ceiling_over_seeds(cell)
-    low, high = float(known["ceiling_low"].iloc[0]), math.nan
-    if len(known) > 1:
-        pooled = pooled_ceiling(known["reliability"].tolist())
-        low, high = pooled.ci_low, pooled.ci_high
-    ends = f" {interval(low, high)}" if math.isfinite(high) else ""
+    if not over.seeds:
+        return "-"
+    ends = f" {interval(over.low, over.high)}" if math.isfinite(over.high) else ""
     return f"{number(over.value)}{ends}" + (" (touches 0)" if over.touches_zero else "")
 
 
@@ -151,7 +145,7 @@ def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
     counts = rows.groupby(["label", "normalised", "alpha"]).size()
     bars = bars_of(counts) if metric == "lds" else "standard error over seeds"
     if metric == "lds" and len(seeds) > 1 and rows["ceiling"].notna().any():
-        bars += "; ceiling: of the seeds' mean reliability, with Student's 95 % interval over seeds"
+        bars += "; ceiling: of the seeds' mean reliability, with its 95 % interval"
     kinds = "raw / train-normalised" if scores == "both" else scores
     across = "" if metric == "lds" else " across queries"
     runs = sorted({*rows["run_id"], *rows["ceiling_from"].dropna()})

@@ -293,6 +293,11 @@ def test_one_alpha_against_it_keeps_the_attribution_set_from_holding(tmp_path: P
     assert outcome(tmp_path, "LDS grows as the attribution set shrinks") == UNDECIDED
 
 
+def ends_of_a_ceiling(low: float) -> dict[str, float]:
+    middle = low + 0.1
+    return {"ci_low": low, "ceiling": middle, "reliability": middle**2, "ci_high": low + 0.2}
+
+
 @pytest.mark.parametrize(("low", "expected"), [(0.5, HOLDS), (0.0, UNDECIDED)])
 def test_an_attribution_set_under_a_ceiling_that_may_be_zero_decides_nothing(
     tmp_path: Path, low: float, expected: str
@@ -303,7 +308,7 @@ def test_an_attribution_set_under_a_ceiling_that_may_be_zero_decides_nothing(
     path = tmp_path / "aaaabbbbcccc" / "run.json"
     record = json.loads(path.read_text())
     for ceiling in record["ceilings"]:
-        ceiling["ci_low"] = low if ceiling["alpha_attribution"] == 0.1 else 0.8  # the larger one is enough
+        ceiling |= ends_of_a_ceiling(low if ceiling["alpha_attribution"] == 0.1 else 0.8)  # the larger one is enough
     path.write_text(json.dumps(record))
     readings = claim("LDS grows as the attribution set shrinks").rule(Evidence(tmp_path))
     across_subsets = [cell for one in readings if "across subsets" in one.words for cell in one.cells]
@@ -348,7 +353,7 @@ def test_who_is_ahead_under_a_ceiling_that_may_be_zero_is_not_decided(
     path = tmp_path / "aaaabbbbcccc" / "run.json"
     record = json.loads(path.read_text())
     for ceiling in record["ceilings"]:
-        ceiling["ci_low"] = low
+        ceiling |= ends_of_a_ceiling(low)
     path.write_text(json.dumps(record))
     readings = claim("BIF matches EK-FAC").rule(Evidence(tmp_path))
     across_subsets = [cell for one in readings if "across subsets" in one.words for cell in one.cells]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bench.metrics import (
+    ceiling_of_ends,
     lds_over_ceiling,
     lds_over_pooled_ceiling,
     linear_ceiling,
@@ -33,6 +34,10 @@ def test_pooling_reliabilities_is_no_mean_of_roots():
     assert np.mean([ceiling.ceiling for ceiling in ceilings]) < pooled.ceiling
     numbers = pooled_ceiling([ceiling.reliability for ceiling in ceilings])
     assert (numbers.ceiling, numbers.num_seeds) == (pooled.ceiling, 40)
+    ends = zip(*((ceiling.reliability, ceiling.ci_low, ceiling.ci_high) for ceiling in ceilings))
+    written = ceiling_of_ends(*map(list, ends))  # what a record has of them
+    assert written.ceiling == pooled.ceiling
+    assert (written.mean_low, written.mean_high) == pytest.approx((pooled.mean_low, pooled.mean_high), abs=0.02)
     few = pooled_ceiling(ceilings[:3])
     assert few.touches_zero
     assert few.ci_low == 0.0
