@@ -92,7 +92,7 @@ def ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
     pooled = pooled_ceiling_of(ceilings)
     text = f"noise ceiling {pooled.ceiling:.3f} {interval(pooled.ci_low, pooled.ci_high)}"
     text += " (of the seeds' mean reliability)" if len(ceilings) > 1 else ""
-    return text + (": the truth may be all noise, so no share of it is given" if pooled.touches_zero else "")
+    return text + ("; it touches 0, so no share of it is given" if pooled.touches_zero else "")
 
 
 def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:

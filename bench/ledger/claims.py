@@ -116,9 +116,10 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
         "sec:results (Retraining Experiments)",
         lds_rules.grows_as_attribution_falls,
         "A method holds where at more than half of the alphas the interval of LDS(small) - LDS(large) is above 0 and "
-        "at none below, and is against where at more than half it is below; one method against refutes a reading. "
+        "at none below, and is against where it is the other way round; one method against refutes a reading. "
         "Interval: Student's over five seeds or more; below, the ends of both LDS's own (across queries: Student's). "
-        "Across subsets an alpha where the noise ceiling's interval touches 0 at either share decides nothing.",
+        "Across subsets an alpha where the smaller set's noise ceiling touches 0 decides nothing. Where the larger's "
+        "does, LDS counts as it is, though noise may be what lowers it.",
         SHARES_RUN,
     ),
     PaperClaim(

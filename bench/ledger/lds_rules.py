@@ -138,9 +138,13 @@ def grows_as_attribution_falls(evidence: Evidence) -> list[Reading]:
                 for alpha in sorted({*small.alphas} & {*large.alphas}):
                     gap = _of_two_sets(small, large, part, alpha)
                     if gap is not None:
-                        noise = small.ceiling_touches_zero(alpha) or large.ceiling_touches_zero(alpha)
-                        texts.append(f"{alpha:g}: {gap}" + " (one seed)" * (gap.seeds == 1) + f" ({NOISE})" * noise)
-                        outcomes.append(UNDECIDED if noise else ahead(gap))
+                        text = f"{alpha:g}: {gap}" + " (one seed)" * (gap.seeds == 1)
+                        noise = {place.share for place in (small, large) if place.ceiling_touches_zero(alpha)}
+                        text += (
+                            f" ({NOISE} at {' and '.join(f'{share:g}' for share in sorted(noise))})" if noise else ""
+                        )
+                        texts.append(text)
+                        outcomes.append(UNDECIDED if small.share in noise else ahead(gap))
                 if texts:
                     cells.append(Cell(part, "; ".join(texts), _most(outcomes)))
             ground, _, *rest = small.words()
@@ -166,10 +170,11 @@ def _of_two_sets(small: Situation, large: Situation, part: str, alpha: float) ->
 
 
 def _most(outcomes: Sequence[str]) -> str:
-    """Of one method over alphas: what more than half say; it holds only where none says the opposite."""
-    if 2 * outcomes.count(FAILS) > len(outcomes):
-        return FAILS
-    return HOLDS if 2 * outcomes.count(HOLDS) > len(outcomes) and FAILS not in outcomes else UNDECIDED
+    """Of one method over alphas: what more than half say, where none says the opposite."""
+    for word, opposite in ((HOLDS, FAILS), (FAILS, HOLDS)):
+        if 2 * outcomes.count(word) > len(outcomes) and opposite not in outcomes:
+            return word
+    return UNDECIDED
 
 
 def varies_over_seeds(evidence: Evidence) -> list[Reading]:

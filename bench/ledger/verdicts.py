@@ -116,7 +116,11 @@ def joined(readings: Sequence[Reading]) -> list[Reading]:
     found: dict[tuple[str, ...], Reading] = {}
     for number, one in enumerate(readings):
         key = one.part_of or (str(number),)
-        found[key] = replace(found[key], cells=(*found[key].cells, *one.cells)) if key in found else one
+        if (known := found.get(key)) is None:
+            found[key] = one
+            continue
+        words = tuple(old if new in old.split(" / ") else f"{old} / {new}" for old, new in zip(known.words, one.words))
+        found[key] = replace(known, words=words, cells=(*known.cells, *one.cells))
     return list(found.values())
 
 

@@ -96,14 +96,24 @@ def ceiling_of_ends(
 ) -> PooledCeiling:
     """`pooled_ceiling` of seeds whose noise ceilings were written down: reliability and the ends of the ceiling.
 
-    An end that was cut at 0 says nothing of the width below, so there the width above counts for both.
+    An end that was cut at 0 says nothing of the width below, so there the width above counts for both. A seed's
+    interval is about its value less its bias (see `noise_ceiling`), which is alike in all seeds and does not cancel:
+    the pooled one reaches higher by the mean of what they correct. Where a seed's is stretched to hold its value, how
+    much it corrects is hidden, and the upper end is no lower than the mean of theirs.
     """
     middle, below, above = (np.asarray(values, dtype=np.float64) for values in (reliabilities, lows, highs))
     half = np.where(below > 0.0, 0.5 * (above**2 - below**2), above**2 - middle)
     errors = np.maximum(half, 0.0) / normal_quantile(0.5 + 0.5 * confidence)
     pooled = pooled_ceiling(middle.tolist(), errors=errors.tolist(), confidence=confidence)
     if pooled.num_seeds != 1:
-        return pooled
+        known = np.isfinite(middle) & np.isfinite(below) & np.isfinite(above)
+        if not known.any():
+            return pooled
+        corrects = np.where(below > 0.0, 0.5 * (above**2 + below**2) - middle, 0.0)[known].mean()
+        high = pooled.mean_high + max(0.0, float(corrects))
+        if (np.isclose(below**2, middle, rtol=1e-6) & known).any():
+            high = max(high, float((above[known] ** 2).mean()))
+        return replace(pooled, mean_high=high, ci_high=_ceiling(high, linear=False))
     one = int(np.isfinite(middle).argmax())  # its own interval, to the last digit
     low, high = float(below[one]), float(above[one])
     return replace(pooled, ci_low=low, ci_high=high, mean_low=low**2, mean_high=high**2)

@@ -52,6 +52,20 @@ def test_pooled_intervals_cover():
     assert 88 <= covered <= 100
 
 
+@pytest.mark.parametrize("reliability", [0.5, 0.98])
+def test_intervals_pooled_from_records_cover_where_few_subsets_are_replicated(reliability: float):
+    """25 subsets twice: Spearman's correlation is biased towards 0, in every seed alike."""
+    right = 6 / math.pi * math.asin(math.sqrt(reliability) / 2)  # Spearman's, of the signal with the mean of two
+    noise, covered = math.sqrt(2 * (1 / reliability - 1)), 0
+    for draw in range(20):
+        seeds = [noise_ceiling(draw_replicates(2, 25, 20, noise=noise, seed=5 * draw + k)[0]) for k in range(5)]
+        pooled = ceiling_of_ends(
+            *(list(map(f, seeds)) for f in (lambda c: c.reliability, lambda c: c.ci_low, lambda c: c.ci_high))
+        )
+        covered += pooled.ci_low <= right <= pooled.ci_high
+    assert covered >= 18
+
+
 def test_one_seed_keeps_its_interval_and_unknown_ones_are_counted():
     one, unknown = noise_ceiling(draw_replicates(2)[0]), noise_ceiling(draw_replicates(1)[0])
     pooled = pooled_ceiling([one, unknown])
