@@ -294,17 +294,16 @@ def ceiling_over_seeds(cell: pd.DataFrame) -> CeilingOverSeeds:
     if not known:
         return CeilingOverSeeds(math.nan, math.nan, math.nan, 0, False, 0)
     pooled = ceiling_of_ends(*zip(*known))
-    touches = pooled.mean <= 0 or pooled.mean_low <= 0
     noisy = sum(reliability <= 0 or low <= 0 for reliability, low, _ in known)
-    return CeilingOverSeeds(pooled.ceiling, pooled.ci_low, pooled.ci_high, len(known), touches, noisy)
+    return CeilingOverSeeds(pooled.ceiling, pooled.ci_low, pooled.ci_high, len(known), pooled.touches_zero, noisy)
 
 
 def linear_ceiling_over_seeds(cell: pd.DataFrame) -> float:
-    """NaN unless it is known well enough for every seed."""
-    shares = cell.drop_duplicates("seed")["linear_share"]
-    if not len(shares) or shares.isna().any():
+    """NaN unless it is known well enough for every seed, and there is more than noise to explain."""
+    shares, noise = cell.drop_duplicates("seed")["linear_share"], ceiling_over_seeds(cell)
+    if not len(shares) or shares.isna().any() or noise.touches_zero:
         return math.nan
-    return pooled_linear_ceiling(shares.to_list(), ceiling_over_seeds(cell).value)
+    return pooled_linear_ceiling(shares.to_list(), noise.value)
 
 
 # ---- over seeds ----

@@ -92,7 +92,7 @@ def ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
     pooled = pooled_ceiling_of(ceilings)
     text = f"noise ceiling {pooled.ceiling:.3f} {interval(pooled.ci_low, pooled.ci_high)}"
     text += " (of the seeds' mean reliability)" if len(ceilings) > 1 else ""
-    return text + ("; it touches 0, so no share of it is given" if pooled.touches_zero else "")
+    return text + ("\nits interval touches 0: no share of it is given" if pooled.touches_zero else "")
 
 
 def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
@@ -112,10 +112,13 @@ def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
 
 
 def linear_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:
-    """NaN unless every seed's is known well enough."""
+    """NaN unless every seed's is known well enough, and there is more than noise to explain."""
     if not ceilings or not all(map(is_known, ceilings)):
         return math.nan
-    return pooled_linear_ceiling([c["linear_share"] for c in ceilings], pooled_ceiling_of(ceilings).ceiling)
+    noise = pooled_ceiling_of(ceilings)
+    if noise.num_seeds and noise.touches_zero:
+        return math.nan
+    return pooled_linear_ceiling([c["linear_share"] for c in ceilings], noise.ceiling)
 
 
 def pooled_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> metrics.PooledCeiling:
@@ -130,9 +133,9 @@ def share_text(value: float, ceiling: float) -> str:
 
 
 def divisor(ceilings: Sequence[dict[str, Any]]) -> float:
-    """The pooled ceiling; 0, by which nothing is divided, where its interval touches 0."""
+    """The pooled ceiling; 0, by which nothing is divided, where a seed's is unknown or its interval touches 0."""
     pooled = pooled_ceiling_of(ceilings) if ceilings else None
-    return 0.0 if pooled is None or pooled.touches_zero else pooled.ceiling
+    return 0.0 if pooled is None or pooled.num_unknown or pooled.touches_zero else pooled.ceiling
 
 
 def one_seed_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:

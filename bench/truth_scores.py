@@ -26,7 +26,7 @@ from bench.ground_truth import GroundTruth
 from bench.record import ELSEWHERE, command_line, provenance, why_unwritten, without_nan, write_json
 from bench.recorded import Recorded, read_recorded
 from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
-from bench.summary import ceiling_text, pairs_text, share_text
+from bench.summary import ceiling_text, divisor, pairs_text, share_text
 from bench.tables import interval, number, table
 from bench.truth_folder import one_array, read_truth
 from retrain.command import RUNS, Parser, check_out, guarded
@@ -239,12 +239,13 @@ def save_scores(
 def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None = None) -> str:
     replicates, subsets, queries = truth.losses.shape
     header = ["scores", "LDS", "95 % interval", "of ceiling", "undefined", "across queries"]
+    ceiling = divisor(found["ceilings"])
     lines = [
         [
             row["label"] + ("" if row["origin"] == "given" else " (recorded)"),
             number(row["lds"]),
             interval(row["ci_low"], row["ci_high"]),
-            share_text(math.nan if row["lds"] is None else row["lds"], found["ceilings"][0]["ceiling"]),
+            share_text(math.nan if row["lds"] is None else row["lds"], ceiling),
             str(row["num_undefined"]),
             number(row["lds_across_queries"]),
         ]

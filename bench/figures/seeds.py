@@ -40,7 +40,7 @@ def seeds_drawing(stem: str, normalised: bool, group: pd.DataFrame, size: PaperS
     description, about = words.first_value(group, "description"), words.first_value(group, "ground_words")
     title = f"{description}: LDS of {kind}, seed by seed"
     bars = f"{SIDE_BY_SIDE} Bars: 95 % intervals."
-    frame(figure, size, title, [about], words.frame_notes(bars, group), grid.ravel(), order=list(shapes))
+    frame(figure, size, title, [about], words.frame_notes(bars, group, by=["seed"]), grid.ravel(), order=list(shapes))
     caption = (
         f"LDS of {kind}, every seed by itself; {description}, {about}. {bars} "
         f"{words.ceiling_caption(group, by=['seed'])}{words.sizes(group)} {words.settings_text(group)}"

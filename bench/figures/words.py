@@ -87,14 +87,15 @@ def missing_ceiling(rows: pd.DataFrame) -> str:
     return f"Ceiling unknown{' where none is drawn' if known.any() else ''}: no replicates."
 
 
-def shaky_ceiling(rows: pd.DataFrame) -> str:
-    """Where the interval of the ceiling touches 0."""
+def shaky_ceiling(rows: pd.DataFrame, by: Iterable[str] = ()) -> str:
+    """Where the interval of the ceiling touches 0; of one ceiling at least, where `by` sets several apart."""
     found: dict[float, set[float]] = {}
-    for (_, share, alpha), cell in rows.groupby(["truth", "alpha_attribution", "alpha"], sort=True):
+    for (_, share, alpha, *_), cell in rows.groupby(["truth", "alpha_attribution", "alpha", *by], sort=True):
         if ceiling_over_seeds(cell).touches_zero:
             found.setdefault(share, set()).add(alpha)
     where = [f"alpha {', '.join(f'{a:g}' for a in sorted(alphas))} of {share:g}" for share, alphas in found.items()]
-    return f"The ceiling's interval touches 0 at {'; '.join(where)}." if where else ""
+    whose = "A seed's ceiling's interval" if "seed" in by and rows["seed"].nunique() > 1 else "The ceiling's interval"
+    return f"{whose} touches 0 at {'; '.join(where)}." if where else ""
 
 
 def borrowed_ceiling(rows: pd.DataFrame) -> str:
@@ -104,9 +105,9 @@ def borrowed_ceiling(rows: pd.DataFrame) -> str:
     return f"Ceiling from replicates in run {', '.join(runs)}." if runs else ""
 
 
-def frame_notes(bars: str, rows: pd.DataFrame, ceiling: bool = True) -> list[str]:
+def frame_notes(bars: str, rows: pd.DataFrame, ceiling: bool = True, by: Sequence[str] = ()) -> list[str]:
     """Below the panels: bars, ceiling and n; then settings."""
-    about = [borrowed_ceiling(rows), missing_ceiling(rows), shaky_ceiling(rows)] if ceiling else []
+    about = [borrowed_ceiling(rows), missing_ceiling(rows), shaky_ceiling(rows, by)] if ceiling else []
     return [" ".join(filter(None, [bars, *about, sizes(rows)])), settings_text(rows)]
 
 
@@ -128,4 +129,4 @@ def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,"
             f"{borrowed.removesuffix('.')}, which measured the same ground truth; its reliability is converted to the "
             "number of replicates here. "
         )
-    return text + "".join(f"{sentence} " for sentence in (missing_ceiling(rows), shaky_ceiling(rows)) if sentence)
+    return text + "".join(f"{sentence} " for sentence in (missing_ceiling(rows), shaky_ceiling(rows, by)) if sentence)

@@ -22,7 +22,7 @@ from bench.answers import ANSWERS, ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, short_digest
 from bench.metrics import mean_and_standard_error
 from bench.metrics.quantiles import t_quantile
-from bench.results import MANY_SEEDS, Results, ceiling_over_seeds, last_made, load_results
+from bench.results import MANY_SEEDS, CeilingOverSeeds, Results, ceiling_over_seeds, last_made, load_results
 
 NEGLIGIBLE = 0.0005
 END_AT_ONE = ("lds", "AUC", "precision", "Spearman")  # words in the names of such metrics
@@ -53,6 +53,7 @@ class LeaderboardRow:
     rank_worst: int
     num_ranked: int
     ceiling: float  # of LDS: what a perfect prediction could expect; NaN where unknown
+    ceiling_touches_zero: bool  # its interval does
     seconds: float  # median over seeds, fit and scores; NaN where machines differ
     memory: float  # bytes, the most of any seed, of the runs that took the seconds
     device: str
@@ -171,7 +172,8 @@ def _column(
                 if name in known
                 else 0,
                 num_ranked=len(known),
-                ceiling=ceiling,
+                ceiling=ceiling.value if ceiling else math.nan,
+                ceiling_touches_zero=ceiling is not None and ceiling.touches_zero,
                 # Seconds of different machines are not averaged.
                 seconds=_median(one["seconds"] for one in told) if len(devices) == 1 else math.nan,
                 memory=max((float(m) for one in told if (m := one["memory"]) is not None), default=math.nan),
@@ -278,15 +280,15 @@ def _of_lds(results: Results) -> tuple[list[_Measured], _Pairs]:
     return measured, pairs
 
 
-def _ceiling(place: _Place, seeds: Sequence[int], results: Results) -> float:
+def _ceiling(place: _Place, seeds: Sequence[int], results: Results) -> CeilingOverSeeds | None:
     if place.metric != "lds":
-        return math.nan
+        return None
     frame = results.rows
     cell = frame[
         (frame["ground"] == place.ground_id) & (frame["truth"] == place.truth_id) & (frame["alpha"] == place.alpha)
         & (frame["alpha_attribution"] == place.alpha_attribution) & frame["seed"].isin(seeds)
     ]  # fmt: skip
-    return ceiling_over_seeds(cell).value
+    return ceiling_over_seeds(cell)
 
 
 def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:

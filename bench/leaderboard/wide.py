@@ -215,13 +215,21 @@ def _cell(row: LeaderboardRow | None, wide: bool) -> str:
     return f"{value}{ends} ({row.rank})"
 
 
+def _noise(group: Sequence[LeaderboardRow]) -> str:
+    """Where little is known of the truth itself; LDS alone has a ceiling, and always an alpha."""
+    alphas = sorted({row.alpha for row in group if row.ceiling_touches_zero and row.alpha is not None})
+    where = ", ".join(f"{alpha:g}" for alpha in alphas)
+    return f"At alpha {where} the noise ceiling's interval touches 0: ranks there tell little. " if alphas else ""
+
+
 def _caption(group: Sequence[LeaderboardRow]) -> str:
     truths = list(dict.fromkeys(f"{row.truth}, {_seeds(row)}" for row in group))
     intervals = list(dict.fromkeys(interval_words(row.num_seeds) for row in group))
     devices = sorted({row.device for row in group})
     runs = sorted({run for row in group for run in row.record})
+    ranks = f"In brackets the rank, a range where paired differences leave a tie ({'; '.join(intervals)})."
     return (
-        f"In brackets the rank, a range where paired differences leave a tie ({'; '.join(intervals)}). "
+        f"{ranks} {_noise(group)}"
         f"{'; '.join(truths)}. Seconds on {', '.join(devices)}: fit and scores, median over seeds, of the first "
         "column of LDS that has the method, here or else of the task: the faster of its raw and normalised runs, and "
         f"memory of the same. Runs: {', '.join(runs)}."

@@ -29,7 +29,7 @@ Rule = Callable[[Evidence], list[Reading]]
 Judge = Callable[[Gap, Gap], str]  # of a difference, and of the second's own LDS
 SMALLEST, LARGEST = "smallest", "largest"
 NOISE = "the noise ceiling's interval touches 0"
-NOISE_OF_A_SEED = "that of one seed's noise ceiling or more touches 0"
+NOISE_OF_A_SEED = "the interval of a seed's noise ceiling touches 0"
 
 
 def is_ahead(gap: Gap, rival: Gap) -> str:

@@ -14,6 +14,8 @@ from bench.metrics.checks import FloatArray, check_confidence
 from bench.metrics.linear import LinearCeiling, best_spearman
 from bench.metrics.quantiles import normal_quantile, t_quantile
 
+FEW_SEEDS = 5  # fewer: Student's interval says more of the number of seeds than of their spread
+
 
 def mean_and_standard_error(values: ArrayLike) -> tuple[float, float]:
     """The mean over seeds and its standard error, NaN for a single value. A NaN among the values stays visible."""
@@ -42,7 +44,7 @@ class PooledCeiling:
     @property
     def touches_zero(self) -> bool:
         """Whether the interval of the mean reaches 0: then nothing should be divided by the ceiling."""
-        return not self.mean_low > 0.0
+        return not self.mean > 0.0 or self.mean_low <= 0.0  # where no interval is known, the mean says it
 
 
 def pooled_ceiling(
@@ -99,7 +101,8 @@ def ceiling_of_ends(
     An end that was cut at 0 says nothing of the width below, so there the width above counts for both. A seed's
     interval is about its value less its bias (see `noise_ceiling`), which is alike in all seeds and does not cancel:
     the pooled one reaches higher by the mean of what they correct. Where a seed's is stretched to hold its value, how
-    much it corrects is hidden, and the upper end is no lower than the mean of theirs.
+    much it corrects is hidden, and the upper end is no lower than the mean of theirs. Fewer than five seeds say little
+    of their spread: where all of their own intervals are above 0, no more than what these span.
     """
     middle, below, above = (np.asarray(values, dtype=np.float64) for values in (reliabilities, lows, highs))
     half = np.where(below > 0.0, 0.5 * (above**2 - below**2), above**2 - middle)
@@ -110,10 +113,13 @@ def ceiling_of_ends(
         if not known.any():
             return pooled
         corrects = np.where(below > 0.0, 0.5 * (above**2 + below**2) - middle, 0.0)[known].mean()
-        high = pooled.mean_high + max(0.0, float(corrects))
+        low, high = pooled.mean_low, pooled.mean_high + max(0.0, float(corrects))
         if (np.isclose(below**2, middle, rtol=1e-6) & known).any():
             high = max(high, float((above[known] ** 2).mean()))
-        return replace(pooled, mean_high=high, ci_high=_ceiling(high, linear=False))
+        if pooled.num_seeds < FEW_SEEDS and (below[known] > 0.0).all():
+            low, high = max(low, float(below[known].min()) ** 2), min(high, float(above[known].max()) ** 2)
+        ci_low, ci_high = (_ceiling(end, linear=False) for end in (low, high))
+        return replace(pooled, mean_low=low, mean_high=high, ci_low=ci_low, ci_high=ci_high)
     one = int(np.isfinite(middle).argmax())  # its own interval, to the last digit
     low, high = float(below[one]), float(above[one])
     return replace(pooled, ci_low=low, ci_high=high, mean_low=low**2, mean_high=high**2)

@@ -55,6 +55,7 @@ def test_too_few_subsets_and_old_records_show_none() -> None:
 
 
 KNOWN = {"linear_ceiling": 0.7, "linear_low": 0.62, "linear_high": 0.78, "linear_share": 0.5, "linear_subsets": 400}
+ENDS = {"ci_low": 0.6, "ci_high": 0.8}  # of the noise ceiling
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,8 @@ def test_an_end_that_is_cut_and_a_ceiling_above_the_noise_ceiling_are_not_shown(
 
 
 def test_one_seeds_linear_ceiling_may_be_above_its_noise_ceiling_if_that_of_all_is_not() -> None:
-    chance = [{**KNOWN, "linear_share": 0.5, "reliability": 0.45}, {**KNOWN, "linear_share": 0.4, "reliability": 0.6}]
+    measured = ((0.5, 0.45), (0.4, 0.6))
+    chance = [{**KNOWN, **ENDS, "linear_share": share, "reliability": one} for share, one in measured]
     assert math.isnan(linear_ceiling_of(chance[:1]))
     assert linear_ceiling_of(chance) == pytest.approx(best_spearman(0.45))
+    assert math.isnan(linear_ceiling_of([{**one, "ci_low": 0.0} for one in chance]))  # there may be noise alone

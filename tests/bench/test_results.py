@@ -334,6 +334,8 @@ def test_more_seeds_make_a_ceiling_surer_and_agreeing_by_chance_does_not() -> No
     assert many.value == pytest.approx(0.3)
     assert many.low > 0
     assert not many.touches_zero
+    two = ceiling_over_seeds(ceilings_frame([0.45, 0.6], [0.6, 0.7], [0.75, 0.85]))
+    assert (two.low, two.high, two.touches_zero) == (pytest.approx(0.6), pytest.approx(0.85), False)
     agreeing = ceiling_over_seeds(ceilings_frame([0.04, 0.041, 0.039, 0.042, 0.038], [0.0] * 5, [0.5] * 5))
     assert (agreeing.low, agreeing.touches_zero) == (0.0, True)
 
