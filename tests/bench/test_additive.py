@@ -1,6 +1,7 @@
 """The linear ceiling of a run: pooled over reported and further subsets, and shown where it is known well enough."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from bench.additive import LINEAR, is_known, linear_numbers
 from bench.ground_truth import GroundTruth
 from bench.metrics import best_spearman
-from bench.summary import linear_ceiling_of, linear_ceiling_text
+from bench.summary import ceiling_text, divisor, linear_ceiling_of, linear_ceiling_text
 from retrain.subsets import masks as draw
 
 EXAMPLES, QUERIES = 300, 60
@@ -85,3 +86,13 @@ def test_one_seeds_linear_ceiling_may_be_above_its_noise_ceiling_if_that_of_all_
     assert math.isnan(linear_ceiling_of(chance[:1]))
     assert linear_ceiling_of(chance) == pytest.approx(best_spearman(0.45))
     assert math.isnan(linear_ceiling_of([{**one, "ci_low": 0.0} for one in chance]))  # there may be noise alone
+
+
+def test_nothing_is_divided_by_a_noise_ceiling_that_touches_0_or_is_unknown() -> None:
+    known: dict[str, Any] = {"ceiling": 0.7, "reliability": 0.49, **ENDS}
+    assert divisor([known]) == pytest.approx(0.7)
+    assert "touches" not in ceiling_text([known])
+    noisy = {**known, "ceiling": 0.2, "reliability": 0.04, "ci_low": 0.0}
+    assert divisor([noisy]) == divisor([noisy] * 3) == divisor([]) == 0.0
+    assert "touches 0: no share" in ceiling_text([noisy])
+    assert divisor([known, {**known, "ceiling": math.nan, "reliability": None}]) == 0.0

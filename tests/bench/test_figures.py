@@ -306,6 +306,15 @@ def test_a_ceiling_whose_interval_touches_zero_says_so(results: Path) -> None:
     assert "The ceiling's interval touches 0 at alpha 0.1, 0.5 of 0.1" in drawing.caption
 
 
+def test_a_figure_by_seed_says_where_a_seeds_own_ceiling_touches_zero(results: Path) -> None:
+    path = results / "cifar10" / "aaaabbbbcccc" / "run.json"
+    record = json.loads(path.read_text())
+    record["ceilings"][0]["ci_low"] = 0.0  # of many seeds one, which the mean bears
+    path.write_text(json.dumps(record))
+    assert "touches 0" not in draw("lds", results)[0].caption
+    assert "A seed's ceiling's interval touches 0 at alpha" in draw("seeds", results)[0].caption
+
+
 @pytest.mark.parametrize(
     "size", [USUAL, pytest.param(PaperSize(5.5, 9), marks=pytest.mark.slow)], ids=("usual", "narrow and large")
 )

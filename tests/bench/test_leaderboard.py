@@ -222,6 +222,21 @@ def test_the_command_prints_writes_csv_and_the_marked_table(
     assert "there is cifar10" in capsys.readouterr().err
 
 
+def test_a_ceiling_that_may_be_zero_is_named_below_the_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path, alphas=(0.1, 0.5), shares=(0.1,)) / "run.json"
+
+    def noisy(record: dict[str, Any]) -> None:
+        for ceiling in record["ceilings"]:
+            if ceiling["alpha"] == 0.5:
+                ceiling.update(ceiling=0.2, reliability=0.04, ci_low=0.0, ci_high=0.5)
+
+    edit(path, noisy)
+    assert main(["--results", str(tmp_path)]) == 0
+    assert "At alpha 0.5 the noise ceiling's interval touches 0" in capsys.readouterr().out
+
+
 def test_records_that_cannot_be_read_are_named_whatever_else_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
