@@ -22,7 +22,7 @@ import pandas as pd
 from bench import schemas
 from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
-from bench.metrics import ceiling_of_ends, mean_and_standard_error
+from bench.metrics import MANY_SEEDS, ceiling_of_ends, mean_and_standard_error
 from bench.record import RUN_AGAIN
 from retrain.safe_files import SafeFileError, one_line, read_text
 
@@ -38,7 +38,6 @@ ROW_COLUMNS = [
     "finished", "note", "source",
 ]  # fmt: skip
 IDS = ["ground_id", "truth_id", "series_id"]
-MANY_SEEDS = 5
 
 
 @dataclass

@@ -38,6 +38,7 @@ from bench.metrics.score import (
     sampled_score,
 )
 from bench.metrics.seeds import (
+    MANY_SEEDS,
     PooledCeiling,
     PooledRatio,
     ceiling_of_ends,
@@ -48,6 +49,7 @@ from bench.metrics.seeds import (
 
 __all__ = [
     "LDS",
+    "MANY_SEEDS",
     "MINIMUM_SUBSETS",
     "AdditiveShare",
     "ArrayScore",

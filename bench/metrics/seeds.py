@@ -14,7 +14,7 @@ from bench.metrics.checks import FloatArray, check_confidence
 from bench.metrics.linear import LinearCeiling, best_spearman
 from bench.metrics.quantiles import normal_quantile, t_quantile
 
-FEW_SEEDS = 5  # fewer: Student's interval says more of the number of seeds than of their spread
+MANY_SEEDS = 5  # fewer: Student's interval says more of the number of seeds than of their spread
 
 
 def mean_and_standard_error(values: ArrayLike) -> tuple[float, float]:
@@ -116,7 +116,7 @@ def ceiling_of_ends(
         low, high = pooled.mean_low, pooled.mean_high + max(0.0, float(corrects))
         if (np.isclose(below**2, middle, rtol=1e-6) & known).any():
             high = max(high, float((above[known] ** 2).mean()))
-        if pooled.num_seeds < FEW_SEEDS and (below[known] > 0.0).all():
+        if pooled.num_seeds < MANY_SEEDS and (below[known] > 0.0).all():
             low, high = max(low, float(below[known].min()) ** 2), min(high, float(above[known].max()) ** 2)
         ci_low, ci_high = (_ceiling(end, linear=False) for end in (low, high))
         return replace(pooled, mean_low=low, mean_high=high, ci_low=ci_low, ci_high=ci_high)
