@@ -1,9 +1,8 @@
-"""The shape of the house: where imports go, how long a file may be, and that a name means one thing."""
+"""The shape of the house: where imports go."""
 
 import ast
 import subprocess
 import sys
-from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -12,9 +11,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("bench", "baselines", "retrain")
 FORBIDDEN = {"retrain": {"baselines", "bench"}, "baselines": {"bench"}}
-MAX_LINES = 500
-# What every command has, what every module may have; everything else is defined once.
-CONVENTIONS = {"main", "make_parser", "logger"}
 
 
 def files() -> dict[str, Path]:
@@ -112,30 +108,6 @@ def test_imports_never_go_back(package: str) -> None:
 def test_nothing_imports_the_tests() -> None:
     for path in files().values():
         assert "tests" not in {name.split(".")[0] for name in imported(path)}, path
-
-
-def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files().values()}
-    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
-    assert lengths["bench/lds.py"] < 200, "a command translates; what commands share has homes of its own"
-
-
-def test_one_word_for_one_thing() -> None:
-    """No public name is defined at the top level of two modules."""
-    where = defaultdict(list)
-    for module, path in files().items():
-        for node in parsed(path).body:
-            names: list[str] = []
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names = [node.name]
-            elif isinstance(node, ast.Assign):
-                names = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                names = [node.target.id]
-            for name in names:
-                if not name.startswith("_") and name not in CONVENTIONS:
-                    where[name].append(module)
-    assert {name: modules for name, modules in where.items() if len(modules) > 1} == {}
 
 
 def test_every_module_says_what_it_does() -> None:
