@@ -132,7 +132,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser, minimum_subsets: int = 1
     )
     add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
     add("--subsets", type=at_least(minimum_subsets), help="retrained subsets (default: 100)")
-    add("--scheme", choices=SCHEMES, help="subsets of fixed size, or independent draws (default: fixed)")
+    add("--scheme", choices=SCHEMES, help="fixed size, independent draws, or every group's share (default: fixed)")
     add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
     add("--replicates", type=at_least(1), help="retrains per subset, for the noise ceiling (default: the task's)")
     add("--replicated-subsets", type=at_least(minimum_subsets), help="only the first so many subsets are replicated")

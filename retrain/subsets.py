@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-Scheme = Literal["fixed", "bernoulli"]
-SCHEMES: tuple[Scheme, ...] = ("fixed", "bernoulli")
+Scheme = Literal["fixed", "bernoulli", "balanced"]
+SCHEMES: tuple[Scheme, ...] = ("fixed", "bernoulli", "balanced")
 
 # Separate streams for separate purposes: a seed shared by name must not give correlated draws. Methods are judged on
 # the subsets of `report`, their settings chosen on those of `tune`, and what retrains by itself learns from `learn`.
@@ -20,12 +20,19 @@ def subset_size(n: int, alpha: float) -> int:
 
 
 def mask(
-    seed: int, subset: int, alpha: float, n: int, scheme: Scheme = "fixed", stream: Stream = "report"
+    seed: int,
+    subset: int,
+    alpha: float,
+    n: int,
+    scheme: Scheme = "fixed",
+    stream: Stream = "report",
+    groups: np.ndarray | None = None,
 ) -> np.ndarray:
     """Which of n attributed examples subset number `subset` keeps: (n,) bool.
 
     `fixed` keeps exactly round(alpha * n) examples; `bernoulli` keeps each with probability alpha, independently, as
-    the paper does (sec:lds-def). Subsets of one (seed, subset) are nested in alpha.
+    the paper does (sec:lds-def). `balanced` keeps round(alpha * n) examples and of each of the `groups`, (n,), its
+    share: as many in every subset. Subsets of one (seed, subset) are nested in alpha.
     """
     if not 0 < alpha < 1:
         raise ValueError(f"alpha is {alpha}; expected a fraction between 0 and 1 of the attributed examples")
@@ -33,6 +40,10 @@ def mask(
     kept = np.zeros(n, dtype=bool)
     if scheme == "fixed":
         kept[generator.permutation(n)[: subset_size(n, alpha)]] = True
+    elif scheme == "balanced":
+        if groups is None or len(groups) != n:
+            raise ValueError(f"balanced subsets of {n} examples need the group of each; got {groups!r:.40}")
+        kept[_balanced_order(generator.permutation(n), groups)[: subset_size(n, alpha)]] = True
     elif scheme == "bernoulli":
         kept[:] = generator.random(n) < alpha
         if not kept.any():  # a training run needs at least one example
@@ -42,11 +53,30 @@ def mask(
     return kept
 
 
+def _balanced_order(order: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """The examples of a random order such that any beginning of it holds every group in proportion.
+
+    This is Sainte-Lague's apportionment: the i-th example of a group of g comes at (i + 1/2) / g. The total is exact,
+    more examples never take one away from a group, and ties go to the same group in every subset.
+    """
+    _, group, sizes = np.unique(groups[order], return_inverse=True, return_counts=True)
+    by_group = np.argsort(group, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)  # within the group, in the random order
+    place[by_group] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return order[np.lexsort((group, (place + 0.5) / sizes[group]))]
+
+
 def masks(
-    seed: int, num_subsets: int, alpha: float, n: int, scheme: Scheme = "fixed", stream: Stream = "report"
+    seed: int,
+    num_subsets: int,
+    alpha: float,
+    n: int,
+    scheme: Scheme = "fixed",
+    stream: Stream = "report",
+    groups: np.ndarray | None = None,
 ) -> np.ndarray:
     """(num_subsets, n) bool."""
-    return np.stack([mask(seed, subset, alpha, n, scheme, stream) for subset in range(num_subsets)])
+    return np.stack([mask(seed, subset, alpha, n, scheme, stream, groups) for subset in range(num_subsets)])
 
 
 def attributed_indices(seed: int, alpha_attribution: float, n: int) -> np.ndarray:

@@ -99,6 +99,15 @@ class Task(ABC):
         """The queries that settings may be chosen on, never reported: by default every fifth."""
         return np.arange(0, len(self.query_data), 5)
 
+    def groups(self) -> np.ndarray | None:
+        """(training examples,) int: the kind of each, such as its class or its source; None where there are none.
+
+        Balanced subsets keep every group's share, and LDS within groups asks what is known beyond them.
+        """
+        targets = self.train_data.targets
+        labels = isinstance(self.loss_function, CrossEntropy) and targets.dim() == 1 and not targets.is_floating_point()
+        return targets.cpu().numpy() if labels else None
+
     def image_shape(self) -> tuple[int, int, int] | None:
         """(channels, height, width) if inputs are images that can be shown; None otherwise."""
         return None

@@ -5,6 +5,7 @@ one entry of the store. The key holds what decides the result (task, data, seeds
 device or a path.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator
@@ -118,8 +119,6 @@ def checkpoint_of(task: Task, entry: Entry, device: torch.device) -> nn.Module:
 
 def checkpoint_fingerprint(entry: Entry) -> str:
     """Of the weights themselves: scores belong to these numbers, whoever trained them."""
-    import hashlib
-
     digest = hashlib.sha256()
     for name in sorted(entry.arrays):
         digest.update(name.encode())
@@ -164,8 +163,24 @@ class Plan:
 
     def masks(self, task: Task) -> np.ndarray:
         """(num_subsets, n) bool: which attributed examples each subset keeps."""
-        n = len(self.attributed(task))
-        return subsets.masks(self.seed, self.num_subsets, self.alpha, n, self.scheme, self.stream)
+        attributed = self.attributed(task)
+        groups = groups_of(task, attributed) if self.scheme == "balanced" else None
+        return subsets.masks(self.seed, self.num_subsets, self.alpha, len(attributed), self.scheme, self.stream, groups)
+
+
+def groups_of(task: Task, attributed: np.ndarray) -> np.ndarray | None:
+    """(n,) int: the group of each attributed example; None where the task has none, or all examples are of one."""
+    groups = task.groups()
+    if groups is None:
+        return None
+    groups = np.asarray(groups)
+    if groups.shape != (len(task.train_data),):
+        raise UsageError(
+            f"task {task.name} declares groups of shape {groups.shape}; expected one for each of its "
+            f"{len(task.train_data)} training examples"
+        )
+    here = np.unique(groups[attributed], return_inverse=True)[1]
+    return here if here.any() else None
 
 
 def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: str) -> Unit:
@@ -181,6 +196,9 @@ def retrain_unit(task: Task, plan: Plan, subset: int, replicate: int, device: st
         "stream": plan.stream,
         "versions": library_versions("torch"),
     }
+    if plan.scheme == "balanced":  # a task's own groups decide which examples are drawn, and are not in its data
+        groups = groups_of(task, plan.attributed(task))
+        config["groups"] = None if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:20]
     at_once = task.trainings_at_once(choose_device(device))
     if plan.initialisation == REPLAYED:
         config["replay"], at_once = replay_source(task), 1
@@ -198,11 +216,13 @@ def retrain_units(task: Task, plan: Plan, device: str) -> list[Unit]:
         raise UsageError(f"--initialisation {REPLAYED}: {reason}")
     num_attributed = len(plan.attributed(task))
     kept = round(plan.alpha * num_attributed)
-    if plan.scheme == "fixed" and not 0 < kept < num_attributed:
+    if plan.scheme != "bernoulli" and not 0 < kept < num_attributed:
         raise UsageError(
             f"alpha {plan.alpha:g} of {num_attributed} attributed examples keeps {'all' if kept else 'none'} of them: "
             "subsets would not differ; take another --alpha, or attribute more"
         )
+    if plan.scheme == "balanced":
+        _check_balanced(task, plan)
     first = retrain_unit(task, plan, 0, 0, device)
     return [
         first.with_config(subset=subset, replicate=replicate)
@@ -212,13 +232,36 @@ def retrain_units(task: Task, plan: Plan, device: str) -> list[Unit]:
     ]
 
 
+def _check_balanced(task: Task, plan: Plan) -> None:
+    groups = groups_of(task, plan.attributed(task))
+    if groups is None:
+        raise UsageError(
+            f"--scheme balanced: task {task.name} has no groups (no labels, no Task.groups, or one group only); "
+            "take --scheme fixed"
+        )
+    kept = subsets.mask(plan.seed, 0, plan.alpha, len(groups), "balanced", plan.stream, groups)
+    sizes, counts = np.bincount(groups), np.bincount(groups[kept], minlength=groups.max() + 1)
+    if not counts.all():
+        smallest = sizes[counts == 0].min()
+        raise UsageError(
+            f"--scheme balanced: alpha {plan.alpha:g} keeps none of {int((counts == 0).sum())} of {len(sizes)} groups "
+            f"(the smallest has {smallest} of {len(groups)} examples); take a larger --alpha, or attribute more"
+        )
+
+
 def train_one(store: Store, unit: Unit) -> Entry:
     """Retrains on one subset and stores the loss of every query, whatever split it belongs to."""
     task, device = task_from(unit.payload["task"]), choose_device(unit.payload["device"])
     config = unit.config
     attributed = subsets.attributed_indices(config["seed"], config["alpha_attribution"], len(task.train_data))
     kept = subsets.mask(
-        config["seed"], config["subset"], config["alpha"], len(attributed), config["scheme"], config["stream"]
+        config["seed"],
+        config["subset"],
+        config["alpha"],
+        len(attributed),
+        config["scheme"],
+        config["stream"],
+        groups_of(task, attributed) if config["scheme"] == "balanced" else None,
     )
     with one_thread(device), SHARED.measured() as seconds:
         if config["initialisation"] == REPLAYED:

@@ -8,9 +8,11 @@ import torch
 
 from baselines.method import Problem, Retrained, available_methods, load_method
 from retrain import subsets
+from retrain.errors import UsageError
+from retrain.store import Store
 from retrain.task import Task
 from retrain.tasks import available_tasks, load_task
-from retrain.train import task_from, task_specification
+from retrain.train import Plan, retrain_units, task_from, task_specification, train_one
 from tests.helpers.made_up import small_options
 
 CPU = torch.device("cpu")
@@ -130,8 +132,9 @@ def test_fixed_subsets_have_exactly_their_size_and_are_pure() -> None:
 
 
 def test_every_example_is_kept_equally_often() -> None:
+    groups = np.repeat(np.arange(5), 10)
     for scheme in subsets.SCHEMES:
-        masks = subsets.masks(0, 2000, 0.3, 50, scheme)
+        masks = subsets.masks(0, 2000, 0.3, 50, scheme, groups=groups)
         assert abs(masks.mean() - 0.3) < 0.01
         assert np.abs(masks.mean(0) - 0.3).max() < 5 * np.sqrt(0.3 * 0.7 / 2000)
 
@@ -140,6 +143,38 @@ def test_bernoulli_subsets_vary_in_size_and_are_never_empty() -> None:
     sizes = subsets.masks(0, 200, 0.02, 50, "bernoulli").sum(1)
     assert sizes.min() == 1
     assert sizes.std() > 0.5
+
+
+def test_balanced_subsets_keep_every_groups_share_exactly_in_total_and_are_nested() -> None:
+    groups = np.random.default_rng(0).choice(7, size=613, p=np.arange(1, 8) / 28) * 10  # any labels, unequal groups
+    sizes = np.array([(groups == group).sum() for group in np.unique(groups)])
+    before = np.zeros((6, 613), dtype=bool)
+    for alpha in (0.05, 0.1, 0.1007, 0.31, 0.5, 0.93):
+        masks = subsets.masks(3, 6, alpha, 613, "balanced", "learn", groups)
+        assert (masks.sum(1) == subsets.subset_size(613, alpha)).all(), "as many as the other schemes keep"
+        counts = np.stack([[mask[groups == group].sum() for group in np.unique(groups)] for mask in masks])
+        assert (counts == counts[0]).all(), "subsets do not differ in what they hold of a group"
+        assert np.abs(counts[0] - alpha * sizes).max() < 1
+        assert (masks >= before).all(), "nested in alpha"
+        assert len({mask.tobytes() for mask in masks}) == 6
+        before = masks
+    alone = subsets.mask(3, 2, 0.1, 613, "balanced", "learn", groups)
+    assert np.array_equal(alone, subsets.masks(3, 6, 0.1, 613, "balanced", "learn", groups)[2])
+
+
+def test_balanced_subsets_need_groups_and_lose_none_in_silence(tmp_path: Path) -> None:
+    def units(task: Task, alpha: float = 0.1, share: float = 1.0) -> list:
+        plan = Plan(alpha=alpha, alpha_attribution=share, seed=1, num_subsets=2, scheme="balanced")
+        return retrain_units(task, plan, "cpu")
+
+    digits = load_task("digits")
+    assert len({unit.key for unit in units(digits)}) == 2
+    with pytest.raises(UsageError, match="tinylm has no groups"):
+        units(load_task("tinylm"))
+    with pytest.raises(UsageError, match=r"alpha 0\.004 keeps none of \d of 10 groups"):
+        units(digits, alpha=0.004)
+    store, (unit, _) = Store(tmp_path), units(load_task("digits", epochs=1))
+    assert train_one(store, unit).record["num_kept"] == 120
 
 
 @pytest.mark.parametrize("alpha", [0, 1, 1.5, -0.1, float("nan")])
