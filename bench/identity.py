@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.style import look
+from bench.publish.plots.style import look
 from bench.tables import acting, setting_text
 
 AXES = ("task", "protocol", "alpha", "alpha_attribution", "seed")  # one ground truth of a run

@@ -81,7 +81,7 @@ def draw(scores: PairScores, measure: str, title: str) -> Any:
     import matplotlib as mpl
     from matplotlib.colors import LinearSegmentedColormap
 
-    from bench import style
+    from bench.publish.plots import style
 
     matrix = scores.measures[measure]
     rows, columns = matrix.shape
@@ -120,7 +120,7 @@ def _visible(text: str) -> str:
 def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> list[Path]:
     import matplotlib as mpl
 
-    from bench import style
+    from bench.publish.plots import style
     from bench.tokens_page import packed, page
 
     folder.mkdir(parents=True, exist_ok=True)

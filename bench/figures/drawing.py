@@ -18,8 +18,8 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from bench.identity import file_slug
+from bench.publish.plots.style import INK, QUIET, PaperSize, looks, new_figure
 from bench.results import Results
-from bench.style import INK, QUIET, PaperSize, looks, new_figure
 
 ALPHA_RETRAIN = r"$\alpha_{\mathrm{retrain}}$"
 ALPHA_ATTRIBUTION = r"$\alpha_{\mathrm{attribution}}$"

@@ -17,8 +17,8 @@ from bench.figures.drawing import Drawing, frame, logarithmic, names_in, panel_g
 from bench.figures.retraining import best_scores
 from bench.figures.seconds import timed_rows
 from bench.identity import file_slug, series_label
+from bench.publish.plots.style import PaperSize
 from bench.results import Results, bars_of, ceiling_over_seeds, over_seeds
-from bench.style import PaperSize
 
 AGAINST = (("models", "base models"), ("seconds", "seconds"))
 

@@ -24,8 +24,8 @@ from bench.figures.drawing import (
     series_shapes,
     text_width,
 )
+from bench.publish.plots.style import FAINT, INK, QUIET, PaperSize, new_figure
 from bench.results import Results, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
-from bench.style import FAINT, INK, QUIET, PaperSize, new_figure
 
 Shapes = Mapping[str, dict[str, Any]]
 FEWEST_OF_A_CURVE = 3  # shares retrained on

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 
 from bench import schemas
 from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
+from bench.publish.plots.style import INK, QUIET, PaperSize
 from bench.results import Results
-from bench.style import INK, QUIET, PaperSize
 
 EXACT: dict[str, Any] = {"color": INK, "marker": "D", "linestyle": "-", "linewidth": 0.9}
 GUIDE: dict[str, Any] = {"color": QUIET, "linestyle": (0, (1, 1.5)), "linewidth": 1.0}

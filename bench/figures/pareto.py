@@ -24,8 +24,8 @@ from bench.figures.drawing import (
 from bench.figures.lds import panels_by_seconds
 from bench.figures.seconds import timed_rows
 from bench.identity import file_slug
+from bench.publish.plots.style import INK, QUIET, PaperSize
 from bench.results import Results, bars_of, over_seeds
-from bench.style import INK, QUIET, PaperSize
 
 CONTROLS = ("random", "same_class", "repsim", "bm25")  # whom everybody should beat, at no cost
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from bench.answers import ANSWERS, ANSWERS_FILE
 from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.identity import file_slug, series_label
+from bench.publish.plots.style import QUIET, PaperSize, looks
 from bench.results import Results
-from bench.style import QUIET, PaperSize, looks
 
 REMOVAL = "removal"
 CONTROL = "control"  # the origin of a row that no method made

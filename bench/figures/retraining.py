@@ -26,8 +26,8 @@ from bench.figures.drawing import (
 from bench.figures.lds import CEILINGS, ceiling_called, panels_by_seconds
 from bench.figures.seconds import timed_rows
 from bench.identity import USUAL, file_slug
+from bench.publish.plots.style import INK, PaperSize, look
 from bench.results import Results, bars_of, over_seeds
-from bench.style import INK, PaperSize, look
 
 NO_PRIOR = USUAL[DATAMODEL]["prior"]
 ALONE = "retraining alone"

@@ -1,6 +1,6 @@
 """Seconds, memory and disk against model size, a figure for each machine: `python -m bench.figures --only scaling`.
 
-The paper's fig:benchmark_big_ek-fac, and who is cheaper where; the panels themselves are `bench.scaling.figure`'s.
+The paper's fig:benchmark_big_ek-fac, and who is cheaper where; `bench.publish.plots.scaling` draws the panels.
 """
 
 import io
@@ -12,9 +12,9 @@ import pandas as pd
 from bench import schemas
 from bench.figures.drawing import Drawing, UnusableError, frame, logarithmic, panel_row
 from bench.identity import file_slug
+from bench.publish.plots.scaling import PANELS, can_draw, draw_cheaper, draw_laws, draw_panel, explain, marks, usable
+from bench.publish.plots.style import PaperSize
 from bench.results import Results
-from bench.scaling.figure import PANELS, can_draw, draw_cheaper, draw_laws, draw_panel, explain, marks, usable
-from bench.style import PaperSize
 from retrain.safe_files import SafeFileError, read_text
 
 TEXTS = ("model", "method", "device")

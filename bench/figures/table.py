@@ -14,6 +14,7 @@ import pandas as pd
 import bench.figures.words as words
 from bench.figures.difference import differences_between
 from bench.figures.drawing import Drawing
+from bench.publish.plots.style import PaperSize, in_order
 from bench.results import (
     MANY_SEEDS,
     Results,
@@ -22,7 +23,6 @@ from bench.results import (
     linear_ceiling_over_seeds,
     over_seeds,
 )
-from bench.style import PaperSize, in_order
 from bench.tables import interval, number
 
 LANGUAGE_TASKS = ("pythia14m", "tinylm")

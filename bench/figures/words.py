@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from bench.publish.plots.style import in_order, look
 from bench.results import ceiling_over_seeds, linear_ceiling_over_seeds
-from bench.style import in_order, look
 
 
 def kind_of_scores(normalised: bool) -> str:

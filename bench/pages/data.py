@@ -22,8 +22,8 @@ from bench.figures.words import kind_of_scores, span
 from bench.leaderboard.ranking import LeaderboardRow
 from bench.leaderboard.ranking import rows as ranked_rows
 from bench.pages.ranks import Ranks, ranked_boards
+from bench.publish.plots.style import SHADES, in_order, look, looks, shaded
 from bench.results import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
-from bench.style import SHADES, in_order, look, looks, shaded
 from retrain.safe_files import SafeFileError
 
 ROW_KEYS = ["ground", "truth", "alpha_attribution", "alpha", "normalised", "series"]

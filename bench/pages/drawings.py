@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from xml.parsers import expat
 
-from bench.style import FAINT, INK, QUIET
+from bench.publish.plots.style import FAINT, INK, QUIET
 from retrain.safe_files import SafeFileError, quoted, read_text
 
 MAX_DRAWING_BYTES = 4 * 2**20

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.leaderboard.ranking import LeaderboardRow, interval_words
 from bench.leaderboard.wide import whole_board
-from bench.style import in_order, look
+from bench.publish.plots.style import in_order, look
 
 SCORE_WORDS = {"normalised": "train-normalised", "raw": "raw"}
 

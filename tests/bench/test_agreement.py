@@ -8,9 +8,9 @@ import pytest
 from bench.agreement import main, matrices_of, matrix_of, overlap
 from bench.answers import ANSWERS
 from bench.figures.agreement import draw_agreement
+from bench.publish.plots.style import PaperSize
 from bench.results import load_results
 from bench.schemas import read_checked
-from bench.style import PaperSize
 
 DUPLICATES = "tests.helpers.removal_tasks:WithDuplicates"
 

@@ -32,9 +32,9 @@ from bench.figures.pareto import pareto_front
 from bench.figures.retraining import best_scores
 from bench.figures.scaling import read_scaling
 from bench.figures.table import clearly_best, escaped, pairs_by_cell
+from bench.publish.plots.style import FORMATS, PaperSize
 from bench.record import ELSEWHERE
 from bench.results import Results, load_results
-from bench.style import FORMATS, PaperSize
 from bench.tables import setting_text
 from tests.bench.test_results import change_record
 from tests.helpers.synthetic_answers import write_agreement, write_removal

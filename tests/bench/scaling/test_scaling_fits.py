@@ -17,6 +17,17 @@ import pandas as pd
 import pytest
 
 from bench import scaling
+from bench.publish.plots.scaling import (
+    FIT_LINES,
+    PANELS,
+    blocks_of,
+    can_draw,
+    draw_cheaper,
+    draw_laws,
+    draw_panel,
+    explain,
+    usable,
+)
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
 from bench.scaling.cost_parts import LAW_MODELS, first_of_each, score_span
 from bench.scaling.costs import draw_work, ekfac_needs
@@ -30,17 +41,6 @@ from bench.scaling.estimate import (
     read_rows,
     show_crossovers,
     show_estimates,
-)
-from bench.scaling.figure import (
-    FIT_LINES,
-    PANELS,
-    blocks_of,
-    can_draw,
-    draw_cheaper,
-    draw_laws,
-    draw_panel,
-    explain,
-    usable,
 )
 from bench.scaling.fits import Estimator
 from bench.scaling.held_out import each_from_the_others
@@ -785,7 +785,7 @@ def test_the_cost_of_a_method_belongs_to_files_that_exist() -> None:
 
 
 def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
-    from bench import style
+    from bench.publish.plots import style
 
     rows = pd.DataFrame(rows_by_law(SIZES))
     assert can_draw(rows)
@@ -813,7 +813,7 @@ def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
 
 
 def test_each_fitting_set_has_a_line_of_its_own() -> None:
-    from bench import style
+    from bench.publish.plots import style
 
     rows = rows_by_law(SIZES)
     rows += [
@@ -837,7 +837,7 @@ def test_each_fitting_set_has_a_line_of_its_own() -> None:
 
 
 def test_what_fewer_sequences_would_write_is_hollow() -> None:
-    from bench import style
+    from bench.publish.plots import style
 
     row = rows_by_law(("14m",))[0] | {"method": "trak", "fit_examples": None, "depth": None, "disk_bytes": 6e6}
     for projected in (False, True):

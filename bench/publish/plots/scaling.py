@@ -16,13 +16,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patheffects import withStroke
 
+from bench.publish.plots.style import INK, in_order, look
 from bench.scaling.costs import Setting, draw_flops
 from bench.scaling.ekfac_rows import scores_were_measured
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label, too_large
 from bench.scaling.fits import Estimator, ratio_ends
 from bench.scaling.lines import Curve
 from bench.scaling.row_values import number_of
-from bench.style import INK, in_order, look
 from bench.tables import duration
 from retrain.models.pythia_suite import SUITE
 

@@ -1,0 +1,1 @@
+"""What is made of records: figures, leaderboard, verdicts on claims, report, numbers in pages."""

@@ -1,0 +1,1 @@
+"""Every figure that records allow, a file a kind."""
