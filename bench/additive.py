@@ -4,7 +4,7 @@ Where there are thousands of examples, a hundred subsets say little about how mu
 is drawn alike and counts too. It is in every record, and shown where its interval is narrow enough to be read.
 
 It is held against retraining itself: regression on subsets alone reaches it in the end, and its LDS says how far it has
-come (`bench/metrics/learning_curve.py`).
+come (`bench/metrics/linear.py`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from bench.attributions import SCORE_CHOICES, answering_session, attributions
 from bench.counterfactual.laboratory import orders_of
 from bench.experiment import Execution, Experiment
 from bench.metrics import spearman_per_column
-from bench.metrics.change import mean_change
+from bench.metrics.removal import mean_change
 from bench.question_command import add_question_arguments, answer_command, finish
 from bench.sizes import enough_to_correlate, sizes_of
 from bench.tables import number, tables

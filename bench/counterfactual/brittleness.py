@@ -19,7 +19,7 @@ import numpy as np
 from bench.answers import Answers
 from bench.attributions import Answered, ScoreKind, SeedAndShare
 from bench.counterfactual.laboratory import Laboratory, Wanted, orders_of
-from bench.metrics.change import mean_change
+from bench.metrics.removal import mean_change
 
 # From one in a thousand to a fifth, by about 1.4 each.
 SMALLEST_SHARES = (

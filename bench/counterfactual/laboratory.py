@@ -7,7 +7,7 @@ import numpy as np
 
 from bench.experiment import Session
 from bench.ground_truth import UnitsFailedError, obtain
-from bench.metrics.change import Shared
+from bench.metrics.removal import Shared
 from retrain.jobs import Unit
 from retrain.removal import RemovalPlan, removal_units, stacked
 

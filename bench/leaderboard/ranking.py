@@ -21,7 +21,7 @@ import numpy as np
 from bench.answers import ANSWERS, ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, short_digest
 from bench.metrics import mean_and_standard_error
-from bench.metrics.quantiles import t_quantile
+from bench.metrics.intervals import t_quantile
 from bench.results import MANY_SEEDS, CeilingOverSeeds, Results, ceiling_over_seeds, last_made, load_results
 
 NEGLIGIBLE = 0.0005

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bench.metrics.quantiles import t_quantile
+from bench.metrics.intervals import t_quantile
 
 HOLDS, FAILS, UNDECIDED, MISSING = "holds", "does not hold", "undecided", "not measured"
 CONFIDENCE = 0.95

@@ -15,20 +15,22 @@ or not finite has no correlation: it is left out of the mean and counted in `num
 STATISTICS.md, beside this file, derives the intervals and the ceilings and says how well they hold.
 """
 
-from bench.metrics.ceiling import Ceiling, CeilingRatio, lds_over_ceiling, noise_ceiling
-from bench.metrics.checks import MINIMUM_SUBSETS, mean_over_replicates
-from bench.metrics.learning_curve import UnlimitedRetrains, unlimited_retrains
-from bench.metrics.linear import (
-    AdditiveShare,
-    LinearCeiling,
-    LinearRatio,
-    best_spearman,
-    lds_over_linear_ceiling,
-    linear_ceiling,
+from bench.metrics.arrays import ArrayScore, score_arrays
+from bench.metrics.ceilings import (
+    MANY_SEEDS,
+    Ceiling,
+    CeilingRatio,
+    PooledCeiling,
+    PooledRatio,
+    ceiling_of_ends,
+    lds_over_ceiling,
+    lds_over_pooled_ceiling,
+    mean_and_standard_error,
+    noise_ceiling,
+    pooled_ceiling,
 )
-from bench.metrics.plain import ArrayScore, score_arrays
-from bench.metrics.ranks import average_ranks, spearman_per_column
-from bench.metrics.score import (
+from bench.metrics.intervals import MINIMUM_SUBSETS, average_ranks, mean_over_replicates, spearman_per_column
+from bench.metrics.lds import (
     LDS,
     Difference,
     difference_of_samplings,
@@ -37,14 +39,15 @@ from bench.metrics.score import (
     paired_difference,
     sampled_score,
 )
-from bench.metrics.seeds import (
-    MANY_SEEDS,
-    PooledCeiling,
-    PooledRatio,
-    ceiling_of_ends,
-    lds_over_pooled_ceiling,
-    mean_and_standard_error,
-    pooled_ceiling,
+from bench.metrics.linear import (
+    AdditiveShare,
+    LinearCeiling,
+    LinearRatio,
+    UnlimitedRetrains,
+    best_spearman,
+    lds_over_linear_ceiling,
+    linear_ceiling,
+    unlimited_retrains,
 )
 
 __all__ = [

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bench.metrics.checks import FloatArray, check_num_subsets, check_pair
-from bench.metrics.quantiles import t_above, t_quantile
+from bench.metrics.intervals import FloatArray, check_num_subsets, check_pair, t_above, t_quantile
 
 CALIBRATED = ("slope", "r2", "r2_rescaled")
 

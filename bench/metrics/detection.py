@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bench.metrics.checks import BoolArray, FloatArray
-from bench.metrics.quantiles import normal_above, normal_quantile
-from bench.metrics.ranks import average_ranks
+from bench.metrics.intervals import BoolArray, FloatArray, average_ranks, normal_above, normal_quantile
 
 
 @dataclass(frozen=True, kw_only=True)

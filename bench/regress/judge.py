@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from bench import metrics
-from bench.metrics.quantiles import t_quantile
+from bench.metrics.intervals import t_quantile
 from bench.record import versions
 from bench.regress.baseline import MethodBaseline
 from bench.regress.clock import KERNELS, Timing

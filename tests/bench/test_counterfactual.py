@@ -14,7 +14,7 @@ from bench.counterfactual.brittleness import Bisection
 from bench.counterfactual.removal import RANDOM_REMOVAL, SAME_CLASS, Removal, run_removal
 from bench.experiment import Execution, Experiment
 from bench.leaderboard import rows
-from bench.metrics.change import Shared, mean_change, shared_variance
+from bench.metrics.removal import Shared, mean_change, shared_variance
 from bench.schemas import read_checked
 from retrain.removal import RemovalPlan, removal_unit
 from retrain.store import Store

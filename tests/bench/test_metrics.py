@@ -16,6 +16,7 @@ from scipy import stats
 
 from bench.metrics import (
     average_ranks,
+    intervals,
     lds_across_queries,
     lds_over_ceiling,
     linear_datamodelling_score,
@@ -23,12 +24,10 @@ from bench.metrics import (
     mean_over_replicates,
     noise_ceiling,
     paired_difference,
-    ranks,
     spearman_per_column,
 )
-from bench.metrics.ceiling import StepUp
-from bench.metrics.quantiles import normal_above, normal_quantile, t_above, t_quantile
-from bench.metrics.ranks import leave_one_out
+from bench.metrics.ceilings import StepUp
+from bench.metrics.intervals import leave_one_out, normal_above, normal_quantile, t_above, t_quantile
 from bench.rows import compute_metrics
 from tests.helpers.pace import at_most
 
@@ -178,7 +177,7 @@ def test_seed_decides_the_interval():
 def test_blocks_of_queries_do_not_show(monkeypatch):
     truth, prediction = planted()
     whole = linear_datamodelling_score(truth, prediction)
-    monkeypatch.setattr(ranks, "QUERIES_PER_BLOCK", 5)
+    monkeypatch.setattr(intervals, "QUERIES_PER_BLOCK", 5)
     assert linear_datamodelling_score(truth, prediction) == whole
 
 

@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bench.metrics.checks import FloatArray, check_confidence, check_num_subsets, check_pair
-from bench.metrics.interval import Sampling, sample_spearman, two_way_interval
-from bench.metrics.quantiles import t_above
-from bench.metrics.ranks import mean_of_defined, spearman_columns
+from bench.metrics.intervals import (
+    FloatArray,
+    Sampling,
+    check_confidence,
+    check_num_subsets,
+    check_pair,
+    mean_of_defined,
+    sample_spearman,
+    spearman_columns,
+    t_above,
+    two_way_interval,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.metrics.checks import FloatArray
-from bench.metrics.quantiles import t_above, t_quantile
+from bench.metrics.intervals import FloatArray, t_above, t_quantile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bench.metrics.ceiling import Ceiling, CeilingRatio, lds_over_ceiling, noise_ceiling
-from bench.metrics.checks import MINIMUM_SUBSETS, FloatArray, mean_over_replicates
+from bench.metrics.ceilings import Ceiling, CeilingRatio, lds_over_ceiling, noise_ceiling
+from bench.metrics.intervals import MINIMUM_SUBSETS, FloatArray, mean_over_replicates
+from bench.metrics.lds import linear_datamodelling_score
 from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR, LinearCeiling, linear_ceiling
-from bench.metrics.score import linear_datamodelling_score
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,425 @@
+"""What every metric rests on: checked tables, ranks, and the two-way interval of a mean over queries.
+
+Subsets and queries are both draws. STATISTICS.md derives the interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+
+MINIMUM_SUBSETS = 3
+
+
+def as_table(values: ArrayLike, name: str) -> FloatArray:
+    table = np.asarray(values, dtype=np.float64)
+    if table.ndim != 2:
+        raise ValueError(
+            f"{name} has shape {table.shape}; expected two dimensions, (num_subsets, num_queries). "
+            "Reshape it, or average over replicates first."
+        )
+    return table
+
+
+def check_pair(truth: ArrayLike, prediction: ArrayLike, name: str = "prediction") -> tuple[FloatArray, FloatArray]:
+    truth, prediction = as_table(truth, "truth"), as_table(prediction, name)
+    if truth.shape != prediction.shape:
+        hint = (
+            f"{name} looks transposed: pass masks @ scores.T"
+            if truth.shape == prediction.shape[::-1]
+            else "use the same subsets and the same queries, in the same order, for both"
+        )
+        raise ValueError(
+            f"truth has shape {truth.shape} and {name} has shape {prediction.shape}; "
+            f"expected the same (num_subsets, num_queries); {hint}."
+        )
+    return truth, prediction
+
+
+def check_num_subsets(num_subsets: int) -> None:
+    if num_subsets < MINIMUM_SUBSETS:
+        raise ValueError(
+            f"got {num_subsets} subsets (rows); a rank correlation across subsets needs at least {MINIMUM_SUBSETS}. "
+            "Retrain on more subsets, or transpose if rows are queries."
+        )
+
+
+def check_confidence(confidence: float, num_bootstrap: int) -> None:
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence is {confidence}; expected a fraction between 0 and 1, such as 0.95.")
+    if num_bootstrap < 1:
+        raise ValueError(f"num_bootstrap is {num_bootstrap}; expected at least 1, and 1000 for steady interval ends.")
+
+
+def as_replicates(
+    replicates: ArrayLike | Sequence[ArrayLike], present: ArrayLike | None
+) -> tuple[FloatArray, BoolArray]:
+    """(R, K, q) losses and (R, K) which of them exist."""
+    if isinstance(replicates, Sequence):
+        if present is not None:
+            raise ValueError("got `present` with a list of replicates; the lengths already say it: drop `present`.")
+        tables = [as_table(table, f"replicates[{k}]") for k, table in enumerate(replicates)]
+        shapes = [table.shape for table in tables]
+        if not tables or len({shape[1] for shape in shapes}) != 1 or min(shape[0] for shape in shapes) < 1:
+            raise ValueError(
+                f"replicates is a list with shapes {shapes[:5]}{'...' if len(shapes) > 5 else ''}; expected one "
+                "(num_replicates, num_queries) array a subset, one replicate or more each, all with the same queries."
+            )
+        values = np.full((max(shape[0] for shape in shapes), len(tables), shapes[0][1]), np.nan)
+        exists = np.zeros(values.shape[:2], dtype=bool)
+        for k, table in enumerate(tables):
+            values[: len(table), k] = table
+            exists[: len(table), k] = True
+        return values, exists
+    values = np.asarray(replicates, dtype=np.float64)
+    if values.ndim != 3:
+        raise ValueError(
+            f"replicates has shape {values.shape}; expected (num_replicates, num_subsets, num_queries), or a list with "
+            "one (num_replicates, num_queries) array a subset. Stack the replicates along a new first axis."
+        )
+    exists = np.ones(values.shape[:2], dtype=bool) if present is None else np.asarray(present, dtype=bool)
+    if exists.shape != values.shape[:2] or not exists.any(axis=0).all():
+        raise ValueError(
+            f"present has shape {exists.shape} and leaves {int((~exists.any(axis=0)).sum())} subsets without any; "
+            f"expected {values.shape[:2]}, (num_replicates, num_subsets), with one True or more a subset."
+        )
+    return values, exists
+
+
+def mean_over_replicates(
+    replicates: ArrayLike | Sequence[ArrayLike], *, present: ArrayLike | None = None
+) -> FloatArray:
+    """The truth, (num_subsets, num_queries): what each subset's replicates average to.
+
+    Arguments as `bench.metrics.noise_ceiling` takes them.
+    """
+    values, exists = as_replicates(replicates, present)
+    if exists.all():
+        return values.mean(axis=0)
+    return np.where(exists[:, :, None], values, 0.0).sum(axis=0) / exists.sum(axis=0)[:, None]
+
+
+# ---- Student's t and the normal distribution: scipy.stats to the last bit, without its seconds of import ----
+
+
+def t_quantile(share: float, degrees: float) -> float:
+    return float(special.stdtrit(degrees, share))
+
+
+def t_above(value: float, degrees: float) -> float:
+    """The probability of more than `value`."""
+    return float(special.stdtr(degrees, -value))
+
+
+def normal_quantile(share: float) -> float:
+    return float(special.ndtri(share))
+
+
+def normal_above(value: float) -> float:
+    return float(special.ndtr(-value))
+
+
+# ---- ranks of whole tables at once, and the same without each subset in turn, exactly ----
+
+# Small enough for one block's temporaries to stay in cache, which is several times faster than all queries at once.
+QUERIES_PER_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The rows of a (num_rows, n) array in order: everything that ranks and leave-one-out ranks are made from."""
+
+    order: IntArray  # (num_rows, n) position -> index
+    first: IntArray | None  # (num_rows, n) position -> first position of its tie group; None when nothing ties
+    last: IntArray | None  # (num_rows, n) position -> last position of its tie group
+    ranks: FloatArray  # (num_rows, n) index -> average rank, from 1
+
+    def scatter(self, by_position: NDArray) -> NDArray:
+        """From sorted positions back to the original index."""
+        by_index = np.empty_like(by_position)
+        np.put_along_axis(by_index, self.order, by_position, axis=1)
+        return by_index
+
+    def sum_above(self, values: FloatArray) -> FloatArray:
+        """For each index k, the sum of values[i] over i ranked above k, with weight one half where i ties with k (or is
+        k).
+
+        That weight is by how much i's average rank falls when k is left out.
+        """
+        running = np.zeros((values.shape[0], values.shape[1] + 1))
+        np.cumsum(np.take_along_axis(values, self.order, axis=1), axis=1, out=running[:, 1:])
+        if self.first is None or self.last is None:
+            below = 0.5 * (running[:, 1:] + running[:, :-1])
+        else:
+            upto_last = np.take_along_axis(running, self.last + 1, axis=1)
+            before_first = np.take_along_axis(running, self.first, axis=1)
+            below = 0.5 * (upto_last + before_first)
+        return self.scatter(running[:, -1:] - below)
+
+
+def rank_rows(values: FloatArray) -> Ranking:
+    """values: (num_rows, n)."""
+    num_rows, n = values.shape
+    order = np.argsort(values, axis=1)
+    ordered = np.take_along_axis(values, order, axis=1)
+    ties = ordered[:, 1:] == ordered[:, :-1]
+    positions = np.broadcast_to(np.arange(n), (num_rows, n))
+    first = last = None
+    rank_at = positions + 1.0
+    if ties.any():
+        first, last = positions.copy(), positions.copy()
+        first[:, 1:][ties] = 0
+        first = np.maximum.accumulate(first, axis=1)
+        last[:, :-1][ties] = n - 1
+        last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
+        rank_at = 0.5 * (first + last) + 1.0
+    ranks = np.empty((num_rows, n))
+    np.put_along_axis(ranks, order, rank_at, axis=1)
+    return Ranking(order, first, last, ranks)
+
+
+def average_ranks(values: ArrayLike) -> FloatArray:
+    """Ranks from 1 down each column of a (num_subsets, num_queries) array; ties share their average rank.
+
+    NaN sorts last and gets a rank like any other value: the caller decides what a column with NaN means.
+    """
+    return np.ascontiguousarray(rank_rows(np.ascontiguousarray(as_table(values, "values").T)).ranks.T)
+
+
+def defined_columns(*tables: FloatArray) -> BoolArray:
+    """(num_queries,): the columns that are finite and not constant in every table."""
+    defined = np.ones(tables[0].shape[1], dtype=bool)
+    for table in tables:
+        with np.errstate(invalid="ignore"):
+            defined &= np.isfinite(table).all(axis=0) & (table != table[:1]).any(axis=0)
+    return defined
+
+
+def query_blocks(indices: IntArray) -> Iterator[IntArray]:
+    for start in range(0, len(indices), QUERIES_PER_BLOCK):
+        yield indices[start : start + QUERIES_PER_BLOCK]
+
+
+def correlate_ranks(ranks_a: FloatArray, ranks_b: FloatArray) -> FloatArray:
+    """Pearson correlation of each row's ranks, (num_rows,). Both inputs: (num_rows, n)."""
+    middle = 0.5 * (ranks_a.shape[1] + 1)
+    a, b = ranks_a - middle, ranks_b - middle
+    numerator = np.einsum("jk,jk->j", a, b)
+    return numerator / np.sqrt(np.einsum("jk,jk->j", a, a) * np.einsum("jk,jk->j", b, b))
+
+
+def spearman_columns(truth: FloatArray, prediction: FloatArray) -> FloatArray:
+    correlation = np.full(truth.shape[1], np.nan)
+    defined = np.flatnonzero(defined_columns(truth, prediction))
+    # A block holds about as many numbers whatever the column length, so that long columns stay in cache as well.
+    size = max(1, QUERIES_PER_BLOCK * 100 // max(1, truth.shape[0]))
+    for start in range(0, len(defined), size):
+        block = defined[start : start + size]
+        ranks = [rank_rows(np.ascontiguousarray(table[:, block].T)).ranks for table in (truth, prediction)]
+        correlation[block] = correlate_ranks(ranks[0], ranks[1])
+    return correlation
+
+
+def spearman_per_column(truth: ArrayLike, prediction: ArrayLike) -> FloatArray:
+    """Spearman correlation down each column, with average ranks for ties.
+
+    truth, prediction: (num_subsets, num_queries). Returns (num_queries,): NaN where either column is constant or holds
+    a value that is not finite.
+    """
+    truth, prediction = check_pair(truth, prediction)
+    check_num_subsets(truth.shape[0])
+    return spearman_columns(truth, prediction)
+
+
+def mean_of_defined(values: FloatArray) -> float:
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else math.nan
+
+
+# ---- leaving one subset out ----
+
+
+def _concordance(a: Ranking, b: Ranking) -> FloatArray:
+    """For each index k, the sum over i of (weight of i above k in a) * (the same in b); weight one half for a tie or i
+    = k.
+
+    Returns (num_rows, n). Quadratic in n, but in bytes and without branches, which beats a tree up to thousands of
+    subsets.
+    """
+    num_rows, n = a.ranks.shape
+    dtype = np.uint8 if n < 1 << 8 else np.uint16 if n < 1 << 16 else np.uint32
+    above = np.empty((n, num_rows), dtype=dtype)
+    if a.first is None and b.first is None:
+        # Along a's order only later positions are above, so half the comparisons suffice.
+        b_along_a = np.ascontiguousarray(np.take_along_axis(b.ranks, a.order, axis=1).T).astype(dtype)
+        for position in range(n):
+            is_above = b_along_a[position + 1 :] > b_along_a[position]
+            np.add.reduce(is_above.view(np.uint8), axis=0, dtype=dtype, out=above[position])
+        return a.scatter(np.ascontiguousarray(above.T)) + 0.25
+    doubled = [np.ascontiguousarray((2.0 * ranking.ranks).T).astype(np.uint32) for ranking in (a, b)]
+    total = np.empty((n, num_rows))
+    for index in range(n):
+        weight_a, weight_b = (
+            (ranks > ranks[index]).view(np.uint8) + (ranks >= ranks[index]).view(np.uint8) for ranks in doubled
+        )
+        total[index] = np.add.reduce(weight_a * weight_b, axis=0, dtype=np.uint32)
+    return np.ascontiguousarray(0.25 * total.T)
+
+
+def _leave_one_out_spread(ranking: Ranking) -> FloatArray | float:
+    """The sum of squared centred ranks that is left without each k: a number when nothing ties, else (num_rows, n)."""
+    n = ranking.ranks.shape[1]
+    if ranking.first is None or ranking.last is None:
+        return (n - 1) * ((n - 1) ** 2 - 1) / 12.0
+    squares = np.einsum("jk,jk->j", ranking.ranks, ranking.ranks)[:, None] - ranking.ranks**2
+    cross = ranking.sum_above(ranking.ranks) - 0.5 * ranking.ranks
+    weights = ranking.scatter((n - 1.0 - ranking.last) + 0.25 * (ranking.last - ranking.first))
+    return squares - 2.0 * cross + weights - (n - 1) * (0.5 * n) ** 2
+
+
+def leave_one_out(truth: FloatArray, prediction: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Spearman of each row, (num_rows,), and the same without each subset in turn, (num_rows, num_subsets).
+
+    truth, prediction: (num_rows, num_subsets), finite, no row constant. Where leaving a subset out makes a row
+    constant, the whole association rests on that subset, and zero is what remains.
+    """
+    a, b = rank_rows(truth), rank_rows(prediction)
+    n = truth.shape[1]
+    products = a.ranks * b.ranks
+    remaining = products.sum(axis=1, keepdims=True) - products
+    remaining -= a.sum_above(b.ranks) - 0.5 * b.ranks
+    remaining -= b.sum_above(a.ranks) - 0.5 * a.ranks
+    remaining += _concordance(a, b) - 0.25
+    remaining -= (n - 1) * (0.5 * n) ** 2
+    spread = np.sqrt(np.asarray(_leave_one_out_spread(a) * _leave_one_out_spread(b)))
+    without = np.divide(remaining, spread, out=np.zeros_like(remaining), where=spread > 1e-9)
+    return correlate_ranks(a.ranks, b.ranks), without
+
+
+# ---- the two-way interval ----
+
+_DRAWS_PER_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a mean over queries varies with the draw of queries and of subsets. Rows of undefined queries are NaN.
+
+    plain: (num_queries,) the statistic; corrected: (num_queries,) less its jackknife bias; influence: (num_queries,
+    num_subsets) jackknife influence values, each row summing to zero. Sums and multiples of samplings are samplings,
+    which is how differences and ratios get their intervals from the very same resamples.
+    """
+
+    plain: FloatArray
+    corrected: FloatArray
+    influence: FloatArray
+
+    def combine(self, weight: float, other: Sampling, other_weight: float) -> Sampling:
+        return Sampling(
+            weight * self.plain + other_weight * other.plain,
+            weight * self.corrected + other_weight * other.corrected,
+            weight * self.influence + other_weight * other.influence,
+        )
+
+    @property
+    def num_undefined(self) -> int:
+        return int(np.isnan(self.plain).sum())
+
+
+@dataclass(frozen=True)
+class TwoWayInterval:
+    mean: float
+    bias: float
+    low: float
+    high: float
+    standard_error: float
+    degrees_of_freedom: float
+
+
+def sample_spearman(truth: FloatArray, prediction: FloatArray) -> Sampling:
+    """truth, prediction: (num_subsets, num_queries)."""
+    n, num_queries = truth.shape
+    plain = np.full(num_queries, np.nan)
+    corrected = np.full(num_queries, np.nan)
+    influence = np.full((num_queries, n), np.nan)
+    for block in query_blocks(np.flatnonzero(defined_columns(truth, prediction))):
+        columns = (np.ascontiguousarray(table[:, block].T) for table in (truth, prediction))
+        plain[block], without = leave_one_out(*columns)
+        mean_without = without.mean(axis=1)
+        corrected[block] = n * plain[block] - (n - 1) * mean_without
+        influence[block] = (n - 1) * (mean_without[:, None] - without)
+    return Sampling(plain, corrected, influence)
+
+
+def _resampled_means(values: FloatArray, num_bootstrap: int, rng: np.random.Generator) -> FloatArray:
+    """(num_bootstrap,): means of `values`, (n,), drawn with replacement."""
+    n = len(values)
+    means = np.empty(num_bootstrap)
+    step = max(1, _DRAWS_PER_BLOCK // n)
+    for start in range(0, num_bootstrap, step):
+        stop = min(start + step, num_bootstrap)
+        draws = rng.integers(0, n, size=(stop - start, n))
+        means[start:stop] = values[draws].mean(axis=1)
+    return means
+
+
+def two_way_interval(
+    sampling: Sampling, *, seed: int, num_bootstrap: int, confidence: float, correlation: bool
+) -> TwoWayInterval:
+    """The two-way bootstrap interval of STATISTICS.md; `correlation` asks for Fisher's z scale."""
+    defined = ~np.isnan(sampling.plain)
+    num_queries, num_subsets = int(defined.sum()), sampling.influence.shape[1]
+    if num_queries == 0:
+        return TwoWayInterval(*[math.nan] * 6)
+    corrected, influence = sampling.corrected[defined], sampling.influence[defined]
+    mean, centre = float(sampling.plain[defined].mean()), float(corrected.mean())
+    if num_queries == 1:
+        # One query says nothing about how queries differ.
+        return TwoWayInterval(mean, mean - centre, math.nan, math.nan, math.nan, math.nan)
+
+    by_subset = influence.mean(axis=0)
+    squares = float(by_subset @ by_subset)
+    all_squares = float(np.einsum("jk,jk->", influence, influence))
+    interaction = max(0.0, all_squares - num_queries * squares) / ((num_queries - 1) * (num_subsets - 1))
+    unshared = interaction / num_queries
+    observed = squares / (num_subsets - 1)
+    shared = max(0.0, observed - unshared)
+    from_queries = float(corrected.var(ddof=1)) / num_queries
+    from_subsets = shared / num_subsets
+    variance = from_queries + from_subsets
+    if variance <= 1e-30:
+        return TwoWayInterval(mean, mean - centre, centre, centre, 0.0, math.inf)
+    # Welch and Satterthwaite. The shared variance is a difference; its uncertainty is that of the larger, observed
+    # term. Where little is shared that overstates it without limit, and Student's t at less than one degree of freedom
+    # makes an interval from -1 to 1: half of what the scarcer of the two samples has is the least.
+    degrees_of_freedom = max(
+        variance**2 / (from_queries**2 / (num_queries - 1) + (observed / num_subsets) ** 2 / (num_subsets - 1)),
+        0.5 * (min(num_queries, num_subsets) - 1),
+    )
+
+    query_rng, subset_rng = (np.random.default_rng([seed, side]) for side in (0, 1))
+    deviation = _resampled_means(corrected - centre, num_bootstrap, query_rng)
+    deviation *= math.sqrt(num_queries / (num_queries - 1))
+    if shared > 0.0:
+        scale = math.sqrt(shared / observed * num_subsets / (num_subsets - 1))
+        deviation += scale * _resampled_means(by_subset, num_bootstrap, subset_rng)
+    tail = 0.5 * (1.0 - confidence)
+    stretch = t_quantile(1.0 - tail, degrees_of_freedom) / normal_quantile(1.0 - tail)
+    low, high = (stretch * float(end) for end in np.quantile(deviation, [tail, 1.0 - tail]))
+    if correlation:
+        # Taking out the bias can step over 1; halfway from the plain mean to 1 keeps z finite there.
+        limit = min(0.5 * (1.0 + abs(mean)), 1.0 - 1e-12)
+        inside = min(max(centre, -limit), limit)
+        low, high = (math.tanh(math.atanh(inside) + end / (1.0 - inside**2)) for end in (low, high))
+    else:
+        low, high = centre + low, centre + high
+    return TwoWayInterval(mean, mean - centre, low, high, math.sqrt(variance), degrees_of_freedom)
