@@ -34,7 +34,7 @@ class Answered:
         if self.variant.rows not in ("both", kind):
             return None
         found = self.attribution.normalised() if kind == "normalised" else self.attribution.scores
-        return None if found is None else found.float().numpy()
+        return None if found is None else found.numpy()
 
     def self_influence(self) -> np.ndarray | None:
         """(n,): how much each attributed example bears on its own loss; None where the method has no such thing.

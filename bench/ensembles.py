@@ -102,4 +102,4 @@ def mean_prediction(members: Sequence[Prediction], further_seconds: float) -> Pr
 
 
 def _mean(arrays: Sequence[Any]) -> np.ndarray:
-    return np.mean(np.stack([np.asarray(array, dtype=np.float64) for array in arrays]), axis=0).astype(np.float32)
+    return np.mean(np.stack(arrays), axis=0)

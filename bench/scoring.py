@@ -21,6 +21,7 @@ from torch import nn
 from baselines.method import TRAIN_COVARIANCE, Attribution, Bill, Method, Problem, Retrained, load_method
 from bench.ground_truth import base_model, obtain
 from bench.measure import Cost, metered
+from bench.prediction import subset_sums
 from bench.question import Question, further_retrains
 from bench.warm_up import warm_up_once
 from retrain.errors import UsageError
@@ -101,7 +102,9 @@ class Scorer:
 
     def plan_config(self, plan: Plan) -> dict[str, Any]:
         names = ("alpha", "scheme", "num_subsets", "stream")
-        return {**self.config, "plan_seed": plan.seed, **{name: getattr(plan, name) for name in names}}
+        # With the code that draws subsets and sums over them: neither is any method's.
+        made_by = {"summed_by": source_fingerprint("bench.prediction", "retrain.subsets")}
+        return {**self.config, "plan_seed": plan.seed, **{name: getattr(plan, name) for name in names}, **made_by}
 
     @property
     def keeps_fit(self) -> bool:
@@ -199,12 +202,13 @@ class Scorer:
         return prediction_of(entry.arrays, entry.record)
 
     def keep_prediction(self, plan: Plan, attribution: Attribution, record: Mapping[str, Any]) -> Prediction:
-        masks = torch.from_numpy(plan.masks(self.question.task)).float()
+        masks = plan.masks(self.question.task)
         arrays: dict[str, np.ndarray] = {}
         for place, one in [("", attribution), *((f"{name}/", part) for name, part in attribution.components.items())]:
-            arrays[f"{place}raw"] = (masks @ one.scores.float().T).numpy()
-            if (scaled := one.normalised()) is not None:
-                arrays[f"{place}normalised"] = (masks @ scaled.float().T).numpy()
+            for kind, scores in (("raw", one.scores), ("normalised", one.normalised())):
+                if scores is not None:
+                    wide = scores.float() if scores.dtype == torch.bfloat16 else scores  # which numpy does not have
+                    arrays[f"{place}{kind}"] = subset_sums(masks, wide.numpy())
         self.store.write("predictions", self.plan_config(plan), arrays, record)
         return prediction_of(arrays, dict(record))
 
@@ -348,7 +352,7 @@ class _Desk:
                 self.fitted = method.unpack_fit(problem, arrays), Cost(**{name: entry.record[name] for name in names})
                 problem.bill.seconds = 0.0  # what the fit had from elsewhere is in its cost
             else:
-                self.fitted = _metered(problem, lambda: method.fit(problem))
+                self.fitted = run_stage(method, problem, lambda: method.fit(problem))
         return self.fitted
 
 
@@ -368,13 +372,55 @@ def close_desk() -> None:
     _desks.clear()
 
 
-def _metered(problem: Problem, work: Any) -> tuple[Any, Cost]:
+class Snapshot:
+    """Copies of what a method is given, to see whether it came back as it was, and to put it back where it did not.
+
+    The copies are compared, and not torch's counts of changes, which know nothing of writes through numpy or `.data`.
+    """
+
+    def __init__(self, problem: Problem):
+        task = problem.task
+        train = {id(t): t for examples in (task.train_data, problem.train) for t in examples.tensors()}
+        queries = {id(t): t for examples in (task.query_data, problem.queries) for t in examples.tensors()}
+        self.given = {
+            "the training examples": list(train.values()),
+            "the queries": list(queries.values()),
+            "the indices of the attributed examples": [torch.from_numpy(problem.attributed_indices)],
+            "the model": list(problem.model.state_dict().values()),
+        }
+        self.copies = {what: [tensor.detach().clone() for tensor in some] for what, some in self.given.items()}
+
+    def put_back(self) -> list[str]:
+        """What was changed; it is as before now."""
+        changed = []
+        for what, tensors in self.given.items():
+            for tensor, copy in zip(tensors, self.copies[what], strict=True):
+                if not _same(tensor, copy):
+                    changed.append(what)
+                    with torch.no_grad():
+                        tensor.copy_(copy) if tensor.shape == copy.shape else tensor.set_(copy.clone())
+        return list(dict.fromkeys(changed))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def run_stage(method: Method, problem: Problem, work: Any) -> tuple[Any, Cost]:
     """One stage and its cost, with what earlier attempts at it took that it went on from."""
+    before = Snapshot(problem)
     problem.work.start_clock()
     try:
         made, cost = metered(work, problem.seed, problem.device, problem.task.cpu_threads)
     except UsageError as error:  # this method cannot do with its settings; the others can
         raise MethodFailedError(str(error)) from error
+    finally:
+        changed = before.put_back()
+    if changed:
+        problem.work.clear()
+        raise MethodFailedError(f"{method.name} changed {' and '.join(changed)}; expected them untouched")
     bill = problem.bill
     cost.seconds = max(0.0, cost.seconds + problem.work.earlier_seconds + bill.seconds)
     cost.peak_memory_bytes = max(cost.peak_memory_bytes, bill.peak_memory_bytes)
@@ -386,7 +432,7 @@ def make_fit(store: Store, unit: Unit) -> None:
     desk = _desk(store, unit)
     with store.scratch() as scratch:
         problem = desk.problem(unit, scratch)
-        state, cost = _metered(problem, lambda: desk.scorer.method.fit(problem))
+        state, cost = run_stage(desk.scorer.method, problem, lambda: desk.scorer.method.fit(problem))
         packed = desk.scorer.method.pack_fit(state) or {}
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in packed.items()}
     record: dict[str, Any] = {**vars(cost), "device": describe_device(problem.device), "code": code_fingerprint()}
@@ -401,8 +447,8 @@ def make_part(store: Store, unit: Unit) -> None:
     with store.scratch() as scratch:
         problem = desk.problem(unit, scratch)
         state, _ = desk.fit(problem)
-        part = unit.payload["part"]
-        made, cost = _metered(problem, lambda: desk.scorer.method.score_part(problem, state, part))
+        method, part = desk.scorer.method, unit.payload["part"]
+        made, cost = run_stage(method, problem, lambda: method.score_part(problem, state, part))
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in made.items()}
     store.write(unit.kind, unit.config, arrays, {**vars(cost), "code": code_fingerprint()})
 
@@ -414,8 +460,6 @@ def make_scores(store: Store, unit: Unit) -> None:
     units = scorer.part_units()
     apart = any(store.has(part.kind, part.config) for part in units)
     parts = obtain(units, store, **ONCE) if apart else {}
-    model, _ = scorer.base
-    before = {name: value.clone() for name, value in model.state_dict().items()}
     with store.scratch() as scratch:
         problem = desk.problem(unit, scratch)
         state, fitted = desk.fit(problem)
@@ -426,15 +470,12 @@ def make_scores(store: Store, unit: Unit) -> None:
         else:
             work = lambda: method.score(problem, state)  # noqa: E731
         try:
-            attribution, cost = _metered(problem, work)
+            attribution, cost = run_stage(method, problem, work)
         except FloatingPointError as error:
             if (traces := getattr(error, "mean_losses", None)) is not None:  # for whoever asks where the chains went
                 problem.work.save(DIVERGED, {"mean_losses": np.asarray(traces)}, {"reason": str(error)})
             raise
     _check(method, attribution, problem)
-    after = model.state_dict()
-    if any(not torch.equal(before[name], after[name]) for name in before):
-        raise MethodFailedError(f"{method.name} changed the model it was given; expected it untouched")
     record = {
         "fit_seconds": fitted.seconds,
         "score_seconds": cost.seconds + sum(entry.record["seconds"] for entry in parts.values()),

@@ -29,6 +29,7 @@ import numpy as np
 from bench import metrics
 from bench.arguments import add_settings_argument
 from bench.metrics import MINIMUM_SUBSETS
+from bench.prediction import subset_sums
 from bench.record import command_line, keep_earlier, provenance, why_unwritten, without_nan, write_json
 from bench.tables import in_place_of, interval, number, setting_text, table
 from retrain.command import (
@@ -253,7 +254,7 @@ def bif_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str,
         assert entry is not None
     traces = torch.from_numpy(np.array(entry.arrays["loss_traces"]))  # (chains, draws, n + q)
     num_train = len(scorer.question.attributed_indices())
-    losses, masks = cells.losses(scorer), torch.from_numpy(cells.truths[0].masks).float()
+    losses, masks = cells.losses(scorer), cells.truths[0].masks
     curves: list[dict[str, Any]] = [
         {"axis": "draws", "normalised": kind, "options": method.config, "points": []} for kind in kinds
     ]
@@ -266,7 +267,7 @@ def bif_curves(cells: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str,
         spent = {"value": num_chains * length, "seconds": seconds}
         for curve in curves:
             scores = -cross / scale.clamp(min=1e-30) if curve["normalised"] else -cross
-            result = metrics.linear_datamodelling_score(losses, (masks @ scores.T).numpy())
+            result = metrics.linear_datamodelling_score(losses, subset_sums(masks, scores.numpy()))
             curve["points"].append(spent | score_of(result))
     return curves
 

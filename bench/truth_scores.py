@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 
 from bench.ground_truth import GroundTruth
+from bench.prediction import subset_sums
 from bench.record import ELSEWHERE, command_line, provenance, why_unwritten, without_nan, write_json
 from bench.recorded import Recorded, read_recorded
 from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
@@ -79,7 +80,7 @@ def score_files(
     losses = truth.mean()
     labels = labels_of(paths)
     made = {
-        (label, False): truth.masks.astype(np.float64) @ read_scores(path, truth, sign).T
+        (label, False): subset_sums(truth.masks, read_scores(path, truth, sign))
         for label, path in zip(labels, paths, strict=True)
     }
     rivals = {} if recorded is None else {key: ranks for key, ranks in recorded.ranks.items() if not key[1]}

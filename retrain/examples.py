@@ -129,10 +129,17 @@ class Examples:
     def fingerprint(self) -> str:
         """Of every byte, in order: two sets of examples share it only if they are the same."""
         digest = hashlib.sha256()
-        several = isinstance(self.inputs, Columns)
-        named = [(name, self.inputs[name]) for name in sorted(self.inputs.keys())] if several else [("", self.inputs)]
-        for name, tensor in [*named, ("", self.targets)]:
+        for name, tensor in self._named():
             array = np.ascontiguousarray(tensor.cpu().numpy())
             digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()[:20]
+
+    def _named(self) -> list[tuple[str, Tensor]]:
+        several = isinstance(self.inputs, Columns)
+        named = [(name, self.inputs[name]) for name in sorted(self.inputs.keys())] if several else [("", self.inputs)]
+        return [*named, ("", self.targets)]
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that holds the data: the inputs in the order of their names, then the targets."""
+        return [tensor for _, tensor in self._named()]

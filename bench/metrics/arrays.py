@@ -15,6 +15,7 @@ from bench.metrics.ceilings import Ceiling, CeilingRatio, lds_over_ceiling, nois
 from bench.metrics.intervals import MINIMUM_SUBSETS, FloatArray, mean_over_replicates
 from bench.metrics.lds import linear_datamodelling_score
 from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR, LinearCeiling, linear_ceiling
+from bench.prediction import subset_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +62,12 @@ def score_arrays(
             f"(R, {len(kept)}, q): subsets x queries, or replicates x subsets x queries."
         )
     predicted = np.asarray(scores)
-    predicted = predicted.astype(np.float32 if predicted.dtype == np.float32 else np.float64, copy=False)
     expected = (values.shape[2], kept.shape[1])
     if predicted.shape != expected:
         hint = "; they are transposed" if predicted.shape == expected[::-1] else ""
         raise ValueError(f"scores has shape {predicted.shape}; expected {expected}: queries x training examples{hint}.")
     truth = mean_over_replicates(values, present=present)
-    with np.errstate(invalid="ignore"):  # a score that is not finite makes its query undefined
-        prediction = kept.astype(predicted.dtype) @ predicted.T
+    prediction = subset_sums(kept, predicted)
     result = linear_datamodelling_score(
         truth, prediction, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence
     )

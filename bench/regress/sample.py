@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench import metrics
+from bench.prediction import subset_sums
 from bench.regress.baseline import MethodBaseline, TaskBaseline, made_by
 from bench.regress.clock import Calibration, Clock, Timing
 from retrain.errors import UsageError
@@ -98,7 +99,7 @@ class Rig:
         return self.reduce(*self.attribute(method, seed))
 
     def reduce(self, attribution: "Attribution", timing: Timing) -> Sample:
-        scores = attribution.scores.float().numpy()
+        scores = attribution.scores.numpy()
         losses = self.recorded.losses
         q, n = len(self.recorded.queries), self.recorded.masks.shape[1]
         if scores.shape != (q, n):
@@ -106,14 +107,13 @@ class Rig:
             raise UsageError(
                 f"the scores have shape {scores.shape}; expected {(q, n)}: queries x training examples{hint}"
             )
-        masks = self.recorded.masks.astype(np.float32)
-        scaled = attribution.normalised()
-        prediction = masks @ scores.T
+        masks, scaled = self.recorded.masks, attribution.normalised()
+        prediction = subset_sums(masks, scores)
         return Sample(
             prediction=prediction,
             rows=scores[np.ix_(self.reference_queries, self.reference_examples)],
             lds=mean_lds(losses, prediction),
-            lds_normalised=None if scaled is None else mean_lds(losses, masks @ scaled.float().numpy().T),
+            lds_normalised=None if scaled is None else mean_lds(losses, subset_sums(masks, scaled.numpy())),
             zeros=float((scores == 0).mean()),
             num_not_finite=int((~np.isfinite(scores)).sum()),
             timing=timing,

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from threadpoolctl import threadpool_limits
 
 from bench.experiment import Session
 from bench.lds import main
 from bench.rows import COLUMNS, why_undefined
 from bench.summary import ceiling_text, pairs_over_seeds_text
+from retrain.source import source_fingerprint
 from retrain.store import Store
 
 PLANTED = "tests.helpers.planted:Planted"
@@ -138,6 +141,43 @@ def test_changing_what_matters_recomputes_only_that(
     assert count(cache) == 39, "another task is another truth"
 
 
+def test_another_sum_over_subsets_is_another_prediction(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows_of(arguments, capsys)
+    real = source_fingerprint
+    edited = lambda *modules: "edited" if "bench.prediction" in modules else real(*modules)  # noqa: E731
+    monkeypatch.setattr("bench.scoring.source_fingerprint", edited)
+    monkeypatch.setattr("bench.scoring.metered", lambda *_: pytest.fail("scored again"))
+    rows_of(arguments, capsys)
+    assert count(tmp_path / "cache", "predictions") == 4, "two methods, summed by two codes"
+    assert count(tmp_path / "cache", "scores") == 2
+
+
+def test_an_offset_of_all_scores_changes_nothing_on_any_number_of_threads_inline_or_local(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """LDS to the last digit; in float32, sums lose it from offsets of 1e4 on."""
+    first = arguments.index("--methods") + 1
+    shifted = "shifted=tests.helpers.bad_methods:Shifted@offset="
+    words = [*arguments[:first], f"{shifted}0", *arguments[first + 2 :]]
+    words[words.index("--subsets") + 1] = "40"
+    ways = [("inline", 1, "0"), ("inline", 1, "1e6"), ("inline", 2, "1e6"), ("local", 2, "-1e6")]
+    found = []
+    for turn, (cluster, threads, offset) in enumerate(ways):
+        words[first] = shifted + offset
+        words[words.index("--cluster") + 1] = cluster
+        words[words.index("--cache") + 1] = str(tmp_path / f"cache-{turn}")
+        torch.set_num_threads(threads)
+        try:
+            with threadpool_limits(threads):
+                found += [rows_of(words, capsys)[0]]
+        finally:
+            torch.set_num_threads(1)
+    for name in ("lds", "ci_low", "ci_high", "num_undefined"):
+        assert len({row[name] for row in found}) == 1, name
+
+
 def test_dry_run_computes_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([*arguments, "--dry-run"]) == 0
     assert "0 of 12 retrains cached, 12 to do" in capsys.readouterr().out
@@ -230,8 +270,6 @@ def test_more_than_there_is_is_noted(arguments: list[str], capsys: pytest.Captur
 
 
 def test_cuda_without_a_gpu_says_what_to_do(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert main([*arguments, "--device", "cuda"]) == 2
@@ -261,6 +299,31 @@ def test_a_method_that_fails_is_named_and_the_others_finish(
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert count(tmp_path / "cache", "scores") == 1, "only what worked is cached"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("target=train", "the training examples"),
+        ("target=train,through=data,stage=fit", "the training examples"),
+        ("target=queries,through=numpy", "the queries"),
+        ("target=task", "the queries"),
+    ],
+)
+def test_a_method_that_writes_into_its_data_is_named_and_spoils_nobody(
+    options: str, words: str, arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first = arguments.index("--methods") + 1
+    alone = [*arguments[:first], "gradsim", *arguments[first + 2 :]]
+    clean = rows_of(alone, capsys)
+    both = [*arguments[:first], f"bad=tests.helpers.bad_methods:Scribbles@{options}", *alone[first:]]
+    both[both.index("--cache") + 1] = str(tmp_path / "other")
+    assert main([*both, "--json"]) == 1
+    captured = capsys.readouterr()
+    assert [row["lds"] for row in json.loads(captured.out)] == [row["lds"] for row in clean]
+    (line,) = [line for line in captured.err.splitlines() if "bad" in line]
+    assert f"changed {words}; expected them untouched" in line
+    assert [count(tmp_path / "other", kind) for kind in ("scores", "predictions", "fit", "part")] == [1, 1, 0, 0]
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_retrained(

@@ -50,6 +50,46 @@ class Meddles(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scribbles(GradSim):
+    """Writes into what it is given, in its fit or in its scores."""
+
+    target: str = "train"
+    through: str = "torch"
+    stage: str = "score"
+
+    def _write(self, problem: Problem) -> None:
+        examples = {"train": problem.train, "queries": problem.queries, "task": problem.task.query_data}[self.target]
+        with torch.no_grad():
+            values = {"torch": examples.inputs, "data": examples.inputs.data}.get(self.through)
+            if values is None:
+                examples.inputs.numpy()[:] *= -1
+            else:
+                values.mul_(-1)
+
+    def fit(self, problem: Problem) -> Any:
+        if self.stage == "fit":
+            self._write(problem)
+        return super().fit(problem)
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        made = super().score(problem, state)
+        if self.stage == "score":
+            self._write(problem)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shifted(GradSim):
+    """GradSim whose scores all have the same offset, in float64."""
+
+    offset: float = 0.0
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        made = super().score(problem, state)
+        return Attribution(scores=made.scores.double() + self.offset)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Slow(GradSim):
     """GradSim that does its work several times over."""
 
