@@ -25,7 +25,7 @@ _HOMES = {
     "Result": "bench.experiment",
     "lds": "bench.arrays",
     "load_checkpoint": "bench.api",
-    "load_results": "bench.results",
+    "load_results": "bench.records",
     "plot": "bench.api",
     "read_experiment": "bench.experiment_file",
     "run": "bench.experiment",
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from bench.arrays import lds
     from bench.experiment import Execution, Experiment, Result, run
     from bench.experiment_file import read_experiment
-    from bench.results import load_results
+    from bench.records import load_results
 
 
 def __getattr__(name: str) -> Any:

@@ -33,8 +33,7 @@ from bench.ground_truth import GroundTruth, base_model
 from bench.identity import file_slug
 from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score
 from bench.question_command import add_question_arguments
-from bench.record import provenance, write_json
-from bench.recorded import read_recorded, write_recorded
+from bench.records import provenance, read_recorded, write_json, write_recorded
 from bench.rows import add_rows
 from bench.tables import bytes_text, number, table
 from bench.translate import asked_for, execution_of, experiment_of

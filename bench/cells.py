@@ -15,7 +15,7 @@ from baselines.method import Method
 from bench import metrics, schemas
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import GroundTruth
-from bench.record import without_nan
+from bench.records import without_nan
 from bench.rows import why_undefined
 from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
 from bench.variants import Spelling, Variant, check_named, variants_of

@@ -32,7 +32,7 @@ from bench.example_choice import (
     shared_images,
     strongest_of_different_words,
 )
-from bench.record import command_line, provenance, why_unwritten
+from bench.records import command_line, provenance, try_write
 from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError
 from retrain.safe_files import write_whole
@@ -334,7 +334,7 @@ def collect(arguments: argparse.Namespace, command: str, prog: str) -> int:
     for ending, content, picture in made:
         content |= {"command": command, **provenance(session.device())}
         folder = Path(arguments.out) / f"{task.name}-seed{seed}{ending}"
-        if unwritten := why_unwritten(partial(write_examples, folder, content, picture), folder):
+        if unwritten := try_write(partial(write_examples, folder, content, picture), folder):
             print(f"{prog}: {unwritten}", file=sys.stderr)
             return 1
         count = len(content.get("queries", content.get("pairs", [])))

@@ -26,7 +26,7 @@ from bench.ensembles import Ensemble, with_models
 from bench.ground_truth import GroundTruth, assemble, make_units, obtain
 from bench.metrics import MINIMUM_SUBSETS
 from bench.question import LEARNT_FROM, Question, further_units, most_of_each
-from bench.record import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
+from bench.records import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
 from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
 from bench.scoring import ONCE, Prediction, Scorer, close_desk
 from bench.summary import show

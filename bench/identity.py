@@ -2,7 +2,7 @@
 
 `ground` is what was asked: the task with all its settings, protocol, scheme, queries. `truth` adds how well it was
 measured: subsets, replicates, queries. `series` is a method with its settings, fitting set included. Rows that differ
-in any part of one of them get another name, whatever folder they lie in; `bench.results` gives the names to its rows.
+in any part of one of them get another name, whatever folder they lie in; `bench.records` gives the names to its rows.
 """
 
 import hashlib

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.arguments import add_method_arguments, add_query_arguments
 from bench.metrics import MINIMUM_SUBSETS
-from bench.record import command_line, why_unwritten, without_nan
+from bench.records import command_line, try_write, without_nan
 from retrain.command import (
     RUNS,
     Parser,
@@ -94,7 +94,7 @@ def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
     result = run(experiment, execution)
     place = Path(arguments.out) / result.run_id
     nothing = arguments.collect and not result.out.rows  # a record of nothing would only be in the way
-    unwritten = "" if nothing else why_unwritten(lambda: result.save(arguments.out, command), place)
+    unwritten = "" if nothing else try_write(lambda: result.save(arguments.out, command), place)
     if arguments.json:
         print(json.dumps(without_nan(result.frame().to_dict("records")), indent=1))
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from bench.answers import Answers
 from bench.arguments import add_method_arguments, add_query_arguments
-from bench.record import command_line, why_unwritten
+from bench.records import command_line, try_write
 from retrain.command import RUNS, add_cluster_arguments, add_task_arguments, at_least, guarded, share
 from retrain.seeds import INITIALISATIONS
 
@@ -47,7 +47,7 @@ def finish(out: Answers, text: str, folder: str, command: str, prog: str) -> int
     out.name_it()
     print(text)
     place = f"{folder}/{out.run_id}"
-    unwritten = why_unwritten(lambda: out.save(folder, command), place)
+    unwritten = try_write(lambda: out.save(folder, command), place)
     print(f"\nrun {out.run_id} in {out.seconds:.0f} s" + ("" if unwritten else f"; record: {place}/answers.json"))
     for note in out.notes:
         print(note, file=sys.stderr)

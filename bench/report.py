@@ -22,7 +22,7 @@ from bench.pages.cards import COST_KINDS, Card, Cards, contents, grid, task_sect
 from bench.pages.data import report_data
 from bench.pages.markdown import Links, rendered
 from bench.pages.plots import plot_specifications
-from bench.results import Results, load_results
+from bench.records import Results, load_results
 from retrain.command import RUNS, Parser, check_out, guarded
 from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_text, write_whole

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.metrics import spearman_per_column
-from bench.record import command_line, provenance, why_unwritten, write_json
+from bench.records import command_line, provenance, try_write, write_json
 from bench.tables import number, table
 from retrain.command import (
     Parser,
@@ -183,7 +183,7 @@ def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int
     if arguments.out:
         known = {"command": command, "description": task.description, "task": task.config, "rows": rows}
         path = Path(arguments.out) / "retrain_speed.json"
-        if unwritten := why_unwritten(lambda: write_json(path, {**known, **provenance(device)}), path):
+        if unwritten := try_write(lambda: write_json(path, {**known, **provenance(device)}), path):
             print(f"{prog}: {unwritten}", file=sys.stderr)
             return 1
         print(f"\nrecord: {path}")

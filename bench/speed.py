@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.arguments import add_method_arguments, add_query_arguments
 from bench.metrics import spearman_per_column
-from bench.record import command_line, keep_earlier, provenance, why_unwritten, write_json
+from bench.records import command_line, keep_earlier, provenance, try_write, write_json
 from bench.tables import bytes_text, number, table
 from retrain.command import Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError
@@ -288,8 +288,8 @@ def write_record(path: Path, record: dict[str, Any]) -> str:
     """Why it was not written; empty when it was. A whole record is worth more than the part that an interrupt left."""
     if record["untimed"] and path.exists():
         return f"{path} was not written: it holds an earlier record, which is kept, and this one is not whole"
-    unwritten = why_unwritten(lambda: keep_earlier(path, record["run_id"]), path)
-    return unwritten or why_unwritten(lambda: write_json(path, record), path)
+    unwritten = try_write(lambda: keep_earlier(path, record["run_id"]), path)
+    return unwritten or try_write(lambda: write_json(path, record), path)
 
 
 if __name__ == "__main__":

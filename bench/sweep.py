@@ -30,7 +30,7 @@ from bench import metrics
 from bench.arguments import add_settings_argument
 from bench.metrics import MINIMUM_SUBSETS
 from bench.prediction import subset_sums
-from bench.record import command_line, keep_earlier, provenance, why_unwritten, without_nan, write_json
+from bench.records import command_line, keep_earlier, provenance, try_write, without_nan, write_json
 from bench.tables import in_place_of, interval, number, setting_text, table
 from retrain.command import (
     RUNS,
@@ -410,8 +410,8 @@ def explore(arguments: argparse.Namespace, command: str, prog: str) -> int:
         "seconds": round(time.perf_counter() - started, 1),
     }
     path = out / ("budget.json" if arguments.budget else "sweep.json")
-    unwritten = why_unwritten(lambda: keep_earlier(path, run_id), path)
-    unwritten = unwritten or why_unwritten(lambda: write_json(path, record, indent=None), path)
+    unwritten = try_write(lambda: keep_earlier(path, run_id), path)
+    unwritten = unwritten or try_write(lambda: write_json(path, record, indent=None), path)
     print(show_budget(result) if arguments.budget else show_sweep(result))
     print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
     problems = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []

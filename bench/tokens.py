@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.arguments import add_query_arguments, add_settings_argument
-from bench.record import command_line, provenance, without_nan
+from bench.records import command_line, provenance, without_nan
 from bench.token_scores import PairScores, score_tokens, strongest_pairs
 from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, guarded, share
 from retrain.errors import UsageError

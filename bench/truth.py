@@ -30,7 +30,7 @@ import numpy as np
 
 from bench import metrics
 from bench.ground_truth import GroundTruth, ground_truth
-from bench.record import code_fingerprint, why_unwritten
+from bench.records import code_fingerprint, try_write
 from bench.truth_folder import as_masks, as_values, check_orientation, one_array, read_truth, write_truth
 from retrain.command import (
     Parser,
@@ -228,7 +228,7 @@ def work(arguments: argparse.Namespace, prog: str) -> int:
             check_out(arguments.out)
         truth = export_truth(arguments) if arguments.command == "export" else import_truth(arguments)
         check_out(arguments.out)
-        if unwritten := why_unwritten(lambda: write_truth(Path(arguments.out), truth), arguments.out):
+        if unwritten := try_write(lambda: write_truth(Path(arguments.out), truth), arguments.out):
             print(f"{prog}: {unwritten}", file=sys.stderr)
             return 1
     replicates, subsets, queries = truth.losses.shape

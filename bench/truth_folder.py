@@ -15,7 +15,7 @@ import numpy as np
 
 from bench import metrics
 from bench.ground_truth import GroundTruth
-from bench.record import write_json
+from bench.records import write_json
 from bench.schemas import NAME, REST, SHARE, WORDS
 from retrain.array_files import read_arrays
 from retrain.errors import UsageError

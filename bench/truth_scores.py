@@ -24,8 +24,16 @@ import pandas as pd
 
 from bench.ground_truth import GroundTruth
 from bench.prediction import subset_sums
-from bench.record import ELSEWHERE, command_line, provenance, why_unwritten, without_nan, write_json
-from bench.recorded import Recorded, read_recorded
+from bench.records import (
+    ELSEWHERE,
+    Recorded,
+    command_line,
+    provenance,
+    read_recorded,
+    try_write,
+    without_nan,
+    write_json,
+)
 from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
 from bench.summary import ceiling_text, divisor, pairs_text, share_text
 from bench.tables import interval, number, table
@@ -234,7 +242,7 @@ def save_scores(
             write_whole(folder / "pairs.csv", pd.DataFrame(found["pairs"], columns=PAIR_COLUMNS).to_csv(index=False))
         write_json(folder / "run.json", record)
 
-    return folder / "run.json", why_unwritten(write, folder)
+    return folder / "run.json", try_write(write, folder)
 
 
 def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None = None) -> str:

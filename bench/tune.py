@@ -30,7 +30,7 @@ import numpy as np
 
 from bench import metrics
 from bench.metrics import MINIMUM_SUBSETS
-from bench.record import command_line, keep_earlier, provenance, why_unwritten, without_nan, write_json
+from bench.records import command_line, keep_earlier, provenance, try_write, without_nan, write_json
 from bench.rows import on_all_cores
 from bench.tables import in_place_of, number, setting_text, table
 from bench.tuned import TUNED_FORMAT, tuned_file
@@ -399,7 +399,7 @@ def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
             keep_earlier(place, run_id)
             write_json(place, content)
 
-    unwritten = why_unwritten(write, path)
+    unwritten = try_write(write, path)
     print(show_tuning(found))
     print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
     if not unwritten:

@@ -15,7 +15,7 @@ from bench.counterfactual.brittleness import brittleness
 from bench.counterfactual.laboratory import Arm, Laboratory, Wanted, class_arm, orders_of, own_arm, shared_arm
 from bench.experiment import Execution, Experiment
 from bench.metrics.removal import MeanChange, Shared, mean_change
-from bench.record import without_nan
+from bench.records import without_nan
 from bench.sizes import num_attributed, sizes_of
 from retrain.errors import UsageError
 from retrain.removal import classifies

@@ -14,7 +14,7 @@ from bench.answers import ANSWERS, ANSWERS_FILE
 from bench.figures.drawing import Drawing, frame, panel_row
 from bench.identity import file_slug, series_label
 from bench.publish.plots.style import INK, PaperSize
-from bench.results import Results
+from bench.records import Results
 
 FEW_NAMES = 6  # methods whose numbers fit beside each other as they are
 

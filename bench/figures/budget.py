@@ -11,7 +11,7 @@ from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.figures.sweep import alpha_words, read_swept, sweep_facts, sweep_sizes, swept_on
 from bench.identity import file_slug, settings_words
 from bench.publish.plots.style import INK, PaperSize, in_order, look, looks
-from bench.results import Results
+from bench.records import Results
 
 NEAREST = 1.4  # of two ticks: the larger over the smaller
 DOTTED_AXES = ("checkpoints",)  # against seconds

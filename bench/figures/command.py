@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import schemas
-from bench.crowds import without_curves, without_scored_again
 from bench.figures.drawing import Drawing, Kind
 from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
 from bench.figures.table import markdown_table
 from bench.publish.plots import style
-from bench.results import Results, load_results
+from bench.records import Results, load_results, without_curves, without_scored_again
 from retrain.command import RUNS, Parser, at_least, check_out, guarded
 from retrain.processes import die_with
 from retrain.progress import Progress, counting

@@ -25,7 +25,7 @@ from bench.figures.drawing import (
 from bench.figures.lds import SIDE_BY_SIDE, Shapes, lds_panel, panel_note, side_by_side
 from bench.identity import file_slug
 from bench.publish.plots.style import INK, PaperSize, look
-from bench.results import Results, bars_of, over_seeds
+from bench.records import Results, bars_of, over_seeds
 
 PUBLISHED = ("-paper", "-library")  # how labels of published settings end
 PANEL = 1.6  # inches that a panel needs: where there is no room, raw and train-normalised scores have a figure each

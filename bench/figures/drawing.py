@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from bench.identity import file_slug
 from bench.publish.plots.style import INK, QUIET, PaperSize, looks, new_figure
-from bench.results import Results
+from bench.records import Results
 
 ALPHA_RETRAIN = r"$\alpha_{\mathrm{retrain}}$"
 ALPHA_ATTRIBUTION = r"$\alpha_{\mathrm{attribution}}$"

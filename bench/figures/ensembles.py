@@ -12,13 +12,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 import bench.figures.words as words
-from bench.crowds import FEW
 from bench.figures.drawing import Drawing, frame, logarithmic, names_in, panel_grid, series_shapes
 from bench.figures.retraining import best_scores
 from bench.figures.seconds import timed_rows
 from bench.identity import file_slug, series_label
 from bench.publish.plots.style import PaperSize
-from bench.results import Results, bars_of, ceiling_over_seeds, over_seeds
+from bench.records import FEW, Results, bars_of, ceiling_over_seeds, over_seeds
 
 AGAINST = (("models", "base models"), ("seconds", "seconds"))
 

@@ -15,7 +15,7 @@ from bench import schemas
 from bench.figures.drawing import Drawing, UnusableError, frame, text_width
 from bench.identity import file_slug, series_label
 from bench.publish.plots.style import INK, PaperSize
-from bench.results import Results
+from bench.records import Results
 from retrain.safe_files import SafeFileError, open_plain
 from retrain.schema import check
 

@@ -25,7 +25,7 @@ from bench.figures.drawing import (
     text_width,
 )
 from bench.publish.plots.style import FAINT, INK, QUIET, PaperSize, new_figure
-from bench.results import Results, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
+from bench.records import Results, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 
 Shapes = Mapping[str, dict[str, Any]]
 FEWEST_OF_A_CURVE = 3  # shares retrained on

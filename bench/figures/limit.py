@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from bench import schemas
 from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.publish.plots.style import INK, QUIET, PaperSize
-from bench.results import Results
+from bench.records import Results
 
 EXACT: dict[str, Any] = {"color": INK, "marker": "D", "linestyle": "-", "linewidth": 0.9}
 GUIDE: dict[str, Any] = {"color": QUIET, "linestyle": (0, (1, 1.5)), "linewidth": 1.0}

@@ -15,7 +15,7 @@ from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.figures.examples import example_settings, example_task, image_examples_of, label_words
 from bench.identity import canonical, file_slug
 from bench.publish.plots.style import INK, PaperSize
-from bench.results import Results
+from bench.records import Results
 
 SIDE_WORDS = {"helpful": "lower the loss most", "harmful": "raise the loss most"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b4ea2", "#8c6d31", "#3b3f46", "#7f7f7f")

@@ -25,7 +25,7 @@ from bench.figures.lds import panels_by_seconds
 from bench.figures.seconds import timed_rows
 from bench.identity import file_slug
 from bench.publish.plots.style import INK, QUIET, PaperSize
-from bench.results import Results, bars_of, over_seeds
+from bench.records import Results, bars_of, over_seeds
 
 CONTROLS = ("random", "same_class", "repsim", "bm25")  # whom everybody should beat, at no cost
 

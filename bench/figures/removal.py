@@ -12,7 +12,7 @@ from bench.answers import ANSWERS, ANSWERS_FILE
 from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.identity import file_slug, series_label
 from bench.publish.plots.style import QUIET, PaperSize, looks
-from bench.results import Results
+from bench.records import Results
 
 REMOVAL = "removal"
 CONTROL = "control"  # the origin of a row that no method made

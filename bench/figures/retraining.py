@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 
 import bench.figures.words as words
 from baselines.support.nested import parts_of
-from bench.crowds import DATAMODEL
 from bench.figures.drawing import (
     Drawing,
     frame,
@@ -27,7 +26,7 @@ from bench.figures.lds import CEILINGS, ceiling_called, panels_by_seconds
 from bench.figures.seconds import timed_rows
 from bench.identity import USUAL, file_slug
 from bench.publish.plots.style import INK, PaperSize, look
-from bench.results import Results, bars_of, over_seeds
+from bench.records import DATAMODEL, Results, bars_of, over_seeds
 
 NO_PRIOR = USUAL[DATAMODEL]["prior"]
 ALONE = "retraining alone"

@@ -14,7 +14,7 @@ from bench.figures.drawing import Drawing, UnusableError, frame, logarithmic, pa
 from bench.identity import file_slug
 from bench.publish.plots.scaling import PANELS, can_draw, draw_cheaper, draw_laws, draw_panel, explain, marks, usable
 from bench.publish.plots.style import PaperSize
-from bench.results import Results
+from bench.records import Results
 from retrain.safe_files import SafeFileError, read_text
 
 TEXTS = ("model", "method", "device")

@@ -12,7 +12,7 @@ import bench.figures.words as words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, Drawing, frame, logarithmic, names_in, panel_row, series_shapes
 from bench.identity import file_slug, series_label
 from bench.publish.plots.style import PaperSize
-from bench.results import Results
+from bench.records import Results
 
 SPANS = (("seconds", "fit + score"), ("fit_seconds", "fit"), ("score_seconds", "score"))
 SHORTEST = 1e-3  # seconds: a part that takes less is no part of the method

@@ -11,7 +11,7 @@ import bench.figures.words as words
 from bench.figures.drawing import ALPHA_ATTRIBUTION, ALPHA_RETRAIN, Drawing, frame, full_grids, panel_grid
 from bench.figures.lds import SIDE_BY_SIDE, lds_panel, panel_note
 from bench.publish.plots.style import PaperSize, looks
-from bench.results import Results
+from bench.records import Results
 
 
 def draw_seeds(results: Results, size: PaperSize) -> Iterator[Drawing]:

@@ -18,7 +18,7 @@ from bench import schemas
 from bench.figures.drawing import Drawing, frame, panel_row
 from bench.identity import file_slug, settings_words
 from bench.publish.plots.style import FAINT, INK, PaperSize, look, new_figure
-from bench.results import Results
+from bench.records import Results
 from bench.tables import setting_text
 from retrain.safe_files import SafeFileError
 from retrain.schema import check

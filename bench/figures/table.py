@@ -15,7 +15,7 @@ import bench.figures.words as words
 from bench.figures.difference import differences_between
 from bench.figures.drawing import Drawing
 from bench.publish.plots.style import PaperSize, in_order
-from bench.results import (
+from bench.records import (
     MANY_SEEDS,
     Results,
     bars_of,

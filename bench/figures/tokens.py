@@ -18,7 +18,7 @@ from bench.figures.drawing import Drawing, frame, plain_number
 from bench.figures.examples import example_settings, example_task
 from bench.identity import file_slug
 from bench.publish.plots.style import INK, PaperSize, new_figure
-from bench.results import Results
+from bench.records import Results
 from retrain.safe_files import SafeFileError
 from retrain.schema import check
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from bench.publish.plots.style import in_order, look
-from bench.results import ceiling_over_seeds, linear_ceiling_over_seeds
+from bench.records import ceiling_over_seeds, linear_ceiling_over_seeds
 
 
 def kind_of_scores(normalised: bool) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.leaderboard.ranking import rows
 from bench.leaderboard.wide import ROW_CHOICES, boards, rows_with
-from bench.results import load_results
+from bench.records import load_results
 from bench.tables import table
 from bench.words.command import main as write_words
 from retrain.command import Parser, guarded

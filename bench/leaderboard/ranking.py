@@ -22,7 +22,7 @@ from bench.answers import ANSWERS, ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, short_digest
 from bench.metrics import mean_and_standard_error
 from bench.metrics.intervals import t_quantile
-from bench.results import MANY_SEEDS, CeilingOverSeeds, Results, ceiling_over_seeds, last_made, load_results
+from bench.records import MANY_SEEDS, CeilingOverSeeds, Results, ceiling_over_seeds, last_made, load_results
 
 NEGLIGIBLE = 0.0005
 END_AT_ONE = ("lds", "AUC", "precision", "Spearman")  # words in the names of such metrics

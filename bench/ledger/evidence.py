@@ -13,9 +13,16 @@ import pandas as pd
 
 from baselines.bif.presets import PAPER_SETTINGS
 from bench import schemas
-from bench.crowds import without_curves, without_scored_again
 from bench.ledger.verdicts import AS_PAPER, SCRATCH, SCRATCH_TUNED, SHOWN, TUNED, Gap, student_interval
-from bench.results import MANY_SEEDS, CeilingOverSeeds, Results, ceiling_over_seeds, load_results
+from bench.records import (
+    MANY_SEEDS,
+    CeilingOverSeeds,
+    Results,
+    ceiling_over_seeds,
+    load_results,
+    without_curves,
+    without_scored_again,
+)
 from retrain.errors import UsageError
 
 PLACE_NEEDS = [
@@ -47,7 +54,7 @@ GIVEN_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def departures(task: str, label: str, options: str) -> list[str]:
-    """Where a label that is called the paper's has another setting; `options` as `bench.results` gives them."""
+    """Where a label that is called the paper's has another setting; `options` as `bench.records` gives them."""
     found: dict[str, Any] = json.loads(options)
     wanted = GIVEN_SETTINGS.get((task, label), {})
     return [f"{name}={found.get(name)}, not {value}" for name, value in wanted.items() if found.get(name) != value]

@@ -20,7 +20,7 @@ from baselines.bif.covariance import covariance
 from baselines.bif.method import BIF
 from baselines.method import Problem
 from bench.limit.regression import LogisticCopies, relative_distance
-from bench.record import command_line, provenance, why_unwritten, write_json
+from bench.records import command_line, provenance, try_write, write_json
 from bench.tables import interval, number, table
 from retrain.command import RUNS, Parser, at_least, check_out, guarded
 from retrain.errors import UsageError
@@ -201,7 +201,7 @@ def approach(arguments: argparse.Namespace, command: str, prog: str) -> int:
         "seconds": seconds,
     }
     path = Path(arguments.out) / "limit.json"
-    unwritten = why_unwritten(lambda: write_json(path, record, indent=1), path)
+    unwritten = try_write(lambda: write_json(path, record, indent=1), path)
     print(limit_table(result))
     if unwritten:
         print(f"{prog}: {unwritten}", file=sys.stderr)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bench.record import without_nan
+from bench.records import without_nan
 
 HERE = Path(__file__).parent
 PLACE = re.compile(r"\{\{([A-Z_]+)\}\}")

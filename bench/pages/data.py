@@ -23,7 +23,7 @@ from bench.leaderboard.ranking import LeaderboardRow
 from bench.leaderboard.ranking import rows as ranked_rows
 from bench.pages.ranks import Ranks, ranked_boards
 from bench.publish.plots.style import SHADES, in_order, look, looks, shaded
-from bench.results import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
+from bench.records import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
 from retrain.safe_files import SafeFileError
 
 ROW_KEYS = ["ground", "truth", "alpha_attribution", "alpha", "normalised", "series"]

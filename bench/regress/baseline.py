@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench import metrics
-from bench.record import code_commit, code_fingerprint, versions, without_nan
+from bench.records import code_commit, code_fingerprint, versions, without_nan
 from retrain.errors import UsageError
 from retrain.safe_files import read_json, read_safetensors, whole_file, write_safetensors, write_whole
 from retrain.store import Store, canonical_json

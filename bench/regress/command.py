@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.record import why_unwritten
+from bench.records import try_write
 from bench.regress.baseline import (
     PACKAGED,
     baseline_name,
@@ -167,7 +167,7 @@ def update(arguments: argparse.Namespace, folder: Path) -> int:
             pair = baseline_name(task.name, label)
             arrays = {"scores": found.scores, "prediction": found.prediction}
             write = partial(write_baseline, folder, pair, found.record, arrays)
-            if unwritten := why_unwritten(write, folder / f"{pair}.json"):
+            if unwritten := try_write(write, folder / f"{pair}.json"):
                 raise RuntimeError(unwritten)
     return 0
 
@@ -194,9 +194,9 @@ def tell(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -> int:
     """Prints and writes what was asked for; reports that cannot be written come after what they would have held."""
     unwritten = []
     if arguments.junit:
-        unwritten.append(why_unwritten(lambda: Path(arguments.junit).write_text(junit(verdicts)), arguments.junit))
+        unwritten.append(try_write(lambda: Path(arguments.junit).write_text(junit(verdicts)), arguments.junit))
     if arguments.summary:
-        unwritten.append(why_unwritten(lambda: _append(arguments.summary, markdown(verdicts)), arguments.summary))
+        unwritten.append(try_write(lambda: _append(arguments.summary, markdown(verdicts)), arguments.summary))
     if arguments.json:
         print(json.dumps([asdict(verdict) | {"passed": verdict.passed} for verdict in verdicts], indent=1))
     else:

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench import metrics
 from bench.metrics.intervals import t_quantile
-from bench.record import versions
+from bench.records import versions
 from bench.regress.baseline import MethodBaseline
 from bench.regress.clock import KERNELS, Timing
 from bench.regress.sample import Rig, Sample, agreement, noise_level

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.record import why_unwritten
+from bench.records import try_write
 from bench.scaling.asked import check_mode, fill_defaults, make_parser, request_of
 from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
 from bench.scaling.earlier import set_aside, settle
@@ -144,7 +144,7 @@ def run_sweep(
         write_table(out, sweep.record(command) | laws_of(sweep.rows), sweep.rows)
 
     def write() -> None:
-        unwritten[0] = why_unwritten(replace_table, out)
+        unwritten[0] = try_write(replace_table, out)
 
     try:
         sweep.run(write)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.record import another_runs
+from bench.records import another_runs
 from bench.scaling.merge import ROW_KEY
 from retrain.safe_files import read_json
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.record import without_nan
+from bench.records import without_nan
 from bench.scaling.estimate import method_label
 from bench.scaling.rows import POINT_COLUMNS
 from bench.tables import bytes_text, duration, table

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.record import code_commit, code_fingerprint, versions, without_nan
+from bench.records import code_commit, code_fingerprint, versions, without_nan
 from bench.scaling.ekfac_rows import NO_PROJECTION
 from bench.scaling.methods import PRIVATE_FIELDS
 from bench.scaling.processes import Processes

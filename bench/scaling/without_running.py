@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bench.record import code_commit, code_fingerprint, why_unwritten, without_nan
+from bench.records import code_commit, code_fingerprint, try_write, without_nan
 from bench.scaling.asked import query_counts
 from bench.scaling.costs import Setting
 from bench.scaling.crossover import Crossover
@@ -166,10 +166,10 @@ def merge_command(arguments: argparse.Namespace, command: str) -> int:
     }
     out = Path(arguments.out)
 
-    unwritten = why_unwritten(lambda: write_table(out, record, rows), out)
+    unwritten = try_write(lambda: write_table(out, record, rows), out)
     if arguments.rates and not unwritten:
         usable = [row for row in rows if not row["error"]]
-        unwritten = why_unwritten(lambda: write_csv(Path(arguments.rates), usable), arguments.rates)
+        unwritten = try_write(lambda: write_csv(Path(arguments.rates), usable), arguments.rates)
     show_results(rows, arguments)
     if unwritten:
         print(f"python -m bench.scaling: {unwritten}", file=sys.stderr)

@@ -26,7 +26,7 @@ import pandas as pd
 
 from bench import schemas
 from bench.answers import amount_asked
-from bench.results import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
+from bench.records import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 from bench.tables import bytes_text, interval, number
 from bench.words.values import Records, equals
 from retrain.errors import UsageError

@@ -1,7 +1,7 @@
 """One number of a record, named by its place: `results/cifar10#mean:rows[label=ekfac,alpha=0.1,normalised=true].lds`.
 
 RECORD      a file or folder, from the repository's root. A folder is the `rows` and `pairs` of every run below it,
-            as `bench.results` reads them, pairs both ways round; a .csv is its `rows`; any other file is JSON
+            as `bench.records` reads them, pairs both ways round; a .csv is its `rows`; any other file is JSON
 PATH        names with dots between; [field=value,...] keeps the items of a list that have these values, [0] takes
             one by its number. Quotes around a value with a comma: [label="bif@draws=20,gamma=1e4"]
 mean:PATH   over all items that are left: mean, se (standard error), median, min, max, sum, count. A mean, standard
@@ -21,7 +21,7 @@ from typing import Any
 
 from bench import schemas
 from bench.metrics import mean_and_standard_error
-from bench.results import Results, load_results
+from bench.records import Results, load_results
 from bench.tables import bytes_text, duration
 from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_json, read_text

@@ -9,7 +9,7 @@ from bench.agreement import main, matrices_of, matrix_of, overlap
 from bench.answers import ANSWERS
 from bench.figures.agreement import draw_agreement
 from bench.publish.plots.style import PaperSize
-from bench.results import load_results
+from bench.records import load_results
 from bench.schemas import read_checked
 
 DUPLICATES = "tests.helpers.removal_tasks:WithDuplicates"

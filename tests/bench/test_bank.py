@@ -12,8 +12,7 @@ from bench.bank import main as bank
 from bench.ground_truth import GroundTruth
 from bench.lds import main as lds
 from bench.leaderboard import rows
-from bench.recorded import doubled_ranks, read_recorded
-from bench.results import load_results
+from bench.records import doubled_ranks, load_results, read_recorded
 from bench.schemas import RUN_RECORD, read_checked
 from bench.truth_folder import read_truth, write_truth
 from retrain.errors import UsageError

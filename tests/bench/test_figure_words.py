@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from bench.figures.words import settings_text
-from bench.results import load_results
+from bench.records import load_results
 from tests.bench.test_figures import draw
 from tests.helpers.synthetic_results import write_examples, write_run
 

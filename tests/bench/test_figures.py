@@ -20,7 +20,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Text
 
-from bench.crowds import without_curves, without_scored_again
 from bench.figures import draw_figures
 from bench.figures.agreement import cell_text
 from bench.figures.command import main
@@ -33,10 +32,9 @@ from bench.figures.retraining import best_scores
 from bench.figures.scaling import read_scaling
 from bench.figures.table import clearly_best, escaped, pairs_by_cell
 from bench.publish.plots.style import FORMATS, PaperSize
-from bench.record import ELSEWHERE
-from bench.results import Results, load_results
+from bench.records import ELSEWHERE, Results, load_results, without_curves, without_scored_again
 from bench.tables import setting_text
-from tests.bench.test_results import change_record
+from tests.bench.test_records import change_record
 from tests.helpers.synthetic_answers import write_agreement, write_removal
 from tests.helpers.synthetic_results import write_budget, write_examples, write_run, write_scaling, write_sweep
 

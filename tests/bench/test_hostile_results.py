@@ -18,7 +18,7 @@ from bench import report
 from bench.figures.command import main as draw
 from bench.pages.drawings import inline_drawing
 from bench.pages.markdown import Links, rendered
-from bench.results import load_results
+from bench.records import load_results
 from bench.tokens_page import packed, page
 from retrain.safe_files import SafeFileError
 from tests.helpers.browser import Browser, needs_browser

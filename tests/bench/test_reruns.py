@@ -8,7 +8,7 @@ import pytest
 
 from bench import status, tune
 from bench.lds import main
-from bench.results import load_results
+from bench.records import load_results
 from retrain import plugins, source
 
 METHOD = """
@@ -55,7 +55,7 @@ def shown() -> float:
 def test_an_edit_that_is_undone_is_undone_in_the_figures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(["2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"])
     time = ""
-    monkeypatch.setattr("bench.record.timestamp", lambda: time)
+    monkeypatch.setattr("bench.records.timestamp", lambda: time)
     monkeypatch.setattr("bench.experiment.timestamp", lambda: time)
     found = []
     for sign in ("", "-", ""):

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.record import command_line, provenance, write_json
+from bench.records import command_line, provenance, write_json
 from retrain.jobs.claims import Claims, Holder
 from retrain.processes import process_alive
 from retrain.store import Store

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import cache, status
-from bench.record import command_line, provenance, write_json
+from bench.records import command_line, provenance, write_json
 from retrain.jobs import Unit, run_units
 from retrain.jobs.attempt import Attempt
 from retrain.jobs.book import Book, SameFailure

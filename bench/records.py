@@ -1,4 +1,4 @@
-"""Reads committed results: every `run.json` under a folder becomes rows of one table.
+"""Records of runs: their schema, how they are written with their provenance, and how they are read into one table.
 
     results = load_results("results")
     results.rows           # a row for every (ground, truth, series, normalised, alpha, alpha_attribution, seed)
@@ -8,11 +8,20 @@ whatever differs in any of it stays apart. Nothing is recomputed. A file that is
 with one line; what is passed over for another reason is said in `left_out`.
 """
 
+import hashlib
+import json
 import math
 import os
+import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +31,132 @@ import pandas as pd
 from bench import schemas
 from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
-from bench.metrics import MANY_SEEDS, ceiling_of_ends, mean_and_standard_error
-from bench.record import RUN_AGAIN
-from retrain.safe_files import SafeFileError, one_line, read_text
+from bench.metrics import MANY_SEEDS, average_ranks, ceiling_of_ends, mean_and_standard_error
+from retrain.errors import UsageError
+from retrain.safe_files import (
+    SafeFileError,
+    one_line,
+    read_json,
+    read_safetensors,
+    read_text,
+    whole_file,
+    write_safetensors,
+    write_whole,
+)
+from retrain.schema import ListOf, Text, check
+from retrain.source import code_fingerprint
+
+# ---- provenance and writing ----
+
+RUN_AGAIN = "run-again"  # beside a record: when the same run was made the last time
+DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transformers")  # what numbers depend on
+
+
+def versions() -> dict[str, str]:
+    return dict(_versions())
+
+
+@lru_cache(maxsize=1)
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("tda-bench", *DISTRIBUTIONS):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def code_commit() -> str | None:
+    """The commit of this code, with + if it was changed since; None outside a checkout.
+
+    Where the code runs as a copy without a checkout, $TDA_BENCH_COMMIT hands the commit in, and the fingerprint of the
+    files, recorded beside it, proves it.
+    """
+    return os.environ.get("TDA_BENCH_COMMIT") or _checked_out()
+
+
+@lru_cache(maxsize=1)  # as `code_fingerprint`: what is committed while this runs is not what runs
+def _checked_out() -> str | None:
+    here = Path(__file__).resolve().parent
+    try:
+        run_git: Callable[..., str] = lambda *words: subprocess.run(  # noqa: E731
+            ["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        run_git("ls-files", "--error-unmatch", Path(__file__).name)  # installed into somebody else's checkout: not its
+        return run_git("rev-parse", "--short=12", "HEAD") + ("+" if run_git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def command_line(program: str, argv: Sequence[str]) -> str:
+    """The command as one would type it; `program` is the module's name."""
+    return shlex.join(["python", "-m", program, *argv])
+
+
+ELSEWHERE = "elsewhere"  # the device of a record that scores files against a stored truth
+
+
+def provenance(device: str | None = None) -> dict[str, Any]:
+    """Of a record: which code on which machine, and when."""
+    return {
+        "versions": versions(),
+        "commit": code_commit(),
+        "code": code_fingerprint(),
+        **({} if device is None else {"device": device}),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "node": platform.node()},
+        "finished": timestamp(),
+    }
+
+
+def timestamp() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN; a missing number is null."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def write_json(path: Path, record: Any, indent: int | None = 1) -> None:
+    write_whole(path, json.dumps(without_nan(record), indent=indent) + "\n")
+
+
+def another_runs(path: Path, run_id: str) -> dict[str, Any] | None:
+    """The record at `path` where it is another run's; None where there is none, or nothing that has a run's id."""
+    try:
+        record = read_json(path, follow_links=True)
+        name = record["run_id"]
+    except (OSError, SafeFileError, KeyError, TypeError):
+        return None
+    return record if name != run_id and re.fullmatch("[0-9a-f]{12}", str(name)) else None
+
+
+def keep_earlier(path: Path, run_id: str) -> None:
+    """Another run's record is put aside under its own id; `bench.figures` and the ledger read the newest alone."""
+    if earlier := another_runs(path, run_id):
+        kept = path.with_name(f"{path.stem}.{earlier['run_id']}.json")
+        path.replace(kept)
+        print(f"another run's record was there and is kept as {kept}", file=sys.stderr)
+
+
+def try_write(write: Callable[[], Any], where: Path | str) -> str:
+    """Empty when it was written; a full disk must not take with it what a run has found, which is printed all the
+    same."""
+    try:
+        write()
+    except OSError as error:
+        return f"{where} cannot be written: {error.strerror or error}"
+    return ""
+
+
+# ---- reading ----
 
 EXPERIMENT = ["ground", "truth", "series", "normalised", "alpha", "alpha_attribution", "seed"]
 NUMBERS = [
@@ -332,3 +464,104 @@ def bars_of(seeds: Iterable[int]) -> str:
         whose = "their" if many else f"the {' or '.join(map(str, few))} seeds'"
         parts.append(f"{where}lowest to highest end of {whose} 95 % intervals")
     return "; ".join(parts)
+
+
+# ---- filters of rows that would crowd a table or a figure ----
+
+DATAMODEL = "datamodel"
+FEW = 6  # settings that are no crowd
+
+
+def without_curves(results: Results) -> Results:
+    """Where a ground has many datamodels, without them.
+
+    And without the other methods of their runs, which are their priors, if other runs have the method on this ground,
+    or the ground and not this truth.
+    """
+    rows = results.rows
+    counts = rows[rows["method"] == DATAMODEL].groupby("ground")["series"].nunique()
+    crowded = rows["ground"].isin(counts[counts > FEW].index)
+    runs = set(rows[crowded & (rows["method"] == DATAMODEL)]["run_id"])
+    other = ~rows["run_id"].isin(runs)
+
+    def have(*names: str) -> pd.Series:
+        return other.groupby([rows[name] for name in names]).transform("any")
+
+    again = have("ground", "method") | (have("ground") & ~have("ground", "truth"))
+    return replace(results, rows=rows[~crowded | (rows["method"] != DATAMODEL) & (other | ~again)])
+
+
+def without_scored_again(results: Results) -> Results:
+    """Without runs that hold scores against a stored truth, where other runs measured the ground."""
+    rows = results.rows
+    own = rows["machine"] != ELSEWHERE
+    return replace(results, rows=rows[own | ~own.groupby(rows["ground"]).transform("any")])
+
+
+# ---- what recorded methods predict for a ground truth ----
+
+RECORDED_FORMAT = "tda-bench recorded predictions 1"
+RECORDED = {
+    "format": schemas.NAME,
+    "arrays_sha256": Text("[0-9a-f]{64}"),
+    "truth_sha256": Text("[0-9a-f]{64}"),
+    "methods": ListOf({"name": schemas.NAME, "label": schemas.NAME, "rows": schemas.NAME, **schemas.REST}, 0, 1000),
+    "rows": ListOf({"label": schemas.NAME, "method": schemas.NAME, **schemas.REST}, 0, 1000),
+    **schemas.REST,
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Predictions by (label, normalised), their methods' descriptions and the rows that they had."""
+
+    ranks: Mapping[tuple[str, bool], np.ndarray]  # (subsets, queries)
+    methods: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
+
+    def row(self, label: str, normalised: bool) -> dict[str, Any] | None:
+        return next((r for r in self.rows if (r["label"], r["normalised"]) == (label, normalised)), None)
+
+
+def doubled_ranks(prediction: np.ndarray) -> np.ndarray:
+    """(subsets, queries) unsigned; all 0, and so undefined, for a query with a prediction that is not finite."""
+    finite = np.isfinite(prediction).all(axis=0)
+    ranks = np.zeros(prediction.shape)
+    if finite.any():
+        ranks[:, finite] = 2 * average_ranks(prediction[:, finite].astype(np.float64))
+    return ranks.astype(np.uint8 if 2 * len(prediction) < 2**8 else np.uint16)
+
+
+def write_recorded(
+    folder: Path, predictions: Mapping[tuple[str, bool], np.ndarray], told: Mapping[str, Any], truth_sha256: str
+) -> None:
+    arrays = {
+        f"{label}/{'normalised' if normalised else 'raw'}": doubled_ranks(values)
+        for (label, normalised), values in predictions.items()
+    }
+    with whole_file(folder / "recorded.safetensors") as file:
+        digest = write_safetensors(file, arrays)
+    content = {"format": RECORDED_FORMAT, "arrays_sha256": digest, "truth_sha256": truth_sha256, **told}
+    write_json(folder / "recorded.json", content)
+
+
+def read_recorded(folder: str | Path, truth_sha256: str) -> Recorded | None:
+    """None where the ground truth comes without; refused where it belongs to another one."""
+    folder = Path(folder)
+    if not (folder / "recorded.json").exists():
+        return None
+    record = read_json(folder / "recorded.json")
+    if not isinstance(record, dict) or record.get("format") != RECORDED_FORMAT:
+        raise UsageError(f'{folder / "recorded.json"} has another format; expected "{RECORDED_FORMAT}"')
+    check(record, RECORDED, folder / "recorded.json")
+    if record["truth_sha256"] != truth_sha256:
+        raise UsageError(f"{folder / 'recorded.json'} belongs to another ground truth than the one beside it")
+    digest = hashlib.sha256()
+    arrays = read_safetensors(folder / "recorded.safetensors", digest=digest)
+    if digest.hexdigest() != record["arrays_sha256"]:
+        raise UsageError(f"{folder / 'recorded.safetensors'} does not match its checksum in recorded.json")
+    ranks = {}
+    for name, values in arrays.items():
+        label, _, kind = name.rpartition("/")
+        ranks[label, kind == "normalised"] = values.astype(np.float64)
+    return Recorded(ranks, list(record["methods"]), list(record["rows"]))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from bench.identity import UNUSUAL_READINGS, settings_words
-from bench.results import (
+from bench.records import (
     EXPERIMENT,
     bars_of,
     ceiling_over_seeds,
