@@ -5,7 +5,7 @@ not know. A row is one number of one method: `metric`, `at` (the share that was 
 where there is one number), `value` with its interval, and whether more of it is better. `ground` is what decides the
 truth it was held against: rows of records with different grounds are never compared.
 
-    python -m bench.counterfactual --task digits      # writes runs/<run_id>/answers.json
+    python -m bench.evaluations removal --task digits      # writes runs/<run_id>/answers.json
     python -m bench.leaderboard --results runs        # reads every one of them
 """
 

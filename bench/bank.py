@@ -27,12 +27,17 @@ from typing import Any
 import numpy as np
 
 from bench.arguments import add_method_arguments, add_query_arguments
-from bench.attributions import SCORE_CHOICES, answering_session, attributions
+from bench.evaluations.common import (
+    SCORE_CHOICES,
+    add_scores_argument,
+    add_shared_arguments,
+    score_methods,
+    scoring_session,
+)
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import GroundTruth, base_model
 from bench.identity import file_slug
 from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score
-from bench.question_command import add_question_arguments
 from bench.records import provenance, read_recorded, write_json, write_recorded
 from bench.rows import add_rows
 from bench.tables import bytes_text, number, table
@@ -149,11 +154,11 @@ def check_bank(folder: Path) -> tuple[str, bool]:
 
 def export_scores(experiment: Experiment, execution: Execution, out: Path, scores: str) -> list[Path]:
     """Every method's matrix in a file of its own, and scores.json, which says what rows and columns are."""
-    session = answering_session(experiment, execution, has_alpha=True)
+    session = scoring_session(experiment, execution, has_alpha=True)
     _say(session)
     made: list[Path] = []
     told: dict[str, Mapping[str, Any]] = {}
-    for (seed, share), found in attributions(session).items():
+    for (seed, share), found in score_methods(session).items():
         question = session.question(seed, share)
         for one in found:
             for kind in SCORE_CHOICES[scores]:
@@ -165,7 +170,7 @@ def export_scores(experiment: Experiment, execution: Execution, out: Path, score
                 with whole_file(path) as file:
                     np.save(file, values, allow_pickle=False)
                 made.append(path)
-                told[path.name] = one.told() | {"kind": kind, "seed": seed, "alpha_attribution": share}
+                told[path.name] = one.columns() | {"kind": kind, "seed": seed, "alpha_attribution": share}
         told[f"seed {seed}, share {share:g}"] = {
             "rows_are_queries": question.query_indices().tolist(),
             "columns_are_training_examples": question.attributed_indices().tolist(),
@@ -193,9 +198,10 @@ def make_parser() -> argparse.ArgumentParser:
     make.add_argument("--out", required=True, help="folder in which every bank gets one of its own")
     add_cluster_arguments(make)
     scores = commands.add_parser("scores", help="write methods' score matrices as .npy")
-    add_question_arguments(scores)
+    add_shared_arguments(scores)
+    add_scores_argument(make)
     for command in (make, scores):
-        command.add_argument("--scores", choices=tuple(SCORE_CHOICES), default="both", help="(default: %(default)s)")
+        command.set_defaults(scores="both")
     check = commands.add_parser("check", help="recorded LDS, made again from the bank alone")
     check.add_argument("folder", nargs="+", help="made by `make`")
     return parser

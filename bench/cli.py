@@ -20,11 +20,7 @@ from retrain.errors import UsageError, error_line
 COUNTS_BY_CONTENT = ("data_dir", "eval_text", "model", "text", "text_field")
 COMMANDS = {
     "lds": ("bench.lds", "how well methods predict what happens when training data is left out"),
-    "counterfactual": ("bench.counterfactual", "leave out what a method calls helpful, retrain, and look"),
-    "mislabel": ("bench.mislabel", "find flipped labels by self-influence"),
-    "calibration": ("bench.calibration", "are scores in units of loss? slope and R2"),
-    "leave_one_out": ("bench.leave_one_out", "every example left out by itself"),
-    "agreement": ("bench.agreement", "how alike methods rank the training examples"),
+    "evaluate": ("bench.evaluations.__main__", "removal, mislabel, calibration, leave_one_out, agreement, limit"),
     "tune": ("bench.tune", "choose every method's settings by one rule, on queries and subsets of their own"),
     "sweep": ("bench.sweep", "LDS against settings, or against what is spent"),
     "speed": ("bench.speed", "time methods against each other"),
@@ -40,7 +36,6 @@ COMMANDS = {
     "ledger": ("bench.ledger", "every claim of the paper, with our numbers and a verdict"),
     "examples": ("bench.examples", "the training examples that matter most to some queries"),
     "tokens": ("bench.tokens", "which tokens bear on which"),
-    "limit": ("bench.limit", "how fast BIF approaches the damped influence function on a regular model"),
     "status": ("bench.status", "what is done, running, failed and missing"),
     "cache": ("bench.cache", "list, verify and prune the cache"),
     "retrain": ("retrain.__main__", "the ground truth alone"),

@@ -1,6 +1,6 @@
 """A logistic regression on small digits, fitted exactly: what leaving an example out does is known to the last digit.
 
-    python -m bench.leave_one_out --task retrain.logistic:LogisticDigits
+    python -m bench.evaluations leave_one_out --task retrain.logistic:LogisticDigits
 
 scikit-learn's digits averaged to 4x4 pixels, one linear layer, cross-entropy summed over the examples plus a fixed
 ridge, minimised by Newton's method in float64. Neither initial weights nor order play a part: retraining has no noise,

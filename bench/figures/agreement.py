@@ -1,6 +1,6 @@
 """Which methods agree: Spearman's correlation and top overlap of every two, as a matrix a panel.
 
-`python -m bench.figures --only agreement`, from what `bench.agreement` wrote.
+`python -m bench.figures --only agreement`, from what `bench.evaluations agreement` wrote.
 """
 
 import math
@@ -9,8 +9,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from bench.agreement import AGREEMENT, matrices_of, matrix_of
 from bench.answers import ANSWERS, ANSWERS_FILE
+from bench.evaluations.agreement import AGREEMENT, matrices_of, matrix_of
 from bench.figures.drawing import Drawing, frame, panel_row
 from bench.identity import file_slug, series_label
 from bench.publish.plots.style import INK, PaperSize

@@ -118,22 +118,22 @@ KINDS = (
     Kind(
         "agreement",
         "Spearman and top overlap of every two methods' scores",
-        "answers.json of bench.agreement",
-        "python -m bench.agreement --task digits --out results/digits/agreement",
+        "answers.json of bench.evaluations agreement",
+        "python -m bench.evaluations agreement --task digits --out results/digits/agreement",
         draw_agreement,
     ),
     Kind(
         "removal",
         "the change of a query's loss without its most helpful examples, against how many are left out",
-        "answers.json of bench.counterfactual",
-        "python -m bench.counterfactual --task digits --out results/digits/removal",
+        "answers.json of bench.evaluations removal",
+        "python -m bench.evaluations removal --task digits --out results/digits/removal",
         draw_removal,
     ),
     Kind(
         "limit",
         "BIF approaching the damped influence function, against draws and n_beta, with the theory's slopes",
         "limit.json",
-        "python -m bench.limit --out results/limit",
+        "python -m bench.evaluations limit --out results/limit",
         draw_limit,
     ),
     Kind(

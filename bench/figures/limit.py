@@ -1,6 +1,6 @@
 """BIF approaches the damped influence function: distance against draws and against n_beta, with the theory's slopes.
 
-`python -m bench.figures --only limit`, from the record of `bench.limit` on a regular model.
+`python -m bench.figures --only limit`, from the record of `bench.evaluations limit` on a regular model.
 """
 
 from collections.abc import Iterator

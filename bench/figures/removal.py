@@ -1,6 +1,6 @@
 """Removal curves: how a query's loss changes when its most helpful examples are left out, against how many are.
 
-`python -m bench.figures --only removal`, from what `bench.counterfactual` wrote; a panel for each seed.
+`python -m bench.figures --only removal`, from what `bench.evaluations removal` wrote; a panel for each seed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

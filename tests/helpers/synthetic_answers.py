@@ -1,4 +1,4 @@
-"""Records of `bench.agreement` and `bench.counterfactual` of the shape that they write, made up, for tests."""
+"""Records of `bench.evaluations` agreement and removal, of the shape that they write, made up, for tests."""
 
 import json
 from itertools import combinations

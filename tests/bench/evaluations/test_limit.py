@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.limit.command import DAMPING, distances, main
-from bench.limit.regression import LogisticCopies, relative_distance
+from bench.evaluations.__main__ import main
+from bench.evaluations.limit import DAMPING, LogisticCopies, distances, relative_distance
 from retrain.errors import UsageError
 
 
@@ -67,7 +67,7 @@ def test_separable_classes_have_no_minimum() -> None:
 def test_the_command_writes_its_record_and_goes_on_from_the_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--copies", "16", "--draws", "4", "--n-beta", "30", "100", "--out", str(tmp_path / "out")]
+    words = ["limit", "--copies", "16", "--draws", "4", "--n-beta", "30", "100", "--out", str(tmp_path / "out")]
     cache = ["--cache", str(tmp_path / "cache")]
     assert main([*words, *cache]) == 0
     first = json.loads((tmp_path / "out" / "limit.json").read_text())

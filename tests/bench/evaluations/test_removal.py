@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
-from bench.answers import ANSWERS
-from bench.counterfactual import main
-from bench.counterfactual.brittleness import Bisection
-from bench.counterfactual.removal import RANDOM_REMOVAL, SAME_CLASS, Removal, run_removal
+from bench.answers import ANSWERS, Answers
+from bench.evaluations.__main__ import main
+from bench.evaluations.brittleness import Bisection
+from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, removal
 from bench.experiment import Execution, Experiment
 from bench.leaderboard import rows
 from bench.metrics.removal import Shared, mean_change, shared_variance
@@ -28,10 +28,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
-def removal(**known: object) -> Removal:
+def small_removal(cache: str, **options: object) -> Answers:
     experiment = Experiment(task=DUPLICATES, methods=("gradsim", "kfac", "random"), queries=4, settings="default")
     small = {"shares": (1 / 60, 0.1), "replicates": 1, "reference": 2, "controls": 3}
-    return Removal(experiment=experiment, **{**small, **known})  # type: ignore[arg-type]
+    return removal(experiment, Execution(cache=cache, progress=False), **{**small, **options})  # type: ignore[arg-type]
 
 
 def test_a_duplicate_of_the_query_is_removed_first_and_matters_most(cache: str) -> None:
@@ -40,7 +40,7 @@ def test_a_duplicate_of_the_query_is_removed_first_and_matters_most(cache: str) 
     By Cauchy and Schwarz no example has a larger train-normalised score than a copy, with any curvature. Raw GradSim
     prefers examples with large gradients, and a copy's own is small once it has been learnt.
     """
-    out = run_removal(removal(scores="both"), Execution(cache=cache, progress=False))
+    out = small_removal(cache, scores="both")
     task = WithDuplicates()
     device = torch.device("cpu")
     everything = np.arange(60)
@@ -61,8 +61,8 @@ def test_a_duplicate_of_the_query_is_removed_first_and_matters_most(cache: str) 
 
 
 def test_pairs_share_the_reference_and_controls_stand_in_every_column(cache: str, tmp_path: Path) -> None:
-    out = run_removal(removal(scores="both"), Execution(cache=cache, progress=False))
-    path = out.save(tmp_path, "python -m bench.counterfactual")
+    out = small_removal(cache, scores="both")
+    path = out.save(tmp_path, "python -m bench.evaluations removal")
     assert path.parent.name == out.run_id
     record = read_checked(path, ANSWERS)
     pair = next(p for p in record["pairs"] if (p["label"], p["against"], p["size"]) == ("gradsim", "kfac", 6))
@@ -76,13 +76,13 @@ def test_pairs_share_the_reference_and_controls_stand_in_every_column(cache: str
 
 
 def test_finished_retrains_are_kept_and_equal_sets_shared(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_removal(removal(), Execution(cache=cache, progress=False))
+    small_removal(cache)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("everything is in the cache")
 
     monkeypatch.setattr(WithDuplicates, "train", refuse)
-    again = run_removal(removal(), Execution(cache=cache, progress=False))
+    again = small_removal(cache)
     assert again.detail["num_retrains"] > 0
     task, plan = WithDuplicates(), RemovalPlan(seed=1, alpha_attribution=1.0, max_queries=4)
     first, second = (removal_unit(task, plan, np.array(some), 0, "cpu") for some in ([3, 5], [5, 3]))
@@ -91,7 +91,7 @@ def test_finished_retrains_are_kept_and_equal_sets_shared(cache: str, monkeypatc
 
 
 def test_brittleness_finds_the_smallest_size_that_flips(cache: str) -> None:
-    out = run_removal(removal(brittleness=True), Execution(cache=cache, progress=False))
+    out = small_removal(cache, brittleness=True)
     found = {row["label"]: row for row in out.rows if row["metric"] == "brittleness"}
     assert found["kfac"]["value"] < found["random"]["value"], "chosen sets flip with fewer examples than random ones"
     assert found["random"]["num_unflipped"] >= found["kfac"]["num_unflipped"]
@@ -102,7 +102,7 @@ def test_bisection_on_a_known_answer(answer: int) -> None:
     """Flips from place `answer` on; 10 is never."""
     search = Bisection(np.zeros((1, 1), dtype=int), np.array([0]), 10)
     rounds = 0
-    while (places := search.next_places(10))[0] >= 0:
+    while (places := search.next_places())[0] >= 0:
         search.learn(places, places >= answer)
         rounds += 1
     assert search.high[0] == answer
@@ -136,7 +136,18 @@ def test_mean_change_without_shared_models_is_students() -> None:
 
 
 def test_the_command(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", DUPLICATES, "--methods", "gradsim", "random", "--queries", "4", "--settings", "default"]
+    words = [
+        "removal",
+        "--task",
+        DUPLICATES,
+        "--methods",
+        "gradsim",
+        "random",
+        "--queries",
+        "4",
+        "--settings",
+        "default",
+    ]
     words += ["--shares", "0.017", "0.1", "--replicates", "1", "--reference", "2", "--controls", "3"]
     words += ["--cache", cache, "--cluster", "inline", "--out", str(tmp_path)]
     assert main(words) == 0
@@ -145,6 +156,6 @@ def test_the_command(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "paired difference" in printed
     (path,) = tmp_path.glob("*/answers.json")
     record = json.loads(path.read_text())
-    assert record["command"].startswith("python -m bench.counterfactual --task")
+    assert record["command"].startswith("python -m bench.evaluations removal --task")
     assert record["code"]
     assert f"run {record['run_id']}" in printed

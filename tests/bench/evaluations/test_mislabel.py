@@ -10,11 +10,12 @@ import torch
 from scipy import stats
 
 from bench.answers import ANSWERS
-from bench.attributions import answering_session, attributions
+from bench.evaluations.__main__ import main
+from bench.evaluations.common import score_methods, scoring_session
+from bench.evaluations.mislabel import OWN_LOSS, RANDOM_ORDER
 from bench.experiment import Execution, Experiment
 from bench.leaderboard import rows
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
-from bench.mislabel import OWN_LOSS, RANDOM_ORDER, main
 from bench.schemas import read_checked
 from retrain.errors import UsageError
 from retrain.mislabelled import Mislabelled
@@ -89,8 +90,8 @@ def test_wrong_labels_reach_training_and_every_key() -> None:
 def test_a_poisoned_label_is_found_first(tmp_path: Path) -> None:
     """One label of 120 is wrong: every method's self-influence puts it first."""
     experiment = Experiment(task=POISON, methods=("gradsim", "kfac", "trak"), queries=5, settings="default")
-    session = answering_session(experiment, Execution(cache=str(tmp_path), progress=False))
-    ((_, found),) = attributions(session).items()
+    session = scoring_session(experiment, Execution(cache=str(tmp_path), progress=False))
+    ((_, found),) = score_methods(session).items()
     for one in found:
         own = one.self_influence()
         assert own is not None
@@ -102,8 +103,8 @@ def test_self_influence_is_influence_on_oneself(tmp_path: Path) -> None:
     experiment = Experiment(
         task="tests.helpers.removal_tasks:WithDuplicates", methods=("gradsim", "kfac"), queries=4, settings="default"
     )
-    session = answering_session(experiment, Execution(cache=str(tmp_path), progress=False))
-    ((_, found),) = attributions(session).items()
+    session = scoring_session(experiment, Execution(cache=str(tmp_path), progress=False))
+    ((_, found),) = score_methods(session).items()
     for one in found:
         own, scores = one.self_influence(), one.scores("raw")
         assert own is not None
@@ -113,7 +114,17 @@ def test_self_influence_is_influence_on_oneself(tmp_path: Path) -> None:
 
 
 def test_the_command_ranks_methods_beside_the_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", LOGISTIC, "--set", f"{LOGISTIC}.num_train=120", "--settings", "default", "--cluster", "inline"]
+    words = [
+        "mislabel",
+        "--task",
+        LOGISTIC,
+        "--set",
+        f"{LOGISTIC}.num_train=120",
+        "--settings",
+        "default",
+        "--cluster",
+        "inline",
+    ]
     words += ["--methods", "gradsim", "random", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]
     assert main(words) == 0
     printed = capsys.readouterr()
@@ -130,11 +141,11 @@ def test_the_command_ranks_methods_beside_the_controls(tmp_path: Path, capsys: p
 def test_queries_play_no_part_and_are_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("--queries", "--query-split"):
         with pytest.raises(SystemExit) as stop:
-            main([option, "3"])
+            main(["mislabel", option, "3"])
         assert stop.value.code == 2
         assert f"unknown option {option}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["--help"])
+        main(["mislabel", "--help"])
     assert "--quer" not in capsys.readouterr().out
 
 

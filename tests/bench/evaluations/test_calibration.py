@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bench.answers import ANSWERS
-from bench.calibration import main
+from bench.evaluations.__main__ import main
+from bench.evaluations.leave_one_out import LEAVE_ONE_OUT, leave_one_out
 from bench.experiment import Execution, Experiment
 from bench.leaderboard import rows
-from bench.leave_one_out import LEAVE_ONE_OUT, LeaveOneOut, run_leave_one_out
 from bench.metrics.calibration import calibration, reachable_share
 from bench.schemas import read_checked
 
@@ -73,8 +73,7 @@ def test_leave_one_out_is_exact_on_a_logistic_regression(tmp_path: Path) -> None
         methods=("exact=tests.helpers.exact_influence:ExactInfluence", "kfac", "random"),
         settings="default",
     )
-    asked = LeaveOneOut(experiment=experiment, replicates=2)
-    out = run_leave_one_out(asked, Execution(cache=str(tmp_path / "cache"), progress=False))
+    out = leave_one_out(experiment, Execution(cache=str(tmp_path / "cache"), progress=False), replicates=2)
     (ceiling,) = out.detail["ceilings"]
     assert ceiling["exact"]
     assert ceiling["ceiling"] == 1.0
@@ -92,7 +91,17 @@ def test_leave_one_out_is_exact_on_a_logistic_regression(tmp_path: Path) -> None
 
 
 def test_the_command_uses_the_ground_truth_of_lds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", LOGISTIC, "--set", f"{LOGISTIC}.num_train=60", "--settings", "default", "--cluster", "inline"]
+    words = [
+        "calibration",
+        "--task",
+        LOGISTIC,
+        "--set",
+        f"{LOGISTIC}.num_train=60",
+        "--settings",
+        "default",
+        "--cluster",
+        "inline",
+    ]
     words += ["--methods", "gradsim", "random", "--alpha", "0.5", "--subsets", "12", "--queries", "10"]
     words += ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]
     assert main(words) == 0

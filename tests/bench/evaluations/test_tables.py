@@ -6,11 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench import tables
-from bench.agreement import show_agreement
-from bench.calibration import CALIBRATION_LEGEND, CALIBRATION_METRICS, calibration_table
-from bench.counterfactual.command import _cell, _flips_text
-from bench.leave_one_out import _by_value
-from bench.limit.command import limit_table
+from bench.evaluations.agreement import show as show_agreement
+from bench.evaluations.brittleness import show_brittleness
+from bench.evaluations.calibration import CALIBRATION_LEGEND, CALIBRATION_METRICS, calibration_table
+from bench.evaluations.leave_one_out import best_first
+from bench.evaluations.limit import limit_table
+from bench.evaluations.removal import change_cell
 from bench.retrain_speed import retrain_table
 
 
@@ -28,14 +29,14 @@ def test_a_wide_table_becomes_several_with_the_first_column_each() -> None:
 
 def test_changes_have_signs_and_say_what_is_undefined() -> None:
     row: dict[str, Any] = {"value": 0.17, "ci_low": -0.081, "ci_high": 0.421, "num_undefined": 0}
-    assert _cell(row) == "+0.170 [-0.081, +0.421]"
-    assert _cell(row | {"num_undefined": 2}).endswith("(2 undefined)")
-    assert _cell(row | {"ci_low": math.nan, "ci_high": math.nan}) == "+0.170 [-, -]"
+    assert change_cell(row) == "+0.170 [-0.081, +0.421]"
+    assert change_cell(row | {"num_undefined": 2}).endswith("(2 undefined)")
+    assert change_cell(row | {"ci_low": math.nan, "ci_high": math.nan}) == "+0.170 [-, -]"
 
 
 def test_what_never_flips_is_a_lower_bound_without_an_interval() -> None:
     row = {"label": "random", "value": 0.2, "ci_low": 0.2, "ci_high": 0.2, "num_queries": 3, "num_unflipped": 3}
-    text = _flips_text([row, row | {"label": "bif", "value": 0.03, "ci_high": 0.3, "num_unflipped": 0}])
+    text = show_brittleness([row, row | {"label": "bif", "value": 0.03, "ci_high": 0.3, "num_unflipped": 0}])
     first, second = text.splitlines()[2:4]
     assert first.split() == ["bif", "3.00", "%", "[20.00,", "30.00]", "3", "of", "3"]
     assert second.split() == ["random", ">=", "20.00", "%", "-", "0", "of", "3"]
@@ -52,7 +53,7 @@ def test_every_number_of_calibration_has_its_interval_and_an_explanation() -> No
 
 def test_undefined_values_come_last() -> None:
     rows = [{"value": value} for value in (math.nan, 0.1, 0.9)]
-    assert [row["value"] for row in sorted(rows, key=_by_value)][:2] == [0.9, 0.1]
+    assert [row["value"] for row in sorted(rows, key=best_first)][:2] == [0.9, 0.1]
 
 
 @dataclass

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.agreement import main, matrices_of, matrix_of, overlap
 from bench.answers import ANSWERS
+from bench.evaluations.__main__ import main
+from bench.evaluations.agreement import matrices_of, matrix_of, overlap
 from bench.figures.agreement import draw_agreement
 from bench.publish.plots.style import PaperSize
 from bench.records import load_results
@@ -25,7 +26,17 @@ def test_overlap_on_known_orders() -> None:
 def test_two_labels_of_one_method_agree_wholly_and_random_with_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--task", DUPLICATES, "--methods", "gradsim", "again=gradsim", "random", "--settings", "default"]
+    words = [
+        "agreement",
+        "--task",
+        DUPLICATES,
+        "--methods",
+        "gradsim",
+        "again=gradsim",
+        "random",
+        "--settings",
+        "default",
+    ]
     words += ["--cluster", "inline", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]
     assert main(words) == 0
     assert "overlap of the top 6" in capsys.readouterr().out
@@ -40,5 +51,5 @@ def test_two_labels_of_one_method_agree_wholly_and_random_with_nobody(
     (drawing,) = draw_agreement(load_results(tmp_path / "runs"), PaperSize())
     assert drawing.figure is not None
     assert len(drawing.figure.axes) == 3
-    assert main([*words[:3], "gradsim", *words[6:]]) == 2
+    assert main([*words[:4], "gradsim", *words[7:]]) == 2
     assert "between two methods" in capsys.readouterr().err

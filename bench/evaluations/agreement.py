@@ -1,8 +1,7 @@
 """Do methods agree? Spearman's correlation of their scores and the overlap of their top examples, as a matrix.
 
-    python -m bench.agreement                                     # the embedded task, every two of the default methods
-    python -m bench.agreement --methods bif ekfac kfac trak gradsim --tops 0.01 0.1 --seeds 1 2 3
-    python -m bench.figures --results runs --only agreement       # the matrix, drawn
+    python -m bench.evaluations agreement                         # the embedded task, every two of the default methods
+    python -m bench.evaluations agreement --methods bif ekfac kfac trak gradsim --tops 0.01 0.1 --seeds 1 2 3
 
 For every query, the scores of two methods over the attributed examples are correlated, and their most helpful shares
 compared: an overlap of 1 means that both name the same examples; two random orders share as much as the top is large.
@@ -10,30 +9,49 @@ Means over queries, with Student's intervals. Nothing is retrained: this is abou
 """
 
 import argparse
-import itertools
 import math
-import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from bench.answers import Answers
-from bench.attributions import SCORE_CHOICES, answering_session, attributions
-from bench.counterfactual.laboratory import orders_of
+from bench.evaluations.common import (
+    SCORE_CHOICES,
+    add_shared_arguments,
+    ends_of,
+    enough_to_correlate,
+    new_answers,
+    orders_of,
+    pairs_of,
+    place_of,
+    score_matrices,
+    score_methods,
+    scores_words,
+    scoring_session,
+    sizes_of,
+)
 from bench.experiment import Execution, Experiment
 from bench.metrics import spearman_per_column
 from bench.metrics.removal import mean_change
-from bench.question_command import add_question_arguments, answer_command, finish
-from bench.sizes import enough_to_correlate, sizes_of
 from bench.tables import number, tables
 from bench.translate import asked_for, execution_of
-from retrain.command import Parser, check_out, fraction
+from retrain.command import fraction
 from retrain.errors import UsageError
 
 TOP_SHARES = (0.01, 0.1)
 AGREEMENT = "agreement"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shared_arguments(parser)
+    tops = " ".join(f"{share:g}" for share in TOP_SHARES)
+    parser.add_argument("--tops", nargs="+", type=fraction, help=f"shares whose overlap is measured (default: {tops})")
+
+
+def evaluate(arguments: argparse.Namespace) -> Answers:
+    experiment = Experiment(**asked_for(arguments))
+    return agreement(experiment, execution_of(arguments), tops=arguments.tops or (), scores=arguments.scores)
 
 
 def overlap(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
@@ -42,57 +60,49 @@ def overlap(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
     return np.array(shared) / size
 
 
-def run_agreement(experiment: Experiment, execution: Execution, tops: Sequence[float], scores: str) -> Answers:
+def agreement(
+    experiment: Experiment, execution: Execution, *, tops: Sequence[float] = (), scores: str = "raw"
+) -> Answers:
     """tops: shares of the attributed examples; none: TOP_SHARES, of each one example at least."""
-    started = time.perf_counter()
-    session = answering_session(experiment, execution)
+    session = scoring_session(experiment, execution)
     if len(session.active) < 2:
         raise UsageError(f"agreement is between two methods; --methods leaves {len(session.active)} that can run here")
     n = enough_to_correlate(session)
     sizes = sizes_of("--tops", tops, TOP_SHARES, n)
-    scored = attributions(session)
+    scored = score_methods(session)
     num_queries = len(session.question(*session.blocks[0]).query_indices())
-    out = Answers(
-        question=AGREEMENT,
-        task=session.task,
-        variants=session.active,
-        asked={"experiment": experiment.to_json(), "tops": list(tops or TOP_SHARES), "scores": scores},
-        ground={"query_split": experiment.query_split, "queries": experiment.queries, "num_attributed": n},
-        truth=f"{num_queries} queries, {n:,} attributed examples",
-        device=session.device(),
-        skipped=session.skipped,
-        notes=session.notes,
+    out = new_answers(
+        session,
+        AGREEMENT,
+        {"tops": list(tops or TOP_SHARES), "scores": scores},
+        {"query_split": experiment.query_split, "queries": experiment.queries, "num_attributed": n},
+        f"{num_queries} queries, {n:,} attributed examples",
     )
     cells: list[dict[str, Any]] = []
-    for (seed, share), found in scored.items():
-        where = {"task": session.task.name, "protocol": session.task.protocol, "alpha_attribution": share, "seed": seed}
+    for block, found in scored.items():
+        where = place_of(session.task, block)
         for kind in SCORE_CHOICES[scores]:
             named = {
-                one.variant.label: values
-                for one in found
-                if (values := one.scores(kind)) is not None  # type: ignore[arg-type]
+                (one.variant.label, normalised): (values.T.astype(np.float64), orders_of(values))
+                for one, normalised, values in score_matrices(found, [kind])
             }
-            orders = {label: orders_of(values) for label, values in named.items()}
-            for a, b in itertools.combinations(named, 2):
-                known = where | {"normalised": kind == "normalised", "label": a, "against": b}
-                ranks = spearman_per_column(named[a].T.astype(np.float64), named[b].T.astype(np.float64))
-                cells.append(known | {"metric": "Spearman", "at": None, **_numbers(ranks)})
+            for names, (first, first_order), (second, second_order) in pairs_of(named):
+                ranks = mean_change(spearman_per_column(first, second))
+                cells.append(where | names | {"metric": "Spearman", "at": None} | _numbers(ranks))
                 for size in sizes:
-                    both = overlap(orders[a], orders[b], size)
-                    cells.append(known | {"metric": "overlap", "at": size / n, "size": size, **_numbers(both)})
+                    shared = mean_change(overlap(first_order, second_order, size))
+                    cells.append(where | names | {"metric": "overlap", "at": size / n, "size": size} | _numbers(shared))
     if not cells:
         reasons = "".join(f"; {problem}" for problem in session.out.problems)
         raise UsageError(f"agreement is between two methods; fewer than two have such scores here{reasons}")
     out.detail["cells"] = cells
     out.problems += session.out.problems
-    out.seconds = time.perf_counter() - started
     return out
 
 
-def _numbers(values: np.ndarray) -> dict[str, Any]:
-    found = mean_change(values)
-    ends = {"value": found.mean, "ci_low": found.ci_low, "ci_high": found.ci_high}
-    return {**ends, "num_queries": found.num_queries, "num_undefined": found.num_undefined}
+def _numbers(found: Any) -> dict[str, Any]:
+    counts = {"num_queries": found.num_queries, "num_undefined": found.num_undefined}
+    return {"value": found.mean, **ends_of(found), **counts}
 
 
 def matrix_of(cells: Sequence[dict[str, Any]]) -> tuple[list[str], np.ndarray]:
@@ -114,44 +124,18 @@ def matrices_of(cells: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], list[d
     return found
 
 
-def show_agreement(out: Answers) -> str:
+def show(out: Answers) -> str:
     parts = []
     for (seed, _, normalised, metric, at), cells in matrices_of(out.detail["cells"]).items():
         labels, matrix = matrix_of(cells)
         what = "Spearman over examples" if metric == "Spearman" else f"overlap of the top {cells[0]['size']} ({at:.3g})"
         widths = [width for cell in cells if math.isfinite(width := (cell["ci_high"] - cell["ci_low"]) / 2)]
-        chance = "0" if at is None else f"{at:.3g}"
         words = (
             f"{out.task.description}, protocol {out.task.protocol}: {what}, mean over {out.truth}, seed {seed},\n"
-            f"{'train-normalised' if normalised else 'raw'} scores; {chance} by chance; "
+            f"{scores_words(normalised)}; {'0' if at is None else f'{at:.3g}'} by chance; "
             + (f"95 % intervals at most +-{max(widths):.3f}" if widths else "no intervals: too few queries")
         )
         # Adding 0 takes the sign from what rounds to -0.
         lines = [[label, *(number(round(value, 2) + 0.0, 2) for value in row)] for label, row in zip(labels, matrix)]
         parts.append(f"{words}\n{tables(['', *labels], lines)}")
     return "\n\n".join(parts)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.agreement", description="How alike methods rank the training examples.")
-    add_question_arguments(parser)
-    add = parser.add_argument
-    tops = " ".join(f"{share:g}" for share in TOP_SHARES)
-    add("--tops", nargs="+", type=fraction, help=f"shares whose overlap is measured (default: {tops})")
-    add("--scores", choices=tuple(SCORE_CHOICES), default="raw", help="which scores (default: %(default)s)")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return answer_command(make_parser(), argv, _run)
-
-
-def _run(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    check_out(arguments.out)
-    experiment = Experiment(**asked_for(arguments))
-    out = run_agreement(experiment, execution_of(arguments), arguments.tops or (), arguments.scores)
-    return finish(out, show_agreement(out), arguments.out, command, prog)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,66 @@
+"""`python -m bench.evaluations NAME`, or `tda-bench evaluate NAME`: what methods are worth beside their LDS.
+
+A module of an evaluation has `add_arguments(parser)`, `evaluate(arguments) -> Answers` and `show(answers) -> str`.
+"""
+
+import argparse
+import importlib
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+from bench.records import command_line
+from retrain.command import Parser, check_out, guarded
+
+EVALUATIONS = {
+    "removal": "leave out what a method calls helpful, retrain, and look (--brittleness: until a prediction flips)",
+    "mislabel": "find flipped labels by self-influence",
+    "calibration": "are scores in units of loss? slope and R2 of predicted against actual losses",
+    "leave_one_out": "leave out every example by itself, and retrain",
+    "agreement": "how alike methods rank the training examples",
+    "limit": "how fast BIF approaches the damped influence function on a regular model",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    lines = [f"  {name:14} {text}" for name, text in EVALUATIONS.items()]
+    parser = Parser(
+        prog="python -m bench.evaluations",
+        description="What methods are worth beside their LDS. `NAME --help` lists the arguments of one.",
+        epilog="\n".join(["evaluations:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=tuple(EVALUATIONS), metavar="NAME", help="see below")
+    name = parser.parse_args(words[:1] or ["--help"]).name
+    module = importlib.import_module(f"bench.evaluations.{name}")
+    own = Parser(prog=f"{parser.prog} {name}", description=EVALUATIONS[name])
+    module.add_arguments(own)
+    arguments = own.parse_args(words[1:])
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    command = command_line("bench.evaluations", words)
+
+    def work() -> int:
+        check_out(arguments.out)
+        started = time.perf_counter()
+        out = module.evaluate(arguments)
+        out.seconds = time.perf_counter() - started
+        out.name_it()
+        print(module.show(out))
+        end, problems = f"\nrun {out.run_id} in {out.seconds:.0f} s", list(out.problems)
+        try:
+            end += f"; record: {out.save(arguments.out, command)}"
+        except OSError as error:  # a full disk must not take with it what a run has found
+            problems.append(f"{arguments.out}/{out.run_id} cannot be written: {error.strerror or error}")
+        print(end)
+        skipped = [f"skipped {label}: {reason}" for label, reason in out.skipped.items()]
+        for line in [*out.notes, *skipped, *(f"{own.prog}: {problem}" for problem in problems)]:
+            print(line, file=sys.stderr)
+        return 1 if problems else 0
+
+    return guarded(own.prog, work, traceback=getattr(arguments, "traceback", None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

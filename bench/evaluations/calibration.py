@@ -1,0 +1,156 @@
+"""Are scores in units of loss? Slope and R2 of predicted against actual losses, on the ground truth of `bench.lds`.
+
+    python -m bench.evaluations calibration --alpha 0.1            # the embedded task; nothing is retrained twice
+
+A score predicts by how much a query's loss changes when an example is included. LDS asks whether the ranks are right;
+this asks whether the numbers are: `bench/metrics/calibration.py` says how. A slope of 1e-4 means that scores are 10,000
+times too large to be read as changes of loss, which is how influence functions come that leave out the number of
+examples.
+"""
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.answers import Answers
+from bench.arguments import add_method_arguments, add_query_arguments
+from bench.evaluations.common import (
+    SCORE_CHOICES,
+    add_scores_argument,
+    ends_of,
+    new_answers,
+    pairs_of,
+    place_of,
+    scores_words,
+    variant_columns,
+)
+from bench.experiment import Execution, Experiment, Session
+from bench.metrics import MINIMUM_SUBSETS
+from bench.metrics.calibration import UnitsOfLoss, calibration, reachable_share
+from bench.tables import short_number, table
+from bench.translate import execution_of, experiment_of
+from retrain.command import RUNS, add_cluster_arguments, add_plan_arguments, add_task_arguments
+
+# Statistic -> its name in rows. Only the last is ranked: a slope is best at 1, and without rescaling R2 says the same.
+CALIBRATION_METRICS = {
+    "slope": "calibration slope",
+    "r2": "calibration R2",
+    "r2_rescaled": "calibration R2 rescaled",
+}
+CALIBRATION_LEGEND = (
+    "slope: actual change of loss per predicted one, 1 where scores are in units of loss; median: over queries; R2: of "
+    "predictions as they\nare; rescaled: times the slope; undefined: queries without a number"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_task_arguments(parser)
+    add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
+    add_method_arguments(parser)
+    add_query_arguments(parser)
+    add_scores_argument(parser)
+    add = parser.add_argument
+    add("--experiment", metavar="FILE", help="a .toml file or a run.json: what is asked; other options change it")
+    add("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
+    add_cluster_arguments(parser)
+
+
+def evaluate(arguments: argparse.Namespace) -> Answers:
+    return calibrate(experiment_of(arguments), execution_of(arguments), scores=arguments.scores)
+
+
+def calibrate(experiment: Experiment, execution: Execution, *, scores: str = "raw") -> Answers:
+    session = Session(experiment, execution)
+    session.say_who_is_missing()
+    truths, predictions = session.retrain(), session.score()
+    plan = session.plans(*session.blocks[0])[0]
+    some = plan.replicated_subsets if plan.replicates > 1 else None
+    replicated = f" x {plan.replicates}" if some is None else f", {some} of them x {plan.replicates}"
+    num_queries = len(session.question(*session.blocks[0]).query_indices())
+    names = ("subsets", "scheme", "stream", "replicated_subsets", "initialisation", "query_split", "queries")
+    out = new_answers(
+        session,
+        "calibration",
+        {"scores": scores},
+        {**{name: getattr(experiment, name) for name in names}, "replicates": plan.replicates},
+        f"{plan.num_subsets} subsets{replicated}, {num_queries:,} queries",
+    )
+    for seed, share in session.blocks:
+        queries = session.question(seed, share).query_indices()
+        for position, plan in enumerate(session.plans(seed, share)):
+            truth = truths[seed, share, plan.alpha]
+            if len(truth.subsets) < MINIMUM_SUBSETS:
+                continue
+            where = place_of(session.task, (seed, share)) | {"at": plan.alpha}
+            losses = truth.mean()[:, queries]
+            found: dict[tuple[str, bool], UnitsOfLoss] = {}
+            for (variant, made), kind in itertools.product(predictions[seed, share], SCORE_CHOICES[scores]):
+                prediction, normalised = made[position], kind == "normalised"
+                values = prediction.normalised if normalised else prediction.raw
+                if values is None or variant.rows not in ("both", kind):
+                    continue
+                one = found[variant.label, normalised] = calibration(losses, values[truth.subsets])
+                out.rows += calibration_rows(where | variant_columns(variant, prediction.record), one, normalised)
+            for pair, a, b in pairs_of(found):
+                for name in ("r2", "r2_rescaled"):
+                    difference = getattr(a, name).minus(getattr(b, name))
+                    numbers = {"difference": difference.value, **ends_of(difference), "p_value": difference.p_value}
+                    metric = {"metric": CALIBRATION_METRICS[name], "num_undefined": 0}
+                    out.pairs.append(where | metric | pair | numbers)
+            place = f"seed {seed}, share {share:g}, alpha {plan.alpha:g}"
+            reachable = reachable_share(truth.losses[:, :, queries], truth.present)
+            out.detail.setdefault("reachable", {})[place] = reachable
+            out.detail.setdefault("standard_deviation", {})[place] = float(np.std(losses, axis=0).mean())
+    out.problems += session.out.problems
+    return out
+
+
+def calibration_rows(columns: dict[str, Any], found: UnitsOfLoss, normalised: bool) -> list[dict[str, Any]]:
+    """One a statistic; the median of the queries' own slopes beside the slope."""
+    rows = []
+    for name, metric in CALIBRATION_METRICS.items():
+        value = getattr(found, name)
+        row = columns | {"metric": metric, "normalised": normalised, "higher": True, "ranked": name == "r2_rescaled"}
+        row |= {"value": value.value, **ends_of(value)}
+        row |= {"num_queries": found.num_queries, "num_undefined": found.num_undefined}
+        rows.append(row | ({"median": found.median_slope} if name == "slope" else {}))
+    return rows
+
+
+def show(out: Answers) -> str:
+    keys = ("seed", "alpha_attribution", "at", "normalised")
+    parts = []
+    for group in sorted({tuple(row[key] for key in keys) for row in out.rows}):
+        here = [row for row in out.rows if tuple(row[key] for key in keys) == group]
+        seed, share, alpha, normalised = group
+        reachable = out.detail["reachable"].get(f"seed {seed}, share {share:g}, alpha {alpha:g}")
+        words = (
+            f"{out.task.description}, protocol {out.task.protocol}: alpha {alpha:g}, {out.truth}, seed {seed}, "
+            f"{scores_words(normalised)}; reachable R2 {short_number(reachable)}"
+        )
+        parts.append(f"{words}\n{calibration_table(here)}")
+    return "\n\n".join(parts)
+
+
+def calibration_table(rows: Sequence[dict[str, Any]]) -> str:
+    by = {(row["label"], row["metric"]): row for row in rows}
+
+    def rescaled(label: str) -> float:
+        value = by[label, CALIBRATION_METRICS["r2_rescaled"]]["value"]
+        return value if value == value else -1e30
+
+    lines = []
+    for label in sorted({row["label"] for row in rows}, key=lambda label: -rescaled(label)):
+        found = [by[label, metric] for metric in CALIBRATION_METRICS.values()]
+        slope, plain, scaled = (
+            [short_number(row["value"]), f"[{short_number(row['ci_low'])}, {short_number(row['ci_high'])}]"]
+            for row in found
+        )
+        median, undefined = short_number(found[0]["median"]), str(found[0]["num_undefined"])
+        lines.append([label, *slope, median, *plain, *scaled, undefined])
+    ends = "95 % interval"
+    header = ["method", "slope", ends, "median slope", "R2", ends, "R2 rescaled", ends, "undefined"]
+    return f"{table(header, lines)}\n{CALIBRATION_LEGEND}"

@@ -1,0 +1,351 @@
+"""BIF approaches the damped influence function on a regular model: how fast, in draws and in n_beta.
+
+    python -m bench.evaluations limit --out results/limit      # minutes on two cores
+
+On a regular model the theory is plain. The localised posterior is nearly Gaussian, with covariance
+(n_beta H + gamma)^-1, so n_beta BIF is the influence function of damping gamma / n_beta up to terms that are 1 / n_beta
+of it, and an estimate from T draws is off by another part that falls like T^-1/2. Both are measured here with the
+suite's own `bif`, and the first one also by summing the posterior over a grid, without any chain.
+
+A chain of three parameters mixes slowly however fast the code is. So one model holds many copies of the regression,
+each with weights of its own, and an example looks at those of its copy alone: the copies are independent chains, and
+one run of the method has thousands of draws of one small posterior.
+"""
+
+import argparse
+import hashlib
+import logging
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from baselines.bif.covariance import covariance
+from baselines.bif.method import BIF
+from baselines.method import Problem
+from bench.records import provenance, write_json
+from bench.tables import interval, number, table
+from retrain.command import RUNS, at_least
+from retrain.errors import UsageError
+from retrain.examples import Examples, Indices
+from retrain.losses import CrossEntropy
+from retrain.progress import bar
+from retrain.source import code_fingerprint
+from retrain.store import Store, canonical_json, default_cache
+from retrain.task import Task
+from retrain.train import describe_device
+
+DAMPING = 0.05  # gamma / n_beta, the influence function's
+STEP_LENGTH = 0.04  # times the largest precision: the length of the step adds a hundredth to the variance
+BURN_IN = 8  # draws; they are half a relaxation time apart
+N_BETAS = (10.0, 30.0, 100.0, 300.0, 1000.0)
+NEWTON_STEPS = 40
+LARGEST_NORM = 10.0  # of the minimum: beyond it lie separable classes, whose minimum is nowhere
+GRID_POINTS, GRID_WIDTH = 49, 6.0  # of the posterior's grid: points an axis, standard deviations to each side
+
+
+class CopiedRegression(nn.Module):
+    """(batch, dimension + 1) inputs, the last column naming the copy -> (batch, 2) logits."""
+
+    def __init__(self, solution: Tensor, copies: int):
+        super().__init__()
+        self.weights = nn.Parameter(solution.float().repeat(copies, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        own = nn.functional.embedding(inputs[:, -1].long(), self.weights)
+        logit = (own * inputs[:, :-1]).sum(1, keepdim=True)
+        return torch.cat([torch.zeros_like(logit), logit], 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticCopies(Task):
+    """One logistic regression, `copies` times; inputs are white, so that every direction mixes alike."""
+
+    loss_function: ClassVar = CrossEntropy()
+
+    dimension: int = 3
+    num_train: int = 16
+    num_queries: int = 4
+    copies: int = 1000
+    data_seed: int = 5
+
+    @cached_property
+    def design(self) -> tuple[Tensor, Tensor]:
+        """(train, then queries; dimension) inputs and their classes, in double precision."""
+        generator = np.random.default_rng([self.data_seed, self.dimension])
+        inputs = generator.normal(size=(self.num_train + self.num_queries, self.dimension))
+        basis, _ = np.linalg.qr(inputs[: self.num_train])
+        inputs[: self.num_train] = basis * self.num_train**0.5
+        chances = 1 / (1 + np.exp(-inputs.sum(1)))
+        classes = chances > generator.uniform(size=len(inputs))
+        return torch.from_numpy(inputs), torch.from_numpy(classes).double()
+
+    def losses_at(self, weights: Tensor) -> Tensor:
+        """(..., examples) at weights (..., dimension)."""
+        inputs, classes = self.design
+        return nn.functional.softplus((1 - 2 * classes) * (weights @ inputs.T))
+
+    @cached_property
+    def minimum(self) -> Tensor:
+        """Of the mean training loss, by Newton's method: there its gradient vanishes, and the localiser's with it."""
+        weights = torch.zeros(self.dimension, dtype=torch.float64)
+        assert self.design  # made here: a tensor that is first made inside a derivative stays there
+
+        def mean_loss(at: Tensor) -> Tensor:
+            return self.losses_at(at)[: self.num_train].mean()
+
+        for _ in range(NEWTON_STEPS):
+            step = torch.linalg.solve(torch.func.hessian(mean_loss)(weights), torch.func.grad(mean_loss)(weights))
+            weights = weights - step
+        if not float(torch.func.grad(mean_loss)(weights).norm()) < 1e-10 or float(weights.norm()) > LARGEST_NORM:
+            raise UsageError(
+                f"the classes of data_seed {self.data_seed} can be separated, or nearly: their mean loss has no "
+                "minimum to stand at; take another seed or more training examples"
+            )
+        return weights
+
+    # ---- as a task ----
+
+    def _copied(self, chosen: slice) -> Examples:
+        inputs, classes = (values[chosen] for values in self.design)
+        copy = torch.arange(self.copies).repeat_interleave(len(inputs))[:, None]
+        return Examples(torch.cat([inputs.float().repeat(self.copies, 1), copy], 1), classes.long().repeat(self.copies))
+
+    def load_train_data(self) -> Examples:
+        return self._copied(slice(0, self.num_train))
+
+    def load_query_data(self) -> Examples:
+        return self._copied(slice(self.num_train, None))
+
+    def build_model(self, seed: int) -> nn.Module:
+        return CopiedRegression(self.minimum, self.copies).eval()
+
+    def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        return self.build_model(init_seed).to(device)
+
+    # ---- what is known of it ----
+
+    def hessian(self) -> Tensor:
+        """Of the mean training loss at its minimum."""
+        return torch.func.hessian(self.losses_at)(self.minimum)[: self.num_train].mean(0)
+
+    def largest_precision(self, n_beta: float, damping: float) -> float:
+        """Of the localised posterior, gamma being damping x n_beta."""
+        return n_beta * (float(torch.linalg.eigvalsh(self.hessian())[-1]) + damping)
+
+    def damped_influence(self, damping: float) -> Tensor:
+        """(queries, train): -g_query (H + damping)^-1 g_train, this suite's sign."""
+        gradients = torch.func.jacfwd(self.losses_at)(self.minimum)
+        damped = self.hessian() + damping * torch.eye(self.dimension, dtype=torch.float64)
+        scores = -gradients @ torch.linalg.solve(damped, gradients.T)
+        return scores[self.num_train :, : self.num_train]
+
+    def exact_bif(self, n_beta: float, damping: float) -> Tensor:
+        """(queries, train): the covariance under the posterior summed over a grid, with neither chain nor expansion."""
+        precision = n_beta * (self.hessian() + damping * torch.eye(self.dimension, dtype=torch.float64))
+        widths = torch.linalg.inv(precision).diagonal().sqrt()
+        steps = torch.linspace(-GRID_WIDTH, GRID_WIDTH, GRID_POINTS, dtype=torch.float64)
+        points = torch.cartesian_prod(
+            *(centre + width * steps for centre, width in zip(self.minimum, widths, strict=True))
+        )
+        losses = self.losses_at(points)
+        away = (points - self.minimum).square().sum(1)
+        potential = n_beta * losses[:, : self.num_train].mean(1) + damping * n_beta / 2 * away
+        mass = torch.softmax(-potential, 0)[:, None]
+        centred = losses - (mass * losses).sum(0)
+        return -(centred[:, self.num_train :].T @ (mass * centred[:, : self.num_train]))
+
+
+def relative_distance(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+# ---- what is measured ----
+
+
+def measured(task: LogisticCopies, n_beta: float, draws: int, seed: int, store: Store) -> list[dict[str, Any]]:
+    """Distances at every number of draws, from one run of the method, kept in the cache."""
+    config = {
+        "task": task.config, "n_beta": n_beta, "draws": draws, "seed": seed, "damping": DAMPING, "step": STEP_LENGTH,
+        "burn_in": BURN_IN, "code": code_fingerprint(),
+    }  # fmt: skip
+    entry = store.read("limit", config)
+    if entry is None:
+        found = distances(task, sampled_losses(task, n_beta, draws, seed), n_beta)
+        columns = {name: np.array([one[name] for one in found]) for name in found[0]}
+        entry = store.write("limit", config, columns, {})
+    arrays = entry.arrays
+    return [
+        {"n_beta": n_beta, "draws": int(arrays["draws"][k]), "distance": float(arrays["distance"][k])}
+        for k in range(len(arrays["draws"]))
+    ]
+
+
+def sampled_losses(task: LogisticCopies, n_beta: float, draws: int, seed: int) -> Tensor:
+    """(copies, draws, train + queries): one run of `bif` as it ships, full batch."""
+    precision = task.largest_precision(n_beta, DAMPING)
+    method = BIF(
+        chains=1, draws=draws, burn_in=BURN_IN, thinning=round(1 / STEP_LENGTH), step_size=STEP_LENGTH / precision,
+        gamma=DAMPING * n_beta, n_beta=n_beta * task.copies, minibatch=task.num_train * task.copies, batch_size=10**6,
+        keep_traces=True,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="tda-bench-") as scratch:
+        problem = Problem(
+            task=task,
+            model=task.build_model(0),
+            train=task.train_data,
+            attributed_indices=np.arange(task.num_train * task.copies),
+            queries=task.query_data,
+            seed=seed,
+            device=torch.device("cpu"),
+            scratch=Path(scratch),
+        )
+        traces = method.score(problem, None).arrays["loss_traces"][0].double()
+    train, queries = traces.split([task.num_train * task.copies, task.num_queries * task.copies], dim=1)
+    shape = (draws, task.copies, -1)
+    return torch.cat([train.reshape(shape), queries.reshape(shape)], -1).transpose(0, 1)
+
+
+def distances(task: LogisticCopies, losses: Tensor, n_beta: float) -> list[dict[str, Any]]:
+    """Of ever larger groups of copies: the root mean square over the groups of a size."""
+    expected = task.damped_influence(DAMPING)
+    found, groups = [], 2 ** int(math.log2(task.copies // 8))
+    while groups >= 1:
+        size = task.copies // groups
+        parts = [losses[g * size : (g + 1) * size] for g in range(groups)]
+        apart = [
+            relative_distance(
+                -n_beta * covariance(part[..., task.num_train :], part[..., : task.num_train], "pooled")[0], expected
+            )
+            for part in parts
+        ]
+        found.append({"draws": size * losses.shape[1], "distance": float(np.sqrt(np.mean(np.square(apart))))})
+        groups //= 2
+    return found
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def make_record(
+    task: LogisticCopies, n_betas: Sequence[float], draws: int, seeds: Sequence[int], store: Store
+) -> dict[str, Any]:
+    if len(set(n_betas)) < 2:
+        raise UsageError(f"a slope needs two values of --n-beta; got {', '.join(f'{one:g}' for one in n_betas)}")
+    exact = [
+        {
+            "n_beta": n_beta,
+            "distance": relative_distance(n_beta * task.exact_bif(n_beta, DAMPING), task.damped_influence(DAMPING)),
+        }
+        for n_beta in n_betas
+    ]
+    runs = [(n_beta, seed) for n_beta in n_betas for seed in seeds]
+    by_size: dict[tuple[float, int], list[float]] = {}
+    for n_beta, seed in bar(runs, desc="chains", unit="run"):
+        for one in measured(task, n_beta, draws, seed, store):
+            by_size.setdefault((one["n_beta"], one["draws"]), []).append(one["distance"])
+    sampled = [
+        {"n_beta": n_beta, "draws": count, "distance": float(np.sqrt(np.mean(np.square(apart)))),
+         "low": min(apart), "high": max(apart)}
+        for (n_beta, count), apart in by_size.items()
+    ]  # fmt: skip
+    last = [one for one in sampled if one["n_beta"] == max(n_betas)]
+    return {
+        "task": "logistic regression",
+        "description": "Damped logistic regression, 3 parameters",
+        "config": {
+            "regression": asdict(task), "damping": DAMPING, "step_times_precision": STEP_LENGTH, "burn_in": BURN_IN,
+            "thinning": round(1 / STEP_LENGTH), "sampler": "sgld", "gradient": "full batch", "draws_of_a_copy": draws,
+            "seeds": list(seeds),
+        },
+        "exact": exact,
+        "sampled": sampled,
+        "slopes": {
+            "n_beta": {"theory": -1.0, "measured": slope([e["n_beta"] for e in exact], [e["distance"] for e in exact])},
+            "draws": {"theory": -0.5, "measured": slope([s["draws"] for s in last], [s["distance"] for s in last])},
+        },
+    }  # fmt: skip
+
+
+def limit_table(record: Mapping[str, Any]) -> str:
+    """Distances by n_beta; of several seeds their root mean square, with the smallest and the largest beside it."""
+    most = max(one["draws"] for one in record["sampled"])
+    at_most = {one["n_beta"]: one for one in record["sampled"] if one["draws"] == most}
+    seeds = len(record["config"]["seeds"])
+    header, lines = ["n_beta", "exact BIF", f"{most:,} draws", f"range of {seeds} seeds"], []
+    for one in record["exact"]:
+        sampled = at_most[one["n_beta"]]
+        ends = interval(sampled["low"], sampled["high"], 4) if seeds > 1 else "-"
+        lines.append([f"{one['n_beta']:g}", number(one["distance"], 4), number(sampled["distance"], 4), ends])
+    found = [f"{record['description']}: relative distance of BIF to the damped influence function"]
+    found.append(table(header if seeds > 1 else header[:3], lines if seeds > 1 else [line[:3] for line in lines], 0))
+    for axis, slopes in record["slopes"].items():
+        found.append(f"slope in {axis}: {slopes['measured']:.2f} measured, {slopes['theory']:.2f} in theory")
+    if seeds == 1:
+        found.append("one seed: --seeds 1 2 3 says how much another would differ")
+    return "\n".join(found)
+
+
+# ---- the evaluation ----
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no positive number; expected such as 10 100 1000")
+    return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    betas = " ".join(f"{one:g}" for one in N_BETAS)
+    add("--n-beta", nargs="+", type=positive, default=list(N_BETAS), metavar="N",
+        help=f"inverse temperatures, two or more (default: {betas})")  # fmt: skip
+    add("--copies", type=at_least(16), default=1000, help="of the regression, each a chain (default: %(default)s)")
+    add("--draws", type=at_least(4), default=32, help="of each copy (default: %(default)s)")
+    add("--seeds", "--seed", nargs="+", type=at_least(0), default=[1], help="of the chains (default: 1)")
+    add("--cache", default=default_cache(), help="where finished chains are kept (default: %(default)s)")
+    add("--out", default=f"{RUNS}/limit", help="folder of limit.json (default: %(default)s)")
+
+
+@dataclass
+class LimitResult:
+    """What the command shows and keeps: here one record, and no rows of methods."""
+
+    record: dict[str, Any]
+    seconds: float = 0.0
+    run_id: str = ""
+    skipped: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def name_it(self) -> None:
+        self.run_id = hashlib.sha256(canonical_json(self.record, "result").encode()).hexdigest()[:12]
+
+    def save(self, out: str | Path, command: str = "") -> Path:
+        path = Path(out) / "limit.json"
+        made = {"run_id": self.run_id, "command": command, **provenance(describe_device(torch.device("cpu")))}
+        write_json(path, {**self.record, **made, "seconds": round(self.seconds, 1)})
+        return path
+
+
+def evaluate(arguments: argparse.Namespace) -> LimitResult:
+    logging.getLogger().setLevel(logging.ERROR)  # a warning of short chains says nothing here: they are many
+    n_betas, seeds = sorted(set(arguments.n_beta)), sorted(set(arguments.seeds))
+    task = LogisticCopies(copies=arguments.copies)
+    return LimitResult(make_record(task, n_betas, arguments.draws, seeds, Store(arguments.cache)))
+
+
+def show(out: LimitResult) -> str:
+    return limit_table(out.record)

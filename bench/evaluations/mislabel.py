@@ -1,0 +1,182 @@
+"""Mislabelled examples: flip a share of the labels, retrain the base model, and look for them by self-influence.
+
+    python -m bench.evaluations mislabel                           # the embedded task, a tenth of the labels flipped
+    python -m bench.evaluations mislabel --share 0.05 --seeds 1 2 3 --methods ekfac gradsim trak bif
+
+An example with a wrong label is learnt against all the others, and so bears on itself more than most. Every method that
+has a self-influence ranks the attributed examples by it; the area under the ROC curve (AUC) and the precision among the
+top ones say how well the flipped labels come first. Two controls: the example's own loss at the same model, which costs
+one forward pass, and random numbers. Methods without a self-influence are named and passed over.
+
+Intervals are over examples, for the one base model of each seed; how much another base model would change stands in the
+difference between seeds.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bench.answers import TOPS, Answers
+from bench.evaluations.common import (
+    SeedAndShare,
+    add_shared_arguments,
+    control_columns,
+    ends_of,
+    new_answers,
+    num_attributed,
+    pairs_of,
+    place_of,
+    score_methods,
+    scoring_session,
+)
+from bench.experiment import Execution, Experiment, Session
+from bench.ground_truth import base_model
+from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
+from bench.tables import interval, number, table
+from bench.translate import asked_for, execution_of
+from retrain.command import fraction
+from retrain.errors import UsageError
+from retrain.mislabelled import Mislabelled, flipped_labels
+from retrain.subsets import attributed_indices
+from retrain.train import choose_device
+
+OWN_LOSS, RANDOM_ORDER = "own loss", "random order"
+FEW_QUERIES = 5  # self-influence asks for none, but methods want some
+AUC, PRECISION = "mislabel AUC", "mislabel precision"
+_RANDOM_STREAM = 42
+Rankings = Mapping[tuple[str, bool], tuple[Mapping[str, Any], np.ndarray]]  # (label, False) -> columns, (n,) values
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shared_arguments(parser, queries=False)  # examples are held against themselves
+    parser.add_argument("--share", type=fraction, default=0.1, help="of the labels that are flipped (default: 0.1)")
+
+
+def evaluate(arguments: argparse.Namespace) -> Answers:
+    return mislabelling(Experiment(**asked_for(arguments)), execution_of(arguments), share=arguments.share)
+
+
+def mislabelling(experiment: Experiment, execution: Execution, *, share: float = 0.1) -> Answers:
+    """Each seed's task gets wrong labels of its own."""
+    options = {"of": experiment.task, "of_options": json.dumps(dict(experiment.task_options), default=str)}
+    out: Answers | None = None
+    for seed in experiment.seeds:
+        own_options = {**options, "share": share, "flip_seed": seed}
+        task = "retrain.mislabelled:Mislabelled"
+        own = replace(experiment, task=task, task_options=own_options, seeds=(seed,), queries=FEW_QUERIES)
+        session = scoring_session(own, execution)
+        assert isinstance(session.task, Mislabelled)
+        if out is None:
+            n = num_attributed(session)
+            _check_share(experiment.seeds, share, session, n)
+            words = f"{100 * share:g} % of the labels flipped, {n:,} attributed examples"
+            out = new_answers(session, "mislabelled", {"share": share}, {"share": share}, words)
+            out.asked = {"experiment": experiment.to_json(), "share": share}
+            out.task, out.skipped = session.task.clean, dict(session.skipped)
+            out.variants = [variant for variant in session.active if variant.rows in ("both", "raw")]
+        for block, scored in score_methods(session).items():
+            rankings: dict[tuple[str, bool], tuple[Mapping[str, Any], np.ndarray]] = {}
+            for one in (one for one in scored if one.variant.rows in ("both", "raw")):
+                if (found := one.self_influence()) is None:
+                    out.skipped[one.variant.label] = "it has no self-influence: its examples have no scale of their own"
+                else:
+                    rankings[one.variant.label, False] = one.columns(), found
+            _add_rows(out, session, block, {**rankings, **_controls(session, block)})
+        out.problems += session.out.problems
+    assert out is not None
+    return out
+
+
+def _check_share(seeds: Any, share: float, session: Session, n: int) -> None:
+    """Of every seed, before the first is trained: some labels are wrong and some right, or there is nothing to find."""
+    num_train, attributed = len(session.task.train_data), session.blocks[0][1]
+    for seed in seeds:
+        wrong = flipped_labels(num_train, share, seed)[attributed_indices(seed, attributed, num_train)].sum()
+        if not 2 <= wrong <= n - 2:
+            raise UsageError(
+                f"--share {share:g} flips {wrong} of {n:,} attributed labels (seed {seed}); expected two or more that "
+                "are wrong, and two that are right: take another --share, or attribute more"
+            )
+
+
+def _controls(session: Session, block: SeedAndShare) -> Rankings:
+    seed, _ = block
+    task, device = session.task, session.execution.device
+    examples = task.train_data.select(session.question(*block).attributed_indices())
+    model, _ = base_model(task, seed, session.store, device)
+    losses = task.losses(model, examples, choose_device(device)).double().numpy()
+    random = np.random.default_rng([_RANDOM_STREAM, seed]).random(len(examples))
+    named = ((OWN_LOSS, losses), (RANDOM_ORDER, random))
+    return {(label, False): (control_columns(label), values) for label, values in named}
+
+
+def _add_rows(out: Answers, session: Session, block: SeedAndShare, rankings: Rankings) -> None:
+    task = session.task
+    assert isinstance(task, Mislabelled)
+    known = task.flipped[session.question(*block).attributed_indices()]
+    where = place_of(task, block)
+    common = {"normalised": False, "num_queries": len(known), "num_undefined": 0, "higher": True}
+
+    def difference(found: Any) -> dict[str, Any]:
+        numbers = {"difference": found.value, **ends_of(found), "p_value": found.p_value}
+        return numbers | {"num_undefined": 0}
+
+    areas = {key: area_under_curve(known, values) for key, (_, values) in rankings.items()}
+    at: dict[str, Any] = {"metric": AUC, "at": None}
+    for key, (columns, _) in rankings.items():
+        numbers = {"value": areas[key].auc, **ends_of(areas[key])}
+        out.rows.append(where | dict(columns) | at | numbers | common)
+    for names, a, b in pairs_of(areas):
+        out.pairs.append(where | at | names | difference(auc_difference(a, b)))
+    for top in sorted({*TOPS, float(known.mean())}):
+        k = max(1, round(top * len(known)))
+        at = {"metric": PRECISION, "at": k / len(known), "size": k}
+        precise = {
+            key: (precision_at(known, values, k), precision_draws(known, values, k, seed=block[0]))
+            for key, (_, values) in rankings.items()
+        }
+        for key, (columns, _) in rankings.items():
+            found = resampled(*precise[key])
+            out.rows.append(where | dict(columns) | at | {"value": found.value, **ends_of(found)} | common)
+        for names, (a_value, a_draws), (b_value, b_draws) in pairs_of(precise):
+            out.pairs.append(where | at | names | difference(resampled(a_value - b_value, a_draws - b_draws)))
+    out.detail.setdefault("flipped", {})[f"seed {block[0]}, share {block[1]:g}"] = int(known.sum())
+
+
+def show(out: Answers) -> str:
+    parts = []
+    for seed, share in sorted({(row["seed"], row["alpha_attribution"]) for row in out.rows}):
+        here = [row for row in out.rows if (row["seed"], row["alpha_attribution"]) == (seed, share)]
+        areas = sorted((row for row in here if row["metric"] == AUC), key=lambda row: -row["value"])
+        precise = {(row["label"], row["size"]): row for row in here if row["metric"] == PRECISION}
+        sizes = sorted({size for _, size in precise})
+        header = ["ranked by", "AUC", "95 % interval", *(f"precision, top {size}" for size in sizes), "seconds"]
+        lines = []
+        for row in areas:
+            seconds = None if "fit_seconds" not in row else row["fit_seconds"] + row["score_seconds"]
+            cells = [precise[row["label"], size] for size in sizes]
+            lines.append(
+                [row["label"], number(row["value"]), interval(row["ci_low"], row["ci_high"])]
+                + [f"{number(cell['value'], 2)} {interval(cell['ci_low'], cell['ci_high'], 2)}" for cell in cells]
+                + [number(seconds, 1)]
+            )
+        flipped = out.detail["flipped"][f"seed {seed}, share {share:g}"]
+        words = f"{out.task.description}, protocol {out.task.protocol}: {out.truth} ({flipped} of them flipped)"
+        legend = (
+            "AUC: 0.5 by chance; precision: the flipped share of the top ones, "
+            f"{number(flipped / areas[0]['num_queries'], 2)} by chance; 95 % intervals over examples; seconds:\n"
+            "of the method's fit and scores, the scores of some queries among them"
+        )
+        parts.append(f"{words}; seed {seed}\n{table(header, lines)}\n{legend}")
+    pairs = [pair for pair in out.pairs if pair["metric"] == AUC and OWN_LOSS in (pair["label"], pair["against"])]
+    lines = [
+        [f"{pair['label']} - {pair['against']}", str(pair["seed"]), f"{pair['difference']:+.3f}",
+         f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]", f"{pair['p_value']:.2g}"]
+        for pair in pairs
+    ]  # fmt: skip
+    parts.append(table(["paired difference", "seed", "AUC", "95 % interval", "p"], lines))
+    return "\n\n".join(parts)
