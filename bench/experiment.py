@@ -29,7 +29,7 @@ from bench.question import LEARNT_FROM, Question, further_units, most_of_each
 from bench.records import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
 from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
 from bench.scoring import ONCE, Prediction, Scorer, close_desk
-from bench.summary import show
+from bench.tables import show
 from bench.variants import SETTINGS, Variant, build_variants
 from retrain.errors import UsageError
 from retrain.jobs import Report, Unit, run_units

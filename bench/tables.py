@@ -1,8 +1,30 @@
-"""How numbers are written for people: digits, bytes, durations and aligned columns, alike in every command."""
+"""Every table that people read, as text or Markdown, and how numbers are written in them.
+
+`table` and `markdown_table` take a header and rows of text. `show` is what a run prints: a block for
+every (alpha_attribution, alpha), methods by score, in 100 columns; `wide` adds the spread over queries, undefined ones,
+LDS across queries, and the seconds of fit and score apart.
+"""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tabulate import tabulate
+
+from bench import metrics
+from bench.additive import is_known, pooled_linear_ceiling
+from bench.publish import compare
+
+if TYPE_CHECKING:  # tables of records are read without torch, and numbers are written without pandas
+    import pandas as pd
+
+    from bench.rows import RunRows
+
+MAX_WIDTH = 160  # of a table that has as many columns as somebody asked for
+SCORES_CALLED = {False: "raw", True: "norm."}
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -71,7 +93,17 @@ def acting(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in idle}
 
 
-MAX_WIDTH = 160  # of a table that has as many columns as somebody asked for
+# ---- the three ways to write a table ----
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int | Sequence[int] = 1) -> str:
+    """Columns aligned; the first `left` (or the columns of these numbers) to the left, the others to the right."""
+    lefts = set(range(left) if isinstance(left, int) else left)
+    align = ["left" if i in lefts else "right" for i in range(len(header))]
+    rule = ["-" * max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    # Cells are text: nothing in them is taken for a number. As a row, a header gets no padding of its own.
+    text = tabulate([header, rule, *rows], tablefmt="plain", colalign=align, disable_numparse=True)
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 def tables(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = MAX_WIDTH) -> str:
@@ -86,14 +118,235 @@ def tables(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = MA
     return "\n\n".join(table([header[i] for i in some], [[row[i] for i in some] for row in rows]) for some in chosen)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int | Sequence[int] = 1) -> str:
-    """Columns aligned; the first `left` (or the columns of these numbers) to the left, the others to the right."""
-    lefts = set(range(left) if isinstance(left, int) else left)
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Not padded: a page's line changes where its number does, and nowhere else."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# ---- what a run prints ----
+
+
+def show(out: RunRows, description: str, protocol: str, wide: bool = False) -> str:
+    """The tables; the words above each say what they are of."""
+    import pandas as pd
+
+    frame = pd.DataFrame(out.rows)
+    if frame.empty:
+        return "no rows: no method finished"
+    parts = []
+    for (alpha_attribution, alpha), group in frame.groupby(["alpha_attribution", "alpha"], sort=True):
+        first = group.iloc[0]
+        seeds = sorted(group["seed"].unique())
+        ceilings = [c for c in out.ceilings if c["alpha"] == alpha and c["alpha_attribution"] == alpha_attribution]
+        parts.append(
+            f"\n{description}, protocol {protocol}: alpha {alpha:g} of {alpha_attribution:g} of the training set,\n"
+            f"{first['num_subsets']} subsets x {replicates_text(ceilings[0], first)}, {first['num_queries']} queries, "
+            f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
+            f"{linear_ceiling_text(ceilings)}"
+        )
+        made = one_seed_table if len(seeds) == 1 else many_seeds_table
+        parts.append(made(group, ceilings, wide))
+        text = pairs_text if len(seeds) == 1 else pairs_over_seeds_text
+        parts.append(text(out.pairs, alpha, alpha_attribution))
+    parts += settings_lines(frame)
+    parts += list(dict.fromkeys(filter(None, map(chains_line, out.diagnostics))))
+    return "\n".join(part for part in parts if part)
+
+
+def settings_lines(frame: pd.DataFrame) -> list[str]:
+    """One line for each method with settings of its own: a number without them says little."""
     lines = []
-    for line in [header, ["-" * width for width in widths], *rows]:
-        cells = [
-            cell.ljust(w) if i in lefts else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+    for (label, settings, origin), rows in frame.groupby(["label", "settings", "origin"], sort=False):
+        kinds = sorted(set(rows["normalised"]))
+        only = (
+            ""
+            if len(kinds) == 2 or len(set(frame[frame["label"] == label]["settings"])) == 1
+            else f", {SCORES_CALLED[kinds[0]]}"
+        )
+        if settings or origin != "default":
+            lines.append(f"{label}{only}: {settings or 'defaults'} ({origin})")
+    return [f"\nsettings  {lines[0]}", *(f"          {line}" for line in lines[1:])] if lines else []
+
+
+def chains_line(line: dict[str, Any]) -> str:
+    if line.get("rhat") is None:
+        return ""
+    dropped = f"; dropped {'; '.join(line['dropped_chains'])}" if line.get("dropped_chains") else ""
+    mixing = f"; {line['mixing']}" if line.get("mixing") else ""
+    return (
+        f"{line['label']} chains, seed {line['seed']}: R-hat {line['rhat']:.3f}, ESS {number(line['ess'], 0)} of "
+        f"{line['num_draws']} draws (mean loss); per example, median R-hat {number(line['rhat_examples_median'])}, "
+        f"ESS {number(line['ess_examples_median'], 0)}{dropped}{mixing}"
+    )
+
+
+def replicates_text(ceiling: dict[str, Any], row: Any) -> str:
+    """How often subsets were retrained on: "2", or "2 (25 of them)" where only some were replicated."""
+    replicated, times = ceiling["num_subsets_replicated"], ceiling["num_replicates"]
+    text = f"{times} ({replicated} of them)" if times > 1 and replicated < row["num_subsets"] else str(times)
+    how = {"fresh": ", fresh initialisations", "replayed": ", replayed"}
+    return text + how.get(ceiling.get("initialisation", ""), "")
+
+
+def ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
+    if unknown := [c for c in ceilings if not math.isfinite(c["ceiling"])]:
+        replicated = unknown[0]["num_subsets_replicated"]
+        if unknown[0]["num_replicates"] < 2:
+            reason = "needs --replicates 2"
+        elif replicated < metrics.MINIMUM_SUBSETS:
+            reason = f"{replicated} subsets were retrained on twice; needs {metrics.MINIMUM_SUBSETS}"
+        else:
+            reason = "the retrained losses are not finite, or the same for all subsets"
+        return f"noise ceiling unknown ({reason})"
+    pooled = pooled_ceiling_of(ceilings)
+    text = f"noise ceiling {pooled.ceiling:.3f} {interval(pooled.ci_low, pooled.ci_high)}"
+    text += " (of the seeds' mean reliability)" if len(ceilings) > 1 else ""
+    return text + ("\nits interval touches 0: no share of it is given" if pooled.touches_zero else "")
+
+
+def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
+    """A line of its own below the noise ceiling; nothing where too few subsets were retrained on to tell."""
+    value = linear_ceiling_of(ceilings)
+    if not math.isfinite(value):
+        return ""
+    ends = f" {interval(ceilings[0]['linear_low'], ceilings[0]['linear_high'])}" if len(ceilings) == 1 else ""
+    subsets = f"{ceilings[0]['linear_subsets']:,} subsets{' a seed' if len(ceilings) > 1 else ''}"
+    text = f"\nlinear ceiling {value:.3f}{ends}: what the best additive score could have (from {subsets})"
+    if any(c.get("unlimited_ceiling") is None for c in ceilings):
+        return text
+    ends = f" {interval(ceilings[0]['unlimited_low'], ceilings[0]['unlimited_high'])}" if len(ceilings) == 1 else ""
+    reached = metrics.best_spearman(float(np.mean([c["unlimited_share"] for c in ceilings])))
+    far = f"{ceilings[0]['unlimited_from']:,} retrains"
+    return f"{text}\n  its check: {reached:.3f}{ends}, where regression on {far} is heading without a prior"
+
+
+def linear_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> float:
+    """NaN unless every seed's is known well enough, and there is more than noise to explain."""
+    if not ceilings or not all(map(is_known, ceilings)):
+        return math.nan
+    noise = pooled_ceiling_of(ceilings)
+    if noise.num_seeds and noise.touches_zero:
+        return math.nan
+    return pooled_linear_ceiling([c["linear_share"] for c in ceilings], noise.ceiling)
+
+
+def pooled_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> metrics.PooledCeiling:
+    """Of the mean reliability: a seed whose own is near 0 then counts as what it is."""
+    names = ("reliability", "ci_low", "ci_high")
+    columns = [[math.nan if c.get(name) is None else c[name] for c in ceilings] for name in names]
+    return metrics.ceiling_of_ends(*columns)
+
+
+def share_text(value: float, ceiling: float) -> str:
+    return number(value / ceiling, 2) if ceiling > 0 else "-"
+
+
+def divisor(ceilings: Sequence[dict[str, Any]]) -> float:
+    """The pooled ceiling; 0, by which nothing is divided, where a seed's is unknown or its interval touches 0."""
+    pooled = pooled_ceiling_of(ceilings) if ceilings else None
+    return 0.0 if pooled is None or pooled.num_unknown or pooled.touches_zero else pooled.ceiling
+
+
+def one_seed_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
+    linear = linear_ceiling_of(ceilings)
+    of_linear = ["of linear"] if math.isfinite(linear) else []
+    header = ["method", "scores", "LDS", "95 % interval", "of ceiling", *of_linear, "seconds", "memory"]
+    header += ["spread", "undefined", "across queries", "fit s", "score s"] if wide else []
+    ceiling, rows = divisor(ceilings), []
+    for _, row in group.sort_values(["normalised", "lds"], ascending=[True, False]).iterrows():
+        line = [
+            row["label"],
+            SCORES_CALLED[row["normalised"]],
+            number(row["lds"]),
+            interval(row["ci_low"], row["ci_high"]),
+            share_text(row["lds"], ceiling),
+            *([share_text(row["lds"], linear)] if of_linear else []),
+            number(row["fit_seconds"] + row["score_seconds"], 1),
+            bytes_text(row["peak_memory_bytes"]),
         ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+        if wide:
+            line += [number(row["spread"]), str(row["num_undefined"]), number(row["lds_across_queries"])]
+            line += [number(row["fit_seconds"], 1), number(row["score_seconds"], 1)]
+        rows.append(line)
+    if not wide and (undefined := group[group["num_undefined"] > 0]["label"].unique()).size:
+        return (
+            table(header, rows, left=2) + f"\nundefined for some queries: {', '.join(undefined)} (--wide counts them)"
+        )
+    return table(header, rows, left=2)
+
+
+def many_seeds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
+    """Means over seeds; the span is from the lowest to the highest end of the seeds' own 95 % intervals."""
+    linear = linear_ceiling_of(ceilings)
+    of_linear = ["of linear"] if math.isfinite(linear) else []
+    header = ["method", "scores", "LDS", "s.e.", "95 % span", "of ceiling", *of_linear, "seconds", "memory"]
+    header += ["per seed", "undefined", "across queries", "s.e.", "fit s", "score s"] if wide else []
+    ceiling, rows = divisor(ceilings), []
+    for (label, normalised), block in group.groupby(["label", "normalised"]):
+        mean, error = metrics.mean_and_standard_error(block["lds"].to_numpy())
+        line = [
+            label,
+            SCORES_CALLED[normalised],
+            number(mean),
+            number(error),
+            interval(block["ci_low"].min(), block["ci_high"].max()),
+            share_text(mean, ceiling),
+            *([share_text(mean, linear)] if of_linear else []),
+            number((block["fit_seconds"] + block["score_seconds"]).median(), 1),
+            bytes_text(block["peak_memory_bytes"].max()),
+        ]
+        if wide:
+            across, across_error = metrics.mean_and_standard_error(block["lds_across_queries"].to_numpy())
+            line += [" ".join(number(value) for value in block.sort_values("seed")["lds"])]
+            line += [str(block["num_undefined"].sum()), number(across), number(across_error)]
+            line += [number(block["fit_seconds"].median(), 1), number(block["score_seconds"].median(), 1)]
+        rows.append((normalised, -mean, line))
+    return table(header, [line for _, _, line in sorted(rows, key=lambda row: row[:2])], left=2)
+
+
+def pairs_worth_showing(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> list[dict[str, Any]]:
+    return [
+        pair
+        for pair in pairs
+        if pair["alpha"] == alpha
+        and pair["alpha_attribution"] == alpha_attribution
+        and "random" not in (pair["label"], pair["against"])
+        and math.isfinite(pair["difference"])
+    ]
+
+
+def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:
+    """Is one method really ahead of another, on the same subsets and queries?"""
+    lines = [
+        [
+            f"{pair['label']} - {pair['against']}",
+            SCORES_CALLED[pair["normalised"]],
+            f"{pair['difference']:+.3f}",
+            f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]",
+            f"{pair['p_value']:.2g}",
+        ]
+        for pair in pairs_worth_showing(pairs, alpha, alpha_attribution)
+    ]
+    return "\n" + table(["paired difference", "scores", "LDS", "95 % interval", "p"], lines, left=2) if lines else ""
+
+
+def pairs_over_seeds_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:
+    """The same over several seeds, with the interval of `bench.publish.compare`."""
+    found: dict[tuple[bool, str, str], list[compare.Measured]] = {}
+    for pair in pairs_worth_showing(pairs, alpha, alpha_attribution):
+        first, second, kind = pair["label"], pair["against"], pair["normalised"]
+        value, low, high = (float(pair[name]) for name in ("difference", "ci_low", "ci_high"))
+        if (kind, second, first) in found:  # the better one comes first, and that may change from seed to seed
+            found[kind, second, first].append((-value, -high, -low))
+        else:
+            found.setdefault((kind, first, second), []).append((value, low, high))
+    lines = []
+    for (kind, first, second), seeds in found.items():
+        gap = compare.over_seeds(seeds)
+        ahead = first if compare.is_ahead(gap) else second if compare.is_ahead(-gap) else "-"
+        ends = f"[{gap.low:+.3f}, {gap.high:+.3f}]"
+        each = " ".join(f"{value:+.3f}" for value, _, _ in seeds)
+        lines.append([f"{first} - {second}", SCORES_CALLED[kind], f"{gap.mean:+.3f}", ends, each, ahead])
+    header = ["paired difference", "scores", "LDS", "95 % interval", "per seed", "ahead"]
+    return "\n" + table(header, lines, left=2) if lines else ""

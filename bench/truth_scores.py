@@ -35,8 +35,7 @@ from bench.records import (
     write_json,
 )
 from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
-from bench.summary import ceiling_text, divisor, pairs_text, share_text
-from bench.tables import interval, number, table
+from bench.tables import ceiling_text, divisor, interval, number, pairs_text, share_text, table
 from bench.truth_folder import one_array, read_truth
 from retrain.command import RUNS, Parser, check_out, guarded
 from retrain.errors import UsageError

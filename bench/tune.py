@@ -30,6 +30,7 @@ import numpy as np
 
 from bench import metrics
 from bench.metrics import MINIMUM_SUBSETS
+from bench.publish import compare
 from bench.records import command_line, keep_earlier, provenance, try_write, without_nan, write_json
 from bench.rows import on_all_cores
 from bench.tables import in_place_of, number, setting_text, table
@@ -184,7 +185,7 @@ def choose(tried: Sequence[Tried], losses: Sequence[np.ndarray], kind: str) -> d
 
 
 def clearly_behind(others: Sequence[Tried], best: Tried, losses: Sequence[np.ndarray], kind: str) -> list[bool]:
-    """Whether each one's paired difference, its blocks taken as independent, has a 95 % interval above 0."""
+    """Whether the best is ahead of each by `bench.publish.compare`, its blocks taken as independent."""
     if not others:
         return []
     calls = [
@@ -193,10 +194,9 @@ def clearly_behind(others: Sequence[Tried], best: Tried, losses: Sequence[np.nda
         for truth, ahead, behind in zip(losses, best.predictions[kind], one.predictions[kind], strict=True)
     ]
     found = on_all_cores(calls, sum(truth.size for _, (truth, _, _) in calls))
-    differences = np.array([pair.difference for pair in found]).reshape(len(others), -1)
-    errors = np.array([(pair.ci_high - pair.ci_low) / (2 * 1.96) for pair in found]).reshape(len(others), -1)
-    least = differences.mean(1) - 1.96 * np.sqrt((errors**2).sum(1)) / len(losses)
-    return [bool(value > 0) for value in least]
+    gaps = [compare.Estimate(pair.difference, pair.ci_low, pair.ci_high) for pair in found]
+    each = [gaps[k : k + len(losses)] for k in range(0, len(gaps), len(losses))]
+    return [compare.is_ahead(compare.mean_of_independent(blocks), negligible=0.0) for blocks in each]
 
 
 def tune_method(

@@ -1,13 +1,7 @@
 """Ranks that respect ties: 1-2 where a paired interval cannot tell who is ahead.
 
-Two methods of one column differ where the 95 % interval of their paired difference, on the same subsets and queries,
-leaves out 0. Over several seeds that is Student's interval of the seeds' differences from MANY_SEEDS seeds on; with
-fewer, every seed's own interval has to leave 0 out on the same side, and where no pair is recorded (the two were never
-in one run) their own intervals must not overlap, which is the stricter rule. Differences that three digits do not show
-(the same method on two kernels) are ties, too, in metrics that end at 1. A method's rank goes from one more than the
-number of those clearly better to the number of those that are not clearly worse.
-
-Intervals are 95 %, of one pair at a time: of twenty true ties about one is ranked.
+Who is ahead is said by `bench.publish.compare`. A method's rank goes from one more than the number of those clearly
+better to the number of those that are not clearly worse.
 """
 
 import math
@@ -20,11 +14,9 @@ import numpy as np
 
 from bench.answers import ANSWERS, ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, short_digest
-from bench.metrics import mean_and_standard_error
-from bench.metrics.intervals import t_quantile
-from bench.records import MANY_SEEDS, CeilingOverSeeds, Results, ceiling_over_seeds, last_made, load_results
+from bench.publish import compare
+from bench.records import CeilingOverSeeds, Results, ceiling_over_seeds, last_made, load_results
 
-NEGLIGIBLE = 0.0005
 END_AT_ONE = ("lds", "AUC", "precision", "Spearman")  # words in the names of such metrics
 
 
@@ -108,6 +100,10 @@ class _Measured:
     finished: str
     told: Mapping[str, Any]  # method, label, settings, seconds, memory, device, note, run_id
 
+    @property
+    def measured(self) -> compare.Measured:
+        return self.value, self.low, self.high
+
 
 # place, seed, series, rival -> difference, low, high
 _Pairs = dict[tuple[_Place, int, str, str], tuple[float, float, float]]
@@ -142,9 +138,9 @@ def _column(
     place: _Place, seeds: tuple[int, ...], here: Mapping[str, Sequence[_Measured]], pairs: _Pairs, results: Results
 ) -> list[LeaderboardRow]:
     higher = next(iter(here.values()))[0].higher
-    spans = {name: over_these_seeds([(m.value, m.low, m.high) for m in found]) for name, found in here.items()}
-    known = [name for name in here if math.isfinite(spans[name][0])]
-    ahead = {(a, b): _ahead(place, here, a, b, spans, pairs) for a in known for b in known if a != b}
+    spans = {name: compare.over_seeds([m.measured for m in found]) for name, found in here.items()}
+    known = [name for name in here if math.isfinite(spans[name].mean)]
+    ahead = {(a, b): _ahead(place, here, a, b, pairs) for a in known for b in known if a != b}
     identity = short_digest(canonical([place.ground_id, place.truth_id, place.at, place.alpha]))
     column = "; ".join(
         [place.task, place.protocol, place.metric, *([] if place.at is None else [f"{place.at:.4g}"]), place.scores]
@@ -155,7 +151,6 @@ def _column(
     for name, found in here.items():
         told = [one.told for one in found]
         devices = sorted({str(one["device"]) for one in told})
-        value, low, high = spans[name]
         made.append(
             LeaderboardRow(
                 column=column,
@@ -163,9 +158,9 @@ def _column(
                 method=told[0]["method"],
                 label=told[0]["label"],
                 settings=told[0]["settings"] or "",
-                value=value,
-                low=low,
-                high=high,
+                value=spans[name].mean,
+                low=spans[name].low,
+                high=spans[name].high,
                 higher_is_better=higher,
                 rank_best=1 + sum(ahead[other, name] for other in known if other != name) if name in known else 0,
                 rank_worst=len(known) - sum(ahead[name, other] for other in known if other != name)
@@ -191,56 +186,16 @@ def _median(values: Iterable[float | None]) -> float:
     return float(np.median(known)) if known else math.nan
 
 
-def over_these_seeds(seeds: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """Mean and the ends of its 95 % interval, of each seed's (value, low, high).
-
-    Student's over seeds from MANY_SEEDS on. Fewer say little of their own spread: from the lowest to the highest end of
-    their own intervals.
-    """
-    values = np.array([value for value, _, _ in seeds], dtype=np.float64)
-    mean, error = mean_and_standard_error(values)
-    if len(values) >= MANY_SEEDS:
-        reach = error * t_quantile(0.975, len(values) - 1)
-        return mean, mean - reach, mean + reach
-    return mean, min(low for _, low, _ in seeds), max(high for _, _, high in seeds)
-
-
-def interval_words(num_seeds: int) -> str:
-    if num_seeds >= MANY_SEEDS:
-        return f"Student's 95 % interval over {num_seeds} seeds"
-    if num_seeds > 1:
-        return f"lowest to highest end of the {num_seeds} seeds' 95 % intervals"
-    return "95 % interval of the one seed"
-
-
-def _ahead(
-    place: _Place,
-    here: Mapping[str, Sequence[_Measured]],
-    one: str,
-    other: str,
-    spans: Mapping[str, Any],
-    pairs: _Pairs,
-) -> bool:
-    """Whether `one` is clearly better than `other`."""
-    paired, higher = [], here[one][0].higher
-    for mine, rival in zip(here[one], here[other], strict=True):
-        for first, second, sign in ((one, other, 1.0), (other, one, -1.0)):
-            if (pair := pairs.get((place, mine.seed, first, second))) is not None:
-                sign = sign if higher else -sign
-                low, high = sorted(sign * end for end in pair[1:])
-                paired.append((sign * pair[0], low, high))
-                break
-        else:
-            if len(here[one]) >= MANY_SEEDS:  # the seeds' differences are enough
-                difference = (mine.value - rival.value) * (1.0 if higher else -1.0)
-                paired.append((difference, math.nan, math.nan))
-    at_least = NEGLIGIBLE if any(word in place.metric for word in END_AT_ONE) else 0.0
-    if len(paired) == len(here[one]):
-        mean, clearly, _ = over_these_seeds(paired)
-        return clearly > 0 and mean >= at_least
-    _, low, high = spans[one]
-    _, other_low, other_high = spans[other]
-    return low > other_high if higher else high < other_low
+def _ahead(place: _Place, here: Mapping[str, Sequence[_Measured]], one: str, other: str, pairs: _Pairs) -> bool:
+    """Whether `one` is clearly better than `other`, by `bench.publish.compare`."""
+    found: list[compare.Measured | None] = []
+    for mine in here[one]:
+        pair = pairs.get((place, mine.seed, one, other))
+        turned = pairs.get((place, mine.seed, other, one)) if pair is None else None
+        found.append((-turned[0], -turned[2], -turned[1]) if turned is not None else pair)
+    gap = compare.difference([m.measured for m in here[one]], [m.measured for m in here[other]], found)
+    negligible = compare.NEGLIGIBLE if any(word in place.metric for word in END_AT_ONE) else 0.0
+    return compare.is_ahead(gap if here[one][0].higher else -gap, negligible)
 
 
 # ---- what the records hold ----

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.leaderboard.ranking import LeaderboardRow, interval_words
+from bench.leaderboard.ranking import LeaderboardRow
+from bench.publish.compare import interval_words
 from bench.records import DATAMODEL
 from bench.tables import bytes_text, number, short_number
 from retrain.errors import UsageError

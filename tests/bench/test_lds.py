@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from bench.experiment import Session
 from bench.lds import main
 from bench.rows import COLUMNS, why_undefined
-from bench.summary import ceiling_text, pairs_over_seeds_text
+from bench.tables import ceiling_text, pairs_over_seeds_text
 from retrain.source import source_fingerprint
 from retrain.store import Store
 
@@ -115,7 +115,7 @@ def test_pairs_over_seeds_are_turned_the_same_way() -> None:
         where | {"alpha": 0.5, "label": "a", "against": "b", "difference": 9.0, "ci_low": 8.0, "ci_high": 10.0},
     ]
     *_, line = pairs_over_seeds_text(seeds, 0.1, 1.0).splitlines()
-    assert line.split() == ["a", "-", "b", "raw", "+0.010", "+0.030", "-0.010", "1", "of", "2", "1", "of", "2"]
+    assert line.split() == ["a", "-", "b", "raw", "+0.010", "[-0.020,", "+0.050]", "+0.030", "-0.010", "-"]
 
 
 def test_a_second_run_computes_nothing_and_agrees(

@@ -12,7 +12,7 @@ from bench.additive import AT_UNLIMITED, linear_numbers, retrains_alone, unlimit
 from bench.metrics import best_spearman, linear_datamodelling_score, unlimited_retrains
 from bench.metrics.lds import LDS
 from bench.metrics.linear import additive_share, explained_variance
-from bench.summary import linear_ceiling_text
+from bench.tables import linear_ceiling_text
 from tests.bench.test_additive import EXAMPLES, QUERIES, truth
 
 CPU = torch.device("cpu")

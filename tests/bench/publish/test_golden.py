@@ -1,0 +1,59 @@
+"""What is rendered from the committed records stays as it is, to the last digit, whatever moves in the code.
+
+tests/golden/publish.json holds digests. One that changes on purpose is changed there in the same commit, with a reason.
+"""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.leaderboard import rows as ranked_rows
+from bench.records import load_results
+from bench.rows import RunRows
+from bench.tables import show
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "results"
+GOLDEN = json.loads((ROOT / "tests" / "golden" / "publish.json").read_text())
+NUMBERS = (
+    "lds", "ci_low", "ci_high", "ceiling", "spread", "lds_across_queries", "fit_seconds", "score_seconds", "p_value",
+    "difference",
+)  # fmt: skip
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def plain(one: dict[str, Any]) -> dict[str, Any]:
+    defaults = {"label": one.get("method"), "settings": "", "origin": "default"} if "method" in one else {}
+    return defaults | {key: math.nan if value is None and key in NUMBERS else value for key, value in one.items()}
+
+
+@pytest.mark.parametrize("name", GOLDEN["lds_tables"])
+def test_the_lds_table_of_every_record(name: str) -> None:
+    path = RESULTS / name
+    if not path.is_file():
+        pytest.skip("the record is not here any more")
+    record = json.loads(path.read_text())
+    # Pairs of several seeds follow the one rule of bench/publish/compare.py, which has tests of its own.
+    pairs = record.get("pairs", []) if len({row["seed"] for row in record["rows"]}) == 1 else []
+    out = RunRows(
+        rows=list(map(plain, record["rows"])), ceilings=list(map(plain, record["ceilings"])),
+        pairs=list(map(plain, pairs)), diagnostics=record.get("diagnostics", []),
+    )  # fmt: skip
+    text = show(out, record.get("description", ""), record["rows"][0]["protocol"], wide=True)
+    assert digest(text) == GOLDEN["lds_tables"][name]
+
+
+def test_the_leaderboard_of_every_task() -> None:
+    lines: dict[str, list[str]] = {}
+    for row in ranked_rows(load_results(RESULTS)):
+        numbers = (row.value, row.low, row.high)
+        line = [row.column, row.label, row.settings, *(f"{one:.6g}" for one in numbers), row.rank]
+        lines.setdefault(row.task, []).append("|".join([*line, f"{row.seconds:.6g}", f"{row.memory:.6g}"]))
+    assert {task: digest("\n".join(sorted(own))) for task, own in lines.items()} == GOLDEN["leaderboard"]
