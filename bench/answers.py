@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 
 from bench import schemas
+from bench.methods import Variant
 from bench.records import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
-from bench.variants import Variant
 from retrain.safe_files import write_whole
 from retrain.schema import ANY, Flag, ListOf, Maybe
 from retrain.store import canonical_json

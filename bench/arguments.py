@@ -10,7 +10,7 @@ DEFAULT_METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
 
 
 def add_method_arguments(parser: argparse.ArgumentParser, default: Sequence[str] = DEFAULT_METHODS) -> None:
-    """Which methods, with which settings; bench/variants.py has the spelling."""
+    """Which methods, with which settings; bench/methods.py has the spelling."""
     add = parser.add_argument
     add(
         "--methods",

@@ -15,10 +15,10 @@ from baselines.method import Method
 from bench import metrics, schemas
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import GroundTruth
+from bench.methods import MethodSpec, Variant, check_named, variants_of
 from bench.records import without_nan
 from bench.rows import why_undefined
 from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
-from bench.variants import Spelling, Variant, check_named, variants_of
 from retrain.errors import UsageError
 from retrain.jobs import run_units
 
@@ -63,7 +63,7 @@ class Cells:
 
     def variants(self, name: str, options: Mapping[str, Any]) -> list[Variant]:
         """Two where raw and train-normalised scores have settings of their own."""
-        return variants_of(Spelling(name, options, label=name), self.task, self.options, self.settings)
+        return variants_of(MethodSpec(name, options, label=name), self.task, self.options, self.settings)
 
     def scorer(self, method: Method) -> Scorer:
         question = self.session.question(*self.block).of(method, self.plans[0])

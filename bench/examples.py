@@ -40,7 +40,7 @@ from retrain.store import default_cache
 
 if TYPE_CHECKING:
     from bench.experiment import Session
-    from bench.variants import Variant
+    from bench.methods import Variant
     from retrain.examples import Examples
     from retrain.task import Task
 

@@ -22,15 +22,14 @@ from typing import Any
 import pandas as pd
 
 from bench.arguments import DEFAULT_METHODS, SPLITS
-from bench.ensembles import Ensemble, with_models
 from bench.ground_truth import GroundTruth, assemble, make_units, obtain
+from bench.methods import SETTINGS, Variant, build_variants, with_models
 from bench.metrics import MINIMUM_SUBSETS
-from bench.question import LEARNT_FROM, Question, further_units, most_of_each
+from bench.problem import LEARNT_FROM, AttributionProblem, further_units, most_of_each
 from bench.records import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
 from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
-from bench.scoring import ONCE, Prediction, Scorer, close_desk
+from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_context
 from bench.tables import show
-from bench.variants import SETTINGS, Variant, build_variants
 from retrain.errors import UsageError
 from retrain.jobs import Report, Unit, run_units
 from retrain.progress import watching
@@ -53,7 +52,7 @@ class Experiment:
 
     task: str = "digits"  # a file of retrain/tasks, a file of yours, or package.module:Class
     task_options: Mapping[str, Any] = field(default_factory=dict)
-    # As bench/variants.py spells them, or as a record describes them (a mapping: name, label, options).
+    # As bench/methods.py spells them, or as a record describes them (a mapping: name, label, options).
     methods: Sequence[str | Mapping[str, Any]] = DEFAULT_METHODS
     settings: str = "auto"  # tuned, library, paper or default; auto: tuned where the task has been tuned
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> option -> value, of all variants
@@ -312,8 +311,8 @@ class Session:
     def plans(self, seed: int, share: float) -> list[Plan]:
         return plans_of(self.experiment, self.task, seed, share)
 
-    def question(self, seed: int, share: float) -> Question:
-        return Question(
+    def question(self, seed: int, share: float) -> AttributionProblem:
+        return AttributionProblem(
             task=self.task,
             seed=seed,
             alpha_attribution=share,
@@ -441,7 +440,7 @@ class Session:
                     failed |= self._run_elsewhere(phase, some, jobs)
             return failed
         finally:
-            close_desk()
+            clear_worker_context()
 
     def _run_elsewhere(self, name: str, units: list[Unit], jobs: dict[str, Any]) -> dict[str, str]:
         keys = [(unit.kind, self.store.key(unit.kind, unit.config)) for unit in units]

@@ -12,8 +12,8 @@ import numpy as np
 from bench import metrics
 from bench.additive import linear_numbers, retrains_alone, unlimited_numbers
 from bench.ground_truth import GroundTruth
+from bench.methods import Variant
 from bench.scoring import Prediction
-from bench.variants import Variant
 from retrain.starts import REPLAYED
 from retrain.task import Task
 from retrain.train import Plan

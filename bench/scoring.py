@@ -6,6 +6,7 @@ plan of subsets. Two drivers on one cache share the work; a kill costs what was 
 Raw outputs are stored; metrics are computed from them afterwards.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from baselines.method import TRAIN_COVARIANCE, Attribution, Bill, Method, Problem, Retrained, load_method
+from baselines.method import TRAIN_COVARIANCE, Attribution, Bill, Method, Problem, Retrained, load_method, no_progress
 from bench.ground_truth import base_model, obtain
-from bench.measure import Cost, metered
+from bench.measure import Cost, measure, metered
 from bench.prediction import subset_sums
-from bench.question import Question, further_retrains
-from bench.warm_up import warm_up_once
+from bench.problem import AttributionProblem, further_retrains
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.plugins import plugin_reference
@@ -33,6 +33,7 @@ from retrain.store import Entry, Store
 from retrain.train import (
     Plan,
     checkpoint_fingerprint,
+    checkpoint_unit,
     choose_device,
     describe_device,
     library_versions,
@@ -45,6 +46,12 @@ KEEP_SCORES = {"auto": 2**30, "always": 2**62, "never": 0}  # largest score matr
 ONCE: dict[str, Any] = {"retry_errors": False, "same_failures": 0}  # a method that raises would raise again
 DIVERGED = "diverged"  # the name under which a method that ran away leaves its loss traces
 MAX_FIT_BYTES = 2 * 2**30  # a larger fit is not kept
+WARM_UP_QUERIES = 64  # and as many attributed examples
+# Methods that a small version of the question makes short; others retrain, or ask other methods, whatever its size.
+QUICK_WHEN_SMALL = frozenset({"bif", "ekfac", "kfac", "trak", "gradsim"})
+SLOW_AT_FIRST = frozenset({"cuda"})  # devices whose kernels are compiled and loaded when they are first needed
+
+_warm: set[tuple[str, str]] = set()  # (task, method and settings) that this process has run
 
 
 class MethodFailedError(RuntimeError):
@@ -67,7 +74,9 @@ class Prediction:
 class Scorer:
     """The entries of one method's answer to one question: their keys, their units, and what is in them."""
 
-    def __init__(self, question: Question, method: Method, store: Store, device: str, keep_scores: str = "auto"):
+    def __init__(
+        self, question: AttributionProblem, method: Method, store: Store, device: str, keep_scores: str = "auto"
+    ):
         self.question, self.method, self.store, self.device_name = question, method, store, device
         self.device = choose_device(device)
         self.keep_scores = keep_scores
@@ -213,6 +222,81 @@ class Scorer:
         return prediction_of(arrays, dict(record))
 
 
+class Ensemble:
+    """The scorers of one method at several base models, as if they were one."""
+
+    def __init__(self, members: Sequence[Scorer]):
+        self.members = members
+        self.question, self.store = members[0].question, members[0].store
+
+    @classmethod
+    def of(cls, scorer: Scorer, number: int) -> "Scorer | Ensemble":
+        if number == 1:
+            return scorer
+        others = [
+            Scorer(
+                replace(scorer.question, checkpoint=k),
+                scorer.method,
+                scorer.store,
+                scorer.device_name,
+                scorer.keep_scores,
+            )
+            for k in range(1, number)
+        ]
+        return cls([scorer, *others])
+
+    @staticmethod
+    def first(scorer: "Scorer | Ensemble") -> Scorer:
+        """The base model's own."""
+        return scorer.members[0] if isinstance(scorer, Ensemble) else scorer
+
+    def part_units(self) -> list[Unit]:
+        return [unit for member in self.members for unit in member.part_units()]
+
+    def forget(self, plans: Sequence[Plan]) -> None:
+        for member in self.members:
+            member.forget(plans)
+
+    def missing(self, plans: Sequence[Plan]) -> list[Unit]:
+        return [unit for member in self.members for unit in member.missing(plans)]
+
+    def cached(self, plans: Sequence[Plan]) -> bool:
+        return all(self._trained(member) and member.cached(plans) for member in self.members)
+
+    def _trained(self, member: Scorer) -> bool:
+        asked = member.question
+        unit = checkpoint_unit(asked.task, asked.seed, asked.checkpoint, member.device_name)
+        return self.store.has(unit.kind, unit.config)
+
+    def predictions(self, plans: Sequence[Plan]) -> list[Prediction]:
+        """One a plan: what the mean of the models' scores predicts."""
+        each = [member.predictions(plans) for member in self.members]
+        trained = sum(member.base[1].record.get("seconds", 0.0) for member in self.members[1:])
+        return [mean_prediction(of_plan, trained) for of_plan in zip(*each, strict=True)]
+
+
+def mean_prediction(members: Sequence[Prediction], further_seconds: float) -> Prediction:
+    """Of the sum over a subset's members, which is linear in the scores; costs add up, and memory does not."""
+    records = [member.record for member in members]
+    record = dict(records[0])
+    record["fit_seconds"] = sum(one["fit_seconds"] for one in records) + further_seconds
+    record["score_seconds"] = sum(one["score_seconds"] for one in records)
+    record["peak_memory_bytes"] = max(one["peak_memory_bytes"] for one in records)
+    record["num_scores_not_finite"] = sum(one.get("num_scores_not_finite") or 0 for one in records)
+    record["diagnostics"] = {"models": len(members), **records[0].get("diagnostics", {})}
+    names = set(members[0].components)
+    if any(set(member.components) != names for member in members):
+        raise MethodFailedError("the base models' scores have different parts")
+    components = {name: mean_prediction([m.components[name] for m in members], further_seconds) for name in names}
+    scaled = [member.normalised for member in members]
+    normalised = None if any(one is None for one in scaled) else _mean(scaled)
+    return Prediction(_mean([member.raw for member in members]), normalised, record, components)
+
+
+def _mean(arrays: Sequence[Any]) -> np.ndarray:
+    return np.mean(np.stack(arrays), axis=0)
+
+
 def prediction_of(arrays: Mapping[str, np.ndarray], record: dict[str, Any]) -> Prediction:
     names = [name.removesuffix("/raw") for name in arrays if name.endswith("/raw")]
     components = {name: Prediction(arrays[f"{name}/raw"], arrays.get(f"{name}/normalised"), record) for name in names}
@@ -250,7 +334,9 @@ def arrays_of(attribution: Attribution) -> dict[str, np.ndarray]:
 # ---- the units' work, in whatever process ----
 
 
-def problem_of(question: Question, model: nn.Module, store: Store, device_name: str, scratch: Path) -> Problem:
+def problem_of(
+    question: AttributionProblem, model: nn.Module, store: Store, device_name: str, scratch: Path
+) -> Problem:
     """The question as a method is asked it, at this checkpoint."""
     bill = Bill()
 
@@ -300,7 +386,7 @@ def _answer_of(scorer: Scorer, bill: Bill, fitted: set[Method]) -> Attribution:
         if entry is not None and "scores" not in entry.arrays:  # too large to have been kept
             scorer.forget((), fits=False)
         scorer.make(())
-        close_desk()
+        clear_worker_context()
         entry = scorer.store.read("scores", scorer.config)
         if entry is None:
             raise MethodFailedError(f"{scorer.method.name} left no scores in the cache")
@@ -311,11 +397,45 @@ def _answer_of(scorer: Scorer, bill: Bill, fitted: set[Method]) -> Attribution:
         return attribution_of(entry)
 
 
-class _Desk:
+# ---- warming up ----
+
+
+def warm_up_once(method: Method, problem: Problem) -> None:
+    """Else the first of a process may pay for all: on an H200 EK-FAC took 4 to 8 s more, BIF's pilot 4.6 for 0.2."""
+    known = (problem.task.name, json.dumps(method.config, sort_keys=True, default=str))
+    if problem.device.type in SLOW_AT_FIRST and method.name in QUICK_WHEN_SMALL and known not in _warm:
+        _warm.add(known)
+        warm_up(method, problem)
+
+
+def warm_up(method: Method, problem: Problem) -> None:
+    small = small_version(problem)
+    small.scratch.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(Exception):  # few examples are too few for some settings; what is wrong shows when timed
+        measure(replace(method, **method.warm_up), small)
+
+
+def small_version(problem: Problem) -> Problem:
+    """The same question about a few examples. TRAK and EK-FAC still fit on what they are given, so it is cut too."""
+    few = min(4 * WARM_UP_QUERIES, len(problem.train))
+    return replace(
+        problem,
+        train=problem.train.select(range(few)),
+        attributed_indices=np.arange(min(WARM_UP_QUERIES, few)),
+        queries=problem.queries.select(range(min(WARM_UP_QUERIES, len(problem.queries)))),
+        scratch=problem.scratch / "warm-up",
+        progress=no_progress,
+    )
+
+
+# ---- what a process does for a unit ----
+
+
+class WorkerContext:
     """What a process needs to work on one method's units; kept from unit to unit of the same method."""
 
     def __init__(self, store: Store, payload: Mapping[str, Any]):
-        question = Question.from_plain_data(task_from(payload["task"]), payload["question"])
+        question = AttributionProblem.from_plain_data(task_from(payload["task"]), payload["question"])
         options = {name: tuple(v) if isinstance(v, list) else v for name, v in payload["method"]["options"].items()}
         method = load_method(payload["method"]["name"], **options)
         if method.source != payload["method"]["source"]:
@@ -356,20 +476,20 @@ class _Desk:
         return self.fitted
 
 
-_desks: dict[str, _Desk] = {}
+_contexts: dict[str, WorkerContext] = {}
 
 
-def _desk(store: Store, unit: Unit) -> _Desk:
+def worker_context(store: Store, unit: Unit) -> WorkerContext:
     name = json.dumps([str(store.root), unit.payload["task"], unit.payload["question"], unit.payload["method"]])
-    if name not in _desks:
-        _desks.clear()  # one at a time: it holds a model and what the method shares between its parts
-        _desks[name] = _Desk(store, unit.payload)
-    return _desks[name]
+    if name not in _contexts:
+        _contexts.clear()  # one at a time: it holds a model and what the method shares between its parts
+        _contexts[name] = WorkerContext(store, unit.payload)
+    return _contexts[name]
 
 
-def close_desk() -> None:
+def clear_worker_context() -> None:
     """Frees what the last method held."""
-    _desks.clear()
+    _contexts.clear()
 
 
 class Snapshot:
@@ -429,40 +549,40 @@ def run_stage(method: Method, problem: Problem, work: Any) -> tuple[Any, Cost]:
 
 
 def make_fit(store: Store, unit: Unit) -> None:
-    desk = _desk(store, unit)
+    context = worker_context(store, unit)
     with store.scratch() as scratch:
-        problem = desk.problem(unit, scratch)
-        state, cost = run_stage(desk.scorer.method, problem, lambda: desk.scorer.method.fit(problem))
-        packed = desk.scorer.method.pack_fit(state) or {}
+        problem = context.problem(unit, scratch)
+        state, cost = run_stage(context.scorer.method, problem, lambda: context.scorer.method.fit(problem))
+        packed = context.scorer.method.pack_fit(state) or {}
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in packed.items()}
     record: dict[str, Any] = {**vars(cost), "device": describe_device(problem.device), "code": code_fingerprint()}
     if not packed or sum(array.nbytes for array in arrays.values()) > MAX_FIT_BYTES:
         arrays, record = {}, {**record, "too_large": True}
-        desk.fitted = state, cost
+        context.fitted = state, cost
     store.write(unit.kind, unit.config, arrays, record)
 
 
 def make_part(store: Store, unit: Unit) -> None:
-    desk = _desk(store, unit)
+    context = worker_context(store, unit)
     with store.scratch() as scratch:
-        problem = desk.problem(unit, scratch)
-        state, _ = desk.fit(problem)
-        method, part = desk.scorer.method, unit.payload["part"]
+        problem = context.problem(unit, scratch)
+        state, _ = context.fit(problem)
+        method, part = context.scorer.method, unit.payload["part"]
         made, cost = run_stage(method, problem, lambda: method.score_part(problem, state, part))
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in made.items()}
     store.write(unit.kind, unit.config, arrays, {**vars(cost), "code": code_fingerprint()})
 
 
 def make_scores(store: Store, unit: Unit) -> None:
-    desk = _desk(store, unit)
-    scorer, method = desk.scorer, desk.scorer.method
+    context = worker_context(store, unit)
+    scorer, method = context.scorer, context.scorer.method
     # Parts that another process made, or was to make; in one process a method runs through by itself, and faster.
     units = scorer.part_units()
     apart = any(store.has(part.kind, part.config) for part in units)
     parts = obtain(units, store, **ONCE) if apart else {}
     with store.scratch() as scratch:
-        problem = desk.problem(unit, scratch)
-        state, fitted = desk.fit(problem)
+        problem = context.problem(unit, scratch)
+        state, fitted = context.fit(problem)
         if parts:
             in_order = sorted(parts.values(), key=lambda entry: entry.config["part"])
             pieces = [{n: torch.from_numpy(np.array(v)) for n, v in entry.arrays.items()} for entry in in_order]

@@ -69,7 +69,7 @@ def time_method(
 ) -> tuple[dict[str, Any], np.ndarray]:
     """The row of the run whose total is the median, the lower of two; and the scores of some queries."""
     from bench.measure import measure
-    from bench.warm_up import warm_up
+    from bench.scoring import warm_up
 
     method = variant.method
     warm_up(method, problem)

@@ -216,9 +216,9 @@ def dry_budget(experiment: Any, execution: Any, wanted: Mapping[str, Any], split
 def budgeted(word: str) -> tuple[str, Any]:
     """A variant's label and its spelling."""
     from baselines.method import available_methods
-    from bench.variants import spelled
+    from bench.methods import parse_method_spec
 
-    spelling = spelled(word)
+    spelling = parse_method_spec(word)
     if spelling.name not in BUDGET_METHODS:
         raise UsageError(f'--budget-methods has "{word}"; expected variants of {" or ".join(BUDGET_METHODS)}')
     if spelling.label.lower() in available_methods() and spelling.label != spelling.name:

@@ -29,13 +29,12 @@ from typing import Any
 import numpy as np
 
 from bench import metrics
+from bench.methods import TUNED_FORMAT, check_named, tuned_file
 from bench.metrics import MINIMUM_SUBSETS
 from bench.publish import compare
 from bench.records import command_line, keep_earlier, provenance, try_write, without_nan, write_json
 from bench.rows import on_all_cores
 from bench.tables import in_place_of, number, setting_text, table
-from bench.tuned import TUNED_FORMAT, tuned_file
-from bench.variants import check_named
 from retrain.command import (
     RUNS,
     Parser,

@@ -124,13 +124,13 @@ def known_task_baseline(folder: Path, task: "Task") -> TaskBaseline | None:
 def record_task(folder: Path, task: "Task", store: Store) -> TaskBaseline:
     """Retrains where the store does not have it, and records the result."""
     from bench.ground_truth import base_model, ground_truth
-    from bench.scoring import Question
+    from bench.scoring import AttributionProblem
     from retrain.train import Plan
 
     plan = Plan(alpha=ALPHA, alpha_attribution=1.0, seed=1, num_subsets=NUM_SUBSETS, replicates=NUM_REPLICATES)
     found = ground_truth(task, plan, store, "cpu")
     _, entry = base_model(task, plan.seed, store, "cpu")
-    question = Question(task=task, seed=plan.seed, alpha_attribution=1.0, max_queries=MAX_QUERIES)
+    question = AttributionProblem(task=task, seed=plan.seed, alpha_attribution=1.0, max_queries=MAX_QUERIES)
     queries = question.query_indices()
     losses = found.losses[:, :, queries]
     record = {

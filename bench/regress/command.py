@@ -89,19 +89,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def build_gated_method(text: str, task: "Task", settings: Sequence[str]) -> "tuple[str, Method]":
-    """The label of a baseline and the method behind it; `bench/variants.py` has the spelling."""
-    from bench.variants import build_variants, spelled
+    """The label of a baseline and the method behind it; `bench/methods.py` has the spelling."""
+    from bench.methods import build_variants, parse_method_spec
 
-    name = spelled(text).name
+    name = parse_method_spec(text).name
     options = {name: given} if (given := options_of(name, settings)) else {}
     (variant,) = build_variants([text], task, options, "default")
     return variant.label, variant.method
 
 
 def label_of_gated(text: str) -> str:
-    from bench.variants import spelled
+    from bench.methods import parse_method_spec
 
-    return spelled(text).label or text
+    return parse_method_spec(text).label or text
 
 
 def chosen_tasks(arguments: argparse.Namespace, folder: Path) -> list[str]:

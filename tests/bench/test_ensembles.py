@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.ensembles import with_models
 from bench.experiment import Execution, Experiment, Session, run
 from bench.experiment_file import read_experiment
-from bench.variants import build_variants
+from bench.methods import build_variants, with_models
 from retrain.errors import UsageError
 from retrain.tasks import load_task
 

@@ -17,9 +17,9 @@ from bench import Execution, Experiment, read_experiment, run
 from bench.dry_run import dry_run
 from bench.experiment import Session
 from bench.ground_truth import RecentlyRead, base_model
-from bench.question import seconds_of
+from bench.methods import build_variants
+from bench.problem import seconds_of
 from bench.scoring import problem_of
-from bench.variants import build_variants
 from retrain.errors import UsageError
 from retrain.store import Store
 from retrain.tasks import load_task

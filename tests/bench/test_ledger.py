@@ -35,7 +35,7 @@ from bench.ledger.verdicts import (
     student_interval,
     within,
 )
-from bench.variants import spelled
+from bench.methods import parse_method_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (1, 2, 3, 4, 42)
@@ -616,7 +616,7 @@ def test_every_claim_has_its_columns() -> None:
         command = importlib.import_module("bench.scaling.command" if module == "bench.scaling" else module)
         arguments = command.make_parser().parse_args(words)
         for spec in (getattr(arguments, "methods", None) or []) if module != "bench.scaling" else []:
-            asked = spelled(spec)
+            asked = parse_method_spec(spec)
             method = load_method(asked.name, **asked.options)
             given = GIVEN_SETTINGS.get((arguments.task, asked.label), {}) if module == "bench.lds" else {}
             assert {name: getattr(method, name) for name in given} == given, "the command has the paper's settings"

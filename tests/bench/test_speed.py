@@ -19,7 +19,7 @@ QUICK = [word for setting in GIVEN for word in ("--set", setting)]
 
 
 @dataclass
-class Question:
+class AttributionProblem:
     """As much of a problem as the clock looks at."""
 
     scratch: Path
@@ -126,10 +126,10 @@ def test_the_median_of_an_even_number_of_runs_is_the_lower(
 ) -> None:
     costs = iter(seconds)
     scored = SimpleNamespace(scores=torch.zeros(1, 1), diagnostics={})
-    monkeypatch.setattr("bench.warm_up.warm_up", lambda *_: None)
+    monkeypatch.setattr("bench.scoring.warm_up", lambda *_: None)
     monkeypatch.setattr("bench.measure.measure", lambda *_: (scored, {"fit_seconds": next(costs), "score_seconds": 0}))
     variant = SimpleNamespace(method=SimpleNamespace(name="m", config={}), label="m", settings="")
-    row, _ = speed.time_method(variant, Question(tmp_path), len(seconds), lambda runs: None)
+    row, _ = speed.time_method(variant, AttributionProblem(tmp_path), len(seconds), lambda runs: None)
     assert (row["seconds"], row["fit_seconds"], row["all_seconds"]) == (taken, taken, sorted(seconds))
 
 

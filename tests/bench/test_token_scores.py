@@ -11,7 +11,7 @@ import torch
 
 from baselines.method import load_method
 from bench import examples
-from bench.scoring import Question
+from bench.scoring import AttributionProblem
 from bench.token_scores import score_tokens, strongest_of_each_query, token_texts
 from retrain.errors import UsageError
 from retrain.examples import Examples
@@ -24,12 +24,12 @@ SAMPLING = {"draws": 6, "chains": 2, "gamma": 1e3, "step_size": 3e-4, "minibatch
 
 
 @pytest.fixture(scope="module")
-def question() -> Question:
-    return Question(task=load_task("tinylm", **SMALL), seed=1, alpha_attribution=1.0)
+def question() -> AttributionProblem:
+    return AttributionProblem(task=load_task("tinylm", **SMALL), seed=1, alpha_attribution=1.0)
 
 
 @pytest.fixture(scope="module")
-def model(question: Question) -> torch.nn.Module:
+def model(question: AttributionProblem) -> torch.nn.Module:
     return question.task.build_model(1)
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from baselines.method import load_method
 from bench import Execution, Experiment, run
+from bench.methods import TUNED_FORMAT, settings_of, tuned_settings
 from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
-from bench.tuned import TUNED_FORMAT, tuned_settings
-from bench.variants import settings_of
 from retrain import subsets
 from retrain.errors import UsageError
 from retrain.store import Store

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench import Execution, Experiment, run
-from bench.variants import build_variants, spelled
+from bench.methods import build_variants, parse_method_spec
 from retrain.errors import UsageError
 from retrain.tasks import load_task
 
@@ -24,7 +24,7 @@ PLANTED = "tests.helpers.planted:Planted"
     ],
 )
 def test_spelling(text: str, name: str, options: dict[str, str], label: str) -> None:
-    found = spelled(text)
+    found = parse_method_spec(text)
     assert (found.name, dict(found.options), found.label) == (name, options, label)
 
 
@@ -34,7 +34,7 @@ def test_spelling(text: str, name: str, options: dict[str, str], label: str) -> 
 )
 def test_bad_spelling_is_one_line(text: str) -> None:
     with pytest.raises(UsageError):
-        spelled(text)
+        parse_method_spec(text)
 
 
 def variants(*texts: str, **options: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import bench.warm_up
+import bench.scoring
 from baselines.method import Method, Problem
 from bench.lds import main
 
@@ -14,15 +14,15 @@ from bench.lds import main
 def warmed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods that are warmed up, on this device as on a GPU."""
     names: list[str] = []
-    real = bench.warm_up.warm_up
+    real = bench.scoring.warm_up
 
     def counted(method: Method, problem: Problem) -> None:
         real(method, problem)
         names.append(method.name)
 
-    monkeypatch.setattr(bench.warm_up, "warm_up", counted)
-    monkeypatch.setattr(bench.warm_up, "SLOW_AT_FIRST", {"cpu"})
-    monkeypatch.setattr(bench.warm_up, "_warm", set())
+    monkeypatch.setattr(bench.scoring, "warm_up", counted)
+    monkeypatch.setattr(bench.scoring, "SLOW_AT_FIRST", {"cpu"})
+    monkeypatch.setattr(bench.scoring, "_warm", set())
     return names
 
 
@@ -43,7 +43,7 @@ def test_each_is_warmed_up_once_and_answers_the_same(
 ) -> None:
     found = scores_of(tmp_path / "warm", *METHODS)
     assert sorted(warmed) == ["bif", "gradsim"], "not once a seed, and not what does not gain by it"
-    monkeypatch.setattr(bench.warm_up, "SLOW_AT_FIRST", set())
+    monkeypatch.setattr(bench.scoring, "SLOW_AT_FIRST", set())
     assert scores_of(tmp_path / "cold", *METHODS) == found
     assert sorted(warmed) == ["bif", "gradsim"]
 
@@ -52,6 +52,6 @@ def test_a_warm_up_that_fails_stops_nothing(tmp_path: Path, warmed: list[str], m
     def broken(*_: object) -> None:
         raise ValueError("too few examples")
 
-    monkeypatch.setattr(bench.warm_up, "measure", broken)
+    monkeypatch.setattr(bench.scoring, "measure", broken)
     assert scores_of(tmp_path, "gradsim")
     assert warmed == ["gradsim"]

@@ -1,4 +1,4 @@
-"""Question: what a method is asked, and the retrained models that it may learn from before it answers.
+"""AttributionProblem: what a method is asked, and the retrained models that it may learn from before it answers.
 
 A question is what scores depend on beside the method. One for a method that retrains by itself also says on which
 further subsets: they are units of the same store as the ground truth, of a stream of their own.
@@ -24,7 +24,7 @@ LEARNT_FROM = RecentlyRead()  # the methods of a run learn from the same retrain
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class AttributionProblem:
     """Everything a method's scores depend on beside the method: what is attributed to what."""
 
     task: Task
@@ -36,7 +36,7 @@ class Question:
     checkpoint: int = 0  # which base model is looked at: 0, or a further one trained like it
     learns_from: Plan | None = None  # the further subsets that a method asks for which retrains by itself
 
-    def of(self, method: Method, plan: Plan) -> "Question":
+    def of(self, method: Method, plan: Plan) -> "AttributionProblem":
         """As this method is asked it where that plan's subsets are to be predicted.
 
         Further subsets are drawn and retrained on like the plan's own, in a stream that nobody is judged on.
@@ -83,7 +83,7 @@ class Question:
         return {**{name: getattr(self, name) for name in names}, "learns_from": learns}
 
     @classmethod
-    def from_plain_data(cls, task: Task, content: Mapping[str, Any]) -> "Question":
+    def from_plain_data(cls, task: Task, content: Mapping[str, Any]) -> "AttributionProblem":
         learns = content["learns_from"]
         return cls(task=task, **{**content, "learns_from": None if learns is None else Plan(**learns)})
 
@@ -99,9 +99,9 @@ class Question:
         )
 
 
-def most_of_each(questions: Iterable[Question]) -> list[Question]:
+def most_of_each(questions: Iterable[AttributionProblem]) -> list[AttributionProblem]:
     """Of those that learn from the beginnings of one plan, the one that learns from the most of it."""
-    most: dict[Any, Question] = {}
+    most: dict[Any, AttributionProblem] = {}
     for question in questions:
         if question.learns_from is not None:
             plan = replace(question.learns_from, num_subsets=0)
@@ -111,7 +111,7 @@ def most_of_each(questions: Iterable[Question]) -> list[Question]:
     return list(most.values())
 
 
-def further_units(question: Question, device: str) -> list[Unit]:
+def further_units(question: AttributionProblem, device: str) -> list[Unit]:
     return [] if question.learns_from is None else retrain_units(question.task, question.learns_from, device)
 
 
@@ -122,7 +122,7 @@ def seconds_of(retrains: Sequence[Mapping[str, Any]]) -> float:
     return sum(usual) + (statistics.median(usual) * len(first) if usual else sum(first))
 
 
-def further_retrains(question: Question, store: Store, device: str, bill: Bill) -> Retrained:
+def further_retrains(question: AttributionProblem, store: Store, device: str, bill: Bill) -> Retrained:
     """The retrained models that the question's method learns from, made where they are missing."""
     plan = question.learns_from
     assert plan is not None

@@ -1,4 +1,6 @@
-"""Variants: one method with its settings is one row, and the same method with other settings is another.
+"""Methods as they are asked for: METHOD@OPTION=VALUE, tuned settings, and ensembles of base models.
+
+One method with its settings is one row of a table, and the same method with other settings is another:
 
     ekfac                              the method with the settings that --settings picks
     ekfac@damping=1e-4                 with these options on top
@@ -7,28 +9,38 @@
 
 Where an option is set more than once, the last of these counts: the method's own default, the task's recommendation,
 the chosen settings (tuned, library or paper), --set, and what stands behind the @.
+
+Tuned settings lie in `bench/tuned_settings/`, a file a task and protocol with the record of the choice in it;
+`$TDA_BENCH_TUNED` names a folder of one's own that is looked into first. Methods that were tuned later have a file of
+their own, named as the first and something more (`digits-scratch-rivals.json`); the first that names a method counts.
 """
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from baselines.method import Method, available_methods, load_method
 from baselines.support.nested import NONE, nested_text, parts_of
 from bench.tables import RELATIVE, in_place_of, relative_of, setting_text
-from bench.tuned import tuned_settings
 from retrain.errors import UsageError
 from retrain.plugins import option_value
+from retrain.safe_files import SafeFileError, read_json
 from retrain.task import Task
 
 SETTINGS = ("auto", "tuned", "library", "paper", "default")
 Kinds = Literal["both", "raw", "normalised"]
+TUNED_WITH_US = Path(__file__).parent / "tuned_settings"
+OWN_FOLDER = "TDA_BENCH_TUNED"
+TUNED_FORMAT = "tda-bench tuned settings 1"
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.+:@/-]{0,59}")
 
 
 @dataclass(frozen=True)
-class Spelling:
+class MethodSpec:
     """A variant as it was asked for: `label=name@option=value,...`"""
 
     name: str
@@ -36,7 +48,7 @@ class Spelling:
     label: str = ""
 
 
-def spelled(text: str) -> Spelling:
+def parse_method_spec(text: str) -> MethodSpec:
     before, at, behind = text.partition("@")
     label, equals, name = before.rpartition("=")
     if equals and not label:
@@ -54,7 +66,7 @@ def spelled(text: str) -> Spelling:
             raise UsageError(f'"{text}" has {option} twice, with {options[option]} and {value}')
     if not name:
         raise UsageError(f'"{text}" names no method; expected METHOD or METHOD@OPTION=VALUE')
-    return Spelling(name, options, label)
+    return MethodSpec(name, options, label)
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class Variant:
     rows: Kinds = "both"  # settings chosen by raw LDS and by normalised LDS may differ
     origin: str = "default"  # where its settings come from: tuned, library, paper, default, as asked
     asked: str = ""  # how the method was named
-    models: int = 1  # base models whose scores are averaged; see bench/ensembles.py
+    models: int = 1  # base models whose scores are averaged
 
     @property
     def settings(self) -> str:
@@ -113,7 +125,11 @@ def build_variants(
     """The variants that these words, or descriptions of a record, ask for; `options` are method -> option -> value."""
     made: list[Variant] = []
     for one in wanted:
-        made += variants_of(spelled(one), task, options, settings) if isinstance(one, str) else [_described(one, task)]
+        made += (
+            variants_of(parse_method_spec(one), task, options, settings)
+            if isinstance(one, str)
+            else [_described(one, task)]
+        )
     check_named({name for variant in made for name in (variant.asked, variant.method.name)}, task.name, options)
     by_row: dict[tuple[str, str], Variant] = {}
     for variant in made:
@@ -137,7 +153,7 @@ def check_named(known: Collection[str], task: str, options: Mapping[str, Mapping
 
 
 def variants_of(
-    spelling: Spelling, task: Task, options: Mapping[str, Mapping[str, Any]], settings: str
+    spelling: MethodSpec, task: Task, options: Mapping[str, Mapping[str, Any]], settings: str
 ) -> list[Variant]:
     name = spelling.name
     plain = load_method(name)
@@ -235,3 +251,62 @@ def settings_of(method: Method, task: Task, settings: str) -> tuple[str, dict[Ki
     elif settings == "paper":
         both = dict(method.settings_in_paper(task))
     return settings, {"raw": both, "normalised": both}
+
+
+# ---- ensembles ----
+
+
+def with_models(variants: Sequence[Variant], numbers: Sequence[int]) -> list[Variant]:
+    """Each variant for each number of models; one that a record describes with its number stays as it is."""
+    found: dict[tuple[str, str], Variant] = {}
+    for variant in variants:
+        for number in (variant.models,) if variant.models > 1 else numbers:
+            label, origin = variant.label, variant.origin
+            if number > 1 and variant.models != number:
+                label += f"{',' if '@' in label else '@'}models={number}"
+                origin = changed_origin(origin)
+            found.setdefault((label, variant.rows), replace(variant, models=number, label=label, origin=origin))
+    return list(found.values())
+
+
+# ---- tuned settings ----
+
+
+def tuned_folders() -> list[Path]:
+    own = os.environ.get(OWN_FOLDER)
+    if own and not Path(own).is_dir():
+        raise UsageError(f"{OWN_FOLDER} is {own}, which is no folder; give the --out of a `python -m bench.tune`")
+    return [*([Path(own)] if own else []), TUNED_WITH_US]
+
+
+def tuned_file(task: Task) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", f"{task.name}-{task.protocol}").strip("-") + ".json"
+
+
+def tuned_settings(task: Task, method: str) -> dict[str, dict[str, Any]] | None:
+    """{"raw": options, "normalised": options} of a method on a task, or None where nobody chose any."""
+    first = Path(tuned_file(task))
+    for folder in tuned_folders():
+        later = sorted(folder.glob(f"{first.stem}-*.json"))  # of this task, or of one with a longer name
+        for path in [folder / first, *later]:
+            if not path.is_file():
+                continue
+            content = _read(path, path.stat().st_mtime_ns)
+            if path in later and (content.get("task"), content.get("protocol")) != (task.name, task.protocol):
+                continue
+            found = content["methods"].get(method)
+            if found is not None:
+                return {kind: found[kind]["options"] for kind in ("raw", "normalised")}
+    return None
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, stamp: int) -> dict[str, Any]:
+    content = read_json(path)
+    if (
+        not isinstance(content, dict)
+        or content.get("format") != TUNED_FORMAT
+        or not isinstance(content.get("methods"), dict)
+    ):
+        raise SafeFileError(path, f'is no file of tuned settings; expected "format": "{TUNED_FORMAT}"')
+    return content
