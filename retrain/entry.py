@@ -15,8 +15,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from retrain.safe_files import (
@@ -26,13 +27,13 @@ from retrain.safe_files import (
     SAFETENSORS_NAMES,
     SafeFileError,
     is_text,
+    matching,
     one_line,
     parse_json,
-    read_json,
+    read_checked,
     read_safetensors,
     write_safetensors,
 )
-from retrain.schema import ANY, Choice, Text, check
 
 FORMAT_VERSION = 1
 KEY_DIGITS = 20
@@ -43,17 +44,23 @@ ENTRY_FILE = "entry.json"
 KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 KEY = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}")
 RESERVED_KINDS = {"quarantine"}
-TABLE = {"*": ANY}
-CONTENT = {
-    "format_version": Choice(FORMAT_VERSION),
-    "kind": Text(KIND.pattern),
-    "key": Text(KEY.pattern),
-    "config": TABLE,
-    "record": TABLE,
-    "arrays": TABLE,
-    "arrays_sha256": Text("[0-9a-f]{64}"),
-    "sha256": Text("[0-9a-f]{64}"),
-}
+Key = Annotated[str, matching(KEY.pattern)]
+Kind = Annotated[str, matching(KIND.pattern)]
+Sha256 = Annotated[str, matching("[0-9a-f]{64}")]
+Table = dict[str, Any]
+
+
+class EntryContent(msgspec.Struct, forbid_unknown_fields=True):
+    """What entry.json holds."""
+
+    format_version: Annotated[int, msgspec.Meta(ge=FORMAT_VERSION, le=FORMAT_VERSION)]
+    kind: Kind
+    key: Key
+    config: Table
+    record: Table
+    arrays: Table
+    arrays_sha256: Sha256
+    sha256: Sha256
 
 
 class StoreError(RuntimeError):
@@ -176,7 +183,7 @@ def read_entry(path: Path, kind: str, key: str) -> Entry:
     """The entry in the folder `path`, fully checked; raises `SafeFileError` with one line that names the file."""
     entry_file = path / ENTRY_FILE
     arrays_file = path / ARRAYS_FILE
-    content = check(read_json(entry_file, MAX_JSON_BYTES), CONTENT, entry_file)
+    content = read_checked(entry_file, EntryContent)
     claimed = content.pop("sha256")
     try:
         sealed = _sha256(content)

@@ -7,6 +7,7 @@ A `PassingFileError` says that the system could not read the file now (too many 
 tells nothing about the file, which may be sound.
 
     record = read_json("run.json")
+    record = read_checked("run.json", RunRecord)  # of the shape that a msgspec Struct describes
     arrays = read_safetensors("a.safetensors")  # {name: array}; .npy and .npz: retrain/array_files.py
     write_whole("run.json", text)               # a reader sees the old file or the new one
 """
@@ -26,8 +27,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args, get_origin
 
+import msgspec
 import numpy as np
 
 MAX_JSON_BYTES = 16 * 2**20
@@ -248,6 +250,73 @@ def _bounded(digits: str) -> int:
 _STRICT = json.JSONDecoder(
     object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, parse_int=_bounded
 )
+
+
+# ---- shapes of JSON files ----
+
+_WORDS: dict[str, str] = {}  # a pattern as msgspec's errors show it -> the words that say the same
+
+
+def matching(pattern: str, max_length: int | None = None, *, words: str = "") -> msgspec.Meta:
+    """For a field `Annotated[str, matching(...)]`: the whole text matches. `words` replace the pattern in an error."""
+    whole = rf"\A(?:{pattern})\Z"
+    _WORDS[f"`str` matching regex {whole!r}"] = words or f"text like {pattern}"
+    return msgspec.Meta(pattern=whole, max_length=max_length)
+
+
+def validate(value: Any, kind: Any, path: str | os.PathLike[str], where: str = "") -> Any:
+    """`value` itself, when it has the shape of `kind`: a msgspec Struct, or any type that msgspec knows.
+
+    Nothing is converted or dropped: fields that the Struct does not name stay, unless it forbids them. Otherwise
+    `SafeFileError` names the file, the place in it, what came and what was expected.
+    """
+    if get_origin(kind) is dict and isinstance(value, dict):  # msgspec does not name the key that is at fault
+        for name, item in value.items():
+            validate(item, get_args(kind)[1], path, f"{where}.{name}" if where else name)
+        return value
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        for pattern, words in _WORDS.items():
+            what = what.replace(pattern, words)
+        found = _at(value, place.rstrip("`"))
+        here = f"{where}{place.rstrip('`')}".removeprefix(".") or "its content"
+        what = what.replace("`", "")
+        raise SafeFileError(path, f"{here}{found}; {what[:1].lower()}{what[1:]}") from None
+    return value
+
+
+def conforms(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def read_checked(path: str | os.PathLike[str], kind: Any, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """A JSON file as plain data, when it has the shape of `kind`."""
+    return validate(read_json(path, max_bytes), kind, path)
+
+
+def _at(value: Any, place: str) -> str:
+    """ " is VALUE" for what lies at a place like .rows[3].lds; nothing where that cannot be said."""
+    for name, index in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", place):
+        try:
+            value = value[name] if name else value[int(index)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return ""
+    if value is None:
+        return " is null"
+    if isinstance(value, (dict, list)):
+        return f" is a {'table' if isinstance(value, dict) else 'list'} of {len(value):,}"
+    if type(value) is int and abs(value) >= 10**20:  # the repr of an endless one is refused by Python itself
+        return " is a number of more than 20 digits"
+    return f" is {one_line(str(value).lower() if isinstance(value, bool) else repr(value)[:200], 60)}"
+
+
+# ---- arrays ----
 
 
 def checked_shape(shape: Any, what: str, path: str | os.PathLike[str]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ OURS = ("retrain", "baselines", "bench")
 # They carry numbers about and change none: keys, files, processes, command lines. Of data the bytes are in the key.
 INERT = (
     "retrain", "retrain.command", "retrain.data", "retrain.errors", "retrain.jobs", "retrain.plugins",
-    "retrain.progress", "retrain.safe_files", "retrain.schema", "retrain.source", "retrain.store", "retrain.tasks",
+    "retrain.progress", "retrain.safe_files", "retrain.source", "retrain.store", "retrain.tasks",
     "retrain.work",
     "baselines.method", "baselines.support.memory",
 )  # fmt: skip

@@ -22,17 +22,19 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from retrain.entry import KEY, KIND, TABLE, plain_data
+from retrain.entry import KEY, KIND, Sha256, Table, plain_data
 from retrain.safe_files import (
     PassingFileError,
     SafeFileError,
     folder_bytes,
     make_folder,
     one_line,
+    read_checked,
     read_json,
     read_safetensors,
     remove_folder,
@@ -40,15 +42,22 @@ from retrain.safe_files import (
     write_safetensors,
     write_whole,
 )
-from retrain.schema import Choice, Number, Text, check
 from retrain.store import OLD_SECONDS, Store, StoreError
 
 WORK = ".work"  # beside the store's kinds
 PROGRESS = ".progress.json"  # hidden: saying how far it is is no saved work
 TELL_SECONDS = 1.0
 SAVE_SECONDS = 30.0  # between two saves: a kill loses at most this and the save's own time
-STATE = {"turn": Choice(0, 1), "arrays_sha256": Text("[0-9a-f]{64}"), "record": TABLE, "seconds?": Number(0, 1e12)}
 STATE_FILE = re.compile(r".+\.[01]\.safetensors")
+
+
+class StateContent(Struct, forbid_unknown_fields=True):
+    """What the .json of a saved state holds; its arrays lie in one of two files, which take turns."""
+
+    turn: Annotated[int, Meta(ge=0, le=1)]
+    arrays_sha256: Sha256
+    record: Table
+    seconds: Annotated[float, Meta(ge=0, le=1e12)] | UnsetType = UNSET
 
 
 class Work:
@@ -147,7 +156,7 @@ class Work:
     def _description(self, name: str) -> dict[str, Any] | None:
         path = self.folder / f"{name}.json"
         try:
-            return check(read_json(path), STATE, path)
+            return read_checked(path, StateContent)
         except PassingFileError:
             raise
         except SafeFileError:

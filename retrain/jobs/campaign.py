@@ -23,13 +23,24 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
-from retrain.entry import KEY
-from retrain.jobs.unit import UNIT_LINE, Unit
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from retrain.entry import Key, Sha256
+from retrain.jobs.unit import Unit, UnitLine
 from retrain.processes import process_name
-from retrain.safe_files import SafeFileError, make_folder, open_plain, parse_json, read_json, write_whole
-from retrain.schema import ANY, Integer, Number, Text, check
+from retrain.safe_files import (
+    SafeFileError,
+    conforms,
+    make_folder,
+    matching,
+    open_plain,
+    parse_json,
+    read_checked,
+    validate,
+    write_whole,
+)
 from retrain.store import Store
 
 JOBS = ".jobs"
@@ -37,30 +48,38 @@ MAX_LINES_BYTES = 2**32
 MAX_LINE_BYTES = 4 * 2**20
 
 CAMPAIGN_ID = re.compile("[0-9a-f]{12}")
-RUN = Text("[0-9A-Za-z]{1,40}")
-SHA256 = Text("[0-9a-f]{64}")
-JOB = Text(r"[0-9]{1,20}(_[0-9]{1,20})?")
-CAMPAIGN = {
-    "name": Text(),
-    "cluster": Text("[a-z]{1,20}"),
-    "run": RUN,
-    "num_units": Integer(0),
-    "units_sha256": SHA256,
-    "command": Text(),
-    "process": Text(at_most=200),
-    "started": Number(0),
-}
-EVENT = {
-    "event": Text("[a-z]{1,20}"),
-    "time": Number(0),
-    "key?": Text(KEY.pattern),
-    "seconds?": Number(0),
-    "reason?": Text(),
-    "error?": Text(at_most=200),
-    "place?": Text(at_most=5000),
-    "job?": Text(f"({JOB.pattern})?"),
-    "*": ANY,
-}
+JOB = re.compile(r"[0-9]{1,20}(_[0-9]{1,20})?")
+Job = Annotated[str, matching(JOB.pattern)]
+JobOrNone = Annotated[str, matching(f"({JOB.pattern})?")]
+RunId = Annotated[str, matching("[0-9A-Za-z]{1,40}")]
+Seconds = Annotated[float, Meta(ge=0)]
+Word = Annotated[str, matching("[a-z]{1,20}")]
+
+
+class CampaignContent(Struct, forbid_unknown_fields=True):
+    """What campaign.json holds."""
+
+    name: str
+    cluster: Word
+    run: RunId
+    num_units: Annotated[int, Meta(ge=0)]
+    units_sha256: Sha256
+    command: str
+    process: Annotated[str, Meta(max_length=200)]
+    started: Seconds
+
+
+class EventLine(Struct):
+    """A line of a campaign's log; events have fields of their own beside these."""
+
+    event: Word
+    time: Seconds
+    key: Key | UnsetType = UNSET
+    seconds: Seconds | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    error: Annotated[str, Meta(max_length=200)] | UnsetType = UNSET
+    place: Annotated[str, Meta(max_length=5000)] | UnsetType = UNSET
+    job: JobOrNone | UnsetType = UNSET
 
 
 class Campaign:
@@ -146,7 +165,7 @@ class Campaign:
         try:
             if not stat.S_ISDIR(os.lstat(self.folder).st_mode):
                 return {}
-            return check(read_json(path), CAMPAIGN, path)
+            return read_checked(path, CampaignContent)
         except (SafeFileError, OSError):
             return {}
 
@@ -155,7 +174,7 @@ class Campaign:
 
     def units(self, digest: str) -> dict[str, Unit]:
         """{key: unit} of exactly the list with this sha256: a worker runs nothing else."""
-        path = self._units_file(check(digest, SHA256, self.folder, "units_sha256"))
+        path = self._units_file(validate(digest, Sha256, self.folder, "units_sha256"))
         units, found = {}, hashlib.sha256()
         with open_plain(path, MAX_LINES_BYTES) as (file, _):
             for number, line in enumerate(_lines(file), start=1):
@@ -165,7 +184,7 @@ class Campaign:
                 except SafeFileError:
                     content = None  # for the checksum to say
                 if content is not None:
-                    check(content, UNIT_LINE, path, f"line {number}")
+                    validate(content, UnitLine, path, f"line {number}")
                     units[content["key"]] = Unit.from_json(content)
         if found.hexdigest() != digest:
             raise SafeFileError(path, "has changed since the job was submitted; run the command again")
@@ -176,7 +195,7 @@ class Campaign:
         digest = self.describe().get("units_sha256")
         if digest is None:
             return []
-        return [(content["kind"], content["key"]) for content in read_lines(self._units_file(digest), UNIT_LINE)]
+        return [(content["kind"], content["key"]) for content in read_lines(self._units_file(digest), UnitLine)]
 
     def log(self, run: str, writer: str) -> EventLog:
         return EventLog(self.folder / "events" / f"{run}-{writer}.jsonl")
@@ -192,7 +211,7 @@ class EventReader:
     def __init__(self, campaign: Campaign, run: str):
         self.folder = campaign.folder / "events"
         # A run that is not one of ours must not lead elsewhere.
-        self.pattern = f"{run}-*.jsonl" if RUN.accepts(run) else ""
+        self.pattern = f"{run}-*.jsonl" if conforms(run, RunId) else ""
         self._offsets: dict[Path, int] = {}
 
     def new(self) -> list[dict[str, Any]]:
@@ -201,7 +220,7 @@ class EventReader:
             with contextlib.suppress(SafeFileError), open_plain(path, MAX_LINES_BYTES) as (file, size):
                 if size != self._offsets.get(path, 0):
                     file.seek(self._offsets.get(path, 0))
-                    found += _objects(self._whole_lines(file, path), EVENT, path)
+                    found += _objects(self._whole_lines(file, path), EventLine, path)
         return sorted(found, key=lambda event: event["time"])
 
     def _whole_lines(self, file: IO[bytes], path: Path) -> Iterator[bytes]:
@@ -248,7 +267,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 def _objects(lines: Iterable[bytes], schema: Any, path: Path) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            yield check(parse_json(line.decode("utf-8"), path), schema, path)
+            yield validate(parse_json(line.decode("utf-8"), path), schema, path)
         except (SafeFileError, UnicodeDecodeError):
             continue
 

@@ -29,13 +29,14 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from retrain.entry import KIND
-from retrain.jobs.campaign import CAMPAIGN_ID, JOB
+from retrain.jobs.campaign import CAMPAIGN_ID, JOB, JobOrNone
 from retrain.processes import host_name, process_alive, process_started
-from retrain.safe_files import PassingFileError, SafeFileError, make_folder, read_json, remove_folder
-from retrain.schema import Integer, Number, Text, check
+from retrain.safe_files import PassingFileError, SafeFileError, make_folder, matching, read_checked, remove_folder
 from retrain.store import Store, StoreError
 from retrain.work import Work, work_folder
 
@@ -48,17 +49,20 @@ LOCK_SECONDS = 5.0
 DRAFT_SECONDS = 86400.0  # a draft older than this was left by a killed process
 
 CLAIM_NAME = re.compile(rf"({KIND.pattern})\.([0-9a-f]{{1,64}})")
-HOLDER = {
-    "host": Text(at_most=200),
-    "pid": Integer(1, 2**31 - 1),
-    "started": Integer(0),
-    "job": Text(f"({JOB.pattern})?"),
-    "restart": Integer(0),
-    "token": Text("[0-9a-f]{1,64}"),
-    "since": Number(0, 1e11),
-    "campaign": Text(f"({CAMPAIGN_ID.pattern})?"),
-    "work?": Text("[0-9a-f]{0,64}"),
-}
+
+
+class HolderContent(Struct, forbid_unknown_fields=True):
+    """What a claim's file holds: see `Holder`."""
+
+    host: Annotated[str, Meta(max_length=200)]
+    pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    started: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    job: JobOrNone
+    restart: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    token: Annotated[str, matching("[0-9a-f]{1,64}")]
+    since: Annotated[float, Meta(ge=0, le=1e11)]
+    campaign: Annotated[str, matching(f"({CAMPAIGN_ID.pattern})?")]
+    work: Annotated[str, matching("[0-9a-f]{0,64}")] | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Holder:
             host=host_name(),
             pid=os.getpid(),
             started=process_started(os.getpid()),
-            job=job if JOB.accepts(job) else "",
+            job=job if JOB.fullmatch(job) else "",
             restart=int(restart) if restart.isdigit() else 0,
             token=secrets.token_hex(8),
             since=time.time(),
@@ -346,7 +350,7 @@ def _see(path: Path) -> _Sight | None:
         status = os.lstat(path)
         mark: tuple[Any, ...] = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
         try:
-            holder = Holder(**check(read_json(path, max_bytes=65536), HOLDER, path))
+            holder = Holder(**read_checked(path, HolderContent, 65536))
         except PassingFileError:
             # It cannot be read just now. Whoever has it keeps it; a watcher sees no change by that.
             return _Sight(UNKNOWN, time.time(), mark)

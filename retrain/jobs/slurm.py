@@ -22,15 +22,16 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from retrain.errors import UsageError
 from retrain.jobs.attempt import Attempt, tail
 from retrain.jobs.book import Book, JobError, RepeatedFailureError, fatal_error, logger
-from retrain.jobs.campaign import JOB, RUN, Campaign, EventReader, append_line, read_lines
+from retrain.jobs.campaign import Campaign, EventReader, Job, RunId, Seconds, append_line, read_lines
 from retrain.jobs.claims import Claim, Claims
 from retrain.jobs.private import private_folder, private_path
 from retrain.jobs.slurm_task import ArrayWorker, advanced, signal_seconds
 from retrain.safe_files import one_line
-from retrain.schema import Number
 from retrain.store import PassingStoreError
 
 DEFAULT_TIMEOUT_MIN = 60.0
@@ -49,7 +50,14 @@ GRACE_SECONDS = 5.0
 SWEEP_RATIO = 20
 # How Slurm ends a task that did nothing wrong.
 SLURMS_DOING = ("TIMEOUT", "DEADLINE", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED")
-SUBMISSION = {"jobs": [JOB], "run": RUN, "time": Number(0)}
+
+
+class Submission(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of a campaign's list of what was submitted."""
+
+    jobs: list[Job]
+    run: RunId
+    time: Seconds
 
 
 # -- the driver -------------------------------------------------------------------------------------------------------
@@ -76,7 +84,7 @@ def _ask_queue() -> dict[str, str] | str:
 
 def submissions(campaign: Campaign) -> list[dict[str, Any]]:
     """What was submitted for a campaign, oldest first: {"jobs": [names], "run": ..., "time": ...}."""
-    return list(read_lines(campaign.folder / "jobs.jsonl", SUBMISSION))
+    return list(read_lines(campaign.folder / "jobs.jsonl", Submission))
 
 
 def live_run(campaign: Campaign) -> str | None:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-from retrain.entry import KEY, KIND, TABLE, entry_key, plain_data
-from retrain.schema import Text
+import msgspec
+
+from retrain.entry import Key, Kind, Table, entry_key, plain_data
+from retrain.safe_files import matching
 from retrain.store import Store
 
-CALL = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
-# A unit as a line of a campaign's list.
-UNIT_LINE = {
-    "key": Text(KEY.pattern),
-    "kind": Text(KIND.pattern),
-    "config": TABLE,
-    "call": Text(CALL),
-    "payload": TABLE,
-}
+CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class UnitLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A unit as a line of a campaign's list."""
+
+    key: Key
+    kind: Kind
+    config: Table
+    call: Annotated[str, matching(CALL.pattern)]
+    payload: Table
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Unit:
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", plain_data(self.config, "config"))
         object.__setattr__(self, "payload", plain_data(self.payload, "payload"))
-        if not Text(CALL).accepts(self.call):
+        if not CALL.fullmatch(self.call):
             raise ValueError(f'a unit\'s call must read "package.module:function", not {self.call!r}')
 
     def with_config(self, **changes: Any) -> Unit:
