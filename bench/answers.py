@@ -17,45 +17,14 @@ from typing import Any
 
 import pandas as pd
 
-from bench import schemas
 from bench.methods import Variant
 from bench.records import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
 from retrain.safe_files import write_whole
-from retrain.schema import ANY, Flag, ListOf, Maybe
 from retrain.store import canonical_json
 from retrain.task import Task
 
 ANSWERS_FILE = "answers.json"
 TOPS = (0.01, 0.05)  # of which a precision is told, beside the share of the labels that was flipped
-_WHERE = {"task": schemas.NAME, "protocol": schemas.NAME, "alpha_attribution": schemas.SHARE, "seed": schemas.COUNT}
-_WHAT = {"metric": schemas.NAME, "at": schemas.ANY_NUMBER, "normalised": Flag(), "label": schemas.NAME}
-_ENDS = {"ci_low": schemas.ANY_NUMBER, "ci_high": schemas.ANY_NUMBER}
-ANSWERS = {
-    "run_id": schemas.ID,
-    "question": schemas.NAME,
-    "truth": schemas.WORDS,
-    "device": schemas.NAME,
-    "description?": Maybe(schemas.WORDS),
-    "finished?": schemas.line(40),
-    "machine?": {"cores?": Maybe(schemas.COUNT), **schemas.REST},
-    "config": {"task": {"name": schemas.NAME, **schemas.REST}, "methods?": ListOf(ANY, 0, 1000), **schemas.REST},
-    "ground": schemas.REST,
-    "rows": [
-        {
-            **_WHERE, **_WHAT, **_ENDS, "method": schemas.NAME, "settings": Maybe(schemas.WORDS), "higher": Flag(),
-            "value": schemas.ANY_NUMBER, "num_queries": schemas.COUNT, "num_undefined": schemas.COUNT,
-            "fit_seconds?": schemas.AMOUNT, "score_seconds?": schemas.AMOUNT, "peak_memory_bytes?": schemas.AMOUNT,
-            "note?": Maybe(schemas.WORDS), **schemas.REST,
-        }
-    ],
-    "pairs": [
-        {
-            **_WHERE, **_WHAT, **_ENDS, "against": schemas.NAME, "difference": schemas.ANY_NUMBER,
-            "p_value?": Maybe(schemas.SHARE), **schemas.REST,
-        }
-    ],
-    **schemas.REST,
-}  # fmt: skip
 
 
 def amount_asked(record: Mapping[str, Any], at: float | None) -> float | None:

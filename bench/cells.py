@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from baselines.method import Method
-from bench import metrics, schemas
+from bench import metrics, schema
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import GroundTruth
 from bench.methods import MethodSpec, Variant, check_named, variants_of
@@ -158,7 +158,7 @@ def traces_of(scorer: Scorer) -> list[list[float]]:
     else:
         return []
     # What ran away further could not be read back.
-    return np.asarray(traces, dtype=np.float64).clip(-schemas.LARGEST_NUMBER, schemas.LARGEST_NUMBER).tolist()
+    return np.asarray(traces, dtype=np.float64).clip(-schema.LARGEST_NUMBER, schema.LARGEST_NUMBER).tolist()
 
 
 def why_diverged(scorer: Scorer) -> str:

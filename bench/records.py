@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench import schemas
+from bench import schema
 from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
 from bench.metrics import MANY_SEEDS, average_ranks, ceiling_of_ends, mean_and_standard_error
@@ -36,14 +36,15 @@ from retrain.errors import UsageError
 from retrain.safe_files import (
     SafeFileError,
     one_line,
+    read_checked,
     read_json,
     read_safetensors,
     read_text,
+    validate,
     whole_file,
     write_safetensors,
     write_whole,
 )
-from retrain.schema import ListOf, Text, check
 from retrain.source import code_fingerprint
 
 # ---- provenance and writing ----
@@ -195,12 +196,12 @@ class Results:
                 found.append(Path(folder) / name)
         return sorted(found)
 
-    def read(self, name: str, schema: Any) -> list[tuple[Path, Any]]:
+    def read(self, name: str, kind: Any) -> list[tuple[Path, Any]]:
         """Every JSON file of that name with its content; one that is not what it should be becomes a problem."""
         found = []
         for path in self.files(name):
             try:
-                found.append((path, schemas.read_checked(path, schema)))
+                found.append((path, read_checked(path, kind)))
             except SafeFileError as error:
                 self.note(str(error))
         return found
@@ -230,7 +231,7 @@ def load_results(folder: str | Path) -> Results:
     results = Results(Path(folder))
     rows: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
-    for path, record in results.read("run.json", schemas.RUN_RECORD):
+    for path, record in results.read("run.json", schema.RunRecord):
         run_id, where = record["run_id"], path.relative_to(results.folder).as_posix()
         if run_id in results.records:
             results.note(f"{path}: has the run id {run_id} of {results.records[run_id]['path']}, which is the one read")
@@ -501,14 +502,6 @@ def without_scored_again(results: Results) -> Results:
 # ---- what recorded methods predict for a ground truth ----
 
 RECORDED_FORMAT = "tda-bench recorded predictions 1"
-RECORDED = {
-    "format": schemas.NAME,
-    "arrays_sha256": Text("[0-9a-f]{64}"),
-    "truth_sha256": Text("[0-9a-f]{64}"),
-    "methods": ListOf({"name": schemas.NAME, "label": schemas.NAME, "rows": schemas.NAME, **schemas.REST}, 0, 1000),
-    "rows": ListOf({"label": schemas.NAME, "method": schemas.NAME, **schemas.REST}, 0, 1000),
-    **schemas.REST,
-}
 
 
 @dataclass(frozen=True)
@@ -553,7 +546,7 @@ def read_recorded(folder: str | Path, truth_sha256: str) -> Recorded | None:
     record = read_json(folder / "recorded.json")
     if not isinstance(record, dict) or record.get("format") != RECORDED_FORMAT:
         raise UsageError(f'{folder / "recorded.json"} has another format; expected "{RECORDED_FORMAT}"')
-    check(record, RECORDED, folder / "recorded.json")
+    validate(record, schema.RecordedPredictions, folder / "recorded.json")
     if record["truth_sha256"] != truth_sha256:
         raise UsageError(f"{folder / 'recorded.json'} belongs to another ground truth than the one beside it")
     digest = hashlib.sha256()

@@ -16,20 +16,12 @@ import numpy as np
 from bench import metrics
 from bench.ground_truth import GroundTruth
 from bench.records import write_json
-from bench.schemas import NAME, REST, SHARE, WORDS
+from bench.schema import TruthRecord
 from retrain.array_files import read_arrays
 from retrain.errors import UsageError
-from retrain.safe_files import read_json, read_safetensors, whole_file, write_safetensors
-from retrain.schema import Maybe, Text, check
+from retrain.safe_files import read_json, read_safetensors, validate, whole_file, write_safetensors
 
 TRUTH_FORMAT = "tda-bench ground truth 1"
-TRUTH = {
-    "format": NAME,
-    "arrays_sha256": Text("[0-9a-f]{64}"),
-    "source?": Maybe(WORDS),
-    "alpha?": Maybe(SHARE),
-    **REST,
-}
 
 
 # ---- checking ----
@@ -138,7 +130,7 @@ def read_truth(folder: str | Path) -> GroundTruth:
         raise UsageError(
             f'{folder / "truth.json"} is no ground truth of this suite; expected "format": "{TRUTH_FORMAT}"'
         )
-    check(record, TRUTH, folder / "truth.json")
+    validate(record, TruthRecord, folder / "truth.json")
     digest = hashlib.sha256()
     arrays = read_safetensors(folder / "truth.safetensors", digest=digest)
     if digest.hexdigest() != record.get("arrays_sha256"):

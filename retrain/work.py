@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from retrain.entry import KEY, KIND, Sha256, Table, plain_data
 from retrain.safe_files import (
@@ -57,7 +57,7 @@ class StateContent(Struct, forbid_unknown_fields=True):
     turn: Annotated[int, Meta(ge=0, le=1)]
     arrays_sha256: Sha256
     record: Table
-    seconds: Annotated[float, Meta(ge=0, le=1e12)] | UnsetType = UNSET
+    seconds: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
 
 
 class Work:

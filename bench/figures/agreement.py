@@ -9,18 +9,19 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from bench.answers import ANSWERS, ANSWERS_FILE
+from bench.answers import ANSWERS_FILE
 from bench.evaluations.agreement import AGREEMENT, matrices_of, matrix_of
 from bench.figures.drawing import Drawing, frame, panel_row
 from bench.identity import file_slug, series_label
 from bench.publish.plots.style import INK, PaperSize
 from bench.records import Results
+from bench.schema import AnswersRecord
 
 FEW_NAMES = 6  # methods whose numbers fit beside each other as they are
 
 
 def draw_agreement(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for _, record in results.read(ANSWERS_FILE, ANSWERS):
+    for _, record in results.read(ANSWERS_FILE, AnswersRecord):
         if record["question"] != AGREEMENT:
             continue
         methods = {one.get("label"): one.get("name", "") for one in record["config"].get("methods", [])}

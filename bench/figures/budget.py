@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench import schemas
+from bench import schema
 from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.figures.sweep import alpha_words, read_swept, sweep_facts, sweep_sizes, swept_on
 from bench.identity import file_slug, settings_words
@@ -18,7 +18,7 @@ DOTTED_AXES = ("checkpoints",)  # against seconds
 
 
 def draw_budget(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for _, budget in read_swept(results, "budget.json", schemas.BUDGET):
+    for _, budget in read_swept(results, "budget.json", schema.BudgetRecord):
         curves = [curve for curve in budget["curves"] if results.shows(curve["method"])]
         if not curves:
             continue

@@ -23,7 +23,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
-from bench import schemas
+from bench import schema
 from bench.figures.drawing import Drawing, Kind
 from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
@@ -33,7 +33,7 @@ from bench.records import Results, load_results, without_curves, without_scored_
 from retrain.command import RUNS, Parser, at_least, check_out, guarded
 from retrain.processes import die_with
 from retrain.progress import Progress, counting
-from retrain.safe_files import SafeFileError, write_whole
+from retrain.safe_files import SafeFileError, read_checked, write_whole
 
 EVERY_DATAMODEL = ("retraining", "table")  # figures that show every setting of the datamodel
 EVERY_ENSEMBLE = ("ensembles", "table")  # and every number of base models
@@ -243,7 +243,7 @@ def write_index(out: Path, index: dict[str, Any], whole: bool, problems: list[st
     before: dict[str, Any] = {}
     if path.exists() or path.is_symlink():
         try:
-            before = schemas.read_checked(path, schemas.FIGURES)
+            before = read_checked(path, schema.FigureIndex)
         except SafeFileError as error:
             problems.append(str(error))
     if whole:

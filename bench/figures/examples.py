@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench import schemas
+from bench import schema
 from bench.figures.drawing import Drawing, UnusableError, frame, text_width
 from bench.identity import file_slug, series_label
 from bench.publish.plots.style import INK, PaperSize
 from bench.records import Results
-from retrain.safe_files import SafeFileError, open_plain
-from retrain.schema import check
+from retrain.safe_files import SafeFileError, open_plain, validate
 
 SAME, OTHER = "#0072b2", "#d55e00"
 MAX_PICTURE_BYTES = 32 * 2**20
@@ -35,10 +34,10 @@ def draw_examples(results: Results, size: PaperSize) -> Iterator[Drawing]:
 
 def image_examples_of(results: Results) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every examples.json of images, checked to the last tile's number."""
-    for path, content in results.read("examples.json", schemas.EXAMPLES):
+    for path, content in results.read("examples.json", schema.ExamplesRecord):
         if content["kind"] == "images":
             try:
-                check(content, schemas.IMAGES, path)
+                validate(content, schema.ImagesRecord, path)
                 for query in content["queries"]:
                     if lacking := [name for name in content["methods"] if name not in query["methods"]]:
                         raise SafeFileError(path, f"query {query['query']} lacks the method {lacking[0]!r}")

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from bench import schemas
+from bench import schema
 from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.publish.plots.style import INK, QUIET, PaperSize
 from bench.records import Results
@@ -20,7 +20,7 @@ GUIDE: dict[str, Any] = {"color": QUIET, "linestyle": (0, (1, 1.5)), "linewidth"
 
 
 def draw_limit(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for _, record in results.read("limit.json", schemas.LIMIT):
+    for _, record in results.read("limit.json", schema.LimitRecord):
         if not results.shows("bif"):
             continue
         exact, sampled = record["exact"], record["sampled"]

@@ -8,11 +8,12 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from bench.answers import ANSWERS, ANSWERS_FILE
+from bench.answers import ANSWERS_FILE
 from bench.figures.drawing import Drawing, frame, logarithmic, panel_row
 from bench.identity import file_slug, series_label
 from bench.publish.plots.style import QUIET, PaperSize, looks
 from bench.records import Results
+from bench.schema import AnswersRecord
 
 REMOVAL = "removal"
 CONTROL = "control"  # the origin of a row that no method made
@@ -20,7 +21,7 @@ DASHES = ((0, (1, 1.5)), (0, (4, 2)))
 
 
 def draw_removal(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for _, record in results.read(ANSWERS_FILE, ANSWERS):
+    for _, record in results.read(ANSWERS_FILE, AnswersRecord):
         if record["question"] != REMOVAL:
             continue
         rows = [

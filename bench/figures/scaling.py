@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench import schemas
+from bench import schema
 from bench.figures.drawing import Drawing, UnusableError, frame, logarithmic, panel_row
 from bench.identity import file_slug
 from bench.publish.plots.scaling import PANELS, can_draw, draw_cheaper, draw_laws, draw_panel, explain, marks, usable
 from bench.publish.plots.style import PaperSize
 from bench.records import Results
-from retrain.safe_files import SafeFileError, read_text
+from retrain.safe_files import SafeFileError, conforms, read_text
 
 TEXTS = ("model", "method", "device")
 NOT_NUMBERS = (
@@ -61,7 +61,7 @@ def draw_scaling(results: Results, size: PaperSize) -> Iterator[Drawing]:
             explained = explain(group, everything[everything["device"] == device], laws)
             frame(figure, size, title, [str(device)], [explained if len(explained) < 900 else marks(group)], axes)
             facts = {"method": sorted(set(group["method"]))}
-            runs = sorted({str(run) for run in group.get("run_id", pd.Series(dtype=str)) if schemas.ID.accepts(run)})
+            runs = sorted({str(run) for run in group.get("run_id", pd.Series(dtype=str)) if conforms(run, schema.Id)})
             place = file_slug(path.parent.name)
             stem = "-".join(["scaling", *([place] if place != "scaling" else []), file_slug(str(device))])
             caption = f"{title} on {device}. {explained}"

@@ -14,21 +14,20 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
-from bench import schemas
+from bench import schema
 from bench.figures.drawing import Drawing, frame, panel_row
 from bench.identity import file_slug, settings_words
 from bench.publish.plots.style import FAINT, INK, PaperSize, look, new_figure
 from bench.records import Results
 from bench.tables import setting_text
-from retrain.safe_files import SafeFileError
-from retrain.schema import check
+from retrain.safe_files import SafeFileError, validate
 
 # Pale, so that traces and numbers can be read on it.
 PALE = ListedColormap(0.6 + 0.4 * colormaps["viridis"](np.linspace(0.15, 1, 128))[:, :3])
 
 
 def draw_sweep(results: Results, size: PaperSize) -> Iterator[Drawing]:
-    for path, sweep in read_swept(results, "sweep.json", schemas.SWEEP):
+    for path, sweep in read_swept(results, "sweep.json", schema.SweepRecord):
         if not results.shows(sweep["method"]):
             continue
         axes, cells = sweep["axes"], sweep["cells"]
@@ -61,11 +60,11 @@ def alpha_words(record: dict[str, Any]) -> str:
     return " and ".join(f"{alpha:g}" for alpha in alphas)
 
 
-def read_swept(results: Results, name: str, schema: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path, record in results.read(name, schema):
+def read_swept(results: Results, name: str, kind: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path, record in results.read(name, kind):
         try:
             alpha = record["alpha"]
-            check(alpha if isinstance(alpha, list) else [alpha], schemas.ALPHAS, path, "alpha")
+            validate(alpha if isinstance(alpha, list) else [alpha], schema.Alphas, path, "alpha")
             yield path, record
         except SafeFileError as error:
             results.note(str(error))

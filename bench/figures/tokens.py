@@ -13,14 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from bench import schemas
+from bench import schema
 from bench.figures.drawing import Drawing, frame, plain_number
 from bench.figures.examples import example_settings, example_task
 from bench.identity import file_slug
 from bench.publish.plots.style import INK, PaperSize, new_figure
 from bench.records import Results
-from retrain.safe_files import SafeFileError
-from retrain.schema import check
+from retrain.safe_files import SafeFileError, validate
 
 MOST_LABELS = 48  # tokens up to which each is named
 CLOSE_UP = 24  # tokens of the part that is shown large
@@ -35,10 +34,10 @@ def draw_tokens(results: Results, size: PaperSize) -> Iterator[Drawing]:
 
 def token_examples_of(results: Results) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every examples.json of tokens, whose matrices have a number for every pair of tokens."""
-    for path, content in results.read("examples.json", schemas.EXAMPLES):
+    for path, content in results.read("examples.json", schema.ExamplesRecord):
         if content["kind"] == "tokens":
             try:
-                check(content, schemas.TOKENS, path)
+                validate(content, schema.TokensRecord, path)
                 for position, pair in enumerate(content["pairs"]):
                     shape = (len(pair["query_tokens"]), len(pair["train_tokens"]))
                     if len(pair["bif"]) != shape[0] or any(len(row) != shape[1] for row in pair["bif"]):

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import ANSWERS, ANSWERS_FILE, amount_asked
+from bench.answers import ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, short_digest
 from bench.publish import compare
 from bench.records import CeilingOverSeeds, Results, ceiling_over_seeds, last_made, load_results
+from bench.schema import AnswersRecord
 
 END_AT_ONE = ("lds", "AUC", "precision", "Spearman")  # words in the names of such metrics
 
@@ -252,7 +253,7 @@ def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:
     pairs: _Pairs = {}
     records = [
         {**record, "finished": max(str(record.get("finished", "")), last_made(path))}
-        for path, record in results.read(ANSWERS_FILE, ANSWERS)
+        for path, record in results.read(ANSWERS_FILE, AnswersRecord)
     ]
     for record in sorted(records, key=lambda one: one["finished"]):
         identity = Identity({**record, "ceilings": []})

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from baselines.bif.presets import PAPER_SETTINGS
-from bench import schemas
+from bench import schema
 from bench.ledger.verdicts import AS_PAPER, SCRATCH, SCRATCH_TUNED, SHOWN, TUNED, Gap, student_interval
 from bench.records import (
     MANY_SEEDS,
@@ -162,12 +162,12 @@ class Evidence:
         self.results: Results = without_curves(without_scored_again(load_results(folder)))
         self.left_out: list[str] = []
         self._situations: dict[tuple[Any, ...], Situation | None] = {}
-        self.speeds = self.results.read("speed.json", schemas.SPEED)
+        self.speeds = self.results.read("speed.json", schema.SpeedRecord)
         for _, record in self.speeds:
             for row in record["rows"]:
                 row.setdefault("label", row["method"])
-        self.sweeps = self.results.read("sweep.json", schemas.SWEEP)
-        self.budgets = self.results.read("budget.json", schemas.BUDGET)
+        self.sweeps = self.results.read("sweep.json", schema.SweepRecord)
+        self.budgets = self.results.read("budget.json", schema.BudgetRecord)
 
     # ---- LDS ----
 

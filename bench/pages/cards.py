@@ -15,12 +15,12 @@ from typing import Any
 
 import pandas as pd
 
-from bench import schemas
+from bench import schema
 from bench.figures.examples import read_picture
 from bench.identity import file_slug
 from bench.pages.data import file_link, picture_uri
 from bench.pages.drawings import inline_drawing
-from retrain.safe_files import SafeFileError, read_text
+from retrain.safe_files import SafeFileError, read_checked, read_text
 
 MAX_PACKED_BYTES = 150_000  # a drawing of more strokes than this is shown as pixels, where there are any
 # What the page has as something one can move about in; twice, it would be half of the page.
@@ -71,7 +71,7 @@ class Cards:
         if not path.exists() and not path.is_symlink():
             return self
         try:
-            index = schemas.read_checked(path, schemas.FIGURES)
+            index = read_checked(path, schema.FigureIndex)
         except SafeFileError as error:
             self.problems.append(str(error))
             return self

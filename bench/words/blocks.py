@@ -24,13 +24,13 @@ from typing import Any
 
 import pandas as pd
 
-from bench import schemas
+from bench import schema
 from bench.answers import amount_asked
 from bench.records import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 from bench.tables import bytes_text, interval, number
 from bench.words.values import Records, equals
 from retrain.errors import UsageError
-from retrain.safe_files import SafeFileError
+from retrain.safe_files import SafeFileError, read_checked
 
 CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device")
 SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
@@ -309,7 +309,7 @@ def reproduce_block(records: Records, places: Sequence[str], options: Mapping[st
 
     folder = records.place(places[0])
     try:
-        index = schemas.read_checked(folder / "figures.json", schemas.FIGURES)
+        index = read_checked(folder / "figures.json", schema.FigureIndex)
     except SafeFileError as error:
         raise UsageError(str(error)) from None
     found = records.results(Path(places[0]).parent.as_posix())

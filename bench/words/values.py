@@ -19,16 +19,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import schemas
+from bench import schema
 from bench.metrics import mean_and_standard_error
 from bench.records import Results, load_results
 from bench.tables import bytes_text, duration
 from retrain.errors import UsageError
-from retrain.safe_files import SafeFileError, read_json, read_text
+from retrain.safe_files import SafeFileError, read_checked, read_json, read_text
 
 SCHEMAS = {
-    "run.json": schemas.RUN_RECORD, "sweep.json": schemas.SWEEP, "budget.json": schemas.BUDGET,
-    "speed.json": schemas.SPEED,
+    "run.json": schema.RunRecord, "sweep.json": schema.SweepRecord, "budget.json": schema.BudgetRecord,
+    "speed.json": schema.SpeedRecord,
 }  # fmt: skip
 FUNCTIONS = ("mean", "se", "median", "min", "max", "sum", "count")
 OVER_SEEDS = ("mean", "se", "median")
@@ -107,7 +107,7 @@ def _plain(frame: Any) -> list[dict[str, Any]]:
 def _file(path: Path) -> Any:
     if path.suffix == ".csv":
         return {"rows": list(csv.DictReader(io.StringIO(read_text(path))))}
-    record = schemas.read_checked(path, SCHEMAS[path.name]) if path.name in SCHEMAS else read_json(path)
+    record = read_checked(path, SCHEMAS[path.name]) if path.name in SCHEMAS else read_json(path)
     for row in record.get("rows", []) if isinstance(record, dict) else []:
         if isinstance(row, dict) and "method" in row:
             row.setdefault("label", row["method"])

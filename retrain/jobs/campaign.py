@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from retrain.entry import Key, Sha256
 from retrain.jobs.unit import Unit, UnitLine
@@ -74,12 +74,12 @@ class EventLine(Struct):
 
     event: Word
     time: Seconds
-    key: Key | UnsetType = UNSET
-    seconds: Seconds | UnsetType = UNSET
-    reason: str | UnsetType = UNSET
-    error: Annotated[str, Meta(max_length=200)] | UnsetType = UNSET
-    place: Annotated[str, Meta(max_length=5000)] | UnsetType = UNSET
-    job: JobOrNone | UnsetType = UNSET
+    key: Key = ""
+    seconds: Seconds = 0.0
+    reason: str = ""
+    error: Annotated[str, Meta(max_length=200)] = ""
+    place: Annotated[str, Meta(max_length=5000)] = ""
+    job: JobOrNone = ""
 
 
 class Campaign:

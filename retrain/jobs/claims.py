@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from retrain.entry import KIND
 from retrain.jobs.campaign import CAMPAIGN_ID, JOB, JobOrNone
@@ -62,7 +62,7 @@ class HolderContent(Struct, forbid_unknown_fields=True):
     token: Annotated[str, matching("[0-9a-f]{1,64}")]
     since: Annotated[float, Meta(ge=0, le=1e11)]
     campaign: Annotated[str, matching(f"({CAMPAIGN_ID.pattern})?")]
-    work: Annotated[str, matching("[0-9a-f]{0,64}")] | UnsetType = UNSET
+    work: Annotated[str, matching("[0-9a-f]{0,64}")] = ""
 
 
 @dataclass(frozen=True)

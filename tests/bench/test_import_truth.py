@@ -10,9 +10,10 @@ import pytest
 from bench import truth, truth_folder
 from bench.lds import main
 from bench.leaderboard import rows
-from bench.schemas import RUN_RECORD, read_checked
+from bench.schema import RunRecord
 from bench.truth_folder import read_truth
 from bench.truth_scores import score_files
+from retrain.safe_files import read_checked
 
 NUM_SUBSETS, NUM_TRAIN, NUM_QUERIES = 40, 30, 7
 
@@ -196,7 +197,7 @@ def test_lds_scores_a_file(world: dict[str, Any], capsys: pytest.CaptureFixture[
     assert main(command) == 0
     assert "30 training examples, 7 queries" in capsys.readouterr().out
     (record,) = Path("runs").glob("*/run.json")
-    assert read_checked(record, RUN_RECORD)["rows"][0]["lds"] == row["lds"]
+    assert read_checked(record, RunRecord)["rows"][0]["lds"] == row["lds"]
     (board,) = rows("runs")
     assert (board.label, board.metric, board.rank, board.protocol) == ("scores", "lds", "1", "given")
     assert board.task.startswith("trak ")

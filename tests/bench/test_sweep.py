@@ -8,8 +8,9 @@ import pytest
 from torch import nn
 
 from baselines.method import load_method
-from bench import schemas
+from bench import schema
 from bench.sweep import main, trak_projections
+from retrain.safe_files import read_checked
 
 PLANTED = "tests.helpers.planted:Planted"
 
@@ -78,7 +79,7 @@ def test_what_ran_away_is_not_run_again(
     (path,) = (tmp_path / "out").glob("*.json")
     before = json.loads(path.read_text())
     if cells := before.get("cells"):  # with losses beyond what floats of a record may hold
-        schemas.read_checked(path, schemas.SWEEP)
+        read_checked(path, schema.SweepRecord)
         assert not any(str(tmp_path) in cell["reason"] for cell in cells), "no place of this machine"
     monkeypatch.setattr(BIF, "score", None)
     assert main(command) == 1

@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Any
 
 import pytest
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from retrain.safe_files import SafeFileError, conforms, matching, validate
 
@@ -12,7 +12,7 @@ from retrain.safe_files import SafeFileError, conforms, matching, validate
 class Event(Struct):
     event: Annotated[str, matching("done|failed")]
     time: Annotated[float, Meta(ge=0)]
-    key: Annotated[str, matching("[0-9a-f]{4}", words="a key")] | UnsetType = UNSET
+    key: Annotated[str, matching("[0-9a-f]{4}", words="a key")] = ""
 
 
 class Run(Struct, forbid_unknown_fields=True):
@@ -20,7 +20,7 @@ class Run(Struct, forbid_unknown_fields=True):
     events: list[Event]
     seed: Annotated[int, Meta(ge=0)]
     options: dict[str, Any]
-    best: float | None | UnsetType = UNSET
+    best: float | None = None
 
 
 GOOD = {"name": "größe", "events": [{"event": "done", "time": 1}], "seed": 10**30, "options": {"a": [1]}, "best": None}

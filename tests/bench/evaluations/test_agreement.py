@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.answers import ANSWERS
 from bench.evaluations.__main__ import main
 from bench.evaluations.agreement import matrices_of, matrix_of, overlap
 from bench.figures.agreement import draw_agreement
 from bench.publish.plots.style import PaperSize
 from bench.records import load_results
-from bench.schemas import read_checked
+from bench.schema import AnswersRecord
+from retrain.safe_files import read_checked
 
 DUPLICATES = "tests.helpers.removal_tasks:WithDuplicates"
 
@@ -41,7 +41,7 @@ def test_two_labels_of_one_method_agree_wholly_and_random_with_nobody(
     assert main(words) == 0
     assert "overlap of the top 6" in capsys.readouterr().out
     (path,) = (tmp_path / "runs").glob("*/answers.json")
-    cells = read_checked(path, ANSWERS)["detail"]["cells"]
+    cells = read_checked(path, AnswersRecord)["detail"]["cells"]
     for (*_, metric, _), some in matrices_of(cells).items():
         labels, matrix = matrix_of(some)
         assert labels == ["gradsim", "again", "random"]

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.answers import ANSWERS
 from bench.evaluations.__main__ import main
 from bench.evaluations.leave_one_out import LEAVE_ONE_OUT, leave_one_out
 from bench.experiment import Execution, Experiment
 from bench.leaderboard import rows
 from bench.metrics.calibration import calibration, reachable_share
-from bench.schemas import read_checked
+from bench.schema import AnswersRecord
+from retrain.safe_files import read_checked
 
 LOGISTIC = "retrain.logistic:LogisticDigits"
 
@@ -83,7 +83,7 @@ def test_leave_one_out_is_exact_on_a_logistic_regression(tmp_path: Path) -> None
     assert found["exact", "leave-one-out calibration R2"]["value"] > 0.95
     assert 0.4 < found["kfac", LEAVE_ONE_OUT]["value"] < found["exact", LEAVE_ONE_OUT]["value"]
     assert abs(found["random", LEAVE_ONE_OUT]["value"]) < 0.2
-    record = read_checked(out.save(tmp_path / "runs"), ANSWERS)
+    record = read_checked(out.save(tmp_path / "runs"), AnswersRecord)
     assert record["question"] == "leave-one-out"
     board = {row.label: row for row in rows(tmp_path / "runs") if row.metric == LEAVE_ONE_OUT}
     assert [board[label].rank for label in ("exact", "kfac", "random")] == ["1", "2", "3"]
@@ -107,4 +107,4 @@ def test_the_command_uses_the_ground_truth_of_lds(tmp_path: Path, capsys: pytest
     assert main(words) == 0
     assert "median slope" in capsys.readouterr().out
     (path,) = (tmp_path / "runs").glob("*/answers.json")
-    assert {row["at"] for row in read_checked(path, ANSWERS)["rows"]} == {0.5}
+    assert {row["at"] for row in read_checked(path, AnswersRecord)["rows"]} == {0.5}
