@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(word.partition("=")[0] in ("--ground-truth", "--scores", "--scores-are") for word in argv):
-        from bench.truth_scores import scores_command
+        from bench.truth.scores import scores_command
 
         return scores_command(argv, parser)
     arguments = parser.parse_args(argv)

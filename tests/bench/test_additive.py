@@ -10,7 +10,7 @@ from bench.additive import LINEAR, is_known, linear_numbers
 from bench.ground_truth import GroundTruth
 from bench.metrics import best_spearman
 from bench.tables import ceiling_text, divisor, linear_ceiling_of, linear_ceiling_text
-from bench.truth_scores import show_scores
+from bench.truth.scores import show_scores
 from retrain.subsets import masks as draw
 
 EXAMPLES, QUERIES = 300, 60

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import cache, examples, scaling, status, truth
+from bench import cache, examples, scaling, status
+from bench.truth import __main__ as truth
 from retrain import progress
 from retrain.jobs import book as jobs_book
 from retrain.jobs import run as jobs_run

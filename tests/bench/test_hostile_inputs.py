@@ -16,7 +16,7 @@ import pytest
 
 from bench.ground_truth import GroundTruth
 from bench.lds import main
-from bench.truth_folder import write_truth
+from bench.truth.folder import write_truth
 
 TESTS = Path(__file__).resolve().parents[1]
 

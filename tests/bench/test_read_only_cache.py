@@ -16,7 +16,7 @@ import bench.lds
 import bench.report
 import bench.speed
 import bench.status
-import bench.truth
+import bench.truth.__main__
 import retrain.__main__
 
 PLANTED = "tests.helpers.planted:Planted"
@@ -91,8 +91,8 @@ def test_every_command_reads_it(closed: Callable[[], Path], tmp_path: Path, caps
     assert bench.cache.main(["list", *cache]) == 0
     assert bench.cache.main(["verify", *cache]) == 0
     assert bench.status.main(cache) == 0
-    assert bench.truth.main(["export", *plan, "--out", str(tmp_path / "truth")]) == 0
-    assert bench.truth.main(["check", str(tmp_path / "truth")]) == 0
+    assert bench.truth.__main__.main(["export", *plan, "--out", str(tmp_path / "truth")]) == 0
+    assert bench.truth.__main__.main(["check", str(tmp_path / "truth")]) == 0
     assert bench.speed.main([*task, "--methods", "gradsim", "--repeats", "1", "--out", str(tmp_path / "speed")]) == 0
     assert bench.figures.command.main(["--results", runs, "--out", str(tmp_path / "figures")]) == 0
     assert bench.report.main(["--results", runs, "--out", str(tmp_path / "report")]) == 0

@@ -71,8 +71,9 @@ def smaller(command: str) -> tuple[str, list[str]]:
 
 def run(command: str) -> int:
     module, words = smaller(command)
+    found = importlib.import_module(module)
     try:
-        return importlib.import_module(module).main(words) or 0
+        return (found if hasattr(found, "main") else importlib.import_module(f"{module}.__main__")).main(words) or 0
     except SystemExit as stopped:  # --help
         return int(stopped.code or 0)
 
@@ -123,7 +124,7 @@ def test_commands_in_the_text_run(command: str, folder: Path, capsys: pytest.Cap
     command = command.replace("--experiment FILE", f"--experiment {record}").replace("--results runs", "--results one")
     if "--ground-truth DIR" in command:
         words = ["export", "--task", "digits", "--alpha", "0.1", *PLAN, *TASK, "--out", "truth"]
-        assert importlib.import_module("bench.truth").main(words) == 0
+        assert importlib.import_module("bench.truth.__main__").main(words) == 0
         queries = len(load_task("digits", num_train=80).query_indices("report"))
         np.save("scores.npy", np.random.default_rng(0).normal(size=(queries, 80)))
         command = command.replace("--ground-truth DIR", "--ground-truth truth")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import bank, report, retrain_speed
+from bench import report, retrain_speed
 from bench.evaluations.__main__ import main as evaluate
 from bench.leaderboard.command import main as leaderboard
+from bench.truth.__main__ import main as truth
 from retrain.command import guarded
 from tests.helpers.synthetic_results import write_run
 
@@ -90,7 +91,7 @@ def test_more_than_there_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "--queries 5000: there are 8 (report), and all are used\n" in capsys.readouterr().err
     assert calibration([*asked, "--alpha", "0.5", "--subsets", "4"]) == 0
     assert "--queries 5000: there are 8" in capsys.readouterr().err
-    assert bank.main(["scores", *asked]) == 0
+    assert truth(["scores", *asked]) == 0
     assert "--queries 5000: there are 8" in capsys.readouterr().err
     small = ["--set", f"{PLANTED}.num_train=6", "--replicates", "1", "--examples", "100"]
     assert leave_one_out(words(tmp_path, *small)) == 0
@@ -101,11 +102,11 @@ def test_more_than_there_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def scores_of_a_bank(arguments: list[str]) -> int:
-    return bank.main(["scores", *arguments])
+    return truth(["scores", *arguments])
 
 
 def bank_with_a_plan(arguments: list[str]) -> int:
-    return bank.main(["make", *arguments, "--subsets", "4"])
+    return truth(["bank", *arguments, "--subsets", "4"])
 
 
 QUESTIONS = (removal, mislabel, agreement, leave_one_out, scores_of_a_bank)
@@ -162,9 +163,9 @@ def test_a_slip_is_one_line(main: Main, tmp_path: Path, capsys: pytest.CaptureFi
         (report.main, ["--results", "EMPTY", "--out", "FILE"], "cannot be made: File exists"),
         (report.main, ["--results", "EMPTY", "--figures", "FILE"], "is no folder; expected the one that bench.figures"),
         (report.main, ["--figurs", "EMPTY"], "did you mean --figures?"),
-        (bank.main, ["check", "EMPTY"], "has no truth.json; expected a folder made by `python -m bench.bank make`"),
-        (bank.main, ["check", "FILE"], "expected a folder made by `python -m bench.bank make`"),
-        (bank.main, ["chek"], "did you mean check?"),
+        (truth, ["check", "EMPTY"], "has no truth.json; expected a folder made by `python -m bench.truth"),
+        (truth, ["check", "FILE"], "expected a folder made by `python -m bench.truth"),
+        (truth, ["chek"], "did you mean check?"),
     ],
 )
 def test_a_slip_of_the_others_is_one_line(

@@ -10,6 +10,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from bench.schema import TruthRecord
 from retrain.array_files import read_arrays
 from retrain.errors import UsageError
 from retrain.safe_files import read_json, read_safetensors, validate, whole_file, write_safetensors
+from retrain.source import code_fingerprint
+from retrain.task import Task
+from retrain.train import Plan
 
 TRUTH_FORMAT = "tda-bench ground truth 1"
 
@@ -116,6 +120,22 @@ def write_truth(folder: Path, truth: GroundTruth) -> None:
     }  # fmt: skip
     content = {"format": TRUTH_FORMAT, **sizes, **truth.record, "arrays_sha256": digest}
     write_json(folder / "truth.json", content)
+
+
+def truth_record(task: Task, plan: Plan) -> dict[str, Any]:
+    """What is known of a ground truth of ours: with it, scores from anywhere are held against our own runs."""
+    names = (
+        "alpha", "alpha_attribution", "seed", "scheme", "initialisation", "stream", "replicates", "replicated_subsets",
+    )  # fmt: skip
+    return {
+        "source": "tda-bench",
+        "task": task.config,
+        "protocol": task.protocol,
+        **{name: getattr(plan, name) for name in names},
+        "values": "losses, larger is worse",
+        "masks": "kept examples",
+        "code": code_fingerprint(),
+    }
 
 
 def read_truth(folder: str | Path) -> GroundTruth:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import truth, truth_folder
 from bench.lds import main
 from bench.leaderboard import rows
 from bench.schema import RunRecord
-from bench.truth_folder import read_truth
-from bench.truth_scores import score_files
+from bench.truth import folder
+from bench.truth.__main__ import main as truth
+from bench.truth.folder import read_truth
+from bench.truth.scores import score_files
 from retrain.safe_files import read_checked
 
 NUM_SUBSETS, NUM_TRAIN, NUM_QUERIES = 40, 30, 7
@@ -45,7 +46,7 @@ def save(world: dict[str, Any], name: str, array: np.ndarray) -> str:
 
 def run_import(world: dict[str, Any], *arguments: str) -> tuple[int, Path]:
     out = world["folder"] / "truth"
-    return truth.main(["import", *arguments, "--out", str(out)]), out
+    return truth(["import", *arguments, "--out", str(out)]), out
 
 
 def sources(world: dict[str, Any]) -> dict[str, list[str]]:
@@ -57,10 +58,10 @@ def sources(world: dict[str, Any]) -> dict[str, list[str]]:
     train = ["--num-train", str(NUM_TRAIN)]
     minus = save(world, "minus.npy", -losses)
     return {
-        "trak": ["trak", "--masks", save(world, "masks.npy", masks.astype(np.int64)), "--margins", minus],
-        "dattri": ["dattri", "--indices", kept, "--values", minus, *train],
-        "arrays": ["arrays", "--masks", save(world, "kept.npy", masks), "--losses", save(world, "plain.npy", losses)],
-        "bergson": ["bergson", "--subsets", str(subsets), "--losses", save(world, "losses.npy", losses), *train],
+        "trak": ["trak", save(world, "masks.npy", masks.astype(np.int64)), minus],
+        "dattri": ["dattri", kept, minus, *train],
+        "arrays": ["arrays", save(world, "kept.npy", masks), save(world, "plain.npy", losses)],
+        "bergson": ["bergson", str(subsets), save(world, "losses.npy", losses), *train],
     }
 
 
@@ -84,7 +85,7 @@ def test_the_conventions_matter(world: dict[str, Any]) -> None:
     assert score_files(read_truth(out), score)["rows"][0]["lds"] < -0.95
     as_if_kept = save(world, "left-out.npy", np.stack([np.flatnonzero(~row) for row in world["masks"]]))
     train = ["--num-train", str(NUM_TRAIN)]
-    _, out = run_import(world, "dattri", "--indices", as_if_kept, "--values", arguments["dattri"][4], *train)
+    _, out = run_import(world, "dattri", as_if_kept, arguments["dattri"][2], *train)
     assert score_files(read_truth(out), score)["rows"][0]["lds"] < -0.95
     _, out = run_import(world, *arguments["bergson"])
     assert score_files(read_truth(out), score, "helpfulness")["rows"][0]["lds"] < -0.95
@@ -93,7 +94,7 @@ def test_the_conventions_matter(world: dict[str, Any]) -> None:
 def test_bergson_also_as_a_table_of_numbered_subsets(world: dict[str, Any]) -> None:
     arguments = sources(world)["bergson"]
     table = {str(k): np.flatnonzero(~row).tolist() for k, row in reversed(list(enumerate(world["masks"])))}
-    Path(arguments[2]).write_text(json.dumps(table))
+    Path(arguments[1]).write_text(json.dumps(table))
     _, out = run_import(world, *arguments)
     np.testing.assert_array_equal(read_truth(out).masks, world["masks"])
 
@@ -130,7 +131,7 @@ def test_bad_arrays_are_refused_in_one_line(
 ) -> None:
     masks_file = save(world, "masks.npy", masks(world["masks"]))
     margins_file = save(world, "margins.npy", margins(-world["losses"]))
-    code, out = run_import(world, "trak", "--masks", masks_file, "--margins", margins_file)
+    code, out = run_import(world, "trak", masks_file, margins_file)
     said = capsys.readouterr().err
     assert code == 2
     assert text in said
@@ -142,7 +143,7 @@ def test_square_masks_that_are_transposed_are_noticed(
     world: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     masks, margins = world["masks"][:NUM_TRAIN], -world["losses"][:NUM_TRAIN]
-    files = ["--masks", save(world, "square.npy", masks.T), "--margins", save(world, "m.npy", margins)]
+    files = [save(world, "square.npy", masks.T), save(world, "m.npy", margins)]
     assert run_import(world, "trak", *files)[0] == 2
     assert "looks transposed" in capsys.readouterr().err
 
@@ -161,7 +162,7 @@ def test_bad_lists_are_refused_in_one_line(
     world: dict[str, Any], capsys: pytest.CaptureFixture[str], ids: Any, text: str
 ) -> None:
     arguments = sources(world)["bergson"]
-    Path(arguments[2]).write_text(json.dumps(ids))
+    Path(arguments[1]).write_text(json.dumps(ids))
     assert run_import(world, *arguments)[0] == 2
     said = capsys.readouterr().err
     assert text in said
@@ -169,10 +170,8 @@ def test_bad_lists_are_refused_in_one_line(
 
 
 def test_missing_files_and_options_are_named(world: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_import(world, "trak", "--masks", "/nowhere.npy", "--margins", "m.npy")[0] == 2
+    assert run_import(world, "trak", "/nowhere.npy", "m.npy")[0] == 2
     assert "/nowhere.npy: does not exist" in capsys.readouterr().err
-    assert run_import(world, "trak")[0] == 2
-    assert "needs --masks" in capsys.readouterr().err
     assert run_import(world, *sources(world)["bergson"][:-2])[0] == 2
     assert "needs --num-train" in capsys.readouterr().err
 
@@ -182,7 +181,7 @@ def test_an_edited_ground_truth_is_refused(world: dict[str, Any], capsys: pytest
     data = bytearray((out / "truth.safetensors").read_bytes())
     data[-1] ^= 1
     (out / "truth.safetensors").write_bytes(bytes(data))
-    assert truth.main(["check", str(out)]) == 2
+    assert truth(["check", str(out)]) == 2
     assert "does not match its checksum" in capsys.readouterr().err
 
 
@@ -226,28 +225,11 @@ def test_options_of_a_run_do_not_go_with_a_ground_truth(capsys: pytest.CaptureFi
 def test_ours_goes_out_and_comes_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exported from the cache of a small digits run, and scored against its own mean effect."""
     out = tmp_path / "exported"
-    command = [
-        "export",
-        "--task",
-        "digits",
-        "--alpha",
-        "0.05",
-        "--subsets",
-        "4",
-        "--replicates",
-        "2",
-        "--device",
-        "cpu",
-        "--cluster",
-        "inline",
-        "--cache",
-        str(tmp_path / "cache"),
-        "--out",
-        str(out),
-    ]
-    assert truth.main([*command, "--collect"]) == 2
+    command = ["export", "--task", "digits", "--alpha", "0.05", "--subsets", "4", "--replicates", "2"]
+    command += ["--device", "cpu", "--cluster", "inline", "--cache", str(tmp_path / "cache"), "--out", str(out)]
+    assert truth([*command, "--collect"]) == 2
     assert "8 of 8 retrains are not in" in capsys.readouterr().err
-    assert truth.main(command) == 0
+    assert truth(command) == 0
     found = read_truth(out)
     assert found.losses.shape[:2] == (2, 4)
     assert found.masks.sum(axis=1).tolist() == [60] * 4
@@ -266,6 +248,6 @@ def test_a_truth_that_cannot_be_written_is_one_line(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(truth_folder, "write_safetensors", full)
+    monkeypatch.setattr(folder, "write_safetensors", full)
     assert run_import(world, *sources(world)["trak"])[0] == 1
     assert capsys.readouterr().err.endswith("truth cannot be written: No space left on device\n")

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from bench import metrics
-from bench.bank import main as bank
 from bench.ground_truth import GroundTruth
 from bench.lds import main as lds
 from bench.leaderboard import rows
 from bench.records import doubled_ranks, load_results, read_recorded
 from bench.schema import RunRecord
-from bench.truth_folder import read_truth, write_truth
+from bench.truth.__main__ import main as truth_command
+from bench.truth.folder import read_truth, write_truth
 from retrain.errors import UsageError
 from retrain.safe_files import read_checked, read_safetensors, write_safetensors
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BANKS = sorted(path.parent for path in (ROOT / "results" / "bank").glob("*/recorded.json"))
 LOGISTIC = "retrain.logistic:LogisticDigits"
 
@@ -80,8 +80,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     task += ["--methods", "gradsim", "kfac", "random", "--cache", str(folder / "cache"), "--queries", "20"]
     plan = ["--alpha", "0.5", "--subsets", "20", "--replicates", "1"]
     assert lds([*task, *plan, "--out", str(folder / "runs")]) == 0
-    assert bank(["make", *task, *plan, "--out", str(folder / "banks")]) == 0
-    assert bank(["scores", *task, "--out", str(folder / "scores"), "--scores", "raw"]) == 0
+    assert truth_command(["bank", *task, *plan, "--out", str(folder / "banks")]) == 0
+    assert truth_command(["scores", *task, "--out", str(folder / "scores"), "--scores", "raw"]) == 0
     (made,) = (folder / "banks").iterdir()
     return {"folder": folder, "bank": made, "task": task}
 
@@ -89,7 +89,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_what_two_banks_share_is_kept_once(world: dict[str, Any], tmp_path: Path) -> None:
     """The checkpoint of a seed, and no room for replicates that only some subsets have."""
     plan = ["--alpha", "0.5", "0.3", "--subsets", "20", "--replicates", "2", "--replicated-subsets", "4"]
-    assert bank(["make", *world["task"], *plan, "--checkpoint", "--out", str(tmp_path)]) == 0
+    assert truth_command(["bank", *world["task"], *plan, "--checkpoint", "--out", str(tmp_path)]) == 0
     folders = sorted(tmp_path.iterdir())
     told = [json.loads((folder / "checkpoint.json").read_text()) for folder in folders]
     files = {(folder / one["file"]).resolve() for folder, one in zip(folders, told, strict=True)}
@@ -102,7 +102,7 @@ def test_what_two_banks_share_is_kept_once(world: dict[str, Any], tmp_path: Path
         arrays = read_safetensors(folder / "truth.safetensors")
         assert arrays["losses"].shape == (1, 20, 20)
         assert np.array_equal(arrays["further_losses"], truth.losses[1:, truth.present[1]])
-        assert bank(["check", str(folder)]) == 0
+        assert truth_command(["check", str(folder)]) == 0
 
 
 def test_further_losses_that_do_not_fit_are_refused(world: dict[str, Any], tmp_path: Path) -> None:
@@ -158,13 +158,13 @@ def test_check_finds_an_edited_bank(world: dict[str, Any], capsys: pytest.Captur
     copy.mkdir()
     for path in world["bank"].iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
-    assert bank(["check", str(copy)]) == 0
+    assert truth_command(["check", str(copy)]) == 0
     record = json.loads((copy / "recorded.json").read_text())
     record["rows"][0]["lds"] += 1e-3
     (copy / "recorded.json").write_text(json.dumps(record))
-    assert bank(["check", str(copy)]) == 1
+    assert truth_command(["check", str(copy)]) == 1
     assert "differs" in capsys.readouterr().out
     record["truth_sha256"] = "0" * 64
     (copy / "recorded.json").write_text(json.dumps(record))
-    assert bank(["check", str(copy)]) == 2
+    assert truth_command(["check", str(copy)]) == 2
     assert "belongs to another ground truth" in capsys.readouterr().err

@@ -1,24 +1,22 @@
 """A bank to compete on: ground truth, recorded methods' predictions and the checkpoint, without a GPU or a retrain.
 
     python -m bench.lds --ground-truth results/bank/digits-scratch-alpha-0.1-seed-1 --scores mine.npy
-    python -m bench.bank check results/bank/*                                    # recorded LDS, again from the bank
-    python -m bench.bank scores --task digits --methods ekfac gradsim --out DIR  # our score matrices, as .npy
-    python -m bench.bank make --task digits --alpha 0.1 --methods ekfac kfac trak gradsim random --out results/bank
+    python -m bench.truth check results/bank/*                                    # recorded LDS, again from the bank
+    python -m bench.truth scores --task digits --methods ekfac gradsim --out DIR  # our score matrices, as .npy
+    python -m bench.truth bank --task digits --alpha 0.1 --methods ekfac kfac trak gradsim random --out results/bank
 
 The first command is all that whoever has scores needs, from any library: LDS with its interval, the noise ceiling,
 paired differences to every recorded method, a record like any other, and with it a row of `bench.leaderboard`.
 
-`make` takes what the cache of `bench.lds` has and computes what it lacks. CIFAR-10's bank, on a GPU:
+`bank` takes what the cache of `bench.lds` has and computes what it lacks. CIFAR-10's bank, on a GPU:
 
-    python -m bench.bank make --task cifar10 --protocol scratch --data-dir DIR --alpha 0.1 0.5 --queries 2000
+    python -m bench.truth bank --task cifar10 --protocol scratch --data-dir DIR --alpha 0.1 0.5 --queries 2000
         --replicates 2 --replicated-subsets 25 --checkpoint --out results/bank --methods ekfac trak gradsim repsim
         ekfac-library=ekfac@damping=1e-8 bif-long=bif@gamma=1e4,draws=1500 random
 
 Losses are float32: in float16 some of a query's hundred losses tie, and LDS moves in its fourth digit.
 """
 
-import argparse
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,32 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from bench.arguments import add_method_arguments, add_query_arguments
-from bench.evaluations.common import (
-    SCORE_CHOICES,
-    add_scores_argument,
-    add_shared_arguments,
-    score_methods,
-    scoring_session,
-)
+from bench.evaluations.common import SCORE_CHOICES, score_matrices, score_methods, scoring_session
 from bench.experiment import Execution, Experiment, Session
 from bench.ground_truth import GroundTruth, base_model
 from bench.identity import file_slug
-from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score
+from bench.metrics import linear_datamodelling_score
 from bench.records import provenance, read_recorded, write_json, write_recorded
 from bench.rows import add_rows
 from bench.tables import bytes_text, number, table
-from bench.translate import asked_for, execution_of, experiment_of
-from bench.truth import truth_record
-from bench.truth_folder import read_truth, write_truth
-from retrain.command import (
-    Parser,
-    add_cluster_arguments,
-    add_plan_arguments,
-    add_task_arguments,
-    check_out,
-    guarded,
-)
+from bench.truth.folder import read_truth, truth_record, write_truth
 from retrain.errors import UsageError
 from retrain.safe_files import whole_file, write_safetensors
 
@@ -130,14 +111,11 @@ def _write_checkpoint(folder: Path, session: Session, seed: int, beside: Path) -
     write_json(folder / "checkpoint.json", told)
 
 
-def check_bank(folder: Path) -> tuple[str, bool]:
-    """(a table of recorded LDS beside what the bank alone gives, whether all are the same)"""
-    if not (folder / "truth.json").exists():
-        raise UsageError(f"{folder} has no truth.json; expected a folder made by `python -m bench.bank make`")
-    truth = read_truth(folder)
+def check_bank(folder: Path, truth: GroundTruth) -> tuple[str, bool]:
+    """(recorded LDS beside what the files alone give, whether all are the same); no table where none is recorded."""
     recorded = read_recorded(folder, truth.record["arrays_sha256"])
     if recorded is None:
-        raise UsageError(f"{folder} has no recorded.json; expected a folder made by `python -m bench.bank make`")
+        return "", True
     losses, lines, same = truth.mean(), [], True
     for (label, normalised), ranks in recorded.ranks.items():
         row = recorded.row(label, normalised)
@@ -149,7 +127,7 @@ def check_bank(folder: Path) -> tuple[str, bool]:
         lines.append([label, kind, number(before, 7), number(again, 7), "same" if alike else "differs"])
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     header = ["method", "scores", "recorded", "from the bank", f"within {SAME_LDS:g}"]
-    return f"{folder}, {bytes_text(size)}\n{table(header, lines, left=2)}", same
+    return f"{bytes_text(size)}\n{table(header, lines, left=2)}", same
 
 
 def export_scores(experiment: Experiment, execution: Execution, out: Path, scores: str) -> list[Path]:
@@ -160,17 +138,14 @@ def export_scores(experiment: Experiment, execution: Execution, out: Path, score
     told: dict[str, Mapping[str, Any]] = {}
     for (seed, share), found in score_methods(session).items():
         question = session.question(seed, share)
-        for one in found:
-            for kind in SCORE_CHOICES[scores]:
-                values = one.scores(kind)  # type: ignore[arg-type]
-                if values is None:
-                    continue
-                place = f"{session.task.name}-{session.task.protocol}-{len(values)}-queries-seed-{seed}-share-{share:g}"
-                path = out / f"{file_slug(one.variant.label)}-{kind}-{file_slug(place)}.npy"
-                with whole_file(path) as file:
-                    np.save(file, values, allow_pickle=False)
-                made.append(path)
-                told[path.name] = one.columns() | {"kind": kind, "seed": seed, "alpha_attribution": share}
+        for one, normalised, values in score_matrices(found, SCORE_CHOICES[scores]):
+            kind = "normalised" if normalised else "raw"
+            place = f"{session.task.name}-{session.task.protocol}-{len(values)}-queries-seed-{seed}-share-{share:g}"
+            path = out / f"{file_slug(one.variant.label)}-{kind}-{file_slug(place)}.npy"
+            with whole_file(path) as file:
+                np.save(file, values, allow_pickle=False)
+            made.append(path)
+            told[path.name] = one.columns() | {"kind": kind, "seed": seed, "alpha_attribution": share}
         told[f"seed {seed}, share {share:g}"] = {
             "rows_are_queries": question.query_indices().tolist(),
             "columns_are_training_examples": question.attributed_indices().tolist(),
@@ -180,58 +155,3 @@ def export_scores(experiment: Experiment, execution: Execution, out: Path, score
     if session.out.problems:
         raise UsageError(f"{len(made)} matrices are written; {session.out.problems[0]}")
     return made
-
-
-# ---- the command ----
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.bank", description="Ground truth and recorded predictions to compete on.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    make = commands.add_parser("make", help="write banks; what bench.lds has not cached is retrained and scored")
-    add_task_arguments(make)
-    add_plan_arguments(make, MINIMUM_SUBSETS, required=False)
-    add_method_arguments(make)
-    add_query_arguments(make)
-    make.add_argument("--experiment", metavar="FILE", help="a .toml file or a run.json; other options change it")
-    make.add_argument("--checkpoint", action="store_true", help="with the base model's weights, in float16")
-    make.add_argument("--out", required=True, help="folder in which every bank gets one of its own")
-    add_cluster_arguments(make)
-    scores = commands.add_parser("scores", help="write methods' score matrices as .npy")
-    add_shared_arguments(scores)
-    add_scores_argument(make)
-    for command in (make, scores):
-        command.set_defaults(scores="both")
-    check = commands.add_parser("check", help="recorded LDS, made again from the bank alone")
-    check.add_argument("folder", nargs="+", help="made by `make`")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    return guarded(parser.prog, lambda: _work(arguments), traceback=getattr(arguments, "traceback", None))
-
-
-def _work(arguments: argparse.Namespace) -> int:
-    if arguments.command == "check":
-        found = [check_bank(Path(folder)) for folder in arguments.folder]
-        print("\n\n".join(text for text, _ in found))
-        return 0 if all(same for _, same in found) else 1
-    check_out(arguments.out)
-    if arguments.command == "scores":
-        experiment = Experiment(**asked_for(arguments))
-        made = export_scores(experiment, execution_of(arguments), Path(arguments.out), arguments.scores)
-    else:
-        experiment, out = experiment_of(arguments), Path(arguments.out)
-        made = make_bank(experiment, execution_of(arguments), out, arguments.scores, arguments.checkpoint)
-        for folder in made:
-            print(check_bank(folder)[0])
-    for path in made:
-        print(f"written: {path}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,16 @@
 """Ground truth of others, and ours for others: score a method without retraining anything.
 
     python -m bench.truth export --task digits --alpha 0.1 --out DIR            # ours, from the cache of bench.lds
-    python -m bench.truth import arrays --masks masks.npy --losses losses.npy --out DIR
-    python -m bench.truth import trak --masks masks.npy --margins margins.npy --out DIR
-    python -m bench.truth import dattri --indices indices.npy --values values.npy --num-train 5000 --out DIR
-    python -m bench.truth import bergson --subsets subsets.json --losses losses.npy --num-train 4096 --out DIR
+    python -m bench.truth import arrays masks.npy losses.npy --out DIR
+    python -m bench.truth import trak masks.npy margins.npy --out DIR
+    python -m bench.truth import dattri indices.npy values.npy --num-train 5000 --out DIR
+    python -m bench.truth import bergson subsets.json losses.npy --num-train 4096 --out DIR
     python -m bench.lds --ground-truth DIR --scores FILE                        # the LDS of anybody's scores
+    python -m bench.truth bank --task digits --alpha 0.1 --methods ekfac trak --out results/bank  # and recorded methods
+    python -m bench.truth scores --task digits --methods ekfac gradsim --out DIR                   # our score matrices
+    python -m bench.truth check results/bank/*          # checksums, and every recorded LDS made again
 
-`bench/truth_folder.py` describes the folder that is written. What others publish is turned into that form, each by its
+`bench/truth/folder.py` describes the folder that is written. What others publish is turned into that form, each by its
 own declared convention:
 
 | source  | subsets                                    | values                           | become losses by |
@@ -21,17 +24,30 @@ own declared convention:
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench import metrics
+from bench.arguments import add_method_arguments, add_query_arguments
+from bench.evaluations.common import add_scores_argument, add_shared_arguments
+from bench.experiment import Experiment
 from bench.ground_truth import GroundTruth, ground_truth
-from bench.records import code_fingerprint, try_write
-from bench.truth_folder import as_masks, as_values, check_orientation, one_array, read_truth, write_truth
+from bench.metrics import MINIMUM_SUBSETS
+from bench.records import try_write
+from bench.translate import asked_for, execution_of, experiment_of
+from bench.truth.bank import check_bank, export_scores, make_bank
+from bench.truth.folder import (
+    as_masks,
+    as_values,
+    check_orientation,
+    one_array,
+    read_truth,
+    truth_record,
+    write_truth,
+)
 from retrain.command import (
     Parser,
     add_cluster_arguments,
@@ -48,11 +64,14 @@ from retrain.command import (
 from retrain.errors import UsageError
 from retrain.safe_files import read_json
 from retrain.store import Store
-from retrain.task import Task
-from retrain.train import Plan
 
-SOURCES = {"arrays": "loss", "trak": "output", "dattri": "output", "bergson": "loss"}
-VALUES_ARE = ("loss", "output")  # larger is worse, or larger is better
+# Source -> the names of its arrays in .npz files, and what its values are: larger is worse, or larger is better.
+SOURCES = {
+    "arrays": ("masks", "losses", "loss"),
+    "trak": ("masks", "margins", "output"),
+    "dattri": ("indices", "values", "output"),
+    "bergson": ("subsets", "losses", "loss"),
+}
 
 
 # ---- importing ----
@@ -99,37 +118,28 @@ def membership(lists: list[list[int]], num_train: int, path: str) -> np.ndarray:
 
 
 def import_truth(arguments: argparse.Namespace) -> GroundTruth:
-    source = arguments.source
-    if source in ("trak", "arrays"):
-        masks = as_masks(one_array(needed(arguments, "masks"), "masks"), arguments.masks)
-        name = "margins" if source == "trak" else "losses"
+    source, path = arguments.source, arguments.subsets
+    subsets_name, values_name, usual = SOURCES[source]
+    if subsets_name == "masks":
+        masks = as_masks(one_array(path, "masks"), path)
     else:
-        subsets_name, name = ("indices", "values") if source == "dattri" else ("subsets", "losses")
-        path = needed(arguments, subsets_name)
         if arguments.num_train is None:
             raise UsageError(f"import {source} needs --num-train, the number of training examples: ids do not say it")
         named = membership(id_lists(path, subsets_name), arguments.num_train, path)
         # dattri lists what each model was trained on, bergson what it was trained without.
         masks = as_masks(named if source == "dattri" else ~named, path)
-    path = needed(arguments, name)
-    values = as_values(one_array(path, name), path, *masks.shape)
-    if source in ("trak", "arrays"):
-        check_orientation(masks, arguments.masks)
-    values_are = arguments.values_are or SOURCES[source]
+    values = as_values(one_array(arguments.values, values_name), arguments.values, *masks.shape)
+    if subsets_name == "masks":
+        check_orientation(masks, path)
+    values_are = arguments.values_are or usual
     losses = values if values_are == "loss" else -values
+    turned = ", larger is worse" if values_are == "loss" else ", larger is better: the sign was turned"
     record = {
         "source": source,
-        "values": name + (", larger is worse" if values_are == "loss" else ", larger is better: the sign was turned"),
+        "values": values_name + turned,
         "subsets": "given as left-out ids, turned into kept" if source == "bergson" else "kept examples, as given",
     }
     return GroundTruth.of_arrays(masks, losses, record=record)
-
-
-def needed(arguments: argparse.Namespace, option: str) -> str:
-    value = getattr(arguments, option)
-    if value is None:
-        raise UsageError(f"import {arguments.source} needs --{option} FILE (.npy, .npz or .safetensors)")
-    return value
 
 
 # ---- exporting ----
@@ -162,82 +172,97 @@ def export_truth(arguments: argparse.Namespace) -> GroundTruth:
     )
 
 
-def truth_record(task: Task, plan: Plan) -> dict[str, Any]:
-    """What is known of a ground truth of ours: with it, scores from anywhere are held against our own runs."""
-    names = (
-        "alpha", "alpha_attribution", "seed", "scheme", "initialisation", "stream", "replicates", "replicated_subsets",
-    )  # fmt: skip
-    return {
-        "source": "tda-bench",
-        "task": task.config,
-        "protocol": task.protocol,
-        **{name: getattr(plan, name) for name in names},
-        "values": "losses, larger is worse",
-        "masks": "kept examples",
-        "code": code_fingerprint(),
-    }
-
-
 # ---- the command ----
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.truth", description=__doc__.split("\n")[0])
+    parser = Parser(prog="python -m bench.truth", description=str(__doc__).split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("export", help="write the ground truth of bench.lds as a folder for others")
     add_task_arguments(export)
-    add_plan_arguments(export, metrics.MINIMUM_SUBSETS)
+    add_plan_arguments(export, MINIMUM_SUBSETS)
     add_cluster_arguments(export)
     take = commands.add_parser(
         "import",
         help="turn a published ground truth into such a folder",
         description="trak's masks and dattri's ids name the examples each model was trained on; bergson's ids name "
-        "those it was trained without.",
+        "those it was trained without. Files are .npy, .npz or .safetensors; lists of ids may be .json.",
     )
-    take.add_argument("source", choices=tuple(SOURCES), help="whose ground truth")
-    take.add_argument("--masks", metavar="FILE", help="arrays, trak: (num_subsets, num_train), 1 = kept")
-    take.add_argument("--margins", metavar="FILE", help="trak: (num_subsets, num_queries), larger is better")
-    take.add_argument("--indices", metavar="FILE", help="dattri: for each model, the ids it was trained on")
-    take.add_argument("--values", metavar="FILE", help="dattri: (num_subsets, num_queries), flipped target values")
-    take.add_argument("--subsets", metavar="FILE", help="bergson: subsets.json, for each model the ids left out")
-    take.add_argument(
-        "--losses", metavar="FILE", help="arrays, bergson: (num_subsets, num_queries), or (replicates, ...)"
-    )
-    take.add_argument("--num-train", type=at_least(2), help="dattri, bergson: number of training examples")
-    take.add_argument(
-        "--values-are", choices=VALUES_ARE, help="what the values are, if not what the source usually has"
-    )
-    check = commands.add_parser("check", help="verify a ground-truth folder")
-    check.add_argument("folder", help="made by export or import")
-    for command in (export, take):
-        command.add_argument("--out", required=True, help="folder to write")
+    add = take.add_argument
+    add("source", choices=tuple(SOURCES), help="whose ground truth")
+    add("subsets", metavar="SUBSETS", help="file: masks (num_subsets, num_train), 1 = kept, or ids of each subset")
+    add("values", metavar="VALUES", help="file: losses or outputs, (num_subsets, num_queries), or (replicates, ...)")
+    add("--num-train", type=at_least(2), help="dattri, bergson: number of training examples")
+    add("--values-are", choices=("loss", "output"), help="what they are, if not what the source usually has")
+    bank = commands.add_parser("bank", help="write banks: ground truth and recorded methods to compete with")
+    add_task_arguments(bank)
+    add_plan_arguments(bank, MINIMUM_SUBSETS, required=False)
+    add_method_arguments(bank)
+    add_query_arguments(bank)
+    add_scores_argument(bank)
+    bank.add_argument("--experiment", metavar="FILE", help="a .toml file or a run.json; other options change it")
+    bank.add_argument("--checkpoint", action="store_true", help="with the base model's weights, in float16")
+    add_cluster_arguments(bank)
+    scores = commands.add_parser("scores", help="write methods' score matrices as .npy")
+    add_shared_arguments(scores)
+    for command in (bank, scores):
+        command.set_defaults(scores="both")
+    for command in (export, take, bank):
+        command.add_argument("--out", required=True, help="folder to write; a bank gets one of its own in it")
+    check = commands.add_parser("check", help="verify folders, and make recorded LDS again from them alone")
+    check.add_argument("folder", nargs="+", help="made by export, import or bank")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
-    return guarded(parser.prog, lambda: work(arguments, parser.prog))
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    return guarded(parser.prog, lambda: work(arguments, parser.prog), traceback=getattr(arguments, "traceback", None))
 
 
 def work(arguments: argparse.Namespace, prog: str) -> int:
     if arguments.command == "check":
-        truth = read_truth(arguments.folder)
-    else:
-        if arguments.command == "export":
-            check_out(arguments.out)
+        found = [check_folder(Path(folder)) for folder in arguments.folder]
+        print("\n\n".join(text for text, _ in found))
+        return 0 if all(same for _, same in found) else 1
+    out = Path(arguments.out)
+    if arguments.command != "import":
+        check_out(arguments.out)
+    if arguments.command in ("export", "import"):
         truth = export_truth(arguments) if arguments.command == "export" else import_truth(arguments)
         check_out(arguments.out)
-        if unwritten := try_write(lambda: write_truth(Path(arguments.out), truth), arguments.out):
+        if unwritten := try_write(lambda: write_truth(out, truth), out):
             print(f"{prog}: {unwritten}", file=sys.stderr)
             return 1
-    replicates, subsets, queries = truth.losses.shape
-    kept = float(truth.masks.mean())
-    print(
-        f"{subsets} subsets x {replicates} replicate(s) that keep {kept:.3g} of {truth.masks.shape[1]} training "
-        f"examples, {queries} queries" + ("" if arguments.command == "check" else f"; written to {arguments.out}")
-    )
+        print(f"{described(truth)}; written to {out}")
+        return 0
+    if arguments.command == "scores":
+        experiment = Experiment(**asked_for(arguments))
+        made = export_scores(experiment, execution_of(arguments), out, arguments.scores)
+    else:
+        experiment, execution = experiment_of(arguments), execution_of(arguments)
+        made = make_bank(experiment, execution, out, arguments.scores, arguments.checkpoint)
+        for folder in made:
+            print(check_folder(folder)[0])
+    for path in made:
+        print(f"written: {path}")
     return 0
+
+
+def described(truth: GroundTruth) -> str:
+    replicates, subsets, queries = truth.losses.shape
+    return (
+        f"{subsets} subsets x {replicates} replicate(s) that keep {float(truth.masks.mean()):.3g} of "
+        f"{truth.masks.shape[1]} training examples, {queries} queries"
+    )
+
+
+def check_folder(folder: Path) -> tuple[str, bool]:
+    """(what it holds, with a table of recorded LDS where it is a bank; whether all of these come out again)"""
+    truth = read_truth(folder)
+    table, same = check_bank(folder, truth)
+    return f"{folder}: {described(truth)}" + (f"\n{table}" if table else ""), same
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A score file (.npy, .npz, .safetensors) holds (num_queries, num_train): the predicted change of the query loss when the
 example is included, so helpful examples are negative; `--scores-are helpfulness` takes the other sign. Where the ground
-truth comes with recorded methods (`bench/bank.py`), every file is paired with each of them.
+truth comes with recorded methods (`bench/truth/bank.py`), every file is paired with each of them.
 
 The record is a run.json like any other's, with the rows of the recorded methods beside those of the files, so that
 `bench.leaderboard` and the report rank them together. A ground truth of others is a task of its own, named by where it
@@ -36,7 +36,7 @@ from bench.records import (
 )
 from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
 from bench.tables import ceiling_text, divisor, interval, number, pairs_text, share_text, table
-from bench.truth_folder import one_array, read_truth
+from bench.truth.folder import one_array, read_truth
 from retrain.command import RUNS, Parser, check_out, guarded
 from retrain.errors import UsageError
 from retrain.safe_files import write_whole
