@@ -6,7 +6,7 @@ where there is one number), `value` with its interval, and whether more of it is
 truth it was held against: rows of records with different grounds are never compared.
 
     python -m bench.evaluations removal --task digits      # writes runs/<run_id>/answers.json
-    python -m bench.leaderboard --results runs        # reads every one of them
+    tda-bench publish leaderboard --results runs      # reads every one of them
 """
 
 import hashlib

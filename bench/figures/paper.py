@@ -1,7 +1,7 @@
 """Every figure and table of the paper, appendix included: which of ours it is, the record behind it and the command.
 
-`python -m bench.words` writes `reproduce_table` into results/README.md. Where ours is on another task, or none is drawn
-yet, the table says so; what has no counterpart at all has its reason.
+`tda-bench publish numbers` writes `reproduce_table` into results/README.md. Where ours is on another task, or none
+is drawn yet, the table says so; what has no counterpart at all has its reason.
 """
 
 import re

@@ -19,9 +19,9 @@ from bench.figures.examples import image_examples_of, read_picture
 from bench.figures.scaling import read_scaling
 from bench.figures.tokens import token_examples_of
 from bench.figures.words import kind_of_scores, span
-from bench.leaderboard.ranking import LeaderboardRow
-from bench.leaderboard.ranking import rows as ranked_rows
 from bench.pages.ranks import Ranks, ranked_boards
+from bench.publish.leaderboard import LeaderboardRow
+from bench.publish.leaderboard import rows as ranked_rows
 from bench.publish.plots.style import SHADES, in_order, look, looks, shaded
 from bench.records import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
 from retrain.safe_files import SafeFileError

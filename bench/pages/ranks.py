@@ -6,9 +6,8 @@ Ranks, ties and columns are those of `bench.leaderboard`; nothing is ranked here
 import math
 from typing import Any
 
-from bench.leaderboard.ranking import LeaderboardRow
-from bench.leaderboard.wide import whole_board
 from bench.publish.compare import interval_words
+from bench.publish.leaderboard import LeaderboardRow, whole_board
 from bench.publish.plots.style import in_order, look
 
 SCORE_WORDS = {"normalised": "train-normalised", "raw": "raw"}

@@ -6,7 +6,7 @@
     python -m bench.truth bank --task digits --alpha 0.1 --methods ekfac kfac trak gradsim random --out results/bank
 
 The first command is all that whoever has scores needs, from any library: LDS with its interval, the noise ceiling,
-paired differences to every recorded method, a record like any other, and with it a row of `bench.leaderboard`.
+paired differences to every recorded method, a record like any other, and with it a row of the leaderboard.
 
 `bank` takes what the cache of `bench.lds` has and computes what it lacks. CIFAR-10's bank, on a GPU:
 

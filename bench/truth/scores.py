@@ -5,7 +5,7 @@ example is included, so helpful examples are negative; `--scores-are helpfulness
 truth comes with recorded methods (`bench/truth/bank.py`), every file is paired with each of them.
 
 The record is a run.json like any other's, with the rows of the recorded methods beside those of the files, so that
-`bench.leaderboard` and the report rank them together. A ground truth of others is a task of its own, named by where it
+the leaderboard and the report rank them together. A ground truth of others is a task of its own, named by where it
 came from.
 """
 

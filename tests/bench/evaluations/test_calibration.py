@@ -8,8 +8,8 @@ import pytest
 from bench.evaluations.__main__ import main
 from bench.evaluations.leave_one_out import LEAVE_ONE_OUT, leave_one_out
 from bench.experiment import Execution, Experiment
-from bench.leaderboard import rows
 from bench.metrics.calibration import calibration, reachable_share
+from bench.publish.leaderboard import rows
 from bench.schema import AnswersRecord
 from retrain.safe_files import read_checked
 

@@ -13,8 +13,8 @@ from bench.evaluations.__main__ import main
 from bench.evaluations.common import score_methods, scoring_session
 from bench.evaluations.mislabel import OWN_LOSS, RANDOM_ORDER
 from bench.experiment import Execution, Experiment
-from bench.leaderboard import rows
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
+from bench.publish.leaderboard import rows
 from bench.schema import AnswersRecord
 from retrain.errors import UsageError
 from retrain.mislabelled import Mislabelled

@@ -8,7 +8,7 @@ import pytest
 
 from bench import report, retrain_speed
 from bench.evaluations.__main__ import main as evaluate
-from bench.leaderboard.command import main as leaderboard
+from bench.publish.__main__ import main as publish
 from bench.truth.__main__ import main as truth
 from retrain.command import guarded
 from tests.helpers.synthetic_results import write_run
@@ -156,9 +156,9 @@ def test_a_slip_is_one_line(main: Main, tmp_path: Path, capsys: pytest.CaptureFi
         (retrain_speed.main, ["--alpha", "0.5", "--device", "gpu"], 'unknown device "gpu"'),
         (retrain_speed.main, ["--alpha", "0.5", "--out", "FILE"], "cannot be made: File exists"),
         (retrain_speed.main, ["--alpha", "0.5", "--replicates", "3"], "every subset is retrained twice here"),
-        (leaderboard, ["--results", "EMPTY"], "holds no rows; run `python -m bench.lds"),
-        (leaderboard, ["--results", "FILE"], "is no folder; name the one"),
-        (leaderboard, ["--reslts", "EMPTY"], "did you mean --results?"),
+        (publish, ["leaderboard", "--results", "EMPTY"], "holds no rows; run `python -m bench.lds"),
+        (publish, ["leaderboard", "--results", "FILE"], "is no folder; name the one"),
+        (publish, ["leaderboard", "--reslts", "EMPTY"], "did you mean --results?"),
         (report.main, ["--results", "FILE"], "is no folder; expected one with run records"),
         (report.main, ["--results", "EMPTY", "--out", "FILE"], "cannot be made: File exists"),
         (report.main, ["--results", "EMPTY", "--figures", "FILE"], "is no folder; expected the one that bench.figures"),
@@ -182,9 +182,11 @@ def test_a_slip_of_the_others_is_one_line(
 def test_what_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "results", alphas=(0.1,), shares=(0.1,), seeds=(1,))
     (tmp_path / "folder").mkdir()
-    code, error = said(leaderboard, ["--results", str(tmp_path / "results"), "--csv", str(tmp_path / "folder")], capsys)
+    code, error = said(
+        publish, ["leaderboard", "--results", str(tmp_path / "results"), "--csv", str(tmp_path / "folder")], capsys
+    )
     assert code == 1
-    assert error.splitlines()[-1].startswith("python -m bench.leaderboard: IsADirectoryError")
+    assert error.splitlines()[-1].startswith("tda-bench publish leaderboard: IsADirectoryError")
     (tmp_path / "page" / "index.html").mkdir(parents=True)
     code, error = said(report.main, ["--results", str(tmp_path / "folder"), "--out", str(tmp_path / "page")], capsys)
     assert (code, "Traceback" in error) == (1, False)

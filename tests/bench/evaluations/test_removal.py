@@ -13,8 +13,8 @@ from bench.evaluations.__main__ import main
 from bench.evaluations.brittleness import Bisection
 from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, removal
 from bench.experiment import Execution, Experiment
-from bench.leaderboard import rows
 from bench.metrics.removal import Shared, mean_change, shared_variance
+from bench.publish.leaderboard import rows
 from bench.schema import AnswersRecord
 from retrain.removal import RemovalPlan, removal_unit
 from retrain.safe_files import read_checked

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.leaderboard import rows as ranked_rows
+from bench.publish.leaderboard import rows as ranked_rows
 from bench.records import load_results
 from bench.rows import RunRows
 from bench.tables import show

@@ -10,7 +10,7 @@ import pytest
 from bench import metrics
 from bench.ground_truth import GroundTruth
 from bench.lds import main as lds
-from bench.leaderboard import rows
+from bench.publish.leaderboard import rows
 from bench.records import doubled_ranks, load_results, read_recorded
 from bench.schema import RunRecord
 from bench.truth.__main__ import main as truth_command

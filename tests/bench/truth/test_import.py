@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.lds import main
-from bench.leaderboard import rows
+from bench.publish.leaderboard import rows
 from bench.schema import RunRecord
 from bench.truth import folder
 from bench.truth.__main__ import main as truth

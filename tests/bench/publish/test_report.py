@@ -11,11 +11,11 @@ import pytest
 
 from bench import report
 from bench.figures.command import main as draw
-from bench.leaderboard import rows as ranked_rows
 from bench.pages.assemble import HERE, filled, inert_json, script_elements
 from bench.pages.cards import Cards
 from bench.pages.data import about_method, leaderboard, paired_differences, scaling_points
 from bench.pages.ranks import ranked_boards
+from bench.publish.leaderboard import rows as ranked_rows
 from bench.records import load_results
 from tests.helpers.browser import Browser, needs_browser
 from tests.helpers.synthetic_results import write_examples, write_run, write_scaling, write_sweep

@@ -5,18 +5,30 @@ from pathlib import Path
 
 import pytest
 
+from bench.publish.__main__ import main as publish
+from bench.publish.numbers import (
+    Mark,
+    Records,
+    check_page,
+    default_pages,
+    evaluate,
+    find_marks,
+    formatted,
+    incomplete_records,
+    rewrite,
+    value_text,
+)
+from bench.publish.page_tables import table_text
 from bench.tables import duration
-from bench.words import main
-from bench.words.blocks import table_text
-from bench.words.command import check_page, default_pages
-from bench.words.complete import incomplete_records
-from bench.words.marks import Mark, find_marks, rewrite
-from bench.words.values import Records, evaluate, formatted, value_text
 from retrain.errors import UsageError
 from tests.helpers.synthetic_results import write_run, write_scaling
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EKFAC = "results/cifar10#mean:rows[label=ekfac,alpha=0.1,alpha_attribution=0.1,normalised=false].lds .3f"
+
+
+def numbers(words: list[str]) -> int:
+    return publish(["numbers", *words])
 
 
 def test_every_page_of_this_repository_agrees_with_its_records() -> None:
@@ -99,14 +111,14 @@ def mean_of_rows(root: Path) -> float:
 def test_a_value_is_written_and_an_altered_one_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = root / "README.md"
     page.write_text(f"EK-FAC reaches <!-- value {EKFAC} --><!-- end -->.\n")
-    assert main(["--root", str(root)]) == 0
+    assert numbers(["--root", str(root)]) == 0
     right = f"{mean_of_rows(root):.3f}"
     assert page.read_text() == f"EK-FAC reaches <!-- value {EKFAC} -->{right}<!-- end -->.\n"
-    assert main(["--root", str(root), "--check"]) == 0
+    assert numbers(["--root", str(root), "--check"]) == 0
     altered = page.read_text().replace(right, "0.999")
     page.write_text(altered)
     capsys.readouterr()
-    assert main(["--root", str(root), "--check"]) == 1
+    assert numbers(["--root", str(root), "--check"]) == 1
     said = capsys.readouterr().err
     assert "README.md:1:" in said
     assert f'the page says "0.999", the record "{right}"' in said
@@ -116,19 +128,19 @@ def test_a_value_is_written_and_an_altered_one_is_found(root: Path, capsys: pyte
 def test_an_altered_record_is_found(root: Path) -> None:
     page = root / "results" / "page.md"
     page.write_text("<!-- table lds results/cifar10 -->\n<!-- end -->\n")
-    assert main(["--root", str(root)]) == 0
-    assert main(["--root", str(root), "--check"]) == 0
+    assert numbers(["--root", str(root)]) == 0
+    assert numbers(["--root", str(root), "--check"]) == 0
     path = root / "results/cifar10/aaaabbbbcccc/run.json"
     record = json.loads(path.read_text())
     next(row for row in record["rows"] if row["method"] == "trak")["lds"] += 0.05
     path.write_text(json.dumps(record))
-    assert main(["--root", str(root), "--check"]) == 1
+    assert numbers(["--root", str(root), "--check"]) == 1
 
 
 def test_the_lds_table_has_a_row_a_label_means_with_errors_and_the_ceiling(root: Path) -> None:
     page = root / "README.md"
     page.write_text("<!-- table lds results/cifar10 labels=ekfac,bif -->\n<!-- end -->\n")
-    assert main(["--root", str(root)]) == 0
+    assert numbers(["--root", str(root)]) == 0
     lines = page.read_text().splitlines()
     assert lines[1] == "|  | alpha 0.1 | alpha 0.3 | alpha 0.5 | alpha 0.7 |"
     assert lines[3].startswith(f"| `ekfac` | {mean_of_rows(root):.3f} ± 0.0")
@@ -144,23 +156,23 @@ def test_other_tables(root: Path) -> None:
         "<!-- table settings results/cifar10 labels=ekfac --><!-- end -->\n"
         "<!-- table methods --><!-- end -->\n<!-- table tasks --><!-- end -->\n"
     )
-    assert main(["--root", str(root)]) == 0
+    assert numbers(["--root", str(root)]) == 0
     text = page.read_text()
     assert "| `bif` | 0.00 | 4.00 | 4.00 | 0.25 | 1.0 GiB | 1.000 |" in text
     assert "| `ekfac` | ekfac | defaults |" in text
     assert "`--methods trak`" in text
     assert "Park et al. 2023" in text
     assert "`--task digits`" in text
-    assert main(["--root", str(root), "--check"]) == 0
+    assert numbers(["--root", str(root), "--check"]) == 0
 
 
 def test_what_must_not_share_a_table_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(root / "results" / "cifar10", run_id="bbbb", shares=(0.1,), options={"bif": {"draws": 7}}, seeds=(7,))
     (root / "README.md").write_text("<!-- table lds results/cifar10 -->\n<!-- end -->\n")
-    assert main(["--root", str(root)]) == 1
+    assert numbers(["--root", str(root)]) == 1
     assert "label bif, normalised False has several options in one column: " in capsys.readouterr().err
     write_run(root / "results" / "cifar10", run_id="cccc", shares=(0.1,), protocols=("scratch",))
-    assert main(["--root", str(root), "--check"]) == 1
+    assert numbers(["--root", str(root), "--check"]) == 1
     assert "choose ground= of cifar10-paper; cifar10-scratch" in capsys.readouterr().err
 
 
@@ -235,10 +247,10 @@ def test_marks_in_code_stay_and_unclosed_ones_are_found() -> None:
 
 def test_records_without_commit_or_fingerprint_are_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "README.md").write_text("nothing marked\n")
-    assert main(["--root", str(root), "--check"]) == 0
+    assert numbers(["--root", str(root), "--check"]) == 0
     (root / "results" / "tune.json").write_text("{}")
     (root / "results" / "sweep.json").write_text("no JSON")
-    assert main(["--root", str(root), "--check", "--records"]) == 1
+    assert numbers(["--root", str(root), "--check", "--records"]) == 1
     said = capsys.readouterr().err
     assert "results/tune.json: no commit and no fingerprint of the code (code)" in said
     assert "results/cifar10/aaaabbbbcccc/run.json: no fingerprint of the code (code)" in said

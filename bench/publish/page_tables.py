@@ -26,9 +26,10 @@ import pandas as pd
 
 from bench import schema
 from bench.answers import amount_asked
+from bench.publish.leaderboard import boards, rows, rows_with
+from bench.publish.numbers import Records, equals
 from bench.records import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
-from bench.tables import bytes_text, interval, number
-from bench.words.values import Records, equals
+from bench.tables import bytes_text, interval, markdown_table, number, show
 from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_checked
 
@@ -49,11 +50,6 @@ def table_text(records: Records, words: str, page: Path) -> str:
         takes = " ".join([*["RECORD"] * num_places, *(f"[{name}=...]" for name in known)])
         raise UsageError(f'got "{words}"; expected "{" ".join([kind, takes]).strip()}"')
     return f"\n{make(records, places, options, page).strip()}\n"
-
-
-def markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 # ---- LDS ----
@@ -118,7 +114,7 @@ def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str
         linear = [linear_ceiling_over_seeds(rows[rows["alpha"] == alpha]) for alpha in alphas]
         if any(map(math.isfinite, linear)):
             lines.append(["linear ceiling", *map(number, linear)])
-    text = markdown_lines(["", *(f"alpha {alpha:g}" for alpha in alphas)], lines)
+    text = markdown_table(["", *(f"alpha {alpha:g}" for alpha in alphas)], lines)
     return f"{text}\n\n{_caption(rows, metric, scores)}"
 
 
@@ -165,7 +161,7 @@ def settings_block(records: Records, places: Sequence[str], options: Mapping[str
         texts = list(dict.fromkeys(str(text) or "defaults" for text in mine["settings"]))
         words = texts[0] if len(texts) == 1 else f"raw: {texts[0]}; train-normalised: {texts[1]}"
         lines.append([f"`{label}`", str(mine["method"].iloc[0]), words])
-    return markdown_lines(["label", "method", "settings"], lines)
+    return markdown_table(["label", "method", "settings"], lines)
 
 
 # ---- the others ----
@@ -203,7 +199,7 @@ def speed_block(records: Records, places: Sequence[str], options: Mapping[str, s
         f"{record.get('description') or 'timed in one run'}{sizes}; {device}; {median} of {repeats}. "
         f"`agrees`: Spearman of scores with those of `{rows[0]['label']}`, mean over queries."
     )
-    return f"{markdown_lines(header, lines)}\n\n{caption}"
+    return f"{markdown_table(header, lines)}\n\n{caption}"
 
 
 def answers_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
@@ -240,7 +236,7 @@ def answers_block(records: Records, places: Sequence[str], options: Mapping[str,
         + (f"Settings: {'; '.join(settings)}. " if options.get("settings") == "yes" and settings else "")
         + f"Run: `{record['run_id']}`."
     )
-    return f"{markdown_lines(['', *header], lines)}\n\n{caption}"
+    return f"{markdown_table(['', *header], lines)}\n\n{caption}"
 
 
 def _place(record: Mapping[str, Any], at: float | None) -> str:
@@ -277,7 +273,7 @@ def methods_block(records: Records, places: Sequence[str], options: Mapping[str,
         [f"`--methods {name}`", words.rstrip("."), str(cls.paper).split(", ")[0] or "-"]
         for name, words, cls in _plugins("methods")
     ]
-    return markdown_lines(header, lines)
+    return markdown_table(header, lines)
 
 
 def tasks_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
@@ -290,7 +286,7 @@ def tasks_block(records: Records, places: Sequence[str], options: Mapping[str, s
         ]
         for name, words, cls in _plugins("tasks")
     ]
-    return markdown_lines(header, lines)
+    return markdown_table(header, lines)
 
 
 def _plugins(what: str) -> list[tuple[str, str, Any]]:
@@ -336,13 +332,10 @@ def scaling_block(records: Records, places: Sequence[str], options: Mapping[str,
 
 
 def leaderboard_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
-    from bench.leaderboard.ranking import rows
-    from bench.leaderboard.wide import boards, rows_with
-
     wanted = {name: value.split(",") for name, value in options.items()}
     found = rows_with(rows(records.results(places[0])), **wanted)
     return "\n\n".join(
-        f"**{board.title}**\n\n{markdown_lines(board.header, board.lines)}\n\n{board.caption}"
+        f"**{board.title}**\n\n{markdown_table(board.header, board.lines)}\n\n{board.caption}"
         for board in boards(found)
     )
 
@@ -352,7 +345,6 @@ Make = Callable[[Records, Sequence[str], Mapping[str, str], Path], str]
 
 def printed_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
     from bench.rows import RunRows
-    from bench.tables import show
 
     record = records.read(places[0])
     rows = [row for row in record["rows"] if row["normalised"] in SCORE_KINDS[options.get("scores", "both")]]

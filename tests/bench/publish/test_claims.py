@@ -37,7 +37,7 @@ from bench.ledger.verdicts import (
 )
 from bench.methods import parse_method_spec
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SEEDS = (1, 2, 3, 4, 42)
 NOISE = (-0.010, 0.004, 0.000, 0.009, -0.003)  # of a seed; the same for every method, so that differences are exact
 METHOD_OF = {"bif-paper": "bif", "bif-long": "bif", "bif-equal": "bif", "ekfac-library": "ekfac"}
