@@ -12,10 +12,9 @@ model, and `subset_kernels.py` what else was tried. Reported subsets are of anot
 (`python -m tests.trials.datamodel_memory --covariance --queries 10000 --examples 4750 --subsets 8000`).
 """
 
-import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import metadata
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -61,14 +60,17 @@ class Datamodel(Method):
     def prior_method(self) -> Method | None:
         return nested_method(self.prior)
 
+    # The prior's code, files and libraries count as its own.
+
+    def key_modules(self) -> tuple[str, ...]:
+        return super().key_modules() + (self.prior_method.key_modules() if self.prior_method is not None else ())
+
+    def key_files(self) -> tuple[Path, ...]:
+        return super().key_files() + (self.prior_method.key_files() if self.prior_method is not None else ())
+
     @property
-    def source(self) -> str:
-        """The prior's code and libraries count as its own."""
-        own = super().source
-        if self.prior_method is None:
-            return own
-        versions = [f"{name} {metadata.version(name)}" for name in self.prior_method.libraries]
-        return hashlib.sha256("\n".join([own, self.prior_method.source, *versions]).encode()).hexdigest()[: len(own)]
+    def versions(self) -> dict[str, str]:
+        return {**super().versions, **(self.prior_method.versions if self.prior_method is not None else {})}
 
     def skip(self, task: Task) -> str | None:
         return None if self.prior_method is None else self.prior_method.skip(task)

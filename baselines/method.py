@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from baselines.support.attribution import Attribution
 from retrain import plugins
 from retrain.examples import Examples
-from retrain.source import source_fingerprint
+from retrain.source import KeyedPlugin
 from retrain.task import Task
 from retrain.work import NoWork, Work
 
@@ -115,14 +115,13 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method(KeyedPlugin, ABC):
     """Its fields are its options (`--set method.option=value`) and part of the cache key.
 
     A field whose metadata says {"key": False} (a batch size) cannot change the scores and stays out of the key.
     """
 
     version: ClassVar[int] = 1  # raised when its scores would change
-    libraries: ClassVar[tuple[str, ...]] = ()  # distributions whose version is part of the key
     paper: ClassVar[str] = ""  # who proposed it
     library_settings: ClassVar[Mapping[str, Any]] = {}  # options with which the library behind it runs by default
     paper_settings: ClassVar[Mapping[str, Any]] = {}  # options that Kreer et al. give
@@ -183,10 +182,8 @@ class Method(ABC):
     def name(self) -> str:
         return plugins.plugin_name(type(self))
 
-    @property
-    def source(self) -> str:
-        """A fingerprint of the code: edited, it is another method."""
-        return source_fingerprint(type(self).__module__, "baselines.support.attribution")
+    def key_modules(self) -> tuple[str, ...]:
+        return (type(self).__module__, "baselines.support.attribution")
 
     @property
     def fit_config(self) -> dict[str, Any]:

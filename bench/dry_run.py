@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from baselines.method import Method
 from bench.cells import Cells, why_diverged
 from bench.experiment import Execution, Experiment, Session, shares_of
-from retrain.train import checkpoint_unit, retrain_units
+from retrain.units import checkpoint_unit, retrain_units
 
 
 def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:

@@ -57,7 +57,7 @@ POOL = 4  # language tasks: queries that are looked at for each pair that is sho
 
 def stored_scores(session: "Session", variant: "Variant", raw: bool) -> np.ndarray:
     """(queries, train) float32, from the cache and from nowhere else."""
-    from retrain.train import checkpoint_unit
+    from retrain.units import checkpoint_unit
 
     (block,) = session.blocks
     base = checkpoint_unit(session.task, block[0], 0, session.execution.device)
@@ -153,7 +153,7 @@ def probabilities(session: "Session", indices: np.ndarray) -> np.ndarray:
     import torch
 
     from bench.ground_truth import base_model
-    from retrain.train import choose_device
+    from retrain.units import choose_device
 
     task, (block,) = session.task, session.blocks
     model, _ = base_model(task, block[0], session.store, session.execution.device)
@@ -223,7 +223,7 @@ def token_examples(session: "Session", num_pairs: int, candidates: int) -> dict[
     the pairs with the strongest correlation of two different words."""
     from bench.ground_truth import base_model
     from bench.token_scores import score_tokens, strongest_of_each_query
-    from retrain.train import choose_device
+    from retrain.units import choose_device
 
     task, (block,) = session.task, session.blocks
     question = session.question(*block)

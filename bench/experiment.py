@@ -34,12 +34,12 @@ from retrain.errors import UsageError
 from retrain.jobs import Report, Unit, run_units
 from retrain.progress import watching
 from retrain.safe_files import write_whole
-from retrain.starts import STARTS
+from retrain.seeds import STARTS
 from retrain.store import Store, canonical_json, default_cache
 from retrain.subsets import SCHEMES, STREAMS
 from retrain.task import Task
 from retrain.tasks import load_task
-from retrain.train import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
+from retrain.units import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
 from retrain.work import told
 
 logger = logging.getLogger("tda-bench")
@@ -64,7 +64,7 @@ class Experiment:
     stream: str = "report"  # which subsets: those that are reported, or those that settings are chosen on
     replicates: int | None = None  # retrains per subset, for the noise ceiling; None: the task's
     replicated_subsets: int | None = None  # only the first so many are replicated
-    initialisation: str = "shared"  # or "fresh", "replayed": see retrain/starts.py
+    initialisation: str = "shared"  # or "fresh", "replayed": see retrain/seeds.py
     query_split: str = "report"
     queries: int | None = None  # only the first so many of the split
     checkpoints: Sequence[int] = (1,)  # base models that each method's scores are averaged over, a row a number

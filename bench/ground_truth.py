@@ -17,7 +17,7 @@ from retrain.entry import ENTRY_FILE
 from retrain.jobs import Unit, run_units
 from retrain.store import Entry, Store
 from retrain.task import Task
-from retrain.train import Plan, checkpoint_of, checkpoint_unit, choose_device, retrain_units
+from retrain.units import Plan, checkpoint_of, checkpoint_unit, choose_device, retrain_units
 
 MAX_ROUNDS = 3  # how often damaged entries are made again before giving up
 

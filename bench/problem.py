@@ -18,7 +18,7 @@ from retrain.jobs import Unit
 from retrain.store import Store
 from retrain.subsets import attributed_indices
 from retrain.task import Split, Task
-from retrain.train import Plan, choose_device, retrain_units
+from retrain.units import Plan, choose_device, retrain_units
 
 LEARNT_FROM = RecentlyRead()  # the methods of a run learn from the same retrains
 

@@ -46,7 +46,7 @@ FEWEST_SUBSETS = 10  # or else a correlation across them says nothing
 def by_units(task: Any, plan: Any, device: str) -> tuple[np.ndarray, float]:
     """(replicates, subsets, queries) of losses as any run makes them, and the seconds of it all."""
     from retrain.jobs import run_units
-    from retrain.train import retrain_units
+    from retrain.units import retrain_units
 
     with tempfile.TemporaryDirectory(prefix="retrain-speed-") as folder:
         store, units = Store(folder), retrain_units(task, plan, device)
@@ -63,7 +63,8 @@ def one_by_one(task: Any, plan: Any, device: str) -> tuple[np.ndarray, float]:
     """(subsets, queries) of the first replicate the plain way, whatever the task does better; and the seconds."""
     from retrain.seeds import retrain_seeds
     from retrain.task import Task
-    from retrain.train import choose_device, one_thread, retrain_units
+    from retrain.train import one_thread
+    from retrain.units import choose_device, retrain_units
 
     units = retrain_units(task, plan, device)[: plan.num_subsets]
     where, attributed, rows = choose_device(device), plan.attributed(task), []
@@ -82,7 +83,7 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def timed_both_ways(task: Any, plan: Any, device: str, repeats: int) -> dict[str, Any]:
-    from retrain.train import task_from, task_specification
+    from retrain.units import task_from, task_specification
 
     task = task_from(task_specification(task))  # the one that units find in this process
     warm_up = replace(plan, num_subsets=min(WARM_UP_RETRAINS, plan.num_subsets), replicates=1, stream="tune")
@@ -164,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    from retrain.train import choose_device, describe_device, retrain_units
+    from retrain.units import choose_device, describe_device, retrain_units
 
     check_device(arguments.device)
     if arguments.replicates not in (None, 2) or arguments.replicated_subsets is not None:

@@ -14,9 +14,9 @@ from bench.additive import linear_numbers, retrains_alone, unlimited_numbers
 from bench.ground_truth import GroundTruth
 from bench.methods import Variant
 from bench.scoring import Prediction
-from retrain.starts import REPLAYED
+from retrain.seeds import REPLAYED
 from retrain.task import Task
-from retrain.train import Plan
+from retrain.units import Plan
 
 COLUMNS = [
     "task", "protocol", "method", "label", "settings", "normalised", "alpha", "alpha_attribution", "seed",

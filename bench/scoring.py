@@ -30,13 +30,13 @@ from retrain.plugins import plugin_reference
 from retrain.progress import progress_bar
 from retrain.source import code_fingerprint, source_fingerprint
 from retrain.store import Entry, Store
-from retrain.train import (
+from retrain.units import (
     Plan,
+    check_task,
     checkpoint_fingerprint,
     checkpoint_unit,
     choose_device,
     describe_device,
-    library_versions,
     task_from,
     task_specification,
 )
@@ -97,7 +97,7 @@ class Scorer:
             "method": method_config,
             "source": self.method.source,
             "harness": source_fingerprint("bench.measure"),
-            "versions": library_versions("torch", *self.method.libraries),
+            "versions": self.method.versions,
         }
 
     @cached_property
@@ -438,10 +438,7 @@ class WorkerContext:
         question = AttributionProblem.from_plain_data(task_from(payload["task"]), payload["question"])
         options = {name: tuple(v) if isinstance(v, list) else v for name, v in payload["method"]["options"].items()}
         method = load_method(payload["method"]["name"], **options)
-        if method.source != payload["method"]["source"]:
-            raise UsageError(
-                f"the code of method {method.name} was edited while this run was going on; run the same command again"
-            )
+        refuse_edited(method, method.source, payload["method"]["source"])
         self.scorer = Scorer(question, method, store, payload["device"], payload["keep_scores"])
         self.shared: dict[str, Any] = {}
         self.fitted: tuple[Any, Cost] | None = None
@@ -454,6 +451,12 @@ class WorkerContext:
         work = Work.of(scorer.store, unit.kind, scorer.store.key(unit.kind, unit.config))
         progress = problem.progress if os.getpid() == unit.payload["driver"] else telling(work)
         return replace(problem, work=work, shared=self.shared, progress=progress)
+
+    def check_unchanged(self) -> None:
+        """Before anything is kept: a module that was imported late may have been edited meanwhile."""
+        method = self.scorer.method
+        refuse_edited(method, method.current_source(), method.source)
+        check_task(self.scorer.question.task)
 
     def fit(self, problem: Problem) -> tuple[Any, Cost]:
         """The method's fit, from the store where it can be kept, and what it cost whoever made it."""
@@ -474,6 +477,14 @@ class WorkerContext:
             else:
                 self.fitted = run_stage(method, problem, lambda: method.fit(problem))
         return self.fitted
+
+
+def refuse_edited(method: Method, source: str, expected: str) -> None:
+    if source != expected:
+        raise UsageError(
+            f"the code or a declared file of method {method.name} was edited while this run was going on; "
+            "run the same command again"
+        )
 
 
 _contexts: dict[str, WorkerContext] = {}
@@ -559,6 +570,7 @@ def make_fit(store: Store, unit: Unit) -> None:
     if not packed or sum(array.nbytes for array in arrays.values()) > MAX_FIT_BYTES:
         arrays, record = {}, {**record, "too_large": True}
         context.fitted = state, cost
+    context.check_unchanged()
     store.write(unit.kind, unit.config, arrays, record)
 
 
@@ -570,6 +582,7 @@ def make_part(store: Store, unit: Unit) -> None:
         method, part = context.scorer.method, unit.payload["part"]
         made, cost = run_stage(method, problem, lambda: method.score_part(problem, state, part))
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in made.items()}
+    context.check_unchanged()
     store.write(unit.kind, unit.config, arrays, {**vars(cost), "code": code_fingerprint()})
 
 
@@ -608,6 +621,7 @@ def make_scores(store: Store, unit: Unit) -> None:
         "diagnostics": attribution.diagnostics,
         "num_scores_not_finite": int((~torch.isfinite(attribution.scores)).sum()),
     }
+    context.check_unchanged()
     for plan in unit.payload["plans"]:
         scorer.keep_prediction(Plan(**plan), attribution, record)
     arrays = {name: value.numpy() for name, value in attribution.arrays.items()}

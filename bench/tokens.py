@@ -176,7 +176,7 @@ def make_tokens(
 ) -> list[Path]:
     from bench.ground_truth import base_model
     from bench.measure import cpu_threads
-    from retrain.train import choose_device
+    from retrain.units import choose_device
 
     started = time.perf_counter()
     task, execution, (block,) = session.task, session.execution, session.blocks

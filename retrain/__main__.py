@@ -40,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def all_units(arguments: argparse.Namespace, task: Any) -> list[Any]:
     """Base models first, then the subsets of every seed and alpha."""
-    from retrain.train import checkpoint_unit, retrain_units
+    from retrain.units import checkpoint_unit, retrain_units
 
     plans = plans_for(arguments, task)
     units = [checkpoint_unit(task, seed, 0, arguments.device) for seed in dict.fromkeys(plan.seed for plan in plans)]

@@ -19,7 +19,7 @@ from retrain.jobs import CLUSTERS, JobError
 from retrain.jobs.attempt import Told, blamed, shortened
 from retrain.progress import close_bars
 from retrain.safe_files import SafeFileError, one_line
-from retrain.starts import STARTS
+from retrain.seeds import STARTS
 from retrain.store import StoreError, default_cache
 from retrain.subsets import SCHEMES
 
@@ -151,7 +151,7 @@ def one_of_each(arguments: argparse.Namespace, *names: str) -> None:
 
 def plans_for(arguments: argparse.Namespace, task: Any) -> list[Any]:
     """Every seed's, share's and alpha's Plan."""
-    from retrain.train import Plan
+    from retrain.units import Plan
 
     return [
         Plan(
@@ -173,7 +173,7 @@ def plans_for(arguments: argparse.Namespace, task: Any) -> list[Any]:
 def choose_task(name: str, data_dir: str | None) -> tuple[str, str]:
     """The task, and one line saying why this one and how to get the other."""
     from retrain.data.cifar10 import is_available
-    from retrain.train import choose_device
+    from retrain.units import choose_device
 
     if name != "auto":
         return name, ""
@@ -284,7 +284,7 @@ def cluster_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def default_cluster(device: str) -> str:
     """On a CPU every core retrains; a GPU is kept busy by one process."""
-    from retrain.train import choose_device
+    from retrain.units import choose_device
 
     return "local" if choose_device(device).type == "cpu" and (os.cpu_count() or 1) > 1 else "inline"
 
@@ -293,7 +293,7 @@ def default_cluster(device: str) -> str:
 
 
 def check_device(name: str) -> None:
-    from retrain.train import choose_device
+    from retrain.units import choose_device
 
     try:
         device = choose_device(name)

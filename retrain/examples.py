@@ -128,12 +128,26 @@ class Examples:
     @cached_property
     def fingerprint(self) -> str:
         """Of every byte, in order: two sets of examples share it only if they are the same."""
+        self.__dict__["_writes_seen"] = self._writes()
+        return self._digest()
+
+    def was_changed(self) -> bool:
+        """Whether they are others than when the fingerprint was taken; looked at only where torch counted a write."""
+        if self.__dict__.get("_writes_seen", writes := self._writes()) == writes:
+            return False
+        self.__dict__["_writes_seen"] = writes
+        return self._digest() != self.fingerprint
+
+    def _digest(self) -> str:
         digest = hashlib.sha256()
         for name, tensor in self._named():
             array = np.ascontiguousarray(tensor.cpu().numpy())
             digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
             digest.update(array.tobytes())
         return digest.hexdigest()[:20]
+
+    def _writes(self) -> list[int]:
+        return [0 if tensor.is_inference() else tensor._version for tensor in self.tensors()]
 
     def _named(self) -> list[tuple[str, Tensor]]:
         several = isinstance(self.inputs, Columns)

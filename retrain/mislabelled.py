@@ -11,6 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.plugins import plugin_reference
 from retrain.removal import classifies
-from retrain.source import source_fingerprint
 from retrain.task import TRAINING, Task, not_in_key
 from retrain.tasks import load_task
 
@@ -29,7 +29,7 @@ _FLIP_STREAM = 41
 # What a task says of itself in class variables; this one says what the task behind it does.
 _AS_INSIDE = (
     "loss_function", "protocols", "default_alpha_attribution", "default_replicates", "eval_batch_size", "cpu_threads",
-    "method_settings", "pretrained", "class_names",
+    "method_settings", "pretrained", "class_names", "libraries",
 )  # fmt: skip
 
 
@@ -86,7 +86,9 @@ class Mislabelled(Task):
         if hasattr(self.clean, "cifar10"):  # which trains on the labels of the official order
             return _relabelled_cifar10()(**options).with_labels(self.targets)
         made = kind(**options)
+        # What was loaded is used: a file may have been edited since.
         made.__dict__["train_data"] = Examples(self.clean.train_data.inputs, self.targets)
+        made.__dict__["query_data"] = self.clean.query_data
         return made
 
     # ---- a task ----
@@ -135,9 +137,14 @@ class Mislabelled(Task):
     def resident(self, examples: Examples, device: torch.device) -> Examples:
         return self.inside.resident(examples, device)
 
-    @property
-    def source(self) -> str:
-        return source_fingerprint(type(self.clean).__module__, __name__, *TRAINING)
+    def key_modules(self) -> tuple[str, ...]:
+        return (type(self.clean).__module__, __name__, *TRAINING)
+
+    def key_files(self) -> tuple[Path, ...]:
+        return self.clean.key_files()
+
+    def given_weights(self) -> str:
+        return self.clean.given_weights()
 
     @cached_property
     def data_fingerprint(self) -> str:

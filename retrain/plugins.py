@@ -190,9 +190,11 @@ def build(cls: type[Plugin], options: dict[str, Any]) -> Plugin:
             raise UsageError(f'{name} has no option "{option}"; available: {", ".join(known) or "none"}')
         values[option] = option_value(value, known[option].default, f"{name}.{option}")
     try:
-        return cls(**values)
+        made = cls(**values)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name}: {error}") from error
+    getattr(made, "source", None)  # taken of the files as they were imported, before anybody edits them
+    return made
 
 
 def option_value(given: Any, default: Any, label: str) -> Any:

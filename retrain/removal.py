@@ -23,12 +23,12 @@ from retrain.examples import Examples
 from retrain.jobs import Unit
 from retrain.losses import CrossEntropy
 from retrain.seeds import Initialisation, derived_seed
-from retrain.shared_seconds import SHARED
-from retrain.source import code_fingerprint
+from retrain.source import code_fingerprint, source_fingerprint
 from retrain.store import Entry, Store
 from retrain.subsets import attributed_indices
 from retrain.task import Split, Task
-from retrain.train import choose_device, describe_device, library_versions, one_thread, task_from, task_specification
+from retrain.train import one_thread
+from retrain.units import SHARED, choose_device, describe_device, task_from, task_specification, write_entry
 
 _REMOVAL_STREAM, _REMOVAL_INITIAL_STREAM = 25, 26
 KIND_OF_REMOVAL = "removal"
@@ -87,7 +87,8 @@ def removal_units(
         "num_queries": len(plan.query_indices(task)),
         "initialisation": plan.initialisation,
         "margins": margins,
-        "versions": library_versions("torch"),
+        "versions": task.versions,
+        "source": source_fingerprint(__name__),
     }
     at_once = 1 if margins else task.trainings_at_once(choose_device(device))
     payload = {"task": task_specification(task), "device": device, "at_once": at_once}
@@ -150,7 +151,7 @@ def retrain_without(store: Store, unit: Unit) -> Entry:
         "device": describe_device(device),
         "code": code_fingerprint(),
     }
-    return store.write(unit.kind, unit.config, arrays, record)
+    return write_entry(store, unit, task, arrays, record)
 
 
 @lru_cache(maxsize=4)

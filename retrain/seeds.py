@@ -1,4 +1,13 @@
-"""Which seed decides what: every random number of a training run follows from named parts through one of these."""
+"""Which seed decides what: every random number of a training run follows from named parts through one of these.
+
+Where retrained models start, and whether anything but the data differs between them:
+
+- `shared`: from the base model's initial weights, each in an order of its own;
+- `fresh`: from initial weights of its own as well;
+- `replayed`: the base model's own training over again, initial weights, order, augmentation and number of steps, with
+  the examples that are left out struck out of their batches (`retrain/replays`). Nothing is random, so a subset has one
+  retraining and the noise ceiling is 1: this is what "the same seed" means for methods that differentiate a training.
+"""
 
 from typing import Any, Literal
 
@@ -8,6 +17,8 @@ from retrain import subsets
 
 Initialisation = Literal["shared", "fresh"]
 INITIALISATIONS: tuple[Initialisation, ...] = ("shared", "fresh")
+REPLAYED = "replayed"
+STARTS = (*INITIALISATIONS, REPLAYED)
 
 _BASE_STREAM, _SUBSET_STREAM, _CHECKPOINT_STREAM, _INITIAL_STREAM = 21, 22, 23, 24
 

@@ -6,38 +6,52 @@ on every machine and Python version.
 
 A module counts if it is the plug-in's own, or one that it imports (inside functions too, and through others) and that
 belongs to the suite, to the plug-in's own package, or to no installed package at all. Installed libraries count by
-their version instead (`Method.libraries`, and torch).
+their version instead (`imported_versions`), and files that a plug-in declares (`files`) by their bytes.
 """
 
 import ast
 import hashlib
 import importlib.util
+import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from retrain.errors import UsageError
 
 OURS = ("retrain", "baselines", "bench")
 # They carry numbers about and change none: keys, files, processes, command lines. Of data the bytes are in the key.
 INERT = (
     "retrain", "retrain.command", "retrain.data", "retrain.errors", "retrain.jobs", "retrain.plugins",
-    "retrain.progress", "retrain.safe_files", "retrain.source", "retrain.store", "retrain.tasks",
+    "retrain.progress", "retrain.safe_files", "retrain.source", "retrain.store", "retrain.tasks", "retrain.units",
     "retrain.work",
     "baselines.method", "baselines.support.memory",
 )  # fmt: skip
 INERT_FOLDERS = ("retrain.data.", "retrain.jobs.")
 FINGERPRINT_DIGITS = 16
+SAY_AFTER_SECONDS = 2.0
 
 
-def source_fingerprint(*modules: str) -> str:
-    """Of these modules and of what they import, as above; of a loaded one as it was when it was first asked for."""
-    return _fingerprint(modules, tuple(id(sys.modules.get(name)) for name in modules))
+def source_fingerprint(*modules: str, files: Sequence[Path] = ()) -> str:
+    """Of these modules, of what they import, and of these files.
+
+    Of loaded modules it is taken once, when it is first asked for: an edit of the file does not change what runs here.
+    """
+    return _first_fingerprint(modules, tuple(files), tuple(id(sys.modules.get(name)) for name in modules))
 
 
 @lru_cache(maxsize=256)
-def _fingerprint(modules: tuple[str, ...], loaded: tuple[int, ...]) -> str:
+def _first_fingerprint(modules: tuple[str, ...], files: tuple[Path, ...], loaded: tuple[int, ...]) -> str:
+    return current_fingerprint(*modules, files=files)
+
+
+def current_fingerprint(*modules: str, files: Sequence[Path] = ()) -> str:
+    """The same of the files as they are now. Where it differs, somebody edited them while this process ran."""
     digest = hashlib.sha256()
     # What a plug-in's own module is called depends on how it was loaded; what it says does not.
     named = [
@@ -45,7 +59,21 @@ def _fingerprint(modules: tuple[str, ...], loaded: tuple[int, ...]) -> str:
     ]
     for name, meaning in sorted(named):
         digest.update(f"{name}\0{meaning}\0".encode())
+    for path in files:
+        try:
+            digest.update(f"{path.name}\0{_file_digest(path, _stamp(path))}\0".encode())
+        except OSError as error:
+            raise UsageError(f"the declared file {path} cannot be read ({error.strerror})") from None
     return digest.hexdigest()[:FINGERPRINT_DIGITS]
+
+
+@lru_cache(maxsize=1024)
+def _file_digest(path: Path, stamp: tuple[int, ...]) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -63,39 +91,136 @@ def source_files(*modules: str) -> dict[str, Path]:
     return dict(sorted(_closure(modules).items()))
 
 
+# ---- libraries ----
+
+
+@lru_cache
+def library_versions(*distributions: str) -> dict[str, str]:
+    """Major and minor version of each: what a cache key depends on."""
+    return {name: ".".join(metadata.version(name).split("+")[0].split(".")[:2]) for name in distributions}
+
+
+def imported_versions(*modules: str) -> dict[str, str]:
+    """Versions of the distributions that a plug-in outside the suite imports, through its own helpers too.
+
+    The suite's modules name theirs themselves (`libraries`): most of what they import cannot change a number.
+    """
+    found = set()
+    for name, path in _closure(modules).items():
+        if name.partition(".")[0] not in OURS:
+            tops = {imported.partition(".")[0] for imported in _imports(path, name, _stamp(path))}
+            found |= {distribution for top in tops for distribution in _distributions().get(top, ())}
+    return library_versions(*sorted(found))
+
+
+@lru_cache(maxsize=1)
+def _distributions() -> dict[str, list[str]]:
+    """Top-level module -> the distributions that bring it, of everything installed but the suite."""
+    return {top: sorted(set(names)) for top, names in metadata.packages_distributions().items() if top not in OURS}
+
+
+class KeyedPlugin:
+    """What a task and a method have in common: what their code, files and libraries add to a cache key."""
+
+    libraries: ClassVar[tuple[str, ...]] = ()  # distributions whose version is part of the key
+    # Files whose bytes are part of the key, such as tables that the code reads; relative ones lie beside its module.
+    files: ClassVar[tuple[str, ...]] = ()
+
+    def key_modules(self) -> tuple[str, ...]:
+        """The modules whose source is part of the key, with what they import."""
+        return (type(self).__module__,)
+
+    def key_files(self) -> tuple[Path, ...]:
+        if isinstance(self.files, str):
+            raise UsageError(f'files is "{self.files}"; expected several, as in files = ("{self.files}",)')
+        owner = next(cls for cls in type(self).__mro__ if "files" in vars(cls))
+        origin = getattr(sys.modules.get(owner.__module__), "__file__", None) or "."
+        return tuple(Path(os.path.abspath(origin)).parent / os.path.expanduser(name) for name in self.files)
+
+    @property
+    def source(self) -> str:
+        """A fingerprint of the code and of the declared files: edited, it is another plug-in."""
+        return source_fingerprint(*self.key_modules(), files=self.key_files())
+
+    def current_source(self) -> str:
+        """The same of the files as they are now."""
+        return current_fingerprint(*self.key_modules(), files=self.key_files())
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of torch, of the libraries that it names, and of those that a plug-in outside the suite imports."""
+        return {**library_versions("torch", *self.libraries), **imported_versions(*self.key_modules())}
+
+
+# ---- which modules count ----
+
+
 def _closure(modules: Iterable[str]) -> dict[str, Path]:
     roots = tuple(modules)
     packages = {name.partition(".")[0] for name in roots} | set(OURS)
     found: dict[str, Path] = {}
     waiting = list(roots)
     seen: set[str] = set()
+    started, said = time.monotonic(), False
     while waiting:
         name = waiting.pop()
         if name in seen:
             continue
         seen.add(name)
-        path = _file_of(name)
-        if path is None or not (name in roots or _counts(name, path, packages)):
+        if not said and time.monotonic() - started > SAY_AFTER_SECONDS:
+            said = True
+            print(f"reading the source of {roots[0]} and what it imports, for its cache key ...", file=sys.stderr)
+        top = name.partition(".")[0]
+        if top not in packages and _is_installed(top):
             continue
-        if name not in INERT and not name.startswith(INERT_FOLDERS):
+        path = _file_of(name)
+        if path is not None and (name in roots or not is_inert(name)):
             found[name] = path
-            waiting += _imports(path, name, path.name == "__init__.py")
+            waiting += _imports(path, name, _stamp(path))
     return found
 
 
-def _counts(name: str, path: Path, packages: set[str]) -> bool:
-    if name.partition(".")[0] in packages:
-        return True
-    return not any(path.is_relative_to(folder) for folder in _installed_folders())
+def is_inert(module: str) -> bool:
+    return module in INERT or module.startswith(INERT_FOLDERS)
+
+
+def _is_installed(top: str) -> bool:
+    return _installed(top, tuple(sys.path), id(sys.modules.get(top)))
+
+
+@lru_cache(maxsize=1024)
+def _installed(top: str, path: tuple[str, ...], loaded: int) -> bool:
+    """Whether a top-level package or module comes with Python or from an installed distribution, or is not there.
+
+    Wherever pip may put one: the interpreter's own folders, every site-packages and dist-packages (of the user, of
+    Debian, of the base that an environment sees), and a folder on the path that pip filled (it has *.dist-info).
+    """
+    origin: Any = getattr(sys.modules.get(top), "__file__", None)
+    found = _folders_of(top, path)
+    places = [Path(origin)] if origin else [found] if isinstance(found, Path) else list(found)
+    if not places:
+        return True  # an extension, or not there: there is no source to read
+    for place in (path for one in places for path in (one, one.resolve())):
+        if {"site-packages", "dist-packages"} & set(place.parts):
+            return True
+        if any(place.is_relative_to(folder) for folder in _interpreter_folders()):
+            return True
+        if top in _distributions() and any(place.is_relative_to(folder) for folder in _filled_by_pip(path)):
+            return True
+    return False
 
 
 @lru_cache(maxsize=1)
-def _installed_folders() -> tuple[Path, ...]:
+def _interpreter_folders() -> tuple[Path, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     paths = {Path(path).resolve() for name in names if (path := sysconfig.get_paths().get(name))}
     # A virtual environment's standard library is its base's.
-    paths |= {Path(sys.base_prefix).resolve() / "lib", Path(sys.prefix).resolve() / "lib"}
-    return tuple(paths)
+    return tuple(paths | {Path(sys.base_prefix).resolve() / "lib", Path(sys.prefix).resolve() / "lib"})
+
+
+@lru_cache(maxsize=8)
+def _filled_by_pip(path: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(Path(folder).resolve() for folder in path if folder and any(Path(folder).glob("*.dist-info")))
 
 
 def _file_of(name: str) -> Path | None:
@@ -106,18 +231,19 @@ def _file_of(name: str) -> Path | None:
     top, *parts = name.split(".")
     if not top.isidentifier() or not all(part.isidentifier() for part in parts):
         return None
-    folders = _folders_of(top)
-    if not parts:
-        return folders if isinstance(folders, Path) else _first_file(folder / "__init__.py" for folder in folders)
+    folders = _folders_of(top, tuple(sys.path))
     if isinstance(folders, Path):
-        return None
+        return None if parts else folders.resolve()
     places = [folder.joinpath(*parts) for folder in folders]
-    return _first_file(path for place in places for path in (place.with_suffix(".py"), place / "__init__.py"))
+    names = [place / "__init__.py" for place in places]
+    if parts:
+        names = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
+    return next((path.resolve() for path in names if path.is_file()), None)
 
 
 @lru_cache(maxsize=1024)
-def _folders_of(top: str) -> Path | tuple[Path, ...]:
-    """Where a top-level package's modules are; of a top-level module, its file."""
+def _folders_of(top: str, path: tuple[str, ...]) -> Path | tuple[Path, ...]:
+    """Where a top-level package's modules are on this sys.path; of a top-level module, its file."""
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError, AttributeError):
@@ -125,42 +251,39 @@ def _folders_of(top: str) -> Path | tuple[Path, ...]:
     if spec is None:
         return ()
     if spec.submodule_search_locations is not None:
-        return tuple(Path(folder).resolve() for folder in spec.submodule_search_locations)
-    return Path(spec.origin).resolve() if spec.origin and spec.origin.endswith(".py") else ()
-
-
-def _first_file(paths: Iterable[Path]) -> Path | None:
-    return next((path for path in paths if path.is_file()), None)
+        return tuple(Path(folder) for folder in spec.submodule_search_locations)
+    return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else ()
 
 
 @lru_cache(maxsize=1024)
-def _parsed(path: Path, stamp: tuple[int, int]) -> ast.Module:
+def _parsed(path: Path, stamp: tuple[int, ...]) -> ast.Module:
     return ast.parse(path.read_bytes(), filename=str(path))
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, ...]:
     status = path.stat()
-    return status.st_mtime_ns, status.st_size
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
-def _imports(path: Path, name: str, is_package: bool) -> Iterator[str]:
-    package = name if is_package else name.rpartition(".")[0]
-    for node in ast.walk(_parsed(path, _stamp(path))):
+@lru_cache(maxsize=1024)
+def _imports(path: Path, name: str, stamp: tuple[int, ...]) -> tuple[str, ...]:
+    """Every module that a file imports, inside functions too."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = []
+    for node in ast.walk(_parsed(path, stamp)):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 parents = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parents, base] if base else parents)
-            yield base
-            for alias in node.names:  # a name may be a module of its own
-                yield f"{base}.{alias.name}"
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]  # a name may be a module of its own
+    return tuple(dict.fromkeys(found))
 
 
 @lru_cache(maxsize=1024)
-def _meaning(path: Path, stamp: tuple[int, int]) -> str:
+def _meaning(path: Path, stamp: tuple[int, ...]) -> str:
     digest = hashlib.sha256()
     for token in _tokens(_parsed(path, stamp)):
         digest.update(token.encode("utf-8", "surrogatepass") + b"\0")

@@ -11,6 +11,7 @@ replicates of a subset differ in order_seed alone.
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -22,10 +23,10 @@ from torch import Tensor, nn
 from retrain.examples import Batch, Examples, Indices
 from retrain.losses import CrossEntropy, Loss, mean_over_tokens
 from retrain.plugins import plugin_name
-from retrain.source import source_fingerprint
+from retrain.source import OURS, KeyedPlugin
 
 Split = Literal["tune", "report", "all"]
-TRAINING = ("retrain.seeds", "retrain.subsets")  # what turns a task into ground truth
+TRAINING = ("retrain.train",)  # the code that turns a task into ground truth, with the seeds and subsets it imports
 
 
 def not_in_key(default: Any = MISSING) -> Any:
@@ -34,7 +35,7 @@ def not_in_key(default: Any = MISSING) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(KeyedPlugin, ABC):
     version: ClassVar[int] = 1  # raised when its ground truth would change
     loss_function: ClassVar[Loss] = CrossEntropy()
     protocols: ClassVar[tuple[str, ...]] = ("scratch",)  # ways of retraining; the first is the default
@@ -165,22 +166,35 @@ class Task(ABC):
         """What identifies this task in a cache key: its name, key fields, source, and the bytes of its data."""
         in_key = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("key", True)}
         named = {"name": self.name, "version": self.version, "source": self.source}
-        weights = {"weights": self.weights_fingerprint} if self.pretrained else {}
+        weights = {"weights": self.weights_fingerprint} if self.weights_fingerprint else {}
         return {**named, **in_key, "data": self.data_fingerprint, **weights}
 
     @cached_property
     def weights_fingerprint(self) -> str:
-        """Of a pretrained model's weights, wherever they came from."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self.build_model(0).state_dict().items()):
-            digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:20]
+        """Of the weights that models are given, wherever they came from; empty where a seed decides all of them."""
+        return self.given_weights()
 
-    @property
-    def source(self) -> str:
-        """A fingerprint of the code: edited, it is another task."""
-        return source_fingerprint(type(self).__module__, *TRAINING)
+    def given_weights(self) -> str:
+        """The same, of what `build_model` gives now."""
+        if self.pretrained:
+            return _weights_digest(self.build_model(0).state_dict())
+        if type(self).__module__.partition(".")[0] in OURS:
+            return ""  # the suite's tasks say so themselves
+        # What no seed changes was given, and may have been read from a file. A constant (zeros, ones) was not.
+        with torch.random.fork_rng(devices=[]):
+            one, other = (self.build_model(seed).state_dict() for seed in (0, 1))
+        given = {
+            name: value
+            for name, value in one.items()
+            if name in other
+            and torch.equal(value, other[name])
+            and value.numel() > 1
+            and (value != value.flatten()[0]).any()
+        }
+        return _weights_digest(given) if given else ""
+
+    def key_modules(self) -> tuple[str, ...]:
+        return (type(self).__module__, *TRAINING)
 
     @cached_property
     def data_fingerprint(self) -> str:
@@ -190,4 +204,13 @@ class Task(ABC):
     @property
     def scoring_config(self) -> dict[str, Any]:
         """What scores depend on beside the checkpoint's own weights: not how models are retrained on subsets."""
-        return {"name": self.name, "version": self.version, "source": self.source, "data": self.data_fingerprint}
+        named = {"name": self.name, "version": self.version, "source": self.source}
+        return {**named, "data": self.data_fingerprint, "versions": self.versions}
+
+
+def _weights_digest(state: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:20]

@@ -40,7 +40,7 @@ from retrain.progress import bar
 from retrain.source import code_fingerprint
 from retrain.store import Store, canonical_json, default_cache
 from retrain.task import Task
-from retrain.train import describe_device
+from retrain.units import describe_device
 
 DAMPING = 0.05  # gamma / n_beta, the influence function's
 STEP_LENGTH = 0.04  # times the largest precision: the length of the step adds a hundredth to the variance

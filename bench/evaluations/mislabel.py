@@ -42,7 +42,7 @@ from retrain.command import fraction
 from retrain.errors import UsageError
 from retrain.mislabelled import Mislabelled, flipped_labels
 from retrain.subsets import attributed_indices
-from retrain.train import choose_device
+from retrain.units import choose_device
 
 OWN_LOSS, RANDOM_ORDER = "own loss", "random order"
 FEW_QUERIES = 5  # self-influence asks for none, but methods want some

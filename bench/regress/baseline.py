@@ -125,7 +125,7 @@ def record_task(folder: Path, task: "Task", store: Store) -> TaskBaseline:
     """Retrains where the store does not have it, and records the result."""
     from bench.ground_truth import base_model, ground_truth
     from bench.scoring import AttributionProblem
-    from retrain.train import Plan
+    from retrain.units import Plan
 
     plan = Plan(alpha=ALPHA, alpha_attribution=1.0, seed=1, num_subsets=NUM_SUBSETS, replicates=NUM_REPLICATES)
     found = ground_truth(task, plan, store, "cpu")

@@ -120,7 +120,7 @@ def check_mode(arguments: argparse.Namespace) -> None:
 
 def fill_defaults(arguments: argparse.Namespace) -> None:
     """What was not given, by device; says so where it is not the paper's setting."""
-    from retrain.train import choose_device
+    from retrain.units import choose_device
 
     check_device(arguments.device)
     cpu = not arguments.estimate and arguments.campaign is None and choose_device(arguments.device).type == "cpu"

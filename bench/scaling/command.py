@@ -45,7 +45,7 @@ from bench.tables import duration
 from retrain.command import check_device, check_out, guarded
 from retrain.errors import UsageError
 from retrain.store import Store
-from retrain.train import choose_device
+from retrain.units import choose_device
 
 
 def list_campaign(base: SweepRequest) -> int:

@@ -55,7 +55,7 @@ from retrain.examples import Examples
 from retrain.models.pythia_suite import Configuration, build_random, keep_layers
 from retrain.processes import die_with
 from retrain.safe_files import write_whole
-from retrain.train import describe_device
+from retrain.units import describe_device
 from retrain.work import Work
 
 TINY = Configuration(name="tiny", hidden=64, layers=1, heads=2, intermediate=256, vocabulary=512)

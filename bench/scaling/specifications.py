@@ -140,7 +140,7 @@ def _tell_what_is_too_many(request: SweepRequest, found: list[dict[str, Any]], n
 
 def _shared(request: SweepRequest) -> dict[str, Any]:
     """What every point of the request has in common."""
-    from retrain.train import choose_device, describe_device
+    from retrain.units import choose_device, describe_device
 
     device = choose_device(request.device)
     pairs = load_queries(request.query_file)
@@ -217,7 +217,7 @@ def cost_fingerprint(method: str) -> str:
 
 def point_config(spec: dict[str, Any], budget: tuple[float, float | None] | None) -> dict[str, Any]:
     """The key of a finished point. One measured whole is good for any budget; a projected one for its own."""
-    from retrain.train import library_versions
+    from retrain.source import library_versions
 
     left_out = ("model", "query_file", "text", "device", "weights_name", "text_name", "tokenizer")
     tokenizer = Path(spec["tokenizer"]).name if spec["tokenizer"] else None  # not where it lies

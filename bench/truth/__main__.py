@@ -147,7 +147,7 @@ def import_truth(arguments: argparse.Namespace) -> GroundTruth:
 
 def export_truth(arguments: argparse.Namespace) -> GroundTruth:
     """The ground truth that bench.lds made, retraining only what the cache does not have."""
-    from retrain.train import retrain_units
+    from retrain.units import retrain_units
 
     check_device(arguments.device)
     task = build_task(arguments)

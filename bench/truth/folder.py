@@ -23,7 +23,7 @@ from retrain.errors import UsageError
 from retrain.safe_files import read_json, read_safetensors, validate, whole_file, write_safetensors
 from retrain.source import code_fingerprint
 from retrain.task import Task
-from retrain.train import Plan
+from retrain.units import Plan
 
 TRUTH_FORMAT = "tda-bench ground truth 1"
 

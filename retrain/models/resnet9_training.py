@@ -21,10 +21,9 @@ import itertools
 import math
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,9 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retrain.models.resnet9 import ConvGroup, ResNet9
-
-if TYPE_CHECKING:
-    from retrain.models.resnet9_fused_step import FusedStep
 
 # A batch size is captured once it has run this many times as it is: those runs also warm the libraries up.
 CAPTURE_AFTER = 12
@@ -225,6 +221,91 @@ class TrainingImages:
         return batch, self.labels[chosen]
 
 
+class FusedStep:
+    """One step of training by kernels of our own, around cuDNN's convolutions; on CUDA only.
+
+    step.read_weights()         # whenever they were changed by anybody else
+    step(plan, factor)
+
+    It holds copies of the convolutions' weights in the precision that they compute in, as the update leaves them.
+    """
+
+    def __init__(
+        self,
+        model: ResNet9,
+        data: TrainingImages,
+        recipe: Recipe,
+        parameters: Sequence[Tensor],
+        momenta: Sequence[Tensor],
+        num_biases: int,
+    ):
+        """`parameters`: the biases of norms first, of which there are `num_biases`; `momenta` go with them."""
+        from retrain.models import resnet9_training_kernels as kernels  # which needs triton
+
+        self.kernels, self.model, self.data, self.recipe = kernels, model, data, recipe
+        self.parameters, self.momenta, self.num_biases = parameters, momenta, num_biases
+        self.filters = kernels.filters_for(model.whiten, data.dtype)
+        self.copies = [self._copy(p) if p.dim() == 4 else p for p in parameters]
+        self.copy_of = {id(p): copy for p, copy in zip(parameters, self.copies, strict=True)}
+
+    def _copy(self, weight: Tensor) -> Tensor:
+        copy = weight.detach().to(self.data.dtype, memory_format=torch.channels_last)
+        return copy.requires_grad_()
+
+    @torch.no_grad()
+    def read_weights(self) -> None:
+        """Bring the copies up to date."""
+        kept = [(copy, p) for copy, p in zip(self.copies, self.parameters, strict=True) if copy is not p]
+        torch._foreach_copy_([copy for copy, _ in kept], [p.detach() for _, p in kept])
+        self.filters.copy_(self.kernels.filters_for(self.model.whiten, self.data.dtype))
+
+    def __call__(self, plan: Tensor, factor: Tensor) -> None:
+        """`plan` is (3, batch), `factor` () scales the learning rate."""
+        model, data, recipe = self.model, self.data, self.recipe
+        bias = model.whiten.bias
+        assert bias is not None
+        whitened = self.kernels.whitened_batch(data.images, plan, data.pixel_table, self.filters, bias.detach())
+        hidden = self.last_hidden(whitened)
+        hidden_gradient, head_gradient = self.kernels.head_gradients(
+            hidden.detach(), model.head.weight.detach(), plan[0], data.labels, model.scale, recipe.label_smoothing
+        )
+        wanted = [copy for copy in self.copies if copy is not model.head.weight]
+        found = iter(torch.autograd.grad(hidden, wanted, hidden_gradient))
+        gradients = [head_gradient if copy is model.head.weight else next(found) for copy in self.copies]
+        bias_step = recipe.step_size * recipe.bias_scaler
+        self.kernels.update_parameters(
+            self.parameters,
+            self.momenta,
+            [_laid_out_as(p, gradient) for p, gradient in zip(self.parameters, gradients, strict=True)],
+            self.copies,
+            factor,
+            recipe.momentum,
+            self.num_biases,
+            # Decay acts on the weights at step_decay a step whatever the group's rate, hence the division.
+            self.kernels.Rates(bias_step, recipe.step_decay / bias_step),
+            self.kernels.Rates(recipe.step_size, recipe.step_decay / recipe.step_size),
+        )
+
+    def last_hidden(self, whitened: Tensor) -> Tensor:
+        """What the last group makes of a batch: (batch, widths[-1], height, width)."""
+        hidden = whitened
+        for group in self.model.groups:
+            assert isinstance(group, ConvGroup)
+            pool = isinstance(group.pool, nn.MaxPool2d)
+            hidden = self.kernels.trained_pool_norm_gelu(self._convolved(hidden, group.conv1), group.norm1, pool)
+            hidden = self.kernels.trained_pool_norm_gelu(self._convolved(hidden, group.conv2), group.norm2, False)
+        return hidden
+
+    def _convolved(self, hidden: Tensor, convolution: nn.Conv2d) -> Tensor:
+        return F.conv2d(hidden, self.copy_of[id(convolution.weight)], padding=1)
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
+
+
 class Engine:
     """One model's worth of memory on a device, in which any number of trainings happen one after another.
 
@@ -252,7 +333,8 @@ class Engine:
 
         on_cuda = self.device.type == "cuda"
         covered = on_cuda and HAS_TRITON and self.dtype != torch.float32 and not _trains_scales(model)
-        self.fused_step = self._new_fused_step() if fused and covered else None
+        fused_parts = (self.model, data, recipe, self.parameters, self.momenta, self.num_biases)
+        self.fused_step = FusedStep(*fused_parts) if fused and covered else None
         self.stream = torch.cuda.Stream(self.device) if on_cuda else None  # for trainings that threads order
         self.capturing = capture and on_cuda
         self.graphs: OrderedDict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = OrderedDict()
@@ -260,11 +342,6 @@ class Engine:
         # One pool for all graphs of an engine: nothing in it outlives a replay, so their memory can overlap.
         self.graph_pool = torch.cuda.graph_pool_handle() if self.capturing else None
         self.quiet: Callable[[], None] = lambda: None  # waits until nobody else speaks to the device
-
-    def _new_fused_step(self) -> "FusedStep":
-        from retrain.models.resnet9_fused_step import FusedStep
-
-        return FusedStep(self.model, self.data, self.recipe, self.parameters, self.momenta, self.num_biases)
 
     # ---- states ----
 

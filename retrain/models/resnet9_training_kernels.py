@@ -1,18 +1,23 @@
-"""Triton kernels for the ResNet-9 in training: what follows a convolution, by the statistics of the batch.
+"""Triton kernels for the ResNet-9 in training; `resnet9_kernels` has those for looking at a trained one.
 
-torch pools, takes moments, norms and applies GELU in kernels of their own, and half of a training step goes to them.
-Here it is two passes over memory, with a tiny kernel between them where the programs' sums meet: `_pool_and_moments`
-takes maxima and moments, `_join_moments` makes the norm's coefficients of them, `_norm_gelu` applies those. Sums
-are joined in a fixed order, so that the same batch gives the same bits. As in `resnet9_kernels`, everything is
-channels-last, and another batch size compiles nothing. `resnet9_gradient_kernels` is the way back.
+Each part below begins with what it replaces. Sums are joined in a fixed order, so that the same batch gives the same
+bits. As in `resnet9_kernels`, everything is channels-last, and another batch size compiles nothing.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# ---- what follows a convolution ----
+#
+# torch pools, takes moments, norms and applies GELU in kernels of their own, and half of a training step goes to them.
+# Here it is two passes over memory, with a tiny kernel between them where the programs' sums meet: `_pool_and_moments`
+# takes maxima and moments, `_join_moments` makes the norm's coefficients of them, `_norm_gelu` applies those.
 
 
 class Cut(NamedTuple):
@@ -262,3 +267,517 @@ def tile_sizes(pooled: Tensor, cut: Cut) -> tuple[int, dict[str, int]]:
 
 def empty_channels_last(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last)
+
+
+# ---- the way back through it ----
+#
+# As on the way there, two passes over memory and a tiny kernel between them: `_gradient_sums` and `_join_sums` find how
+# the batch's statistics answer to a change, `_spread_gradient` puts each gradient where its maximum came from. Its
+# place was kept for that, a byte each, and the convolution's output, four times as many numbers, was not.
+
+
+SUMS_CUT = Cut(elements=1024, num_warps=2, most_programs=528)
+SPREAD_CUT = Cut(elements=512, num_warps=2)
+
+
+@triton.jit(do_not_specialize=["num_pixels"])
+def _gradient_sums(  # type: ignore[no-untyped-def]
+    pooled,
+    output_gradient,
+    coefficients,
+    sums,
+    num_pixels,
+    CHANNELS: tl.constexpr,
+    PADDED: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """`sums` (programs, 2, CHANNELS): over a program's pixels, of the normed values' gradients, and of those times the
+    standardised values."""
+    channel = tl.arange(0, PADDED)
+    mean, factor = table_row(coefficients, 0, channel, CHANNELS), table_row(coefficients, 1, channel, CHANNELS)
+    bias, scale = table_row(coefficients, 2, channel, CHANNELS), table_row(coefficients, 3, channel, CHANNELS)
+    plain = tl.zeros([PIXELS, PADDED], tl.float32)
+    weighted = tl.zeros([PIXELS, PADDED], tl.float32)
+    for tile in range(tl.program_id(0), tl.cdiv(num_pixels, PIXELS), tl.num_programs(0)):
+        pixel = tile * PIXELS + tl.arange(0, PIXELS)
+        inside = tile_mask(pixel, num_pixels, channel, CHANNELS, PADDED)
+        place = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        value = tl.load(pooled + place, mask=inside, other=0.0).to(tl.float32)
+        upstream = tl.load(output_gradient + place, mask=inside, other=0.0).to(tl.float32)
+        centred = value - mean[None, :]
+        normed = centred * factor[None, :] + bias[None, :]
+        share, density = normal_share_and_density(normed)
+        gradient = upstream * (share + normed * density)
+        plain += gradient
+        weighted += gradient * centred
+    rows = sums + tl.program_id(0).to(tl.int64) * (2 * CHANNELS) + channel
+    tl.store(rows, tl.sum(plain, axis=0), mask=channel < CHANNELS)
+    tl.store(rows + CHANNELS, tl.sum(weighted, axis=0) * scale, mask=channel < CHANNELS)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_pixels"])
+def _join_sums(  # type: ignore[no-untyped-def]
+    sums,
+    coefficients,
+    gradients,
+    num_rows,
+    num_pixels,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """`gradients` (3, CHANNELS): of the norm's bias, and how the batch's statistics answer to a value of the batch:
+
+    its gradient is factor * (that of its normed value) + slope * (value - mean) + constant."""
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < CHANNELS
+    plain = tl.zeros([BLOCK], tl.float32)
+    weighted = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, num_rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        there = (row < num_rows)[:, None] & inside[None, :]
+        place = sums + row.to(tl.int64)[:, None] * (2 * CHANNELS) + channel[None, :]
+        plain += tl.sum(tl.load(place, mask=there, other=0.0), axis=0)
+        weighted += tl.sum(tl.load(place + CHANNELS, mask=there, other=0.0), axis=0)
+    factor, scale = table_row(coefficients, 1, channel, CHANNELS), table_row(coefficients, 3, channel, CHANNELS)
+    tl.store(gradients + channel, plain, mask=inside)
+    tl.store(gradients + CHANNELS + channel, -factor * scale * weighted / num_pixels, mask=inside)
+    tl.store(gradients + 2 * CHANNELS + channel, -factor * plain / num_pixels, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_pixels"])
+def _spread_gradient(  # type: ignore[no-untyped-def]
+    pooled,
+    choices,
+    output_gradient,
+    input_gradient,
+    coefficients,
+    gradients,
+    num_pixels,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PADDED: tl.constexpr,
+    POOL: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """Who has an outermost maximum also clears the row or column beside it that no maximum reads."""
+    OUT_HEIGHT: tl.constexpr = HEIGHT // POOL
+    OUT_WIDTH: tl.constexpr = WIDTH // POOL
+    pixel = (tl.num_programs(0) - 1 - tl.program_id(0)) * PIXELS + tl.arange(0, PIXELS)  # as in _norm_gelu
+    channel = tl.arange(0, PADDED)
+    inside = tile_mask(pixel, num_pixels, channel, CHANNELS, PADDED)
+    place = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+    value = tl.load(pooled + place, mask=inside, other=0.0).to(tl.float32)
+    upstream = tl.load(output_gradient + place, mask=inside, other=0.0).to(tl.float32)
+    mean, factor = table_row(coefficients, 0, channel, CHANNELS), table_row(coefficients, 1, channel, CHANNELS)
+    slope, constant = table_row(gradients, 1, channel, CHANNELS), table_row(gradients, 2, channel, CHANNELS)
+    centred = value - mean[None, :]
+    normed = centred * factor[None, :] + table_row(coefficients, 2, channel, CHANNELS)[None, :]
+    share, density = normal_share_and_density(normed)
+    gradient = upstream * (share + normed * density) * factor[None, :] + (centred * slope[None, :] + constant[None, :])
+    gradient = gradient.to(input_gradient.dtype.element_ty)
+    if POOL == 1:
+        tl.store(input_gradient + place, gradient, mask=inside)
+    else:
+        choice = tl.load(choices + place, mask=inside, other=0)
+        image = (pixel // (OUT_HEIGHT * OUT_WIDTH)).to(tl.int64)
+        row, column = pixel // OUT_WIDTH % OUT_HEIGHT, pixel % OUT_WIDTH
+        first = image * (HEIGHT * WIDTH * CHANNELS) + (row * 2 * WIDTH + column * 2) * CHANNELS
+        target = input_gradient + first[:, None] + channel[None, :]
+        below = target + WIDTH * CHANNELS
+        zero = tl.zeros_like(gradient)
+        tl.store(target, tl.where(choice == 0, gradient, zero), mask=inside)
+        tl.store(target + CHANNELS, tl.where(choice == 1, gradient, zero), mask=inside)
+        tl.store(below, tl.where(choice == 2, gradient, zero), mask=inside)
+        tl.store(below + CHANNELS, tl.where(choice == 3, gradient, zero), mask=inside)
+        last_column = inside & (column == OUT_WIDTH - 1)[:, None]
+        last_row = inside & (row == OUT_HEIGHT - 1)[:, None]
+        if WIDTH % 2 == 1:
+            tl.store(target + 2 * CHANNELS, zero, mask=last_column)
+            tl.store(below + 2 * CHANNELS, zero, mask=last_column)
+        if HEIGHT % 2 == 1:
+            tl.store(target + 2 * WIDTH * CHANNELS, zero, mask=last_row)
+            tl.store(below + (WIDTH + 1) * CHANNELS, zero, mask=last_row)
+        if WIDTH % 2 == 1 and HEIGHT % 2 == 1:
+            tl.store(below + (WIDTH + 2) * CHANNELS, zero, mask=last_column & last_row)
+
+
+def summed_gradients(pooled: Tensor, output_gradient: Tensor, coefficients: Tensor) -> Tensor:
+    """(3, channels): see `_join_sums`."""
+    channels = pooled.shape[1]
+    num_pixels, shape = tile_sizes(pooled, SUMS_CUT)
+    programs = min(triton.cdiv(num_pixels, shape["PIXELS"]), SUMS_CUT.most_programs)
+    sums = pooled.new_empty((programs, 2, channels), dtype=torch.float32)
+    _gradient_sums[(programs,)](
+        pooled, output_gradient, coefficients, sums, num_pixels, **shape, num_warps=SUMS_CUT.num_warps
+    )
+    gradients = pooled.new_empty((3, channels), dtype=torch.float32)
+    _join_sums[(triton.cdiv(channels, CHANNELS_JOINED),)](
+        sums,
+        coefficients,
+        gradients,
+        programs,
+        num_pixels,
+        CHANNELS=channels,
+        BLOCK=CHANNELS_JOINED,
+        ROWS=ROWS_JOINED,
+        num_warps=JOIN_WARPS,
+    )
+    return gradients
+
+
+def spread_gradient(
+    pooled: Tensor,
+    choices: Tensor,
+    output_gradient: Tensor,
+    coefficients: Tensor,
+    gradients: Tensor,
+    shape: tuple[int, int, int, int],
+    size: int,
+) -> Tensor:
+    """The gradient of the convolution's output, which has this shape."""
+    input_gradient = empty_channels_last(shape, pooled.dtype, pooled.device)
+    num_pixels, sizes = tile_sizes(pooled, SPREAD_CUT)
+    _spread_gradient[(triton.cdiv(num_pixels, sizes["PIXELS"]),)](
+        pooled,
+        choices,
+        output_gradient,
+        input_gradient,
+        coefficients,
+        gradients,
+        num_pixels,
+        HEIGHT=shape[2],
+        WIDTH=shape[3],
+        POOL=size,
+        **sizes,
+        num_warps=SPREAD_CUT.num_warps,
+    )
+    return input_gradient
+
+
+class _TrainedPoolNormGelu(torch.autograd.Function):
+    """Keeps the maxima, where they came from, and what the norm made of the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, norm_bias: Tensor, norm: nn.BatchNorm2d, pool: bool) -> Tensor:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        pooled, choices, coefficients = pooled_with_statistics(inputs, norm, 2 if pool else 1)
+        ctx.save_for_backward(pooled, choices, coefficients)
+        ctx.shape, ctx.size = inputs.shape, 2 if pool else 1
+        return normed_gelu(pooled, coefficients)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        pooled, choices, coefficients = ctx.saved_tensors
+        output_gradient = output_gradient.contiguous(memory_format=torch.channels_last)
+        gradients = summed_gradients(pooled, output_gradient, coefficients)
+        spread = spread_gradient(pooled, choices, output_gradient, coefficients, gradients, ctx.shape, ctx.size)
+        return spread, gradients[0], None, None
+
+
+def trained_pool_norm_gelu(inputs: Tensor, norm: nn.BatchNorm2d, pool: bool) -> Tensor:
+    """GELU(norm(max_pool2d(inputs, 2))) in training mode, without the maximum if not `pool`.
+
+    Differentiable in the inputs and in the norm's bias; the norm's weight is taken as fixed, its running mean and
+    variance are updated. `num_batches_tracked`, which a norm with a momentum never reads, is not.
+    """
+    return _TrainedPoolNormGelu.apply(inputs, norm.bias, norm, pool)
+
+
+# ---- what the network reads ----
+#
+# By torch's kernels every batch is gathered, convolved, given its bias and put through GELU, each a way through memory;
+# here a pixel is read from the images that lie on the device, wherever shift and flip say, and the result written once.
+
+
+PIXELS_WHITENED, WHITENING_WARPS = 256, 4
+FILTERS_AT_A_TIME = 8  # a thread then has whole pixels, and writes sixteen bytes
+
+
+# A batch begins anywhere in its epoch's plan: whether at a multiple of 16 bytes is not specialised on either.
+@triton.jit(do_not_specialize=["plan", "num_pixels", "plan_stride"])
+def _whitened(  # type: ignore[no-untyped-def]
+    images,
+    plan,
+    table,
+    filters,
+    bias,
+    outputs,
+    num_pixels,
+    plan_stride,
+    SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """A program makes PIXELS pixels of `outputs` (batch, size, size, CHANNELS); `filters` is (KERNEL, KERNEL, PARTS,
+    CHANNELS), `images` (n, SIZE, SIZE, PARTS). `plan` and `table` are those of `TrainingImages.augmented`."""
+    OUT_SIZE: tl.constexpr = SIZE - KERNEL + 1
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    there = pixel < num_pixels
+    member = pixel // (OUT_SIZE * OUT_SIZE)
+    image = tl.load(plan + member, mask=there, other=0)
+    rows = table + tl.load(plan + plan_stride + member, mask=there, other=0) * SIZE + pixel // OUT_SIZE % OUT_SIZE
+    columns = table + tl.load(plan + 2 * plan_stride + member, mask=there, other=0) * SIZE + pixel % OUT_SIZE
+    for block in tl.static_range(0, CHANNELS, BLOCK):
+        channel = block + tl.arange(0, BLOCK)
+        total = tl.zeros([PIXELS, BLOCK], tl.float32)
+        for down in tl.static_range(KERNEL):
+            row = tl.load(rows + down, mask=there, other=0)
+            for right in tl.static_range(KERNEL):
+                column = tl.load(columns + right, mask=there, other=0)
+                source = images + ((image * SIZE + row) * SIZE + column) * PARTS
+                for part in tl.static_range(PARTS):
+                    value = tl.load(source + part, mask=there, other=0.0).to(tl.float32)
+                    place = ((down * KERNEL + right) * PARTS + part) * CHANNELS + channel
+                    total += value[:, None] * tl.load(filters + place, mask=channel < CHANNELS, other=0.0)[None, :]
+        total += tl.load(bias + channel, mask=channel < CHANNELS, other=0.0)[None, :]
+        # The convolution's output has the outputs' precision, as cuDNN's has.
+        value = total.to(outputs.dtype.element_ty).to(tl.float32)
+        share, _ = normal_share_and_density(value)
+        target = outputs + pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        inside = there[:, None] & (channel < CHANNELS)[None, :]
+        tl.store(target, (value * share).to(outputs.dtype.element_ty), mask=inside)
+
+
+def filters_for(whiten: nn.Conv2d, dtype: torch.dtype) -> Tensor:
+    """The filters as `whitened_batch` takes them: rounded to the dtype of the images."""
+    return whiten.weight.detach().to(dtype).float().permute(2, 3, 1, 0).contiguous()
+
+
+def whitened_batch(images: Tensor, plan: Tensor, table: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
+    """GELU(whitening of the augmented batch): (batch, channels, size, size), channels-last, of the images' dtype.
+
+    `images` is (n, size, size, channels) and contiguous; `plan` (3, batch) says which images, and which rows of `table`
+    say what pixels are read of each; `filters` are from `filters_for`.
+    """
+    size, parts = images.shape[2:]
+    kernel, _, _, channels = filters.shape
+    batch, out_size = plan.shape[1], size - kernel + 1
+    assert all(tensor.is_contiguous() for tensor in (images, table, filters, plan[0]))
+    shape = (batch, channels, out_size, out_size)
+    outputs = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
+    num_pixels = batch * out_size * out_size
+    _whitened[(triton.cdiv(num_pixels, PIXELS_WHITENED),)](
+        images,
+        plan,
+        table,
+        filters,
+        bias,
+        outputs,
+        num_pixels,
+        plan.stride(0),
+        SIZE=size,
+        PARTS=parts,
+        CHANNELS=channels,
+        KERNEL=kernel,
+        BLOCK=FILTERS_AT_A_TIME,
+        PIXELS=PIXELS_WHITENED,
+        num_warps=WHITENING_WARPS,
+    )
+    return outputs
+
+
+# ---- the end of the network ----
+#
+# Training needs the loss's gradients and never its value. With torch's kernels that is some thirty tiny ones, one after
+# another; no image needs another one, so here one kernel takes each of them there and back.
+
+
+HEAD_PROGRAMS, HEAD_WARPS = 528, 4  # each leaves one gradient of the head to be added up
+COLUMNS_SUMMED, ROWS_SUMMED, SUM_WARPS = 8, 512, 4
+
+
+@triton.jit(do_not_specialize=["members", "num_images"])  # members: see _whitened
+def _head_gradients(  # type: ignore[no-untyped-def]
+    hidden,
+    weights,
+    members,
+    labels,
+    hidden_gradient,
+    weight_gradients,
+    scale,
+    smoothing,
+    num_images,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PADDED: tl.constexpr,
+    CLASSES: tl.constexpr,
+    PADDED_CLASSES: tl.constexpr,
+):
+    """`hidden` is (num_images, PIXELS, CHANNELS), `weight_gradients` (programs, CLASSES, CHANNELS)."""
+    channel, label = tl.arange(0, PADDED), tl.arange(0, PADDED_CLASSES)
+    inside, real = channel < CHANNELS, label < CLASSES
+    table = label[:, None] * CHANNELS + channel[None, :]
+    both = real[:, None] & inside[None, :]
+    weight = tl.load(weights + table, mask=both, other=0.0)
+    weight_gradient = tl.zeros([PADDED_CLASSES, PADDED], tl.float32)
+    for image in range(tl.program_id(0), num_images, tl.num_programs(0)):
+        start = (image + tl.zeros([PADDED], tl.int64)) * (PIXELS * CHANNELS) + channel
+        right = tl.load(labels + tl.load(members + image))
+        largest = tl.load(hidden + start, mask=inside, other=0.0).to(tl.float32)
+        choice = tl.zeros([PADDED], tl.int32)
+        for pixel in tl.static_range(1, PIXELS):
+            value = tl.load(hidden + start + pixel * CHANNELS, mask=inside, other=0.0).to(tl.float32)
+            choice = tl.where(value > largest, pixel, choice)
+            largest = tl.maximum(value, largest)
+        logits = scale * tl.sum(weight * largest[None, :], axis=1)
+        logits = tl.where(real, logits, float("-inf"))
+        shares = tl.exp(logits - tl.max(logits, axis=0))
+        shares = shares / tl.sum(shares, axis=0)
+        wanted = tl.where(label == right, 1.0 - smoothing, 0.0) + smoothing / CLASSES
+        gradient = tl.where(real, scale * (shares - wanted), 0.0)
+        weight_gradient += gradient[:, None] * largest[None, :]
+        back = tl.sum(weight * gradient[:, None], axis=0).to(hidden_gradient.dtype.element_ty)
+        for pixel in tl.static_range(PIXELS):
+            target = hidden_gradient + start + pixel * CHANNELS
+            tl.store(target, tl.where(choice == pixel, back, tl.zeros_like(back)), mask=inside)
+    own = weight_gradients + tl.program_id(0).to(tl.int64) * (CLASSES * CHANNELS) + table
+    tl.store(own, weight_gradient, mask=both)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _sum_of_rows(rows, total, num_rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    found = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, num_rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        there = (row < num_rows)[:, None] & inside[None, :]
+        place = rows + row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        found += tl.sum(tl.load(place, mask=there, other=0.0), axis=0)
+    tl.store(total + column, found, mask=inside)
+
+
+def head_gradients(
+    hidden: Tensor, weight: Tensor, members: Tensor, labels: Tensor, scale: float, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Of `hidden` (batch, channels, height, width) and of the head's float32 `weight` (classes, channels).
+
+    The loss is the summed cross-entropy, smoothed, of scale * weight @ (maximum over the pixels), all in float32; the
+    labels are `labels[members]`.
+    """
+    hidden = hidden.contiguous(memory_format=torch.channels_last)
+    batch, channels, height, width = hidden.shape
+    assert all(tensor.is_contiguous() for tensor in (weight, members, labels))
+    hidden_gradient = torch.empty_like(hidden)
+    programs = min(batch, HEAD_PROGRAMS)
+    rows = weight.new_empty((programs, *weight.shape))
+    _head_gradients[(programs,)](
+        hidden,
+        weight,
+        members,
+        labels,
+        hidden_gradient,
+        rows,
+        scale,
+        smoothing,
+        batch,
+        PIXELS=height * width,
+        CHANNELS=channels,
+        PADDED=triton.next_power_of_2(channels),
+        CLASSES=len(weight),
+        PADDED_CLASSES=triton.next_power_of_2(len(weight)),
+        num_warps=HEAD_WARPS,
+    )
+    weight_gradient = torch.empty_like(weight)
+    _sum_of_rows[(triton.cdiv(weight.numel(), COLUMNS_SUMMED),)](
+        rows,
+        weight_gradient,
+        programs,
+        COLUMNS=weight.numel(),
+        BLOCK=COLUMNS_SUMMED,
+        ROWS=ROWS_SUMMED,
+        num_warps=SUM_WARPS,
+    )
+    return hidden_gradient, weight_gradient
+
+
+# ---- the update of the parameters ----
+#
+# SGD with Nesterov momentum, all parameters at once. The convolutions' weights also exist in the precision that
+# convolutions compute in; the kernel writes both, so that nothing is cast on the way into or out of a convolution.
+
+
+ELEMENTS_UPDATED, UPDATE_WARPS = 1024, 4
+
+
+class Rates(NamedTuple):
+    """Of a group of parameters: its step at the full learning rate, and how much of a weight joins its gradient."""
+
+    step_size: float
+    decay: float
+
+
+@triton.jit(do_not_specialize=["factor"])  # one of a training's factors, wherever it lies in memory
+def _update(  # type: ignore[no-untyped-def]
+    parameters,
+    momenta,
+    gradients,
+    copies,
+    factor,
+    momentum,
+    bias_step,
+    bias_decay,
+    other_step,
+    other_decay,
+    SIZES: tl.constexpr,
+    NUM_BIASES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Tuples of tensors; each program has a piece of one of them. A copy may be its parameter itself."""
+    program = tl.program_id(0)
+    start = 0
+    for i in tl.static_range(len(parameters)):
+        stop = start + (SIZES[i] + BLOCK - 1) // BLOCK
+        if (program >= start) & (program < stop):
+            place = (program - start) * BLOCK + tl.arange(0, BLOCK)
+            inside = place < SIZES[i]
+            step_size = bias_step if i < NUM_BIASES else other_step
+            decay = bias_decay if i < NUM_BIASES else other_decay
+            weight = tl.load(parameters[i] + place, mask=inside)
+            change = tl.load(gradients[i] + place, mask=inside).to(tl.float32) + decay * weight
+            speed = momentum * tl.load(momenta[i] + place, mask=inside) + change
+            weight -= tl.load(factor) * step_size * (change + momentum * speed)
+            tl.store(momenta[i] + place, speed, mask=inside)
+            tl.store(parameters[i] + place, weight, mask=inside)
+            tl.store(copies[i] + place, weight.to(copies[i].dtype.element_ty), mask=inside)
+        start = stop
+
+
+def update_parameters(
+    parameters: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    factor: Tensor,
+    momentum: float,
+    num_biases: int,
+    biases: Rates,
+    others: Rates,
+) -> None:
+    """One step of all `parameters`, of which the first `num_biases` are biases; `factor` () scales both groups' steps.
+
+    A gradient may be of lower precision; `copies[i]` gets the new `parameters[i]`, rounded, or is that very tensor.
+    """
+    for one, *beside in zip(parameters, momenta, gradients, copies, strict=True):
+        assert all(tensor.stride() == one.stride() for tensor in beside), "laid out differently in memory"
+    sizes = tuple(one.numel() for one in parameters)
+    _update[(sum(triton.cdiv(size, ELEMENTS_UPDATED) for size in sizes),)](
+        tuple(parameters),
+        tuple(momenta),
+        tuple(gradients),
+        tuple(copies),
+        factor,
+        momentum,
+        *biases,
+        *others,
+        SIZES=sizes,
+        NUM_BIASES=num_biases,
+        BLOCK=ELEMENTS_UPDATED,
+        num_warps=UPDATE_WARPS,
+    )

@@ -48,4 +48,4 @@ def replay_of(
 
 def replay_source(task: Task) -> str:
     """A fingerprint of the code that replays: part of the key of what it made."""
-    return source_fingerprint("retrain.replays", type(task).__module__)
+    return source_fingerprint("retrain.replays", "retrain.replays.train", type(task).__module__)

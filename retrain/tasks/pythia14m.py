@@ -63,6 +63,7 @@ class Pythia14M(Task):
     """The module's text has the data and the training; all sizes can be set."""
 
     version: ClassVar[int] = 1
+    libraries: ClassVar[tuple[str, ...]] = ("transformers",)  # whose model it trains
     pretrained: ClassVar[bool] = True
     protocols: ClassVar[tuple[str, ...]] = ("finetune",)
     default_replicates: ClassVar[int] = 1

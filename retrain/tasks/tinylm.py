@@ -30,6 +30,7 @@ class TinyLM(Task):
     """Pretrained on most of the text, finetuned on `num_train` other sequences; queries are others again."""
 
     version: ClassVar[int] = 1
+    libraries: ClassVar[tuple[str, ...]] = ("transformers",)  # whose model it trains
     protocols: ClassVar[tuple[str, ...]] = ("finetune",)
     default_replicates: ClassVar[int] = 2
     cpu_threads: ClassVar[int] = 1

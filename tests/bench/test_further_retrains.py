@@ -23,7 +23,7 @@ from bench.scoring import problem_of
 from retrain.errors import UsageError
 from retrain.store import Store
 from retrain.tasks import load_task
-from retrain.train import Plan, retrain_units
+from retrain.units import Plan, retrain_units
 from tests.helpers.planted import Planted
 
 PLANTED = "tests.helpers.planted:Planted"

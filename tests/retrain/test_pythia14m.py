@@ -20,7 +20,7 @@ from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.models.pretrained import load_language_model, load_tokenizer
 from retrain.tasks import load_task
 from retrain.tasks.pythia14m import Pythia14M, main
-from retrain.train import task_from, task_specification
+from retrain.units import task_from, task_specification
 from tests.helpers.made_up import language_folder
 from tests.helpers.tiny_language import save_model, save_tokenizer, write_text
 

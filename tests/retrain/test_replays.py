@@ -13,7 +13,7 @@ from retrain.replays import replay_of, why_not_replayed
 from retrain.replays.replay import FirstMaximum, WeightedBatchNorm2d, run_replay, steps_of
 from retrain.tasks import load_task
 from retrain.tasks.cifar10 import Cifar10
-from retrain.train import Plan, retrain_unit, retrain_units
+from retrain.units import Plan, retrain_unit, retrain_units
 from tests.helpers.made_up import small_options
 
 CPU = torch.device("cpu")

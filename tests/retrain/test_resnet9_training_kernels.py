@@ -43,22 +43,21 @@ def normed_inputs(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, n
 
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a program has several tiles, and rows are joined in several goes."""
-    from retrain.models import resnet9_gradient_kernels, resnet9_head_kernel, resnet9_training_kernels
+    from retrain.models import resnet9_training_kernels
 
     cut = resnet9_training_kernels.Cut(elements=1024, num_warps=4, most_programs=5)
     monkeypatch.setattr(resnet9_training_kernels, "POOL_CUT", cut)
-    monkeypatch.setattr(resnet9_gradient_kernels, "SUMS_CUT", cut)
-    for module in (resnet9_training_kernels, resnet9_gradient_kernels):
-        monkeypatch.setattr(module, "ROWS_JOINED", 4)
-    monkeypatch.setattr(resnet9_head_kernel, "HEAD_PROGRAMS", 3)
-    monkeypatch.setattr(resnet9_head_kernel, "ROWS_SUMMED", 2)
+    monkeypatch.setattr(resnet9_training_kernels, "SUMS_CUT", cut)
+    monkeypatch.setattr(resnet9_training_kernels, "ROWS_JOINED", 4)
+    monkeypatch.setattr(resnet9_training_kernels, "HEAD_PROGRAMS", 3)
+    monkeypatch.setattr(resnet9_training_kernels, "ROWS_SUMMED", 2)
 
 
 @ROUNDED
 @SHAPES
 @pytest.mark.parametrize("few", [False, True])
 def test_kernels_of_what_follows_a_convolution(monkeypatch, few, channels, height, width, pool, dtype, tolerance):
-    from retrain.models.resnet9_gradient_kernels import trained_pool_norm_gelu
+    from retrain.models.resnet9_training_kernels import trained_pool_norm_gelu
 
     if few:
         few_programs(monkeypatch)
@@ -82,7 +81,7 @@ def test_kernels_of_what_follows_a_convolution(monkeypatch, few, channels, heigh
 
 
 def test_kernels_of_a_channel_that_is_always_the_same() -> None:
-    from retrain.models.resnet9_gradient_kernels import trained_pool_norm_gelu
+    from retrain.models.resnet9_training_kernels import trained_pool_norm_gelu
 
     inputs, norm = normed_inputs(torch.float32, (4, 16, 9, 9))
     inputs[:, 3] = 0.3
@@ -104,7 +103,7 @@ def images_and_plan(dtype: torch.dtype, batch: int, channels: int = 3, size: int
 @ROUNDED
 @pytest.mark.parametrize(("channels", "filters", "kernel"), [(3, 24, 2), (1, 6, 2), (2, 20, 3)])
 def test_kernels_of_the_input(channels, filters, kernel, dtype, tolerance) -> None:
-    from retrain.models.resnet9_input_kernel import filters_for, whitened_batch
+    from retrain.models.resnet9_training_kernels import filters_for, whitened_batch
 
     data, plan = images_and_plan(dtype, 37, channels)
     whiten = nn.Conv2d(channels, filters, kernel).to(DEVICE).requires_grad_(False)
@@ -122,7 +121,7 @@ def test_kernels_of_the_input(channels, filters, kernel, dtype, tolerance) -> No
 @pytest.mark.parametrize(("channels", "classes"), [(64, 10), (20, 7)])
 @pytest.mark.parametrize("few", [False, True])
 def test_kernels_of_the_head(monkeypatch, few, channels, classes, dtype, tolerance) -> None:
-    from retrain.models.resnet9_head_kernel import head_gradients
+    from retrain.models.resnet9_training_kernels import head_gradients
 
     if few:
         few_programs(monkeypatch)
@@ -145,7 +144,7 @@ def test_kernels_of_the_head(monkeypatch, few, channels, classes, dtype, toleran
 
 @ROUNDED
 def test_kernels_of_the_update(dtype, tolerance) -> None:
-    from retrain.models.resnet9_update_kernel import Rates, update_parameters
+    from retrain.models.resnet9_training_kernels import Rates, update_parameters
 
     shapes = [(5,), (300,), (7, 20, 3, 3), (64, 32, 3, 3), (10, 7)]
     parameters = [torch.randn(shape, generator=seeded(i)).to(DEVICE) for i, shape in enumerate(shapes)]
@@ -228,17 +227,9 @@ def test_two_steps_of_training_are_the_plain_ones(dtype, widths, num_examples) -
 
 @pytest.mark.skipif(INTERPRETED, reason="for real")
 def test_another_batch_size_compiles_nothing_in_training() -> None:
-    from retrain.models import (
-        resnet9_gradient_kernels,
-        resnet9_head_kernel,
-        resnet9_input_kernel,
-        resnet9_training_kernels,
-        resnet9_update_kernel,
-    )
+    from retrain.models import resnet9_training_kernels
 
-    modules = (resnet9_training_kernels, resnet9_gradient_kernels, resnet9_input_kernel, resnet9_head_kernel)
-    kernels = [value for module in (*modules, resnet9_update_kernel) for value in vars(module).values()]
-    kernels = [kernel for kernel in kernels if hasattr(kernel, "device_caches")]
+    kernels = [kernel for kernel in vars(resnet9_training_kernels).values() if hasattr(kernel, "device_caches")]
     (engine,) = engines("bfloat16", (True,), (24, 40, 16), 32)
 
     def compiled() -> int:

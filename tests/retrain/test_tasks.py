@@ -12,7 +12,8 @@ from retrain.errors import UsageError
 from retrain.store import Store
 from retrain.task import Task
 from retrain.tasks import available_tasks, load_task
-from retrain.train import Plan, retrain_units, task_from, task_specification, train_one
+from retrain.train import train_one
+from retrain.units import Plan, retrain_units, task_from, task_specification
 from tests.helpers.made_up import small_options
 
 CPU = torch.device("cpu")

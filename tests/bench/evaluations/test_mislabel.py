@@ -20,7 +20,7 @@ from retrain.errors import UsageError
 from retrain.mislabelled import Mislabelled
 from retrain.safe_files import read_checked
 from retrain.tasks import load_task
-from retrain.train import task_from, task_specification
+from retrain.units import task_from, task_specification
 from tests.helpers.made_up import CIFAR10_WARMUP, cifar10_folder
 
 POISON = "tests.helpers.removal_tasks:WithPoison"

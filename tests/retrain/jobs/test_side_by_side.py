@@ -6,8 +6,8 @@ import pytest
 
 from retrain.jobs import run_units
 from retrain.jobs.claims import Claims
-from retrain.shared_seconds import SharedSeconds
 from retrain.store import Store
+from retrain.units import SharedSeconds
 from tests.helpers.job_units import diary, unit, units
 
 

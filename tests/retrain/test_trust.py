@@ -1,0 +1,313 @@
+"""What a key must know: data, code, files, weights and libraries that change between two runs, or during one."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+
+import bench.experiment  # noqa: F401 what children need and would import each on its own
+from bench.lds import main
+from retrain import source
+from retrain.errors import UsageError
+from retrain.jobs import run_units
+from retrain.store import Store
+from retrain.tasks import load_task
+from retrain.units import Plan, retrain_units
+
+ROOT = Path(__file__).resolve().parents[2]
+PLANTED = "tests.helpers.planted:Planted"
+
+HELPER = "def factor():\n    return -1.0\n"
+METHOD = '''"""Residuals, of a user."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+
+from baselines.method import Attribution, Method
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residuals(Method):
+    files = ("table.json",)
+
+    def score(self, problem, state):
+        model = problem.model
+        with torch.no_grad():
+            both = (problem.queries, problem.attributed)
+            query, train = (one.targets.float() - model(one.inputs).flatten() for one in both)
+        scores = FACTOR * torch.outer(query, train) * (problem.queries.inputs @ problem.attributed.inputs.T)
+        return Attribution(scores=scores)
+'''
+TASK = '''"""Planted data from a table of the user's, and first weights from a file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from retrain.examples import Examples
+from tests.helpers.planted import Planted
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Planted):
+    def load_train_data(self):
+        rows = np.loadtxt(HERE / "train.csv", delimiter=",", dtype=np.float32)
+        return Examples(torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, -1].copy()))
+
+    def build_model(self, seed):
+        model = super().build_model(seed)
+        model.load_state_dict(torch.load(HERE / "first.pt", weights_only=True))
+        return model
+'''
+
+
+def method_folder(folder: Path, factor: str) -> Path:
+    (folder / "residuals.py").write_text(METHOD.replace("FACTOR", factor))
+    (folder / "table.json").write_text(json.dumps({"sign": -1.0}))
+    (folder / "signs.py").write_text(HELPER)
+    return folder
+
+
+@pytest.fixture
+def task_folder(tmp_path: Path) -> Path:
+    (tmp_path / "table.py").write_text(TASK)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(60, 5, generator=generator).numpy()
+    (tmp_path / "train.csv").write_text("\n".join(",".join(f"{value:.4f}" for value in row) for row in rows))
+    torch.save({"weight": torch.randn(1, 4, generator=generator), "bias": torch.zeros(1)}, tmp_path / "first.pt")
+    return tmp_path
+
+
+def in_a_child(work: Callable[[], object], folder: Path) -> tuple[int, str]:
+    """Exit code and output of a process of its own; forked, as one that imports torch anew takes seconds."""
+
+    def child() -> None:
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+        with (folder / "printed").open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            sys.exit(work())
+
+    process = get_context("fork").Process(target=child)
+    process.start()
+    process.join(600)
+    assert process.exitcode is not None
+    return process.exitcode, (folder / "printed").read_text()
+
+
+def attribute(folder: Path) -> tuple[int, str]:
+    command = [
+        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--replicates", "1", "--methods", "residuals.py",
+        "--cache", "cache", "--out", "runs", "--cluster", "inline", "--device", "cpu",
+    ]  # fmt: skip
+    return in_a_child(lambda: main(command), folder)
+
+
+def entries(folder: Path, kind: str) -> list[str]:
+    return [info.key for info in Store(folder / "cache").entries(kind)]
+
+
+def as_version(monkeypatch: pytest.MonkeyPatch, distribution: str, version: str) -> None:
+    known = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == distribution else known(name))
+    for function in vars(source).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
+# ---- changed between two runs ----
+
+
+def test_an_edit_of_the_code_that_trains_is_another_retrain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parse = source._parsed
+
+    def edited(path: Path, *stamp: object) -> object:
+        tree = parse(path, *stamp)
+        return __import__("ast").parse("x = 1") if path.name == "train.py" and path.parent.name == "retrain" else tree
+
+    def keys() -> int:
+        print(load_task("digits").config["source"])
+        for function in vars(source).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
+        source._parsed = edited
+        print(load_task("digits").config["source"])
+        return 0
+
+    code, printed = in_a_child(keys, tmp_path)
+    assert code == 0
+    before, after = printed.split()
+    assert before != after
+
+
+def test_a_declared_file_is_part_of_the_key(tmp_path: Path) -> None:
+    method_folder(tmp_path, 'json.loads((HERE / "table.json").read_text())["sign"]')
+    assert attribute(tmp_path)[0] == 0
+    assert len(entries(tmp_path, "scores")) == 1
+    (tmp_path / "table.json").write_text(json.dumps({"sign": 1.0}))
+    assert attribute(tmp_path)[0] == 0
+    assert len(entries(tmp_path, "scores")) == 2, "the scores of the old table must not be served for the new one"
+
+
+def test_a_declared_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    method_folder(tmp_path, "1.0")
+    (tmp_path / "table.json").unlink()
+    code, printed = attribute(tmp_path)
+    assert code == 2
+    assert "table.json" in printed
+
+
+def test_the_version_of_what_a_plug_in_imports_is_part_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method_folder(tmp_path, "-1.0")
+    assert attribute(tmp_path)[0] == 0
+    as_version(monkeypatch, "numpy", "99.1.0")
+    assert attribute(tmp_path)[0] == 0
+    assert len(entries(tmp_path, "scores")) == 2
+
+
+def test_a_retrain_of_a_language_task_depends_on_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, plan = load_task("tinylm"), Plan(alpha=0.5, alpha_attribution=1.0, seed=1, num_subsets=1)
+    (before,) = retrain_units(task, plan, "cpu")
+    as_version(monkeypatch, "transformers", "99.1.0")
+    (after,) = retrain_units(task, plan, "cpu")
+    assert before.key != after.key
+
+
+def test_given_weights_are_part_of_the_key_of_a_task_that_does_not_say_pretrained(task_folder: Path) -> None:
+    before = load_task(str(task_folder / "table.py")).config
+    assert load_task(str(task_folder / "table.py")).config == before
+    torch.save({"weight": torch.ones(1, 4).cumsum(1), "bias": torch.zeros(1)}, task_folder / "first.pt")
+    assert load_task(str(task_folder / "table.py")).config != before
+    assert "weights" not in load_task(PLANTED).config, "zeros are nobody's"
+
+
+# ---- changed during a run ----
+
+
+@pytest.mark.parametrize("what", ["data", "weights", "code"])
+def test_what_a_task_is_made_of_may_not_change_while_units_run(task_folder: Path, what: str) -> None:
+    """The later worker finds other data than the key says: nothing of it is kept."""
+    task = load_task(str(task_folder / "table.py"))
+    units = retrain_units(task, Plan(alpha=0.5, alpha_attribution=1.0, seed=1, num_subsets=3), "cpu")
+    store = Store(task_folder / "cache")
+    if what == "data":
+        text = (task_folder / "train.csv").read_text()
+        (task_folder / "train.csv").write_text(text.replace("-", ""))
+    elif what == "weights":
+        torch.save({"weight": torch.ones(1, 4).cumsum(1), "bias": torch.zeros(1)}, task_folder / "first.pt")
+    else:
+        (task_folder / "table.py").write_text(TASK.replace("super().build_model(seed)", "super().build_model(0)"))
+    with pytest.raises(UsageError, match="changed while"):
+        run_units(units, store)
+    assert list(store.entries("retrain")) == []
+    assert (
+        len(
+            run_units(
+                retrain_units(load_task(PLANTED), Plan(alpha=0.5, alpha_attribution=1.0, seed=1, num_subsets=3), "cpu"),
+                store,
+            ).done
+        )
+        == 3
+    )
+
+
+def test_a_helper_that_is_imported_late_and_edited_meanwhile_is_refused(tmp_path: Path) -> None:
+    """The method's own `score` stands in for somebody who edits the file before it is imported."""
+    edit = '__import__("pathlib").Path("signs.py").write_text("def factor():\\n    return 1.0\\n")'
+    method_folder(tmp_path, "late()")
+    text = (tmp_path / "residuals.py").read_text()
+    (tmp_path / "residuals.py").write_text(
+        f"{text}\n\ndef late():\n    {edit}\n    from signs import factor\n\n    return factor()\n"
+    )
+    code, printed = attribute(tmp_path)
+    assert code == 2
+    assert "was edited while" in printed
+    assert entries(tmp_path, "scores") == []
+    assert entries(tmp_path, "predictions") == []
+
+
+def test_a_task_that_writes_into_its_own_data_is_refused(task_folder: Path) -> None:
+    text = (task_folder / "table.py").read_text()
+    train = "    def train(self, *args, **options):\n        self.train_data.inputs.mul_(2)\n"
+    (task_folder / "table.py").write_text(f"{text}\n{train}        return super().train(*args, **options)\n")
+    task = load_task(str(task_folder / "table.py"))
+    store = Store(task_folder / "cache")
+    with pytest.raises(UsageError, match="data"):
+        run_units(retrain_units(task, Plan(alpha=0.5, alpha_attribution=1.0, seed=1, num_subsets=3), "cpu"), store)
+    assert list(store.entries("retrain")) == []
+
+
+# ---- where libraries may lie ----
+
+LIBRARY = "import json\nfrom {name}.part import value\n"
+
+
+@pytest.mark.parametrize(
+    "place", ["home/.local/lib/python3/site-packages", "usr/local/lib/python3/dist-packages", "opt/filled"]
+)
+def test_an_installed_library_is_never_read(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user site, Debian's dist-packages, a folder that a .pth names and pip filled."""
+    name = f"library_in_{Path(place).name.replace('-', '_')}"
+    package = tmp_path / place / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(LIBRARY.format(name=name))
+    (package / "part.py").write_text("value = 1\n")
+    (package.parent / "beside.py").write_text("value = 1\n")
+    described = package.parent / f"{name}-3.1.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 3.1\n")
+    (described / "top_level.txt").write_text(f"{name}\n")
+    own = tmp_path / f"plugin_{name}.py"
+    own.write_text(f"import {name}\nimport own_{name}\nfrom {name} import part\n")
+    (tmp_path / f"own_{name}.py").write_text(f"import {name}.part\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source._distributions.cache_clear()
+    try:
+        assert set(source.source_files(own.stem)) == {own.stem, f"own_{name}"}
+        assert source.imported_versions(own.stem) == {name: "3.1"}
+    finally:
+        source._distributions.cache_clear()
+
+
+def test_a_fingerprint_is_quick_where_an_environment_sees_another_ones_libraries(tmp_path: Path) -> None:
+    """A --system-site-packages environment, with every dependency in a folder that a .pth names."""
+    venv.create(tmp_path / "env", system_site_packages=True, with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    libraries = {str(Path(__import__(name).__file__).parent.parent) for name in ("torch", "transformers", "sklearn")}
+    (site / "theirs.pth").write_text("\n".join(libraries))
+    program = (
+        "from retrain.source import source_files, source_fingerprint\n"
+        "names = list(source_files('retrain.tasks.pythia14m'))\n"
+        "assert source_fingerprint('retrain.tasks.pythia14m')\n"
+        "assert all(name.partition('.')[0] in ('retrain', 'baselines') for name in names), names\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    command = [str(tmp_path / "env" / "bin" / "python"), "-c", program]
+    subprocess.run(command, env={**environment, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
+
+
+def test_a_long_fingerprint_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(source, "SAY_AFTER_SECONDS", -1.0)
+    source.current_fingerprint("retrain.tasks.digits")
+    assert "retrain.tasks.digits" in capsys.readouterr().err
