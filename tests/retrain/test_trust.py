@@ -97,7 +97,7 @@ def task_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def in_a_child(work: Callable[[], object], folder: Path) -> tuple[int, str]:
+def in_a_child(work: Callable[[], int], folder: Path) -> tuple[int, str]:
     """Exit code and output of a process of its own; forked, as one that imports torch anew takes seconds."""
 
     def child() -> None:
@@ -148,7 +148,7 @@ def test_an_edit_of_the_code_that_trains_is_another_retrain(monkeypatch: pytest.
         for function in vars(source).values():
             if hasattr(function, "cache_clear"):
                 function.cache_clear()
-        source._parsed = edited
+        monkeypatch.setattr(source, "_parsed", edited)
         print(load_task("digits").config["source"])
         return 0
 
@@ -294,7 +294,9 @@ def test_a_fingerprint_is_quick_where_an_environment_sees_another_ones_libraries
     """A --system-site-packages environment, with every dependency in a folder that a .pth names."""
     venv.create(tmp_path / "env", system_site_packages=True, with_pip=False, symlinks=True)
     (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    libraries = {str(Path(__import__(name).__file__).parent.parent) for name in ("torch", "transformers", "sklearn")}
+    libraries = {
+        str(Path(str(__import__(name).__file__)).parent.parent) for name in ("torch", "transformers", "sklearn")
+    }
     (site / "theirs.pth").write_text("\n".join(libraries))
     program = (
         "from retrain.source import source_files, source_fingerprint\n"
