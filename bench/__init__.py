@@ -22,13 +22,13 @@ __version__ = "0.2.0"
 _HOMES = {
     "Execution": "bench.experiment",
     "Experiment": "bench.experiment",
-    "Result": "bench.experiment",
+    "Result": "bench.runner",
     "lds": "bench.arrays",
     "load_checkpoint": "bench.api",
     "load_results": "bench.records",
     "plot": "bench.api",
-    "read_experiment": "bench.experiment_file",
-    "run": "bench.experiment",
+    "read_experiment": "bench.experiment",
+    "run": "bench.runner",
     "scores": "bench.api",
 }
 __all__ = [
@@ -39,9 +39,9 @@ __all__ = [
 if TYPE_CHECKING:
     from bench.api import load_checkpoint, plot, scores
     from bench.arrays import lds
-    from bench.experiment import Execution, Experiment, Result, run
-    from bench.experiment_file import read_experiment
+    from bench.experiment import Execution, Experiment, read_experiment
     from bench.records import load_results
+    from bench.runner import Result, run
 
 
 def __getattr__(name: str) -> Any:

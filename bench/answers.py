@@ -65,7 +65,7 @@ class Answers:
             "versions": {name: version for name, version in versions().items() if name in DISTRIBUTIONS},
         }
 
-    def name_it(self) -> None:
+    def assign_run_id(self) -> None:
         """Its id: of what was asked, by which code, and of what came out."""
         if self.run_id:
             return
@@ -79,7 +79,7 @@ class Answers:
 
     def save(self, out: str | Path, command: str = "") -> Path:
         """Writes answers.json, and its rows and pairs as CSV, to a folder of the run's own; what is there stays."""
-        self.name_it()
+        self.assign_run_id()
         folder = Path(out) / self.run_id
         path = folder / ANSWERS_FILE
         folder.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from bench.experiment import Execution, Experiment, Result, Session
+from bench.experiment import Execution, Experiment
 from bench.ground_truth import base_model
+from bench.runner import Result, Session
 from retrain.store import Store
 from retrain.tasks import load_task
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from baselines.method import Method
 from bench import metrics, schema
-from bench.experiment import Execution, Experiment, Session
+from bench.experiment import Execution, Experiment
 from bench.ground_truth import GroundTruth
 from bench.methods import MethodSpec, Variant, check_named, variants_of
 from bench.records import without_nan
 from bench.rows import why_undefined
+from bench.runner import Session
 from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
 from retrain.errors import UsageError
 from retrain.jobs import run_units

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from baselines.method import Method
 from bench.cells import Cells, why_diverged
-from bench.experiment import Execution, Experiment, Session, shares_of
+from bench.experiment import Execution, Experiment
+from bench.runner import Session
 from retrain.units import checkpoint_unit, retrain_units
 
 
@@ -16,7 +17,7 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
     again = execution.force or execution.rescore
     for seed in experiment.seeds:
         lines.append(_base_line(session, seed))
-        for share in shares_of(experiment, session.task):
+        for share in experiment.shares(session.task):
             lines += _truth_lines(session, seed, share)
             for variant in session.active:
                 cached = is_trained(session, seed) and all(

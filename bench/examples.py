@@ -39,8 +39,8 @@ from retrain.safe_files import write_whole
 from retrain.store import default_cache
 
 if TYPE_CHECKING:
-    from bench.experiment import Session
     from bench.methods import Variant
+    from bench.runner import Session
     from retrain.examples import Examples
     from retrain.task import Task
 
@@ -308,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def collect(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    from bench.experiment import Session
+    from bench.runner import Session
     from bench.translate import execution_of, experiment_of
 
     check_out(arguments.out)

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
     from bench.dry_run import dry_run
-    from bench.experiment import run
+    from bench.runner import run
     from bench.translate import execution_of, experiment_of
 
     experiment, execution = experiment_of(arguments), execution_of(arguments)

@@ -200,7 +200,7 @@ def time_all(session: Any, repeats: int) -> Timings:
         if variant.method.further_subsets()[0]:
             session.skipped[variant.label] = "its seconds are those of retraining, which bench.lds counts"
     session.active = [variant for variant in session.active if variant.label not in session.skipped]
-    session.say_who_is_missing()
+    session.report_skipped()
     device, left = session.execution.device, list(session.active)
     (block,) = session.blocks
     question = session.question(*block)
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    from bench.experiment import Session
+    from bench.runner import Session
     from bench.translate import execution_of, experiment_of
 
     if arguments.out:

@@ -31,7 +31,7 @@ from retrain.errors import UsageError
 from retrain.safe_files import whole_file, write_whole
 
 if TYPE_CHECKING:
-    from bench.experiment import Session
+    from bench.runner import Session
 
 LABELLED = 80  # tokens up to which a heat map names each
 HELPS, HARMS = "#0072b2", "#d55e00"  # Okabe and Ito's
@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def look_inside(arguments: argparse.Namespace, command: str) -> int:
-    from bench.experiment import Session
+    from bench.runner import Session
     from bench.translate import execution_of, experiment_of
 
     check_out(arguments.out)

@@ -3,8 +3,7 @@
 import argparse
 from typing import Any
 
-from bench.experiment import Execution, Experiment
-from bench.experiment_file import read_experiment
+from bench.experiment import Execution, Experiment, read_experiment
 from retrain.command import check_device, cluster_options, task_words
 from retrain.errors import UsageError
 

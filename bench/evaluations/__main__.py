@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         started = time.perf_counter()
         out = module.evaluate(arguments)
         out.seconds = time.perf_counter() - started
-        out.name_it()
+        out.assign_run_id()
         print(module.show(out))
         end, problems = f"\nrun {out.run_id} in {out.seconds:.0f} s", list(out.problems)
         try:

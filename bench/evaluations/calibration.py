@@ -27,9 +27,10 @@ from bench.evaluations.common import (
     scores_words,
     variant_columns,
 )
-from bench.experiment import Execution, Experiment, Session
+from bench.experiment import Execution, Experiment
 from bench.metrics import MINIMUM_SUBSETS
 from bench.metrics.calibration import UnitsOfLoss, calibration, reachable_share
+from bench.runner import Session
 from bench.tables import short_number, table
 from bench.translate import execution_of, experiment_of
 from retrain.command import RUNS, add_cluster_arguments, add_plan_arguments, add_task_arguments
@@ -64,7 +65,7 @@ def evaluate(arguments: argparse.Namespace) -> Answers:
 
 def calibrate(experiment: Experiment, execution: Execution, *, scores: str = "raw") -> Answers:
     session = Session(experiment, execution)
-    session.say_who_is_missing()
+    session.report_skipped()
     truths, predictions = session.retrain(), session.score()
     plan = session.plans(*session.blocks[0])[0]
     some = plan.replicated_subsets if plan.replicates > 1 else None

@@ -15,10 +15,11 @@ import torch
 from baselines.method import Attribution
 from bench.answers import Answers
 from bench.arguments import add_method_arguments, add_query_arguments
-from bench.experiment import Execution, Experiment, Session
+from bench.experiment import Execution, Experiment
 from bench.ground_truth import make_units, obtain
 from bench.methods import Variant
 from bench.metrics import MINIMUM_SUBSETS
+from bench.runner import Session
 from bench.scoring import Ensemble
 from retrain.command import RUNS, add_cluster_arguments, add_task_arguments, at_least, share
 from retrain.errors import UsageError
@@ -110,7 +111,7 @@ def scoring_session(experiment: Experiment, execution: Execution, has_alpha: boo
                 f"{variant.label} retrains by itself, and nothing here says which share of the examples its subsets "
                 f"keep; say it as {variant.method.name}@alpha=0.9"
             )
-    session.say_who_is_missing()
+    session.report_skipped()
     return session
 
 

@@ -330,7 +330,7 @@ class LimitResult:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def name_it(self) -> None:
+    def assign_run_id(self) -> None:
         self.run_id = hashlib.sha256(canonical_json(self.record, "result").encode()).hexdigest()[:12]
 
     def save(self, out: str | Path, command: str = "") -> Path:

@@ -33,9 +33,10 @@ from bench.evaluations.common import (
     score_methods,
     scoring_session,
 )
-from bench.experiment import Execution, Experiment, Session
+from bench.experiment import Execution, Experiment
 from bench.ground_truth import base_model
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
+from bench.runner import Session
 from bench.tables import interval, number, table
 from bench.translate import asked_for, execution_of
 from retrain.command import fraction

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bench.experiment import Session
 from bench.ground_truth import UnitsFailedError, obtain
+from bench.runner import Session
 from retrain.jobs import Unit
 from retrain.removal import RemovalPlan, removal_units, stacked
 

@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 
 from bench.evaluations.common import SCORE_CHOICES, score_matrices, score_methods, scoring_session
-from bench.experiment import Execution, Experiment, Session
+from bench.experiment import Execution, Experiment
 from bench.ground_truth import GroundTruth, base_model
 from bench.identity import file_slug
 from bench.metrics import linear_datamodelling_score
 from bench.records import provenance, read_recorded, write_json, write_recorded
 from bench.rows import add_rows
+from bench.runner import Session
 from bench.tables import bytes_text, number, table
 from bench.truth.folder import read_truth, truth_record, write_truth
 from retrain.errors import UsageError
@@ -43,7 +44,7 @@ SAME_LDS = 1e-6  # what a recorded LDS and the one made again from the bank may 
 def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: str, checkpoint: bool) -> list[Path]:
     """A folder for every seed, share and alpha."""
     session = Session(experiment, execution)
-    session.say_who_is_missing()
+    session.report_skipped()
     _say(session)
     truths, predictions = session.retrain(), session.score()
     if session.out.problems:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.experiment import Execution, Experiment, Session, run
-from bench.experiment_file import read_experiment
+from bench.experiment import Execution, Experiment, read_experiment
 from bench.methods import build_variants, with_models
+from bench.runner import Session, run
 from retrain.errors import UsageError
 from retrain.tasks import load_task
 

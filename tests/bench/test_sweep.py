@@ -190,7 +190,7 @@ def test_a_bad_setting_is_refused_before_anything_is_retrained(
     def retrain(*_: object) -> None:
         raise AssertionError("retrained")
 
-    monkeypatch.setattr("bench.experiment.Session.retrain", retrain)
+    monkeypatch.setattr("bench.runner.Session.retrain", retrain)
     assert main([*arguments, *extra, "--set", "bif.n_beta=many"]) == 2
     assert "bif.n_beta is 'many'; expected" in capsys.readouterr().err
 
@@ -224,7 +224,7 @@ def test_what_would_be_ignored_is_refused_before_anything_is_retrained(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bench.experiment.Session.retrain", lambda _: pytest.fail("retrained"))
+    monkeypatch.setattr("bench.runner.Session.retrain", lambda _: pytest.fail("retrained"))
     assert main([*arguments, *extra]) == 2
     error = capsys.readouterr().err
     assert words in error
@@ -234,7 +234,7 @@ def test_what_would_be_ignored_is_refused_before_anything_is_retrained(
 def test_a_method_that_cannot_run_is_refused_before_anything_is_retrained(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.experiment.Session.retrain", lambda _: pytest.fail("retrained"))
+    monkeypatch.setattr("bench.runner.Session.retrain", lambda _: pytest.fail("retrained"))
     monkeypatch.setattr("baselines.gradsim.GradSim.skip", lambda *_: "the moon is full")
     without_bif = arguments[: arguments.index("--set")]
     assert main([*without_bif, "--method", "gradsim", "--grid", "batch_size=10"]) == 2

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.experiment import Session
 from bench.lds import make_parser
 from bench.records import command_line, provenance, write_json
+from bench.runner import Session
 from bench.translate import execution_of, experiment_of
 from retrain.jobs.campaign import Campaign
 from retrain.jobs.claims import Claims, Holder

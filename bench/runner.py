@@ -1,0 +1,361 @@
+"""One experiment from beginning to end: build the problem, retrain, score, measure, return a Result.
+
+    from bench import Experiment, run
+    result = run(Experiment(task="digits", alpha=(0.1,), methods=("ekfac", "ekfac@damping=1e-4")))
+    print(result)                  # the tables of `python -m bench.lds`
+    result.frame()                 # a pandas DataFrame, a row a method, seed and alpha
+
+Everything finished is kept, so an interrupted run goes on where it was. A method that fails is reported, and the others
+go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from baselines.support.memory import refuse_if_too_large
+from bench.experiment import Execution, Experiment
+from bench.ground_truth import GroundTruth, assemble, make_units, obtain
+from bench.methods import Variant, build_variants, with_models
+from bench.metrics import MINIMUM_SUBSETS
+from bench.problem import LEARNT_FROM, AttributionProblem, further_units, most_of_each
+from bench.records import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
+from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
+from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_context
+from bench.tables import show
+from retrain.errors import UsageError
+from retrain.jobs import Unit, run_units
+from retrain.progress import watching
+from retrain.safe_files import write_whole
+from retrain.store import Store, canonical_json
+from retrain.task import Task
+from retrain.units import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
+from retrain.work import told
+
+logger = logging.getLogger("tda-bench")
+DESCRIBED = ("task", "methods", "checkpoints")  # of an experiment: what a record's config describes otherwise
+Block = tuple[int, float]  # a seed, and the share of the training set that is attributed
+
+
+def run(experiment: Experiment, execution: Execution | None = None) -> Result:
+    """Builds the problem, retrains, scores and measures; what is in the cache is not made again."""
+    started = time.perf_counter()
+    session = Session(experiment, execution or Execution())
+    session.report_skipped()
+    truths = session.retrain()
+    predictions = session.score()
+    for block in session.blocks:
+        queries = session.question(*block).query_indices()
+        for position, plan in enumerate(session.plans(*block)):
+            truth = truths[plan.seed, plan.alpha_attribution, plan.alpha]
+            if len(truth.subsets) >= MINIMUM_SUBSETS:
+                of_plan = [(variant, found[position]) for variant, found in predictions[block]]
+                add_rows(session.out, session.task, plan, truth, queries, of_plan, session.extra_ground_truth(plan))
+    seconds, device = time.perf_counter() - started, session.device()
+    result = Result(
+        experiment, session.task, session.variants, session.out, session.skipped, seconds, device, session.notes
+    )
+    result.assign_run_id()
+    return result
+
+
+class Session:
+    """An experiment with its task, methods and store at hand, and the steps of a run: `retrain` and `score`."""
+
+    def __init__(self, experiment: Experiment, execution: Execution):
+        self.experiment, self.execution = experiment, execution
+        self.task = experiment.build_task()
+        asked = build_variants(experiment.methods, self.task, experiment.options, experiment.settings)
+        self.variants = with_models(asked, experiment.checkpoints)
+        self.store = Store(execution.cache)
+        self.out, self.skipped, self.tracebacks = RunRows(), dict[str, str](), dict[str, str]()
+        self.blocks: list[Block] = [
+            (seed, share) for seed in experiment.seeds for share in experiment.shares(self.task)
+        ]
+        self.active = [variant for variant in self.variants if self._can_run(variant)]
+        self.notes = self._notes()
+
+    def _can_run(self, variant: Variant) -> bool:
+        """A method that cannot run here, or would not fit in memory, is named before anything is computed."""
+        if reason := variant.method.skip(self.task):
+            self.skipped[variant.label] = reason
+            return False
+        size = self.question(*self.blocks[0]).size(self.execution.device)
+        if reason := refuse_if_too_large(variant.method, size):
+            self.out.problems.append(f"{variant.label} was not started: {reason}")
+            return False
+        return True
+
+    def _notes(self) -> list[str]:
+        """One line for each option that asks for more than there is, and for each method edited since its record."""
+        asked, notes = self.experiment, []
+        count = len(self.task.query_indices(asked.query_split))  # type: ignore[arg-type]
+        if asked.queries is not None and asked.queries > count:
+            notes.append(f"--queries {asked.queries}: there are {count} ({asked.query_split}), and all are used")
+        if asked.replicated_subsets is not None and asked.replicated_subsets > asked.subsets:
+            replicated = f"--replicated-subsets {asked.replicated_subsets}"
+            notes.append(f"{replicated}: there are {asked.subsets} subsets, and all are replicated")
+        described = {one["label"]: one for one in asked.methods if isinstance(one, Mapping)}
+        for variant in self.active:
+            if described.get(variant.label, {}).get("source") not in (None, variant.method.source):
+                notes.append(f"{variant.label}: its code was edited since that record, so its scores may differ")
+        return notes
+
+    def report_skipped(self) -> None:
+        """Who will not run is said before the hours of retraining, and not only below the table."""
+        reasons = [*self.out.problems, *(f"{label} is skipped: {reason}" for label, reason in self.skipped.items())]
+        if reasons and not self.active:
+            raise UsageError("no method is left to run: " + "; ".join(reasons))
+        for problem in self.out.problems:
+            logger.warning("%s", problem)
+
+    def device(self) -> str:
+        """The device's name."""
+        return describe_device(choose_device(self.execution.device))
+
+    # ---- what is asked ----
+
+    def plans(self, seed: int, share: float) -> list[Plan]:
+        return self.experiment.plans(self.task, seed, share)
+
+    def question(self, seed: int, share: float) -> AttributionProblem:
+        return AttributionProblem(
+            task=self.task,
+            seed=seed,
+            alpha_attribution=share,
+            split=self.experiment.query_split,  # type: ignore[arg-type]
+            max_queries=self.experiment.queries,
+        )
+
+    def scorer(self, variant: Variant, seed: int, share: float) -> Scorer:
+        """Of the first alpha, where a method's scores depend on it, and of the base model."""
+        return Ensemble.first(self.scorers(variant, seed, share)[0][0])
+
+    def scorers(self, variant: Variant, seed: int, share: float) -> list[tuple[Scorer | Ensemble, list[Plan]]]:
+        """With the plans that each answers for: one for all, or one an alpha for a method that retrains by itself."""
+        question, found = self.question(seed, share), dict[str, tuple[Scorer | Ensemble, list[Plan]]]()
+        for plan in self.plans(seed, share):
+            asked = question.of(variant.method, plan)
+            made = Scorer(asked, variant.method, self.store, self.execution.device, self.execution.keep_scores)
+            found.setdefault(str(asked.learns_from), (Ensemble.of(made, variant.models), []))[1].append(plan)
+        return list(found.values())
+
+    def base_units(self, seeds: Sequence[int]) -> list[Unit]:
+        numbers = range(max(variant.models for variant in self.variants))
+        return [checkpoint_unit(self.task, seed, number, self.execution.device) for seed in seeds for number in numbers]
+
+    def retrains(self) -> dict[tuple[int, float, float], list[Unit]]:
+        """(seed, share, alpha) -> units."""
+        return {
+            (*block, plan.alpha): retrain_units(self.task, plan, self.execution.device)
+            for block in self.blocks
+            for plan in self.plans(*block)
+        }
+
+    def further(self, variants: Sequence[Variant]) -> list[Unit]:
+        """What methods retrain by themselves; those who ask for the same subsets share them."""
+        scorers = [scorer for block in self.blocks for v in variants for scorer, _ in self.scorers(v, *block)]
+        asked = most_of_each(scorer.question for scorer in scorers)
+        return [unit for question in asked for unit in further_units(question, self.execution.device)]
+
+    # ---- retraining ----
+
+    def retrain(self) -> dict[tuple[int, float, float], GroundTruth]:
+        """The ground truth of every plan; all of it is one batch of jobs, so that no worker waits between seeds."""
+        by_plan = self.retrains()
+        units = [*self.base_units(self.experiment.seeds), *(unit for some in by_plan.values() for unit in some)]
+        jobs = {"name": f"{self.task.name} ground truth", "progress": self.execution.progress, **self.execution.jobs}
+        entries = obtain(units, self.store, force=self.execution.force, **jobs)
+        if further := self.further(self.active):
+            jobs["name"] = f"{self.task.name} further retrains"
+            make_units(further, self.store, force=self.execution.force, **jobs)
+        found = {}
+        for block in self.blocks:
+            for plan in self.plans(*block):
+                place = (*block, plan.alpha)
+                keys = [self.store.key(unit.kind, unit.config) for unit in by_plan[place]]
+                truth = assemble(self.task, plan, [entries[key] for key in keys if key in entries])
+                if missing := plan.num_subsets - len(truth.subsets):
+                    self.out.problems.append(
+                        f"{missing} of {plan.num_subsets} subsets are missing at alpha {plan.alpha:g}, seed "
+                        f"{plan.seed}; the same command without --collect makes them"
+                    )
+                found[place] = truth
+        return found
+
+    def extra_ground_truth(self, plan: Plan) -> GroundTruth | None:
+        """What methods of this run retrained on at the plan's alpha, as far as it is there."""
+        question = self.question(plan.seed, plan.alpha_attribution)
+        asked = [question.of(variant.method, plan).learns_from for variant in self.active]
+        alike = [one for one in asked if one is not None and one.alpha == plan.alpha]
+        if not alike:
+            return None
+        most = max(alike, key=lambda one: one.num_subsets)
+        units = retrain_units(self.task, most, self.execution.device)
+        found = [entry for unit in units if (entry := LEARNT_FROM.read(self.store, unit))]
+        return assemble(self.task, most, found) if found else None
+
+    # ---- scoring ----
+
+    def score(self) -> dict[Block, list[tuple[Variant, list[Prediction]]]]:
+        """Every variant's predictions, one a plan. One that fails is reported, and the others go on."""
+        redo = self.execution.force or self.execution.rescore
+        waiting: list[tuple[Block, Variant, list[tuple[Scorer | Ensemble, list[Plan], list[Unit]]]]] = []
+        for block in self.blocks:
+            if not all(self.store.has(unit.kind, unit.config) for unit in self.base_units(block[:1])):  # only --collect
+                self.out.problems.append(f"seed {block[0]} has no base model yet; nothing was scored")
+                continue
+            for variant in self.active:
+                scorers = self.scorers(variant, *block)
+                for scorer, plans in scorers if redo else []:
+                    scorer.forget(plans)
+                waiting.append((block, variant, [(scorer, plans, scorer.missing(plans)) for scorer, plans in scorers]))
+        todo = [(scorer, units) for _, _, some in waiting for scorer, _, units in some if units]
+        failed = self._make([scorer for scorer, _ in todo], [unit for _, units in todo for unit in units])
+        found: dict[Block, list[tuple[Variant, list[Prediction]]]] = {block: [] for block in self.blocks}
+        for block, variant, some in waiting:
+            made = [one for work in some for one in self._predictions(variant, *work, failed)]
+            if len(made) == len(self.experiment.alpha):
+                found[block].append((variant, made))
+        return found
+
+    def _make(self, scorers: Sequence[Scorer | Ensemble], units: list[Unit]) -> dict[str, str]:
+        """Key -> reason of what failed. Where several work at once, parts first: they can be made anywhere."""
+        jobs: dict[str, Any] = {**ONCE, **self.execution.scoring_jobs()}
+        name, failed = f"{self.task.name} scores", dict[str, str]()
+        inline = jobs.get("cluster", "inline") == "inline"
+        parts = [] if inline or jobs.get("jobs") == 1 else [unit for one in scorers for unit in one.part_units()]
+        try:
+            for phase, some in ((f"{name}, parts", parts), (name, units)):
+                if some and (inline or not self.execution.progress):
+                    report = run_units(some, self.store, name=phase, progress=self.execution.progress, **jobs)
+                elif some:
+                    keys = [(unit.kind, self.store.key(unit.kind, unit.config)) for unit in some]
+                    say = lambda keys=keys: "; ".join(filter(None, (told(self.store, *key) for key in keys)))  # noqa: E731
+                    with watching(phase, say) as progress:
+                        report = run_units(some, self.store, name=phase, progress=progress, **jobs)
+                else:
+                    continue
+                failed |= report.failed
+                self.tracebacks |= report.tracebacks
+        finally:
+            clear_worker_context()
+        return failed
+
+    def _predictions(
+        self, variant: Variant, scorer: Any, plans: list[Plan], units: list[Unit], failed: Mapping[str, str]
+    ) -> list[Prediction]:
+        """One a plan; none, and a word about it, where something is missing."""
+        keys = [self.store.key(unit.kind, unit.config) for unit in [*units, *scorer.part_units()]]
+        if key := next((key for key in keys if key in failed), None):
+            reason = "; ".join(map(str.strip, failed[key].splitlines()))
+            self.out.problems.append(f"{variant.label} failed: {reason}")
+            if traceback := self.tracebacks.get(key):
+                self.out.tracebacks[variant.label] = traceback
+            return []
+        question = scorer.question
+        if not all(self.store.has(unit.kind, unit.config) for unit in units):
+            self.out.problems.append(f"{variant.label} has no scores yet for seed {question.seed}; nothing was started")
+            return []
+        predictions = scorer.predictions(plans)
+        record = predictions[0].record
+        if not_finite := record.get("num_scores_not_finite"):
+            self.out.problems.append(
+                f"{variant.label} gave {not_finite} scores that are not finite; the queries they touch are undefined"
+            )
+        if record.get("diagnostics"):
+            where = {"seed": question.seed, "alpha_attribution": question.alpha_attribution}
+            named = {"method": variant.method.name, "label": variant.label}
+            self.out.diagnostics.append({**named, **where, **record["diagnostics"]})
+        return predictions
+
+
+# ---- what comes back ----
+
+
+@dataclass
+class Result:
+    """What a run came to. `problems` are what went wrong; the rows that could be made are there all the same."""
+
+    experiment: Experiment
+    task: Task
+    variants: list[Variant]
+    out: RunRows
+    skipped: dict[str, str]
+    seconds: float
+    device: str
+    notes: list[str] = field(default_factory=list)
+    run_id: str = ""
+
+    def frame(self) -> pd.DataFrame:
+        """A row for every method, seed, alpha and kind of score; the columns are those of lds.csv."""
+        return pd.DataFrame(self.out.rows, columns=COLUMNS)
+
+    def pairs(self) -> pd.DataFrame:
+        """The paired difference of every two methods on the same subsets and queries."""
+        return pd.DataFrame(self.out.pairs, columns=PAIR_COLUMNS)
+
+    @property
+    def problems(self) -> list[str]:
+        return self.out.problems
+
+    def __str__(self) -> str:
+        return show(self.out, self.task.description, self.task.protocol)
+
+    def text(self, wide: bool = False) -> str:
+        return show(self.out, self.task.description, self.task.protocol, wide)
+
+    def config(self) -> dict[str, Any]:
+        """What decided the numbers."""
+        return {
+            "task": self.task.config,
+            "methods": [variant.describe() for variant in self.variants],
+            **{name: value for name, value in self.experiment.to_json().items() if name not in DESCRIBED},
+            "alpha_attribution": list(self.experiment.shares(self.task)),
+            "replicates": self.experiment.replicates or self.task.default_replicates,
+            "versions": {name: version for name, version in versions().items() if name in DISTRIBUTIONS},
+        }
+
+    def assign_run_id(self) -> None:
+        """Its id: of what was asked, by which code, and of what came out, so that no two results share one."""
+        found = without_nan([self.config(), self.out.rows, self.out.pairs, self.out.ceilings])
+        self.run_id = hashlib.sha256(canonical_json(found, "result").encode()).hexdigest()[:12]
+        for row in [*self.out.rows, *self.out.pairs]:
+            row["run_id"] = self.run_id
+
+    def save(self, out: str | Path, command: str = "") -> Path:
+        """Writes run.json, lds.csv and pairs.csv to a folder of the run's own; a record that is there stays."""
+        folder = Path(out) / self.run_id
+        path = folder / "run.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.out.tracebacks:
+            lines = [f"{label} failed\n{text}\n" for label, text in self.out.tracebacks.items()]
+            write_whole(folder / "failures.log", "\n".join(lines))
+        if path.exists():
+            write_whole(folder / RUN_AGAIN, timestamp())  # what was run last counts where two results contradict
+            return path
+        if self.out.pairs:
+            write_whole(folder / "pairs.csv", self.pairs().to_csv(index=False))
+        write_whole(folder / "lds.csv", self.frame().to_csv(index=False))
+        record = {
+            "run_id": self.run_id,
+            "command": command,
+            "description": self.task.description,
+            "experiment": self.experiment.to_json(),
+            "config": self.config(),
+            **provenance(self.device),
+            "seconds": round(self.seconds, 2),
+            **{name: getattr(self.out, name) for name in ("rows", "ceilings", "pairs", "diagnostics")},
+            "skipped": self.skipped,
+            "problems": self.out.problems,
+        }
+        write_json(path, record)  # last: where it is, the others are
+        return path
