@@ -9,7 +9,6 @@ truth it was held against: rows of records with different grounds are never comp
     tda-bench publish leaderboard --results runs      # reads every one of them
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 import pandas as pd
 
 from bench.methods import Variant
-from bench.records import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
-from retrain.safe_files import write_whole
-from retrain.store import canonical_json
+from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, versions
+from bench.schema import AnswersRecord
+from retrain.safe_files import one_line
 from retrain.task import Task
 
 ANSWERS_FILE = "answers.json"
@@ -69,8 +68,7 @@ class Answers:
         """Its id: of what was asked, by which code, and of what came out."""
         if self.run_id:
             return
-        found = without_nan([self.question, self.config(), dict(self.ground), self.rows, self.pairs, self.detail])
-        self.run_id = hashlib.sha256(canonical_json(found, "result").encode()).hexdigest()[:12]
+        self.run_id = run_id_of(self.question, self.config(), self.ground, self.rows, self.pairs, self.detail)
         for row in [*self.rows, *self.pairs]:
             row["run_id"] = self.run_id
 
@@ -78,28 +76,20 @@ class Answers:
         return pd.DataFrame(self.rows)
 
     def save(self, out: str | Path, command: str = "") -> Path:
-        """Writes answers.json, and its rows and pairs as CSV, to a folder of the run's own; what is there stays."""
+        """Writes answers.json, and its rows and pairs as CSV, to a folder of the run's own: see `save_record`."""
         self.assign_run_id()
-        folder = Path(out) / self.run_id
-        path = folder / ANSWERS_FILE
-        folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            write_whole(folder / RUN_AGAIN, timestamp())
-            return path
-        if self.pairs:
-            write_whole(folder / "pairs.csv", pd.DataFrame(self.pairs).to_csv(index=False))
-        write_whole(folder / "answers.csv", self.frame().to_csv(index=False))
         record = {
             "run_id": self.run_id,
             "question": self.question,
             "command": command,
-            "description": self.task.description,
-            "truth": self.truth,
+            "description": one_line(self.task.description, 2000),
+            "truth": one_line(self.truth, 2000),
             "ground": dict(self.ground),
             "config": self.config(),
             **provenance(self.device),
             "seconds": round(self.seconds, 2),
             **{name: getattr(self, name) for name in ("rows", "pairs", "detail", "skipped", "problems")},
         }
-        write_json(path, record)  # last: where it is, the others are
-        return path
+        path = Path(out) / self.run_id / ANSWERS_FILE
+        tables = {"pairs.csv": pd.DataFrame(self.pairs), "answers.csv": self.frame()}
+        return save_record(path, record, AnswersRecord, tables)

@@ -32,8 +32,10 @@ from bench import schema
 from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
 from bench.metrics import MANY_SEEDS, average_ranks, ceiling_of_ends, mean_and_standard_error
+from retrain.entry import StoreError, canonical_json
 from retrain.errors import UsageError
 from retrain.safe_files import (
+    PassingFileError,
     SafeFileError,
     one_line,
     read_checked,
@@ -49,6 +51,7 @@ from retrain.source import code_fingerprint
 
 # ---- provenance and writing ----
 
+GIVEN_SCORES = "given scores"  # the kind of a record that holds score files against a stored truth
 RUN_AGAIN = "run-again"  # beside a record: when the same run was made the last time
 DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transformers")  # what numbers depend on
 
@@ -129,6 +132,81 @@ def write_json(path: Path, record: Any, indent: int | None = 1) -> None:
     write_whole(path, json.dumps(without_nan(record), indent=indent) + "\n")
 
 
+def write_record(path: Path, record: Mapping[str, Any], kind: Any) -> None:
+    """Refused, in one line, where `read_checked` would refuse it."""
+    content = without_nan(record)
+    validate(content, kind, path)
+    write_json(path, content)
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A CSV whose texts no spreadsheet takes for formulas: one that begins like a formula gets an apostrophe."""
+
+    def escaped(value: Any) -> Any:
+        return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+    return frame.map(escaped).rename(columns=escaped).to_csv(index=False)
+
+
+def run_id_of(*parts: Any) -> str:
+    """Of what was asked, by which code, and of what came out, so that no two results share one."""
+    return hashlib.sha256(canonical_json(without_nan(list(parts)), "result").encode()).hexdigest()[:12]
+
+
+def content_id(record: Mapping[str, Any]) -> str:
+    """The run id that the content of a run.json or answers.json gives: its own, unless somebody changed it."""
+    rows = [{name: value for name, value in row.items() if name != "run_id"} for row in record["rows"]]
+    pairs = [{name: value for name, value in pair.items() if name != "run_id"} for pair in record.get("pairs", [])]
+    if "question" in record:
+        return run_id_of(record["question"], record["config"], record["ground"], rows, pairs, record["detail"])
+    if record.get("kind") == GIVEN_SCORES:
+        known = {name: record["truth"].get(name) for name in ("source", "task", "alpha", "arrays_sha256")}
+        rows = [row for row in rows if row["origin"] == "given"]  # the others are recorded methods
+        methods = [method for method in record["config"]["methods"] if method["origin"] == "given"]
+        return run_id_of(known, {"rows": rows, "pairs": pairs, "ceilings": record["ceilings"], "methods": methods})
+    return run_id_of(record["config"], rows, pairs, record["ceilings"])
+
+
+def edited_since(record: Mapping[str, Any]) -> bool:
+    """Whether its content no longer gives its id. Records without a fingerprint of the code had other rules."""
+    if "code" not in record:
+        return False
+    try:
+        return content_id(record) != record["run_id"]
+    except (KeyError, TypeError, AttributeError, StoreError):
+        return True
+
+
+def save_record(path: Path, record: Mapping[str, Any], kind: Any, tables: Mapping[str, pd.DataFrame]) -> Path:
+    """Writes a run's record, and tables beside it, into a folder of the run's own.
+
+    A sound record of the same run stays as it is, with the time of this run beside it, because what was run last counts
+    where two results contradict. What is missing or damaged is written again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name, frame in tables.items():
+        table, text = path.with_name(name), csv_text(frame)
+        try:
+            sound = read_text(table) == text
+        except SafeFileError:
+            sound = False
+        if len(frame) and not sound:
+            write_whole(table, text)
+    if os.path.lexists(path):
+        try:
+            if not edited_since(read_checked(path, kind)):
+                write_whole(path.with_name(RUN_AGAIN), timestamp())
+                return path
+            why = f"{path}: its content no longer matches its run id"
+        except PassingFileError:
+            raise
+        except SafeFileError as error:
+            why = str(error)
+        print(f"{why}; it is written again", file=sys.stderr)
+    write_record(path, record, kind)  # last: where it is, the others are
+    return path
+
+
 def another_runs(path: Path, run_id: str) -> dict[str, Any] | None:
     """The record at `path` where it is another run's; None where there is none, or nothing that has a run's id."""
     try:
@@ -152,6 +230,8 @@ def try_write(write: Callable[[], Any], where: Path | str) -> str:
     same."""
     try:
         write()
+    except SafeFileError as error:
+        return f"{where} cannot be written: {error}"
     except OSError as error:
         return f"{where} cannot be written: {error.strerror or error}"
     return ""
@@ -242,6 +322,10 @@ def load_results(folder: str | Path) -> Results:
         elif not record["rows"]:
             results.left_out.append(f"run {run_id} ({where}): has no rows")
         else:
+            if edited_since(record):
+                told = f"{path}: its content no longer matches its run id {run_id}"
+                reason = record.get("edited", "")
+                results.left_out.append(f"{told}: {reason}") if reason else results.note(f"{told} (edited or damaged)")
             record = {**record, "finished": max(str(record.get("finished", "")), last_made(path))}
             results.records[run_id] = {**record, "path": where}
             identity = Identity(record)

@@ -11,7 +11,6 @@ go on.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -27,15 +26,16 @@ from bench.ground_truth import GroundTruth, assemble, make_units, obtain
 from bench.methods import Variant, build_variants, with_models
 from bench.metrics import MINIMUM_SUBSETS
 from bench.problem import LEARNT_FROM, AttributionProblem, further_units, most_of_each
-from bench.records import DISTRIBUTIONS, RUN_AGAIN, provenance, timestamp, versions, without_nan, write_json
+from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, versions
 from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
+from bench.schema import RunRecord
 from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_context
 from bench.tables import show
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.progress import watching
-from retrain.safe_files import write_whole
-from retrain.store import Store, canonical_json
+from retrain.safe_files import one_line, write_whole
+from retrain.store import Store
 from retrain.task import Task
 from retrain.units import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
 from retrain.work import told
@@ -326,29 +326,21 @@ class Result:
 
     def assign_run_id(self) -> None:
         """Its id: of what was asked, by which code, and of what came out, so that no two results share one."""
-        found = without_nan([self.config(), self.out.rows, self.out.pairs, self.out.ceilings])
-        self.run_id = hashlib.sha256(canonical_json(found, "result").encode()).hexdigest()[:12]
+        self.run_id = run_id_of(self.config(), self.out.rows, self.out.pairs, self.out.ceilings)
         for row in [*self.out.rows, *self.out.pairs]:
             row["run_id"] = self.run_id
 
     def save(self, out: str | Path, command: str = "") -> Path:
-        """Writes run.json, lds.csv and pairs.csv to a folder of the run's own; a record that is there stays."""
+        """Writes run.json, lds.csv and pairs.csv to a folder of the run's own: see `save_record`."""
         folder = Path(out) / self.run_id
-        path = folder / "run.json"
         folder.mkdir(parents=True, exist_ok=True)
         if self.out.tracebacks:
             lines = [f"{label} failed\n{text}\n" for label, text in self.out.tracebacks.items()]
             write_whole(folder / "failures.log", "\n".join(lines))
-        if path.exists():
-            write_whole(folder / RUN_AGAIN, timestamp())  # what was run last counts where two results contradict
-            return path
-        if self.out.pairs:
-            write_whole(folder / "pairs.csv", self.pairs().to_csv(index=False))
-        write_whole(folder / "lds.csv", self.frame().to_csv(index=False))
         record = {
             "run_id": self.run_id,
             "command": command,
-            "description": self.task.description,
+            "description": one_line(self.task.description, 2000),
             "experiment": self.experiment.to_json(),
             "config": self.config(),
             **provenance(self.device),
@@ -357,5 +349,5 @@ class Result:
             "skipped": self.skipped,
             "problems": self.out.problems,
         }
-        write_json(path, record)  # last: where it is, the others are
-        return path
+        tables = {"pairs.csv": self.pairs(), "lds.csv": self.frame()}
+        return save_record(folder / "run.json", record, RunRecord, tables)

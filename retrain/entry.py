@@ -6,7 +6,6 @@ is a hash of the kind and the configuration. `retrain/store.py` says where entri
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -32,6 +31,7 @@ from retrain.safe_files import (
     parse_json,
     read_checked,
     read_safetensors,
+    sync_folder,
     write_safetensors,
 )
 
@@ -244,17 +244,6 @@ def fill_entry(
         text_file.flush()
         os.fsync(text_file.fileno())
     sync_folder(folder)
-
-
-def sync_folder(path: str | os.PathLike[str]) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems cannot flush a folder
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _describe(arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:

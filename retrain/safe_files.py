@@ -113,21 +113,41 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name when it is complete: a reader sees the old one or the new one, whole."""
+def whole_file(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write that takes its name when it is complete: a reader sees the old one or the new one, whole.
+
+    `sync` flushes the file before it takes its name, and the folder after, so that a crash of the machine leaves no
+    empty file under that name.
+    """
     path = Path(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with open(draft, "xb") as file:
             yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(draft, path)
+        if sync:
+            sync_folder(path.parent)
     finally:
         with suppress(OSError):
             draft.unlink()
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    with whole_file(path) as file:
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems cannot flush a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes, *, sync: bool = True) -> None:
+    with whole_file(path, sync=sync) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 

@@ -175,7 +175,8 @@ def telling(work: Work) -> Callable[..., Iterator[Any]]:
                 with contextlib.suppress(OSError):
                     make_folder(work.folder.parent)
                     make_folder(work.folder)
-                    write_whole(work.folder / PROGRESS, json.dumps({"what": description, "done": done, "of": count}))
+                    content = {"what": description, "done": done, "of": count}
+                    write_whole(work.folder / PROGRESS, json.dumps(content), sync=False)  # old news is no loss
             yield item
 
     return progress

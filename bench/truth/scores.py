@@ -26,21 +26,23 @@ from bench.ground_truth import GroundTruth
 from bench.prediction import subset_sums
 from bench.records import (
     ELSEWHERE,
+    GIVEN_SCORES,
     Recorded,
     command_line,
     provenance,
     read_recorded,
+    run_id_of,
+    save_record,
     try_write,
     without_nan,
-    write_json,
 )
 from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
+from bench.schema import RunRecord
 from bench.tables import ceiling_text, divisor, interval, number, pairs_text, share_text, table
 from bench.truth.folder import one_array, read_truth
 from retrain.command import RUNS, Parser, check_out, guarded
 from retrain.errors import UsageError
-from retrain.safe_files import write_whole
-from retrain.store import canonical_json
+from retrain.safe_files import one_line
 
 SCORES_ARE = ("loss-change", "helpfulness")  # a positive score: the loss rises, or falls, with the example
 
@@ -58,9 +60,15 @@ def read_scores(path: str, truth: GroundTruth, sign: str) -> np.ndarray:
 
 
 def labels_of(paths: Sequence[str]) -> list[str]:
-    """The files' names without their endings; with their folder where two are called alike."""
-    stems = [Path(path).stem for path in paths]
-    return [f"{Path(path).parent.name}/{stem}" if stems.count(stem) > 1 else stem for path, stem in zip(paths, stems)]
+    """The files' names without their endings, in one line; with their folder where two are called alike."""
+    stems = [one_line(Path(path).stem, 90) for path in paths]
+    labels = [
+        f"{one_line(Path(path).parent.name, 90)}/{stem}" if stems.count(stem) > 1 else stem
+        for path, stem in zip(paths, stems)
+    ]
+    if twice := next((label for label in labels if labels.count(label) > 1), ""):
+        raise UsageError(f'two score files are called "{twice}"; give one of them another name')
+    return labels
 
 
 def where_of_truth(truth: GroundTruth) -> dict[str, Any]:
@@ -70,7 +78,7 @@ def where_of_truth(truth: GroundTruth) -> dict[str, Any]:
         names = ("protocol", "alpha", "alpha_attribution", "seed")
         return {"task": known["task"]["name"], **{name: known[name] for name in names}}
     digest = str(known.get("arrays_sha256", ""))[:6]
-    task = f"{known.get('source', 'ground truth')} {digest}".strip()
+    task = f"{one_line(str(known.get('source') or 'ground truth'), 150)} {digest}".strip()
     return {
         "task": task,
         "protocol": "given",
@@ -213,15 +221,15 @@ def save_scores(
 ) -> tuple[Path, str]:
     """(where the record is, why it could not be written)"""
     known = {name: truth.record.get(name) for name in ("source", "task", "alpha", "arrays_sha256")}
-    run_id = hashlib.sha256(canonical_json(without_nan([known, found]), "result").encode()).hexdigest()[:12]
-    folder = out / run_id
+    run_id = run_id_of(known, found)
+    path = out / run_id / "run.json"
     beside = [] if recorded is None else [dict(row) for row in recorded.rows if not row["normalised"]]
     for row in [*found["rows"], *beside, *found["pairs"]]:
         row["run_id"] = run_id
     source = str(truth.record.get("source", "ground truth"))
     record = {
         "run_id": run_id,
-        "kind": "given scores",
+        "kind": GIVEN_SCORES,
         "command": command,
         "description": truth.record.get("description") or f"ground truth of {source}",
         "truth": truth.record,
@@ -234,14 +242,11 @@ def save_scores(
         "problems": [],
     }
 
-    def write() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "lds.csv", pd.DataFrame(record["rows"], columns=COLUMNS).to_csv(index=False))
-        if found["pairs"]:
-            write_whole(folder / "pairs.csv", pd.DataFrame(found["pairs"], columns=PAIR_COLUMNS).to_csv(index=False))
-        write_json(folder / "run.json", record)
-
-    return folder / "run.json", try_write(write, folder)
+    tables = {
+        "lds.csv": pd.DataFrame(record["rows"], columns=COLUMNS),
+        "pairs.csv": pd.DataFrame(found["pairs"], columns=PAIR_COLUMNS),
+    }
+    return path, try_write(lambda: save_record(path, record, RunRecord, tables), path.parent)
 
 
 def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None = None) -> str:

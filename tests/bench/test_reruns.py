@@ -56,7 +56,6 @@ def test_an_edit_that_is_undone_is_undone_in_the_figures(folder: Path, monkeypat
     times = iter(["2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"])
     time = ""
     monkeypatch.setattr("bench.records.timestamp", lambda: time)
-    monkeypatch.setattr("bench.runner.timestamp", lambda: time)
     found = []
     for sign in ("", "-", ""):
         time = next(times)

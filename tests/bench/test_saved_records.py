@@ -1,0 +1,141 @@
+"""What a run leaves behind: damaged files are written again, and our reader takes all that our writer writes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bench.ground_truth import GroundTruth
+from bench.lds import main
+from bench.records import csv_text, edited_since, load_results, save_record, try_write
+from bench.schema import AnswersRecord, RunRecord
+from bench.truth.folder import write_truth
+from retrain import safe_files
+from retrain.safe_files import SafeFileError, read_checked, write_whole
+
+ROOT = Path(__file__).parents[2]
+
+
+def scored(folder: Path, name: str = "scores", **record: Any) -> list[str]:
+    """The words of a command that scores one file against a small ground truth."""
+    generator = np.random.default_rng(0)
+    masks = np.array([generator.permutation(20) < 10 for _ in range(12)])
+    losses = generator.normal(size=(2, 12, 5)).astype(np.float32)
+    write_truth(folder / "truth", GroundTruth.of_arrays(masks, losses, record={"source": "arrays", **record}))
+    np.save(folder / f"{name}.npy", generator.normal(size=(5, 20)))
+    words = ["--ground-truth", str(folder / "truth"), "--scores", str(folder / f"{name}.npy")]
+    return [*words, "--out", str(folder / "runs")]
+
+
+def lds(folder: Path) -> list[str]:
+    small = "--task digits --alpha 0.5 --set digits.num_train=60 --set digits.epochs=1 --subsets 5 --replicates 1"
+    rest = ["--queries", "9", "--methods", "random", "--cluster", "inline", "--cache", str(folder / "cache")]
+    return [*small.split(), *rest, "--out", str(folder / "runs")]
+
+
+def one_record(folder: Path) -> Path:
+    (path,) = (folder / "runs").rglob("run.json")
+    return path
+
+
+# ---- damaged files are written again (trust, item 6) ----
+
+
+@pytest.mark.parametrize("command", [scored, lds])
+def test_a_damaged_record_and_a_missing_table_come_back(tmp_path: Path, command: Any) -> None:
+    words = command(tmp_path)
+    assert main(words) == 0
+    path = one_record(tmp_path)
+    sound, table = path.read_bytes(), path.with_name("lds.csv").read_bytes()
+    for damage in (b"", sound[: len(sound) // 2], sound.replace(b'"lds": 0.', b'"lds": 0.1', 1)):
+        path.write_bytes(damage)
+        path.with_name("lds.csv").unlink()
+        assert main(words) == 0
+        record = read_checked(path, RunRecord)
+        assert not edited_since(record)
+        assert record["rows"] == json.loads(sound)["rows"]
+        assert path.with_name("lds.csv").read_bytes() == table
+    assert main(words) == 0
+    assert path.with_name("run-again").exists()  # a sound record stays
+
+
+def test_files_and_their_folder_are_flushed_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = []
+    real = os.fsync
+    monkeypatch.setattr(
+        safe_files.os, "fsync", lambda fd: (flushed.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))
+    )
+    write_whole(tmp_path / "run.json", "{}")
+    assert [Path(name).parent for name in flushed] == [tmp_path, tmp_path.parent]
+    assert Path(flushed[1]) == tmp_path
+
+
+# ---- one schema for writer and reader (trust, item 7) ----
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "x" * 200, "\u202ebackwards", "=1+1"])
+def test_a_score_file_of_any_name_gives_a_record_that_is_read(tmp_path: Path, name: str) -> None:
+    assert main(scored(tmp_path, name)) == 0
+    results = load_results(tmp_path / "runs")
+    assert results.problems == []
+    assert len(results.rows) == 1
+
+
+def test_seeds_and_sources_of_any_size_are_read(tmp_path: Path) -> None:
+    words = lds(tmp_path)
+    assert main([*words, "--seeds", str(10**18 - 1)]) == 0
+    assert main(scored(tmp_path, source="x" * 1900)) == 0
+    results = load_results(tmp_path / "runs")
+    assert results.problems == []
+    assert 10**18 - 1 in set(results.rows["seed"])
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    record = {"run_id": "0123456789ab", "device": "CPU\nall is well"}
+    with pytest.raises(SafeFileError, match="device is 'CPU"):
+        save_record(tmp_path / "a" / "run.json", record, RunRecord, {})
+    said = try_write(lambda: save_record(tmp_path / "a" / "run.json", record, RunRecord, {}), tmp_path)
+    assert "cannot be written" in said
+    assert not (tmp_path / "a" / "run.json").exists()
+
+
+def test_a_record_that_was_edited_is_named(tmp_path: Path) -> None:
+    assert main(scored(tmp_path)) == 0
+    path = one_record(tmp_path)
+    record = json.loads(path.read_text())
+    record["rows"][0]["lds"] = 0.99
+    path.write_text(json.dumps(record))
+    (problem,) = load_results(tmp_path / "runs").problems
+    assert f"{path}: its content no longer matches its run id {record['run_id']}" in problem
+    path.write_text(json.dumps({**record, "edited": "a known mistake"}))
+    results = load_results(tmp_path / "runs")
+    assert results.problems == []
+    assert "a known mistake" in results.left_out[0]
+
+
+def test_committed_answers_match_their_ids() -> None:
+    for path in sorted((ROOT / "results").rglob("answers.json")):
+        assert not edited_since(read_checked(path, AnswersRecord)), path
+
+
+# ---- tables (trust, items 8 and 11) ----
+
+
+def test_cells_that_begin_like_formulas_are_escaped() -> None:
+    frame = pd.DataFrame({"label": ["=1+1", "+1", "-1", "@x", "bif", None], "lds": [-0.5, 0.1, 0, 1, 2, 3]})
+    lines = csv_text(frame).splitlines()
+    assert lines == ["label,lds", "'=1+1,-0.5", "'+1,0.1", "'-1,0.0", "'@x,1.0", "bif,2.0", ",3.0"]
+
+
+def test_no_committed_table_is_empty() -> None:
+    assert [path for path in (ROOT / "results").rglob("*.csv") if not path.read_text().strip()] == []
+
+
+def test_a_record_without_rows_leaves_no_table(tmp_path: Path) -> None:
+    with pytest.raises(SafeFileError):  # the record itself is none
+        save_record(tmp_path / "run" / "answers.json", {}, AnswersRecord, {"answers.csv": pd.DataFrame([])})
+    assert not (tmp_path / "run" / "answers.csv").exists()
