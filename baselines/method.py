@@ -122,6 +122,7 @@ class Method(KeyedPlugin, ABC):
     """
 
     version: ClassVar[int] = 1  # raised when its scores would change
+    uses_model: ClassVar[bool] = True  # False: its scores depend on the data alone, whichever model is looked at
     paper: ClassVar[str] = ""  # who proposed it
     library_settings: ClassVar[Mapping[str, Any]] = {}  # options with which the library behind it runs by default
     paper_settings: ClassVar[Mapping[str, Any]] = {}  # options that Kreer et al. give

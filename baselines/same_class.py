@@ -18,6 +18,7 @@ from retrain.task import Task
 @dataclass(frozen=True, kw_only=True)
 class SameClass(Method):
     paper: ClassVar[str] = "no one's: a control"
+    uses_model: ClassVar[bool] = False
 
     def skip(self, task: Task) -> str | None:
         return None if classifies(task) else f"{task.name} has no classes: one label an example is needed"

@@ -12,7 +12,7 @@ from retrain.units import checkpoint_unit, retrain_units
 def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
     """What a run would compute, and with `force` or `rescore` what it would do again."""
     execution = execution or Execution()
-    session = Session(experiment, execution)
+    session = Session(experiment, execution, control=True)
     lines = []
     again = execution.force or execution.rescore
     for seed in experiment.seeds:

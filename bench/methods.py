@@ -260,7 +260,8 @@ def with_models(variants: Sequence[Variant], numbers: Sequence[int]) -> list[Var
     """Each variant for each number of models; one that a record describes with its number stays as it is."""
     found: dict[tuple[str, str], Variant] = {}
     for variant in variants:
-        for number in (variant.models,) if variant.models > 1 else numbers:
+        asked = numbers if variant.method.uses_model else (1,)
+        for number in (variant.models,) if variant.models > 1 else asked:
             label, origin = variant.label, variant.origin
             if number > 1 and variant.models != number:
                 label += f"{',' if '@' in label else '@'}models={number}"

@@ -16,17 +16,19 @@ from bench.methods import Variant
 from bench.scoring import Prediction
 from retrain.seeds import REPLAYED
 from retrain.task import Task
-from retrain.units import Plan
+from retrain.units import Plan, groups_of
 
 COLUMNS = [
     "task", "protocol", "method", "label", "settings", "normalised", "alpha", "alpha_attribution", "seed",
     "num_subsets", "num_replicates", "num_queries", "num_undefined", "lds", "ci_low", "ci_high", "lds_across_queries",
-    "ceiling", "ceiling_low", "ceiling_high", "linear_ceiling", "linear_low", "linear_high", "fit_seconds",
-    "score_seconds", "peak_memory_bytes", "device", "note", "run_id",
+    "ceiling", "ceiling_low", "ceiling_high", "linear_ceiling", "linear_low", "linear_high", "lds_within_groups",
+    "within_groups_low", "within_groups_high", "ceiling_within_groups", "fit_seconds", "score_seconds",
+    "peak_memory_bytes", "device", "note", "run_id",
 ]  # fmt: skip
 PAIR_COLUMNS = [
     "task", "protocol", "label", "against", "normalised", "alpha", "alpha_attribution", "seed", "num_subsets",
-    "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value", "run_id",
+    "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value", "difference_within_groups",
+    "within_groups_low", "within_groups_high", "p_value_within_groups", "run_id",
 ]  # fmt: skip
 MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting processes pays
 CHEAPER = 8  # a difference of two that are known than a score
@@ -79,8 +81,14 @@ def add_rows(
                     behind[label, normalised] = variant, prediction
     pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
     ceiling, results, differences = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs)
+    groups, within = groups_of(task, plan.attributed(task)), None
+    if groups is not None:
+        counts = metrics.GroupCounts.of(truth.masks, groups)
+        within = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs, counts)
     if plan.initialisation == REPLAYED:  # nothing but the data differs: a perfect prediction would reach 1
         ceiling = replace(ceiling, ceiling=1.0, ci_low=1.0, ci_high=1.0, reliability=1.0)
+        if within is not None:
+            within = (replace(within[0], ceiling=1.0, ci_low=1.0, ci_high=1.0, reliability=1.0), *within[1:])
     names = ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated", "num_undefined")
     linear = linear_numbers(truth, further, queries)
     alone = {retrains_alone(behind[key][0].method, plan.alpha): one for key, one in results.items() if not key[1]}
@@ -92,10 +100,14 @@ def add_rows(
         | unlimited_numbers(alone, truth.masks.shape[1], linear)
         | {"num_replicates": plan.replicates, "initialisation": plan.initialisation}
         | {"mean_loss": float(losses.mean())}
+        | ({} if within is None else _ceiling_within(within[0], task.group_name))
     )
     for (label, normalised), result in results.items():
         variant, prediction = behind[label, normalised]
-        if result.num_undefined == result.num_queries:
+        notes = [note_of(prediction.record)]
+        if within is not None and plan.scheme == "balanced" and not counts.take_out(made[label, normalised]).any():
+            notes.append(f"knows the {task.group_name} alone, of which all subsets hold the same")
+        elif result.num_undefined == result.num_queries:
             kind = "train-normalised LDS" if normalised else "LDS"
             out.problems.append(
                 f"{kind} of {label} is undefined for every query at alpha {plan.alpha:g}, seed {plan.seed}: "
@@ -113,7 +125,8 @@ def add_rows(
             | {name: linear[name] for name in ("linear_ceiling", "linear_low", "linear_high")}
             | {"spread": float(np.nanstd(result.per_query)) if result.num_undefined < len(queries) else math.nan}
             | {name: prediction.record[name] for name in costs}
-            | {"note": note_of(prediction.record)}
+            | {"note": "; ".join(filter(None, notes))}
+            | ({} if within is None else _within_groups(within[1][label, normalised], within[0]))
         )
     compared = ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
     for ((label, normalised), (against, _)), pair in differences.items():
@@ -121,7 +134,32 @@ def add_rows(
             where
             | {"label": label, "against": against, "normalised": normalised}
             | {name: getattr(pair, name) for name in compared}
+            | ({} if within is None else _pair_within(within[2][(label, normalised), (against, normalised)]))
         )
+
+
+def _ceiling_within(ceiling: metrics.Ceiling, group_name: str) -> dict[str, Any]:
+    names = {"ceiling": "", "ci_low": "_low", "ci_high": "_high"}
+    ends = {f"ceiling_within_groups{end}": getattr(ceiling, name) for name, end in names.items()}
+    return {"group_name": group_name, "reliability_within_groups": ceiling.reliability, **ends}
+
+
+def _within_groups(result: metrics.LDS, ceiling: metrics.Ceiling) -> dict[str, Any]:
+    return {
+        "lds_within_groups": result.lds,
+        "within_groups_low": result.ci_low,
+        "within_groups_high": result.ci_high,
+        "ceiling_within_groups": ceiling.ceiling,
+    }
+
+
+def _pair_within(pair: metrics.Difference) -> dict[str, Any]:
+    return {
+        "difference_within_groups": pair.difference,
+        "within_groups_low": pair.ci_low,
+        "within_groups_high": pair.ci_high,
+        "p_value_within_groups": pair.p_value,
+    }
 
 
 def note_of(record: Mapping[str, Any]) -> str:
@@ -151,12 +189,13 @@ def compute_metrics(
     losses: np.ndarray,
     made: dict[Made, np.ndarray],
     pairs: list[tuple[Made, Made]],
+    within: metrics.GroupCounts | None = None,
 ) -> tuple[metrics.Ceiling, dict[Made, metrics.LDS], dict[tuple[Made, Made], metrics.Difference]]:
     """All of a block's numbers; on all cores where there is enough to do (10,000 queries take half a second each)."""
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-        (functools.partial(metrics.noise_ceiling, present=present), (replicates,))
+        (functools.partial(metrics.noise_ceiling, present=present, within=within), (replicates,))
     ]
-    calls += [(metrics.sampled_score, (losses, made[key])) for key in made]
+    calls += [(functools.partial(metrics.sampled_score, within=within), (losses, made[key])) for key in made]
     ceiling, *rest = on_all_cores(calls, losses.size * len(calls))
     scores = dict(zip(made, rest, strict=True))
     calls = [(metrics.difference_of_samplings, (scores[a][1], scores[b][1])) for a, b in pairs]

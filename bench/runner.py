@@ -34,6 +34,7 @@ from bench.tables import show
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.progress import watching
+from retrain.removal import classifies
 from retrain.safe_files import one_line, write_whole
 from retrain.store import Store
 from retrain.task import Task
@@ -48,7 +49,7 @@ Block = tuple[int, float]  # a seed, and the share of the training set that is a
 def run(experiment: Experiment, execution: Execution | None = None) -> Result:
     """Builds the problem, retrains, scores and measures; what is in the cache is not made again."""
     started = time.perf_counter()
-    session = Session(experiment, execution or Execution())
+    session = Session(experiment, execution or Execution(), control=True)
     session.report_skipped()
     truths = session.retrain()
     predictions = session.score()
@@ -70,11 +71,14 @@ def run(experiment: Experiment, execution: Execution | None = None) -> Result:
 class Session:
     """An experiment with its task, methods and store at hand, and the steps of a run: `retrain` and `score`."""
 
-    def __init__(self, experiment: Experiment, execution: Execution):
+    def __init__(self, experiment: Experiment, execution: Execution, control: bool = False):
+        """control: on a task with classes, `same_class` is among the methods whether it was asked for or not."""
         self.experiment, self.execution = experiment, execution
         self.task = experiment.build_task()
         asked = build_variants(experiment.methods, self.task, experiment.options, experiment.settings)
         self.variants = with_models(asked, experiment.checkpoints)
+        if control and classifies(self.task) and not any(one.method.name == "same_class" for one in self.variants):
+            self.variants += build_variants(["same_class"], self.task, {}, "default")
         self.store = Store(execution.cache)
         self.out, self.skipped, self.tracebacks = RunRows(), dict[str, str](), dict[str, str]()
         self.blocks: list[Block] = [

@@ -87,6 +87,10 @@ class Row(Place, kw_only=True):
     settings: Words | None = None
     lds_across_queries: Correlation = None
     ceiling: Correlation = None
+    lds_within_groups: Correlation = None  # this and the next three: of a task with groups
+    within_groups_low: Correlation = None
+    within_groups_high: Correlation = None
+    ceiling_within_groups: Correlation = None
     spread: Number = None
     fit_seconds: Amount = None
     score_seconds: Amount = None
@@ -108,6 +112,11 @@ class CeilingRow(Place, kw_only=True):
     unlimited_ceiling: Correlation = None
     unlimited_low: Correlation = None
     unlimited_high: Correlation = None
+    group_name: Name | None = None
+    ceiling_within_groups: Correlation = None
+    ceiling_within_groups_low: Correlation = None
+    ceiling_within_groups_high: Correlation = None
+    reliability_within_groups: Number = None
     num_replicates: Annotated[int, Meta(ge=0, le=10**6)] | None = None
     num_subsets_replicated: Count | None = None
 
@@ -121,6 +130,10 @@ class PairRow(Place, kw_only=True):
     method: Name = ""
     label: Name = ""
     p_value: Share | None = None
+    difference_within_groups: Difference = None
+    within_groups_low: Difference = None
+    within_groups_high: Difference = None
+    p_value_within_groups: Share | None = None
 
 
 class RunRecord(Struct, kw_only=True):

@@ -143,7 +143,7 @@ def show(out: RunRows, description: str, protocol: str, wide: bool = False) -> s
             f"\n{description}, protocol {protocol}: alpha {alpha:g} of {alpha_attribution:g} of the training set,\n"
             f"{first['num_subsets']} subsets x {replicates_text(ceilings[0], first)}, {first['num_queries']} queries, "
             f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
-            f"{linear_ceiling_text(ceilings)}"
+            f"{within_ceiling_text(ceilings)}{linear_ceiling_text(ceilings)}"
         )
         made = one_seed_table if len(seeds) == 1 else many_seeds_table
         parts.append(made(group, ceilings, wide))
@@ -205,6 +205,31 @@ def ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
     return text + ("\nits interval touches 0: no share of it is given" if pooled.touches_zero else "")
 
 
+def within_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
+    """A line of its own, of a task with groups."""
+    if any(c.get("ceiling_within_groups") is None for c in ceilings):
+        return ""
+    names = {"reliability": "reliability_within_groups", "ci_low": "ceiling_within_groups_low"}
+    names["ci_high"] = "ceiling_within_groups_high"
+    pooled = pooled_ceiling_of([{short: c[name] for short, name in names.items()} for c in ceilings])
+    if not math.isfinite(pooled.ceiling):
+        return ""
+    zero = ", which touches 0" if pooled.touches_zero else ""
+    ends = interval(pooled.ci_low, pooled.ci_high)
+    return f"\nwithin {ceilings[0]['group_name']}: noise ceiling {pooled.ceiling:.3f} {ends}{zero}"
+
+
+def within_header(ceilings: Sequence[dict[str, Any]]) -> list[str]:
+    """The column's name, of a task with groups; records of old have none."""
+    return [f"within {ceilings[0]['group_name']}"] if ceilings and "group_name" in ceilings[0] else []
+
+
+def within_text(lds: float, within: float | None) -> str:
+    """A method that has an LDS and nothing within groups knows the groups alone."""
+    unknown = within is None or not math.isfinite(within)
+    return "nothing" if unknown and math.isfinite(lds) else number(within)
+
+
 def linear_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
     """A line of its own below the noise ceiling; nothing where too few subsets were retrained on to tell."""
     value = linear_ceiling_of(ceilings)
@@ -251,8 +276,10 @@ def divisor(ceilings: Sequence[dict[str, Any]]) -> float:
 def one_seed_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
     linear = linear_ceiling_of(ceilings)
     of_linear = ["of linear"] if math.isfinite(linear) else []
-    header = ["method", "scores", "LDS", "95 % interval", "of ceiling", *of_linear, "seconds", "memory"]
-    header += ["spread", "undefined", "across queries", "fit s", "score s"] if wide else []
+    within = within_header(ceilings)
+    header = ["method", "scores", "LDS", "95 % interval", *within, "of ceiling", *of_linear, "seconds", "memory"]
+    if wide:
+        header += [*(["95 % within"] if within else []), "spread", "undefined", "across queries", "fit s", "score s"]
     ceiling, rows = divisor(ceilings), []
     for _, row in group.sort_values(["normalised", "lds"], ascending=[True, False]).iterrows():
         line = [
@@ -260,12 +287,14 @@ def one_seed_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide
             SCORES_CALLED[row["normalised"]],
             number(row["lds"]),
             interval(row["ci_low"], row["ci_high"]),
+            *([within_text(row["lds"], row["lds_within_groups"])] if within else []),
             share_text(row["lds"], ceiling),
             *([share_text(row["lds"], linear)] if of_linear else []),
             number(row["fit_seconds"] + row["score_seconds"], 1),
             bytes_text(row["peak_memory_bytes"]),
         ]
         if wide:
+            line += [interval(row["within_groups_low"], row["within_groups_high"])] if within else []
             line += [number(row["spread"]), str(row["num_undefined"]), number(row["lds_across_queries"])]
             line += [number(row["fit_seconds"], 1), number(row["score_seconds"], 1)]
         rows.append(line)
@@ -280,7 +309,8 @@ def many_seeds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wi
     """Means over seeds; the span is from the lowest to the highest end of the seeds' own 95 % intervals."""
     linear = linear_ceiling_of(ceilings)
     of_linear = ["of linear"] if math.isfinite(linear) else []
-    header = ["method", "scores", "LDS", "s.e.", "95 % span", "of ceiling", *of_linear, "seconds", "memory"]
+    within = within_header(ceilings)
+    header = ["method", "scores", "LDS", "s.e.", "95 % span", *within, "of ceiling", *of_linear, "seconds", "memory"]
     header += ["per seed", "undefined", "across queries", "s.e.", "fit s", "score s"] if wide else []
     ceiling, rows = divisor(ceilings), []
     for (label, normalised), block in group.groupby(["label", "normalised"]):
@@ -291,6 +321,7 @@ def many_seeds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wi
             number(mean),
             number(error),
             interval(block["ci_low"].min(), block["ci_high"].max()),
+            *([within_text(mean, block["lds_within_groups"].astype(float).mean())] if within else []),
             share_text(mean, ceiling),
             *([share_text(mean, linear)] if of_linear else []),
             number((block["fit_seconds"] + block["score_seconds"]).median(), 1),
@@ -318,6 +349,8 @@ def pairs_worth_showing(pairs: list[dict[str, Any]], alpha: float, alpha_attribu
 
 def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:
     """Is one method really ahead of another, on the same subsets and queries?"""
+    shown = pairs_worth_showing(pairs, alpha, alpha_attribution)
+    within = bool(shown) and "difference_within_groups" in shown[0]
     lines = [
         [
             f"{pair['label']} - {pair['against']}",
@@ -325,10 +358,18 @@ def pairs_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: flo
             f"{pair['difference']:+.3f}",
             f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]",
             f"{pair['p_value']:.2g}",
+            *([_within_pair_text(pair)] if within else []),
         ]
-        for pair in pairs_worth_showing(pairs, alpha, alpha_attribution)
+        for pair in shown
     ]
-    return "\n" + table(["paired difference", "scores", "LDS", "95 % interval", "p"], lines, left=2) if lines else ""
+    header = ["paired difference", "scores", "LDS", "95 % interval", "p", *(["within groups (p)"] if within else [])]
+    return "\n" + table(header, lines, left=2) if lines else ""
+
+
+def _within_pair_text(pair: dict[str, Any]) -> str:
+    difference = pair["difference_within_groups"]
+    known = difference is not None and math.isfinite(difference)
+    return f"{difference:+.3f} ({pair['p_value_within_groups']:.2g})" if known else "-"
 
 
 def pairs_over_seeds_text(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> str:

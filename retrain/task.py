@@ -50,6 +50,7 @@ class Task(KeyedPlugin, ABC):
 
     pretrained: ClassVar[bool] = False  # models start from given weights: no seed decides them
     class_names: ClassVar[tuple[str, ...]] = ()  # of a classification task, where they are more than numbers
+    group_name: ClassVar[str] = "class"  # what one of `groups` is, in tables
 
     protocol: str = ""
 

@@ -33,6 +33,7 @@ from bench.metrics.intervals import MINIMUM_SUBSETS, average_ranks, mean_over_re
 from bench.metrics.lds import (
     LDS,
     Difference,
+    GroupCounts,
     difference_of_samplings,
     lds_across_queries,
     linear_datamodelling_score,
@@ -59,6 +60,7 @@ __all__ = [
     "Ceiling",
     "CeilingRatio",
     "Difference",
+    "GroupCounts",
     "LinearCeiling",
     "LinearRatio",
     "PooledCeiling",

@@ -6,14 +6,16 @@ print(score_arrays(masks, losses, scores))
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from bench.metrics.ceilings import Ceiling, CeilingRatio, lds_over_ceiling, noise_ceiling
 from bench.metrics.intervals import MINIMUM_SUBSETS, FloatArray, mean_over_replicates
-from bench.metrics.lds import linear_datamodelling_score
+from bench.metrics.lds import LDS, GroupCounts, linear_datamodelling_score
 from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR, LinearCeiling, linear_ceiling
 from bench.prediction import subset_sums
 
@@ -33,7 +35,14 @@ class ArrayScore:
     ceiling: Ceiling | None  # what a perfect prediction could reach; None without replicates
     over_ceiling: CeilingRatio | None  # LDS divided by it
     linear_ceiling: LinearCeiling | None  # what the best additive score could reach; None with too few subsets
+    within_groups: LDS | None  # LDS beyond the groups' counts; None without groups
+    ceiling_within_groups: Ceiling | None
     per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,), NaN where undefined
+
+    @property
+    def lds_within_groups(self) -> float:
+        """NaN where no groups were given, or where nothing is left without them."""
+        return math.nan if self.within_groups is None else self.within_groups.lds
 
 
 def score_arrays(
@@ -41,6 +50,7 @@ def score_arrays(
     losses: ArrayLike,
     scores: ArrayLike,
     *,
+    groups: ArrayLike | None = None,
     present: ArrayLike | None = None,
     seed: int = 0,
     num_bootstrap: int = 1000,
@@ -50,8 +60,8 @@ def score_arrays(
 
     masks: (K, n), which of n training examples each of K subsets keeps; losses: (K, q), each query's loss after
     retraining on each subset, or (R, K, q) with R replicates, which give the ceiling; scores: (q, n), the predicted
-    change of the query's loss when the example is included (helpful examples are negative). present: (R, K), False
-    where a replicate is missing.
+    change of the query's loss when the example is included (helpful examples are negative). groups: (n,), each
+    example's label or source, for LDS within groups. present: (R, K), False where a replicate is missing.
     """
     kept = _as_masks(masks)
     given = np.asarray(losses, dtype=np.float64)
@@ -68,22 +78,17 @@ def score_arrays(
         raise ValueError(f"scores has shape {predicted.shape}; expected {expected}: queries x training examples{hint}.")
     truth = mean_over_replicates(values, present=present)
     prediction = subset_sums(kept, predicted)
-    result = linear_datamodelling_score(
-        truth, prediction, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence
-    )
-    ceiling = ratio = linear = None
+    options: dict[str, Any] = {"seed": seed, "num_bootstrap": num_bootstrap, "confidence": confidence}
+    result = linear_datamodelling_score(truth, prediction, **options)
+    counts = None if groups is None else GroupCounts.of(kept, groups)
+    within = None if counts is None else linear_datamodelling_score(truth, prediction, within=counts, **options)
+    ceiling = ceiling_within = ratio = linear = None
     again = len(values) if present is None else np.asarray(present, dtype=bool).sum(axis=0)
     if int((np.broadcast_to(again, len(kept)) >= 2).sum()) >= MINIMUM_SUBSETS:
-        ceiling = noise_ceiling(values, present=present, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence)
-        ratio = lds_over_ceiling(
-            values,
-            prediction,
-            present=present,
-            ceiling=ceiling,
-            seed=seed,
-            num_bootstrap=num_bootstrap,
-            confidence=confidence,
-        )
+        ceiling = noise_ceiling(values, present=present, **options)
+        if counts is not None:
+            ceiling_within = noise_ceiling(values, present=present, within=counts, **options)
+        ratio = lds_over_ceiling(values, prediction, present=present, ceiling=ceiling, **options)
     if len(kept) >= MINIMUM_SUBSETS_LINEAR:
         linear = linear_ceiling(kept, values, present=present, confidence=confidence)
     return ArrayScore(
@@ -98,6 +103,8 @@ def score_arrays(
         ceiling=ceiling,
         over_ceiling=ratio,
         linear_ceiling=linear,
+        within_groups=within,
+        ceiling_within_groups=ceiling_within,
         per_query=result.per_query,
     )
 

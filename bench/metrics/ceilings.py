@@ -27,6 +27,7 @@ from bench.metrics.intervals import (
     t_quantile,
     two_way_interval,
 )
+from bench.metrics.lds import GroupCounts
 from bench.metrics.linear import LinearCeiling, best_spearman
 
 
@@ -128,6 +129,7 @@ def noise_ceiling(
     replicates: ArrayLike | Sequence[ArrayLike],
     *,
     present: ArrayLike | None = None,
+    within: GroupCounts | None = None,
     num_splits: int = 20,
     seed: int = 0,
     num_bootstrap: int = 1000,
@@ -146,7 +148,8 @@ def noise_ceiling(
     (see `StepUp`; odd and unequal numbers included), and the ceiling is the square root of that reliability. Step-up
     and square root are concave, so where queries differ much in reliability the ceiling is too high and a score divided
     by it too low: never flattering. So is another approximation: the step-up holds for Pearson's correlation, and with
-    Spearman's of Gaussian losses it is high by 1.4 % at a ceiling of 0.56 and by 0.4 % at 0.80.
+    Spearman's of Gaussian losses it is high by 1.4 % at a ceiling of 0.56 and by 0.4 % at 0.80. within: the ceiling of
+    LDS within groups, whose counts are taken out of both halves.
 
     NaN when fewer than three subsets have two replicates. A reliability that is not positive gives ceiling 0.0.
     """
@@ -160,7 +163,9 @@ def noise_ceiling(
     replicated = np.flatnonzero(counts >= 2)
     whole = float((1.0 / counts).mean())
     nothing = np.full(num_queries, np.nan)
-    if len(replicated) < MINIMUM_SUBSETS:
+    within = None if within is None else within.rows(replicated)
+    lost = 0 if within is None else within.lost
+    if len(replicated) - lost < MINIMUM_SUBSETS:
         return Ceiling(
             ceiling=math.nan,
             ci_low=math.nan,
@@ -194,7 +199,9 @@ def noise_ceiling(
             for slot, replicate in enumerate(order):
                 half[chosen[slot]] += values[replicate, replicated[chosen[slot]]]
             halves.append(half / chosen.sum(axis=0)[:, None])
-        sampling = sample_spearman(halves[0], halves[1])
+        if within is not None:
+            halves = [within.take_out(half, np.float32) for half in halves]
+        sampling = sample_spearman(halves[0], halves[1], lost)
         total = sampling if total is None else total.combine(1.0, sampling, 1.0)
         splits_done += 1
     assert total is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -345,8 +346,11 @@ class TwoWayInterval:
     degrees_of_freedom: float
 
 
-def sample_spearman(truth: FloatArray, prediction: FloatArray) -> Sampling:
-    """truth, prediction: (num_subsets, num_queries)."""
+def sample_spearman(truth: FloatArray, prediction: FloatArray, lost: int = 0) -> Sampling:
+    """truth, prediction: (num_subsets, num_queries); lost: so many directions were regressed out of both.
+
+    Residuals of n subsets vary like n - lost free values, so variance and bias are larger by that ratio.
+    """
     n, num_queries = truth.shape
     plain = np.full(num_queries, np.nan)
     corrected = np.full(num_queries, np.nan)
@@ -357,19 +361,30 @@ def sample_spearman(truth: FloatArray, prediction: FloatArray) -> Sampling:
         mean_without = without.mean(axis=1)
         corrected[block] = n * plain[block] - (n - 1) * mean_without
         influence[block] = (n - 1) * (mean_without[:, None] - without)
+    if lost:
+        larger = n / max(1, n - lost)
+        corrected = plain + larger * (corrected - plain)
+        influence *= math.sqrt(larger)
     return Sampling(plain, corrected, influence)
 
 
-def _resampled_means(values: FloatArray, num_bootstrap: int, rng: np.random.Generator) -> FloatArray:
+def _resampled_means(values: FloatArray, num_bootstrap: int, seed: int, side: int) -> FloatArray:
     """(num_bootstrap,): means of `values`, (n,), drawn with replacement."""
     n = len(values)
-    means = np.empty(num_bootstrap)
+    if n * num_bootstrap <= _DRAWS_PER_BLOCK:
+        return values[_draws(n, num_bootstrap, seed, side)].mean(axis=1)
+    rng, means = np.random.default_rng([seed, side]), np.empty(num_bootstrap)
     step = max(1, _DRAWS_PER_BLOCK // n)
     for start in range(0, num_bootstrap, step):
         stop = min(start + step, num_bootstrap)
-        draws = rng.integers(0, n, size=(stop - start, n))
-        means[start:stop] = values[draws].mean(axis=1)
+        means[start:stop] = values[rng.integers(0, n, size=(stop - start, n))].mean(axis=1)
     return means
+
+
+@lru_cache(maxsize=8)
+def _draws(n: int, num_bootstrap: int, seed: int, side: int) -> IntArray:
+    """Made once for all methods and pairs of a run, which share their resamples anyway."""
+    return np.random.default_rng([seed, side]).integers(0, n, size=(num_bootstrap, n))
 
 
 def two_way_interval(
@@ -406,12 +421,11 @@ def two_way_interval(
         0.5 * (min(num_queries, num_subsets) - 1),
     )
 
-    query_rng, subset_rng = (np.random.default_rng([seed, side]) for side in (0, 1))
-    deviation = _resampled_means(corrected - centre, num_bootstrap, query_rng)
+    deviation = _resampled_means(corrected - centre, num_bootstrap, seed, 0)
     deviation *= math.sqrt(num_queries / (num_queries - 1))
     if shared > 0.0:
         scale = math.sqrt(shared / observed * num_subsets / (num_subsets - 1))
-        deviation += scale * _resampled_means(by_subset, num_bootstrap, subset_rng)
+        deviation += scale * _resampled_means(by_subset, num_bootstrap, seed, 1)
     tail = 0.5 * (1.0 - confidence)
     stretch = t_quantile(1.0 - tail, degrees_of_freedom) / normal_quantile(1.0 - tail)
     low, high = (stretch * float(end) for end in np.quantile(deviation, [tail, 1.0 - tail]))
