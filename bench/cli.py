@@ -21,8 +21,7 @@ COUNTS_BY_CONTENT = ("data_dir", "eval_text", "model", "text", "text_field")
 COMMANDS = {
     "lds": ("bench.lds", "how well methods predict what happens when training data is left out"),
     "evaluate": ("bench.evaluations.__main__", "removal, mislabel, calibration, leave_one_out, agreement, limit"),
-    "tune": ("bench.tune", "choose every method's settings by one rule, on queries and subsets of their own"),
-    "sweep": ("bench.sweep", "LDS against settings, or against what is spent"),
+    "tune": ("bench.tune.__main__", "choose every method's settings by one rule, on queries and subsets of their own"),
     "speed": ("bench.speed", "time methods against each other"),
     "retrain_speed": ("bench.retrain_speed", "how many models a task retrains in a second"),
     "scaling": ("bench.scaling", "time and memory across the Pythia suite; --estimate predicts a run"),

@@ -1,9 +1,5 @@
-"""What a run would compute, without computing it: `--dry-run` of bench.lds, bench.sweep and bench.tune."""
+"""What a run would compute, without computing it: `--dry-run` of bench.lds and bench.tune."""
 
-from collections.abc import Sequence
-
-from baselines.method import Method
-from bench.cells import Cells, why_diverged
 from bench.experiment import Execution, Experiment
 from bench.runner import Session
 from retrain.units import checkpoint_unit, retrain_units
@@ -16,9 +12,9 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
     lines = []
     again = execution.force or execution.rescore
     for seed in experiment.seeds:
-        lines.append(_base_line(session, seed))
+        lines.append(base_line(session, seed))
         for share in experiment.shares(session.task):
-            lines += _truth_lines(session, seed, share)
+            lines += truth_lines(session, seed, share)
             for variant in session.active:
                 cached = is_trained(session, seed) and all(
                     scorer.cached(some) for scorer, some in session.scorers(variant, seed, share)
@@ -32,32 +28,17 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
     return "\n".join([*session.notes, *lines, *(f"  {problem}" for problem in session.out.problems)])
 
 
-def truth_of(cells: Cells) -> list[str]:
-    """What the ground truth of a sweep or a tuning lacks."""
-    session, which = cells.session, f" ({cells.session.experiment.stream} subsets)"
-    return [_base_line(session, cells.seed), *(line + which for line in _truth_lines(session, *cells.block))]
-
-
-def settings_line(cells: Cells, label: str, methods: Sequence[Method]) -> str:
-    """How many of a method's settings are still to score. What they are kept under depends on the base model."""
-    scorers = [cells.scorer(method) for method in methods] if is_trained(cells.session, cells.seed) else []
-    lost = sum(bool(why_diverged(scorer)) for scorer in scorers)
-    cached = sum(not why_diverged(scorer) and scorer.cached(cells.plans) for scorer in scorers)
-    ran_away = f", {lost} ran away and are not tried again" if lost else ""
-    return f"  {label}: {cached} of {len(methods)} settings cached{ran_away}, {len(methods) - cached - lost} to score"
-
-
 def is_trained(session: Session, seed: int) -> bool:
     base = checkpoint_unit(session.task, seed, 0, session.execution.device)
     return session.store.has(base.kind, base.config)
 
 
-def _base_line(session: Session, seed: int) -> str:
+def base_line(session: Session, seed: int) -> str:
     state = _state(is_trained(session, seed), session.execution.force, "to train", "to train again")
     return f"seed {seed}: base model {state}"
 
 
-def _truth_lines(session: Session, seed: int, share: float) -> list[str]:
+def truth_lines(session: Session, seed: int, share: float) -> list[str]:
     lines = []
     for plan in session.plans(seed, share):
         units = retrain_units(session.task, plan, session.execution.device)

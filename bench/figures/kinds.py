@@ -98,7 +98,7 @@ KINDS = (
         "sweep",
         "grids of loss traces and LDS over sampler settings",
         "sweep.json",
-        "python -m bench.sweep --task cifar10 --alpha 0.1 --out results/sweep",
+        "python -m bench.tune sweep --task cifar10 --alpha 0.1 --out results/sweep",
         draw_sweep,
         (
             "fig:loss_trace_burnin_0_retrain_0_1",
@@ -112,7 +112,7 @@ KINDS = (
         "budget",
         "LDS against draws and seconds",
         "budget.json",
-        "python -m bench.sweep --budget --task cifar10 --alpha 0.1 --out results/budget",
+        "python -m bench.tune budget --task cifar10 --alpha 0.1 --out results/budget",
         draw_budget,
     ),
     Kind(

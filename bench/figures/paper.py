@@ -19,7 +19,7 @@ NO_LARGE_MODEL = "at 14 M parameters: the 2.8 B weights have not been run token 
 
 def image_sweep(alpha: str) -> str:
     return (
-        f"python -m bench.sweep --task cifar10 --data-dir DIR --alpha {alpha} --alpha-attribution 0.1 "
+        f"python -m bench.tune sweep --task cifar10 --data-dir DIR --alpha {alpha} --alpha-attribution 0.1 "
         f"--grid {SWEPT_GRID} --out results/cifar10/sweep-alpha-{alpha}"
     )
 
@@ -102,7 +102,7 @@ PAPER: tuple[PaperItem, ...] = (
     ),
     PaperItem(
         "fig:lds_llm_sweep", "loss traces and LDS in the language setup", r"sweep-pythia14m-.*", "",
-        f"python -m bench.sweep {LANGUAGE} --alpha 0.5 --set bif.chains=4 --set bif.minibatch=128 "
+        f"python -m bench.tune sweep {LANGUAGE} --alpha 0.5 --set bif.chains=4 --set bif.minibatch=128 "
         "--set bif.draws=300 --set bif.burn_in=150 --grid n_beta=100,800,3000 gamma=5000,50000,500000 "
         "--out results/pythia14m/sweep",
     ),

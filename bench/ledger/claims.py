@@ -30,11 +30,11 @@ SPEED_RUN = (
 )
 SCALING_RUN = "python -m bench.scaling --out results/scaling"
 SWEEP_RUN = (
-    "python -m bench.sweep --task cifar10 --data-dir DIR --alpha 0.1 --grid burn_in=0,100 n_beta=100,300,1000,3000 "
-    "gamma=1000,3000,10000,30000,100000 --out results/sweep-cifar10"
+    "python -m bench.tune sweep --task cifar10 --data-dir DIR --alpha 0.1 --grid burn_in=0,100 "
+    "n_beta=100,300,1000,3000 gamma=1000,3000,10000,30000,100000 --out results/sweep-cifar10"
 )
 BUDGET_RUN = (
-    "python -m bench.sweep --budget --task cifar10 --data-dir DIR --alpha 0.1 --budget-methods "
+    "python -m bench.tune budget --task cifar10 --data-dir DIR --alpha 0.1 --methods "
     "bif-paper=bif@sampler=sgld,gradient=minibatch,chains=4,draws=2500,burn_in=0,thinning=1,minibatch=1024,"
     "step_size=1e-5,n_beta=200,gamma=1e4 trak-library=trak@ridge=0,projection=2048 --out results/budget"
 )
@@ -307,8 +307,8 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
         cost_rules.stable_over_settings("language", False),
         f"Highest minus lowest LDS of the sweep, of the highest: above {cost_rules.UNSTABLE:.0%} holds, at most "
         f"{cost_rules.STABLE:.0%} is against. {MIXED}",
-        "python -m bench.sweep --task pythia14m --model DIR --text FILE --eval-text FILE --settings paper --alpha 0.5 "
-        "--grid n_beta=80,800,8000 gamma=5e3,5e4,5e5 --out results/pythia14m/sweep-300",
+        "python -m bench.tune sweep --task pythia14m --model DIR --text FILE --eval-text FILE --settings paper "
+        "--alpha 0.5 --grid n_beta=80,800,8000 gamma=5e3,5e4,5e5 --out results/pythia14m/sweep-300",
         SWEEP_COLUMNS,
     ),
 )  # fmt: skip

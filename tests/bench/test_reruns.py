@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import status, tune
+from bench import status
 from bench.lds import main
 from bench.records import load_results
+from bench.tune.__main__ import main as tune
 from retrain import plugins, source
 
 METHOD = """
@@ -93,8 +94,8 @@ def test_tuning_refuses_a_name_before_it_retrains(
     def never(*_: object) -> None:
         raise AssertionError("retrained for nothing")
 
-    monkeypatch.setattr("bench.cells.Cells.__init__", never)
-    assert tune.main(["--task", "digits", "--alpha", "0.5", "--methods", name, "--cache", "cache"]) == 2
+    monkeypatch.setattr("bench.tune.grid.SettingsGrid.__init__", never)
+    assert tune(["--task", "digits", "--alpha", "0.5", "--methods", name, "--cache", "cache"]) == 2
     assert name in capsys.readouterr().err
 
 

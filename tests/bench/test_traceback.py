@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.lds import main as lds_main
-from bench.sweep import main as sweep_main
-from bench.tune import main as tune_main
+from bench.tune.__main__ import main as tune_main
 from retrain.__main__ import main as retrain_main
 
 TASK = ["--task", "digits", "--set", "digits.num_train=40", "--set", "digits.epochs=1", "--alpha", "0.5"]
@@ -105,7 +104,7 @@ def test_tuning_and_sweeping_print_it(
     if command == "tune":
         words, run = [*place, "--methods", method, "--tries", "1", *out], tune_main
     else:
-        words, run = [*place, "--method", method, "--grid", "knob=1", *out], sweep_main
+        words, run = ["sweep", *place, "--method", method, "--grid", "knob=1", *out], tune_main
     run(words)
     assert "Traceback" not in capsys.readouterr().err
     run([*words, "--traceback"])

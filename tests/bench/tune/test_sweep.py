@@ -9,16 +9,22 @@ from torch import nn
 
 from baselines.method import load_method
 from bench import schema
-from bench.sweep import main, trak_projections
+from bench.tune.__main__ import main
+from bench.tune.sweep import trak_projections
 from retrain.safe_files import read_checked
 
 PLANTED = "tests.helpers.planted:Planted"
 
 
+def run(arguments: list[str], extra: list[str]) -> int:
+    """A budget where methods are named, else a sweep."""
+    return main(["budget" if "--methods" in extra else "sweep", *arguments[1:], *extra])
+
+
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
     return [
-        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--cluster", "inline", "--device", "cpu",
+        "sweep", "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--cluster", "inline", "--device", "cpu",
         "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
         "--set", "bif.n_beta=200", "--set", "bif.draws=40", "--set", "bif.minibatch=50",
     ]  # fmt: skip
@@ -60,7 +66,7 @@ def test_a_sweep_without_any_score_says_so_after_its_table(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bench.sweep.write_json", full)
+    monkeypatch.setattr("bench.tune.__main__.write_json", full)
     assert main([*arguments, "--grid", "step_size=1.0"]) == 1
     captured = capsys.readouterr()
     assert "step_size" in captured.out
@@ -68,21 +74,21 @@ def test_a_sweep_without_any_score_says_so_after_its_table(
     assert "no cell has an LDS; the first: " in captured.err
 
 
-@pytest.mark.parametrize("extra", [["--grid", "gamma=1,2"], ["--budget", "--budget-methods", "bif@gamma=1"]])
+@pytest.mark.parametrize("extra", [["--grid", "gamma=1,2"], ["--methods", "bif@gamma=1"]])
 def test_what_ran_away_is_not_run_again(
     extra: list[str], arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from baselines.bif.method import BIF
 
-    command = [*arguments, *extra, "--set", "bif.step_size=1000"]
-    assert main(command) == 1
+    command = [*extra, "--set", "bif.step_size=1000"]
+    assert run(arguments, command) == 1
     (path,) = (tmp_path / "out").glob("*.json")
     before = json.loads(path.read_text())
     if cells := before.get("cells"):  # with losses beyond what floats of a record may hold
         read_checked(path, schema.SweepRecord)
         assert not any(str(tmp_path) in cell["reason"] for cell in cells), "no place of this machine"
     monkeypatch.setattr(BIF, "score", None)
-    assert main(command) == 1
+    assert run(arguments, command) == 1
     assert json.loads(path.read_text())["run_id"] == before["run_id"], "the same words, and so the same record"
 
 
@@ -112,7 +118,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 def test_budget_curves_use_one_runs_traces(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*arguments, "--budget", "--set", "bif.gamma=1", "--set", "bif.step_size=0.004"]
+    command = ["budget", *arguments[1:], "--set", "bif.gamma=1", "--set", "bif.step_size=0.004"]
     command += ["--set", "trak.ridge=0.001"]
     assert main([*command, "--dry-run"]) == 0
     assert "bif: 0 of 1 settings cached, 1 to score\n  trak: 0 of 6 settings" in capsys.readouterr().out
@@ -131,7 +137,7 @@ def test_budget_curves_use_one_runs_traces(
 
 def test_a_budget_has_several_variants_of_a_method(arguments: list[str], tmp_path: Path) -> None:
     variants = ["bif@step_size=0.004,gamma=1", "short=bif@step_size=0.004,gamma=1,draws=10"]
-    assert main([*arguments, "--budget", "--budget-methods", *variants]) == 0
+    assert run(arguments, ["--methods", *variants]) == 0
     result = json.loads((tmp_path / "out" / "budget.json").read_text())
     curves = {(curve["label"], curve["normalised"]): curve["points"] for curve in result["curves"]}
     assert [point["value"] for point in curves[variants[0], False]] == [20, 48, 100, 160], "round numbers, and all"
@@ -143,7 +149,7 @@ def test_a_variant_that_diverges_costs_its_own_curve_alone(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variants = ["wild=bif@step_size=1000,gamma=1", "tame=bif@step_size=0.004,gamma=1,keep_traces=true"]
-    assert main([*arguments, "--budget", "--budget-methods", *variants]) == 1
+    assert run(arguments, ["--methods", *variants]) == 1
     assert "no curve of wild: " in capsys.readouterr().err
     result = json.loads((tmp_path / "out" / "budget.json").read_text())
     assert {curve["label"] for curve in result["curves"]} == {"tame"}
@@ -177,13 +183,13 @@ def test_trak_is_drawn_at_the_projections_that_it_takes_as_they_are(options: dic
 def test_bad_grids_are_one_line(
     extra: list[str], words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*arguments, *extra]) == 2
+    assert run(arguments, extra) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("extra", [["--budget", "--budget-methods", "bif"], ["--grid", "gamma=1e3,1e4"]])
+@pytest.mark.parametrize("extra", [["--methods", "bif"], ["--grid", "gamma=1e3,1e4"]])
 def test_a_bad_setting_is_refused_before_anything_is_retrained(
     arguments: list[str], extra: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +197,7 @@ def test_a_bad_setting_is_refused_before_anything_is_retrained(
         raise AssertionError("retrained")
 
     monkeypatch.setattr("bench.runner.Session.retrain", retrain)
-    assert main([*arguments, *extra, "--set", "bif.n_beta=many"]) == 2
+    assert run(arguments, [*extra, "--set", "bif.n_beta=many"]) == 2
     assert "bif.n_beta is 'many'; expected" in capsys.readouterr().err
 
 
@@ -201,20 +207,17 @@ def test_a_bad_setting_is_refused_before_anything_is_retrained(
         (["--grid", "gamma=1", "gamma=2"], "--grid has gamma twice"),
         (["--grid", "gamma=1,2", "--set", "bif.gamma=5"], "gamma is swept and set"),
         (["--grid", "gamma=1", "--set", "ekfac.damping=1"], '--set names "ekfac", which is neither the task'),
-        (["--grid", "gamma=1", "--budget-split", "all"], "--budget-split goes with --budget"),
-        (["--budget", "--grid", "gamma=1"], "--grid goes without --budget"),
-        (["--budget", "--method", "ekfac"], "--method goes without --budget"),
-        (["--budget", "--budget-methods", "bif", "--set", "trak.ridge=1"], '--set names "trak"'),
-        (["--budget", "--budget-methods", "ekfac"], 'has "ekfac"; expected variants of bif or trak'),
-        (["--budget", "--budget-methods", "a=bif", "a=bif@draws=3"], 'two variants are called "a"'),
-        (["--budget", "--budget-methods", "BIF=bif@draws=3"], 'the label "BIF" is a method\'s name'),
-        (["--budget", "--budget-methods", "ekfac=bif@draws=3"], 'the label "ekfac" is a method\'s name'),
+        (["--methods", "bif", "--set", "trak.ridge=1"], '--set names "trak"'),
+        (["--methods", "ekfac"], 'has "ekfac"; expected variants of bif or trak'),
+        (["--methods", "a=bif", "a=bif@draws=3"], 'two variants are called "a"'),
+        (["--methods", "BIF=bif@draws=3"], 'the label "BIF" is a method\'s name'),
+        (["--methods", "ekfac=bif@draws=3"], 'the label "ekfac" is a method\'s name'),
         (["--method", "ekfac@damping=1", "--grid", "damping=1"], 'has the variant "ekfac@damping=1"'),
         (
             ["--method", "ekfac", "--set", "ekfac.damping=1", "--grid", "relative_damping=1,2"],
             "damping is set, and relative_damping swept in its place",
         ),
-        (["--budget", "--budget-methods", "bif@name=3"], 'bif has no option "name"'),
+        (["--methods", "bif@name=3"], 'bif has no option "name"'),
     ],
 )
 def test_what_would_be_ignored_is_refused_before_anything_is_retrained(
@@ -225,7 +228,7 @@ def test_what_would_be_ignored_is_refused_before_anything_is_retrained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bench.runner.Session.retrain", lambda _: pytest.fail("retrained"))
-    assert main([*arguments, *extra]) == 2
+    assert run(arguments, extra) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1

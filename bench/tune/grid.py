@@ -1,18 +1,20 @@
-"""One method at many settings against one ground truth: what sweeps and tuning have in common.
+"""Methods at many settings against one ground truth: what sweeps and tuning have in common.
 
 A cell is one setting, scored for every alpha; a cell that diverges is a cell without LDS, with its reason and its loss
 traces. Each is cached by itself, so an interrupted sweep goes on where it was.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from baselines.method import Method
 from bench import metrics, schema
+from bench.dry_run import base_line, is_trained, truth_lines
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import GroundTruth
 from bench.methods import MethodSpec, Variant, check_named, variants_of
@@ -24,7 +26,7 @@ from retrain.errors import UsageError
 from retrain.jobs import run_units
 
 
-class Cells:
+class SettingsGrid:
     """An experiment of one seed and share with its ground truth; its methods play no part."""
 
     def __init__(
@@ -129,6 +131,23 @@ class Cells:
         cell["traces"] = traces_of(scorer)
         return without_nan(cell)
 
+    # ---- what a run would compute ----
+
+    def dry_truth(self) -> list[str]:
+        """What its ground truth lacks."""
+        which = f" ({self.session.experiment.stream} subsets)"
+        lines = truth_lines(self.session, *self.block)
+        return [base_line(self.session, self.seed), *(line + which for line in lines)]
+
+    def dry_settings(self, label: str, methods: Sequence[Method]) -> str:
+        """How many of a method's settings are still to score. What they are kept under depends on the base model."""
+        scorers = [self.scorer(method) for method in methods] if is_trained(self.session, self.seed) else []
+        lost = sum(bool(why_diverged(scorer)) for scorer in scorers)
+        cached = sum(not why_diverged(scorer) and scorer.cached(self.plans) for scorer in scorers)
+        ran_away = f", {lost} ran away and are not tried again" if lost else ""
+        todo = len(methods) - cached - lost
+        return f"  {label}: {cached} of {len(methods)} settings cached{ran_away}, {todo} to score"
+
     def describe(self) -> dict[str, Any]:
         experiment = self.session.experiment
         question = self.session.question(*self.block)
@@ -166,3 +185,17 @@ def why_diverged(scorer: Scorer) -> str:
     """What an attempt at these scores that ran away said; empty where none did."""
     diverged = scorer.divergence()
     return "" if diverged is None else diverged[0]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command has to show and to keep."""
+
+    grid: SettingsGrid
+    result: dict[str, Any]
+    path: Path  # of the record
+    text: str  # the table
+    beside: tuple[Path, Callable[[Mapping[str, Any]], dict[str, Any]]] | None = None  # another file, made of the record
+    last: str = ""  # a line below the table, where the record was written
+    remarks: Sequence[str] = ()  # what has no number, and why
+    problems: Sequence[str] = ()  # what went wrong

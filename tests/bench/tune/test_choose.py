@@ -9,7 +9,9 @@ import pytest
 from baselines.method import load_method
 from bench import Execution, Experiment, run
 from bench.methods import TUNED_FORMAT, settings_of, tuned_settings
-from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
+from bench.tune import choose as choosing
+from bench.tune.__main__ import main
+from bench.tune.choose import Tried, beyond, choose, clearly_behind, settings_to_try, tune_method
 from retrain import subsets
 from retrain.errors import UsageError
 from retrain.store import Store
@@ -161,8 +163,6 @@ def test_ties_within_the_paired_interval_go_to_the_cheaper() -> None:
 
 
 def test_every_setting_is_tried_once_and_the_defaults_first() -> None:
-    from baselines.method import load_method
-
     method = load_method("ekfac")
     found = list(settings_to_try(method, 1))
     assert found[0] == {}
@@ -171,8 +171,6 @@ def test_every_setting_is_tried_once_and_the_defaults_first() -> None:
 
 
 def test_what_is_fixed_is_not_tuned(arguments: list[str], tmp_path: Path) -> None:
-    from baselines.method import load_method
-
     method = load_method("bif", draws=25)
     found = list(settings_to_try(method, 1, ("draws",)))
     assert found[0] == {}
@@ -188,8 +186,6 @@ def test_what_is_fixed_is_not_tuned(arguments: list[str], tmp_path: Path) -> Non
 
 
 def test_beyond_the_edge_lies_ten_times_or_a_tenth_all_else_equal() -> None:
-    from baselines.method import load_method
-
     trak = load_method("trak")  # relative_ridge 10, projection 2048
     tried: list[dict[str, object]] = [{}, {"relative_ridge": 1.0}, {"relative_ridge": 100.0}]
     assert list(beyond(trak, {"relative_ridge": 100.0}, tried)) == [{"relative_ridge": 1000.0}]
@@ -206,22 +202,18 @@ def test_beyond_the_edge_lies_ten_times_or_a_tenth_all_else_equal() -> None:
 
 
 class _Rising:
-    """Cells whose best damping is far outside the grid."""
+    """A grid whose best damping is far outside the grid."""
 
     seed, options, plans = 1, {}, (None,)
 
     def prepare(self, methods: object) -> None: ...
 
     def method(self, name: str, **options: float) -> object:
-        from baselines.method import load_method
-
         return load_method(name, **options)
 
 
 @pytest.mark.parametrize(("further", "reached"), [(0, 10.0), (2, 1000.0), (9, 10000.0)])
 def test_the_best_is_followed_beyond_the_grid(further: int, reached: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench import tune
-
     peak = 1e4
 
     def try_settings(blocks: object, name: str, options: dict[str, float]) -> Tried:
@@ -230,8 +222,8 @@ def test_the_best_is_followed_beyond_the_grid(further: int, reached: float, monk
         nothing = {kind: [np.zeros((4, 2))] for kind in ("raw", "normalised")}
         return Tried(options, 1.0, predictions=nothing, lds={"raw": score, "normalised": score})
 
-    monkeypatch.setattr(tune, "try_settings", try_settings)
-    monkeypatch.setattr(tune, "clearly_behind", lambda others, *words: [True] * len(others))
+    monkeypatch.setattr(choosing, "try_settings", try_settings)
+    monkeypatch.setattr(choosing, "clearly_behind", lambda others, *words: [True] * len(others))
     monkeypatch.setattr(_Rising, "losses", lambda *words: np.zeros((4, 2)), raising=False)
     monkeypatch.setattr(_Rising, "scorer", lambda *words: None, raising=False)
     found = tune_method([_Rising()], "ekfac", 8, None, further)

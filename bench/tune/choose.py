@@ -15,12 +15,9 @@ them is taken, or the best of those that take within a tenth of its seconds. The
 """
 
 import argparse
-import hashlib
 import itertools
-import logging
 import math
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,27 +25,20 @@ from typing import Any
 
 import numpy as np
 
+from baselines.method import available_methods, load_method
 from bench import metrics
+from bench.experiment import Experiment
 from bench.methods import TUNED_FORMAT, check_named, tuned_file
-from bench.metrics import MINIMUM_SUBSETS
 from bench.publish import compare
-from bench.records import command_line, keep_earlier, provenance, try_write, without_nan, write_json
+from bench.records import without_nan
 from bench.rows import on_all_cores
 from bench.tables import in_place_of, number, setting_text, table
-from retrain.command import (
-    RUNS,
-    Parser,
-    add_cluster_arguments,
-    add_plan_arguments,
-    add_task_arguments,
-    at_least,
-    check_out,
-    guarded,
-)
+from bench.translate import execution_of, experiment_of
+from bench.tune.grid import Outcome, SettingsGrid
+from retrain.command import at_least, check_out
 from retrain.errors import UsageError
 from retrain.progress import bar
 from retrain.safe_files import SafeFileError, read_json
-from retrain.store import canonical_json
 
 TRIES = 12
 FURTHER = 4
@@ -58,21 +48,13 @@ CHOSEN_BY = ("raw", "normalised")
 TUNED_FIELDS = ("task", "protocol", "alphas", "alpha_attribution", "seeds", "run_id", "commit", "code", "device")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.tune", description=__doc__.split("\n")[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_task_arguments(parser)
     add("--methods", nargs="+", help="whose settings are chosen (default: every method that declares a grid)")
-    add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
-    add("--queries", type=at_least(1), help="only the first so many tune queries")
     add("--tries", type=at_least(1), help=f"settings a method (default: {TRIES})")
     add("--seconds", type=float, help="seconds a method instead, its fits and scores counted")
     beyond_grid = "settings beyond the grid, where the best is at its edge (default: %(default)s)"
     add("--further", type=at_least(0), default=FURTHER, help=beyond_grid)
-    add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
-    add("--out", default=f"{RUNS}/tune", help="where the record and the chosen settings go (default: %(default)s)")
-    add_cluster_arguments(parser)
-    return parser
 
 
 # ---- the grid ----
@@ -131,10 +113,10 @@ def try_settings(blocks: Sequence[Any], name: str, options: dict[str, Any]) -> T
     """Scores one setting on every block's tune queries and subsets."""
     tried = Tried(options, seconds=0.0)
     values: dict[str, list[float]] = {kind: [] for kind in CHOSEN_BY}
-    for cells in blocks:
+    for grid in blocks:
         try:
-            scorer = cells.scorer(cells.method(name, **options))
-            predictions = cells.predictions(scorer)
+            scorer = grid.scorer(grid.method(name, **options))
+            predictions = grid.predictions(scorer)
         except (RuntimeError, FloatingPointError, UsageError) as error:
             tried.reason = str(error).splitlines()[0]
             tried.lds = dict.fromkeys(CHOSEN_BY)
@@ -143,7 +125,7 @@ def try_settings(blocks: Sequence[Any], name: str, options: dict[str, Any]) -> T
         tried.seconds += record["fit_seconds"] + record["score_seconds"]
         tried.diagnostics = {k: v for k, v in record["diagnostics"].items() if k in ("rhat", "ess", "mixing")}
         for position, prediction in enumerate(predictions):
-            losses = cells.losses(scorer, position)
+            losses = grid.losses(scorer, position)
             for kind, made in (("raw", prediction.raw), ("normalised", prediction.normalised)):
                 if made is not None:
                     tried.predictions[kind].append(made)
@@ -203,9 +185,9 @@ def tune_method(
 ) -> dict[str, Any]:
     """The whole grid as far as it was gone through, what lies beyond its edge, and what was chosen."""
     losses = [
-        cells.losses(cells.scorer(cells.method("random")), position)
-        for cells in blocks
-        for position in range(len(cells.plans))
+        grid.losses(grid.scorer(grid.method("random")), position)
+        for grid in blocks
+        for position in range(len(grid.plans))
     ]
     tried: list[Tried] = []
     spent = 0.0
@@ -221,8 +203,8 @@ def tune_method(
         return True
 
     if seconds is None:  # else nobody knows how many there is time for
-        for cells in blocks:
-            cells.prepare([cells.method(name, **options) for options in wanted[:tries]])
+        for grid in blocks:
+            grid.prepare([grid.method(name, **options) for options in wanted[:tries]])
     for options in bar(wanted[:tries] if seconds is None else wanted, desc=name, unit="setting", delay=2, leave=False):
         if not try_next(options):
             break
@@ -252,20 +234,18 @@ def tune_method(
     }
 
 
-def dry_tuning(blocks: Sequence[Any], names: Sequence[str], tries: int, seconds: float | None, further: int) -> str:
-    from bench.dry_run import settings_line, truth_of
-
+def dry_choice(grids: Sequence[Any], names: Sequence[str], tries: int, seconds: float | None, further: int) -> str:
     lines = []
-    for cells in blocks:
-        lines += truth_of(cells)
+    for grid in grids:
+        lines += grid.dry_truth()
         for name in names:
-            method = cells.method(name)
-            if reason := method.skip(cells.task):
+            method = grid.method(name)
+            if reason := method.skip(grid.task):
                 lines.append(f"  {name}: skipped, {reason}")
                 continue
-            wanted = list(settings_to_try(method, blocks[0].seed, in_place_of(cells.options.get(name, {}))))
+            wanted = list(settings_to_try(method, grids[0].seed, in_place_of(grid.options.get(name, {}))))
             some = wanted if seconds is not None else wanted[:tries]
-            line = settings_line(cells, name, [cells.method(name, **options) for options in some])
+            line = grid.dry_settings(name, [grid.method(name, **options) for options in some])
             lines.append(line + (f", as far as {seconds:g} s allow" if seconds is not None else ""))
     beyond_grid = f"and up to {further} settings a method beyond its grid, where the best is at its edge"
     return "\n".join([*lines, *([beyond_grid] if further else [])])
@@ -275,8 +255,6 @@ def dry_tuning(blocks: Sequence[Any], names: Sequence[str], tries: int, seconds:
 
 
 def tunable_methods() -> list[str]:
-    from baselines.method import available_methods, load_method
-
     found = []
     for name in available_methods():
         try:
@@ -287,7 +265,7 @@ def tunable_methods() -> list[str]:
     return found
 
 
-def show_tuning(found: Mapping[str, Any]) -> str:
+def show_choice(found: Mapping[str, Any]) -> str:
     rows = []
     for name, one in found.items():
         for kind, chosen in one["chosen"].items():
@@ -299,16 +277,6 @@ def show_tuning(found: Mapping[str, Any]) -> str:
                 rows.append([name, kind, options, *found_lds, ties, number(chosen["seconds"], 1)])
     header = ["method", "by", "chosen", "LDS", "best", "defaults", "ties", "seconds"]
     return table(header, rows, left=3) if rows else "nothing was chosen: no setting has a score"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    command = command_line("bench.tune", argv)
-    kept = "finished settings are kept, and the same command goes on"
-    return guarded(parser.prog, lambda: tune(arguments, command, parser.prog), kept, arguments.traceback)
 
 
 def check_others_are_kept(path: Path, names: Collection[str]) -> None:
@@ -325,88 +293,67 @@ def check_others_are_kept(path: Path, names: Collection[str]) -> None:
         )
 
 
-def tune(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    from baselines.method import load_method
-    from bench.cells import Cells
-    from bench.translate import execution_of, experiment_of
-
+def run(arguments: argparse.Namespace) -> Outcome | None:
+    """None after a dry run."""
     names = arguments.methods or tunable_methods()
     arguments.methods, arguments.alpha = None, arguments.alpha or [0.1]
     if arguments.seconds is not None and not 0 < arguments.seconds < math.inf:
         raise UsageError(f"--seconds is {arguments.seconds}; expected a number above 0")
     if arguments.seconds is not None and arguments.tries is not None:
         raise UsageError("--tries is a number of settings and --seconds what they may take; give one of them")
-    arguments.tries = arguments.tries or TRIES
-    for name in names:
-        if "@" in name:
-            raise UsageError(f'"{name}" is a variant, and its settings are what is chosen; fix one of them by --set')
-    check_others_are_kept(Path(arguments.out) / "tune.json", names)
-    started = time.perf_counter()
+    tries, out = arguments.tries or TRIES, Path(arguments.out)
+    if variants := [name for name in names if "@" in name]:
+        raise UsageError(f'"{variants[0]}" is a variant, and its settings are what is chosen; fix one of them by --set')
+    check_others_are_kept(out / "tune.json", names)
     asked = replace(experiment_of(arguments), query_split="tune", stream="tune", settings="default")
     execution = execution_of(arguments)
+    check_there_is_a_choice(names, asked)
+    by_seed = [replace(asked, seeds=(seed,)) for seed in asked.seeds]
+    if arguments.dry_run:
+        grids = [SettingsGrid(one, execution, retrain=False) for one in by_seed]
+        print(dry_choice(grids, names, tries, arguments.seconds, arguments.further))
+        return None
+    check_out(arguments.out)
+    grids = [SettingsGrid(one, execution) for one in by_seed]
+    found = {}
+    for name in names:
+        if reason := grids[0].method(name).skip(grids[0].task):
+            print(f"skipped {name}: {reason}", file=sys.stderr)
+            continue
+        found[name] = tune_method(grids, name, tries, arguments.seconds, arguments.further)
+    asked_for = {"tries": tries, "seconds_each": arguments.seconds, "further": arguments.further}
+    result = grids[0].describe() | {"seeds": list(asked.seeds), "alphas": list(asked.alpha), **asked_for}
+
+    def beside(record: Mapping[str, Any]) -> dict[str, Any]:
+        """What was chosen, for whoever uses it, beside the whole record."""
+        return {
+            "format": TUNED_FORMAT,
+            **{name: record[name] for name in TUNED_FIELDS},
+            "rule": str(__doc__).split("\n\n")[2].replace("\n", " "),
+            "methods": {name: one["chosen"] for name, one in found.items() if all(one["chosen"].values())},
+        }
+
+    return Outcome(
+        grid=grids[0],
+        result=without_nan({**result, "methods": found}),
+        path=out / "tune.json",
+        text=show_choice(found),
+        beside=(out / tuned_file(grids[0].task), beside),
+        last=f"to use it: TDA_BENCH_TUNED={out} python -m bench.lds --task {asked.task} --settings tuned ...",
+    )
+
+
+def check_there_is_a_choice(names: Sequence[str], asked: Experiment) -> None:
+    """Before anything is retrained: every method has a grid, of which --set leaves something to choose."""
     known = set(names)
-    for name in names:  # before anything is retrained
-        method = load_method(name, **asked.options.get(name, {}))
+    for name in names:
+        fixed = asked.options.get(name, {})
+        method = load_method(name, **fixed)
         known.add(method.name)
         if not method.grid:
             raise UsageError(f"{name} declares no grid; there is nothing to choose")
-        fixed = asked.options.get(name, {})
         if len(list(settings_to_try(method, 0, in_place_of(fixed)))) == 1:
             raise UsageError(
                 f"--set fixes all that {name} would be tuned in ({', '.join(fixed)}); leave some of it out"
             )
     check_named(known, str(asked.task), asked.options)
-    if arguments.dry_run:
-        blocks = [Cells(replace(asked, seeds=(seed,)), execution, retrain=False) for seed in asked.seeds]
-        print(dry_tuning(blocks, names, arguments.tries, arguments.seconds, arguments.further))
-        return 0
-    check_out(arguments.out)
-    blocks = [Cells(replace(asked, seeds=(seed,)), execution) for seed in asked.seeds]
-    found = {}
-    for name in names:
-        method = blocks[0].method(name)
-        if reason := method.skip(blocks[0].task):
-            print(f"skipped {name}: {reason}", file=sys.stderr)
-            continue
-        found[name] = tune_method(blocks, name, arguments.tries, arguments.seconds, arguments.further)
-    first = blocks[0]
-    record = without_nan(
-        {
-            **first.describe(),
-            "seeds": list(asked.seeds),
-            "alphas": list(asked.alpha),
-            "tries": arguments.tries,
-            "seconds_each": arguments.seconds,
-            "further": arguments.further,
-            "methods": found,
-        }
-    )
-    run_id = hashlib.sha256(canonical_json(record, "result").encode()).hexdigest()[:12]
-    made = {"run_id": run_id, "command": command, "description": first.task.description}
-    record |= {**made, **provenance(first.session.device()), "seconds": round(time.perf_counter() - started, 1)}
-    chosen = {
-        "format": TUNED_FORMAT,
-        **{name: record[name] for name in TUNED_FIELDS},
-        "rule": str(__doc__).split("\n\n")[2].replace("\n", " "),
-        "methods": {name: one["chosen"] for name, one in found.items() if all(one["chosen"].values())},
-    }
-    out = Path(arguments.out)
-    path = out / "tune.json"
-
-    def write() -> None:
-        for place, content in ((path, record), (out / tuned_file(first.task), chosen)):
-            keep_earlier(place, run_id)
-            write_json(place, content)
-
-    unwritten = try_write(write, path)
-    print(show_tuning(found))
-    print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
-    if not unwritten:
-        print(f"to use it: TDA_BENCH_TUNED={out} python -m bench.lds --task {asked.task} --settings tuned ...")
-    if unwritten:
-        print(f"{prog}: {unwritten}", file=sys.stderr)
-    return 1 if unwritten else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
