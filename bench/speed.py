@@ -193,7 +193,7 @@ def time_one(found: Timings, variant: Any, problem: Any, repeats: int, show_done
 def time_all(session: Any, repeats: int) -> Timings:
     """Every method that can run, one after the other."""
     from bench.ground_truth import base_model
-    from bench.scaling.measuring import matmul_peak
+    from bench.scaling.point import matmul_peak
     from bench.scoring import problem_of
 
     for variant in session.active:

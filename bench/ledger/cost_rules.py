@@ -22,10 +22,17 @@ from bench.ledger.verdicts import (
     within,
 )  # fmt: skip
 from bench.scaling.costs import Setting
-from bench.scaling.crossover import Several, Throughout, crossing_in
-from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label
-from bench.scaling.fits import Estimate, Estimator, ratio_ends
-from bench.scaling.row_values import has_peak, setting_of
+from bench.scaling.estimate import (
+    PAPER_FITTED,
+    RIVALS,
+    Estimate,
+    Estimator,
+    Several,
+    Throughout,
+    crossing_in,
+    ratio_ends,
+)
+from bench.scaling.rows import has_peak, method_label, setting_of
 from bench.tables import bytes_text, duration, setting_text
 from retrain.models.pythia_suite import SUITE
 

@@ -291,7 +291,8 @@ class Evidence:
 
     def estimators(self) -> list[tuple[str, str, Any]]:
         """(file, device, estimator) of every scaling.csv with rows of both BIF and EK-FAC."""
-        from bench.scaling.estimate import RIVALS, by_device, read_rows
+        from bench.scaling.estimate import RIVALS, by_device
+        from bench.scaling.rows import read_rows
 
         found = []
         for path in self.results.files("scaling.csv"):

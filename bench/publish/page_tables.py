@@ -317,8 +317,9 @@ def reproduce_block(records: Records, places: Sequence[str], options: Mapping[st
 
 
 def scaling_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
-    from bench.scaling.estimate import RIVALS, by_device, read_rows
-    from bench.scaling.verdict import verdict_sentence, verdict_text
+    from bench.scaling.estimate import RIVALS, by_device
+    from bench.scaling.report import verdict_sentence, verdict_text
+    from bench.scaling.rows import read_rows
 
     kinds = {"all": verdict_text, "sentence": verdict_sentence}
     wanted = options.get("part", "all")

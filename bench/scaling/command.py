@@ -3,174 +3,318 @@
     python -m bench.scaling                                           # the paper's setting; on a CPU a small one
     python -m bench.scaling --models 14m 70m 410m --methods bif ekfac --fit-examples 400 2000 --out results/scaling
     python -m bench.scaling --estimate --model 2.8b --train 400 --queries 18 --draws 2000    # before anything is run
-    python -m bench.scaling --check                                   # estimates against what they did not see
+    python -m bench.scaling --check                                   # every model predicted from the others
+    python -m bench.scaling --merge RUN/scaling.json ... --out results/scaling    # one table from several sweeps
 
 The paper's scaling comparison: 400 Pile sequences (`--text`), 18 prompt-completion queries, 150 tokens, bfloat16; BIF
 with 4 chains x 500 draws, EK-FAC by kronfluence with its extreme-memory-reduction arguments, fitted on 1,000,000
-sequences. The fitting set decides which of them is cheaper, so it is an axis like any other (`--fit-examples`), and
-every row, table, estimate and figure says it. Every point is measured in a process of its own (bench/scaling/point.py
-says what is counted). A point whose whole run does not fit its budget is measured at smaller sizes and projected; one
-that fails is a row with its reason. Finished points are kept, and finished parts of EK-FAC's: interrupt at any time,
-and the same command goes on. Where the hub cannot be reached, models have random weights: cost does not depend on the
-values, and every row says which it had.
+sequences. The fitting set decides which of them is cheaper, so it is an axis like any other (`--fit-examples`).
+
+Every point is measured in a process of its own (bench/scaling/point.py says what is counted). A point whose whole run
+does not fit its budget is measured at smaller sizes and projected; one that fails is a row with its reason. Finished
+points are kept, and finished parts of EK-FAC's: interrupt at any time, and the same command goes on. Where the hub
+cannot be reached, models have random weights: cost does not depend on the values, and every row says which it had.
 """
 
 import argparse
+import json
 import logging
+import math
 import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from bench.records import try_write
-from bench.scaling.asked import check_mode, fill_defaults, make_parser, request_of
-from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
-from bench.scaling.earlier import set_aside, settle
-from bench.scaling.estimate import RATES, by_device, read_rows
-from bench.scaling.plan import about, show_points
-from bench.scaling.show import write_table
-from bench.scaling.specifications import SweepRequest, specifications
-from bench.scaling.sweep import LEAST_SECONDS, Sweep
-from bench.scaling.without_running import (
-    check_command,
-    estimate_command,
-    laws_of,
-    merge_command,
-    rates_of,
-    show_results,
-    verdict_command,
+from bench.records import code_commit, code_fingerprint, keep_earlier, try_write, without_nan
+from bench.scaling.costs import Setting
+from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, by_device, held_out
+from bench.scaling.methods import COMPARED, load_queries
+from bench.scaling.projection import merge_rows, read_records
+from bench.scaling.report import (
+    LIBRARY_FITTED,
+    estimate_text,
+    estimates,
+    show_held_out,
+    show_own_checks,
+    show_rows,
+    verdict_text,
 )
-from bench.tables import duration
-from retrain.command import check_device, check_out, guarded
+from bench.scaling.rows import RATES, named_configuration, read_rows, write_csv
+from bench.scaling.sweep import Sweep, SweepRequest
+from retrain.command import Parser, at_least, check_device, check_out, guarded
 from retrain.errors import UsageError
-from retrain.store import Store
-from retrain.units import choose_device
+from retrain.models.pythia_suite import SUITE
+from retrain.safe_files import write_whole
+from retrain.store import Store, default_cache
+
+PAPER_SETTING: dict[str, Any] = {
+    "models": list(SUITE),
+    "methods": list(COMPARED),
+    "train": 400,
+    "tokens": 150,
+    "fit_examples": [400, 2_000, 10_000, PAPER_FITTED],
+    "budget_seconds": 600.0,
+}
+# On a CPU the paper's setting would take days: fewer, shorter sequences of the smallest models.
+CPU_SETTING: dict[str, Any] = {
+    "models": ["14m", "31m"],
+    "methods": list(COMPARED),
+    "train": 8,
+    "tokens": 32,
+    "fit_examples": [8, 16],
+    "budget_seconds": 20.0,
+}
+ESTIMATE_SETTING = {name: PAPER_SETTING[name] for name in ("train", "tokens")}
+GOES_WITH = {  # what each thing to do looks at, beside itself
+    "merge": {"out", "json"},
+    "estimate": {"model", "methods", "train", "queries", "tokens", "draws", "fit_examples", "source", "json"},
+    "check": {"source", "json"},
+    "verdict": {"source"},
+}
 
 
-def list_campaign(base: SweepRequest) -> int:
-    """Every part, with the seconds that the package's rates predict for a H200."""
-    ((device, estimator),) = list(by_device(read_rows(RATES)).items())[:1]
-    totals, num_left_out = dict.fromkeys(NEEDS, 0.0), 0
-    for part in PARTS:
-        specs = [spec for request in requests_of(part, base) for spec in specifications(request)]
-        text, seconds, num_unknown = show_points(specs, estimator, part.budget_seconds)
-        for need in NEEDS[NEEDS.index(part.needed_for) :]:
-            totals[need] += seconds
-        num_left_out += num_unknown
-        print(f"{part.name} ({part.needed_for}), {about(seconds, num_unknown)}: {part.decides}\n{text}\n")
-    sums = ", ".join(f"{name} {duration(seconds)}" for name, seconds in totals.items())
-    besides = f", and {num_left_out} points without a known rate" if num_left_out else ""
-    print(f"by the rates of {device}: {sums}{besides}")
-    return 0
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m bench.scaling", description="Seconds, memory and disk across the Pythia suite.")
+    add = parser.add_argument_group("what is measured").add_argument
+    add("--models", nargs="+", help=f"of {' '.join(SUITE)}, or model folders (default: all; on a CPU 14m 31m)")
+    add("--methods", nargs="+", help=f"of baselines/, or module:Class (default: {' '.join(COMPARED)})")
+    add("--train", type=at_least(2), help="training sequences (default: 400; on a CPU 8)")
+    add("--queries", nargs="+", default=["18"], help="how many (our 18, repeated), or a JSON file of them")
+    add("--tokens", type=at_least(2), help="length of every sequence (default: 150; on a CPU 32)")
+    add("--draws", type=at_least(2), default=2000, help="of BIF, all chains together (default: 2000)")
+    add("--timed-draws", type=at_least(2), default=100, help="of BIF, where not all fit the budget (default: 100)")
+    add(
+        "--fit-examples", nargs="+", type=at_least(2), metavar="N",
+        help="sequences EK-FAC is fitted on (default: 400 2000 10000 1000000, the paper's the last; on a CPU 8 16; "
+        "of an estimate --train 100000 1000000)",
+    )  # fmt: skip
+    add("--layers", nargs="+", type=at_least(1), metavar="N", help="depths EK-FAC is measured at (default: as fits)")
+    add = parser.add_argument_group("how").add_argument
+    add("--budget-seconds", type=float, help="of one point; beyond it, projected (default: 600; on a CPU 20)")
+    add("--random-weights", action="store_true", help="never load weights; the same architecture, initialised")
+    add("--text", metavar="FILE", help="documents as .jsonl[.xz]; without it, training sequences are random tokens")
+    add("--tokenizer", metavar="NAME", help="folder or name; without it, the model's own, or bytes")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
+    add("--seed", type=at_least(0), default=1, help="of weights, tokens and methods (default: 1)")
+    add("--set", action="append", default=[], metavar="METHOD.OPTION=VALUE", help="option of a method")
+    add("--cache", default=default_cache(), help="where finished points are kept (default: %(default)s)")
+    add("--out", default="runs/scaling", help="where scaling.csv and scaling.json go (default: %(default)s)")
+    add("--json", action="store_true", help="print rows (or estimates) as a JSON list instead of tables")
+    add = parser.add_argument_group("instead of measuring", "one of these; nothing is run").add_argument
+    add("--estimate", action="store_true", help="predict the cost of --model from measured rows")
+    add("--check", nargs="?", const="", metavar="FILE", help="every model predicted from the others; or FILE's rows")
+    add("--verdict", action="store_true", help="who is cheaper, as Markdown")
+    add("--merge", nargs="+", metavar="JSON", help="one table from these sweeps' scaling.json")
+    add("--model", help="with --estimate: a size of the suite, or a model folder")
+    add("--from", dest="source", metavar="FILE", help="rows that estimates rest on (default: the package's)")
+    return parser
+
+
+def check_mode(arguments: argparse.Namespace) -> None:
+    """One thing at a time, and nothing that would be passed over."""
+    plain = vars(make_parser().parse_args([]))
+    given = [name for name, value in vars(arguments).items() if value != plain[name]]
+    modes = [name for name in GOES_WITH if name in given]
+    if arguments.model and not arguments.estimate:
+        raise UsageError(f"--model goes with --estimate; to measure, --models {arguments.model}")
+    if "source" in given and not modes:
+        raise UsageError("--from goes with --estimate, --check or --verdict, which rest on rates")
+    if len(modes) > 1:
+        raise UsageError(f"{' and '.join(f'--{name}' for name in modes)}: expected one of them at a time")
+    for mode in modes:
+        if over := [name for name in given if name not in {mode, *GOES_WITH[mode]}]:
+            words = ", ".join("--from" if name == "source" else f"--{name.replace('_', '-')}" for name in over)
+            raise UsageError(
+                f"{words} would be passed over: --{mode} does not take {'it' if len(over) == 1 else 'them'}"
+            )
+
+
+def query_counts(words: Sequence[str]) -> tuple[tuple[int, ...], str | None]:
+    """Numbers of queries, and the file they are from; a file alone is all of its queries."""
+    numbers = [word for word in words if word.removeprefix("-").isdecimal()]
+    files = [word for word in words if word not in numbers]
+    counts = tuple(int(word) for word in numbers)
+    if len(files) > 1:
+        raise UsageError(f"--queries {' '.join(files)}: expected numbers, and one JSON file at most")
+    path = files[0] if files else None
+    if path and not Path(path).is_file():
+        raise UsageError(f"--queries {path}: expected how many, or a JSON file of queries, and there is no such file")
+    if any(count < 1 for count in counts):
+        raise UsageError(f"--queries {min(counts)} is too few; expected at least 1")
+    return counts or (len(load_queries(path)),), path
+
+
+# ---- measuring ----
 
 
 def sweep_command(arguments: argparse.Namespace, command: str) -> int:
-    base = request_of(arguments)
-    if arguments.campaign is not None:
-        return campaign_command(arguments, base, command)
-    if arguments.dry_run:
-        return show_plan([base], arguments.budget_seconds, arguments)
-    check_device(arguments.device)
-    return run_sweep([base], arguments.budget_seconds, arguments.total_seconds, Path(arguments.out), arguments, command)
-
-
-def campaign_command(arguments: argparse.Namespace, base: SweepRequest, command: str) -> int:
-    """Parts in the order they are named, until the total time is over; 1 where one has no numbers at all."""
-    if not arguments.campaign:
-        return list_campaign(base)
-    names = [part.name for part in PARTS] if arguments.campaign == ["all"] else dict.fromkeys(arguments.campaign)
-    parts = [find_part(name) for name in names]
-    if arguments.dry_run:
-        for part in parts:
-            print(f"{part.name}: {part.decides}")
-            show_plan(requests_of(part, base), part.budget_seconds, arguments)
-        return 0
-    check_gpu(arguments.device)
-    started, codes = time.monotonic(), []
-    for part in parts:
-        left = arguments.total_seconds and arguments.total_seconds - (time.monotonic() - started)
-        if left is not None and left < LEAST_SECONDS:
-            print(f"{part.name}: not begun, no time left of --total-seconds", file=sys.stderr)
-            codes.append(1)
-            continue
-        if len(parts) > 1:
-            print(f"{part.name}: {part.decides}", file=sys.stderr)
-        requests, out = requests_of(part, base), Path(arguments.out) / part.name
-        codes.append(run_sweep(requests, part.budget_seconds, left, out, arguments, command))
-    if not arguments.json:
-        merge = f"python -m bench.scaling --merge {Path(arguments.out) / '*' / 'scaling.json'} --out results/scaling"
-        print(f"one table of all parts: {merge}")
-    return max(codes)
-
-
-def check_gpu(device: str) -> None:
-    """The campaign takes a GPU minutes and a CPU days: there only where that was said."""
-    check_device(device)
-    if device == "auto" and choose_device(device).type == "cpu":
-        raise UsageError(
-            "--campaign measures large models on a GPU, and torch sees none; --dry-run shows the plan, --device cpu "
-            "measures here all the same"
-        )
-
-
-def show_plan(requests: Sequence[SweepRequest], budget: float, arguments: argparse.Namespace) -> int:
-    ((device, estimator),) = list(rates_of(arguments).items())[:1]
-    specs = [spec for request in requests for spec in specifications(request)]
-    text, seconds, num_unknown = show_points(specs, estimator, budget)
-    here = specs[0]["device_name"]
-    other = "" if here == device else f", not of this machine ({here})"
-    print(f"{text}\n{about(seconds, num_unknown)}, by the rates of {device}{other}")
-    return 0
-
-
-def run_sweep(
-    requests: list[SweepRequest],
-    budget: float,
-    total: float | None,
-    out: Path,
-    arguments: argparse.Namespace,
-    command: str,
-) -> int:
     """Measures, and writes the table after every point."""
-    check_out(str(out))
-    sweep = Sweep(requests, Store(arguments.cache), budget_seconds=budget, total_seconds=total, force=arguments.force)
+    request = request_of(arguments)
+    check_out(arguments.out)
+    out, sweep = Path(arguments.out), Sweep(request, Store(arguments.cache), arguments.budget_seconds)
     unwritten = [""]
-    earlier: list[Path | None] = []
-
-    def replace_table() -> None:
-        if not earlier:
-            earlier.append(set_aside(out, sweep.run_id))
-        write_table(out, sweep.record(command) | laws_of(sweep.rows), sweep.rows)
 
     def write() -> None:
-        unwritten[0] = try_write(replace_table, out)
+        keep_earlier(out / "scaling.json", sweep.run_id)
+        unwritten[0] = try_write(lambda: write_table(out, sweep.record(command)), out)
 
     try:
         sweep.run(write)
     except SystemExit:  # SIGTERM
         print(f"python -m bench.scaling: ended; {kept_in(arguments.cache)}", file=sys.stderr)
         raise
-    finally:
-        if earlier and (told := settle(earlier[0], sweep.rows)):
-            print(told, file=sys.stderr)
-    show_results(sweep.rows, arguments)
+    show(sweep.rows, arguments.json)
     if not arguments.json:
-        seconds = time.monotonic() - sweep.started
         where = "" if unwritten[0] else f"; table: {out / 'scaling.csv'}"
         kept = f"{sweep.num_kept} of {len(sweep.specs)} points from the cache"
-        print(f"\nrun {sweep.run_id} in {seconds:.0f} s ({kept}){where}")
+        print(f"\nrun {sweep.run_id} in {time.monotonic() - sweep.started:.0f} s ({kept}){where}")
     if unwritten[0]:
-        print(
-            f"python -m bench.scaling: {unwritten[0]}; the same command writes it, from {arguments.cache}",
-            file=sys.stderr,
-        )
-        return 1
-    return 1 if all(row["error"] for row in sweep.rows) else 0
+        again = f"the same command writes it, from {arguments.cache}"
+        print(f"python -m bench.scaling: {unwritten[0]}; {again}", file=sys.stderr)
+    return 1 if unwritten[0] or all(row["error"] for row in sweep.rows) else 0
+
+
+def request_of(arguments: argparse.Namespace) -> SweepRequest:
+    """What the options ask for, with what was not given by device; says so where it is not the paper's setting."""
+    from retrain.units import choose_device
+
+    check_device(arguments.device)
+    cpu = choose_device(arguments.device).type == "cpu"
+    changed = []
+    for name, value in (CPU_SETTING if cpu else PAPER_SETTING).items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+            if cpu and name in ESTIMATE_SETTING:
+                changed.append(f"--{name} {value} (the paper: {PAPER_SETTING[name]})")
+    if changed:
+        print(f"on a CPU, a smaller setting: {', '.join(changed)}", file=sys.stderr)
+    if not 0 < arguments.budget_seconds < math.inf:  # nor "nan"
+        raise UsageError(f"--budget-seconds is {arguments.budget_seconds}; expected seconds above 0")
+    for setting in arguments.set:
+        method, _, option = setting.partition("=")[0].partition(".")
+        if method not in arguments.methods:
+            raise UsageError(f"--set {setting}: {method} is not among --methods ({', '.join(arguments.methods)})")
+        if option == "draws":
+            raise UsageError(f"--set {setting}: in a sweep that is --draws")
+    counts, query_file = query_counts(arguments.queries)
+    names = ("train", "tokens", "draws", "timed_draws", "random_weights", "text", "tokenizer", "device", "seed")
+    return SweepRequest(
+        models=tuple(arguments.models), methods=tuple(arguments.methods), queries=counts, query_file=query_file,
+        fit_examples=tuple(arguments.fit_examples), layers=tuple(arguments.layers or ()),
+        settings=tuple(arguments.set), **{name: getattr(arguments, name) for name in names},
+    )  # fmt: skip
+
+
+def write_table(out: Path, record: dict[str, Any]) -> None:
+    write_whole(out / "scaling.json", json.dumps(without_nan(record), indent=1) + "\n")
+    write_csv(out / "scaling.csv", record["rows"])
+
+
+def show(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+    print(json.dumps(without_nan(list(rows)), indent=1) if as_json else show_rows(rows))
 
 
 def kept_in(cache: str) -> str:
     return f"finished points are in {cache}, and the same command goes on"
+
+
+# ---- what runs nothing ----
+
+
+def merge_command(arguments: argparse.Namespace, command: str) -> int:
+    for path in arguments.merge:
+        if not Path(path).is_file():
+            raise UsageError(f"--merge {path}: there is no such file; expected a scaling.json of an earlier sweep")
+    records = read_records(arguments.merge)
+    check_out(arguments.out)
+    of_each = ("run_id", "commit", "code", "command", "finished", "seconds", "merged")
+    rows = merge_rows(records)
+    record: dict[str, Any] = {
+        **{name: records[0].get(name) for name in ("run_id", "versions", "commit", "code", "cores", "finished")},
+        "command": command,
+        "rows_by": {"commit": code_commit(), "code": code_fingerprint()},  # the points are by the code of `merged`
+        "merged": [{name: one.get(name) for name in of_each} for one in records],
+        "rows": rows,
+        "points": [point for one in records for point in one["points"]],
+    }
+    out = Path(arguments.out)
+    unwritten = try_write(lambda: write_table(out, record), out)
+    show(rows, arguments.json)
+    if unwritten:
+        print(f"python -m bench.scaling: {unwritten}", file=sys.stderr)
+        return 1
+    if not arguments.json:
+        print(f"\ntable: {out / 'scaling.csv'}")
+    return 0
+
+
+def rates_of(arguments: argparse.Namespace) -> dict[str, Estimator]:
+    source = arguments.source or RATES
+    found = by_device(read_rows(source))
+    if not found:
+        raise UsageError(f"{source} has no row that was measured; run python -m bench.scaling first")
+    return found
+
+
+def estimate_command(arguments: argparse.Namespace) -> int:
+    estimators, source = rates_of(arguments), arguments.source or "the package's rates"
+    if not arguments.model:
+        raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
+    configuration = named_configuration(arguments.model)
+    counts, _ = query_counts(arguments.queries)
+    train, tokens = (getattr(arguments, name) or value for name, value in ESTIMATE_SETTING.items())
+    if configuration.positions < tokens:
+        raise UsageError(f"--tokens {tokens}: {arguments.model} takes at most {configuration.positions}")
+    fit_sets = sorted(set(arguments.fit_examples or (train, LIBRARY_FITTED, PAPER_FITTED)))
+    texts, plain = [], []
+    for device, estimator in estimators.items():
+        for count in counts:
+            setting = Setting(
+                train=train, queries=count, tokens=tokens, draws=arguments.draws, fit_examples=fit_sets[0]
+            )
+            found = estimates(estimator, configuration, setting, fit_sets, arguments.methods)
+            plain += [{"device": device, **asdict(one), "queries": count} for one in found]
+            if not arguments.json:
+                texts.append(estimate_text(device, estimator, configuration, setting, found, source))
+    print(json.dumps(without_nan(plain), indent=1) if arguments.json else "\n\n\n".join(texts))
+    return 0
+
+
+def check_command(arguments: argparse.Namespace) -> int:
+    """0 where every row is inside the interval that other models, or other sweeps, give it; else 1."""
+    estimators = rates_of(arguments)
+    fresh = by_device(read_rows(arguments.check)) if arguments.check else {}
+    checked = {
+        device: held_out(estimator, fresh.get(device))
+        for device, estimator in estimators.items()
+        if device in fresh or not arguments.check
+    }
+    everything = [{"device": device, **one} for device, found in checked.items() for one in found]
+    if not everything and arguments.check:
+        raise UsageError(f"{arguments.check} has no row of a device, method and shape that the rates are of")
+    if not everything:
+        raise UsageError("there are too few measured models to predict one from the others; expected at least 4")
+    if arguments.json:
+        print(json.dumps(without_nan(everything), indent=1))
+        return 0 if all(one["inside"] for one in everything) else 1
+    for device, found in checked.items():
+        print(f"{device}, {arguments.check or 'each model'} from the others:\n{show_held_out(found)}")
+        if not arguments.check and (text := show_own_checks(estimators[device].rows)):
+            print(f"\n{text}")
+    return 0 if all(one["inside"] for one in everything) else 1
+
+
+def verdict_command(arguments: argparse.Namespace) -> int:
+    texts = []
+    for device, estimator in rates_of(arguments).items():
+        if not set(RIVALS) <= set(estimator.methods()):
+            raise UsageError(f"there is no measured row of both {' and '.join(RIVALS)} on {device}")
+        texts.append(verdict_text(device, estimator))
+    print("\n\n".join(texts))
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -184,17 +328,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_mode(arguments)
         if arguments.merge:
             return merge_command(arguments, command)
-        if arguments.check:
-            return check_command(arguments)
-        if arguments.verdict is not None:
-            return verdict_command(arguments)
-        fill_defaults(arguments)
         if arguments.estimate:
             return estimate_command(arguments)
-        return sweep_command(arguments, command)
+        if arguments.check is not None:
+            return check_command(arguments)
+        return verdict_command(arguments) if arguments.verdict else sweep_command(arguments, command)
 
     return guarded(parser.prog, work, interrupted=kept_in(arguments.cache))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from retrain.models.pythia_suite import Configuration
 
 FIT_BATCH = 32  # sequences EK-FAC takes at once when it is fitted and scored
-KEPT_PER_BLOCK = 18  # activations a token and unit of width that autograd keeps of a block (bench/scaling/memory.py)
+KEPT_PER_BLOCK = 18  # activations a token and unit of width that autograd keeps of a block; a test counts them
 EIGEN_COPIES = 6  # float64 matrices of the widest side while it is decomposed: itself, its eigenvectors, workspace
 
 

@@ -1,295 +1,711 @@
-"""What a run would cost, and which method answers the question most cheaply, in words. Nothing is run.
+"""What a run would cost, from measured rows, with an interval; and where two methods cost the same. No torch is run.
 
-    python -m bench.scaling --estimate --model 2.8b --train 400 --queries 18 --draws 2000 --fit-examples 1000000
+    estimator = by_device(read_rows(RATES))["NVIDIA H200"]
+    estimator.estimate("ekfac", SUITE["2.8b"], Setting(train=400, queries=18, tokens=150, draws=2000, fit_examples=400))
 
-Everything comes from the rows of a measured scaling.csv; without --from, those that ship with the package.
+A method's seconds are a sum of parts: BIF's draws go by their FLOP, logits and attention; EK-FAC's eigendecompositions
+by the cubes of its widths, its two passes over the fitting set by their FLOP, its scores by sequences, queries and
+pairs; another method by its own curve. Each part is work that arithmetic knows, times a pace that changes smoothly with
+the model's size (`Curve`), or at a price for each kind of it (`Law`). How far off a model's pace is when it is
+predicted from the others gives the interval; what the rows leave unknown widens it.
 """
 
-import csv
-import io
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
-from bench.scaling.costs import Setting
-from bench.scaling.crossover import Crossing, Several, Throughout, crossing_in, crossing_in_parameters
-from bench.scaling.fits import Estimate, Estimator
-from bench.scaling.lines import Curve
-from bench.scaling.row_values import total_of
-from bench.tables import bytes_text, duration, table
-from retrain.errors import UsageError
-from retrain.models.pythia_suite import Configuration
-from retrain.safe_files import SafeFileError, one_line, read_text
+from bench.scaling.costs import (
+    Setting,
+    chain_bytes,
+    covariance_flops,
+    draw_flops,
+    draw_work,
+    ekfac_needs,
+    lambda_flops,
+    least_lambda_flops,
+)
+from bench.scaling.lines import UNKNOWN_ERROR, Curve, Law, curve_through, fit_line, law_through
+from bench.scaling.rows import (
+    SCORE_PARTS,
+    configuration_of,
+    fit_sizes_of,
+    has_peak,
+    is_of,
+    number_of,
+    scores_were_measured,
+    setting_of,
+    shape_of,
+    total_of,
+)
+from retrain.models.pythia_suite import SUITE, Configuration
 
-RATES = Path(__file__).with_name("rates.csv")  # what ships with the package
-NEEDED_COLUMNS = (
-    "model", "parameters", "method", "fit_seconds", "score_seconds", "peak_memory_bytes", "device", "train", "queries",
-    "tokens", "token_parameters",
-)  # fmt: skip
-SIZE_COLUMNS = ("parameters", "train", "queries", "tokens", "token_parameters")  # every row has them
-# What a method's own estimate rests on, in every row that was measured.
-_BIF_COLUMNS = ("seconds_per_draw", "minibatch")
-_EKFAC_COLUMNS = ("fit_examples", "eigen_seconds", "eigen_cost", "covariance_per_example", "lambda_per_example")
-OWN_COLUMNS = {"bif": _BIF_COLUMNS, "bif_tokens": _BIF_COLUMNS, "ekfac": _EKFAC_COLUMNS}
-PAPER_FITTED = 1_000_000  # sequences of the Pile that the paper fits EK-FAC on (sec:appendix-scaling)
-METHOD_LABELS = {
-    "bif": "BIF",
-    "ekfac": "EK-FAC",
-    "gradsim": "GradSim",
-    "trak": "TRAK",
-    "bif_tokens": "BIF, every token",
-}
 RIVALS = ("bif", "ekfac")
-DEVICE_MEMORY = {"NVIDIA H200": 139 * 2**30}  # of the devices whose rates ship with the package
+BIF_LIKE = ("bif", "bif_tokens")
+KEEPS_FEATURES = ("trak",)  # each example goes through once, however many there are on the other side
+PAPER_FITTED = 1_000_000  # sequences of the Pile that the paper fits EK-FAC on (sec:appendix-scaling)
+LAW_MODELS = 6  # so many tell the four kinds of a draw's work apart
+# Errors, all in log.
+LEAST_DEVIATION = 0.03  # no run repeats itself better
+LENGTH_ERROR = 0.10  # a factor of two in tokens: attention and the size of matrices do not go in proportion
+FEW_MODELS_ERROR = 0.35  # a factor of e in size beyond the one or two models that were measured
+SETTING_ERROR = 0.03  # a factor of two in sequences and queries beyond those measured
+ONE_SIZE_ERROR = 0.15  # of a fitting sequence, where one fitting set does not tell it from what is fixed
+FIXED_ERROR = 0.5  # of what the two passes take beside their sequences; at least, where it was not measured
+OWN_QUERY_ERROR = 0.4  # of further queries in a model that was measured with them: 410m twice, and its depth
+OTHER_QUERY_ERROR = 1.2  # at least, in one that was not: 14m, 410m and 2.8b, each from the others
+QUERY_ERROR = 0.25  # a factor of two in EK-FAC's queries beyond those measured: 14m at 1,800 from 180
+
+Row = dict[str, Any]
+WorkKinds = Callable[[Configuration, int], tuple[float, ...]]  # of a shape and a number of tokens
 
 
-def method_label(method: str) -> str:
-    return METHOD_LABELS.get(method, method.rpartition(":")[2])
+@dataclass(frozen=True)
+class Estimate:
+    method: str
+    seconds: float
+    seconds_low: float
+    seconds_high: float
+    peak_memory_bytes: float
+    disk_bytes: float
+    num_models: int
+    beyond: bool  # larger or smaller than every measured model
+    fit_examples: int | None  # of a method that is fitted
+    unmeasured: tuple[str, ...] = ()  # what else is asked for that lies outside what was measured, in words
 
 
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Rows of a scaling.csv; empty cells are None."""
-    if not Path(path).exists():
-        command = f"python -m bench.scaling --out {Path(path).parent}"
-        raise UsageError(f"{path} is not there; measure first: {command}")
-    try:
-        text = read_text(path, follow_links=True)
-        frame = pd.read_csv(io.StringIO(text))
-    except (SafeFileError, ValueError) as error:
-        raise UsageError(f"{path} is no readable CSV ({error}); give the scaling.csv of a sweep with --from") from None
-    for line, cells in enumerate(csv.reader(io.StringIO(text)), 1):
-        if cells and len(cells) < len(frame.columns):
-            raise UsageError(
-                f"{path}, line {line}: {len(cells)} of {len(frame.columns)} cells; it was cut off, or damaged"
-            )
-    if missing := [name for name in NEEDED_COLUMNS if name not in frame]:
-        raise UsageError(f"{path} lacks the columns {', '.join(missing)}; expected the scaling.csv of bench.scaling")
-    for name in (*SIZE_COLUMNS, "fit_seconds", "score_seconds"):
-        _check_numbers(path, frame, name, frame[name].notna() | (name in SIZE_COLUMNS))
-    measured = frame["score_seconds"].notna() & (frame["error"].isna() if "error" in frame else True)
-    for method, names in OWN_COLUMNS.items():
-        for name in names:
-            _check_numbers(path, frame, name, measured & (frame["method"] == method))
-    return [
-        {name: None if value is None or pd.isna(value) else value for name, value in row.items()}
-        for row in frame.to_dict("records")
-    ]
+@dataclass(frozen=True)
+class CostPart:
+    seconds: float
+    deviation: float  # one standard deviation, in log
 
 
-def _check_numbers(path: str | Path, frame: pd.DataFrame, name: str, needed: pd.Series) -> None:
-    """Refuses a word or a gap in these rows of a column."""
-    column = frame.get(name, pd.Series(math.nan, frame.index))
-    wrong = pd.to_numeric(column, errors="coerce").isna() & needed
-    if wrong.any():
-        row = int(wrong.to_numpy().argmax())
-        came = "empty" if pd.isna(column[row]) else f'"{one_line(str(column[row]), 40)}"'
-        raise UsageError(f"{path}, line {row + 2}: {name} is {came}; expected a number")
+def ratio_ends(first: Estimate, second: Estimate) -> tuple[float, float]:
+    """95 % interval of the first's seconds over the second's, their errors taken as independent."""
+    deviation = math.hypot(math.log(first.seconds_high / first.seconds), math.log(second.seconds_high / second.seconds))
+    ratio = first.seconds / second.seconds
+    return ratio * math.exp(-deviation), ratio * math.exp(deviation)
 
 
-def by_device(rows: Sequence[dict[str, Any]]) -> dict[str, Estimator]:
+def by_device(rows: Sequence[Row]) -> dict[str, "Estimator"]:
     """Seconds of different machines are never mixed."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(str(row["device"]), []).append(row)
     return {device: found for device, group in groups.items() if (found := Estimator(group)).rows}
 
 
-def estimates(
-    estimator: Estimator,
-    configuration: Configuration,
-    setting: Setting,
-    fit_sets: Sequence[int],
-    methods: Sequence[str] | None,
-) -> list[Estimate]:
-    """One a method; of a method that is fitted, one a fitting set."""
-    found = []
-    for method in methods or estimator.methods():
-        if method not in estimator.methods():
-            raise UsageError(
-                f'no measured row of "{method}"; measured: {", ".join(estimator.methods())}. Measure it with --methods '
-                f"{method} --out FOLDER, and give FOLDER/scaling.csv with --from"
-            )
-        sizes = fit_sets if estimator.fitted(method) else fit_sets[:1]
-        found += [estimator.estimate(method, configuration, replace(setting, fit_examples=size)) for size in sizes]
+class Estimator:
+    """Predicts the cost of a run from the rows of scaling.csv of one device; rows with an error are passed over."""
+
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = [row for row in rows if not row.get("error") and number_of(row.get("score_seconds")) is not None]
+        self._known: dict[tuple[str, Configuration, Setting], Estimate] = {}
+        self._by_method: dict[str, list[Row]] = {}
+
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(row["method"] for row in self.rows))
+
+    def of(self, method: str) -> list[Row]:
+        if method not in self._by_method:
+            rows = (row for row in self.rows if row["method"] == method)
+            self._by_method[method] = sorted(rows, key=lambda row: row["parameters"])
+        return self._by_method[method]
+
+    def fitted(self, method: str) -> bool:
+        """Whether its rows name a fitting set."""
+        return any(number_of(row.get("fit_examples")) for row in self.of(method))
+
+    def without(self, model: str) -> "Estimator":
+        return Estimator([row for row in self.rows if row["model"] != model])
+
+    def estimate(self, method: str, configuration: Configuration, setting: Setting) -> Estimate:
+        """What the whole run of a method would take; kept, as crossings ask for the same many times."""
+        if not self.fitted(method):
+            setting = replace(setting, fit_examples=0)
+        key = (method, configuration, setting)
+        if key not in self._known:
+            self._known[key] = self._estimate(*key)
+        return self._known[key]
+
+    def _estimate(self, method: str, configuration: Configuration, setting: Setting) -> Estimate:
+        rows = self.of(method)
+        if not rows:
+            raise ValueError(f"no measured row of {method}")
+        if method in BIF_LIKE:
+            # Every token's loss is of the same draws: what BIF is known to take, times what the tokens add.
+            parts = _bif_parts(self.of("bif") or rows, rows, configuration, setting)
+        elif method == "ekfac":
+            parts = _ekfac_parts(rows, configuration, setting)
+        else:
+            parts = _other_parts(rows, configuration, setting)
+        seconds = sum(part.seconds for part in parts)
+        # What one part is off by the others may be too (one machine, one library): their deviations add up.
+        together = math.log1p(sum(part.seconds * math.expm1(part.deviation) for part in parts) / seconds)
+        length = LENGTH_ERROR * min(abs(math.log2(setting.tokens / row["tokens"])) for row in rows)
+        size, sizes = configuration.num_parameters, sorted({row["parameters"] for row in rows})
+        # One or two models say little of a larger or smaller one.
+        away = math.log(max(sizes[0] / size, size / sizes[-1], 1.0)) if len(sizes) <= 2 else 0.0
+        deviation = math.hypot(max(together, LEAST_DEVIATION), _median_deviation(rows), length, FEW_MODELS_ERROR * away)
+        deviation = max(deviation, _own_deviation(rows, configuration, setting))
+        return Estimate(
+            method=method,
+            seconds=seconds,
+            seconds_low=seconds * math.exp(-1.96 * deviation),
+            seconds_high=seconds * math.exp(1.96 * deviation),
+            peak_memory_bytes=_memory(rows, configuration, setting),
+            disk_bytes=_disk(rows, configuration, setting),
+            num_models=len({row["model"] for row in rows}),
+            beyond=not sizes[0] <= size <= sizes[-1],
+            fit_examples=setting.fit_examples if self.fitted(method) else None,
+            unmeasured=_unmeasured(rows, configuration, setting),
+        )
+
+
+# ---- seconds, part by part ----
+
+
+def first_of_each(rows: list[Row]) -> list[Row]:
+    """A row a model: of the deepest point with the largest fitting set, the one that rests on least projection."""
+
+    def rank(row: Row) -> tuple[float, ...]:
+        sizes = fit_sizes_of(row)
+        depth = number_of(row.get("depth")) or 0
+        return len(sizes) < 2, -depth, -max(sizes, default=0), row.get("fit_examples") or 0, row["queries"]
+
+    return _first_a_model(sorted(rows, key=rank))
+
+
+def _first_a_model(rows: list[Row]) -> list[Row]:
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(row["model"], row)
+    return list(found.values())
+
+
+def _closest_work(rows: list[Row], setting: Setting) -> list[Row]:
+    """A row a model: the one whose sequences and queries are closest to those asked for."""
+    wanted = setting.train + setting.queries
+    return _first_a_model(sorted(rows, key=lambda row: abs(math.log((row["train"] + row["queries"]) / wanted))))
+
+
+def _distance(rows: list[Row], setting: Setting) -> float:
+    """What sequences and queries other than the measured ones add to the deviation."""
+    wanted = setting.train + setting.queries
+    return SETTING_ERROR * min(abs(math.log2(wanted / (row["train"] + row["queries"]))) for row in rows)
+
+
+def _bif_parts(all_rows: list[Row], rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
+    """Setup plus draws x FLOP x seconds a FLOP, the last across models.
+
+    That is from rows of one number of sequences and queries, that of the most models. What a FLOP takes in `rows` at
+    another number, over that, is straight between the models that have both, and between the numbers.
+    """
+
+    def pace_of(row: Row) -> float:
+        sizes = (int(row[name]) for name in ("train", "queries", "minibatch", "tokens"))
+        return row["seconds_per_draw"] / draw_flops(row["token_parameters"], *sizes)
+
+    groups, own = _by_work(all_rows), _by_work(rows)
+    wanted = setting.train + setting.queries
+    closest = min(own, key=lambda work: abs(math.log(work / wanted)))
+    base = groups[max(groups, key=lambda work: (len(groups[work]), work == closest))]
+    paces = {row["model"]: pace_of(row) for row in base}
+    pace = _pace_of_a_draw(base, list(paces.values()), configuration, setting)
+    setups = [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in base]
+    setup = curve_through([row["token_parameters"] for row in base], setups)
+    d = configuration.num_token_parameters
+    overs: dict[int, float] = {}
+    spread = 0.0
+    for work in sorted(own):
+        both = [
+            (row["token_parameters"], math.log(pace_of(row) / paces[row["model"]]))
+            for row in own[work]
+            if row["model"] in paces
+        ]
+        if both:
+            places, ratios = zip(*both)
+            overs[work] = float(np.interp(math.log(d), np.log(places), ratios))
+            if work == closest and d not in places:
+                spread = float(np.std(ratios))
+    over = math.exp(float(np.interp(math.log(wanted), np.log(list(overs)), list(overs.values())))) if overs else 1.0
+    flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
+    deviation = math.hypot(pace.deviation, spread, _distance(own[closest] if closest in overs else base, setting))
+    return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.seconds * over, deviation)]
+
+
+def _by_work(rows: list[Row]) -> dict[int, list[Row]]:
+    """Number of sequences and queries -> its rows, smallest model first; of several, that of the most timed draws."""
+    longest: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(rows, key=lambda row: -(number_of(row.get("timed_draws")) or 0.0)):
+        longest.setdefault((row["model"], row["train"], row["queries"]), row)
+    found: dict[int, list[Row]] = {}
+    for row in sorted(longest.values(), key=lambda row: row["parameters"]):
+        found.setdefault(int(row["train"] + row["queries"]), []).append(row)
     return found
 
 
-def describe_question(configuration: Configuration, setting: Setting) -> str:
-    return (
-        f"{configuration.name} ({configuration.num_parameters:,} parameters), {setting.train:,} training sequences, "
-        f"{setting.queries:,} queries,\n{setting.tokens:,} tokens; {setting.draws:,} draws for BIF"
+def _pace_of_a_draw(rows: list[Row], paces: list[float], configuration: Configuration, setting: Setting) -> CostPart:
+    """Seconds a FLOP by the kinds of work, where there are models enough to tell them apart, or by size; times what the
+    model itself is over that where it was measured."""
+    d = configuration.num_token_parameters
+    sizes = [row["token_parameters"] for row in rows]
+    measured = [(shape, row) for row in rows if (shape := configuration_of(row)) is not None]
+    if len(measured) < len(rows) or len({shape.name for shape, _ in measured}) < LAW_MODELS:
+        curve = curve_through(sizes, paces)
+        return CostPart(curve.at(d), curve.deviation(d))
+    work = [draw_work(shape, setting_of(row)) for shape, row in measured]
+    law = law_through(tuple(sizes), tuple(work), tuple(row["seconds_per_draw"] for row in rows))
+    asked = draw_work(configuration, setting)
+    seconds = _at_own_level(law, d, asked, [is_of(row, configuration) for row in rows])
+    return CostPart(seconds / asked[0], law.deviation(d))
+
+
+def _at_own_level(law: Law, size: float, asked: tuple[float, ...], own: Sequence[bool]) -> float:
+    """What the law says, times what the model was over it where it was measured (`own`): a longer sequence takes more
+    of some kinds of work than of others."""
+    for work, cost, is_own in zip(law.given_work, law.given_costs, own):
+        if is_own and cost > 0:
+            return cost * law.at(size, asked) / law.at(size, work)
+    return law.at(size, asked)
+
+
+def _launched(flops: Callable[[Configuration, int], float]) -> WorkKinds:
+    """Small models wait for each block's kernels to start, large ones for arithmetic."""
+    return lambda shape, tokens: (float(shape.layers), flops(shape, tokens))
+
+
+def _by_law(
+    rows: list[Row], costs: list[float], kinds: WorkKinds, configuration: Configuration, setting: Setting
+) -> CostPart:
+    """A cost by its kinds of work, at the model's own level where it was measured."""
+    shapes = [(shape_of(row), int(row["tokens"])) for row in rows]
+    law = law_through(
+        tuple(float(shape.hidden) for shape, _ in shapes), tuple(kinds(*shape) for shape in shapes), tuple(costs)
+    )
+    width, work = configuration.hidden, kinds(configuration, setting.tokens)
+    own = [is_of(row, configuration) for row in rows]
+    return CostPart(_at_own_level(law, width, work, own), law.deviation(width))
+
+
+def _ekfac_parts(rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
+    """Eigendecompositions by cubes, two passes over the fitting sequences, what is fixed, and scores."""
+    known = first_of_each(rows)
+    one_size = all("," not in str(row.get("fit_sizes") or row["fit_examples"]) for row in known)
+    unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
+    # An eigendecomposition's pace is the model's own where it was measured, else by the width of its matrices.
+    paces = [row["eigen_seconds"] / row["eigen_cost"] for row in known]
+    curve, width = curve_through([shape_of(row).hidden for row in known], paces), configuration.hidden
+    own_paces = [pace for row, pace in zip(known, paces) if is_of(row, configuration) and pace > 0]
+    pace = own_paces[0] if own_paces else curve.at(width)
+    parts = [CostPart(pace * configuration.eigen_cost, curve.deviation(width))]
+    for name, flops in (("covariance", covariance_flops), ("lambda", lambda_flops)):
+        each = _by_law(known, [row[f"{name}_per_example"] for row in known], _launched(flops), configuration, setting)
+        parts.append(CostPart(each.seconds * setting.fit_examples, math.hypot(each.deviation, unsplit)))
+    fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
+    if any(fixed):
+
+        def written(shape: Configuration, tokens: int) -> tuple[float, ...]:
+            """The passes' start, a block at a time, and their factors."""
+            return float(shape.layers), float(shape.factor_bytes())
+
+        each = _by_law(known, [max(seconds, 1e-3) for seconds in fixed], written, configuration, setting)
+        own = any(is_of(row, configuration) for row in known)
+        parts.append(replace(each, deviation=FIXED_ERROR if own else max(each.deviation, FIXED_ERROR)))
+    parts += _score_parts(rows, configuration, setting)
+    return [part for part in parts if part.seconds > 0]
+
+
+def _score_parts(rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
+    """By each model's own sequences, queries and pairs, with a law across models.
+
+    Half of few queries say little of what further ones take: beyond the number that most models were measured at, that
+    is taken from the models that were measured at more, where there are two to tell a small one from a large one. Each
+    factor of two beyond what a model was itself measured at widens the interval.
+    """
+    measured = [row for row in rows if scores_were_measured(row)] or rows
+    models = dict.fromkeys(row["model"] for row in measured)
+    fewest = [min(int(row["queries"]) for row in measured if row["model"] == model) for model in models]
+    usual = max(set(fewest), key=lambda count: (fewest.count(count), -count))
+    most = _first_a_model(sorted(measured, key=lambda row: (-row["queries"], row["fit_examples"] or 0)))
+    most.sort(key=lambda row: row["parameters"])
+    many = [row for row in most if row["queries"] > usual and _has_score_parts(row)]
+    queries = min(setting.queries, usual) if len(many) > 1 else setting.queries
+    # The run that the fit is from has its scores; one in fewer blocks says what further queries take.
+    deepest = first_of_each(sorted(measured, key=lambda row: abs(row["queries"] - usual)))
+    spans = [score_span(row, setting.train, queries) for row in deepest]
+    usually = [score_span(row, int(row["train"]), usual)[0] for row in deepest]
+    costs = [math.sqrt(low * high) for low, high in spans]
+    known = _at_length(deepest, costs, usually, configuration, setting)
+    unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
+    parts = [replace(known, deviation=math.hypot(known.deviation, unknown))]
+    if setting.queries > queries:
+        costs = [_further_queries(rows, row, usual, setting) for row in many]
+        measured_at = [replace(setting, train=int(row["train"]), queries=int(row["queries"])) for row in many]
+        usually = [_further_queries(rows, row, usual, one) for row, one in zip(many, measured_at)]
+        each = _at_length(many, costs, usually, configuration, setting)
+        own = [row["queries"] for row in many if is_of(row, configuration)]
+        reach = own[0] if own else min(row["queries"] for row in many)
+        beyond = QUERY_ERROR * max(0.0, math.log2(setting.queries / reach))
+        across = OWN_QUERY_ERROR if own else max(each.deviation, OTHER_QUERY_ERROR)
+        parts.append(replace(each, deviation=math.hypot(across, beyond)))
+    return parts
+
+
+def _at_length(
+    rows: list[Row], costs: list[float], usually: list[float], configuration: Configuration, setting: Setting
+) -> CostPart:
+    """Scores by their law at the length that was measured, times what another length does to the usual ones: by a law
+    of its own, fewer would be launches alone, which no shorter sequence makes cheaper, and so dearer than more."""
+    tokens = int(rows[0]["tokens"])
+    kinds = _launched(lambda shape, tokens: float(shape.num_token_parameters * tokens))
+    as_measured = replace(setting, tokens=tokens)
+    found = _by_law(rows, costs, kinds, configuration, as_measured)
+    if setting.tokens == tokens:
+        return found
+    longer, same = (_by_law(rows, usually, kinds, configuration, one).seconds for one in (setting, as_measured))
+    return replace(found, seconds=found.seconds * longer / max(same, 1e-12))
+
+
+def _further_queries(rows: list[Row], last: Row, usual: int, setting: Setting) -> float:
+    """Seconds of the queries beyond the usual number in one model: straight between those it was measured at."""
+    by_count = {
+        int(row["queries"]): float(row["score_seconds"])
+        for row in rows
+        if all(row.get(name) == last.get(name) for name in ("model", "fit_examples", "run_id"))
+        and row["queries"] > usual
+        and scores_were_measured(row)
+    }
+    base = score_span(last, int(last["train"]), usual)[0]
+    counts, seconds = [usual, *sorted(by_count)], [base, *(by_count[count] for count in sorted(by_count))]
+    slope = (seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2])
+    total = float(np.interp(setting.queries, counts, seconds)) + slope * max(0, setting.queries - counts[-1])
+    more = last["score_per_query"] + last["score_per_pair"] * setting.train
+    fewer = last["score_per_query"] + last["score_per_pair"] * int(last["train"])
+    return max(total - base, 1e-9) * (more / fewer if fewer else 1.0)
+
+
+def _has_score_parts(row: Row) -> bool:
+    values = [number_of(row.get(name)) for name in SCORE_PARTS]
+    return None not in values and any(values)
+
+
+def score_span(row: Row, train: int, queries: int) -> tuple[float, float]:
+    """EK-FAC's scoring at other numbers of sequences and queries: between these seconds.
+
+    From the row's own coefficients where there are any. Otherwise it may grow with the sequences and queries, or with
+    their pairs.
+    """
+    if _has_score_parts(row):
+        base, per_train, per_query, per_pair = (float(row[name]) for name in SCORE_PARTS)
+        seconds = base + per_train * train + per_query * queries + per_pair * train * queries
+        return seconds, seconds
+    by_sum = (train + queries) / (row["train"] + row["queries"])
+    by_pairs = train * queries / (row["train"] * row["queries"])
+    ends = [float(row["score_seconds"]) * by_sum, float(row["score_seconds"]) * by_pairs]
+    return min(ends), max(ends)
+
+
+def _other_parts(rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
+    """In proportion to tokens and parameters; of a fitted method that is its scores, beside its fit."""
+    known = _closest_work(rows, setting)
+    fitted = any(number_of(row.get("fit_examples")) for row in known)
+    own = any(is_of(row, configuration) for row in known)
+    deviation = _distance(known, setting)
+    d, sizes = configuration.num_token_parameters, [row["token_parameters"] for row in known]
+    seconds = []
+    for row in known:
+        here = (float(row["score_seconds"]) if fitted else total_of(row)) * setting.tokens / row["tokens"]
+        by_sum = (setting.train + setting.queries) / (row["train"] + row["queries"])
+        by_pairs = setting.train * setting.queries / (row["train"] * row["queries"])
+        if row["method"] in KEEPS_FEATURES:
+            by_pairs = by_sum
+        # Gradients that do not fit at once are taken again for every block of the other side's: between the two.
+        seconds.append(here * math.sqrt(by_sum * by_pairs))
+        deviation = max(deviation, abs(math.log(by_pairs / by_sum)) / 2 / 1.96)
+    pace = curve_through(sizes, [one / size for one, size in zip(seconds, sizes)])
+    parts = [CostPart(pace.at(d) * d, deviation if own else math.hypot(pace.deviation(d), deviation))]
+    if fitted:
+
+        def decomposed(shape: Configuration, tokens: int) -> tuple[float, ...]:
+            """Kernels' start and eigendecompositions."""
+            return float(shape.layers), float(shape.eigen_cost)
+
+        fixed = []
+        for row in known:
+            each = _a_fitting_sequence(rows, shape_of(row), setting_of(row))
+            fixed.append(max(float(row["fit_seconds"]) - row["fit_examples"] * each.seconds, 1e-3))
+        rest = _by_law(known, fixed, decomposed, configuration, setting)
+        each = _a_fitting_sequence(rows, configuration, setting)
+        parts.append(replace(rest, deviation=0.0) if own else rest)
+        parts.append(replace(each, seconds=each.seconds * setting.fit_examples))
+    return parts
+
+
+def _a_fitting_sequence(rows: list[Row], configuration: Configuration, setting: Setting) -> CostPart:
+    """Of another method than kronfluence's, from the models that were run with two fitting sets; where none was, all of
+    a fit goes by them."""
+    slopes, known = [], []
+    for row in first_of_each(rows):
+        same = [other for other in rows if all(other[name] == row[name] for name in ("model", "train", "queries"))]
+        sizes = {other["fit_examples"]: float(other["fit_seconds"]) for other in same}
+        slope = fit_line(list(sizes), list(sizes.values())).slope if len(sizes) > 1 else 0.0
+        if slope > 0:
+            slopes.append(slope)
+            known.append(row)
+    kinds = _launched(lambda shape, tokens: covariance_flops(shape, tokens) + least_lambda_flops(shape, tokens))
+    if slopes:
+        each = _by_law(known, slopes, kinds, configuration, setting)
+        return replace(each, deviation=max(each.deviation, UNKNOWN_ERROR))
+    known = first_of_each(rows)
+    each = _by_law(known, [row["fit_seconds"] / row["fit_examples"] for row in known], kinds, configuration, setting)
+    return replace(each, deviation=math.hypot(each.deviation, ONE_SIZE_ERROR))
+
+
+# ---- what rows say of themselves, memory and disk ----
+
+
+def _unmeasured(rows: list[Row], configuration: Configuration, setting: Setting) -> tuple[str, ...]:
+    """What lies beyond the model's own runs; where it has none, beyond those of any model."""
+    own = [row for row in rows if is_of(row, configuration)] or rows
+    found = []
+    for words, name in (
+        ("training sequences", "train"), ("queries", "queries"), ("tokens", "tokens"), ("draws", "draws"),
+        ("fitting sequences", "fit_examples"),
+    ):  # fmt: skip
+        measured: list[int] = []
+        for row in own:
+            sizes = fit_sizes_of(row) if name == "fit_examples" else []
+            if not sizes and (name != "queries" or scores_were_measured(row)):
+                sizes = [int(value) for value in [number_of(row.get(name))] if value]
+            measured += sizes
+        asked = getattr(setting, name)
+        if measured and asked and not min(measured) <= asked <= max(measured):
+            ends = " to ".join(f"{end:,}" for end in sorted({min(measured), max(measured)}))
+            found.append(f"{words} (measured: {ends})")
+    return tuple(found)
+
+
+def _median_deviation(rows: list[Row]) -> float:
+    """What the rows say of themselves: half the median width of their own intervals, as one standard deviation."""
+    own = [
+        math.log(row["seconds_high"] / total_of(row)) / 1.96
+        for row in first_of_each(rows)
+        if number_of(row.get("seconds_high")) and row["seconds_high"] > total_of(row) > 0
+    ]
+    return float(np.median(own)) if own else 0.0
+
+
+def _own_deviation(rows: list[Row], configuration: Configuration, setting: Setting) -> float:
+    """What the model's own rows say of themselves: those closest to the setting, between fitting sets."""
+
+    def distance(row: Row) -> float:
+        pairs = [(number_of(row.get(name)), getattr(setting, name)) for name in ("train", "queries", "tokens", "draws")]
+        return sum(abs(math.log(own / asked)) for own, asked in pairs if own and asked)
+
+    found: dict[float, float] = {}
+    for row in sorted((row for row in rows if is_of(row, configuration)), key=distance):
+        low, high = number_of(row.get("seconds_low")), number_of(row.get("seconds_high"))
+        width = 0.0
+        if high:  # an interval that reaches to zero has one end to go by
+            width = math.log(high / low) / 2 if low and low > 0 else math.log(high / total_of(row))
+        found.setdefault(math.log(number_of(row.get("fit_examples")) or 1.0), width / 1.96)
+    places = sorted(found)
+    asked = math.log(max(setting.fit_examples, 1))
+    return float(np.interp(asked, places, [found[place] for place in places])) if found else 0.0
+
+
+def _memory(rows: list[Row], configuration: Configuration, setting: Setting) -> float:
+    """What arithmetic says of BIF and EK-FAC times what was measured over it; others by the curve of their peaks, and
+    unknown beyond it."""
+    method, number_bytes = rows[0]["method"], 4 if rows[-1].get("dtype") == "float32" else 2
+
+    def arithmetic(shape: Configuration, tokens: int, minibatch: int) -> float:
+        if method in BIF_LIKE:
+            return chain_bytes(shape, minibatch, tokens, number_bytes)
+        return ekfac_needs(shape, tokens, number_bytes).memory_bytes if method == "ekfac" else 1.0
+
+    known = _closest_work([row for row in rows if has_peak(row)], setting)
+    wanted = arithmetic(configuration, setting.tokens, setting.minibatch)
+    by_arithmetic = method in (*BIF_LIKE, "ekfac")
+    if not known:
+        return wanted if by_arithmetic else math.nan
+    over = [
+        row["peak_memory_bytes"]
+        / arithmetic(shape_of(row), int(row["tokens"]), int(number_of(row.get("minibatch")) or setting.minibatch))
+        for row in known
+    ]
+    # Beyond the measured sizes as at their end: what is over arithmetic comes to an end as models grow.
+    sizes = [row["parameters"] for row in known]
+    size = min(max(configuration.num_parameters, min(sizes)), max(sizes))
+    as_measured = all(row[name] == getattr(setting, name) for row in known for name in ("train", "queries", "tokens"))
+    if not by_arithmetic and (size != configuration.num_parameters or not as_measured):
+        return math.nan  # kfac and GradSim hold as many gradients as there is room for: other sizes say nothing
+    return curve_through(sizes, over).at(size) * wanted
+
+
+def _disk(rows: list[Row], configuration: Configuration, setting: Setting) -> float:
+    """EK-FAC by the theory of its factors times what was measured over it; others, which write something of every
+    training sequence, by the curve."""
+    known = [row for row in rows if (number_of(row.get("disk_bytes")) or 0) > 0]
+    if not known:
+        return 0.0
+    sizes = [row["parameters"] for row in known]
+    if all(number_of(row.get("factor_bytes")) for row in known):
+        over = curve_through(sizes, [row["disk_bytes"] / row["factor_bytes"] for row in known])
+        number_bytes = 4 if known[-1].get("dtype") == "float32" else 2
+        return over.at(configuration.num_parameters) * configuration.factor_bytes(number_bytes)
+    a_sequence = curve_through(sizes, [row["disk_bytes"] / row["train"] for row in known])
+    return a_sequence.at(configuration.num_parameters) * setting.train
+
+
+# ---- predictions against what they did not see ----
+
+LEAST_MODELS = 3  # so many must be left to predict one from
+
+
+def held_out(estimator: Estimator, fresh: Estimator | None = None) -> list[dict[str, Any]]:
+    """Every row of a known shape as the rows of the other models predict it, if it says what scores take; or, with
+    `fresh`, every row of that other sweep as this one's rows predict it."""
+    found = []
+    for row in fresh.rows if fresh else filter(scores_were_measured, estimator.rows):
+        others = estimator if fresh else estimator.without(row["model"])
+        num_models = len({other["model"] for other in others.of(row["method"])})
+        configuration = configuration_of(row)
+        if configuration is None or num_models < (1 if fresh else LEAST_MODELS):
+            continue
+        estimate, seconds = others.estimate(row["method"], configuration, setting_of(row)), total_of(row)
+        found.append(
+            {
+                "model": row["model"],
+                "method": row["method"],
+                "fit_examples": number_of(row.get("fit_examples")),
+                "queries": int(row["queries"]),
+                "predicted_seconds": estimate.seconds,
+                "seconds_low": estimate.seconds_low,
+                "seconds_high": estimate.seconds_high,
+                "measured_seconds": seconds,
+                "seconds_off": estimate.seconds / seconds - 1,
+                "inside": estimate.seconds_low <= seconds <= estimate.seconds_high,
+                "beyond": estimate.beyond,
+                "memory_off": estimate.peak_memory_bytes / row["peak_memory_bytes"] - 1 if has_peak(row) else None,
+                "projected": str(row.get("projected")) == "True",
+            }
+        )
+    return found
+
+
+# ---- where two methods cost the same ----
+#
+# At each place both are estimated with their intervals. The crossing is where the two are the same; between `low` and
+# `high` their intervals overlap, so that the rows do not say which is cheaper.
+
+PLACES = 40  # places looked at, evenly in log
+RANGES = {"fit_examples": (10.0, 1e8), "queries": (1.0, 1e6), "parameters": (1.4e7, 1.2e10)}
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """At `value` the two cost the same; above it `cheaper_above` is the better buy, and beyond `low` to `high` surely.
+
+    None where there is no such end within the range that was looked at.
+    """
+
+    axis: str  # fit_examples, queries or parameters
+    value: float
+    cheaper_above: str
+    low: float | None
+    high: float | None
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class Throughout:
+    """No crossing within the range: `cheaper` is the better buy everywhere; `sure` where no intervals overlap."""
+
+    axis: str
+    cheaper: str
+    sure: bool
+
+
+@dataclass(frozen=True)
+class Several:
+    """The better buy changes at every one of `values`; `first` is that below all of them, `second` that above it."""
+
+    axis: str
+    values: tuple[float, ...]
+    first: str
+    second: str
+
+
+Crossing = Crossover | Throughout | Several
+Ends = tuple[float, float, float]  # seconds, and their interval
+
+
+def crossover(
+    first: Callable[[float], Ends], second: Callable[[float], Ends], axis: str, names: tuple[str, str], model: str = ""
+) -> Crossing:
+    """Where the better buy changes, if it does."""
+    grid = np.geomspace(*RANGES[axis], PLACES)
+    at = [(first(float(x)), second(float(x))) for x in grid]
+    gap = np.array([math.log(a[0] / b[0]) for a, b in at])
+    # How far the intervals are apart, in log: negative where they overlap.
+    apart = np.array([max(math.log(b[1] / a[2]), math.log(a[1] / b[2])) for a, b in at])
+
+    def zero(values: np.ndarray, i: int, otherwise: float) -> float:
+        """Where they cross zero between i and i + 1, straight in log; where both are above, the crossing itself."""
+        if values[i] * values[i + 1] > 0:
+            return otherwise
+        share = values[i] / (values[i] - values[i + 1])
+        return float(np.exp(np.log(grid[i]) + share * np.log(grid[i + 1] / grid[i])))
+
+    changes = np.nonzero(np.sign(gap[:-1]) * np.sign(gap[1:]) < 0)[0]
+    if not len(changes):
+        return Throughout(axis, names[0] if gap[0] < 0 else names[1], bool((apart > 0).all()))
+    values = [zero(gap, int(change), float(grid[change])) for change in changes]
+    if len(values) > 1:
+        below, above_it = names if gap[changes[0]] < 0 else names[::-1]
+        return Several(axis, tuple(values), below, above_it)
+    i, value = int(changes[0]), values[0]
+    surely_below, surely_above = np.nonzero(apart[: i + 1] > 0)[0], np.nonzero(apart[i + 1 :] > 0)[0]
+    return Crossover(
+        axis=axis,
+        value=value,
+        cheaper_above=names[1] if gap[i] < 0 < gap[i + 1] else names[0],
+        low=zero(apart, int(surely_below[-1]), value) if len(surely_below) else None,
+        high=zero(apart, i + int(surely_above[0]), value) if len(surely_above) else None,
+        model=model,
     )
 
 
-def show_estimates(found: Sequence[Estimate]) -> str:
-    header = ["method", "fitted on", "fit + score", "95 % interval", "peak memory", "disk", "models measured"]
-    rows = [
-        [
-            method_label(one.method),
-            f"{one.fit_examples:,}" if one.fit_examples else "-",
-            duration(one.seconds),
-            f"[{duration(one.seconds_low)}, {duration(one.seconds_high)}]",
-            "unknown" if math.isnan(one.peak_memory_bytes) else bytes_text(one.peak_memory_bytes),
-            bytes_text(one.disk_bytes) if one.disk_bytes else "-",
-            f"{one.num_models}" + (" +" if one.beyond or one.unmeasured else ""),
-        ]
-        for one in found
-    ]
-    sizes = ["model size"] if any(one.beyond for one in found) else []
-    outside = dict.fromkeys([*sizes, *(words for one in found for words in one.unmeasured)])
-    return table(header, rows) + (f"\n+ beyond what was measured in {', '.join(outside)}" if outside else "")
+def crossing_in(
+    estimator: Estimator, configuration: Configuration, setting: Setting, axis: str, names: tuple[str, str] = RIVALS
+) -> Crossing:
+    """In fitting sequences or queries of one model; or in parameters, straight between the suite's models in log-log,
+    whatever the configuration."""
+
+    def ends(method: str, shape: Configuration, asked: Setting) -> Ends:
+        found = estimator.estimate(method, shape, asked)
+        return found.seconds, found.seconds_low, found.seconds_high
+
+    def seconds(method: str) -> Callable[[float], Ends]:
+        if axis != "parameters":
+            return lambda x: ends(method, configuration, replace(setting, **{axis: max(1, round(x))}))
+        sizes = [shape.num_parameters for shape in SUITE.values()]
+        found = zip(*(ends(method, shape, setting) for shape in SUITE.values()))
+        middle, low, high = (Curve(sizes, list(values)) for values in found)
+        return lambda x: (middle.at(x), low.at(x), high.at(x))
+
+    model = "" if axis == "parameters" else configuration.name
+    return crossover(seconds(names[0]), seconds(names[1]), axis, names, model)
 
 
-def too_large(found: Sequence[Estimate], device: str) -> list[Estimate]:
-    """Those that the device has no memory for, where that is known."""
-    room = DEVICE_MEMORY.get(device)
-    return [one for one in found if room and one.peak_memory_bytes > room]
-
-
-def cheapest(found: Sequence[Estimate], device: str = "") -> str:
-    """One line: the cheapest method, at each fitting set where there are several, and whether that is sure.
-
-    BIF with every token's loss is BIF with more to say, and no rival of it. What does not fit the device is none
-    either, and a line of its own says so.
-    """
-    unfit = too_large(found, device)
-    lines = []
-    if unfit:
-        names = dict.fromkeys(f"{method_label(one.method)} ({bytes_text(one.peak_memory_bytes)})" for one in unfit)
-        room = bytes_text(DEVICE_MEMORY[device])
-        lines.append(f"does not fit one {device} ({room}): {', '.join(names)}")
-    found = [one for one in found if one not in unfit]
-    found = [one for one in found if one.method != "bif_tokens"] or found
-    if len({one.method for one in found}) > 1:
-        lines.append(_cheapest(found))
-    elif found and unfit:
-        one = found[0]
-        lines.append(f"left: {method_label(one.method)}, {duration(one.seconds)}, {_room(one)}")
-    return "\n".join(lines)
-
-
-def _cheapest(found: Sequence[Estimate]) -> str:
-    sizes: list[int | None] = [*sorted({one.fit_examples for one in found if one.fit_examples})]
-    sizes = sizes or [None]
-    winners: dict[str, list[str]] = {}
-    text = ""
-    for size in sizes:
-        here = sorted((one for one in found if one.fit_examples in (None, size)), key=lambda one: one.seconds)
-        first, rest = here[0], here[1:]
-        unsure = bool(rest) and rest[0].seconds_low <= first.seconds_high
-        doubts = ["unsure: intervals overlap"] if unsure else []
-        doubts += ["its memory is not known"] if math.isnan(first.peak_memory_bytes) else []
-        name = method_label(first.method) + (f" ({'; '.join(doubts)})" if doubts else "")
-        winners.setdefault(name, []).append(f"{size:,}" if size else "")
-        text = ", ".join(filter(None, [name, duration(first.seconds), _room(first)]))
-        if rest:
-            ratio = rest[0].seconds / first.seconds
-            times = f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
-            text += f"; {method_label(rest[0].method)} takes {times} times as long"
-    if len(sizes) == 1:
-        return f"cheapest: {text}"
-    where = "; ".join(f"{name} with {' or '.join(sets)}" for name, sets in winners.items())
-    return f"cheapest: {where} fitting sequences"
-
-
-def _room(one: Estimate) -> str:
-    sizes = {"memory": one.peak_memory_bytes, "disk": one.disk_bytes}
-    return " and ".join(f"{bytes_text(size)} of {what}" for what, size in sizes.items() if size > 0)
-
-
-def crossovers(
-    estimator: Estimator, configuration: Configuration | None, setting: Setting
-) -> list[tuple[str, Crossing]]:
+def crossovers(estimator: Estimator, configuration: Configuration, setting: Setting) -> list[tuple[str, Crossing]]:
     """Where BIF and EK-FAC cost the same, in fitting sequences and queries of one model, and in model size."""
     if not set(RIVALS) <= set(estimator.methods()):
         return []
-    found: list[tuple[str, Crossing]] = []
-    if configuration is not None:
-        for axis in ("fit_examples", "queries"):
-            found.append((axis, crossing_in(estimator, configuration, setting, axis, RIVALS)))
-    if min(len({row["model"] for row in estimator.of(method)}) for method in RIVALS) > 1:
-        found.append(("parameters", crossing_in_parameters(estimator, setting, RIVALS)))
-    return found
-
-
-def show_crossovers(found: Sequence[tuple[str, Crossing]], setting: Setting, model: str) -> list[str]:
-    """Sentences; also where there is none."""
-    words = {"fit_examples": "fitting sequences", "queries": "queries", "parameters": "parameters"}
-    others = {
-        "fit_examples": f"{model}, {setting.queries:,} queries",
-        "queries": f"{model}, {setting.fit_examples:,} fitting sequences",
-        "parameters": f"{setting.queries:,} queries, {setting.fit_examples:,} fitting sequences",
-    }
-    lines = []
-    for axis, crossing in found:
-        if isinstance(crossing, Throughout):
-            where = (
-                f"at any number of {words[axis]}"
-                if axis != "parameters"
-                else "at every size of the suite where it fits"
-            )
-            unsure = "" if crossing.sure else " (unsure at some)"
-            lines.append(f"{others[axis]}: {method_label(crossing.cheaper)} is cheaper {where}{unsure}")
-            continue
-        if isinstance(crossing, Several):
-            lines.append(
-                f"{others[axis]}: {_in_turn(crossing)} {words[axis]} (by the estimates alone, without their intervals)"
-            )
-            continue
-        above = method_label(crossing.cheaper_above)
-        ends = [
-            f"{word} {_rounded(end, axis)}"
-            for word, end in (("from", crossing.low), ("to", crossing.high))
-            if end is not None
-        ]
-        lines.append(
-            f"{others[axis]}: {above} is cheaper above {_rounded(crossing.value, axis)} {words[axis]} "
-            f"(unsure {' '.join(ends) or 'throughout'})"
-        )
-    return lines
-
-
-def _in_turn(crossing: Several) -> str:
-    """Who is cheaper from the least to the most."""
-    places = [_rounded(value, crossing.axis) for value in crossing.values]
-    names = [method_label(name) for name in (crossing.first, crossing.second)]
-    found = [f"{names[0]} is cheaper below {places[0]}"]
-    for k, (low, high) in enumerate(itertools.pairwise(places)):
-        found.append(f"{names[(k + 1) % 2]} from {low} to {high}")
-    return ", ".join([*found, f"{names[len(places) % 2]} above {places[-1]}"])
-
-
-def _rounded(value: float, axis: str) -> str:
-    """Two digits: no crossing is known better."""
-    rounded = float(f"{value:.2g}")
-    if axis != "parameters":
-        return f"{rounded:,.0f}"
-    return f"{rounded / 1e9:g} B" if rounded >= 1e9 else f"{rounded / 1e6:g} M"
-
-
-def slopes(estimator: Estimator) -> dict[str, dict[str, float | None]]:
-    """Method (and fitting set) -> power of the number of parameters that seconds, memory and disk grow with."""
-    found: dict[str, dict[str, float | None]] = {}
-    for method in estimator.methods():
-        for fit in sorted({row.get("fit_examples") or 0 for row in estimator.of(method)}):
-            rows = [row for row in estimator.of(method) if (row.get("fit_examples") or 0) == fit]
-            queries = min(row["queries"] for row in rows)
-            rows = [row for row in rows if row["queries"] == queries]
-            sizes = [row["parameters"] for row in rows]
-            curves = {
-                "seconds": Curve(sizes, [total_of(row) for row in rows]),
-                "peak_memory_bytes": Curve(sizes, [row["peak_memory_bytes"] or 0 for row in rows]),
-                "disk_bytes": Curve(sizes, [row.get("disk_bytes") or 0 for row in rows]),
-            }
-            name = f"{method}, {fit:.0f} fitting sequences" if fit else method
-            found[name] = {name: curve.slope if len(curve) > 1 else None for name, curve in curves.items()}
-    return found
-
-
-def as_plain(found: Sequence[Estimate], device: str) -> list[dict[str, Any]]:
-    return [{"device": device, **asdict(one)} for one in found]
+    num_models = min(len({row["model"] for row in estimator.of(method)}) for method in RIVALS)
+    axes = ("fit_examples", "queries", *(("parameters",) if num_models > 1 else ()))
+    return [(axis, crossing_in(estimator, configuration, setting, axis)) for axis in axes]

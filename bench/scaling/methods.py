@@ -1,46 +1,218 @@
-"""The methods of the comparison, with the paper's options, and what a point of each has more or less of.
+"""What the scaling comparison runs: its problem (sequences and queries of equal length) and its methods' forms here.
 
-Any method may be named: a file of `baselines/`, or package.module:Class. Three have their own form here: `ekfac` runs
-with kronfluence's extreme memory reduction, part by part, `bif_tokens` records the loss of every token, and `trak`
-draws its projection on the device.
+A query's loss is the mean over its completion's tokens; the prompt and the padding behind a short completion are not
+counted (targets of -100). Attention is causal and padding stands at the end, so padding changes no counted loss. The
+weighting happens in the loss function, so BIF, EK-FAC, GradSim and TRAK all see the same loss. Only cost is measured,
+so text is optional: without it training sequences are random tokens, and without a tokenizer every byte is a token.
+
+Any method may be named: a file of `baselines/`, or package.module:Class. Two have their own form here: `ekfac` runs
+with kronfluence's extreme memory reduction, part by part, and `trak` draws its projection on the device.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
 
-from baselines.method import Method, load_method
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from baselines.ekfac import _language_loss, tracked_modules
+from baselines.method import Attribution, Method, Problem, batch_size_option, load_method
+from baselines.support.memory import free_bytes
+from baselines.trak import TRAK
 from bench.scaling.costs import FIT_BATCH
-from bench.scaling.problem import SAMPLED
 from retrain.command import options_of
+from retrain.errors import UsageError
+from retrain.examples import Batch, Examples, Indices
+from retrain.losses import CrossEntropy, Loss
 from retrain.models.pythia_suite import Configuration
+from retrain.safe_files import SafeFileError, read_json
+from retrain.task import Task
 
-PLUGINS = {
-    "ekfac": "bench.scaling.ekfac:LowMemoryEKFAC",
-    "bif_tokens": "bench.scaling.token_bif:TokenBIF",
-    "trak": "bench.scaling.trak:LargeTRAK",
-}
+OWN_QUERIES = Path(__file__).with_name("queries.json")
+NOT_COUNTED = -100  # torch's own ignore_index
+TRAINABLE = r"\.(attention|mlp)\."  # every method looks at these alone
+SAMPLED = r"\.(attention|mlp)\..*weight$"  # the paper's weight restriction for this comparison
 COMPARED = ("bif", "ekfac", "gradsim", "trak")
-GRADIENT_BYTES = 8 * 2**30
-FORMER_AXES = {"bif": "draws", "ekfac": "layers"}  # of records from before a specification named its axis
-PRIVATE_FIELDS = ("text", "query_file", "tokenizer", "weights", "device")  # of a specification: paths of a machine
+OWN_FORMS = {"ekfac": "bench.scaling.methods:LowMemoryEKFAC", "trak": "bench.scaling.methods:LargeTRAK"}
+TRAK_GRADIENT_BYTES = 8 * 2**30  # traker holds a batch's gradients in float32
+PARTITIONS = 4  # kronfluence's own default of extreme_reduce_memory_score_arguments
+GRADIENT_SHARE = 0.25  # of the free memory, for the preconditioned query gradients of one pass
+FACTORS, SCORES = "factors", "scores"
+SKETCH_SLICE = 2**24  # parameters that are signed at once
+_SKETCH_STREAM = 37
+
+
+# ---- the problem ----
+
+
+class CompletionLoss(CrossEntropy):
+    """Cross-entropy whose mean over all positions is the mean over the counted ones."""
+
+    @staticmethod
+    def weights(targets: Tensor) -> Tensor:
+        """(batch, tokens): zero where a token is not counted, else positions / counted positions."""
+        counted = targets != NOT_COUNTED
+        return counted * (targets.shape[-1] / counted.sum(-1, keepdim=True).clamp(min=1))
+
+    def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().per_example(outputs, targets.clamp(min=0)) * self.weights(targets)
+
+    def model_output(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (self._margins(outputs.float(), targets.clamp(min=0)) * self.weights(targets)).mean(-1)
+
+    def output_slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        margins = self._margins(outputs.float(), targets.clamp(min=0))
+        return (-torch.sigmoid(-margins) * self.weights(targets)).mean(-1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScalingTask(Task):
+    """Examples that are already there and a model that is never retrained: only the loss is asked of it."""
+
+    loss_function: ClassVar[Loss] = CompletionLoss()
+    protocols: ClassVar[tuple[str, ...]] = ("none",)
+    eval_batch_size: ClassVar[int] = 64
+
+    train_examples: Examples = field(repr=False)
+    query_examples: Examples = field(repr=False)
+
+    @property
+    def description(self) -> str:
+        return "scaling across the Pythia suite"
+
+    def load_train_data(self) -> Examples:
+        return self.train_examples
+
+    def load_query_data(self) -> Examples:
+        return self.query_examples
+
+    def build_model(self, seed: int) -> nn.Module:
+        raise UsageError("bench.scaling builds its models itself; its task only holds the examples and the loss")
+
+    def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
+        raise UsageError("bench.scaling measures cost and never retrains; use bench.lds for retraining experiments")
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        token_losses: Any = getattr(model, "token_losses", None)
+        if token_losses is not None:  # the model's own, which need not hold the logits of a whole batch
+            return token_losses(inputs, targets.clamp(min=0)) * CompletionLoss.weights(targets)
+        return super().loss(model, batch)
+
+
+class ByteTokenizer:
+    """Every byte is a token: for shapes that are measured without the tokenizer's files."""
+
+    name = "bytes"
+
+    def __init__(self, vocabulary: int):
+        self.vocabulary = vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        return [byte % self.vocabulary for byte in text.encode()]
+
+
+def open_tokenizer(name: str | None, vocabulary: int) -> Any:
+    """The named tokenizer, or one of bytes."""
+    if not name:
+        return ByteTokenizer(vocabulary)
+    from retrain.models.pretrained import load_tokenizer
+
+    return load_tokenizer(name)
+
+
+def load_queries(path: str | None) -> list[tuple[str, str]]:
+    """(prompt, completion) pairs of a JSON file; without one, the 18 of our own."""
+    source = Path(path) if path else OWN_QUERIES
+    try:
+        content = read_json(source, follow_links=True)
+        pairs = [(str(entry["prompt"]), str(entry["completion"])) for entry in content]
+    except SafeFileError as error:
+        raise UsageError(f"--queries: {error}") from None
+    except (TypeError, KeyError):
+        raise UsageError(
+            f'--queries {source}: expected a JSON list of {{"prompt": ..., "completion": ...}}, for example '
+            f"{OWN_QUERIES}"
+        ) from None
+    if not pairs or any(not completion for _, completion in pairs):
+        raise UsageError(f"--queries {source}: expected at least one pair, and a completion in each")
+    return pairs
+
+
+def query_examples(pairs: Sequence[tuple[str, str]], tokenizer: Any, tokens: int) -> Examples:
+    """Inputs and next tokens, (q, tokens); what does not fit is cut from the prompt's start, then the completion."""
+    inputs = torch.zeros(len(pairs), tokens, dtype=torch.long)
+    targets = torch.full((len(pairs), tokens), NOT_COUNTED, dtype=torch.long)
+    for row, (prompt, completion) in enumerate(pairs):
+        answer = list(tokenizer.encode(completion))[:tokens]
+        question = list(tokenizer.encode(prompt))[-(tokens + 1 - len(answer)) :] or [0]  # something to predict from
+        sequence = torch.tensor(question + answer)
+        inputs[row, : len(sequence) - 1] = sequence[:-1]
+        targets[row, len(question) - 1 : len(sequence) - 1] = sequence[len(question) :]
+    return Examples(inputs, targets)
+
+
+def train_examples(
+    count: int, tokens: int, vocabulary: int, *, text: str | None, tokenizer: Any, seed: int, least: int
+) -> Examples:
+    """(count, tokens) inputs and next tokens: of the text, or random.
+
+    The text must have `least` documents long enough for a sequence each. What is wanted beyond them, to fit on, is cut
+    from the rest of the documents, and taken from the start again where that is too little.
+    """
+    if text is None:
+        chosen = np.random.default_rng([seed, 31]).integers(0, vocabulary, size=(count, tokens + 1))
+        sequences = torch.from_numpy(chosen)
+    else:
+        pieces = list(_pieces(text, tokenizer, tokens + 1, count))
+        if len(pieces) < min(least, count):
+            raise UsageError(
+                f"--text {text} has {len(pieces)} sequences of more than {tokens} tokens; expected {least}: give a "
+                "larger file, or a smaller --train"
+            )
+        sequences = torch.tensor([pieces[index % len(pieces)] for index in range(count)])
+    return Examples(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
+
+
+def _pieces(text: str, tokenizer: Any, length: int, count: int) -> Iterator[list[int]]:
+    """At most so many: one of each document, as in the paper, then what is left of them, a document after the other."""
+    from retrain.data.text import read_documents
+
+    found, rests = 0, []
+    for document in read_documents(text):
+        words = list(tokenizer.encode(document))
+        if len(words) >= length:  # shorter documents are passed over
+            yield words[:length]
+            found += 1
+            rests.append(words[length:])
+        if found == count:
+            return
+    for rest in rests:
+        for start in range(0, len(rest) - length + 1, length):
+            yield rest[start : start + length]
+            found += 1
+            if found == count:
+                return
+
+
+# ---- the methods of a specification ----
 
 
 def build_method(name: str, options: dict[str, Any]) -> Method:
-    return load_method(PLUGINS.get(name, name), **options)
+    return load_method(OWN_FORMS.get(name, name), **options)
 
 
 def method_options(
-    name: str,
-    settings: Sequence[str],
-    configuration: Configuration,
-    *,
-    chains: int,
-    cuda: bool,
-    random: bool,
+    name: str, settings: Sequence[str], configuration: Configuration, *, chains: int, cuda: bool, random: bool
 ) -> dict[str, Any]:
     """The paper's settings, then --set."""
     options: dict[str, Any] = {}
-    if name in ("bif", "bif_tokens"):
+    if name == "bif":
         options = {
             "sampler": "sgld", "chains": chains, "step_size": 5e-6, "n_beta": 30.0, "gamma": 300.0, "minibatch": 32,
             "parameters": SAMPLED, "batch_size": 64 if cuda else 16, "displacement": "bfloat16" if cuda else "float32",
@@ -48,9 +220,8 @@ def method_options(
         if random:
             options["divergence_limit"] = 1e9  # a walk from nowhere leads nowhere; its cost is the same
     elif name == "trak":
-        # traker holds a batch's gradients in float32.
-        together = max(1, min(8, GRADIENT_BYTES // (4 * configuration.num_tracked_parameters)))
-        options = {"batch_size": together}
+        together = TRAK_GRADIENT_BYTES // (4 * configuration.num_tracked_parameters)
+        options = {"batch_size": max(1, min(8, together))}
     elif name == "gradsim":
         options = {"batch_size": 8}
     elif name == "kfac":
@@ -71,9 +242,7 @@ def axis_of(name: str, method: Method) -> str:
 
 def is_fitted(name: str, method: Method) -> bool:
     """Whether it takes its curvature from a number of fitting sequences that can be chosen."""
-    if name == "ekfac":
-        return True
-    return hasattr(method, "fit_examples") and getattr(method, "localiser", "") != "isotropic"
+    return name == "ekfac" or (hasattr(method, "fit_examples") and getattr(method, "localiser", "") != "isotropic")
 
 
 def sized(spec: dict[str, Any], size: dict[str, int]) -> Method:
@@ -85,3 +254,165 @@ def sized(spec: dict[str, Any], size: dict[str, int]) -> Method:
     if spec["fitted"]:
         options["fit_examples"] = size["fit_examples"]
     return build_method(spec["method"], options)
+
+
+# ---- EK-FAC as the paper's scaling comparison runs it ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowMemoryEKFAC(Method):
+    """kronfluence with its extreme-memory-reduction arguments.
+
+    The same translation as `baselines/ekfac.py`, with factors and activations in the model's own precision, activations
+    offloaded to the host, lambda summed example by example, and scores computed in four partitions of the modules. No
+    handicap: the model is used as it is, without a copy, self-influence is not computed, and as many queries are scored
+    in one pass over the training sequences as there is room for. The parts of the fit are called one by one, so that
+    each has its own seconds and is kept when a later one is cut short; together they are exactly kronfluence's
+    `fit_all_factors`, without its default limit of 100,000 fitting sequences.
+    """
+
+    strategy: str = "ekfac"  # any of kronfluence's
+    damping: float = 1e-8  # kronfluence's own, and the paper's
+    fit_examples: int = 0  # factors are fitted on this many training sequences; 0: all
+    fit_batch_size: int = batch_size_option(FIT_BATCH)
+    query_batch_size: int = batch_size_option(FIT_BATCH)
+    train_batch_size: int = batch_size_option(FIT_BATCH)
+
+    def fit(self, problem: Problem) -> Any:
+        analyzer = self.analyzer(problem)
+        count = self.fit_examples or len(problem.train)
+        self.fit_covariance(analyzer, problem.train, count)
+        self.decompose(analyzer, count)
+        self.fit_lambda(analyzer, problem.train, count)
+        return analyzer
+
+    def analyzer(self, problem: Problem) -> Any:
+        from kronfluence.analyzer import Analyzer, prepare_model
+
+        logging.getLogger("kronfluence").setLevel(logging.ERROR)
+        model = nn.Sequential(problem.model)
+        task = translate(problem.task, tracked_modules(model))
+        return Analyzer(
+            analysis_name="ekfac",
+            model=prepare_model(model, task),
+            task=task,
+            cpu=problem.device.type == "cpu",
+            output_dir=str(problem.scratch),
+            disable_tqdm=True,
+        )
+
+    # Each part of a fit reads what the one before wrote.
+
+    def fit_covariance(self, analyzer: Any, data: Examples, count: int) -> None:
+        batch = min(self.fit_batch_size, count)
+        analyzer.fit_covariance_matrices(dataset=data, per_device_batch_size=batch, **self._shared(analyzer, count))
+
+    def decompose(self, analyzer: Any, count: int) -> None:
+        analyzer.perform_eigendecomposition(**self._shared(analyzer, count))
+
+    def fit_lambda(self, analyzer: Any, data: Examples, count: int) -> None:
+        batch = min(self.fit_batch_size, count)
+        analyzer.fit_lambda_matrices(dataset=data, per_device_batch_size=batch, **self._shared(analyzer, count))
+
+    def _shared(self, analyzer: Any, count: int) -> dict[str, Any]:
+        from kronfluence.utils.common.factor_arguments import extreme_reduce_memory_factor_arguments
+
+        dtype = next(analyzer.model.parameters()).dtype
+        arguments = extreme_reduce_memory_factor_arguments(strategy=self.strategy, dtype=dtype)
+        arguments.covariance_max_examples = arguments.lambda_max_examples = count
+        if dtype == torch.float32:
+            arguments.amp_dtype = None  # autocast knows only the half precisions
+        return {"factors_name": FACTORS, "factor_args": arguments, "overwrite_output_dir": True}
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        from kronfluence.module.tracked_module import TrackedModule
+        from kronfluence.utils.common.score_arguments import extreme_reduce_memory_score_arguments
+
+        dtype = next(problem.model.parameters()).dtype
+        modules = [module for module in state.model.modules() if isinstance(module, TrackedModule)]
+        arguments = extreme_reduce_memory_score_arguments(
+            damping_factor=self.damping, module_partitions=min(PARTITIONS, len(modules)), dtype=dtype
+        )
+        if dtype == torch.float32:
+            arguments.amp_dtype = None
+        # As many queries together as leave room: each holds a preconditioned gradient of a partition's weights.
+        each = sum(module.original_module.weight.numel() for module in modules) * dtype.itemsize / PARTITIONS
+        room = int(GRADIENT_SHARE * free_bytes(problem.device) / each)
+        together = max(1, min(len(problem.queries), room))
+        batch_size = min(self.query_batch_size, together)
+        arguments.query_gradient_accumulation_steps = max(1, together // batch_size)
+        state.compute_pairwise_scores(
+            scores_name=SCORES,
+            factors_name=FACTORS,
+            query_dataset=problem.queries,
+            train_dataset=problem.attributed,
+            per_device_query_batch_size=batch_size,
+            per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
+            score_args=arguments,
+            overwrite_output_dir=True,
+        )
+        return Attribution(scores=-state.load_pairwise_scores(SCORES)["all_modules"].float())
+
+
+def translate(task: Task, names: list[str]) -> Any:
+    """kronfluence's view of the task: its own loss, which leaves out a query's prompt; sampled labels for the fit."""
+    from kronfluence.task import Task as KronfluenceTask
+
+    class Translation(KronfluenceTask):
+        def compute_train_loss(self, batch: Any, model: nn.Module, sample: bool = False) -> Tensor:
+            language_model = model[0]  # type: ignore[index]
+            if sample:
+                return _language_loss(language_model, batch[0], None)
+            return task.example_loss(language_model, tuple(batch)).sum()  # type: ignore[arg-type]
+
+        def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
+            return self.compute_train_loss(batch=batch, model=model)
+
+        def get_influence_tracked_modules(self) -> list[str]:
+            return names
+
+    return Translation()
+
+
+# ---- TRAK for billions of parameters ----
+
+
+class ShiftedSketch:
+    """A projection that is drawn on the device, as traker calls it.
+
+    The suite's own sketch (baselines/support/projectors.py) draws an order of all parameters on the CPU, the same on
+    every device; for billions that alone takes minutes, twice. Here runs of `projection` parameters are turned by a
+    random shift, signed, and added up: any two parameters of different runs meet in one place with the same chance as
+    in any sketch, two of one run never, and nothing as large as the model is kept. Squared norms come out `projection`
+    times too large, as with traker's own matrices.
+    """
+
+    proj_type = "sketch"
+
+    def __init__(self, dimension: int, projection: int, seed: int, device: torch.device):
+        self.grad_dim, self.proj_dim, self.seed, self.device = dimension, projection, seed, device
+
+    def free_memory(self) -> None:
+        return None
+
+    def project(self, grads: Tensor, model_id: int) -> Tensor:
+        """Drawn again at every call: that takes less time than reading the gradients."""
+        seed = int(np.random.SeedSequence([self.seed, model_id, _SKETCH_STREAM]).generate_state(1)[0])
+        generator = torch.Generator(self.device).manual_seed(seed)
+        width, batch = self.proj_dim, len(grads)
+        out = torch.zeros(batch, width, device=self.device)
+        places = torch.arange(width, device=self.device)
+        for piece in grads.split(max(1, SKETCH_SLICE // width) * width, dim=1):
+            runs = -(-piece.shape[1] // width)
+            shifts = torch.randint(0, width, (runs, 1), generator=generator, device=self.device)
+            signs = torch.randint(0, 2, (runs, width), generator=generator, device=self.device, dtype=torch.int8)
+            turned = ((places + shifts) % width).expand(batch, runs, width)
+            signed = pad(piece, (0, runs * width - piece.shape[1])).view(batch, runs, width) * (2 * signs - 1)
+            out += signed.gather(2, turned).sum(1)
+        return out * width**0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargeTRAK(TRAK):
+    def make_projector(self, dimension: int, projection: int, problem: Problem) -> Any:
+        return ShiftedSketch(dimension, projection, problem.seed, problem.device)

@@ -1,21 +1,18 @@
 """One point of the scaling sweep, one model and one method, in a process of its own so that its peaks are its own.
 
-    python -m bench.scaling.point --spec SPEC.json      # bench.scaling writes the specification and starts this
-    python -m bench.scaling.point --spec -              # imports first, then waits for the specification on stdin
+    python -m bench.scaling.point      # bench.scaling starts this: it imports, then waits for a specification on stdin
 
 What is counted. `load_seconds`: making or loading the model, on the device. `fit_seconds` and `score_seconds`: the two
-parts of the method, by the harness's own clock (`bench/scaling/measuring.py`), device synchronised. Not counted:
-imports, the CUDA context, reading and tokenising text, and a warm-up: the method on a tiny model, and for BIF on a GPU,
-whose kernels are made for the shapes at hand, its shortest run once on the model itself.
+parts of the method, by the harness's own clock, device synchronised. Not counted: imports, the CUDA context, reading
+and tokenising text, and a warm-up: the method on a tiny model, and for BIF on a GPU, whose kernels are made for the
+shapes at hand, its shortest run once on the model itself.
 
-A point climbs a ladder of sizes until the whole run fits what is left of the budget, then does the whole run. If it
-never fits, the ladder is all there is, and the row is projected from it (bench/scaling/rows.py). What is repeated, and
-so linear: draws for BIF; blocks of the model for EK-FAC, as every block has the same layers (bench/scaling/stages.py);
-training sequences for the others. After each rung the result so far is written whole, so that a point cut short still
-counts.
+A point is measured at growing sizes until the whole run fits what is left of the budget, then the whole run is done. If
+it never fits, the row is projected from the sizes (bench/scaling/projection.py). What is repeated, and so linear: draws
+for BIF; blocks of the model for EK-FAC, as every block has the same layers; training sequences for the others. After
+each size the result so far is written whole, so that a point cut short still counts.
 """
 
-import argparse
 import contextlib
 import errno
 import gc
@@ -26,8 +23,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,31 +32,220 @@ import numpy as np
 import torch
 from torch import nn
 
-from baselines.method import Problem
-from bench.scaling.ladder import ladder
-from bench.scaling.measuring import Ticks, Watched, clock, matmul_peak, measured_run, storage_of
-from bench.scaling.methods import sized
-from bench.scaling.problem import (
+from baselines.method import Attribution, Problem
+from bench.measure import Cost, metered, now, resident_peak
+from bench.scaling.costs import ekfac_needs
+from bench.scaling.lines import bilinear, fit_line
+from bench.scaling.methods import (
+    FACTORS,
+    SCORES,
     TRAINABLE,
+    LowMemoryEKFAC,
     ScalingTask,
     load_queries,
     open_tokenizer,
     query_examples,
-    repeated,
+    sized,
     train_examples,
 )
-from bench.scaling.sizes import FEW_DRAWS, whole_size
-from bench.scaling.stages import RefusedError, Stages, drop_factors
+from bench.tables import bytes_text
 from retrain.errors import error_line
 from retrain.examples import Examples
 from retrain.models.pythia_suite import Configuration, build_random, keep_layers
 from retrain.processes import die_with
-from retrain.safe_files import write_whole
+from retrain.safe_files import folder_bytes, write_whole
 from retrain.units import describe_device
 from retrain.work import Work
 
 TINY = Configuration(name="tiny", hidden=64, layers=1, heads=2, intermediate=256, vocabulary=512)
 LONGEST_REASON = 300
+MAX_SIZES = 5
+FEW_DRAWS = 8  # a chain: so many are timed at once, without fewer before
+MOST_FITTED = 20_000  # a larger fitting set is never measured, only projected
+DISK_SHARE = 0.8  # of the free disk that factors may take
+REPEATED_SECONDS = 10.0  # an eigendecomposition quicker than this is repeated for every fitting set
+PEAKS = ("peak_memory_bytes", "peak_reserved_bytes", "host_peak_bytes")
+MATMUL_SIZES = {"cuda": 8192, "cpu": 1024}
+
+
+class RefusedError(RuntimeError):
+    """The whole run cannot fit this machine; the message says what it would take."""
+
+
+# ---- how a run is timed ----
+
+
+class Ticks:
+    """Watches a method's own progress to time each draw; on the GPU by events, which wait for nothing."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.marks: list[Any] = []
+
+    def __call__(self, items: Iterable, total: int | None = None, description: str = "") -> Iterator:
+        for item in items:
+            if self.device.type != "cuda":
+                self.marks.append(time.perf_counter())
+            elif not torch.cuda.is_current_stream_capturing():
+                event = torch.cuda.Event(enable_timing=True)
+                event.record()
+                self.marks.append(event)
+            yield item
+
+    def median(self) -> float | None:
+        """Seconds between marks; None where there are too few to say."""
+        if len(self.marks) < 4:
+            return None
+        pairs = zip(self.marks[:-1], self.marks[1:])
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            return float(np.median([a.elapsed_time(b) / 1000 for a, b in pairs]))
+        return float(np.median([b - a for a, b in pairs]))
+
+
+class Watched:
+    """A method that also says what its fit left on the disk."""
+
+    def __init__(self, method: Any):
+        self.method, self.disk_bytes = method, 0
+
+    def fit(self, problem: Problem) -> Any:
+        state = self.method.fit(problem)
+        self.disk_bytes = folder_bytes(problem.scratch)
+        return state
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        return self.method.score(problem, state)
+
+
+@dataclass
+class TimedWork:
+    """A piece of work as the harness measures it: a fit, and nothing to score."""
+
+    work: Callable[[], Any]
+
+    def fit(self, problem: Problem) -> Any:
+        return self.work()
+
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        return Attribution(scores=torch.zeros(0, 0))
+
+
+def measured_run(method: Any, problem: Problem) -> tuple[Attribution, dict[str, Any]]:
+    """Fit and score by the harness: seconds of both, and peaks of both that hold the weights too."""
+    device = problem.device
+    weight_bytes = sum(p.numel() * p.element_size() for p in problem.model.parameters())
+    costs: list[Cost] = []
+    peaks: list[tuple[int, int | None]] = []
+    host_peaks: list[int] = []
+
+    def stage(work: Callable[[], Any]) -> Any:
+        made, cost = metered(work, problem.seed, device, problem.task.cpu_threads)
+        costs.append(cost)
+        host_peaks.append(resident_peak())
+        # Each stage starts its own peak, so each is asked before the next begins.
+        peaks.append(
+            (torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+            if device.type == "cuda"
+            else (weight_bytes + cost.peak_memory_bytes, None)
+        )
+        return made
+
+    state = stage(lambda: method.fit(problem))
+    attribution = stage(lambda: method.score(problem, state))
+    return attribution, {
+        "fit_seconds": costs[0].seconds,
+        "score_seconds": costs[1].seconds,
+        "threads": costs[1].threads,
+        "weight_bytes": weight_bytes,
+        "peak_memory_bytes": max(allocated for allocated, _ in peaks),
+        "peak_reserved_bytes": max((reserved for _, reserved in peaks if reserved is not None), default=None),
+        "host_peak_bytes": max(host_peaks),
+    }
+
+
+def matmul_peak(device: torch.device) -> dict[str, Any]:
+    """FLOP a second of a large square product, the best of several: bfloat16 on a GPU, float32 on a CPU."""
+    size = MATMUL_SIZES[device.type]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    best = float("inf")
+    for _ in range(8):
+        torch.matmul(a, b, out=out)
+    for _ in range(10):
+        repeats = 5
+        start = now(device)
+        for _ in range(repeats):
+            torch.matmul(a, b, out=out)
+        best = min(best, (now(device) - start) / repeats)
+    return {"flops": 2.0 * size**3 / best, "size": size, "dtype": str(dtype).removeprefix("torch.")}
+
+
+def storage_of(folder: Path) -> str | None:
+    """The file system a folder is on, as Linux names it (tmpfs is memory); None elsewhere."""
+    try:
+        lines = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return None
+    place = folder.resolve()
+    above = [(len(words[1]), words[2]) for words in lines if place.is_relative_to(words[1])]
+    return max(above, key=lambda pair: pair[0])[1] if above else None
+
+
+# ---- which sizes are measured ----
+
+
+def choose_sizes(
+    first: int,
+    target: int,
+    measured: Callable[[], list[tuple[int, float]]],
+    left: Callable[[], float],
+    allowed: Callable[[int], bool] = lambda value: True,
+    wanted: int = 0,
+) -> Iterator[int]:
+    """Each chosen from the (size, seconds) of those before: at least two, then the whole if it fits.
+
+    The second is `wanted` if there is room for it. Otherwise sizes are multiples of the first, each at most four times
+    the one before; the third may take most of what is left, further ones a third.
+    """
+    yield min(first, target)
+    while True:
+        done = measured()
+        size, seconds = done[-1]
+        if size >= target:
+            return
+        if len(done) == 1:
+            at_most = seconds / size  # of a step: what does not grow is counted as if it did
+            if size < wanted < target and at_most * wanted <= left() and allowed(wanted):
+                yield wanted
+            elif at_most * target <= left() and allowed(target):
+                yield target
+            elif 0 < wanted <= size:
+                return  # as many as were wanted; more would only cost
+            elif allowed(min(2 * first, target)):
+                yield min(2 * first, target)
+            else:
+                return
+            continue
+        line = fit_line([value for value, _ in done], [taken for _, taken in done])
+        slope = line.slope if line.slope > 0 else seconds / size
+        if line.intercept + slope * target <= left() and allowed(target):
+            yield target
+            continue
+        share = 0.8 if len(done) == 2 else 1 / 3  # three sizes leave a residual to judge the line by
+        affordable = (share * left() - line.intercept) / slope
+        following = int(min(4 * size, affordable, target)) // first * first
+        if len(done) == 2 and line.slope <= 0:
+            following = min(2 * size, target)  # noise hides the slope: one more size, whatever it takes
+        if len(done) >= MAX_SIZES or following < 1.5 * size or not allowed(following):
+            return
+        if size >= wanted > 0 and line.slope > 0:
+            return  # as many as were wanted; more would only cost
+        yield following
+
+
+# ---- a point ----
 
 
 class Point:
@@ -70,13 +256,12 @@ class Point:
         self.device = torch.device(spec["device"])
         self.dtype = getattr(torch, spec["dtype"])
         self.configuration = Configuration(**spec["configuration"])
-        self.result: dict[str, Any] = {"rungs": [], "device": describe_device(self.device)}
+        self.result: dict[str, Any] = {"rungs": [], "device": describe_device(self.device)}  # a rung is a measured size
         self.axis: str = spec["axis"]
         self.scratch = Path(tempfile.mkdtemp(prefix="scaling-", dir=spec["scratch"]))
 
-    # ---- the problem ----
-
     def load_model(self, layers: int) -> nn.Module:
+        start = now(self.device)
         configuration, weights = self.configuration.with_layers(layers), self.spec["weights"]
         if weights == "random":
             model = build_random(configuration, dtype=self.dtype, device=self.device, seed=self.spec["seed"])
@@ -86,13 +271,17 @@ class Point:
             model = keep_layers(load_language_model(weights, self.dtype), layers).to(self.device)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(re.search(TRAINABLE, name) is not None)
-        return model.eval()
+        model.eval()
+        self.result["load_seconds"] = now(self.device) - start
+        return model
 
     def load_data(self) -> None:
         """Queries, and the training sequences that are scored."""
         spec = self.spec
         self.tokenizer = open_tokenizer(spec["tokenizer"], self.configuration.vocabulary)
-        pairs = repeated(load_queries(spec["query_file"]), max(spec["query_counts"]))
+        pairs, count = load_queries(spec["query_file"]), max(spec["query_counts"])
+        # From the start again where they are too few: cost does not depend on the words.
+        pairs = [pairs[index % len(pairs)] for index in range(count)]
         self.queries = query_examples(pairs, self.tokenizer, spec["tokens"])
         self.fit_data = Examples(torch.empty(0, spec["tokens"]), torch.empty(0, spec["tokens"]))
         self.train = self.fit_sequences(spec["train"]).select(range(spec["train"]))
@@ -129,26 +318,25 @@ class Point:
             **({"progress": progress} if progress else {}),
         )
 
-    def size(self, value: int) -> dict[str, int]:
-        """The whole point's sizes, with the axis at `value`; a shorter ladder's fit is as much shorter."""
-        size = whole_size(self.spec) | {self.axis: value}
-        if self.axis == "train" and self.spec["fitted"]:
-            size["fit_examples"] = max(2, round(self.spec["fit_examples"] * value / self.spec["train"]))
+    def size(self, **changes: int) -> dict[str, int]:
+        """The whole point's sizes with these changes; a shorter run's fit is as much shorter."""
+        whole = {name: self.spec[name] for name in ("draws", "train", "queries", "fit_examples")}
+        size = whole | {"layers": self.configuration.layers} | changes
+        if self.axis == "train" and self.spec["fitted"] and "fit_examples" not in changes:
+            size["fit_examples"] = max(2, round(self.spec["fit_examples"] * size["train"] / self.spec["train"]))
         return size
 
-    # ---- measuring ----
-
     def warm_up(self) -> None:
-        """So that no rung pays for the library handles, and BIF's first not for its kernels."""
+        """So that no size pays for the library handles, and BIF's first not for its kernels."""
         tokens = min(16, self.spec["tokens"])
         model = build_random(TINY, dtype=self.dtype, device=self.device)
         few = Examples(torch.zeros(8, tokens, dtype=torch.long), torch.ones(8, tokens, dtype=torch.long))
-        size = whole_size(self.spec) | {"draws": 2 * max(self.spec["chains"], 1), "train": 8, "fit_examples": 8}
+        size = self.size(draws=2 * max(self.spec["chains"], 1), train=8, fit_examples=8)
         with self.folder() as scratch:
             problem = replace(self.problem(model, few, few.select([0, 1]), scratch), train=few)
             with contextlib.suppress(FloatingPointError):  # a chain on noise may run away; the kernels have run
                 measured_run(sized(self.spec, size), problem)
-        self.forget()
+        self.free_memory()
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
@@ -158,57 +346,47 @@ class Point:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def forget(self) -> None:
+    def free_memory(self) -> None:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def rung(self, model: nn.Module, size: dict[str, int]) -> dict[str, Any]:
+    def measure(self, model: nn.Module, size: dict[str, int]) -> dict[str, Any]:
         """One size, measured by the harness."""
         ticks, watched = Ticks(self.device), Watched(sized(self.spec, size))
-        self.forget()
+        self.free_memory()
         with self.folder() as scratch:
             train = self.train.select(range(size["train"]))
             progress = ticks if self.axis == "draws" else None
             attribution, cost = measured_run(watched, self.problem(model, train, self.queries, scratch, progress))
-            found = {
-                "size": size,
-                **cost,
-                "disk_bytes": watched.disk_bytes,
-                "num_scores_not_finite": int((~torch.isfinite(attribution.scores)).sum()),
-            }
-            if self.axis == "draws":
-                found["tick_seconds"] = ticks.median()
-            if "token_bytes" in attribution.diagnostics:
-                found["token_bytes"] = attribution.diagnostics["token_bytes"]
-        return found
+        not_finite = int((~torch.isfinite(attribution.scores)).sum())
+        found = {"size": size, **cost, "disk_bytes": watched.disk_bytes, "num_scores_not_finite": not_finite}
+        return found | ({"tick_seconds": ticks.median()} if self.axis == "draws" else {})
 
     def left(self) -> float:
         return self.spec["budget_seconds"] - (time.monotonic() - self.started)
 
     def run(self) -> None:
-        stages = Stages(self, Work(Path(self.spec["work"]))) if self.axis == "layers" else None
-        if stages is not None:
-            stages.check_needs()
+        parts = EkfacParts(self, Work(Path(self.spec["work"]))) if self.axis == "layers" else None
+        if parts is not None:
+            parts.check_needs()
             self.result["storage"] = storage_of(Path(self.spec["work"]))
         self.load_data()
-        clock(self.device)  # the CUDA context
+        now(self.device)  # the CUDA context
         if self.spec.get("measure_peak"):
             self.result["peak_flops"] = matmul_peak(self.device)["flops"]
         self.warm_up()
         # kronfluence collects garbage at every step; what the imports left behind is no part of its cost.
         gc.freeze()
-        if stages is not None:
-            stages.run()
+        if parts is not None:
+            parts.run()
         else:
-            self.climb()
+            self.measure_sizes()
         self.result["finished"] = True
 
-    def climb(self) -> None:
-        start = clock(self.device)
+    def measure_sizes(self) -> None:
         model = self.load_model(self.configuration.layers)
-        self.result["load_seconds"] = clock(self.device) - start
-        target = whole_size(self.spec)[self.axis]
+        target = self.spec[self.axis]
         first, wanted = min(8, target), 0
         if self.axis == "draws":
             chains = self.spec["chains"]
@@ -216,9 +394,9 @@ class Point:
             wanted = max(2, -(-self.spec["timed_draws"] // chains)) * chains
             first = wanted if wanted <= FEW_DRAWS * chains else 2 * chains
             if self.spec["rehearse"]:
-                self.rung(model, self.size(2) | {"chains": 1})
-        for value in ladder(first, target, self.sizes_and_seconds, self.left, wanted=wanted):
-            self.result["rungs"].append(self.rung(model, self.size(value)))
+                self.measure(model, self.size(draws=2, chains=1))
+        for value in choose_sizes(first, target, self.sizes_and_seconds, self.left, wanted=wanted):
+            self.result["rungs"].append(self.measure(model, self.size(**{self.axis: value})))
             self.save()
 
     def sizes_and_seconds(self) -> list[tuple[int, float]]:
@@ -226,6 +404,274 @@ class Point:
 
     def save(self) -> None:
         write_whole(Path(self.spec["result"]), json.dumps(self.result))
+
+
+# ---- EK-FAC's point ----
+
+
+class EkfacParts:
+    """Covariance, eigendecomposition, lambda and scores as parts that are measured one by one and kept.
+
+        <cache>/.work/scaling.<key>/ledger.json          seconds and peaks of every finished part (retrain/work.py)
+        <cache>/.work/scaling.<key>/layers-24/           what kronfluence wrote, until the point is finished
+
+    A part that was finished is never measured again: a point that is cut short goes on after its last part when the
+    same command runs again. Where the ledger is there but the factors are not (another machine), what the next part
+    needs is made again and not counted.
+
+    First the whole run at the smallest fitting set and number of queries, at each depth; then, at the last depth,
+    further fitting sets, scores of half the sequences and queries, and further numbers of queries, each if the budget
+    has room for it. Eigendecompositions do not depend on the number of fitting sequences: those of a further fitting
+    set are only repeated where they are quick, and its row says which parts it shares.
+    """
+
+    def __init__(self, point: Point, work: Work):
+        self.point, self.work = point, work
+        self.spec, self.configuration = point.spec, point.configuration
+        self.method: Any = sized(self.spec, {"fit_examples": self.spec["fit_sets"][0]})
+        assert isinstance(self.method, LowMemoryEKFAC)
+        kept = work.load("ledger")
+        self.ledger: dict[str, dict[str, Any]] = kept[1] if kept else {}
+        self.depth = 0
+        self.opened: tuple[int, nn.Module, Any] | None = None  # (depth, model, analyzer)
+
+    def run(self) -> None:
+        self.report()
+        n, q = self.spec["train"], self.spec["query_counts"][0]
+        for depth in self.spec["depths"] or choose_sizes(
+            1, self.configuration.layers, self.point.sizes_and_seconds, self.point.left, self.fits_disk
+        ):
+            self.depth = depth
+            self.fit(self.spec["fit_sets"][0], first=True)
+            self.score(n, q)
+            self.report()
+        for count in self.spec["fit_sets"][1:]:
+            if count <= MOST_FITTED and self.predicted_fit(count) <= self.point.left():
+                self.fit(count, first=False)
+                self.report()
+        if min(n, q) > 1 and 2.5 * self.seconds(f"score/{n}x{q}") <= self.point.left():
+            for train, queries in ((n // 2, q), (n, q // 2), (n // 2, q // 2)):
+                self.score(train, queries)
+            self.report()
+        for queries in self.spec["query_counts"][1:]:
+            if self.predicted_score(n, queries) <= self.point.left():
+                self.score(n, queries)
+                self.report()
+
+    # ---- what it takes ----
+
+    def check_needs(self) -> None:
+        """Refuses a run whose deepest model cannot fit, before anything is measured."""
+        depth = max(self.spec["depths"] or [self.configuration.layers])
+        needs = ekfac_needs(self.configuration.with_layers(depth), self.spec["tokens"], self.point.dtype.itemsize)
+        self.point.result["needs"] = {"memory_bytes": needs.memory_bytes, "disk_bytes": needs.disk_bytes}
+        if self.point.device.type == "cuda":
+            memory = torch.cuda.get_device_properties(self.point.device).total_memory
+        else:
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        disk = self.free_disk(depth)
+        if needs.memory_bytes > memory or needs.disk_bytes > disk:
+            raise RefusedError(
+                f"refused: a run of {depth} layers takes about {bytes_text(needs.memory_bytes)} of memory "
+                f"({bytes_text(memory)} there) and {bytes_text(needs.disk_bytes)} on the disk ({bytes_text(disk)} to "
+                "be had)"
+            )
+
+    def free_disk(self, depth: int) -> int:
+        """What a run may write; what an earlier attempt at it left counts as free."""
+        self.work.folder.mkdir(parents=True, exist_ok=True)
+        there = folder_bytes(self.folder(depth)) if self.folder(depth).exists() else 0
+        return int(DISK_SHARE * shutil.disk_usage(self.work.folder).free) + there
+
+    def fits_disk(self, depth: int) -> bool:
+        shape = self.configuration.with_layers(depth)
+        return ekfac_needs(shape, self.spec["tokens"], self.point.dtype.itemsize).disk_bytes < self.free_disk(depth)
+
+    # ---- one depth ----
+
+    def folder(self, depth: int) -> Path:
+        return self.work.folder / f"layers-{depth}"
+
+    def open(self) -> tuple[nn.Module, Any]:
+        """A model of so many blocks and its analyzer; the factors of other depths are removed."""
+        if self.opened is None or self.opened[0] != self.depth:
+            self.opened = None
+            self.point.free_memory()
+            for other in self.work.folder.glob("layers-*"):
+                if other != self.folder(self.depth):
+                    shutil.rmtree(other, ignore_errors=True)
+            self.folder(self.depth).mkdir(parents=True, exist_ok=True)
+            model = self.point.load_model(self.depth)
+            self.opened = (self.depth, model, self.method.analyzer(self.problem(model)))
+        return self.opened[1], self.opened[2]
+
+    def problem(self, model: nn.Module, train: int | None = None, queries: int | None = None) -> Problem:
+        chosen = (
+            self.point.train.select(range(train or self.spec["train"])),
+            self.point.queries.select(range(queries or self.spec["query_counts"][0])),
+        )
+        return self.point.problem(model, *chosen, self.folder(self.depth))
+
+    def fit(self, count: int, *, first: bool) -> None:
+        if self.done(f"lambda/{count}"):
+            return
+        data = self.point.fit_sequences(count)
+        self.part(f"covariance/{count}", lambda: self.method.fit_covariance(self.open()[1], data, count))
+        if first or self.seconds(f"eigen/{self.spec['fit_sets'][0]}") <= REPEATED_SECONDS:
+            self.require("covariance", count)
+            self.part(f"eigen/{count}", lambda: self.method.decompose(self.open()[1], count))
+        self.require("eigen", count)
+        self.part(f"lambda/{count}", lambda: self.method.fit_lambda(self.open()[1], data, count))
+
+    def score(self, train: int, queries: int) -> None:
+        if self.done(f"score/{train}x{queries}"):
+            return
+        self.require("lambda", self.spec["fit_sets"][0])
+        model, analyzer = self.open()
+        problem = self.problem(model, train, queries)
+        self.part(f"score/{train}x{queries}", lambda: self.method.score(problem, analyzer))
+
+    def require(self, kind: str, count: int) -> None:
+        """Makes the files of a part that is in the ledger but not on this machine."""
+        from kronfluence.factor.covariance import covariance_matrices_exist
+        from kronfluence.factor.eigen import eigendecomposition_exist, lambda_matrices_exist
+
+        analyzer, data = self.open()[1], self.point.fit_sequences(count)
+        exist: dict[str, Callable[..., bool]] = {
+            "covariance": covariance_matrices_exist, "eigen": eigendecomposition_exist, "lambda": lambda_matrices_exist,
+        }  # fmt: skip
+        if exist[kind](output_dir=analyzer.factors_output_dir(FACTORS)):
+            return
+        if kind == "covariance":
+            self.method.fit_covariance(analyzer, data, count)
+        elif kind == "eigen":
+            self.require("covariance", count)
+            self.method.decompose(analyzer, count)
+        else:
+            self.require("eigen", count)
+            self.method.fit_lambda(analyzer, data, count)
+
+    # ---- the ledger: "depth/part" -> what it took ----
+
+    def done(self, part: str) -> bool:
+        return f"{self.depth}/{part}" in self.ledger
+
+    def seconds(self, part: str) -> float:
+        return self.ledger[f"{self.depth}/{part}"]["seconds"]
+
+    def part(self, name: str, work: Callable[[], Any]) -> None:
+        """Measures a part and keeps what it took, unless that is known."""
+        if self.done(name):
+            return
+        problem = self.problem(self.open()[0])
+        self.point.free_memory()
+        self.remove(name.partition("/")[0])
+        _, cost = measured_run(TimedWork(work), problem)
+        self.ledger[f"{self.depth}/{name}"] = {
+            "seconds": cost["fit_seconds"],
+            "disk_bytes": folder_bytes(self.folder(self.depth)),
+            **{name: cost[name] for name in ("weight_bytes", "threads", *PEAKS)},
+        }
+        self.work.save("ledger", {}, self.ledger)
+
+    def remove(self, kind: str) -> None:
+        """What an earlier fitting set left: a user's run writes new files, and writing over old ones takes longer."""
+        from kronfluence.utils import constants
+
+        names = {
+            "covariance": constants.COVARIANCE_FACTOR_NAMES,
+            "eigen": constants.EIGENDECOMPOSITION_FACTOR_NAMES,
+            "lambda": constants.LAMBDA_FACTOR_NAMES,
+        }
+        analyzer = self.open()[1]
+        if kind == "score":
+            shutil.rmtree(analyzer.scores_output_dir(SCORES), ignore_errors=True)
+        for factor in names.get(kind, ()):
+            for path in analyzer.factors_output_dir(FACTORS).glob(f"{factor}*.safetensors"):
+                path.unlink()
+
+    def predicted_fit(self, count: int) -> float:
+        """Of covariance and lambda, from the fitting sets so far; one alone counts as if all of it grew."""
+        known = self.fits(self.depth)
+        sizes = [fit["fit_examples"] for fit in known]
+        seconds = [fit["covariance"] + fit["lambda"] for fit in known]
+        return fit_line(sizes, seconds).at(count) if len(known) > 1 else seconds[0] * count / sizes[0]
+
+    def predicted_score(self, train: int, queries: int) -> float:
+        points = self.score_points(self.depth)
+        if len(points) >= 4:
+            base, per_train, per_query, per_pair = bilinear(points)
+            return base + per_train * train + per_query * queries + per_pair * train * queries
+        n, q, seconds = points[0]
+        return seconds * train * queries / (n * q)
+
+    def fits(self, depth: int) -> list[dict[str, Any]]:
+        """Every fitting set whose covariance and lambda were measured; `eigen` only where it was its own."""
+        found = []
+        for count in self.spec["fit_sets"]:
+            parts = {kind: self.ledger.get(f"{depth}/{kind}/{count}") for kind in ("covariance", "eigen", "lambda")}
+            if parts["covariance"] and parts["lambda"]:
+                seconds = {kind: part["seconds"] if part else None for kind, part in parts.items()}
+                found.append({"fit_examples": count, **seconds})
+        return found
+
+    def score_points(self, depth: int) -> list[tuple[int, int, float]]:
+        """(sequences, queries, seconds), the whole run's first."""
+        whole = f"{depth}/score/{self.spec['train']}x{self.spec['query_counts'][0]}"
+        names = [name for name in self.ledger if name.startswith(f"{depth}/score/")]
+        found = []
+        for name in sorted(names, key=lambda name: (name != whole, name)):
+            train, queries = name.rpartition("/")[2].split("x")
+            found.append((int(train), int(queries), self.ledger[name]["seconds"]))
+        return found
+
+    def rung(self, depth: int) -> dict[str, Any] | None:
+        """The whole run of a depth as the rows take it; None where a part of it is missing."""
+        count, n, q = self.spec["fit_sets"][0], self.spec["train"], self.spec["query_counts"][0]
+        kinds = {kind: self.ledger.get(f"{depth}/{kind}/{count}") for kind in ("covariance", "eigen", "lambda")}
+        parts = [*kinds.values(), self.ledger.get(f"{depth}/score/{n}x{q}")]
+        if not all(parts):
+            return None
+        whole = [part for part in parts if part]
+        *fitted, score = whole
+        phases = {kind: part["seconds"] for kind, part in zip(kinds, fitted)}
+        known = {peak: [part[peak] for part in whole if part[peak] is not None] for peak in PEAKS}
+        return {
+            "size": {"layers": depth, "fit_examples": count, "train": n, "queries": q, "draws": 0},
+            "fit_seconds": sum(phases.values()),
+            "score_seconds": score["seconds"],
+            "phases": phases,
+            "fits": self.fits(depth),
+            "score_points": self.score_points(depth),
+            "weight_bytes": score["weight_bytes"],
+            "threads": score["threads"],
+            "disk_bytes": fitted[-1]["disk_bytes"],
+            **{peak: max(values, default=None) for peak, values in known.items()},
+        }
+
+    def report(self) -> None:
+        depths = sorted({int(name.partition("/")[0]) for name in self.ledger})
+        self.point.result["rungs"] = [rung for depth in depths if (rung := self.rung(depth)) is not None]
+        self.point.save()
+
+
+def finished_parts(work: Work) -> str:
+    """What an unfinished point has, in words; empty where it has nothing."""
+    kept = work.load("ledger")
+    by_depth: dict[str, list[str]] = {}
+    for name in kept[1] if kept else {}:
+        depth, _, part = name.partition("/")
+        by_depth.setdefault(depth, []).append(part.replace("/", " "))
+    return "; ".join(f"{', '.join(parts)} of {depth} layers" for depth, parts in by_depth.items())
+
+
+def drop_factors(work: Work) -> None:
+    """Frees the disk and keeps the ledger."""
+    for folder in work.folder.glob("layers-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---- the process ----
 
 
 def perform_point(spec: dict[str, Any], started: float) -> dict[str, Any]:
@@ -243,36 +689,30 @@ def perform_point(spec: dict[str, Any], started: float) -> dict[str, Any]:
     return point.result
 
 
-def failure_reason(error: BaseException, place: Path | None = None) -> str:
+def failure_reason(error: BaseException, place: Path) -> str:
     """In one line; memory and disk by name, since these are what larger models run into.
 
     place: where the point writes, in the cache; what reports a full disk rarely says which.
     """
     if isinstance(error, RefusedError):
         return str(error)
-    text = str(error).lower()
+    text, said = str(error).lower(), error_line(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text:
-        return f"out of memory: {error_line(error)}"[:LONGEST_REASON]
-    if getattr(error, "errno", None) == errno.ENOSPC or "no space left on device" in text or "os error 28" in text:
-        where = f" at {place}" if place else ""
-        return f"the disk is full{where}: {error_line(error)}"[:LONGEST_REASON]
-    return error_line(error)[:LONGEST_REASON]
+        said = f"out of memory: {said}"
+    elif getattr(error, "errno", None) == errno.ENOSPC or "no space left on device" in text or "os error 28" in text:
+        said = f"the disk is full at {place}: {said}"
+    return said[:LONGEST_REASON]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.scaling.point", description=__doc__.split("\n")[0])
-    parser.add_argument("--spec", required=True, help="a JSON file, or - to wait for its path on stdin")
-    path = parser.parse_args().spec
-    if path == "-":
-        die_with(os.getppid())  # a sweep that is killed outright cannot end its point
-        # Imported while the point before is still being measured, and idle from here on.
-        import kronfluence  # noqa: F401
-        import transformers  # noqa: F401
+    die_with(os.getppid())  # a sweep that is killed outright cannot end its point
+    # Imported while the point before is still being measured, and idle from here on.
+    import kronfluence  # noqa: F401
+    import transformers  # noqa: F401
 
-        path = sys.stdin.readline().strip()
-        if not path:
-            return 0
-    perform_point(json.loads(Path(path).read_text()), time.monotonic())
+    path = sys.stdin.readline().strip()
+    if path:
+        perform_point(json.loads(Path(path).read_text()), time.monotonic())
     return 0
 
 

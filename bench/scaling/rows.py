@@ -1,22 +1,30 @@
-"""From what a point measured to its rows of scaling.csv: taken as it is, or projected along the line of its ladder.
+"""The rows of scaling.csv: their columns, the reader that checks them, the writer, and what a row says.
 
-A row is projected where no rung was the whole run. Its seconds then come from the line through at least two sizes, with
-their 95 % interval; `projected_from` names the sizes and `max_residual` how far the line misses them. `held_out_error`
-is how far a projection from the smaller sizes alone is from the largest that was measured. EK-FAC's rows are in
-bench/scaling/ekfac_rows.py.
+    rows = read_rows("results/scaling/scaling.csv")  # a list of dictionaries; an empty cell is None
+
+A row is one (model, method, setting). Rows with an `error` have no numbers, and every estimate passes over them.
 """
 
+import csv
+import io
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from bench.scaling.costs import draw_flops
-from bench.scaling.ekfac_rows import NO_PROJECTION, add_ekfac, no_time_left
-from bench.scaling.lines import Line, fit_line
-from bench.scaling.methods import FORMER_AXES
-from bench.scaling.row_values import SHAPE_COLUMNS
-from bench.scaling.sizes import MEMORY, whole_size
-from retrain.models.pythia_suite import Configuration
+import numpy as np
+import pandas as pd
 
-POINT_COLUMNS = [
+from bench.scaling.costs import Setting
+from retrain.errors import UsageError
+from retrain.models.pythia_suite import SUITE, Configuration, suite_configuration
+from retrain.safe_files import SafeFileError, one_line, read_text, write_whole
+
+RATES = Path(__file__).with_name("rates.csv")  # the rows that ship with the package: those of results/scaling
+SHAPE_COLUMNS = ("hidden", "layers", "heads", "intermediate", "vocabulary")  # what a model's cost depends on
+SCORE_PARTS = ("score_base", "score_per_train", "score_per_query", "score_per_pair")
+COLUMNS = [
     "model", "parameters", "method", "load_seconds", "fit_seconds", "score_seconds", "peak_memory_bytes", "disk_bytes",
     "projected", "seconds_low", "seconds_high", "device", "error", "run_id",
     "train", "queries", "tokens", "draws", "fit_examples", "minibatch", "dtype", "weights", "text",
@@ -24,191 +32,177 @@ POINT_COLUMNS = [
     "timed_draws", "seconds_per_draw", "setup_seconds", "floor_seconds_per_draw", "floor_ratio", "peak_flops",
     "token_bytes", "depth", "eigen_cost", "eigen_seconds", "covariance_seconds", "lambda_seconds", "fit_sizes",
     "covariance_base", "covariance_per_example", "lambda_base", "lambda_per_example", "fit_seconds_per_example",
-    "score_base", "score_per_train", "score_per_query", "score_per_pair", "factor_bytes", "shared_parts",
+    *SCORE_PARTS, "factor_bytes", "shared_parts",
     "needed_memory_bytes", "needed_disk_bytes", "storage", "projected_from", "max_residual", "held_out",
     "held_out_error", "again_seconds",
 ]  # fmt: skip
+NOT_NUMBERS = {
+    "model", "method", "projected", "device", "error", "run_id", "dtype", "weights", "text", "fit_sizes",
+    "shared_parts", "storage", "projected_from", "held_out",
+}  # fmt: skip
+SIZE_COLUMNS = ("parameters", "train", "queries", "tokens", "token_parameters")  # every row has them
+NEEDED_COLUMNS = (*SIZE_COLUMNS, "model", "method", "fit_seconds", "score_seconds", "peak_memory_bytes", "device")
+_BIF_COLUMNS = ("seconds_per_draw", "minibatch")
+_EKFAC_COLUMNS = ("fit_examples", "eigen_seconds", "eigen_cost", "covariance_per_example", "lambda_per_example")
+OWN_COLUMNS = {"bif": _BIF_COLUMNS, "bif_tokens": _BIF_COLUMNS, "ekfac": _EKFAC_COLUMNS}  # of a measured row
+ABOVE_ZERO = {"score_seconds", "seconds_per_draw", "eigen_seconds", "eigen_cost", "seconds_high", "peak_flops"}
+QUERIES_END = "queries"  # how `projected_from` ends in a row whose scores are projected
+METHOD_LABELS = {
+    "bif": "BIF",
+    "ekfac": "EK-FAC",
+    "gradsim": "GradSim",
+    "trak": "TRAK",
+    "bif_tokens": "BIF, every token",
+}
 
 
-def make_rows(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | None) -> list[dict[str, Any]]:
-    """Every column but run_id; a point without usable rungs is one row with its reason in `error`."""
-    row = _identity(spec, result, peak_flops)
-    if _axis(spec) == "layers":
-        return add_ekfac(row, spec, result)
-    return [_one_row(row, spec, result, peak_flops)]
+# ---- reading and writing ----
 
 
-def _axis(spec: dict[str, Any]) -> str:
-    return spec.get("axis") or FORMER_AXES.get(spec["method"], "train")
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Every row, checked; the first cell that cannot be right is named with its line and what was expected."""
+    if not Path(path).exists():
+        command = f"python -m bench.scaling --out {Path(path).parent}"
+        raise UsageError(f"{path} is not there; measure first: {command}")
+    try:
+        text = read_text(path, follow_links=True)
+        frame = pd.read_csv(io.StringIO(text))
+    except (SafeFileError, ValueError) as error:
+        raise UsageError(f"{path} is no readable CSV ({error}); give the scaling.csv of a sweep with --from") from None
+    for line, cells in enumerate(csv.reader(io.StringIO(text)), 1):
+        if cells and len(cells) < len(frame.columns):
+            known = f"{len(cells)} of {len(frame.columns)} cells"
+            raise UsageError(f"{path}, line {line}: {known}; it was cut off, or damaged")
+    if missing := [name for name in NEEDED_COLUMNS if name not in frame]:
+        raise UsageError(f"{path} lacks the columns {', '.join(missing)}; expected the scaling.csv of bench.scaling")
+    measured = frame["score_seconds"].notna() & (frame["error"].isna() if "error" in frame else True)
+    required = {name: pd.Series(True, frame.index) for name in SIZE_COLUMNS}
+    for method, names in OWN_COLUMNS.items():
+        for name in names:
+            required[name] = required.get(name, False) | (measured & (frame["method"] == method))
+    for name in dict.fromkeys([*COLUMNS, *required]):
+        if name not in NOT_NUMBERS:
+            _check_numbers(path, frame, name, required.get(name, pd.Series(False, frame.index)))
+    return [
+        {name: None if value is None or pd.isna(value) else value for name, value in row.items()}
+        for row in frame.to_dict("records")
+    ]
 
 
-def _identity(spec: dict[str, Any], result: dict[str, Any], peak_flops: float | None) -> dict[str, Any]:
-    """What a row says of its point, whatever came of it."""
-    configuration = Configuration(**spec["configuration"])
-    number_bytes = 4 if spec["dtype"] == "float32" else 2
-    row = dict.fromkeys(POINT_COLUMNS) | {
-        "model": configuration.name,
-        "parameters": configuration.num_parameters,
-        "method": spec["method"],
-        "device": result.get("device") or spec["device_name"],
-        "projected": False,
-        "load_seconds": result.get("load_seconds"),
-        **{name: spec[name] for name in ("train", "queries", "tokens", "dtype")},
-        "weights": spec["weights_name"],
-        "text": spec["text_name"],
-        "token_parameters": configuration.num_token_parameters,
-        **{name: getattr(configuration, name) for name in SHAPE_COLUMNS},
-        "weight_bytes": configuration.num_parameters * number_bytes,
-        "peak_flops": peak_flops,
-    }
-    if _axis(spec) == "draws":
-        row |= {"draws": spec["draws"], "minibatch": spec["options"].get("minibatch")}
-    if spec.get("fitted", spec["method"] == "ekfac"):
-        row["fit_examples"] = spec["fit_examples"]
-    if _axis(spec) == "layers":
-        needs = result.get("needs", {})
-        row |= {
-            "eigen_cost": configuration.eigen_cost,
-            "factor_bytes": configuration.factor_bytes(number_bytes),
-            "needed_memory_bytes": needs.get("memory_bytes"),
-            "needed_disk_bytes": needs.get("disk_bytes"),
-            "storage": result.get("storage"),
-        }
-    return row
+def _check_numbers(path: str | Path, frame: pd.DataFrame, name: str, required: pd.Series) -> None:
+    """Refuses a gap where a number is required, and anywhere a word, an infinity or a number that is too small."""
+    column = frame.get(name, pd.Series(math.nan, frame.index))
+    values = pd.to_numeric(column, errors="coerce")
+    expected, right = "a number", np.isfinite(values)
+    if name in SIZE_COLUMNS:
+        expected, right = "a whole number of at least 1", right & (values >= 1) & (values % 1 == 0)
+    elif name in ABOVE_ZERO:
+        expected, right = "a number above 0", right & (values > 0)
+    elif name != "held_out_error":
+        expected, right = "a number of at least 0", right & (values >= 0)
+    wrong = ~right & (column.notna() | required)
+    if wrong.any():
+        row = int(wrong.to_numpy().argmax())
+        came = "empty" if pd.isna(column[row]) else f'"{one_line(str(column[row]), 40)}"'
+        raise UsageError(f"{path}, line {row + 2}: {name} is {came}; expected {expected}")
 
 
-def _one_row(
-    row: dict[str, Any], spec: dict[str, Any], result: dict[str, Any], peak_flops: float | None
-) -> dict[str, Any]:
-    """Of a method that is a ladder of draws or of training sequences."""
-    axis, rungs = _axis(spec), result.get("rungs", [])
-    whole = whole_size(spec)
-    error = result.get("error")
-    if not error and not rungs:
-        error = no_time_left(result)
-    unfinished = bool(rungs) and rungs[-1]["size"][axis] < whole[axis]
-    by_ticks = axis == "draws" and all(rung.get("tick_seconds") for rung in rungs)
-    if not error and unfinished and len(rungs) < 2 and not by_ticks:
-        error = f"{no_time_left(result)}; a projection needs two sizes"
-    if not error and unfinished and not by_ticks and _total_line(rungs, axis).slope <= 0:
-        seconds = ", ".join(f"{_total(rung):.3g} s" for rung in rungs)
-        sizes = ", ".join(str(rung["size"][axis]) for rung in rungs)
-        error = f"{NO_PROJECTION}: {sizes} {axis} took {seconds}; the machine is too busy to tell them apart, run again"
-    if error:
-        return row | {"error": error}
-    last = rungs[-1]
-    if not unfinished:
-        row |= {name: last[name] for name in ("fit_seconds", "score_seconds", *MEMORY)}
-    elif by_ticks:
-        row |= _project_draws(rungs, whole["draws"], spec["chains"])
-    else:
-        row |= _project(rungs, axis, whole[axis])
-    row["token_bytes"] = last.get("token_bytes")
-    if axis == "draws":
-        row |= _draw_columns(row, rungs, peak_flops)
-        row |= _held_out_draws(rungs, spec["chains"])
-    return row
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    write_whole(path, pd.DataFrame(list(rows), columns=COLUMNS).to_csv(index=False))
 
 
-# What a draw takes is known to a few per cent; what a run of a few draws takes beside them (capturing, kernels chosen
-# on first use) is not, so two totals make a poor line in draws.
-LEAST_DRAW_ERROR = 0.05
+# ---- what a row says ----
 
 
-def _project_draws(rungs: list[dict[str, Any]], target: int, chains: int) -> dict[str, Any]:
-    """Setup once and the median time between draws so many times; the interval is what the rungs differ by, doubled."""
-    draws = ", ".join(str(rung["size"]["draws"]) for rung in rungs)
-    rungs = _stepping(rungs, chains)
-    seconds = [_at_draws(rung, target) for rung in rungs]
-    spread = max(abs(value / seconds[-1] - 1) for value in seconds)
-    error = max(LEAST_DRAW_ERROR, 2 * spread)
-    return {
-        "projected": True,
-        "fit_seconds": 0.0,
-        "score_seconds": seconds[-1],
-        "seconds_low": seconds[-1] * max(0.0, 1 - error),
-        "seconds_high": seconds[-1] * (1 + error),
-        "projected_from": f"the median draw of {draws} of {target} draws",
-        "max_residual": spread,
-        **{name: max(rung[name] for rung in rungs) for name in MEMORY if rungs[-1][name] is not None},
-    }
+def number_of(value: Any) -> float | None:
+    return None if value is None or value == "" or not math.isfinite(float(value)) else float(value)
 
 
-def _stepping(rungs: list[dict[str, Any]], chains: int) -> list[dict[str, Any]]:
-    """A chain of one draw takes no step, so what its rung says about a draw is left out where another says more."""
-    return [rung for rung in rungs if rung["size"]["draws"] > chains] or rungs
+def total_of(row: dict[str, Any]) -> float:
+    """Seconds of the fit and the scores."""
+    return (number_of(row.get("fit_seconds")) or 0.0) + (number_of(row.get("score_seconds")) or 0.0)
 
 
-def _at_draws(rung: dict[str, Any], draws: int) -> float:
-    """What a run of so many draws would take, by this rung's own setup and median draw."""
-    setup = max(0.0, _total(rung) - rung["tick_seconds"] * rung["size"]["draws"])
-    return setup + rung["tick_seconds"] * draws
+def has_peak(row: dict[str, Any]) -> bool:
+    """Whether a row's memory was measured."""
+    return number_of(row.get("peak_memory_bytes")) is not None
 
 
-def _held_out_draws(rungs: list[dict[str, Any]], chains: int) -> dict[str, Any]:
-    """The largest rung as the one before would have projected it."""
-    known = [rung for rung in _stepping(rungs, chains) if rung.get("tick_seconds")]
-    if len(known) < 2:
-        return {}
-    before, last = known[-2:]
-    draws = last["size"]["draws"]
-    return {
-        "held_out": f"{draws} draws from {before['size']['draws']}",
-        "held_out_error": _at_draws(before, draws) / _total(last) - 1,
-    }
+def fit_sizes_of(row: dict[str, Any]) -> list[int]:
+    """Fitting sets that were measured in the point of a row; a column of single ones is read back as numbers."""
+    return [int(float(size)) for size in str(row.get("fit_sizes") or "").split(", ") if size]
 
 
-def _project(rungs: list[dict[str, Any]], axis: str, target: int) -> dict[str, Any]:
-    sizes = [rung["size"][axis] for rung in rungs]
-    total = _total_line(rungs, axis)
-    low, high = total.interval(target)
-    fit = _line(rungs, sizes, "fit_seconds").at(target) if rungs[-1]["fit_seconds"] > 1e-3 else 0.0
-    fit = min(max(0.0, fit), total.at(target))
-    return {
-        "projected": True,
-        "seconds_low": low,
-        "seconds_high": high,
-        "projected_from": f"{', '.join(map(str, sizes))} of {target} {axis}"
-        + ("" if total.linear else f"; not linear, {100 * total.residual:.0f} % off"),
-        "max_residual": total.residual,
-        "fit_seconds": fit,
-        "score_seconds": total.at(target) - fit,
-        # More sequences pass through the same memory; what is written of each adds up.
-        **{name: max(rung[name] for rung in rungs) for name in MEMORY if rungs[-1][name] is not None},
-        **({"disk_bytes": round(_line(rungs, sizes, "disk_bytes").at(target))} if rungs[-1]["disk_bytes"] else {}),
-    }
+def scores_were_measured(row: dict[str, Any]) -> bool:
+    """At the row's own number of queries, at whatever depth."""
+    return not str(row.get("projected_from") or "").endswith(QUERIES_END)
 
 
-def _total(rung: dict[str, Any]) -> float:
-    return rung["fit_seconds"] + rung["score_seconds"]
+def is_projected(row: dict[str, Any]) -> bool:
+    return str(row.get("projected")) == "True"
 
 
-def _total_line(rungs: list[dict[str, Any]], axis: str) -> Line:
-    return fit_line([rung["size"][axis] for rung in rungs], [_total(rung) for rung in rungs])
+def setting_of(row: dict[str, Any]) -> Setting:
+    """What was asked of the run that a row is about."""
+    return Setting(
+        train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]),
+        draws=int(number_of(row.get("draws")) or 0),
+        fit_examples=int(number_of(row.get("fit_examples")) or row["train"]),
+        minibatch=int(number_of(row.get("minibatch")) or 32),
+    )  # fmt: skip
 
 
-def _line(rungs: list[dict[str, Any]], sizes: list[int], name: str) -> Line:
-    return fit_line(sizes, [rung[name] for rung in rungs])
+def method_label(method: str) -> str:
+    return METHOD_LABELS.get(method, method.rpartition(":")[2])
 
 
-def _draw_columns(row: dict[str, Any], rungs: list[dict[str, Any]], peak_flops: float | None) -> dict[str, Any]:
-    """Seconds a draw: the median between draws of the longest run, else the line's slope; the rest is setup."""
-    last = rungs[-1]
-    each = last.get("tick_seconds")
-    if each is None:
-        sizes = [rung["size"]["draws"] for rung in rungs]
-        each = (
-            fit_line(sizes, [rung["score_seconds"] for rung in rungs]).slope
-            if len(rungs) > 1
-            else last["score_seconds"] / sizes[-1]
-        )
-    found: dict[str, Any] = {
-        "timed_draws": last["size"]["draws"],
-        "seconds_per_draw": each,
-        "setup_seconds": max(0.0, _total(last) - each * last["size"]["draws"]),
-    }
-    if peak_flops and row["minibatch"]:
-        flops = draw_flops(row["token_parameters"], row["train"], row["queries"], row["minibatch"], row["tokens"])
-        found["floor_seconds_per_draw"] = flops / peak_flops
-        found["floor_ratio"] = each / found["floor_seconds_per_draw"]
+# ---- the shape of a row's model ----
+
+
+def configuration_of(row: dict[str, Any]) -> Configuration | None:
+    """The suite's, or a folder's by the row's own columns; None where they do not say it."""
+    return _configuration(str(row["model"]), tuple(row.get(name) for name in SHAPE_COLUMNS), row["parameters"])
+
+
+@lru_cache(maxsize=1024)  # laws and crossings ask for each row's thousands of times
+def _configuration(model: str, shape: tuple[Any, ...], num_parameters: Any) -> Configuration | None:
+    found = SUITE.get(model)
+    if found is None and all(map(number_of, shape)):
+        columns: dict[str, Any] = dict(zip(SHAPE_COLUMNS, map(int, shape)))
+        found = Configuration(name=model, **columns)
+    return found if found is not None and found.num_parameters == int(num_parameters) else None
+
+
+def shape_of(row: dict[str, Any]) -> Configuration:
+    """The same, or what the row's width and depth say of EK-FAC's costs."""
+    found = configuration_of(row)
+    if found is not None:
+        return found
+    hidden = int(row["hidden"])
+    name, layers = str(row["model"]), int(row["layers"])
+    return Configuration(name=name, hidden=hidden, layers=layers, heads=1, intermediate=4 * hidden)
+
+
+def same_shape(one: Configuration | None, other: Configuration) -> bool:
+    """Whatever they are called: a folder with a suite model's shape costs what that costs."""
+    return one is not None and all(getattr(one, name) == getattr(other, name) for name in SHAPE_COLUMNS)
+
+
+def is_of(row: dict[str, Any], configuration: Configuration) -> bool:
+    """Whether a row was measured at this very shape."""
+    return same_shape(configuration_of(row), configuration)
+
+
+def named_configuration(name: str) -> Configuration:
+    """Of a size of the suite, or of a model folder, whose config.json anybody may have written."""
+    found = suite_configuration(name)
+    for column in (*SHAPE_COLUMNS, "positions"):
+        value = getattr(found, column)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{name}/config.json: {column} is {value!r}; expected a whole number of at least 1")
+    if found.hidden % found.heads:
+        raise UsageError(f"{name}/config.json: a width of {found.hidden} cannot be split among {found.heads} heads")
+    share = found.rotary_share
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 < share <= 1:
+        raise UsageError(f"{name}/config.json: rotary_pct is {share!r}; expected a share above 0, up to 1")
     return found

@@ -1,70 +1,349 @@
-"""All points of one command, each in a process of its own; what is finished is kept, and what failed is a row.
+"""All points of one sweep, each in a process of its own; what is finished is kept, and what failed is a row.
 
-A point that fails (memory, disk, a signal) is a row with its reason, and the next one is begun; none of them is kept,
-so that the same command tries again: the next time may have more memory, or more time. A point of EK-FAC that was cut
-short keeps its finished parts and goes on after them.
+A point is one model and one method; EK-FAC's has every fitting set and number of queries in it, since they share one
+eigendecomposition. Its specification is plain data that holds everything it depends on: the shape, the weights, the
+method with the paper's options, the text, the device and the precision.
+
+A point that fails (memory, disk, a signal) is a row with its reason, and the next one is begun; it is not kept, so that
+the same command tries again. A point of EK-FAC that was cut short keeps its finished parts and goes on after them.
 """
 
+import contextlib
 import hashlib
+import json
 import os
+import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from bench.records import code_commit, code_fingerprint, versions, without_nan
-from bench.scaling.ekfac_rows import NO_PROJECTION
-from bench.scaling.methods import PRIVATE_FIELDS
-from bench.scaling.processes import Processes
-from bench.scaling.rows import make_rows
-from bench.scaling.show import progress_line
-from bench.scaling.specifications import POINT_VERSION, SweepRequest, cost_fingerprint, point_config, specifications
-from bench.scaling.stages import finished_parts
+from bench.scaling.methods import axis_of, build_method, is_fitted, load_queries, method_options
+from bench.scaling.point import MOST_FITTED, finished_parts
+from bench.scaling.projection import NO_PROJECTION, make_rows
+from bench.scaling.report import progress_line
+from bench.scaling.rows import named_configuration
+from retrain.errors import UsageError
 from retrain.jobs.run import terminable
-from retrain.models.pythia_suite import Configuration
+from retrain.models.pythia_suite import HUB_PREFIX, Configuration
+from retrain.progress import WATCH_SECONDS, bar
 from retrain.store import Store, canonical_json
 from retrain.work import Work
 
-LEAST_SECONDS = 5.0  # with less than this left, a point is not begun
+POINT_VERSION = 4  # raised when what a point measures changes
+CHAINS = 4  # of BIF, as in the paper
+START_SECONDS = 12.0  # of a point on a GPU: its context, data and warm-up
+DELAY_SECONDS = 5.0  # a point that ends before needs no bar
+ROOT = Path(__file__).resolve().parents[2]
+PRIVATE_FIELDS = ("text", "query_file", "tokenizer", "weights", "device")  # of a specification: paths of a machine
+SHARED_FILES = (
+    *(f"retrain/models/{name}.py" for name in ("causal_lm", "fused_cross_entropy", "fused_cross_entropy_kernels")),
+    *(f"retrain/models/{name}.py" for name in ("pretrained", "pythia_suite")),
+    *(f"bench/{name}.py" for name in ("measure", "scaling/point", "scaling/methods")),
+)
+METHOD_FILES = {
+    "bif": ("baselines/bif", "baselines/support", "baselines/gradsim.py"),
+    "ekfac": ("baselines/ekfac.py", "baselines/support"),
+}
 
 
-def time_share(spec: dict[str, Any]) -> float:
-    """A point's part of --total-seconds: starting costs the same for all, measuring grows with the model."""
-    return 1.0 + 3.0 * (Configuration(**spec["configuration"]).num_parameters / 1e9) ** 0.5
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """Every model with every method, at each fitting set and number of queries."""
+
+    models: tuple[str, ...]
+    methods: tuple[str, ...]
+    train: int = 400
+    queries: tuple[int, ...] = (18,)
+    query_file: str | None = None
+    tokens: int = 150
+    draws: int = 2000
+    timed_draws: int = 100  # of BIF: so many are timed, wherever the budget has room for them
+    fit_examples: tuple[int, ...] = (400,)
+    layers: tuple[int, ...] = ()  # depths EK-FAC is measured at; none: as the budget allows, up to all
+    random_weights: bool = False
+    text: str | None = None
+    tokenizer: str | None = None
+    device: str = "auto"
+    seed: int = 1
+    settings: tuple[str, ...] = ()  # METHOD.OPTION=VALUE
+
+
+# ---- specifications ----
+
+
+def specifications(request: SweepRequest) -> list[dict[str, Any]]:
+    """One a point: BIF and EK-FAC side by side from the smallest model to the largest, then the other methods."""
+    models = [(name, named_configuration(name)) for name in dict.fromkeys(request.models)]
+    shown = [made.name for _, made in models]
+    if several := [name for name, made in models if shown.count(made.name) > 1]:
+        raise UsageError(
+            f"{' and '.join(several)} would have one name in every table; name one of them alone, or rename a folder"
+        )
+    models.sort(key=lambda pair: pair[1].num_parameters)
+    for name, configuration in models:
+        if configuration.positions < request.tokens:
+            raise UsageError(f"--tokens {request.tokens}: {name} takes at most {configuration.positions}")
+    weights = {name: weights_of(name, made, request.random_weights) for name, made in models}
+    if "random" in weights.values() and not request.random_weights:
+        print("random weights: the hub cannot be reached, and cost does not depend on the values", file=sys.stderr)
+    names = list(dict.fromkeys(request.methods))
+    first = [name for name in ("bif", "ekfac") if name in names]
+    shared = _shared_fields(request)
+    found = [
+        spec
+        for group in (first, [name for name in names if name not in first])
+        for name, configuration in models
+        for method in group
+        for spec in _specifications_of(request, name, configuration, weights[name], method, shared)
+    ]
+    # Larger fitting sets than can be measured are the estimate's to project, but for EK-FAC's.
+    too_many = ", ".join(f"{count:,}" for count in sorted(set(request.fit_examples)) if count > MOST_FITTED)
+    for method in names if too_many else ():
+        own = [spec for spec in found if spec["method"] == method]
+        words = (
+            f"--fit-examples {too_many}: {method} is measured with at most {MOST_FITTED:,}; --estimate projects more"
+        )
+        if not own:
+            raise UsageError(words)
+        if method != "ekfac" and own[0]["fitted"]:
+            print(words, file=sys.stderr)
+    return found
+
+
+def weights_of(name: str, configuration: Configuration, random_weights: bool) -> str:
+    """`random`, or what `load_language_model` takes: a folder, or a name that the hub's cache or the network has."""
+    if random_weights:
+        return "random"
+    if Path(name).is_dir():
+        if not any(Path(name).glob("*.safetensors")):
+            raise UsageError(f"{name} holds no *.safetensors; add --random-weights to measure its architecture alone")
+        return str(Path(name).resolve())
+    import huggingface_hub
+
+    hub_name = f"{HUB_PREFIX}{configuration.name}"
+    if isinstance(huggingface_hub.try_to_load_from_cache(hub_name, "config.json"), str):
+        return hub_name
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return "random"
+    try:
+        socket.create_connection(("huggingface.co", 443), timeout=3).close()
+    except OSError:
+        return "random"
+    return hub_name
+
+
+def content_digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _shared_fields(request: SweepRequest) -> dict[str, Any]:
+    """What every point of the request has in common."""
+    from retrain.units import choose_device, describe_device
+
+    device = choose_device(request.device)
+    pairs = load_queries(request.query_file)
+    if request.text and not Path(request.text).is_file():
+        raise UsageError(f'--text "{request.text}" is no file; expected documents as .jsonl or .jsonl.xz')
+    return {
+        "train": request.train,
+        "query_file": request.query_file,
+        "tokens": request.tokens,
+        "text": request.text,
+        "text_digest": content_digest(Path(request.text).read_bytes()) if request.text else "",
+        "query_digest": content_digest(json.dumps(pairs[: max(request.queries)]).encode()),
+        "device": str(device),
+        "device_name": describe_device(device),
+        "dtype": "bfloat16" if device.type == "cuda" else "float32",
+        "seed": request.seed,
+    }
+
+
+def _specifications_of(
+    request: SweepRequest, name: str, configuration: Configuration, weights: str, method: str, shared: dict[str, Any]
+) -> list[dict[str, Any]]:
+    tokenizer = request.tokenizer or (None if weights == "random" else weights)
+    text = Path(request.text).name if request.text else "random tokens"
+    options = method_options(
+        method, request.settings, configuration, chains=min(CHAINS, request.draws),
+        cuda=shared["device"].startswith("cuda"), random=weights == "random",
+    )  # fmt: skip
+    built = build_method(method, options)
+    axis, fitted = axis_of(method, built), is_fitted(method, built)
+    chains = getattr(built, "chains", 0) if axis == "draws" else 0
+    common = {
+        **shared,
+        "model": name,
+        "configuration": asdict(configuration),
+        "weights": weights,
+        "weights_name": configuration.name if Path(weights).is_dir() else weights,
+        "method": method,
+        "options": options,
+        "axis": axis,
+        "fitted": fitted,
+        "text_name": text if tokenizer or not request.text else f"{text}, as bytes",
+        "tokenizer": tokenizer,
+        "chains": chains,
+        "draws": -(-request.draws // chains) * chains if chains else 0,
+        "timed_draws": min(request.timed_draws, request.draws) if chains else 0,
+        "depths": [],
+    }
+    fit_sets = sorted(set(request.fit_examples)) if fitted else [0]
+    counts = sorted(set(request.queries))
+    if method == "ekfac":
+        depths = sorted({min(depth, configuration.layers) for depth in request.layers})
+        lists = {"fit_sets": fit_sets, "query_counts": counts, "depths": depths}
+        return [{**common, **lists, "fit_examples": fit_sets[0], "queries": counts[0]}]
+    return [
+        {**common, "fit_sets": [fit], "query_counts": [count], "fit_examples": fit, "queries": count}
+        for fit in fit_sets
+        if fit <= MOST_FITTED
+        for count in counts
+    ]
+
+
+@lru_cache
+def cost_fingerprint(method: str) -> str:
+    """Of the code that decides seconds and bytes of a method: measurements belong to it."""
+    names = (*SHARED_FILES, *METHOD_FILES.get(method, ("baselines",)))
+    files = {
+        path for name in names for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))
+    }
+    return content_digest(b"".join(f"{path.name}\0".encode() + path.read_bytes() for path in sorted(files)))
+
+
+def point_config(spec: dict[str, Any], budget: float | None) -> dict[str, Any]:
+    """The key of a finished point. One measured whole is good for any budget; a projected one for its own."""
+    from retrain.source import library_versions
+
+    left_out = ("model", "query_file", "text", "device", "weights_name", "text_name", "tokenizer")
+    tokenizer = Path(spec["tokenizer"]).name if spec["tokenizer"] else None  # not where it lies
+    return {
+        "version": POINT_VERSION,
+        "point": {name: value for name, value in spec.items() if name not in left_out} | {"tokenizer": tokenizer},
+        "versions": library_versions("torch", "transformers", "kronfluence", "traker"),
+        "code": cost_fingerprint(spec["method"]),
+        "cores": os.cpu_count() if spec["dtype"] == "float32" else 0,
+        "budget": budget,
+    }
+
+
+# ---- the processes of the points ----
+
+
+class Processes:
+    """Starts points; on a GPU the next one's imports run while the present one is measured."""
+
+    def __init__(self, folder: Path, ahead: bool):
+        self.folder, self.ahead = folder, ahead
+        self.spare: subprocess.Popen[str] | None = None
+        self.count = 0
+
+    def _start(self) -> subprocess.Popen[str]:
+        self.count += 1
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with open(self.folder / f"stderr-{self.count}", "w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "bench.scaling.point"],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, text=True,
+                env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+            )  # fmt: skip
+        process.errors = Path(errors.name)  # type: ignore[attr-defined]
+        return process
+
+    def prepare(self) -> None:
+        """Lets the next point import ahead of its turn; on a CPU that would disturb the one being measured."""
+        if self.ahead and self.spare is None:
+            self.spare = self._start()
+
+    def measure(self, spec: dict[str, Any], limit: float, more: bool) -> dict[str, Any]:
+        """The point's result; after `limit` seconds what it had measured until then."""
+        process, self.spare = self.spare or self._start(), None
+        result = Path(spec["result"])
+        try:
+            path = result.with_suffix(".spec")
+            path.write_text(json.dumps(spec))
+            assert process.stdin is not None
+            process.stdin.write(f"{path}\n")
+            process.stdin.close()
+            if more:
+                self.prepare()
+            ended = _ends_within(limit, process, spec)
+        finally:
+            end_process(process)
+        found: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"rungs": []}
+        if not ended:
+            found["stopped"] = f"stopped after {limit:.0f} s"
+        elif not found.get("finished") and not found.get("error"):
+            found["error"] = how_it_ended(process.returncode, process.errors)  # type: ignore[attr-defined]
+        return found
+
+    def close(self) -> None:
+        if self.spare is not None:
+            end_process(self.spare)
+
+
+def _ends_within(limit: float, process: subprocess.Popen[str], spec: dict[str, Any]) -> bool:
+    """Waits, and says how long already and how much is measured: a point's own clock must not be disturbed by it."""
+    started, most = time.monotonic(), START_SECONDS + spec["budget_seconds"]
+    words = f"{spec['configuration']['name']} {spec['method']}"
+    form = "{desc} {percentage:3.0f}%|{bar}| {n:.0f} s of about {total:.0f} s{postfix}"
+    with bar(desc=words, total=min(most, limit), delay=DELAY_SECONDS, leave=False, bar_format=form) as shown:
+        while (passed := time.monotonic() - started) < limit:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=min(WATCH_SECONDS, limit - passed))
+                return True
+            with contextlib.suppress(OSError, ValueError):  # there is no result before the first size
+                count = len(json.loads(Path(spec["result"]).read_text())["rungs"])
+                shown.set_postfix_str(f"{count} sizes measured", refresh=False)
+            shown.update(min(passed, shown.total) - shown.n)
+    return process.poll() is not None
+
+
+def end_process(process: subprocess.Popen[str]) -> None:
+    """The point and whatever it started."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def how_it_ended(code: int, errors: Path) -> str:
+    if code == -signal.SIGKILL:
+        return "the process was killed (signal 9): out of memory, or somebody ended it"
+    if code < 0:
+        return f"the process was ended by signal {-code}"
+    lines = [line for line in errors.read_text(errors="replace").splitlines() if line.strip()]
+    return f"the process exited with {code}" + (f": {lines[-1].strip()[:200]}" if lines else "")
+
+
+# ---- the sweep ----
 
 
 class Sweep:
-    def __init__(
-        self,
-        requests: list[SweepRequest],
-        store: Store,
-        *,
-        budget_seconds: float,
-        total_seconds: float | None,
-        force: bool,
-    ):
-        self.store, self.force = store, force
-        self.budget_seconds, self.total_seconds = budget_seconds, total_seconds
-        self.specs = [spec for request in requests for spec in specifications(request)]
+    def __init__(self, request: SweepRequest, store: Store, budget_seconds: float):
+        self.store, self.budget_seconds = store, budget_seconds
+        self.specs = specifications(request)
         self.started = time.monotonic()
         self.rows: list[dict[str, Any]] = []
         self.points: list[dict[str, Any]] = []
         self.num_kept = 0
         self.peak_flops: float | None = None
-        identity = [point_config(spec, self.budget()) for spec in self.specs]
+        identity = [point_config(spec, budget_seconds) for spec in self.specs]
         self.run_id = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:12]
-
-    def budget(self) -> tuple[float, float | None]:
-        return self.budget_seconds, self.total_seconds
 
     def work(self, spec: dict[str, Any]) -> Work:
         """Where a point that takes several commands keeps its finished parts."""
         return Work.of(self.store, "scaling", self.store.key("scaling", point_config(spec, None)))
 
     def kept(self, spec: dict[str, Any]) -> dict[str, Any] | None:
-        if self.force:
-            return None
-        for budget in (None, (self.budget_seconds, None), self.budget()):
+        for budget in (None, self.budget_seconds):
             entry = self.store.read("scaling", point_config(spec, budget))
             if entry is not None:
                 return entry.record["result"]
@@ -82,14 +361,9 @@ class Sweep:
                 for index, spec in enumerate(self.specs):
                     result = known[index]
                     if result is None:
-                        waiting = [later for later in to_do if later >= index]
-                        position = f"[{index + 1}/{len(self.specs)}]"
-                        print(
-                            f"{position} {spec['configuration']['name']} {spec['method']}: measuring ...",
-                            file=sys.stderr,
-                            flush=True,
-                        )
-                        result = self.measure(spec, processes, str(folder), waiting)
+                        name = f"{spec['configuration']['name']} {spec['method']}"
+                        print(f"[{index + 1}/{len(self.specs)}] {name}: measuring ...", file=sys.stderr, flush=True)
+                        result = self.measure(spec, processes, folder, more=index < to_do[-1])
                         self.peak_flops = self.peak_flops or result.get("peak_flops")
                         result["peak_flops"] = self.peak_flops
                         self.keep(spec, result)
@@ -99,6 +373,30 @@ class Sweep:
                     after_each()
             finally:
                 processes.close()
+
+    def measure(self, spec: dict[str, Any], processes: Processes, folder: Path, more: bool) -> dict[str, Any]:
+        here = {
+            "budget_seconds": self.budget_seconds, "scratch": str(folder), "work": str(self.work(spec).folder),
+            "result": f"{folder}/{len(self.points)}.json", "rehearse": spec["device"].startswith("cuda"),
+            "measure_peak": self.peak_flops is None,
+        }  # fmt: skip
+        result = processes.measure({**spec, **here}, 3 * self.budget_seconds + 300, more)
+        parts = finished_parts(self.work(spec)) if spec["axis"] == "layers" else ""
+        for ending in ("stopped", "error"):
+            if result.get(ending) and parts:
+                result[ending] += f"; kept, and the same command goes on after it: {parts}"
+        return result
+
+    def keep(self, spec: dict[str, Any], result: dict[str, Any]) -> None:
+        """A point that came to its end with every row it was asked for; one measured whole is good for any budget."""
+        rows = make_rows(spec, result, None)
+        if any(str(row["error"]).startswith(NO_PROJECTION) for row in rows):
+            self.work(spec).clear()  # its parts contradict each other: they are measured anew
+        if result.get("error") or result.get("stopped") or any(row["error"] for row in rows):
+            return
+        config = point_config(spec, self.budget_seconds if any(row["projected"] for row in rows) else None)
+        self.store.write("scaling", config, {}, {"result": without_nan(result)})
+        self.work(spec).clear()
 
     def add(self, spec: dict[str, Any], result: dict[str, Any], index: int) -> None:
         rows = make_rows(spec, result, result.get("peak_flops"))
@@ -117,61 +415,11 @@ class Sweep:
             }
         )  # fmt: skip
 
-    def measure(self, spec: dict[str, Any], processes: Processes, folder: str, waiting: list[int]) -> dict[str, Any]:
-        budget, total = self.budget()
-        limit = 3 * budget + 300
-        if total is not None:
-            left = total - (time.monotonic() - self.started)
-            if left < LEAST_SECONDS:
-                return {"rungs": [], "error": f"no time left{self.parts_of(spec)}"}
-            share = time_share(spec) / sum(time_share(self.specs[index]) for index in waiting)
-            room = left - budget * (len(waiting) - 1)  # what the others leave where each may take all it is allowed
-            budget = min(budget, max(left * share, room))
-            limit = min(left, 3 * budget + 60)
-        work = self.work(spec)
-        if self.force:
-            work.clear()
-        here = {
-            "budget_seconds": budget, "scratch": folder, "result": f"{folder}/{len(self.points)}.json",
-            "work": str(work.folder), "rehearse": spec["device"].startswith("cuda"),
-            "measure_peak": self.peak_flops is None,
-        }  # fmt: skip
-        result = processes.measure({**spec, **here}, limit, more=len(waiting) > 1)
-        result["had_seconds"] = budget
-        for ending in ("stopped", "error"):
-            if result.get(ending):
-                result[ending] += self.parts_of(spec)
-        return result
-
-    def parts_of(self, spec: dict[str, Any]) -> str:
-        parts = finished_parts(self.work(spec)) if spec["axis"] == "layers" else ""
-        return f"; kept, and the same command goes on after it: {parts}" if parts else ""
-
-    def keep(self, spec: dict[str, Any], result: dict[str, Any]) -> None:
-        """A point that came to its end with every row it was asked for; one measured whole is good for any budget."""
-        rows = make_rows(spec, result, None)
-        if any(str(row["error"]).startswith(NO_PROJECTION) for row in rows):
-            self.work(spec).clear()  # its parts contradict each other: they are measured anew
-        if result.get("error") or result.get("stopped") or any(row["error"] for row in rows):
-            return
-        config = point_config(spec, self.good_for(result) if any(row["projected"] for row in rows) else None)
-        if self.force:
-            key = self.store.key("scaling", config)
-            for info in [info for info in self.store.entries("scaling") if info.key == key]:
-                self.store.remove(info)
-        self.store.write("scaling", config, {}, {"result": without_nan(result)})
-        self.work(spec).clear()
-
-    def good_for(self, result: dict[str, Any]) -> tuple[float, float | None]:
-        """The budget of a projected point: its own, whatever the total, where the total left it all of that."""
-        return self.budget_seconds, None if result["had_seconds"] >= self.budget_seconds else self.total_seconds
-
     def record(self, command: str) -> dict[str, Any]:
         return {
             "run_id": self.run_id,
             "command": command,
             "budget_seconds": self.budget_seconds,
-            "total_seconds": self.total_seconds,
             "versions": versions(),
             "commit": code_commit(),
             "code": code_fingerprint(),

@@ -10,7 +10,7 @@ from baselines.ekfac import EKFAC, tracked_modules
 from baselines.method import Problem, load_method
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
 from baselines.support.projectors import Sketch
-from bench.scaling.trak import LargeTRAK, ShiftedSketch
+from bench.scaling.methods import LargeTRAK, ShiftedSketch
 from retrain.losses import CrossEntropy
 from retrain.models import causal_lm
 from retrain.models.causal_lm import CausalLM, sample_tokens
@@ -118,7 +118,7 @@ def test_trak_is_the_projected_kernel_by_hand(task, model, scratch, projector) -
 
 @pytest.mark.parametrize("kind", [Sketch, ShiftedSketch])
 def test_sketched_inner_products_are_unbiased_with_a_gaussians_variance(kind, monkeypatch) -> None:
-    monkeypatch.setattr("bench.scaling.trak.SLICE", 300)  # several slices, the last one short
+    monkeypatch.setattr("bench.scaling.methods.SKETCH_SLICE", 300)  # several slices, the last one short
     generator = torch.Generator().manual_seed(0)
     one = torch.randn(1001, generator=generator)
     other = 0.2 * one + torch.randn(1001, generator=generator)

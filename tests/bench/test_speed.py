@@ -58,7 +58,7 @@ def test_what_was_timed_before_an_interrupt_is_kept(
         return time_method(variant, *others)
 
     monkeypatch.setattr(speed, "time_method", interrupted)
-    monkeypatch.setattr("bench.scaling.measuring.matmul_peak", lambda device: PEAK)
+    monkeypatch.setattr("bench.scaling.point.matmul_peak", lambda device: PEAK)
     arguments = [*SMALL, *QUICK, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"), "--methods"]
     assert speed.main([*arguments, "gradsim", "bif", "random"]) == 130
     assert "interrupted; these were not timed: bif, random" in capsys.readouterr().err
@@ -79,7 +79,7 @@ def test_what_was_timed_before_an_interrupt_is_kept(
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A command but for its methods, which come next."""
-    monkeypatch.setattr("bench.scaling.measuring.matmul_peak", lambda device: PEAK)
+    monkeypatch.setattr("bench.scaling.point.matmul_peak", lambda device: PEAK)
     folders = ["--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
     return [*SMALL, "--set", "digits.epochs=1", "--repeats", "1", *folders, "--methods"]
 

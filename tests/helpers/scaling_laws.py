@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.scaling.costs import Setting, chain_bytes, covariance_flops, draw_flops, ekfac_needs, lambda_flops
-from bench.scaling.rows import POINT_COLUMNS
+from bench.scaling.rows import COLUMNS
 from retrain.models.pythia_suite import SUITE, Configuration
 
 LAW = Setting(train=400, queries=18, tokens=150, draws=2000, fit_examples=400)
@@ -43,7 +43,7 @@ def rows_by_law(models: tuple[str, ...]) -> list[dict[str, Any]]:
     for name in models:
         configuration = SUITE[name]
         shared = {
-            **dict.fromkeys(POINT_COLUMNS), "model": name, "parameters": configuration.num_parameters,
+            **dict.fromkeys(COLUMNS), "model": name, "parameters": configuration.num_parameters,
             "device": "machine", "token_parameters": configuration.num_token_parameters, "train": 400, "queries": 18,
             "hidden": configuration.hidden, "layers": configuration.layers, "tokens": 150, "projected": False,
             "dtype": "bfloat16", "run_id": "law",
@@ -86,7 +86,7 @@ def specification(method: str, **changes: Any) -> dict[str, Any]:
         "model": "tiny", "configuration": asdict(TINY), "method": method, "options": options, "axis": axis,
         "fitted": method == "ekfac", "train": 8, "queries": 2, "query_counts": [2], "tokens": 12, "draws": 2000,
         "timed_draws": 100, "chains": chains, "fit_examples": 8, "fit_sets": [8], "depths": [],
-        "score_parts": True, "dtype": "float32", "weights": "random", "weights_name": "random", "text": None,
+        "dtype": "float32", "weights": "random", "weights_name": "random", "text": None,
         "text_name": "random tokens", "query_file": None, "tokenizer": None, "device": "cpu", "device_name": "CPU",
         "seed": 0, "text_digest": "", "query_digest": "",
     }  # fmt: skip

@@ -18,11 +18,10 @@ from matplotlib.patheffects import withStroke
 
 from bench.publish.plots.style import INK, in_order, look
 from bench.scaling.costs import Setting, draw_flops
-from bench.scaling.ekfac_rows import scores_were_measured
-from bench.scaling.estimate import PAPER_FITTED, RIVALS, method_label, too_large
-from bench.scaling.fits import Estimator, ratio_ends
+from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, ratio_ends
 from bench.scaling.lines import Curve
-from bench.scaling.row_values import number_of
+from bench.scaling.report import too_large
+from bench.scaling.rows import method_label, number_of, scores_were_measured
 from bench.tables import duration
 from retrain.models.pythia_suite import SUITE
 

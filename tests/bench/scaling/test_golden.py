@@ -12,11 +12,10 @@ import pandas as pd
 import pytest
 
 from bench.scaling.costs import Setting
-from bench.scaling.estimate import by_device, crossovers, read_rows
-from bench.scaling.held_out import each_from_the_others
-from bench.scaling.merge import merged_rows
-from bench.scaling.show import write_csv
-from bench.scaling.verdict import verdict_sentence, verdict_text
+from bench.scaling.estimate import by_device, crossovers, held_out
+from bench.scaling.projection import merge_rows
+from bench.scaling.report import verdict_sentence, verdict_text
+from bench.scaling.rows import read_rows, write_csv
 from retrain.models.pythia_suite import SUITE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +30,7 @@ LONGER = replace(PAPER, train=1000, tokens=512, draws=500, queries=50)
 def test_the_committed_rows_are_made_again_from_the_committed_points(tmp_path: Path) -> None:
     """Every word and flag is the same; numbers to 12 digits, since linear algebra rounds differently by machine."""
     record = json.loads((COMMITTED / "scaling.json").read_text())
-    write_csv(tmp_path / "scaling.csv", merged_rows([record])[0])
+    write_csv(tmp_path / "scaling.csv", merge_rows([record]))
     made, committed = pd.read_csv(tmp_path / "scaling.csv"), pd.read_csv(COMMITTED / "scaling.csv")
     assert len(committed) == 82
     pd.testing.assert_frame_equal(made, committed, rtol=1e-12, atol=1e-15)
@@ -61,7 +60,7 @@ def test_crossovers() -> None:
 
 
 def test_every_held_out_row_is_inside_its_interval() -> None:
-    found = each_from_the_others(ESTIMATOR)
+    found = held_out(ESTIMATOR)
     assert all(one["inside"] for one in found)
     assert [sum(one["method"] == method for one in found) for method in ("bif", "ekfac")] == [16, 48]
     made = [[one[name] for name in ("model", "method", "fit_examples", "queries")] for one in found]

@@ -11,53 +11,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 
 from bench import scaling
-from bench.publish.plots.scaling import (
-    FIT_LINES,
-    PANELS,
-    blocks_of,
-    can_draw,
-    draw_cheaper,
-    draw_laws,
-    draw_panel,
-    explain,
-    usable,
-)
-from bench.scaling.campaign import NEEDS, PARTS, find_part, requests_of
-from bench.scaling.cost_parts import LAW_MODELS, first_of_each, score_span
 from bench.scaling.costs import draw_work, ekfac_needs
-from bench.scaling.crossover import Several, Throughout, crossing_in, crossing_in_parameters, crossover
 from bench.scaling.estimate import (
+    LAW_MODELS,
     PAPER_FITTED,
-    RATES,
+    Estimator,
+    Several,
+    Throughout,
     by_device,
+    crossing_in,
+    crossover,
+    first_of_each,
+    held_out,
+    ratio_ends,
+    score_span,
+)
+from bench.scaling.lines import Curve, Law, bilinear, fit_blocks, fit_line, student
+from bench.scaling.report import (
+    LIBRARY_FITTED,
     cheapest,
     estimates,
-    read_rows,
+    fitting_set_table,
     show_crossovers,
     show_estimates,
+    verdict_text,
 )
-from bench.scaling.fits import Estimator
-from bench.scaling.held_out import each_from_the_others
-from bench.scaling.lines import Curve, Law, bilinear, fit_blocks, fit_line, student
-from bench.scaling.plan import measuring_seconds
-from bench.scaling.row_values import setting_of, total_of
-from bench.scaling.show import write_csv
-from bench.scaling.specifications import (
-    METHOD_FILES,
-    ROOT,
-    SHARED_FILES,
-    SweepRequest,
-    cost_fingerprint,
-    specifications,
-)
-from bench.scaling.verdict import BEGIN, END, verdict_text
-from retrain.errors import UsageError
+from bench.scaling.rows import RATES, read_rows, setting_of, total_of, write_csv
+from bench.scaling.sweep import METHOD_FILES, ROOT, SHARED_FILES, cost_fingerprint
 from retrain.models.pythia_suite import SUITE
 from tests.helpers.scaling_laws import LAW, bif_law, ekfac_law, ekfac_parts, rows_by_law
 
@@ -292,7 +277,7 @@ def test_memory_that_was_not_measured_is_by_arithmetic() -> None:
     estimator = Estimator(rows)
     found = estimator.estimate("ekfac", SUITE["1b"], LAW)
     assert found.peak_memory_bytes == ekfac_needs(SUITE["1b"], LAW.tokens).memory_bytes
-    assert all(one["memory_off"] is None for one in each_from_the_others(estimator) if one["method"] == "ekfac")
+    assert all(one["memory_off"] is None for one in held_out(estimator) if one["method"] == "ekfac")
     peaks = next(line for line in verdict_text("machine", estimator).splitlines() if "EK-FAC, peak memory" in line)
     assert peaks.count(" ~ ") == len(SIZES)
 
@@ -441,11 +426,11 @@ def test_who_is_cheaper_may_change_more_than_once() -> None:
 
 def test_break_even_in_fitting_sequences_queries_and_size_is_the_laws_own() -> None:
     estimator = Estimator(rows_by_law(SIZES))
-    configuration, names = SUITE["410m"], ("bif", "ekfac")
+    configuration = SUITE["410m"]
     parts = ekfac_parts(configuration, LAW)
     each = parts["covariance_per_example"] + parts["lambda_per_example"]
     gap = bif_law(configuration, LAW) - ekfac_law(configuration, replace(LAW, fit_examples=0))
-    crossing = crossing_in(estimator, configuration, LAW, "fit_examples", names)
+    crossing = crossing_in(estimator, configuration, LAW, "fit_examples")
     assert crossing is not None
     assert crossing.value == pytest.approx(gap / each, rel=0.02)
     assert crossing.cheaper_above == "bif"
@@ -455,17 +440,17 @@ def test_break_even_in_fitting_sequences_queries_and_size_is_the_laws_own() -> N
 
     # Beyond that fitting set BIF is cheaper for few queries and EK-FAC for many: it pays once.
     more = replace(LAW, fit_examples=round(3 * gap / each))
-    crossing = crossing_in(estimator, configuration, more, "queries", names)
+    crossing = crossing_in(estimator, configuration, more, "queries")
     assert crossing is not None
     assert crossing.cheaper_above == "ekfac"
     q = round(crossing.value)
     assert bif_law(configuration, replace(more, queries=q)) == pytest.approx(
         ekfac_law(configuration, replace(more, queries=q)), rel=0.05
     )
-    always = crossing_in(estimator, configuration, replace(LAW, fit_examples=10**8), "queries", names)
+    always = crossing_in(estimator, configuration, replace(LAW, fit_examples=10**8), "queries")
     assert always == Throughout("queries", "bif", True)
     # A wider model's gradients take more to turn: at one fitting set, EK-FAC is for the small ones.
-    in_size = crossing_in_parameters(estimator, replace(LAW, fit_examples=round(gap / each)), names)
+    in_size = crossing_in(estimator, configuration, replace(LAW, fit_examples=round(gap / each)), "parameters")
     assert in_size is not None
     assert in_size.cheaper_above == "bif"
     assert in_size.value == pytest.approx(configuration.num_parameters, rel=0.1)
@@ -496,7 +481,7 @@ def test_every_model_is_inside_the_interval_that_the_others_give_it() -> None:
                 row[name] *= float(np.exp(0.05 * generator.normal()))
         if row["method"] == "bif":
             row["score_seconds"] = 2.0 + 2000 * row["seconds_per_draw"]
-    found = each_from_the_others(Estimator(rows))
+    found = held_out(Estimator(rows))
     assert len(found) == 2 * len(SIZES)
     assert sum(one["inside"] for one in found) >= len(found) - 1
     assert {one["model"] for one in found if one["beyond"]} == {"14m", "2.8b"}
@@ -513,21 +498,6 @@ def test_the_shipped_rates_are_those_of_the_results_and_hold_their_own_checks(
     assert max(abs(one["seconds_off"]) for one in inner if one["method"] == "bif") < 0.15
     assert scaling.main(["--check"]) == 0
     assert f"{len(checked)} of {len(checked)} inside their interval" in capsys.readouterr().out
-
-
-def test_the_page_of_the_results_says_what_the_rates_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its verdict is made from the rows: a page with other numbers is out of date."""
-    page = ROOT / "results" / "scaling" / "README.md"
-    assert scaling.main(["--verdict"]) == 0
-    said = capsys.readouterr().out.strip()
-    made = page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
-    assert made == said, "run python -m bench.scaling --verdict results/scaling/README.md"
-    assert "400 training sequences" in page.read_text().split("**")[0], "the setting stands in the first sentence"
-    (tmp_path / "page.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    assert scaling.main(["--verdict", str(tmp_path / "page.md")]) == 0
-    assert (tmp_path / "page.md").read_text() == f"before\n{BEGIN}\n\n{said}\n\n{END}\nafter\n"
-    (tmp_path / "page.md").write_text("no markers")
-    assert scaling.main(["--verdict", str(tmp_path / "page.md")]) == 2
 
 
 def test_a_verdict_has_the_laws_own_numbers() -> None:
@@ -620,11 +590,13 @@ def test_estimate_prints_what_a_run_will_cost(by_law: Path, tmp_path: Path, caps
     for text in ("1b (1,011,781,632 parameters)", "95 % interval", "peak memory", "cheapest: ", "fitting sequences"):
         assert text in said
     assert said.count("cheapest: ") == 1
-    assert all(f"{size:,}" in said for size in (400, 10_000, PAPER_FITTED)), "no fitting set is the only one by default"
+    assert all(f"{size:,}" in said for size in (400, 100_000, PAPER_FITTED)), (
+        "no fitting set is the only one by default"
+    )
     assert max(map(len, said.splitlines())) <= 110
     fresh = tmp_path / "fresh.csv"
     pd.DataFrame(rows_by_law(("1b",))).to_csv(fresh, index=False)
-    assert scaling.main(["--estimate", "--against", str(fresh), "--from", str(by_law), "--json"]) == 0
+    assert scaling.main(["--check", str(fresh), "--from", str(by_law), "--json"]) == 0
     assert all(abs(row["seconds_off"]) < 0.05 for row in json.loads(capsys.readouterr().out))
 
 
@@ -637,10 +609,10 @@ def test_predictions_are_held_against_a_model_outside_the_suite(
     row |= {"model": "mine", "parameters": shape.num_parameters, "token_parameters": shape.num_token_parameters}
     row |= {"fit_seconds": 0.0, "score_seconds": bif_law(shape, LAW)}
     fresh = tmp_path / "fresh.csv"
-    asked = ["--estimate", "--against", str(fresh), "--from", str(by_law), "--json"]
+    asked = ["--check", str(fresh), "--from", str(by_law), "--json"]
     pd.DataFrame([row]).to_csv(fresh, index=False)
     assert scaling.main(asked) == 2
-    assert "no row of a device and method" in capsys.readouterr().err
+    assert "no row of a device, method and shape" in capsys.readouterr().err
     pd.DataFrame([row | {"heads": 14, "intermediate": 3584, "vocabulary": 50304}]).to_csv(fresh, index=False)
     assert scaling.main(asked) == 0
     (held,) = json.loads(capsys.readouterr().out)
@@ -662,8 +634,12 @@ def test_what_a_fit_takes_at_its_start_does_not_grow_as_models_shrink() -> None:
     ("change", "said"),
     [
         (lambda frame: frame.drop(columns="queries"), "lacks the columns queries"),
-        (lambda frame: frame.assign(tokens=None), "line 2: tokens is empty; expected a number"),
-        (lambda frame: frame.assign(score_seconds="abc"), 'line 2: score_seconds is "abc"; expected a number'),
+        (lambda frame: frame.assign(tokens=None), "line 2: tokens is empty; expected a whole number of at least 1"),
+        (lambda frame: frame.assign(score_seconds="abc"), 'line 2: score_seconds is "abc"; expected a number above 0'),
+        (lambda frame: frame.assign(score_seconds=-1.0), 'line 2: score_seconds is "-1.0"; expected a number above 0'),
+        (lambda frame: frame.assign(fit_seconds=-1), 'line 2: fit_seconds is "-1"; expected a number of at least 0'),
+        (lambda frame: frame.assign(setup_seconds=math.inf), 'setup_seconds is "inf"; expected a number of at least 0'),
+        (lambda frame: frame.assign(queries=1.5), 'line 2: queries is "1.5"; expected a whole number of at least 1'),
         (lambda frame: frame.assign(seconds_per_draw=None), "seconds_per_draw is empty; expected a number"),
         (lambda frame: frame.assign(eigen_seconds="fast"), 'eigen_seconds is "fast"; expected a number'),
         (lambda frame: frame.drop(columns="lambda_per_example"), "lambda_per_example is empty; expected a number"),
@@ -675,7 +651,10 @@ def test_rows_that_cannot_be_read_are_named(
     broken = tmp_path / "broken.csv"
     change(pd.read_csv(by_law)).to_csv(broken, index=False)
     assert scaling.main(["--estimate", "--model", "1b", "--from", str(broken)]) == 2
-    assert said in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{broken}" in error
+    assert said in error
+    assert error.count("\n") == 1
 
 
 def test_the_crossover_respects_the_fitting_set(by_law: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -685,6 +664,26 @@ def test_the_crossover_respects_the_fitting_set(by_law: Path, capsys: pytest.Cap
         said.append(capsys.readouterr().out)
     assert "18 queries, 400 fitting sequences: EK-FAC is cheaper" in said[0]
     assert "18 queries, 1,000,000 fitting sequences: BIF is cheaper" in said[1]
+
+
+def test_an_estimate_says_the_ratio_at_three_fitting_sets_and_how_each_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """400 was measured in a part of the blocks; kronfluence's cap and the paper's sample are extrapolated."""
+    header, lines = fitting_set_table(SHIPPED, SUITE["2.8b"], LAW)
+    for line, count in zip(lines, (400, LIBRARY_FITTED, PAPER_FITTED), strict=True):
+        bif, ekfac = (SHIPPED.estimate(m, SUITE["2.8b"], replace(LAW, fit_examples=count)) for m in ("bif", "ekfac"))
+        ratio, (low, high) = bif.seconds / ekfac.seconds, ratio_ends(bif, ekfac)
+        assert line[0].startswith(f"{count:,} (")
+        assert line[1:3] == [f"{ratio:.2g}", f"[{low:.2g}, {high:.2g}]"]
+        assert line[3].startswith("BIF" if ratio < 1 else "EK-FAC")
+    assert [line[4] for line in lines] == [
+        "measured, in 8 of 32 blocks", *["extrapolated from 100 to 400, in 8 of 32 blocks"] * 2,
+    ]  # fmt: skip
+    assert fitting_set_table(SHIPPED, SUITE["6.9b"], LAW)[1][0][4] == "from other models alone"
+    assert scaling.main(["--estimate", "--model", "2.8b"]) == 0
+    said = capsys.readouterr().out
+    assert all(word in said for word in (*header, "BIF's seconds: 100 of 2,000 draws timed"))
 
 
 def test_estimate_works_from_the_package_alone(tmp_path: Path) -> None:
@@ -708,7 +707,6 @@ def test_estimate_works_from_the_package_alone(tmp_path: Path) -> None:
         (["--queries", "0"], "expected at least 1"),
         (["--queries", "-1"], "--queries -1 is too few"),
         (["--check", "--verdict"], "--check and --verdict: expected one of them at a time"),
-        (["--rates", "rates.csv"], "--rates goes with --merge"),
         (["--estimate", "--model", "1b", "--check"], "--estimate and --check"),
         (["--queries", "a.json", "b.json"], "one JSON file at most"),
         (["--text", "/nowhere.jsonl"], "is no file"),
@@ -716,12 +714,9 @@ def test_estimate_works_from_the_package_alone(tmp_path: Path) -> None:
         (["--budget-seconds", "nan"], "expected seconds above 0"),
         (["--queries", "abc"], "expected how many, or a JSON file"),
         (["--merge", str(ROOT / "results" / "digits" / "tune-scratch" / "tune.json")], "it has no 'points'"),
-        (["--campaign", "nothing"], 'unknown part "nothing" of the campaign'),
-        (["--campaign", "bif", "--models", "14m"], "--models would be passed over: --campaign does not take it"),
-        (["--estimate", "--model", "1b", "--device", "cpu", "--dry-run"], "--device, --dry-run would be passed over"),
-        (["--estimate", "--model", "1b", "--against", "x.csv"], "--model would be passed over: --against does not"),
+        (["--estimate", "--model", "1b", "--device", "cpu", "--seed", "2"], "--device, --seed would be passed over"),
+        (["--from", "x.csv"], "--from goes with --estimate, --check or --verdict"),
         (["--check", "--methods", "bif"], "--methods would be passed over"),
-        (["--estimate", "--check", "--against", "x.csv"], "--against and --check: expected one of them at a time"),
     ],
 )
 def test_bad_arguments_are_one_line(
@@ -742,106 +737,7 @@ def test_more_tokens_than_the_model_takes_are_not_estimated(capsys: pytest.Captu
     assert "14m takes at most 2048" in capsys.readouterr().err
 
 
-# ---- the campaign ----
-
-
-def test_a_cpu_begins_the_campaign_only_where_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert scaling.main(["--campaign", "bif", "--out", str(tmp_path), "--cache", str(tmp_path)]) == 2
-    assert "--device cpu measures here all the same" in capsys.readouterr().err
-
-
-def test_every_part_of_the_campaign_fits_its_command(capsys: pytest.CaptureFixture[str]) -> None:
-    estimator = by_device(read_rows(RATES))["NVIDIA H200"]
-    totals = dict.fromkeys(NEEDS, 0.0)
-    measured: set[tuple[str, str]] = set()
-    base = SweepRequest(models=(), methods=(), device="cpu")
-    for part in PARTS:
-        specs = [spec for request in requests_of(part, base) for spec in specifications(request)]
-        seconds = sum(measuring_seconds(spec, estimator, part.budget_seconds) or 30.0 for spec in specs)
-        assert seconds < 9 * 60, part.name
-        totals[part.needed_for] += seconds
-        measured |= {(spec["model"], spec["method"]) for spec in specs}
-        assert find_part(part.name) is part
-    assert totals["the verdict"] < 15 * 60
-    sizes = [name for name in SUITE if name != "31m"]
-    assert {("bif", name) for name in sizes} <= {(method, name) for name, method in measured}
-    assert {("ekfac", name) for name in sizes} <= {(method, name) for name, method in measured}
-    with pytest.raises(UsageError, match="expected one of ekfac-large, "):
-        find_part("x")
-    assert scaling.main(["--campaign", "--device", "cpu"]) == 0
-    assert "by the rates of NVIDIA H200: the verdict " in capsys.readouterr().out
-
-
 def test_the_cost_of_a_method_belongs_to_files_that_exist() -> None:
     for name in {*SHARED_FILES, *(name for names in METHOD_FILES.values() for name in names)}:
         assert (ROOT / name).exists(), name
     assert cost_fingerprint("bif") != cost_fingerprint("ekfac")
-
-
-# ---- figures ----
-
-
-def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
-    from bench.publish.plots import style
-
-    rows = pd.DataFrame(rows_by_law(SIZES))
-    assert can_draw(rows)
-    assert not can_draw(rows[rows["method"] == "bif"])
-    assert not can_draw(rows.drop(columns="lambda_per_example"))
-    settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **style.RC}
-    with matplotlib.rc_context(settings):
-        figure = style.new_figure(style.PAGE, 2.8)
-        axes = list(figure.subplots(1, 2, sharey=True))
-        said = draw_cheaper(axes, rows)
-        figure.canvas.draw()
-    at = replace(LAW, fit_examples=PAPER_FITTED)
-    for count in (18, 1800):
-        asked = replace(at, queries=count)
-        ratio = ekfac_law(SUITE["2.8b"], asked) / bif_law(SUITE["2.8b"], asked)
-        assert f"{ratio:,.0f} times as long" in said
-    assert "Not run right of the dotted line: BIF, EK-FAC." in said, "both end at one size"
-    assert "Run with that many: BIF at no size; EK-FAC at no size." in said
-    assert [axis.get_title() for axis in axes] == ["18 queries", "1,800 queries"]
-    assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
-    stars = [line for axis in axes for line in axis.lines if line.get_marker() == "*"]
-    assert [tuple(float(v[0]) for v in line.get_data()) for line in stars] == [
-        (SUITE["2.8b"].num_parameters, PAPER_FITTED)
-    ] * 2
-
-
-def test_each_fitting_set_has_a_line_of_its_own() -> None:
-    from bench.publish.plots import style
-
-    rows = rows_by_law(SIZES)
-    rows += [
-        row | {"fit_examples": count, "fit_seconds": row["fit_seconds"] * count / 400, "projected": True}
-        for row in rows if row["method"] == "ekfac" for count in FIT_LINES[1:]
-    ]  # fmt: skip
-    rows += [row | {"queries": 1800, "score_seconds": 1e9} for row in rows]
-    rows.append(dict.fromkeys(rows[0]) | {"model": "12b", "method": "ekfac", "parameters": 1e10, "error": "refused: x"})
-    frame = usable(pd.DataFrame(rows))
-    assert (frame["queries"] == 18).all()
-    assert [len(block) for _, block in blocks_of(frame, "ekfac", "seconds")] == [len(SIZES)] * 3
-    assert len(blocks_of(frame, "ekfac", "peak_memory_bytes")) == 1
-    axis = style.new_figure(3, 2).subplots()
-    for column, unit in PANELS:
-        draw_panel(axis, frame, column, unit)
-    labels = axis.get_legend_handles_labels()[1]
-    assert {"EK-FAC, fitted on 400", "EK-FAC, fitted on 1,000,000"} <= set(labels)
-    said = explain(frame, pd.DataFrame(rows), draw_laws(axis, frame))
-    assert "EK-FAC fitted on 400, 10,000, 1,000,000 sequences (the paper: 1,000,000)" in said
-    assert "Without numbers: 12b ekfac: refused: x." in said
-
-
-def test_what_fewer_sequences_would_write_is_hollow() -> None:
-    from bench.publish.plots import style
-
-    row = rows_by_law(("14m",))[0] | {"method": "trak", "fit_examples": None, "depth": None, "disk_bytes": 6e6}
-    for projected in (False, True):
-        axis = style.new_figure(3, 2).subplots()
-        draw_panel(axis, usable(pd.DataFrame([row | {"projected": projected}])), "disk_bytes", 1.0)
-        filled, hollow = [line for line in axis.lines if line.get_marker() != "None" and line.get_zorder() == 3]
-        assert (len(np.asarray(filled.get_xdata())), len(np.asarray(hollow.get_xdata()))) == (1 - projected, projected)

@@ -11,29 +11,25 @@ from typing import Any
 import pytest
 
 from bench import scaling
-from bench.scaling import campaign, command, stages
 from bench.scaling import point as points
-from bench.scaling.campaign import NEEDS, CampaignPart
-from bench.scaling.ekfac_rows import asked_rows
-from bench.scaling.estimate import read_rows
-from bench.scaling.ladder import ladder
-from bench.scaling.processes import Processes
-from bench.scaling.rows import make_rows
-from bench.scaling.sweep import Sweep
+from bench.scaling.point import EkfacParts, choose_sizes
+from bench.scaling.projection import asked_rows, make_rows
+from bench.scaling.rows import read_rows
+from bench.scaling.sweep import Processes, Sweep
 from retrain.work import Work
 from tests.helpers.scaling_laws import TINY, ekfac_rung, specification
 
-# ---- the ladder ----
+# ---- which sizes are measured ----
 
 
 def climb(seconds_of: Any, budget: float, target: int, first: int = 4, wanted: int = 0) -> tuple[list[int], float]:
     done: list[tuple[int, float]] = []
-    for size in ladder(first, target, lambda: done, lambda: budget - sum(s for _, s in done), wanted=wanted):
+    for size in choose_sizes(first, target, lambda: done, lambda: budget - sum(s for _, s in done), wanted=wanted):
         done.append((size, seconds_of(size)))
     return [size for size, _ in done], sum(seconds for _, seconds in done)
 
 
-def test_the_ladder_takes_the_whole_run_if_it_fits_and_two_sizes_at_least_if_not() -> None:
+def test_a_point_takes_the_whole_run_if_it_fits_and_two_sizes_at_least_if_not() -> None:
     law = lambda size: 1 + 0.01 * size  # noqa: E731
     sizes, spent = climb(law, budget=60, target=2000)
     assert sizes[-1] == 2000
@@ -73,9 +69,9 @@ def ekfac_spec(tmp_path: Path) -> dict[str, Any]:
 def measured_parts(monkeypatch: pytest.MonkeyPatch, stop_before: str = "") -> list[str]:
     """The parts as they are measured; the run is ended, as by a kill, before the one named."""
     seen: list[str] = []
-    part = stages.Stages.part
+    part = EkfacParts.part
 
-    def watch(self: stages.Stages, name: str, work: Any) -> None:
+    def watch(self: EkfacParts, name: str, work: Any) -> None:
         if self.done(name):
             return
         if name == stop_before:
@@ -83,7 +79,7 @@ def measured_parts(monkeypatch: pytest.MonkeyPatch, stop_before: str = "") -> li
         seen.append(name)
         part(self, name, work)
 
-    monkeypatch.setattr(stages.Stages, "part", watch)
+    monkeypatch.setattr(EkfacParts, "part", watch)
     return seen
 
 
@@ -105,7 +101,7 @@ def test_a_point_of_ekfac_goes_on_after_its_last_finished_part(
             with pytest.raises(KeyboardInterrupt):
                 points.perform_point(ekfac_spec, time.monotonic())
         assert seen == PARTS[len(before) : PARTS.index(stop)]
-    assert stages.finished_parts(work).endswith("covariance 8, eigen 8 of 2 layers")
+    assert points.finished_parts(work).endswith("covariance 8, eigen 8 of 2 layers")
     with monkeypatch.context() as context:
         seen = measured_parts(context)
         shutil.rmtree(work.folder / "layers-2")  # another machine has the ledger, but not the files
@@ -125,8 +121,8 @@ def test_slow_eigendecompositions_are_shared_and_fitting_sets_beyond_the_budget_
     ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ekfac_spec |= {"fit_sets": [4, 8, 12, 1_000_000]}
-    monkeypatch.setattr(stages, "REPEATED_SECONDS", 0.0)
-    monkeypatch.setattr(stages.Stages, "predicted_fit", lambda self, count: 1e9 if count > 8 else 0.0)
+    monkeypatch.setattr(points, "REPEATED_SECONDS", 0.0)
+    monkeypatch.setattr(EkfacParts, "predicted_fit", lambda self, count: 1e9 if count > 8 else 0.0)
     seen = measured_parts(monkeypatch)
     result = points.perform_point(ekfac_spec, time.monotonic())
     assert [name for name in seen if not name.startswith("score")] == [
@@ -141,14 +137,14 @@ def test_slow_eigendecompositions_are_shared_and_fitting_sets_beyond_the_budget_
 def test_every_fitting_set_writes_new_files(ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As a user's run does: nothing of an earlier fitting set is there when the clock starts."""
     before: dict[str, list[str]] = {}
-    run = stages.measured_run
+    run = points.measured_run
 
     def look(timed: Any, problem: Any) -> Any:
-        before[names[-1]] = sorted(path.name for path in problem.scratch.rglob("*.safetensors"))
+        before[names[-1] if names else "warm-up"] = sorted(path.name for path in problem.scratch.rglob("*.safetensors"))
         return run(timed, problem)
 
     names = measured_parts(monkeypatch)
-    monkeypatch.setattr(stages, "measured_run", look)
+    monkeypatch.setattr(points, "measured_run", look)
     assert points.perform_point(ekfac_spec, time.monotonic()).get("error") is None
     assert not any("covariance" in name for name in before["covariance/8"])
     assert not any("eigen" in name for name in before["eigen/8"])
@@ -157,21 +153,10 @@ def test_every_fitting_set_writes_new_files(ekfac_spec: dict[str, Any], monkeypa
     assert not any("pairwise" in name for name in before["score/4x2"])
 
 
-def test_scores_of_halves_are_measured_only_where_they_are_asked_for(
-    ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = measured_parts(monkeypatch)
-    n, q = ekfac_spec["train"], ekfac_spec["query_counts"][0]
-    result = points.perform_point(ekfac_spec | {"score_parts": False, "query_counts": [q]}, time.monotonic())
-    assert [name for name in seen if name.startswith("score")] == [f"score/{n}x{q}"]
-    row = make_rows(ekfac_spec | {"query_counts": [q]}, result, None)[0]
-    assert (row["error"], row["score_per_pair"]) == (None, None)
-
-
 def test_ekfac_is_refused_with_the_bytes_it_would_take(
     ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages.Stages, "free_disk", lambda self, depth: 1000)
+    monkeypatch.setattr(EkfacParts, "free_disk", lambda self, depth: 1000)
     result = points.perform_point(ekfac_spec, time.monotonic())
     rows = make_rows(ekfac_spec, result, None)
     assert [(row["fit_examples"], row["queries"]) for row in rows] == asked_rows(ekfac_spec)
@@ -209,25 +194,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Processes, "measure", here)
     return [
         "--models", *folders, "--random-weights", "--train", "6", "--queries", str(queries), "--tokens", "8",
-        "--device", "cpu", "--draws", "8", "--chains", "2", "--fit-examples", "4", "6",
+        "--device", "cpu", "--draws", "8", "--fit-examples", "4", "6",
         "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
     ]  # fmt: skip
-
-
-def test_another_runs_table_is_kept_until_all_of_its_numbers_are_there_again(
-    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = [*tiny[:2], *tiny[3:], "--methods", "gradsim"]
-    assert scaling.main(one) == 0
-    before = (tmp_path / "out" / "scaling.csv").read_text()
-    assert scaling.main([tiny[0], tiny[2], *one[2:]]) == 0
-    (kept,) = (tmp_path / "out").glob("scaling.*.csv")
-    assert kept.read_text() == before
-    assert f"is kept as {kept.with_suffix('.json')}" in capsys.readouterr().err
-    assert scaling.main([*tiny, "--methods", "gradsim"]) == 0
-    assert [path.name for path in (tmp_path / "out").glob("scaling.*.csv")] == [kept.name], "the second one's is in it"
-    assert "is kept as" not in capsys.readouterr().err
-    assert len(rows_of(tmp_path)) == 2
 
 
 def rows_of(tmp_path: Path) -> list[dict[str, Any]]:
@@ -250,7 +219,7 @@ def test_two_folders_of_one_name_are_refused(tiny: list[str], capsys: pytest.Cap
 def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    methods = ["bif", "ekfac", OUT_OF_MEMORY, DISK_FULL, "gradsim", "bif_tokens", FITTED]
+    methods = ["bif", "ekfac", OUT_OF_MEMORY, DISK_FULL, "gradsim", FITTED]
     arguments = [*tiny, "--methods", *methods, "--budget-seconds", "60", "--set", "bif.minibatch=4"]
     assert scaling.main(arguments) == 0
     rows = rows_of(tmp_path)
@@ -275,10 +244,9 @@ def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
             assert row[column] > 0, (row["method"], column)
         assert row["weights"] == "random"
     assert all(row["eigen_seconds"] > 0 for row in rows if row["method"] == "ekfac")
-    assert all(row["floor_ratio"] > 0 for row in rows if row["method"] in ("bif", "bif_tokens"))
-    assert all(row["token_bytes"] == 4 * 4 * 6 * 8 for row in rows if row["method"] == "bif_tokens")
+    assert all(row["floor_ratio"] > 0 for row in rows if row["method"] == "bif")
     record = json.loads((tmp_path / "out" / "scaling.json").read_text())
-    assert {"rows", "points", "slopes", "crossovers", "versions", "command"} <= set(record)
+    assert {"rows", "points", "versions", "command"} <= set(record)
     assert len(list((tmp_path / "out").iterdir())) == 2
     said = capsys.readouterr().out
     assert "the disk is full" in said
@@ -290,13 +258,11 @@ def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
     for old, new in zip(rows, again, strict=True):
         assert (old["score_seconds"], old["error"]) == (new["score_seconds"], new["error"])
     out = str(tmp_path / "merged")
-    rates = tmp_path / "rates.csv"
-    assert scaling.main(["--merge", str(tmp_path / "out" / "scaling.json"), "--out", out, "--rates", str(rates)]) == 0
+    assert scaling.main(["--merge", str(tmp_path / "out" / "scaling.json"), "--out", out]) == 0
     merged = read_rows(Path(out) / "scaling.csv")
     assert {(row["method"], row["score_seconds"]) for row in merged} == {
         (row["method"], row["score_seconds"]) for row in rows
     }
-    assert {row["method"] for row in read_rows(rates)} == set(methods) - set(reasons)
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(
@@ -379,15 +345,15 @@ def test_what_exceeds_the_budget_is_projected_and_flagged(
         """The real run, with the seconds of a law: what a busy machine adds is no part of this test."""
         attribution, cost = measured_run(watched, problem)
         draws = getattr(getattr(watched, "method", watched), "draws", 0)
-        return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.1 * draws}
+        return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.4 * draws}
 
     monkeypatch.setattr(points, "measured_run", by_law)
     monkeypatch.setattr(points.Ticks, "median", lambda self: None)
-    arguments = [*tiny, "--methods", "bif", "--draws", "4000", "--chains", "1", "--budget-seconds", "0.01"]
+    arguments = [*tiny, "--methods", "bif", "--draws", "4000", "--budget-seconds", "0.01"]
     assert scaling.main(arguments) == 0
     for row in rows_of(tmp_path):
         assert row["projected"] is True
-        assert row["projected_from"].startswith("2, 4 of 4000 draws")
+        assert row["projected_from"].startswith("8, 16 of 4000 draws")
         assert row["score_seconds"] == pytest.approx(0.5 + 0.1 * 4000)
         assert row["seconds_low"] < row["score_seconds"] < row["seconds_high"]
     assert "* projected" in capsys.readouterr().out
@@ -401,73 +367,6 @@ def test_few_sequences_and_few_draws_are_measured_too(tiny: list[str], tmp_path:
         arguments[place : place + 1] = [value]
     assert scaling.main(arguments) == 0
     assert [row["error"] for row in rows_of(tmp_path)] == [None] * len(rows_of(tmp_path))
-
-
-def test_a_dry_run_measures_nothing(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = tiny.index("--models") + 1
-    arguments = [*tiny[:models], "14m", "2.8b", *tiny[models + 2 :], "--methods", "bif", "ekfac", "trak", "--dry-run"]
-    assert scaling.main(arguments) == 0
-    said = capsys.readouterr().out
-    assert "about " in said
-    assert "4, 6" in said
-    assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_small_model_gets_its_whole_budget_where_the_total_has_room(
-    tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    budgets: list[float] = []
-
-    def only_look(self: Any, spec: dict[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
-        budgets.append(spec["budget_seconds"])
-        return {"rungs": [], "error": "not measured"}
-
-    monkeypatch.setattr(Processes, "measure", only_look)
-    for total in ("1000", "60"):
-        scaling.main([*tiny, "--methods", "gradsim", "--budget-seconds", "50", "--total-seconds", total])
-    assert budgets[:2] == [50.0, 50.0]
-    assert budgets[2] == pytest.approx(30, abs=1), "two models share what is too little for both"
-
-
-def test_parts_of_a_campaign_run_one_after_another_until_the_time_is_over(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each has a folder of its own; a point that had its whole budget is kept whatever the total is next time."""
-    folders = tiny[1:3]
-    parts = tuple(
-        CampaignPart(name, "a test", NEEDS[0], 30.0, ({"models": (folder,), "methods": ("bif",), "draws": 4000},))
-        for name, folder in zip(("a", "b"), folders)
-    )
-    monkeypatch.setattr(command, "PARTS", parts)
-    monkeypatch.setattr(campaign, "PARTS", parts)
-    monkeypatch.setattr(points.Point, "left", lambda self: 0.0)  # so that every point is projected
-    measured: list[str] = []
-    measure = Processes.measure
-
-    def watch(self: Any, spec: dict[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
-        measured.append(spec["configuration"]["name"])
-        return measure(self, spec, *rest, **more)
-
-    monkeypatch.setattr(Processes, "measure", watch)
-    fitted = tiny.index("--fit-examples")
-    arguments = [*tiny[3:fitted], *tiny[fitted + 3 :], "--campaign", "a", "b"]
-    assert scaling.main([*arguments, "--total-seconds", "500"]) == 0
-    assert "--merge " in capsys.readouterr().out
-    for name in ("a", "b"):
-        (row,) = read_rows(tmp_path / "out" / name / "scaling.csv")
-        assert row["projected"] is True
-    assert scaling.main([*arguments[:-2], "all", "--total-seconds", "400"]) == 0
-    assert measured == ["tiny-a", "tiny-b"], "kept"
-    assert scaling.main([*arguments, "--total-seconds", "1", "--force"]) == 1
-    assert "b: not begun, no time left" in capsys.readouterr().err
-    assert scaling.main([*arguments, "--dry-run"]) == 0
-    assert "about " in capsys.readouterr().out
-
-
-def test_with_no_time_left_points_are_rows_with_that_reason(tiny: list[str], tmp_path: Path) -> None:
-    assert scaling.main([*tiny, "--methods", "gradsim", "--total-seconds", "0.001"]) == 1
-    assert [row["error"] for row in rows_of(tmp_path)] == ["no time left"] * 2
 
 
 def test_a_point_killed_by_the_system_is_a_row_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from baselines.method import Problem, load_method
+from baselines.method import Problem
 from bench import scaling
 from bench.measure import Cost
-from bench.scaling import measuring
+from bench.scaling import point as points
 from bench.scaling.costs import (
     activation_numbers,
     chain_bytes,
@@ -24,19 +24,18 @@ from bench.scaling.costs import (
     lambda_flops,
     least_lambda_flops,
 )
-from bench.scaling.memory import activation_bytes
-from bench.scaling.memory import main as memory_command
-from bench.scaling.point import Point
-from bench.scaling.problem import (
+from bench.scaling.methods import (
+    TRAINABLE,
     ByteTokenizer,
     CompletionLoss,
+    LowMemoryEKFAC,
     ScalingTask,
     load_queries,
     query_examples,
-    repeated,
     train_examples,
 )
-from bench.scaling.row_values import named_configuration
+from bench.scaling.point import Point
+from bench.scaling.rows import named_configuration
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models.pythia_suite import SUITE, Configuration, build_random, suite_configuration
@@ -109,7 +108,7 @@ def test_a_configuration_that_no_model_has_is_named_by_its_entry(
     ],
 )
 def test_what_a_sweep_cannot_do_is_refused(asked: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = ["--models", "14m", "--random-weights", "--device", "cpu", "--train", "4", "--dry-run"]
+    plain = ["--models", "14m", "--random-weights", "--device", "cpu", "--train", "4"]
     assert scaling.main([*plain, *asked.split()]) == 2
     assert said in capsys.readouterr().err
 
@@ -136,6 +135,28 @@ def test_turning_a_gradient_outweighs_making_it() -> None:
     assert least_lambda_flops(SUITE["14m"], 2048) == pytest.approx(lambda_flops(SUITE["14m"], 2048))
 
 
+def activation_bytes(configuration: Configuration, sequences: int, tokens: int, dtype: torch.dtype) -> int:
+    """What a forward pass keeps for its backward pass, up to the last hidden states: counted on torch's meta device,
+    every storage once, without parameters and attention matrices, which no fused attention keeps."""
+    meta = torch.device("meta")
+    model: Any = build_random(configuration, dtype=dtype, device=meta)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(re.search(TRAINABLE, name) is not None)
+    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Any] = {}  # the storages themselves, so that none is freed and its place taken by another
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own and tuple(tensor.shape[-2:]) != (tokens, tokens):
+            kept[storage._cdata] = storage
+        return tensor
+
+    inputs = torch.zeros(sequences, tokens, dtype=torch.long, device=meta)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        keep(model.transformer.gpt_neox(inputs).last_hidden_state)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
 def test_activations_of_a_known_model_are_counted() -> None:
     one, two, three = (activation_bytes(SUITE["14m"].with_layers(k), 2, 10, torch.bfloat16) for k in (1, 2, 3))
     assert three - two == two - one > 2 * 10 * SUITE["14m"].hidden * 2, "every block keeps as much, its input at least"
@@ -151,11 +172,6 @@ def test_ekfac_of_the_largest_models_takes_more_than_a_machine_has() -> None:
     needs = ekfac_needs(SUITE["12b"], 150)
     assert needs.disk_bytes > 180 * 2**30
     assert needs.memory_bytes > 140 * 2**30
-
-
-def test_the_memory_command_needs_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert memory_command(["--from", str(tmp_path / "none.csv")]) == 2
-    assert "measure first" in capsys.readouterr().err
 
 
 # ---- the problem ----
@@ -177,7 +193,6 @@ def test_only_the_completion_counts() -> None:
 
 def test_our_queries_are_eighteen_and_a_bad_file_is_named(tmp_path: Path) -> None:
     assert len(load_queries(None)) == 18
-    assert repeated(load_queries(None), 180)[18:36] == load_queries(None)
     (tmp_path / "q.json").write_text('[{"prompt": "a"}]')
     with pytest.raises(UsageError, match="expected a JSON list"):
         load_queries(str(tmp_path / "q.json"))
@@ -236,13 +251,13 @@ def test_peaks_of_the_fit_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
         return work(), Cost(seconds=1.0, peak_memory_bytes=1)
 
     method = SimpleNamespace(fit=lambda problem: stage.append("fit"), score=lambda *_: stage.append("score"))
-    monkeypatch.setattr(measuring, "metered", fake)
+    monkeypatch.setattr(points, "metered", fake)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peaks[stage[-1]])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * peaks[stage[-1]])
     problem = SimpleNamespace(
         device=torch.device("cuda"), model=torch.nn.Linear(2, 2), seed=0, task=SimpleNamespace(cpu_threads=0)
     )
-    _, cost = measuring.measured_run(method, problem)  # type: ignore[arg-type]
+    _, cost = points.measured_run(method, problem)  # type: ignore[arg-type]
     assert (cost["peak_memory_bytes"], cost["peak_reserved_bytes"]) == (900, 1800)
 
 
@@ -250,7 +265,6 @@ def test_low_memory_ekfac_gives_the_scores_of_plain_ekfac(
     sequences: Examples, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from baselines.ekfac import EKFAC
-    from bench.scaling.ekfac import LowMemoryEKFAC
 
     labels = torch.randint(64, (6 * 8,), generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr("baselines.ekfac.sample_tokens", lambda *_: labels)  # both are fitted on the same
@@ -263,30 +277,3 @@ def test_low_memory_ekfac_gives_the_scores_of_plain_ekfac(
         found.append(method.score(problem, method.fit(problem)).scores)
     assert found[0].shape == (3, 6), "three queries of one each are joined in one pass over the sequences"
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4 * float(found[0].abs().max()))
-
-
-def test_every_tokens_covariances_average_to_bif(sequences: Examples, scratch: Path) -> None:
-    from bench.scaling.token_bif import TokenBIF
-
-    queries = query_examples([("ab", "cd"), ("a", "bcdefg")], ByteTokenizer(64), tokens=8)
-    options = {"chains": 2, "draws": 20, "minibatch": 3, "step_size": 1e-3, "gamma": 10.0, "n_beta": 5.0}
-    whole = load_method("bif", **options)
-    scores = []
-    for number, method in enumerate((whole, TokenBIF(**options))):  # type: ignore[arg-type]
-        problem = problem_of(scratch / str(number), sequences, queries)
-        attribution = method.score(problem, method.fit(problem))
-        scores.append(attribution.scores)
-    torch.testing.assert_close(scores[0], scores[1], rtol=1e-3, atol=1e-4 * float(scores[0].abs().max()))
-    # 2 and 6 tokens of two completions with 6 x 8 training tokens
-    assert attribution.diagnostics["token_pairs"] == 8 * 48
-
-
-def test_tokens_that_do_not_fit_are_refused_in_one_line(
-    sequences: Examples, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bench.scaling import token_bif
-
-    monkeypatch.setattr(token_bif, "free_bytes", lambda device: 1000)
-    problem = problem_of(scratch / "0", sequences, sequences.select([0]))
-    with pytest.raises(UsageError, match="out of memory: covariances of 8 query tokens with 48 training tokens"):
-        token_bif.TokenBIF(chains=1, draws=4).score(problem, None)

@@ -1,0 +1,572 @@
+"""Everything that bench.scaling prints: a sweep's rows, estimates, predictions against measurements, who is cheaper."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bench.scaling.costs import Setting, covariance_flops, lambda_flops, least_lambda_flops
+from bench.scaling.estimate import (
+    PAPER_FITTED,
+    RIVALS,
+    Crossing,
+    Crossover,
+    Estimate,
+    Estimator,
+    Row,
+    Several,
+    Throughout,
+    crossing_in,
+    crossovers,
+    first_of_each,
+    held_out,
+    ratio_ends,
+)
+from bench.scaling.rows import (
+    configuration_of,
+    fit_sizes_of,
+    is_of,
+    is_projected,
+    method_label,
+    number_of,
+    scores_were_measured,
+    setting_of,
+    total_of,
+)
+from bench.tables import bytes_text, duration, table
+from retrain.errors import UsageError
+from retrain.models.pythia_suite import SUITE, Configuration
+
+DEVICE_MEMORY = {"NVIDIA H200": 139 * 2**30}  # of the devices whose rates ship with the package
+LIBRARY_FITTED = 100_000  # kronfluence's default covariance_max_examples and lambda_max_examples; ours lifts them
+MEASURED_FITTED = 400
+FITTING_SETS = {
+    MEASURED_FITTED: "the training set",
+    LIBRARY_FITTED: "kronfluence's default cap",
+    PAPER_FITTED: "the paper's Pile sample",
+}
+
+
+def too_large(found: Sequence[Estimate], device: str) -> list[Estimate]:
+    """Those that the device has no memory for, where that is known."""
+    room = DEVICE_MEMORY.get(device)
+    return [one for one in found if room and one.peak_memory_bytes > room]
+
+
+def _with_interval(one: Estimate) -> str:
+    return f"{duration(one.seconds)} {_interval(one)}"
+
+
+def _interval(one: Estimate) -> str:
+    return f"[{duration(one.seconds_low)}, {duration(one.seconds_high)}]"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
+
+
+def _rounded(value: float | None, axis: str = "") -> str:
+    """Two digits: no crossing is known better."""
+    if value is None:
+        return "?"
+    rounded = float(f"{value:.2g}")
+    if axis != "parameters":
+        return f"{rounded:,.0f}"
+    return f"{rounded / 1e9:g} B" if rounded >= 1e9 else f"{rounded / 1e6:g} M"
+
+
+# ---- a sweep ----
+
+
+def show_rows(rows: Sequence[Row]) -> str:
+    """At most 100 columns; scaling.csv has every part of the seconds and where projections come from."""
+    header = ["model", "method", "fitted on", "queries", "fit + score", "95 % interval", "peak memory", "disk"]
+    lines: list[list[str]] = []
+    notes: dict[str, None] = {}
+    for row in rows:
+        fitted = f"{row['fit_examples']:,.0f}" if row["fit_examples"] else "-"
+        name = [row["model"], method_label(row["method"]), fitted, f"{row['queries']:,.0f}"]
+        if row["error"]:
+            lines.append(name + ["-"] * (len(header) - len(name)))
+            notes[f"{row['model']} {row['method']}: {row['error']}"] = None
+            continue
+        ends = f"[{duration(row['seconds_low'])}, {duration(row['seconds_high'])}]" if row["projected"] else ""
+        seconds = duration(total_of(row)) + (" *" if row["projected"] else "  ")
+        disk = bytes_text(row["disk_bytes"]) if row["disk_bytes"] else "-"
+        lines.append([*name, seconds, ends, bytes_text(row["peak_memory_bytes"]), disk])
+    text = table(header, lines, left=2)
+    if any(row["projected"] for row in rows):
+        text += "\n* projected from smaller sizes; scaling.csv says from which"
+    return "\n".join([text, *notes])
+
+
+def progress_line(row: Row, position: int, count: int) -> str:
+    fitted = f" fitted on {row['fit_examples']:,.0f}" if row["fit_examples"] else ""
+    start = f"[{position}/{count}] {row['model']} {row['method']}{fitted}, {row['queries']:,.0f} queries"
+    if row["error"]:
+        return f"{start}: {row['error']}"
+    kind = f"projected from {row['projected_from']}" if row["projected"] else "measured"
+    return f"{start}: {duration(total_of(row))}, {kind}"
+
+
+# ---- an estimate ----
+
+
+def estimates(
+    estimator: Estimator,
+    configuration: Configuration,
+    setting: Setting,
+    fit_sets: Sequence[int],
+    methods: Sequence[str] | None,
+) -> list[Estimate]:
+    """One a method; of a method that is fitted, one a fitting set."""
+    found = []
+    for method in methods or estimator.methods():
+        if method not in estimator.methods():
+            raise UsageError(
+                f'no measured row of "{method}"; measured: {", ".join(estimator.methods())}. Measure it with --methods '
+                f"{method} --out FOLDER, and give FOLDER/scaling.csv with --from"
+            )
+        sizes = fit_sets if estimator.fitted(method) else fit_sets[:1]
+        found += [estimator.estimate(method, configuration, replace(setting, fit_examples=size)) for size in sizes]
+    return found
+
+
+def estimate_text(
+    device: str,
+    estimator: Estimator,
+    configuration: Configuration,
+    setting: Setting,
+    found: Sequence[Estimate],
+    source: str,
+) -> str:
+    """The question, a line a method, the cheapest, EK-FAC's fitting sets against BIF, where the two cost the same."""
+    question = (
+        f"{configuration.name} ({configuration.num_parameters:,} parameters), {setting.train:,} training sequences, "
+        f"{setting.queries:,} queries,\n{setting.tokens:,} tokens; {setting.draws:,} draws for BIF\n"
+        f"{device}, predicted from {source}"
+    )
+    parts = [question, show_estimates(found)]
+    if line := cheapest(found, device):
+        parts.append(line)
+    if set(RIVALS) <= {one.method for one in found} - {one.method for one in too_large(found, device)}:
+        header, lines = fitting_set_table(estimator, configuration, setting)
+        known = " of ".join(f"{count:,.0f}" for count in timed_draws(estimator, configuration, setting))
+        parts.append(f"{table(header, lines, left=(3, 4))}\nBIF's seconds: {known} draws timed")
+        fit_sets = sorted({one.fit_examples for one in found if one.fit_examples})
+        said: dict[str, None] = {}
+        for count in fit_sets:
+            asked = replace(setting, fit_examples=count)
+            crossings = crossovers(estimator, configuration, asked)
+            said |= dict.fromkeys(show_crossovers(crossings, asked, configuration.name))
+        parts.append("\n".join(said))
+    return "\n\n".join(parts)
+
+
+def show_estimates(found: Sequence[Estimate]) -> str:
+    header = ["method", "fitted on", "fit + score", "95 % interval", "peak memory", "disk", "models measured"]
+    rows = [
+        [
+            method_label(one.method),
+            f"{one.fit_examples:,}" if one.fit_examples else "-",
+            duration(one.seconds),
+            _interval(one),
+            "unknown" if math.isnan(one.peak_memory_bytes) else bytes_text(one.peak_memory_bytes),
+            bytes_text(one.disk_bytes) if one.disk_bytes else "-",
+            f"{one.num_models}" + (" +" if one.beyond or one.unmeasured else ""),
+        ]
+        for one in found
+    ]
+    sizes = ["model size"] if any(one.beyond for one in found) else []
+    outside = dict.fromkeys([*sizes, *(words for one in found for words in one.unmeasured)])
+    return table(header, rows) + (f"\n+ beyond what was measured in {', '.join(outside)}" if outside else "")
+
+
+def cheapest(found: Sequence[Estimate], device: str = "") -> str:
+    """What does not fit the device, and the cheapest of the others at each fitting set, with whether that is sure.
+
+    BIF with every token's loss is BIF with more to say, and no rival of it.
+    """
+    lines = []
+    if unfit := too_large(found, device):
+        names = dict.fromkeys(f"{method_label(one.method)} ({bytes_text(one.peak_memory_bytes)})" for one in unfit)
+        lines.append(f"does not fit one {device} ({bytes_text(DEVICE_MEMORY[device])}): {', '.join(names)}")
+    found = [one for one in found if one not in unfit]
+    found = [one for one in found if one.method != "bif_tokens"] or found
+    if len({one.method for one in found}) < 2:
+        if found and unfit:
+            lines.append(f"left: {method_label(found[0].method)}, {duration(found[0].seconds)}, {_room(found[0])}")
+        return "\n".join(lines)
+    sizes: list[int | None] = [*sorted({one.fit_examples for one in found if one.fit_examples})] or [None]
+    winners: dict[str, list[str]] = {}
+    for size in sizes:
+        first, second = sorted((one for one in found if one.fit_examples in (None, size)), key=lambda e: e.seconds)[:2]
+        doubts = ["unsure: intervals overlap"] if second.seconds_low <= first.seconds_high else []
+        doubts += ["its memory is not known"] if math.isnan(first.peak_memory_bytes) else []
+        name = method_label(first.method) + (f" ({'; '.join(doubts)})" if doubts else "")
+        winners.setdefault(name, []).append(f"{size:,}" if size else "")
+    if len(sizes) == 1:
+        text = ", ".join(filter(None, [name, duration(first.seconds), _room(first)]))
+        ratio = _times(second.seconds / first.seconds)
+        lines.append(f"cheapest: {text}; {method_label(second.method)} takes {ratio} times as long")
+    else:
+        where = "; ".join(f"{name} with {' or '.join(sets)}" for name, sets in winners.items())
+        lines.append(f"cheapest: {where} fitting sequences")
+    return "\n".join(lines)
+
+
+def _room(one: Estimate) -> str:
+    sizes = {"memory": one.peak_memory_bytes, "disk": one.disk_bytes}
+    return " and ".join(f"{bytes_text(size)} of {what}" for what, size in sizes.items() if size > 0)
+
+
+def fitting_set_table(
+    estimator: Estimator, configuration: Configuration, setting: Setting
+) -> tuple[list[str], list[list[str]]]:
+    """Header and lines: BIF's seconds over EK-FAC's at the three fitting sets that matter, and how each is known."""
+    header = ["EK-FAC fitted on", "BIF / EK-FAC", "95 % interval", "cheaper", "EK-FAC's fit is"]
+    own = [row for row in estimator.of("ekfac") if is_of(row, configuration) and fit_sizes_of(row)]
+    lines = []
+    for count, words in FITTING_SETS.items():
+        bif, ekfac = (
+            estimator.estimate(method, configuration, replace(setting, fit_examples=count)) for method in RIVALS
+        )
+        low, high = ratio_ends(bif, ekfac)
+        sizes = sorted({size for row in own for size in fit_sizes_of(row)})
+        depth = max((int(number_of(row.get("depth")) or configuration.layers) for row in own), default=0)
+        known = "from other models alone"
+        if own:
+            known = "measured" if count in sizes else f"extrapolated from {sizes[0]:,} to {sizes[-1]:,}"
+            if depth < configuration.layers:
+                known += f", in {depth} of {configuration.layers} blocks"
+        cells = [f"{value:.2g}" for value in (bif.seconds / ekfac.seconds, low, high)]
+        cheaper = _who(ekfac, bif).partition(" cheaper")[0]
+        lines.append([f"{count:,} ({words})", cells[0], f"[{cells[1]}, {cells[2]}]", cheaper, known])
+    return header, lines
+
+
+def timed_draws(estimator: Estimator, configuration: Configuration, setting: Setting) -> tuple[float, float]:
+    """How many draws were timed at this shape, or at the closest size, and how many a run has."""
+    size = configuration.num_parameters
+    rows = [row for row in estimator.of("bif") if number_of(row.get("timed_draws"))]
+    closest = min(rows, key=lambda row: (abs(math.log(row["parameters"] / size)), row["queries"]), default=None)
+    return float(closest["timed_draws"]) if closest else math.nan, setting.draws
+
+
+def show_crossovers(found: Sequence[tuple[str, Crossing]], setting: Setting, model: str) -> list[str]:
+    """Sentences; also where there is none."""
+    words = {"fit_examples": "fitting sequences", "queries": "queries", "parameters": "parameters"}
+    others = {
+        "fit_examples": f"{model}, {setting.queries:,} queries",
+        "queries": f"{model}, {setting.fit_examples:,} fitting sequences",
+        "parameters": f"{setting.queries:,} queries, {setting.fit_examples:,} fitting sequences",
+    }
+    lines = []
+    for axis, crossing in found:
+        if isinstance(crossing, Throughout):
+            where = "every size of the suite where it fits" if axis == "parameters" else f"any number of {words[axis]}"
+            unsure = "" if crossing.sure else " (unsure at some)"
+            said = f"{method_label(crossing.cheaper)} is cheaper at {where}{unsure}"
+        elif isinstance(crossing, Several):
+            places = [_rounded(value, axis) for value in crossing.values]
+            names = [method_label(name) for name in (crossing.first, crossing.second)]
+            turns = [f"{names[0]} is cheaper below {places[0]}"]
+            turns += [f"{names[(k + 1) % 2]} from {a} to {b}" for k, (a, b) in enumerate(itertools.pairwise(places))]
+            turns.append(f"{names[len(places) % 2]} above {places[-1]}")
+            said = f"{', '.join(turns)} {words[axis]} (by the estimates alone, without their intervals)"
+        else:
+            above, value = method_label(crossing.cheaper_above), _rounded(crossing.value, axis)
+            pairs = (("from", crossing.low), ("to", crossing.high))
+            ends = [f"{word} {_rounded(end, axis)}" for word, end in pairs if end is not None]
+            said = f"{above} is cheaper above {value} {words[axis]} (unsure {' '.join(ends) or 'throughout'})"
+        lines.append(f"{others[axis]}: {said}")
+    return lines
+
+
+# ---- predictions against measurements ----
+
+
+def show_held_out(found: Sequence[dict[str, Any]]) -> str:
+    """At most 100 columns."""
+    header = ["model", "method", "fitted on", "queries", "predicted", "95 % interval", "came out", "off"]
+    rows = [
+        [
+            row["model"] + (" +" if row["beyond"] else ""),
+            row["method"].rpartition(":")[2],
+            f"{row['fit_examples']:,.0f}" if row["fit_examples"] else "-",
+            f"{row['queries']:,}",
+            duration(row["predicted_seconds"]),
+            f"[{duration(row['seconds_low'])}, {duration(row['seconds_high'])}]",
+            duration(row["measured_seconds"]) + (" *" if row["projected"] else "  "),
+            f"{100 * row['seconds_off']:+.0f} %" + ("  " if row["inside"] else " !"),
+        ]
+        for row in found
+    ]
+    lines = [table(header, rows, left=2)]
+    if any(row["projected"] for row in found):
+        lines.append("* projected from smaller sizes")
+    if any(row["beyond"] for row in found):
+        lines.append("+ smaller or larger than every model it is predicted from")
+    outside = sum(not row["inside"] for row in found)
+    lines.append(f"{len(found) - outside} of {len(found)} inside their interval" + (" (!: outside)" if outside else ""))
+    return "\n".join(lines)
+
+
+def show_own_checks(rows: Sequence[Row]) -> str:
+    """What the points say of themselves: the largest measured size from the smaller ones, and the same run again."""
+    lines = [
+        [row["model"], row["method"], str(row["held_out"]), f"{100 * row['held_out_error']:+.1f} %"]
+        for row in rows
+        if row.get("held_out") and number_of(row.get("held_out_error")) is not None
+    ]
+    for row, off in repeats(rows):
+        fitted = number_of(row.get("fit_examples"))
+        asked = f"fitted on {fitted:.0f}" if fitted else f"{int(row['queries'])} queries"
+        lines.append([row["model"], row["method"], f"the same run again, {asked}", f"{100 * off:+.1f} %"])
+    return table(["model", "method", "within its point", "off"], lines, left=3) if lines else ""
+
+
+def repeats(rows: Sequence[Row]) -> list[tuple[Row, float]]:
+    """Rows that were measured whole twice, and how much longer the other run took, relative."""
+    made = [(row, number_of(row.get("again_seconds"))) for row in rows]
+    return [(row, seconds / total_of(row) - 1) for row, seconds in made if seconds]
+
+
+# ---- who is cheaper: the tables of results/scaling ----
+
+VERDICT_MODEL = "2.8b"
+VERDICT_SETS = (PAPER_FITTED, 10_000, MEASURED_FITTED)
+TABLE_SETS = (400, 2_000, 10_000, PAPER_FITTED)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    first = ("| " + " | ".join(header) + " |").replace("|  |", "| |")
+    return "\n".join(
+        [first, "| --- |" + " --- |" * (len(header) - 1), *("| " + " | ".join(row) + " |" for row in rows)]
+    )
+
+
+def verdict_text(device: str, estimator: Estimator) -> str:
+    """Markdown; * stands at what is projected from smaller runs of the same model, ~ at what other models say."""
+    bif = _few_queries(estimator)
+    setting = setting_of(bif[0])
+    rows = []
+    for count in VERDICT_SETS:
+        asked = replace(setting, fit_examples=count)
+        pair = [estimator.estimate(method, SUITE[VERDICT_MODEL], asked) for method in ("ekfac", "bif")]
+        own = [any(row["model"] == VERDICT_MODEL for row in estimator.of(one.method)) for one in pair]
+        told = [_with_interval(one) + ("" if known else " ~") for one, known in zip(pair, own)]
+        paper = " (the paper)" if count == PAPER_FITTED else ""
+        rows.append([f"{count:,}{paper}", *told, _who(*pair)])
+    verdict = _markdown(["EK-FAC fitted on", "EK-FAC", "BIF", "verdict"], rows)
+    parts = [
+        f"At {VERDICT_MODEL} on one {device}, {_setting_text(setting)}:",
+        verdict,
+        _model_table(device, estimator, bif, setting),
+        "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic; "
+        "a / b: the same run made again (of several, the one farthest off).",
+        *_more_queries(device, estimator, setting),
+        _break_even(estimator, bif, setting),
+        _checks(estimator, setting),
+    ]
+    return "\n\n".join(parts)
+
+
+def verdict_sentence(device: str, estimator: Estimator) -> str:
+    """The verdict in a line, its setting first, with what was measured at the model."""
+    chains = _few_queries(estimator)
+    setting, shape = setting_of(chains[0]), SUITE[VERDICT_MODEL]
+    found = []
+    for count in VERDICT_SETS:
+        pair = [estimator.estimate(m, shape, replace(setting, fit_examples=count)) for m in ("ekfac", "bif")]
+        words = f"fitted on {count:,} sequences, as in the paper" if count == PAPER_FITTED else f"on {count:,}"
+        found.append(f"{words}: {_who(*pair)}")
+    timed = number_of(next((row for row in chains if row["model"] == VERDICT_MODEL), chains[-1]).get("timed_draws"))
+    origin = f"smaller models and {timed or 0:.0f} draws"
+    if rows := [row for row in estimator.of("ekfac") if row["model"] == VERDICT_MODEL]:
+        depth = int(number_of(rows[0].get("depth")) or shape.layers)
+        blocks = "" if depth >= shape.layers else f" in {depth} of {shape.layers} layers"
+        sets = " and ".join(str(rows[0]["fit_sizes"]).rsplit(", ", 1))
+        origin = f"fits of {sets} sequences{blocks} and {timed or 0:.0f} draws"
+    return (
+        f"EK-FAC against BIF at {VERDICT_MODEL} on one {device} ({_setting_text(setting)}), projected from {origin}: "
+        f"{'; '.join(found)}."
+    )
+
+
+def _few_queries(estimator: Estimator) -> list[Row]:
+    fewest = min(row["queries"] for row in estimator.of("bif"))
+    return [row for row in estimator.of("bif") if row["queries"] == fewest]
+
+
+def _setting_text(setting: Setting) -> str:
+    sizes = f"{setting.train} training sequences, {setting.queries} queries, {setting.tokens} tokens"
+    return f"{sizes}, {setting.draws:,} draws"
+
+
+def _who(ekfac: Estimate, bif: Estimate) -> str:
+    dearer, cheaper = (ekfac, bif) if ekfac.seconds > bif.seconds else (bif, ekfac)
+    low, high = ratio_ends(dearer, cheaper)
+    name = "BIF" if cheaper is bif else "EK-FAC"
+    text = f"{name} {_times(dearer.seconds / cheaper.seconds)}x cheaper [{_times(low)}, {_times(high)}]"
+    return f"not decided: {text}" if low < 1 else text
+
+
+def _seconds(row: Row) -> str:
+    again = number_of(row.get("again_seconds"))
+    return duration(total_of(row)) + (f" / {duration(again)}" if again else "")
+
+
+def _cell(row: Row) -> str:
+    return _seconds(row) + (" \\*" if is_projected(row) else "")
+
+
+def _model_table(device: str, estimator: Estimator, bif: list[Row], setting: Setting) -> str:
+    """A column a model that BIF was run at, and a line a quantity."""
+    chains = {row["model"]: row for row in bif}
+    models = [shape for shape in SUITE.values() if shape.name in chains]
+    ekfac = {shape.name: [row for row in estimator.of("ekfac") if row["model"] == shape.name] for shape in models}
+
+    def of_bif(name: str, form: Callable[[float], str]) -> list[str]:
+        values = [number_of(chains[shape.name].get(name)) for shape in models]
+        return [form(value) if value else "" for value in values]
+
+    def over_floor(flops: Callable[[Configuration, int], float]) -> list[str]:
+        """What EK-FAC takes for a fitting sequence over the FLOP of its two passes at the matrix product's peak."""
+        found = dict.fromkeys((shape.name for shape in models), "")
+        for row in first_of_each(estimator.of("ekfac")):
+            each, peak = number_of(row.get("fit_seconds_per_example")), number_of(row.get("peak_flops"))
+            if row["model"] in found and each and peak:
+                shape, tokens = SUITE[row["model"]], int(row["tokens"])
+                found[shape.name] = f"{each * peak / (covariance_flops(shape, tokens) + flops(shape, tokens)):.0f}x"
+        return list(found.values())
+
+    def fitted(shape: Configuration, count: int) -> str:
+        own = [row for row in ekfac[shape.name] if (row["fit_examples"], row["queries"]) == (count, setting.queries)]
+        predicted = estimator.estimate("ekfac", shape, replace(setting, fit_examples=count))
+        told = f"{duration(predicted.seconds)} ~" if not too_large([predicted], device) else "does not fit"
+        return _cell(own[0]) if own else told
+
+    def size(shape: Configuration, column: str) -> str:
+        own = [row for row in ekfac[shape.name] if number_of(row.get(column))]
+        value = own[0][column] if own else getattr(estimator.estimate("ekfac", shape, setting), column)
+        shallow = bool(own) and (number_of(own[0].get("depth")) or shape.layers) < shape.layers
+        return bytes_text(value) + (" \\*" if shallow else "" if own else " ~")
+
+    lines = [
+        [f"BIF, {setting.draws:,} draws", *(_cell(chains[shape.name]) for shape in models)],
+        ["a draw over its arithmetic floor", *of_bif("floor_ratio", lambda value: f"{value:.1f}x")],
+        ["draws that were timed", *of_bif("timed_draws", lambda value: f"{value:.0f}")],
+        ["BIF, peak memory", *of_bif("peak_memory_bytes", bytes_text)],
+        ["a fitting sequence of EK-FAC over its arithmetic floor", *over_floor(least_lambda_flops)],
+        ["a fitting sequence of EK-FAC over kronfluence's own products", *over_floor(lambda_flops)],
+        *([f"EK-FAC fitted on {count:,}", *(fitted(shape, count) for shape in models)] for count in TABLE_SETS),
+        ["EK-FAC, peak memory", *(size(shape, "peak_memory_bytes") for shape in models)],
+        ["EK-FAC, disk", *(size(shape, "disk_bytes") for shape in models)],
+    ]
+    for method in estimator.methods():  # a line for each further method and fitting set, where it was measured
+        rows = [row for row in estimator.of(method) if row["queries"] == setting.queries and method not in RIVALS]
+        for count in dict.fromkeys(number_of(row.get("fit_examples")) for row in rows):
+            own = {row["model"]: _cell(row) for row in rows if number_of(row.get("fit_examples")) == count}
+            words = f" fitted on {count:,.0f}" if count else ""
+            lines.append([f"{method_label(method)}{words}", *(own.get(shape.name, "") for shape in models)])
+    return _markdown(["", *(shape.name for shape in models)], lines)
+
+
+def _more_queries(device: str, estimator: Estimator, setting: Setting) -> list[str]:
+    """What more queries take, of the models that were measured with several numbers of them."""
+    counts = sorted({int(row["queries"]) for row in estimator.of("bif")})
+    measured = {(row["model"], int(row["queries"])) for row in estimator.of("bif")}
+    several = [shape for shape in SUITE.values() if sum(model == shape.name for model, _ in measured) > 1]
+    fitted = min(VERDICT_SETS)
+
+    def cell(method: str, shape: Configuration, count: int) -> str:
+        own = [row for row in estimator.of(method) if (row["model"], row["queries"]) == (shape.name, count)]
+        own = [row for row in own if number_of(row.get("fit_examples")) in (None, fitted)]
+        predicted = estimator.estimate(method, shape, replace(setting, queries=count, fit_examples=fitted))
+        if not own:
+            return "does not fit" if too_large([predicted], device) else f"{_with_interval(predicted)} ~"
+        blocks = number_of(own[0].get("depth")) or 0
+        if scores_were_measured(own[0]) and not 0 < blocks < own[0]["layers"]:
+            return _cell(own[0])
+        # Projected by a line in the queries or from fewer blocks: with the estimate's interval.
+        return f"{_seconds(own[0])} {_interval(predicted)} \\*"
+
+    lines = []
+    for shape in several:
+        for method in RIVALS:
+            words = f" fitted on {fitted:,}" if method == "ekfac" else ""
+            name = f"{shape.name}, {method_label(method)}{words}"
+            lines.append([name, *(cell(method, shape, count) for count in counts)])
+    return [_markdown(["queries", *(f"{count:,}" for count in counts)], lines)] if lines else []
+
+
+def _break_even(estimator: Estimator, bif: list[Row], setting: Setting) -> str:
+    """The fitting set at which the two cost the same, of every model that both were run at."""
+    both = {row["model"] for row in estimator.of("ekfac")}
+    found, others = [], []
+    for row in bif:
+        configuration = configuration_of(row)
+        if configuration is None or row["model"] not in both:
+            continue
+        crossing = crossing_in(estimator, configuration, setting, "fit_examples")
+        if isinstance(crossing, Crossover):
+            ends = f"[{_rounded(crossing.low)}, {_rounded(crossing.high)}]"
+            found.append(f"{row['model']} {_rounded(crossing.value)} {ends}")
+        else:
+            others.append(row["model"])
+    if not found:
+        return "At no fitting set do the two cost the same."
+    text = f"Fitting sequences at which the two cost the same, {setting.queries} queries: {', '.join(found)}."
+    return text + (f" At none, or at several: {', '.join(others)}." if others else "")
+
+
+def _checks(estimator: Estimator, setting: Setting) -> str:
+    """How far off each model is when it is predicted from the others alone, and a run from the same run."""
+    few, lines = setting.queries, []
+
+    def off(one: dict[str, Any]) -> str:
+        fitted = f"fitted on {one['fit_examples']:,.0f}" if one["fit_examples"] else ""
+        queries = f"with {one['queries']:,} queries" if not fitted or one["queries"] != few else ""
+        where = " ".join(filter(None, [fitted, queries]))
+        return f"{100 * one['seconds_off']:+.0f} % {where}" + (" \\*" if one["projected"] else "")
+
+    def worst(words: str, those: list[dict[str, Any]]) -> list[str]:
+        most = max(those, key=lambda one: abs(one["seconds_off"]), default=None)
+        return [f"at most {abs(100 * most['seconds_off']):.0f} % off{words} ({most['model']})"] if most else []
+
+    everything = held_out(estimator)
+    for method in RIVALS:
+        checked = [one for one in everything if one["method"] == method]
+        inner = [one for one in checked if not one["beyond"]]
+        if not inner:
+            continue
+        usual = [one for one in inner if one["queries"] == few]
+        projected = [one for one in usual if one["fit_examples"] and one["projected"]]
+        misses = [
+            *worst("", [one for one in usual if one not in projected]),
+            *worst(" where the fitting set is projected too", projected),
+            *worst(f" with more than {few} queries", [one for one in inner if one["queries"] != few]),
+        ]
+        models = sorted({one["model"] for one in checked}, key=lambda name: SUITE[name].num_parameters)
+        told = [one for one in checked if one["fit_examples"] is None or one["fit_examples"] in VERDICT_SETS]
+        ends = [
+            f"the {word} ({model}) {', '.join(off(one) for one in told if one['model'] == model)}"
+            for word, model in (("smallest", models[0]), ("largest", models[-1]))
+        ]
+        lines.append(
+            f"{method_label(method)}, each model from the others: between measured sizes {', '.join(misses)}; "
+            f"{'; '.join(ends)}; {sum(one['inside'] for one in checked)} of {len(checked)} rows of {len(models)} "
+            "models inside their 95 % interval."
+        )
+    again = []
+    for row, more in repeats(estimator.of("ekfac")):
+        shape, depth = configuration_of(row), int(number_of(row.get("depth")) or 0)
+        said = [f"{depth} of {shape.layers} blocks"] if shape is not None and 0 < depth < shape.layers else []
+        said += [f"{row['queries']:,} queries"] if row["queries"] != few else []
+        words = f" ({', '.join(said)})" if said else ""
+        again.append(f"{row['model']} on {row['fit_examples']:,.0f}{words} {100 * more:+.0f} %")
+    if again:
+        lines.append(f"EK-FAC, the same run made again: {', '.join(again)}.")
+    return "\n".join(lines)
