@@ -7,6 +7,7 @@ It stands in every record, and is read from a file: TOML with the same names, or
 again, settings included. bench/runner.py runs it.
 """
 
+import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,9 @@ from typing import Any
 from bench.arguments import DEFAULT_METHODS, SPLITS
 from bench.methods import SETTINGS
 from bench.metrics import MINIMUM_SUBSETS
-from retrain.errors import UsageError, error_line
-from retrain.safe_files import read_json, read_text
+from bench.schema import ExperimentFile, ExperimentRecord
+from retrain.errors import UsageError
+from retrain.safe_files import SafeFileError, read_json, read_text, validate
 from retrain.seeds import STARTS
 from retrain.store import default_cache
 from retrain.subsets import SCHEMES, STREAMS
@@ -150,10 +152,8 @@ def read_experiment(path: str | Path) -> Experiment:
     """From a TOML file with Experiment's names, or from a run.json, whose settings are taken as they were."""
     path = Path(path)
     if path.suffix == ".json":
-        record = read_json(path, follow_links=True)
-        content = record.get("experiment") if isinstance(record, dict) else None
-        if not isinstance(content, dict):
-            raise UsageError(f"{path} holds no experiment; expected a run.json of this version, or a .toml file")
+        record = validate(read_json(path, follow_links=True), ExperimentRecord, path)
+        content = record["experiment"]
         described = record.get("config", {}).get("methods")
         content = {**content, "methods": described} if isinstance(described, list) else content
     else:
@@ -164,9 +164,9 @@ def read_experiment(path: str | Path) -> Experiment:
             f'{path} says "{unknown[0]}", which no experiment has; its names are {", ".join(sorted(known))}'
         )
     try:
-        return Experiment(**content)
-    except (TypeError, AttributeError) as error:
-        raise UsageError(f"{path}: {error_line(error)}") from None
+        return Experiment(**validate(content, ExperimentFile, path))
+    except SafeFileError as error:
+        raise UsageError(str(error)) from None
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -175,6 +175,10 @@ def _toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(read_text(path, follow_links=True))
-    except tomllib.TOMLDecodeError as error:
+        content = tomllib.loads(read_text(path, follow_links=True))
+        json.dumps(content, allow_nan=False)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML: {error}") from None
+    except (TypeError, ValueError) as error:  # dates, nan and inf
+        raise UsageError(f"{path} holds what no experiment has: {error}") from None
+    return content

@@ -25,10 +25,11 @@ from typing import Any, Literal
 
 from baselines.method import Method, available_methods, load_method
 from baselines.support.nested import NONE, nested_text, parts_of
+from bench.schema import TunedFile
 from bench.tables import RELATIVE, in_place_of, relative_of, setting_text
 from retrain.errors import UsageError
 from retrain.plugins import option_value
-from retrain.safe_files import SafeFileError, read_json
+from retrain.safe_files import SafeFileError, read_checked
 from retrain.task import Task
 
 SETTINGS = ("auto", "tuned", "library", "paper", "default")
@@ -303,11 +304,7 @@ def tuned_settings(task: Task, method: str) -> dict[str, dict[str, Any]] | None:
 
 @lru_cache(maxsize=64)
 def _read(path: Path, stamp: int) -> dict[str, Any]:
-    content = read_json(path)
-    if (
-        not isinstance(content, dict)
-        or content.get("format") != TUNED_FORMAT
-        or not isinstance(content.get("methods"), dict)
-    ):
+    content = read_checked(path, TunedFile)
+    if content["format"] != TUNED_FORMAT:
         raise SafeFileError(path, f'is no file of tuned settings; expected "format": "{TUNED_FORMAT}"')
     return content

@@ -152,6 +152,48 @@ class RunRecord(Struct, kw_only=True):
     edited: Words = ""  # why its content was changed by hand, after which it no longer matches its id
 
 
+class DescribedMethod(Struct, kw_only=True):
+    """A method as a record describes it, with its options beside these fields."""
+
+    asked: Annotated[str, line(1000)]
+    label: Name
+    rows: Annotated[str, matching("both|raw|normalised")]
+    name: Name = ""
+    origin: Name = ""
+    settings: Words = ""
+    models: Annotated[int, Meta(ge=1, le=1000)] = 1
+    source: Any = None
+
+
+class ExperimentFile(Struct, forbid_unknown_fields=True):
+    """An experiment as a TOML file or a run.json has it: types here, ranges in bench/experiment.py"""
+
+    task: str = ""
+    task_options: Table = {}
+    methods: str | list[str | DescribedMethod] = ""
+    settings: str = ""
+    options: dict[str, Table] = {}
+    alpha: float | list[float] = 0.1
+    alpha_attribution: float | list[float] = []
+    seeds: int | list[int] = 1
+    subsets: int = 100
+    scheme: str = ""
+    stream: str = ""
+    replicates: int | None = None
+    replicated_subsets: int | None = None
+    initialisation: str = ""
+    query_split: str = ""
+    queries: int | None = None
+    checkpoints: int | list[int] = 1
+
+
+class ExperimentRecord(Struct):
+    """A run.json that is run again"""
+
+    experiment: Table
+    config: Table = {}
+
+
 # ---- other questions: answers.json ----
 
 

@@ -73,7 +73,7 @@ def test_a_toml_file_is_an_experiment(tmp_path: Path) -> None:
         ('alpha = "x"', "alpha is 'x'"),
         ("seeds = [-1]", "seeds is -1"),
         ("subsets = 2", "at least 3"),
-        ("subsets = true", "subsets is True"),
+        ("subsets = true", "subsets is true"),
         ('query_split = "test"', "available: tune, report, all"),
         ("methods = []", "at least one method"),
         (f"seeds = [{'9' * 400}]", "seeds is 999"),

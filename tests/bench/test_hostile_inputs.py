@@ -179,6 +179,108 @@ def test_hostile_words_are_one_line(
     assert not list(tmp_path.rglob("executed"))
 
 
+# ---- experiments and tuned settings ----
+
+TOML: dict[str, str] = {
+    "a task that is a number": "task = 3",
+    "a task that is a list": 'task = ["digits"]',
+    "task options that are a list": "task_options = [1]",
+    "methods that are a number": "methods = 3",
+    "methods of numbers": "methods = [1, 2]",
+    "methods of tables": "methods = [{a = 1}]",
+    "methods of lists": 'methods = [["random"]]',
+    "settings that are a table": "settings = {a = 1}",
+    "options of numbers": "options = {random = 3}",
+    "an alpha that is text": 'alpha = ["0.1"]',
+    "an alpha that is a table": "alpha = {a = 0.1}",
+    "an alpha that is true": "alpha = true",
+    "alphas of lists": "alpha = [[0.1]]",
+    "seeds that are text": 'seeds = "1"',
+    "seeds of tables": "seeds = [{a = 1}]",
+    "seeds that are fractions": "seeds = [1.5]",
+    "subsets that are text": 'subsets = "100"',
+    "replicates that are a list": "replicates = [2]",
+    "checkpoints of lists": "checkpoints = [[1]]",
+    "a scheme that is a list": 'scheme = ["fixed"]',
+    "a date": "queries = 2026-01-01",
+    "a date among options": "options = {random = {seed = 2026-01-01}}",
+    "a number that is none": "options = {random = {seed = nan}}",
+    "a name that no experiment has": "subset = 3",
+    "no TOML": "a = [",
+}
+RECORDS: dict[str, Any] = {
+    "a list": [],
+    "no experiment": {},
+    "an experiment that is a list": {"experiment": []},
+    "a config that is a list": {"experiment": {"task": "digits"}, "config": []},
+    "methods that are numbers": {"experiment": {"task": "digits"}, "config": {"methods": [1]}},
+    "a method without a label": {"experiment": {"task": "digits"}, "config": {"methods": [{"asked": "random"}]}},
+    "a method of lists": {
+        "experiment": {"task": "digits"},
+        "config": {"methods": [{"asked": ["random"], "label": {}, "rows": 3}]},
+    },
+    "seeds that are tables": {"experiment": {"task": "digits", "seeds": [{}]}},
+}
+FORMAT = {"format": "tda-bench tuned settings 1"}
+TUNED: dict[str, Any] = {
+    "a list": [],
+    "no methods": FORMAT,
+    "methods that are a list": {**FORMAT, "methods": []},
+    "a method that is a list": {**FORMAT, "methods": {"ekfac": []}},
+    "a method without kinds": {**FORMAT, "methods": {"ekfac": {}}},
+    "a kind that is a number": {**FORMAT, "methods": {"ekfac": {"raw": 3, "normalised": 3}}},
+    "options that are a list": {
+        **FORMAT,
+        "methods": {"ekfac": {"raw": {"options": []}, "normalised": {"options": []}}},
+    },
+    "an option of a list": {
+        **FORMAT,
+        "methods": {"ekfac": {"raw": {"options": {"damping": [1]}}, "normalised": {"options": {"damping": [1]}}}},
+    },
+    "an option that is none": {
+        **FORMAT,
+        "methods": {"ekfac": {"raw": {"options": {"colour": 1}}, "normalised": {"options": {"colour": 1}}}},
+    },
+}
+
+
+def refused_in_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        code = main([*words, "--dry-run"])
+    except SystemExit as refused:
+        code = refused.code  # type: ignore[assignment]
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert len(said.splitlines()) == 1, said
+    assert "internal error" not in said
+    return said
+
+
+@pytest.mark.parametrize("name", TOML)
+def test_a_hostile_experiment_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text(TOML[name] + "\n")
+    words = ["--experiment", str(path), "--cache", str(tmp_path / "cache")]
+    assert str(path) in refused_in_one_line(words, capsys) or "a name" not in name
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_hostile_record_run_again_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(RECORDS[name]))
+    assert str(path) in refused_in_one_line(["--experiment", str(path), "--cache", str(tmp_path / "cache")], capsys)
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_hostile_tuned_settings_are_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "digits-scratch.json").write_text(json.dumps(TUNED[name]))
+    monkeypatch.setenv("TDA_BENCH_TUNED", str(tmp_path))
+    words = ["--task", "digits", "--methods", "ekfac", "--cache", str(tmp_path / "cache")]
+    refused_in_one_line(words, capsys)
+
+
 # ---- the list ----
 
 LISTS = {
