@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from baselines.support.attribution import Attribution
 from retrain import plugins
 from retrain.examples import Examples
+from retrain.resume import NullResumeState, ResumeState
 from retrain.source import KeyedPlugin
 from retrain.task import Task
-from retrain.work import NoWork, Work
 
 Item = TypeVar("Item")
 # In `Attribution.arrays`, of methods that have it at no cost: how alike any two attributed examples are in what
@@ -83,7 +83,9 @@ class Problem:
     device: torch.device
     scratch: Path  # an empty folder for what a library insists on writing; removed afterwards
     checkpoint_number: int = 0  # which of the checkpoints `model` is: 0 is the base model, others differ in every seed
-    work: Work = field(default_factory=NoWork)  # what an earlier attempt at the same unit had; see retrain/work.py
+    work: ResumeState = field(
+        default_factory=NullResumeState
+    )  # what an earlier attempt at the same unit had; see retrain/resume.py
     # Further checkpoints, trained like the base model from other seeds; trained and kept when first asked for.
     checkpoint: Callable[[int], nn.Module] | None = None
     # Models retrained on the subsets that `Method.further_subsets` asks for, of a stream that nobody is judged on.

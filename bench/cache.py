@@ -24,12 +24,13 @@ from typing import Any
 
 from bench.tables import bytes_text
 from retrain.command import Parser
-from retrain.entry import ENTRY_FILE
-from retrain.jobs.campaign import JOBS, Campaign
-from retrain.jobs.claims import Claims
-from retrain.jobs.private import private_path
+from retrain.jobs.slurm import private_path
+from retrain.jobs.unit import JOBS, JobBatch
+from retrain.leases import Leases
+from retrain.resume import UnfinishedUnit, unfinished_units
 from retrain.safe_files import SafeFileError, folder_bytes, one_line, read_json
 from retrain.store import (
+    ENTRY_FILE,
     QUARANTINE,
     DamagedEntryError,
     EntryInfo,
@@ -39,7 +40,6 @@ from retrain.store import (
     canonical_json,
     default_cache,
 )
-from retrain.work import UnfinishedWork, unfinished_work
 
 
 def config_of(info: EntryInfo) -> dict[str, Any]:
@@ -63,10 +63,10 @@ def chosen(store: Store, arguments: argparse.Namespace) -> Iterator[EntryInfo]:
         yield info
 
 
-def chosen_work(store: Store, arguments: argparse.Namespace) -> Iterator[UnfinishedWork]:
+def chosen_work(store: Store, arguments: argparse.Namespace) -> Iterator[UnfinishedUnit]:
     """The unfinished work that --kind and --older-than describe."""
     now = time.time()
-    for work in unfinished_work(store):
+    for work in unfinished_units(store):
         old = arguments.older_than is None or now - work.modified() >= arguments.older_than * 86400
         if old and arguments.kind in (None, work.kind):
             yield work
@@ -87,19 +87,19 @@ def summary(store: Store) -> int:
     if quarantined:
         num_bytes = folder_bytes(store.root / QUARANTINE)
         print(f"  {QUARANTINE:20} {len(quarantined):8,} entries  {bytes_text(num_bytes):>10}")
-    work = unfinished_work(store)
+    work = unfinished_units(store)
     if work:
         num_bytes = sum(one.num_bytes() for one in work)
         print(f"  {'unfinished work':20} {len(work):8,} folders  {bytes_text(num_bytes):>10}")
-    campaigns = Campaign.all(store)
-    if campaigns:
-        print(f"  {'campaign logs':20} {len(campaigns):8,} folders  {bytes_text(folder_bytes(store.root / JOBS)):>10}")
+    batches = JobBatch.all(store)
+    if batches:
+        print(f"  {'batch logs':20} {len(batches):8,} folders  {bytes_text(folder_bytes(store.root / JOBS)):>10}")
     return 0
 
 
 def show_list(store: Store, arguments: argparse.Namespace) -> int:
     if arguments.work:
-        held = Claims(store.root).held()
+        held = Leases(store.root).held()
         for work in chosen_work(store, arguments):
             holder = held.get((work.kind, work.key))
             print(f"{line_of(work)}  {one_line(f'held by {holder}') if holder else 'nobody is at it'}")
@@ -109,7 +109,7 @@ def show_list(store: Store, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def line_of(item: EntryInfo | UnfinishedWork) -> str:
+def line_of(item: EntryInfo | UnfinishedUnit) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(item.modified()))
     return f"{item.kind}  {item.key}  {when}  {bytes_text(item.num_bytes()):>9}"
 
@@ -143,13 +143,13 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
         folders = list((store.root / QUARANTINE).glob("*"))
         return delete_folders(folders, "quarantined entries", arguments)
     if arguments.logs:
-        busy = {holder.campaign for holder in Claims(store.root).held().values()}
-        idle = [campaign for campaign in Campaign.all(store) if campaign.id not in busy]
-        folders = [campaign.folder for campaign in idle]
-        folders += [path for campaign in idle if (path := private_path(campaign)) is not None and path.is_dir()]
-        return delete_folders(folders, "folders of campaign logs", arguments)
+        busy = {holder.batch for holder in Leases(store.root).held().values()}
+        idle = [batch for batch in JobBatch.all(store) if batch.id not in busy]
+        folders = [batch.folder for batch in idle]
+        folders += [path for batch in idle if (path := private_path(batch)) is not None and path.is_dir()]
+        return delete_folders(folders, "folders of batch logs", arguments)
     if arguments.work:
-        held = Claims(store.root).held()
+        held = Leases(store.root).held()
         folders = [work.path for work in chosen_work(store, arguments) if (work.kind, work.key) not in held]
         return delete_folders(folders, "folders of unfinished work", arguments)
     if arguments.kind is None and arguments.older_than is None and not arguments.match and not arguments.all:
@@ -216,7 +216,7 @@ def make_parser() -> argparse.ArgumentParser:
     pruning = commands.add_parser("prune", parents=[common, which], help="delete entries")
     pruning.add_argument("--all", action="store_true", help="every entry")
     pruning.add_argument("--quarantine", action="store_true", help="what was quarantined")
-    pruning.add_argument("--logs", action="store_true", help="logs of campaigns that nobody works on")
+    pruning.add_argument("--logs", action="store_true", help="logs of batches that nobody works on")
     pruning.add_argument("--work", action="store_true", help="what unfinished units have saved, where nobody is at it")
     pruning.add_argument("--dry-run", action="store_true", help="only say what would go")
     pruning.add_argument("--yes", action="store_true", help="do not ask")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from retrain.command import Parser, guarded
+from retrain.command import Parser, run_cli
 from retrain.errors import UsageError, error_line
 
 # What these lead to is in the key, not their names.
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.parse_args(words or ["--help"])
     command = parser.parse_args(words[:1]).command
     if command == "list":
-        return guarded("tda-bench list", lambda: list_plugins(words[1:]))
+        return run_cli("tda-bench list", lambda: list_plugins(words[1:]))
     return importlib.import_module(COMMANDS[command][0]).main(words[1:])
 
 

@@ -33,7 +33,7 @@ from bench.example_choice import (
     strongest_of_different_words,
 )
 from bench.records import command_line, provenance, try_write
-from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, guarded, share
+from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, run_cli, share
 from retrain.errors import UsageError
 from retrain.safe_files import write_whole
 from retrain.store import default_cache
@@ -304,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
     command = command_line("bench.examples", argv)
-    return guarded(parser.prog, lambda: collect(arguments, command, parser.prog), "nothing was written")
+    return run_cli(parser.prog, lambda: collect(arguments, command, parser.prog), "nothing was written")
 
 
 def collect(arguments: argparse.Namespace, command: str, prog: str) -> int:

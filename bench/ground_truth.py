@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from retrain.entry import ENTRY_FILE
 from retrain.jobs import Unit, run_units
-from retrain.store import Entry, Store
+from retrain.store import ENTRY_FILE, Entry, Store
 from retrain.task import Task
 from retrain.units import Plan, checkpoint_of, checkpoint_unit, choose_device, retrain_units
 
@@ -60,7 +59,7 @@ def make_units(units: Sequence[Unit], store: Store, *, force: bool = False, **jo
         key, reason = next(iter(report.failed.items()))
         many = f"{len(report.failed)} of {len(by_key)} units failed; the first: " if len(by_key) > 1 else ""
         message = many + "; ".join(map(str.strip, reason.splitlines()))
-        raise UnitsFailedError(message) from report.told(key)
+        raise UnitsFailedError(message) from report.traceback_of(key)
 
 
 class RecentlyRead:

@@ -29,7 +29,7 @@ from retrain.command import (
     add_task_arguments,
     at_least,
     check_out,
-    guarded,
+    run_cli,
 )
 from retrain.errors import UsageError
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("tda-bench").setLevel(logging.INFO)
     command = command_line("bench.lds", argv)
-    return guarded(parser.prog, lambda: measure_lds(arguments, command, parser.prog), traceback=arguments.traceback)
+    return run_cli(parser.prog, lambda: measure_lds(arguments, command, parser.prog), traceback=arguments.traceback)
 
 
 def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:

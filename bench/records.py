@@ -32,7 +32,6 @@ from bench import schema
 from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
 from bench.metrics import MANY_SEEDS, average_ranks, ceiling_of_ends, mean_and_standard_error
-from retrain.entry import StoreError, canonical_json
 from retrain.errors import UsageError
 from retrain.safe_files import (
     PassingFileError,
@@ -48,6 +47,7 @@ from retrain.safe_files import (
     write_whole,
 )
 from retrain.source import code_fingerprint
+from retrain.store import StoreError, canonical_json
 
 # ---- provenance and writing ----
 

@@ -23,7 +23,7 @@ from bench.pages.data import report_data
 from bench.pages.markdown import Links, rendered
 from bench.pages.plots import plot_specifications
 from bench.records import Results, load_results
-from retrain.command import RUNS, Parser, check_out, guarded
+from retrain.command import RUNS, Parser, check_out, run_cli
 from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_text, write_whole
 
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
     again = "the same command makes the page"
-    return guarded(parser.prog, lambda: write_page(arguments, parser.prog), again)
+    return run_cli(parser.prog, lambda: write_page(arguments, parser.prog), again)
 
 
 def write_page(arguments: argparse.Namespace, prog: str) -> int:

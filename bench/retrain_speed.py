@@ -33,8 +33,8 @@ from retrain.command import (
     build_task,
     check_device,
     check_out,
-    guarded,
     plans_for,
+    run_cli,
 )
 from retrain.errors import UsageError
 from retrain.store import Store
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     command = command_line("bench.retrain_speed", argv)
-    return guarded(parser.prog, lambda: time_retrains(arguments, command, parser.prog), "nothing was written")
+    return run_cli(parser.prog, lambda: time_retrains(arguments, command, parser.prog), "nothing was written")
 
 
 def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int:

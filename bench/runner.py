@@ -33,13 +33,13 @@ from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_conte
 from bench.tables import show
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
-from retrain.progress import watching
+from retrain.progress import poll_progress
 from retrain.removal import classifies
+from retrain.resume import read_progress
 from retrain.safe_files import one_line, write_whole
 from retrain.store import Store
 from retrain.task import Task
 from retrain.units import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
-from retrain.work import told
 
 logger = logging.getLogger("tda-bench")
 DESCRIBED = ("task", "methods", "checkpoints")  # of an experiment: what a record's config describes otherwise
@@ -243,8 +243,8 @@ class Session:
                     report = run_units(some, self.store, name=phase, progress=self.execution.progress, **jobs)
                 elif some:
                     keys = [(unit.kind, self.store.key(unit.kind, unit.config)) for unit in some]
-                    say = lambda keys=keys: "; ".join(filter(None, (told(self.store, *key) for key in keys)))  # noqa: E731
-                    with watching(phase, say) as progress:
+                    say = lambda keys=keys: "; ".join(filter(None, (read_progress(self.store, *key) for key in keys)))  # noqa: E731
+                    with poll_progress(phase, say) as progress:
                         report = run_units(some, self.store, name=phase, progress=progress, **jobs)
                 else:
                     continue

@@ -2,7 +2,7 @@
 
 A method's answer to a question falls into entries of the store: its fit where it can be kept (reused for other
 queries), its parts where it has some (BIF's chains, each made anywhere), its scores, and what they predict for each
-plan of subsets. Two drivers on one cache share the work; a kill costs what was not saved since (`retrain/work.py`).
+plan of subsets. Two drivers on one cache share the work; a kill costs what was not saved since (`retrain/resume.py`).
 Raw outputs are stored; metrics are computed from them afterwards.
 """
 
@@ -28,6 +28,7 @@ from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.plugins import plugin_reference
 from retrain.progress import progress_bar
+from retrain.resume import ResumeState, progress_to_file
 from retrain.source import code_fingerprint, source_fingerprint
 from retrain.store import Entry, Store
 from retrain.units import (
@@ -40,7 +41,6 @@ from retrain.units import (
     task_from,
     task_specification,
 )
-from retrain.work import Work, telling
 
 KEEP_SCORES = {"auto": 2**30, "always": 2**62, "never": 0}  # largest score matrix kept, in bytes
 ONCE: dict[str, Any] = {"retry_errors": False, "same_failures": 0}  # a method that raises would raise again
@@ -195,7 +195,7 @@ class Scorer:
 
     def divergence(self) -> tuple[str, np.ndarray] | None:
         """Why an earlier attempt at these scores ran away, and its mean losses (chains, draws)."""
-        left = Work.of(self.store, "scores", self.store.key("scores", self.config)).load(DIVERGED)
+        left = ResumeState.of(self.store, "scores", self.store.key("scores", self.config)).load(DIVERGED)
         return None if left is None else (left[1].get("reason", ""), left[0]["mean_losses"])
 
     def make(self, plans: Sequence[Plan], **jobs: Any) -> list[Prediction]:
@@ -448,8 +448,8 @@ class WorkerContext:
     def problem(self, unit: Unit, scratch: Path) -> Problem:
         scorer = self.scorer
         problem = problem_of(scorer.question, scorer.base[0], scorer.store, scorer.device_name, scratch)
-        work = Work.of(scorer.store, unit.kind, scorer.store.key(unit.kind, unit.config))
-        progress = problem.progress if os.getpid() == unit.payload["driver"] else telling(work)
+        work = ResumeState.of(scorer.store, unit.kind, scorer.store.key(unit.kind, unit.config))
+        progress = problem.progress if os.getpid() == unit.payload["driver"] else progress_to_file(work)
         return replace(problem, work=work, shared=self.shared, progress=progress)
 
     def check_unchanged(self) -> None:
@@ -467,7 +467,7 @@ class WorkerContext:
                 report = run_units([scorer.fit_unit()], scorer.store, **ONCE)  # claimed: whoever else needs it waits
                 if report.failed:
                     ((key, reason),) = report.failed.items()
-                    raise MethodFailedError(reason.splitlines()[0]) from report.told(key)
+                    raise MethodFailedError(reason.splitlines()[0]) from report.traceback_of(key)
                 entry = scorer.store.read("fit", scorer.fit_config)
             if entry is not None and "too_large" not in entry.record:
                 arrays = {name: torch.from_numpy(np.array(value)) for name, value in entry.arrays.items()}

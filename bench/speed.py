@@ -29,9 +29,9 @@ from bench.arguments import add_method_arguments, add_query_arguments
 from bench.metrics import spearman_per_column
 from bench.records import command_line, keep_earlier, provenance, try_write, write_json
 from bench.tables import bytes_text, number, table
-from retrain.command import Parser, add_task_arguments, at_least, check_out, guarded, share
+from retrain.command import Parser, add_task_arguments, at_least, check_out, run_cli, share
 from retrain.errors import UsageError
-from retrain.progress import close_bars, counting
+from retrain.progress import close_bars, progress_counter
 from retrain.store import Store, UnwritableStoreError, canonical_json
 
 COMPARED_QUERIES = 500  # the first so many tell how alike two methods are
@@ -213,7 +213,7 @@ def time_all(session: Any, repeats: int) -> Timings:
         def show_done(runs: int) -> None:
             show((num_all - len(left)) * (1 + repeats) + runs, num_all * (1 + repeats))
 
-        with counting(True, "runs of methods, warm-ups included") as show:
+        with progress_counter(True, "runs of methods, warm-ups included") as show:
             show_done(0)
             try:
                 while left:
@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.methods = arguments.methods or list(TIMED_METHODS)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     command = command_line("bench.speed", argv)
-    return guarded(parser.prog, lambda: time_methods(arguments, command, parser.prog), "nothing was written")
+    return run_cli(parser.prog, lambda: time_methods(arguments, command, parser.prog), "nothing was written")
 
 
 def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:

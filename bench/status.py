@@ -1,7 +1,7 @@
-"""What is done, running, failed and missing in a campaign, who holds what, and when it will be finished.
+"""What is done, running, failed and missing in a batch, who holds what, and when it will be finished.
 
-    python -m bench.status                     every campaign of the cache, the latest first
-    python -m bench.status 3f2a                one campaign (the beginning of its id), with its holders and failures
+    python -m bench.status                     every batch of the cache, the latest first
+    python -m bench.status 3f2a                one batch (the beginning of its id), with its holders and failures
     python -m bench.status --json              the same for programs
 
 Reads the cache only: it starts nothing, changes nothing, and asks nobody (not even Slurm).
@@ -17,29 +17,29 @@ from typing import Any
 
 from bench.tables import duration, table
 from retrain.command import Parser
-from retrain.jobs.book import MAX_ATTEMPTS
-from retrain.jobs.campaign import Campaign
-from retrain.jobs.claims import Claims, Holder
+from retrain.jobs.tracker import MAX_ATTEMPTS
+from retrain.jobs.unit import JobBatch
+from retrain.leases import Holder, Leases
 from retrain.safe_files import one_line
 from retrain.store import Store, StoreError, default_cache
 
-# The pace is taken from the latest units: a campaign's first ones also load data and compile.
+# The pace is taken from the latest units: a batch's first ones also load data and compile.
 RECENT_UNITS = 50
 MAX_HOLDERS = 20
 
 
-def state_of(campaign: Campaign, held: dict[tuple[str, str], Holder], now: float) -> dict[str, Any]:
-    """The counts of a campaign, its holders, its failures and the seconds until it is done (None: cannot be said)."""
-    content = campaign.describe()
-    names = campaign.unit_names()
-    present = campaign.store.present(names)
+def state_of(batch: JobBatch, held: dict[tuple[str, str], Holder], now: float) -> dict[str, Any]:
+    """The counts of a batch, its holders, its failures and the seconds until it is done (None: cannot be said)."""
+    content = batch.describe()
+    names = batch.unit_names()
+    present = batch.store.present(names)
     running = {name: held[name] for name in names if name in held and name not in present}
     trials: Counter[str] = Counter()
     reasons: dict[str, str] = {}
     finished: list[float] = []
     seconds: list[float] = []
     stopped = ""
-    for event in campaign.events(content.get("run", "")):
+    for event in batch.events(content.get("run", "")):
         kind, key = event["event"], event.get("key", "")
         if kind in ("failed", "died"):
             trials[key] += 1
@@ -55,7 +55,7 @@ def state_of(campaign: Campaign, held: dict[tuple[str, str], Holder], now: float
     failed = {key: reasons[key] for key, count in trials.items() if count >= enough and key in keys}
     num_missing = len(names) - len(present) - len(running) - len(failed)
     return {
-        "campaign": campaign.id,
+        "batch": batch.id,
         "name": one_line(str(content.get("name") or ""), 60),
         "cluster": one_line(str(content.get("cluster") or ""), 20),
         "command": one_line(str(content.get("command") or ""), 400),
@@ -91,8 +91,8 @@ def remaining(
     return num_left * statistics.median(seconds) / len(running)
 
 
-def campaigns_table(states: list[dict[str, Any]]) -> str:
-    header = ["campaign", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "what"]
+def batches_table(states: list[dict[str, Any]]) -> str:
+    header = ["batch", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "what"]
     rows = []
     for state in states:
         counts = [f"{state[name]:,}" for name in ("num_done", "num_running", "num_failed", "num_missing", "num_units")]
@@ -100,7 +100,7 @@ def campaigns_table(states: list[dict[str, Any]]) -> str:
         complete = state["num_done"] == state["num_units"]
         eta = "done" if complete else duration(state["eta_seconds"])
         seconds = "-" if pace is None else f"{pace:.2f}"
-        rows.append([state["campaign"], *counts, seconds, eta, state["cluster"], state["name"]])
+        rows.append([state["batch"], *counts, seconds, eta, state["cluster"], state["name"]])
     return table(header, rows, left=(0, 8, 9))
 
 
@@ -130,34 +130,34 @@ def reason_lines(reason: str) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m bench.status", description=str(__doc__).split("\n")[0], allow_abbrev=False)
-    parser.add_argument("campaign", nargs="?", help="the beginning of a campaign's id (default: all)")
+    parser.add_argument("batch", nargs="?", help="the beginning of a batch's id (default: all)")
     parser.add_argument("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args(argv)
     now = time.time()
     try:
         store = Store(arguments.cache, create=False)
-        found = Campaign.all(store)
-        if arguments.campaign:
-            found = [campaign for campaign in found if campaign.id.startswith(arguments.campaign)]
+        found = JobBatch.all(store)
+        if arguments.batch:
+            found = [batch for batch in found if batch.id.startswith(arguments.batch)]
             if not found:
-                raise StoreError(f'no campaign begins with "{arguments.campaign}" in {store.root}')
-        held = Claims(store.root).held()
-        states = [state_of(campaign, held, now) for campaign in found]
+                raise StoreError(f'no batch begins with "{arguments.batch}" in {store.root}')
+        held = Leases(store.root).held()
+        states = [state_of(batch, held, now) for batch in found]
     except StoreError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     if arguments.json:
         print(json.dumps(states, indent=1))
     elif not states:
-        print(f"no campaign in {store.root}")
+        print(f"no batch in {store.root}")
     else:
-        print(campaigns_table(states))
-        if arguments.campaign or len(states) == 1:
+        print(batches_table(states))
+        if arguments.batch or len(states) == 1:
             for state in states:
                 print(details(state, now))
         elif any(state["num_failed"] for state in states):
-            print("why units failed: python -m bench.status CAMPAIGN")
+            print("why units failed: python -m bench.status BATCH")
     return 0
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from bench.arguments import add_query_arguments, add_settings_argument
 from bench.records import command_line, provenance, without_nan
 from bench.token_scores import PairScores, score_tokens, strongest_pairs
-from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, guarded, share
+from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, run_cli, share
 from retrain.errors import UsageError
 from retrain.safe_files import whole_file, write_whole
 
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    return guarded(
+    return run_cli(
         parser.prog, lambda: look_inside(arguments, command_line("bench.tokens", argv)), "nothing was written"
     )
 

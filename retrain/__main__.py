@@ -5,7 +5,7 @@
         --cluster slurm --jobs 64 --gpus-per-job 1 --slurm partition=gpu --timeout-min 120
 
 The units are those of `python -m bench.lds`, which then finds them in the cache; here all seeds and alphas form one
-campaign, so that a cluster is never idle between them. Finished work is kept: the same command goes on where it was.
+batch, so that a cluster is never idle between them. Finished work is kept: the same command goes on where it was.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from retrain.command import (
     build_task,
     check_device,
     cluster_options,
-    guarded,
     plans_for,
+    run_cli,
 )
 from retrain.jobs import run_units
 from retrain.store import Store
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    return guarded(parser.prog, lambda: make_ground_truth(arguments, parser.prog), traceback=arguments.traceback)
+    return run_cli(parser.prog, lambda: make_ground_truth(arguments, parser.prog), traceback=arguments.traceback)
 
 
 def make_ground_truth(arguments: argparse.Namespace, prog: str) -> int:

@@ -1,7 +1,7 @@
 """What every command shares: argument types, what names a task and a cluster, checks, and exit codes.
 
 `bench` and `retrain` build their command lines from this, so an option means the same wherever it is offered. A command
-translates its arguments into values and hands them on; what it raises becomes one line and an exit code in `guarded`.
+translates its arguments into values and hands them on; what it raises becomes one line and an exit code in `run_cli`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 
 from retrain.errors import UsageError, error_line
 from retrain.jobs import CLUSTERS, JobError
-from retrain.jobs.attempt import Told, blamed, shortened
+from retrain.jobs.tracker import UnitTraceback, blamed, shortened
 from retrain.progress import close_bars
 from retrain.safe_files import SafeFileError, one_line
 from retrain.seeds import STARTS
@@ -317,7 +317,7 @@ def check_out(folder: str) -> None:
 # ---- exit codes ----
 
 
-def guarded(
+def run_cli(
     prog: str,
     work: Callable[[], int],
     interrupted: str = "finished work is kept, and the same command goes on",
@@ -342,7 +342,7 @@ def guarded(
         return 0
     except (RuntimeError, FloatingPointError) as error:
         close_bars()
-        if traceback and not isinstance(error, JobError) and not isinstance(error.__cause__, Told):
+        if traceback and not isinstance(error, JobError) and not isinstance(error.__cause__, UnitTraceback):
             print_exc()  # of a unit it was printed where the unit was given up
         print(f"{prog}: {error_line(error)}", file=sys.stderr)
         return 1

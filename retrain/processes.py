@@ -1,4 +1,4 @@
-"""Which process is which, here and on other hosts: names for claims and temporary folders, and who still lives.
+"""Which process is which, here and on other hosts: names for leases and temporary folders, and who still lives.
 
 A process is known by its host, its id and when it began. The host's name holds the pid namespace (two containers may
 share a name but not their processes) and the boot (after a restart the same ids are other processes).

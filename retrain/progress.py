@@ -65,7 +65,7 @@ def beside_bars() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counting(progress: bool | Progress, name: str) -> Iterator[Progress]:
+def progress_counter(progress: bool | Progress, name: str) -> Iterator[Progress]:
     """A function to call with (done, all): the caller's own, a bar's, or one that does nothing."""
     if callable(progress):
         yield progress
@@ -88,7 +88,7 @@ def counting(progress: bool | Progress, name: str) -> Iterator[Progress]:
 
 
 @contextlib.contextmanager
-def watching(name: str, say: Callable[[], str]) -> Iterator[Progress]:
+def poll_progress(name: str, say: Callable[[], str]) -> Iterator[Progress]:
     """A bar of units that also shows what `say` answers, once a second: how far the units in progress are."""
     stop = threading.Event()
     made: list[Any] = []

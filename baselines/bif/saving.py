@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.work import SAVE_SECONDS, NoWork, Work
+from retrain.resume import SAVE_SECONDS, NullResumeState, ResumeState
 
 logger = logging.getLogger("tda-bench")
 
@@ -24,9 +24,9 @@ _BFLOAT16 = ":bfloat16"  # numpy has no such type: kept as the same bits
 
 
 class Saver:
-    """What the parts of one scoring have so far. Nothing is written where nobody would resume (`NoWork`)."""
+    """What the parts of one scoring have so far. Nothing is written where nobody would resume (`NullResumeState`)."""
 
-    def __init__(self, work: Work, settings: Mapping[str, Any]):
+    def __init__(self, work: ResumeState, settings: Mapping[str, Any]):
         self._work, self._settings = work, dict(settings)
         self._cost, self._saved = 0.0, time.monotonic()
         self._unsaved: dict[str, Mapping[str, Tensor]] = {}  # finished parts that were not worth a file by themselves
@@ -65,7 +65,7 @@ class Saver:
         self._write(name, tensors, taken)
 
     def _write(self, name: str, tensors: Mapping[str, Tensor], taken: int | None) -> None:
-        if isinstance(self._work, NoWork):
+        if isinstance(self._work, NullResumeState):
             return
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if num_bytes > LARGEST_STATE_BYTES:

@@ -33,7 +33,7 @@ from baselines.support.pieces import Outer
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples
 from retrain.losses import Loss, keep_ignored
-from retrain.work import NoWork, Work
+from retrain.resume import NullResumeState, ResumeState
 
 logger = logging.getLogger("tda-bench")
 
@@ -193,7 +193,7 @@ def fit_curvature(
     seed: int | None = None,
     exact: bool = False,
     token_scale: bool = True,
-    work: Work | None = None,
+    work: ResumeState | None = None,
     description: str = "curvature",
 ) -> list[Block]:
     """One block a group of `gradients`, in their order.
@@ -205,7 +205,7 @@ def fit_curvature(
     """
     if exact:
         check_exact(loss, examples)
-    work = NoWork() if work is None else work
+    work = NullResumeState() if work is None else work
     stage, first, sums = SIDES, 0, _Sums([], [], [])
     if seed is not None and (saved := work.load("curvature")) is not None:
         arrays, record = saved

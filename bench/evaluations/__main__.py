@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from bench.records import command_line
-from retrain.command import Parser, check_out, guarded
+from retrain.command import Parser, check_out, run_cli
 
 EVALUATIONS = {
     "removal": "leave out what a method calls helpful, retrain, and look (--brittleness: until a prediction flips)",
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(line, file=sys.stderr)
         return 1 if problems else 0
 
-    return guarded(own.prog, work, traceback=getattr(arguments, "traceback", None))
+    return run_cli(own.prog, work, traceback=getattr(arguments, "traceback", None))
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ from bench.figures.kinds import KINDS
 from bench.figures.table import markdown_table
 from bench.publish.plots import style
 from bench.records import Results, load_results, without_curves, without_scored_again
-from retrain.command import RUNS, Parser, at_least, check_out, guarded
+from retrain.command import RUNS, Parser, at_least, check_out, run_cli
 from retrain.processes import die_with
-from retrain.progress import Progress, counting
+from retrain.progress import Progress, progress_counter
 from retrain.safe_files import SafeFileError, read_checked, write_whole
 
 EVERY_DATAMODEL = ("retraining", "table")  # figures that show every setting of the datamodel
@@ -170,7 +170,7 @@ def _start_drawing(driver: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
-    return guarded(
+    return run_cli(
         parser.prog, lambda: draw_chosen(parser, arguments), "what is drawn is kept; figures.json is as it was"
     )
 
@@ -201,7 +201,7 @@ def draw_chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) 
     problems = list(results.problems)
     index: dict[str, Any] = {}
     missing: list[Kind] = []
-    with counting(True, "kinds of figures") as told:
+    with progress_counter(True, "kinds of figures") as told:
         found = draw_all(chosen, results, size, out, arguments.formats, processes, told)
     for kind, drawn in zip(chosen, found, strict=True):
         index |= dict(drawn.entries)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.ledger.evidence import Evidence
 from bench.ledger.page import ledger_page
-from retrain.command import Parser, guarded
+from retrain.command import Parser, run_cli
 from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_text, write_whole
 
@@ -26,7 +26,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
-    return guarded(parser.prog, lambda: write_ledger(arguments, parser.prog), "nothing was written")
+    return run_cli(parser.prog, lambda: write_ledger(arguments, parser.prog), "nothing was written")
 
 
 def write_ledger(arguments: argparse.Namespace, prog: str) -> int:

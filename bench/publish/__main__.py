@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from retrain.command import Parser, guarded
+from retrain.command import Parser, run_cli
 
 PUBLISHED = {
     "figures": ("bench.publish.plots", "draw the figures that the records allow"),
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = Parser(prog=f"{parser.prog} {what}", description=text)
     module.add_arguments(own)
     arguments = own.parse_args(words[1:])
-    return guarded(own.prog, lambda: module.run(arguments), "files that are not named above are as they were")
+    return run_cli(own.prog, lambda: module.run(arguments), "files that are not named above are as they were")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from bench.regress.baseline import (
 from bench.regress.judge import QUIET_TIMINGS, Verdict, gate
 from bench.regress.report import closing_lines, junit, markdown, verdict_table
 from bench.regress.sample import Rig, record_method
-from retrain.command import Parser, at_least, guarded, options_of
+from retrain.command import Parser, at_least, options_of, run_cli
 from retrain.errors import UsageError
 from retrain.progress import bar
 from retrain.store import Store, default_cache
@@ -224,4 +224,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         return update(arguments, folder) if arguments.update else tell(arguments, gate_all(arguments, folder))
 
     kept = "finished methods are kept" if arguments.update else "nothing was judged"
-    return guarded(PROGRAM, work, interrupted=kept)
+    return run_cli(PROGRAM, work, interrupted=kept)

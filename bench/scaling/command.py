@@ -44,7 +44,7 @@ from bench.scaling.report import (
 )
 from bench.scaling.rows import RATES, named_configuration, read_rows, write_csv
 from bench.scaling.sweep import Sweep, SweepRequest
-from retrain.command import Parser, at_least, check_device, check_out, guarded
+from retrain.command import Parser, at_least, check_device, check_out, run_cli
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE
 from retrain.safe_files import write_whole
@@ -334,4 +334,4 @@ def main(argv: Sequence[str] | None = None) -> int:
             return check_command(arguments)
         return verdict_command(arguments) if arguments.verdict else sweep_command(arguments, command)
 
-    return guarded(parser.prog, work, interrupted=kept_in(arguments.cache))
+    return run_cli(parser.prog, work, interrupted=kept_in(arguments.cache))

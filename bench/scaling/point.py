@@ -53,9 +53,9 @@ from retrain.errors import error_line
 from retrain.examples import Examples
 from retrain.models.pythia_suite import Configuration, build_random, keep_layers
 from retrain.processes import die_with
+from retrain.resume import ResumeState
 from retrain.safe_files import folder_bytes, write_whole
 from retrain.units import describe_device
-from retrain.work import Work
 
 TINY = Configuration(name="tiny", hidden=64, layers=1, heads=2, intermediate=256, vocabulary=512)
 LONGEST_REASON = 300
@@ -367,7 +367,7 @@ class Point:
         return self.spec["budget_seconds"] - (time.monotonic() - self.started)
 
     def run(self) -> None:
-        parts = EkfacParts(self, Work(Path(self.spec["work"]))) if self.axis == "layers" else None
+        parts = EkfacParts(self, ResumeState(Path(self.spec["work"]))) if self.axis == "layers" else None
         if parts is not None:
             parts.check_needs()
             self.result["storage"] = storage_of(Path(self.spec["work"]))
@@ -412,7 +412,7 @@ class Point:
 class EkfacParts:
     """Covariance, eigendecomposition, lambda and scores as parts that are measured one by one and kept.
 
-        <cache>/.work/scaling.<key>/ledger.json          seconds and peaks of every finished part (retrain/work.py)
+        <cache>/.work/scaling.<key>/ledger.json          seconds and peaks of every finished part (retrain/resume.py)
         <cache>/.work/scaling.<key>/layers-24/           what kronfluence wrote, until the point is finished
 
     A part that was finished is never measured again: a point that is cut short goes on after its last part when the
@@ -425,7 +425,7 @@ class EkfacParts:
     set are only repeated where they are quick, and its row says which parts it shares.
     """
 
-    def __init__(self, point: Point, work: Work):
+    def __init__(self, point: Point, work: ResumeState):
         self.point, self.work = point, work
         self.spec, self.configuration = point.spec, point.configuration
         self.method: Any = sized(self.spec, {"fit_examples": self.spec["fit_sets"][0]})
@@ -655,7 +655,7 @@ class EkfacParts:
         self.point.save()
 
 
-def finished_parts(work: Work) -> str:
+def finished_parts(work: ResumeState) -> str:
     """What an unfinished point has, in words; empty where it has nothing."""
     kept = work.load("ledger")
     by_depth: dict[str, list[str]] = {}
@@ -665,7 +665,7 @@ def finished_parts(work: Work) -> str:
     return "; ".join(f"{', '.join(parts)} of {depth} layers" for depth, parts in by_depth.items())
 
 
-def drop_factors(work: Work) -> None:
+def drop_factors(work: ResumeState) -> None:
     """Frees the disk and keeps the ledger."""
     for folder in work.folder.glob("layers-*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -684,7 +684,7 @@ def perform_point(spec: dict[str, Any], started: float) -> dict[str, Any]:
     finally:
         shutil.rmtree(point.scratch, ignore_errors=True)
         if point.axis == "layers":
-            drop_factors(Work(Path(spec["work"])))
+            drop_factors(ResumeState(Path(spec["work"])))
     point.save()
     return point.result
 

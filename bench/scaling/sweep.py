@@ -33,8 +33,8 @@ from retrain.errors import UsageError
 from retrain.jobs.run import terminable
 from retrain.models.pythia_suite import HUB_PREFIX, Configuration
 from retrain.progress import WATCH_SECONDS, bar
+from retrain.resume import ResumeState
 from retrain.store import Store, canonical_json
-from retrain.work import Work
 
 POINT_VERSION = 4  # raised when what a point measures changes
 CHAINS = 4  # of BIF, as in the paper
@@ -338,9 +338,9 @@ class Sweep:
         identity = [point_config(spec, budget_seconds) for spec in self.specs]
         self.run_id = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:12]
 
-    def work(self, spec: dict[str, Any]) -> Work:
+    def work(self, spec: dict[str, Any]) -> ResumeState:
         """Where a point that takes several commands keeps its finished parts."""
-        return Work.of(self.store, "scaling", self.store.key("scaling", point_config(spec, None)))
+        return ResumeState.of(self.store, "scaling", self.store.key("scaling", point_config(spec, None)))
 
     def kept(self, spec: dict[str, Any]) -> dict[str, Any] | None:
         for budget in (None, self.budget_seconds):

@@ -58,8 +58,8 @@ from retrain.command import (
     check_device,
     check_out,
     cluster_options,
-    guarded,
     plans_for,
+    run_cli,
 )
 from retrain.errors import UsageError
 from retrain.safe_files import read_json
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    return guarded(parser.prog, lambda: work(arguments, parser.prog), traceback=getattr(arguments, "traceback", None))
+    return run_cli(parser.prog, lambda: work(arguments, parser.prog), traceback=getattr(arguments, "traceback", None))
 
 
 def work(arguments: argparse.Namespace, prog: str) -> int:

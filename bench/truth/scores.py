@@ -40,7 +40,7 @@ from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
 from bench.schema import RunRecord
 from bench.tables import ceiling_text, divisor, interval, number, pairs_text, share_text, table
 from bench.truth.folder import one_array, read_truth
-from retrain.command import RUNS, Parser, check_out, guarded
+from retrain.command import RUNS, Parser, check_out, run_cli
 from retrain.errors import UsageError
 from retrain.safe_files import one_line
 
@@ -157,7 +157,7 @@ def scores_command(argv: Sequence[str], lds_parser: Parser) -> int:
         options = ", ".join(name for name in taken if name.startswith("--"))
         parser.exit(2, f"{prog}: {', '.join(foreign)} cannot be used with --ground-truth; its options are {options}\n")
     arguments = parser.parse_args(argv)
-    return guarded(prog, lambda: _score(arguments, command_line("bench.lds", argv), prog))
+    return run_cli(prog, lambda: _score(arguments, command_line("bench.lds", argv), prog))
 
 
 def _score(arguments: argparse.Namespace, command: str, prog: str) -> int:

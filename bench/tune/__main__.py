@@ -17,7 +17,7 @@ from retrain.command import (
     add_plan_arguments,
     add_task_arguments,
     at_least,
-    guarded,
+    run_cli,
 )
 from retrain.store import canonical_json
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     line = command_line("bench.tune", words)
     kept = "finished settings are kept, and the same command goes on"
-    return guarded(parser.prog, lambda: work(arguments, command, line, parser.prog), kept, arguments.traceback)
+    return run_cli(parser.prog, lambda: work(arguments, command, line, parser.prog), kept, arguments.traceback)
 
 
 def work(arguments: argparse.Namespace, command: str, line: str, prog: str) -> int:

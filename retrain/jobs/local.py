@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from retrain.errors import UsageError
-from retrain.jobs.attempt import Attempt, do_unit, tail
-from retrain.jobs.book import MAX_ATTEMPTS, Book, JobError, Waiting, logger
-from retrain.jobs.claims import STALE_SECONDS, Claims
+from retrain.jobs.tracker import MAX_ATTEMPTS, Attempt, JobError, JobTracker, WaitingNotice, do_unit, logger, tail
 from retrain.jobs.unit import Unit
+from retrain.leases import STALE_SECONDS, Leases
 from retrain.processes import die_with, process_stopped
+from retrain.resume import ResumeState
 from retrain.store import Store
-from retrain.work import Work
 
 LOCAL_POLL_SECONDS = 0.5
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -83,11 +82,13 @@ def worker_environment(index: int, jobs: int, gpus: list[str], gpus_per_job: int
 # -- the driver -------------------------------------------------------------------------------------------------------
 
 
-def run_local(book: Book, run: str, jobs: int | None, gpus_per_job: int | None, timeout_min: float | None) -> None:
-    """Do a campaign's open units in worker processes."""
+def run_local(
+    tracker: JobTracker, run: str, jobs: int | None, gpus_per_job: int | None, timeout_min: float | None
+) -> None:
+    """Do a batch's open units in worker processes."""
     if gpus_per_job is None:
         # Without this, every core would start a process on the same GPU.
-        gpus = visible_gpus() if devices(book.units.values()) != {"cpu"} else []
+        gpus = visible_gpus() if devices(tracker.units.values()) != {"cpu"} else []
         gpus_per_job = min(1, len(gpus))
     else:
         gpus = visible_gpus() if gpus_per_job else []
@@ -97,12 +98,12 @@ def run_local(book: Book, run: str, jobs: int | None, gpus_per_job: int | None, 
         jobs = len(gpus) // gpus_per_job if gpus_per_job else cores()
     if gpus_per_job and jobs * gpus_per_job > len(gpus):
         logger.warning("%d jobs share %d GPUs: some jobs run on the same one", jobs, len(gpus))
-    jobs = min(jobs, book.num_open)
+    jobs = min(jobs, tracker.num_open)
     try:
-        book.campaign.subfolder("logs")
+        tracker.batch.subfolder("logs")
     except OSError as error:
-        raise book.store.unwritable(error) from None
-    pool = _Pool(book, run, jobs, gpus, gpus_per_job, timeout_min)
+        raise tracker.store.unwritable(error) from None
+    pool = _Pool(tracker, run, jobs, gpus, gpus_per_job, timeout_min)
     try:
         pool.run()
     finally:
@@ -112,7 +113,7 @@ def run_local(book: Book, run: str, jobs: int | None, gpus_per_job: int | None, 
 class LocalWorker:
     """The driver's end of one worker process: units go down its stdin, attempts come up a pipe of their own."""
 
-    def __init__(self, root: Path, campaign: str, log_path: Path, environment: dict[str, str]):
+    def __init__(self, root: Path, batch: str, log_path: Path, environment: dict[str, str]):
         self.log_path = log_path
         self.key: str | None = None
         self.since = 0.0
@@ -142,7 +143,7 @@ class LocalWorker:
             os.close(write_end)
         os.set_blocking(read_end, False)
         self.attempts = read_end
-        self.send({"root": str(root), "campaign": campaign})
+        self.send({"root": str(root), "batch": batch})
 
     def send(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -194,16 +195,18 @@ class LocalWorker:
 class _Pool:
     """Keeps `jobs` workers busy until every unit is done or has failed."""
 
-    def __init__(self, book: Book, run: str, jobs: int, gpus: list[str], gpus_per_job: int, timeout_min: float | None):
-        self.book = book
+    def __init__(
+        self, tracker: JobTracker, run: str, jobs: int, gpus: list[str], gpus_per_job: int, timeout_min: float | None
+    ):
+        self.tracker = tracker
         self.run_name = run
         self.jobs = jobs
         self.gpus = gpus
         self.gpus_per_job = gpus_per_job
         self.timeout_s = timeout_min * 60 if timeout_min else float("inf")
-        self.claims = Claims(book.store.root, book.campaign.id)
-        self.waiting = Waiting()
-        self.queue = deque(book.open())
+        self.leases = Leases(tracker.store.root, tracker.batch.id)
+        self.waiting = WaitingNotice()
+        self.queue = deque(tracker.open())
         self.busy: set[str] = set()
         self.workers: dict[int, LocalWorker] = {}
         self.num_started = 0
@@ -212,8 +215,8 @@ class _Pool:
 
     def run(self) -> None:
         next_poll = 0.0
-        while self.book.num_open:
-            while len(self.workers) < min(self.jobs, self.book.num_open):
+        while self.tracker.num_open:
+            while len(self.workers) < min(self.jobs, self.tracker.num_open):
                 self._start(next(index for index in range(self.jobs) if index not in self.workers))
             for event, _ in self.selector.select(timeout=LOCAL_POLL_SECONDS):
                 self._listen(event.data)
@@ -222,13 +225,13 @@ class _Pool:
                 self._poll()
 
     def _start(self, index: int) -> None:
-        log_path = self.book.campaign.folder / "logs" / f"{self.run_name}-{self.num_started}.log"
+        log_path = self.tracker.batch.folder / "logs" / f"{self.run_name}-{self.num_started}.log"
         environment = worker_environment(index, self.jobs, self.gpus, self.gpus_per_job)
         try:
-            worker = LocalWorker(self.book.store.root, self.book.campaign.id, log_path, environment)
+            worker = LocalWorker(self.tracker.store.root, self.tracker.batch.id, log_path, environment)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self.book.store.unwritable(error) from None
+                raise self.tracker.store.unwritable(error) from None
             raise JobError(f"a worker process cannot be started: {error}") from None
         self.num_started += 1
         self.workers[index] = worker
@@ -252,17 +255,17 @@ class _Pool:
         """The next unit; one at a time, as only that one is accounted for when the worker dies."""
         while self.queue and worker.key is None:
             key = self.queue.popleft()
-            if self.book.is_open(key):
-                worker.give(key, self.book.units[key], self._saved(key))
+            if self.tracker.is_open(key):
+                worker.give(key, self.tracker.units[key], self._saved(key))
                 return
 
     def _saved(self, key: str) -> str:
-        return Work.of(self.book.store, self.book.units[key].kind, key).mark()
+        return ResumeState.of(self.tracker.store, self.tracker.units[key].kind, key).mark()
 
     def _enter(self, key: str, attempt: Attempt) -> None:
         if attempt.status == "busy":
             self.busy.add(key)
-        elif self.book.record(key, attempt):
+        elif self.tracker.record(key, attempt):
             self.queue.append(key)
             self._wake()
 
@@ -287,7 +290,7 @@ class _Pool:
                 raise JobError(lines)
             return
         reason = "\n".join([f"the worker {cause}; its log is {worker.log_path}", *worker.last_lines()])
-        if self.book.in_store(worker.key):
+        if self.tracker.in_store(worker.key):
             self._enter(worker.key, Attempt("done", time.monotonic() - worker.since))
         elif worker.killed_because and self._saved(worker.key) not in ("", worker.saved_before):
             # We stopped it, not the unit itself, and it got on: that is no failure, and it goes on from there.
@@ -297,18 +300,18 @@ class _Pool:
 
     def _poll(self) -> None:
         for key in list(self.busy):
-            unit = self.book.units[key]
-            if self.book.in_store(key):
+            unit = self.tracker.units[key]
+            if self.tracker.in_store(key):
                 self.busy.discard(key)
-                self.book.finish(key)
-            elif self.claims.vacant(unit.kind, key):
+                self.tracker.finish(key)
+            elif self.leases.vacant(unit.kind, key):
                 self.busy.discard(key)
                 self.queue.append(key)
         self._wake()
-        if len(self.busy) == self.book.num_open:
+        if len(self.busy) == self.tracker.num_open:
             for key in list(self.busy)[:1]:
-                unit = self.book.units[key]
-                self.waiting.say(unit, key, self.claims.holder(unit.kind, key), len(self.busy))
+                unit = self.tracker.units[key]
+                self.waiting.say(unit, key, self.leases.holder(unit.kind, key), len(self.busy))
         for worker in self.workers.values():
             self._stop_if_overdue(worker)
 
@@ -353,13 +356,13 @@ def local_worker(attempts: int, driver: int) -> None:
     arrived.acquire()
     setup = json.loads(lines.popleft())
     store = Store(setup["root"], create=False)  # the driver made it; a full disk must not stop us before we can say so
-    claims = Claims(store.root, setup["campaign"])
+    leases = Leases(store.root, setup["batch"])
     say({"ready": True})
     while True:
         arrived.acquire()
         content = json.loads(lines.popleft())
         unit, key = Unit.from_json(content), content["key"]
-        attempt = do_unit(store, claims, key, unit)
+        attempt = do_unit(store, leases, key, unit)
         if attempt.status == "failed":
             print(f"{unit.kind} {key}: {attempt.reason}", file=sys.stderr, flush=True)
         say({"key": key, **vars(attempt)})

@@ -13,16 +13,24 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from retrain.errors import UsageError
-from retrain.jobs.attempt import Attempt, do_unit
-from retrain.jobs.book import MAX_ATTEMPTS, SAME_FAILURES, Book, Report, SameFailure, Waiting, logger
-from retrain.jobs.campaign import Campaign, new_run
-from retrain.jobs.claims import Claims
 from retrain.jobs.local import LOCAL_POLL_SECONDS, devices, run_local
 from retrain.jobs.slurm import live_run, run_slurm
-from retrain.jobs.unit import Unit
-from retrain.progress import Progress, close_bars, counting
+from retrain.jobs.tracker import (
+    MAX_ATTEMPTS,
+    SAME_FAILURES,
+    Attempt,
+    JobTracker,
+    Report,
+    SameFailure,
+    WaitingNotice,
+    do_unit,
+    logger,
+)
+from retrain.jobs.unit import JobBatch, Unit, new_run
+from retrain.leases import Leases
+from retrain.progress import Progress, close_bars, progress_counter
+from retrain.resume import clean_resume_states
 from retrain.store import Store
-from retrain.work import clean_work
 
 CLUSTERS = ("inline", "local", "slurm")
 TURN_SECONDS = 2e-4  # that one of several threads holds the interpreter
@@ -51,7 +59,7 @@ def run_units(
     gpus_per_job: default one where units name a device other than the CPU and there are GPUs (on Slurm: name CUDA).
     timeout_min: the most minutes one unit (local) or one array task (slurm) may take at a time; one that saved its
         work meanwhile goes on from there.
-    collect: start nothing; on Slurm, wait for the jobs of this campaign that still run.
+    collect: start nothing; on Slurm, wait for the jobs of this batch that still run.
     progress: True for a bar on stderr, or a function called with (number done, number of all).
     retry_errors: false where trying again costs much and an exception would come again (not on Slurm).
     traceback: print the whole traceback of a unit that is given up, not only where and what.
@@ -72,27 +80,27 @@ def run_units(
     if len(present) == len(by_key) or (collect and cluster != "slurm"):
         pending = [key for key in by_key if key not in present]
         return Report([key for key in by_key if key in present], {}, pending, 0, time.perf_counter() - start)
-    with counting(progress, name) as report_progress:
-        campaign = Campaign.of(store, by_key)
+    with progress_counter(progress, name) as report_progress:
+        batch = JobBatch.of(store, by_key)
         run = new_run()
         if cluster == "slurm":
-            run = live_run(campaign) or (collect and campaign.describe().get("run")) or run
+            run = live_run(batch) or (collect and batch.describe().get("run")) or run
         digest = ""
         try:
             # A nameless step in this process is over before anyone could ask how it stands.
             if not collect and (name or cluster != "inline"):
-                digest = campaign.write(by_key, name=name, cluster=cluster, run=run)
+                digest = batch.write(by_key, name=name, cluster=cluster, run=run)
         except OSError as error:
             raise store.unwritable(error) from None
-        claims = Claims(store.root)
-        claims.clean(store)
-        clean_work(store, claims.held())
+        leases = Leases(store.root)
+        leases.clean(store)
+        clean_resume_states(store, leases.held())
         same = SameFailure({by_key[key].kind for key in present}, same_failures)
-        log = campaign.log(run, "driver")
-        book = Book(
+        log = batch.log(run, "driver")
+        tracker = JobTracker(
             store=store,
             units=by_key,
-            campaign=campaign,
+            batch=batch,
             log=log,
             progress=report_progress,
             max_attempts=max_attempts,
@@ -102,17 +110,17 @@ def run_units(
             units_sha256=digest,
             done=set(present),
         )
-        report_progress(len(book.done), len(by_key))
+        report_progress(len(tracker.done), len(by_key))
         with terminable():
             try:
                 if cluster == "inline":
-                    run_inline(book)
+                    run_inline(tracker)
                 elif cluster == "local":
-                    run_local(book, run, jobs, gpus_per_job, timeout_min)
+                    run_local(tracker, run, jobs, gpus_per_job, timeout_min)
                 else:
                     if gpus_per_job is None:
                         gpus_per_job = int("cuda" in devices(by_key.values()))
-                    run_slurm(book, run, jobs or 16, gpus_per_job, timeout_min, dict(slurm or {}), collect)
+                    run_slurm(tracker, run, jobs or 16, gpus_per_job, timeout_min, dict(slurm or {}), collect)
             except (KeyboardInterrupt, SystemExit):
                 close_bars()
                 if cluster != "slurm" and len(by_key) > 1:  # of one, whoever asked for it says what is kept
@@ -124,24 +132,24 @@ def run_units(
                     )
                 raise
     return Report(
-        done=[key for key in by_key if key in book.done],
-        failed=book.failed,
-        pending=book.open(),
-        num_computed=book.num_computed,
+        done=[key for key in by_key if key in tracker.done],
+        failed=tracker.failed,
+        pending=tracker.open(),
+        num_computed=tracker.num_computed,
         seconds=time.perf_counter() - start,
-        campaign=campaign.id,
-        tracebacks=book.tracebacks,
+        batch=batch.id,
+        tracebacks=tracker.tracebacks,
     )
 
 
-def run_inline(book: Book) -> None:
+def run_inline(tracker: JobTracker) -> None:
     """In this process: one after another, or side by side in threads where units say that they can be."""
-    alone = [key for key in book.open() if _at_once(book.units[key]) == 1]
-    together = [key for key in book.open() if _at_once(book.units[key]) > 1]
-    queue = _Queue(book, alone)
+    alone = [key for key in tracker.open() if _at_once(tracker.units[key]) == 1]
+    together = [key for key in tracker.open() if _at_once(tracker.units[key]) > 1]
+    queue = _Queue(tracker, alone)
     while (key := queue.next()) is not None:
-        queue.enter(key, do_unit(book.store, queue.claims, key, book.units[key]))
-    _run_side_by_side(book, together)
+        queue.enter(key, do_unit(tracker.store, queue.leases, key, tracker.units[key]))
+    _run_side_by_side(tracker, together)
 
 
 def _at_once(unit: Unit) -> int:
@@ -149,9 +157,9 @@ def _at_once(unit: Unit) -> int:
     return int(unit.payload.get("at_once", 1))
 
 
-def _run_side_by_side(book: Book, keys: list[str]) -> None:
-    queue = _Queue(book, keys)
-    most = min((_at_once(book.units[key]) for key in keys), default=1)
+def _run_side_by_side(tracker: JobTracker, keys: list[str]) -> None:
+    queue = _Queue(tracker, keys)
+    most = min((_at_once(tracker.units[key]) for key in keys), default=1)
     running: dict[Future[Attempt], str] = {}
     with _quick_turns(), ThreadPoolExecutor(most, thread_name_prefix="unit") as pool:
         try:
@@ -159,7 +167,7 @@ def _run_side_by_side(book: Book, keys: list[str]) -> None:
             allowed = 1
             while True:
                 while len(running) < allowed and (key := queue.next(wait=not running)) is not None:
-                    running[pool.submit(do_unit, book.store, queue.claims, key, book.units[key])] = key
+                    running[pool.submit(do_unit, tracker.store, queue.leases, key, tracker.units[key])] = key
                 if not running:
                     return
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -185,9 +193,9 @@ def _quick_turns() -> Iterator[None]:
 class _Queue:
     """The units that are left to a process, those that another process is at last and at intervals."""
 
-    def __init__(self, book: Book, keys: Iterable[str]):
-        self.book, self.claims = book, Claims(book.store.root, book.campaign.id)
-        self._open, self._busy, self._waiting = deque(keys), set[str](), Waiting()
+    def __init__(self, tracker: JobTracker, keys: Iterable[str]):
+        self.tracker, self.leases = tracker, Leases(tracker.store.root, tracker.batch.id)
+        self._open, self._busy, self._waiting = deque(keys), set[str](), WaitingNotice()
 
     def next(self, wait: bool = True) -> str | None:
         """None when nothing is left, or, unless told to `wait`, nothing but what others are at."""
@@ -196,8 +204,8 @@ class _Queue:
         if self._open[0] in self._busy and self._busy.issuperset(self._open):
             if not wait:
                 return None
-            unit = self.book.units[self._open[0]]
-            holder = self.claims.holder(unit.kind, self._open[0])
+            unit = self.tracker.units[self._open[0]]
+            holder = self.leases.holder(unit.kind, self._open[0])
             self._waiting.say(unit, self._open[0], holder, len(self._busy))
             time.sleep(LOCAL_POLL_SECONDS / max(1, len(self._busy)))
         return self._open.popleft()
@@ -208,7 +216,7 @@ class _Queue:
             self._open.append(key)
             return
         self._busy.discard(key)
-        if self.book.record(key, attempt):
+        if self.tracker.record(key, attempt):
             self._open.append(key)
 
 

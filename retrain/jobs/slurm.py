@@ -1,38 +1,60 @@
-"""The driver of units on a Slurm cluster, through submitit: array tasks that pull units until none is left.
+"""Units on a Slurm cluster, through submitit: array tasks that pull units until none is left.
 
-A small array is submitted first. Every task (`retrain/jobs/slurm_task.py`) takes unit after unit from the campaign's
-list, so short units are packed into it; from the seconds the first units took the driver then chooses how many tasks
-the rest deserves, so that each has at least `TASK_SECONDS` to do. What is done is read from the store, which tasks
-live from `squeue`: no accounting is needed, nothing of submitit's results is waited for or unpickled, and a task that
-is cancelled, killed or lost with its node is noticed by its absence, within seconds. Its unit is freed and another task
-is submitted, up to a limit. What submitit pickles for the tasks lies in a folder of this user alone (`private.py`).
+A small array is submitted first. Every task takes unit after unit from the batch's list, so short units are packed into
+it; from the seconds the first units took the driver then chooses how many tasks the rest deserves, so that each has at
+least `TASK_SECONDS` to do. What is done is read from the store, which tasks live from `squeue`: no accounting is
+needed, nothing of submitit's results is waited for or unpickled, and a task that is cancelled, killed or lost with its
+node is noticed by its absence, within seconds. Its unit is freed and another task is submitted, up to a limit.
+
+What submitit pickles is run again on the nodes, so it lies in a folder that only this user can write. That is outside
+the cache, which may be shared, by the batch's id and the cache's path: below `TDA_BENCH_STATE`, else `XDG_STATE_HOME`,
+else `~/.local/state`. The nodes of the cluster must see it, as they see a home folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
+import random
 import re
 import shutil
+import signal
+import stat
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from retrain.errors import UsageError
-from retrain.jobs.attempt import Attempt, tail
-from retrain.jobs.book import Book, JobError, RepeatedFailureError, fatal_error, logger
-from retrain.jobs.campaign import Campaign, EventReader, Job, RunId, Seconds, append_line, read_lines
-from retrain.jobs.claims import Claim, Claims
-from retrain.jobs.private import private_folder, private_path
-from retrain.jobs.slurm_task import ArrayWorker, advanced, signal_seconds
+from retrain.jobs.tracker import (
+    Attempt,
+    JobError,
+    JobTracker,
+    RepeatedFailureError,
+    SameFailure,
+    do_unit,
+    fatal_error,
+    logger,
+    tail,
+)
+from retrain.jobs.unit import EventReader, JobBatch, RunId, Seconds, append_line, read_lines
+from retrain.leases import Holder, Job, Lease, Leases
+from retrain.processes import host_name
+from retrain.resume import ResumeState
 from retrain.safe_files import one_line
-from retrain.store import PassingStoreError
+from retrain.store import PassingStoreError, Store
+
+# ---- the driver ----
+
 
 DEFAULT_TIMEOUT_MIN = 60.0
 # The first array, before anything is known of the units.
@@ -53,7 +75,7 @@ SLURMS_DOING = ("TIMEOUT", "DEADLINE", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "R
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True):
-    """A line of a campaign's list of what was submitted."""
+    """A line of a batch's list of what was submitted."""
 
     jobs: list[Job]
     run: RunId
@@ -82,14 +104,14 @@ def _ask_queue() -> dict[str, str] | str:
     return dict(line.strip().split("|", 1) for line in listing.stdout.splitlines() if "|" in line)
 
 
-def submissions(campaign: Campaign) -> list[dict[str, Any]]:
-    """What was submitted for a campaign, oldest first: {"jobs": [names], "run": ..., "time": ...}."""
-    return list(read_lines(campaign.folder / "jobs.jsonl", Submission))
+def submissions(batch: JobBatch) -> list[dict[str, Any]]:
+    """What was submitted for a batch, oldest first: {"jobs": [names], "run": ..., "time": ...}."""
+    return list(read_lines(batch.folder / "jobs.jsonl", Submission))
 
 
-def live_run(campaign: Campaign) -> str | None:
+def live_run(batch: JobBatch) -> str | None:
     """The run whose jobs are still in the queue, which a new driver joins; None when there is none."""
-    submitted = submissions(campaign)
+    submitted = submissions(batch)
     if not submitted:
         return None
     live = live_jobs() or {}
@@ -100,7 +122,7 @@ def live_run(campaign: Campaign) -> str | None:
 
 
 def run_slurm(
-    book: Book,
+    tracker: JobTracker,
     run: str,
     jobs: int,
     gpus_per_job: int,
@@ -108,13 +130,13 @@ def run_slurm(
     options: dict[str, Any],
     collect: bool,
 ) -> None:
-    """Drive a campaign on Slurm until every unit is done or has failed (collect: until its jobs have ended)."""
+    """Drive a batch on Slurm until every unit is done or has failed (collect: until its jobs have ended)."""
     if shutil.which("sbatch") is None or shutil.which("squeue") is None:
         raise JobError(
             "Slurm is not here (no sbatch and squeue on PATH); log in to the cluster, or use --cluster local"
         )
-    parameters = sbatch_parameters(book.campaign, jobs, gpus_per_job, timeout_min or DEFAULT_TIMEOUT_MIN, options)
-    driver = _Driver(book, run, jobs, parameters, timeout_min or DEFAULT_TIMEOUT_MIN, collect)
+    parameters = sbatch_parameters(tracker.batch, jobs, gpus_per_job, timeout_min or DEFAULT_TIMEOUT_MIN, options)
+    driver = _Driver(tracker, run, jobs, parameters, timeout_min or DEFAULT_TIMEOUT_MIN, collect)
     try:
         driver.drive()
     except (KeyboardInterrupt, SystemExit):
@@ -125,13 +147,13 @@ def run_slurm(
 
 
 def sbatch_parameters(
-    campaign: Campaign, jobs: int, gpus_per_job: int, timeout_min: float, options: dict[str, Any]
+    batch: JobBatch, jobs: int, gpus_per_job: int, timeout_min: float, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Arguments of submitit's `update_parameters`: what we need, and the user's --slurm options passed through."""
     from submitit.slurm.slurm import SlurmExecutor
 
     parameters: dict[str, Any] = {
-        "name": f"tda-{campaign.id}",
+        "name": f"tda-{batch.id}",
         "timeout_min": max(1, math.ceil(timeout_min)),
         "slurm_array_parallelism": jobs,
         "slurm_stderr_to_stdout": True,
@@ -175,9 +197,11 @@ def _quoted(text: str) -> str:
 
 
 class _Driver:
-    def __init__(self, book: Book, run: str, jobs: int, parameters: dict[str, Any], timeout_min: float, collect: bool):
-        self.book = book
-        self.folder = private_path(book.campaign)
+    def __init__(
+        self, tracker: JobTracker, run: str, jobs: int, parameters: dict[str, Any], timeout_min: float, collect: bool
+    ):
+        self.tracker = tracker
+        self.folder = private_path(tracker.batch)
         self.run = run
         self.max_jobs = jobs
         self.max_lost = max(6, 3 * jobs)
@@ -185,11 +209,11 @@ class _Driver:
         self.timeout_min = timeout_min
         self.collect = collect
         self.began = time.time()
-        self.claims = Claims(book.store.root, book.campaign.id)
-        self.lock: Claim | None = None
-        self.reader = EventReader(book.campaign, run)
+        self.leases = Leases(tracker.store.root, tracker.batch.id)
+        self.lock: Lease | None = None
+        self.reader = EventReader(tracker.batch, run)
         self.submitted: dict[str, float] = {}  # {job: when}
-        for content in submissions(book.campaign):
+        for content in submissions(tracker.batch):
             if content["run"] == run:
                 self.submitted.update(dict.fromkeys(content["jobs"], content["time"]))
         self.missing_since: dict[str, float] = {}
@@ -204,11 +228,11 @@ class _Driver:
     def drive(self) -> None:
         wait = QUEUE_SECONDS
         while True:
-            num_done = len(self.book.done)
+            num_done = len(self.tracker.done)
             self._take_in_events()
             if time.monotonic() >= self.next_sweep:
                 self._sweep()
-            if not self.book.num_open:
+            if not self.tracker.num_open:
                 return
             live = _ask_queue()
             if isinstance(live, str):
@@ -227,19 +251,21 @@ class _Driver:
                     return
                 if not self.collect and self._in_charge():
                     self._submit_what_is_needed()
-            wait = QUEUE_SECONDS if len(self.book.done) > num_done else min(MAX_POLL_SECONDS, wait * 1.3)
+            wait = QUEUE_SECONDS if len(self.tracker.done) > num_done else min(MAX_POLL_SECONDS, wait * 1.3)
             time.sleep(wait)
 
     def _sweep(self) -> None:
         """Look every open unit up in the store; events say the same sooner, but may be lost."""
         began = time.monotonic()
         with contextlib.suppress(PassingStoreError):
-            for _, key in self.book.store.present((self.book.units[key].kind, key) for key in self.book.open()):
-                self.book.finish(key, 0.0)
+            for _, key in self.tracker.store.present(
+                (self.tracker.units[key].kind, key) for key in self.tracker.open()
+            ):
+                self.tracker.finish(key, 0.0)
         self.next_sweep = time.monotonic() + SWEEP_RATIO * (time.monotonic() - began)
 
     def end(self) -> None:
-        if not self.book.num_open and not self.collect:
+        if not self.tracker.num_open and not self.collect:
             # Everything is done: tasks that never got a turn need not wait for one.
             self._cancel("--state=PENDING")
         if self.lock is not None:
@@ -248,7 +274,7 @@ class _Driver:
     def say_how_to_come_back(self) -> None:
         live = live_jobs() or {}
         names = [job for job in self.submitted if job in live]
-        kept = f"{len(self.book.done)} of {len(self.book.units)} units are finished and kept"
+        kept = f"{len(self.tracker.done)} of {len(self.tracker.units)} units are finished and kept"
         if names:
             logger.warning(
                 "stopped waiting: %s, and %d Slurm tasks go on without you. Come back with the same command and "
@@ -261,24 +287,24 @@ class _Driver:
             logger.warning("stopped: %s; the same command goes on from there", kept)
 
     def _in_charge(self) -> bool:
-        """Whether this driver is the one that submits: a second one on the same campaign only watches."""
+        """Whether this driver is the one that submits: a second one on the same batch only watches."""
         if self.lock is None:
             with contextlib.suppress(OSError):  # it is asked again in a moment
-                self.lock = self.claims.take("driver", self.book.campaign.id)
+                self.lock = self.leases.take("driver", self.tracker.batch.id)
         return self.lock is not None
 
     def _take_in_events(self) -> None:
         for event in self.reader.new():
             kind, key, job = event["event"], event.get("key", ""), event.get("job", "")
-            unit = self.book.units.get(key)
+            unit = self.tracker.units.get(key)
             if kind == "done" and unit is not None:
                 self.seconds.append(event.get("seconds", 0.0))
-                self.book.same.done(unit.kind)
-                if self.book.in_store(key):
-                    self.book.finish(key, 0.0)
+                self.tracker.same.done(unit.kind)
+                if self.tracker.in_store(key):
+                    self.tracker.finish(key, 0.0)
             elif kind in ("failed", "died") and unit is not None:
                 try:
-                    self.book.count(key, Attempt.from_event(event))
+                    self.tracker.count(key, Attempt.from_event(event))
                 except RepeatedFailureError:
                     self._cancel()
                     raise
@@ -311,7 +337,7 @@ class _Driver:
             return
         self.ended.update(newly_ended)
         self._take_in_events()
-        held = self.claims.held(stale=True)
+        held = self.leases.held(stale=True)
         for job in newly_ended:
             units = [place for place, holder in held.items() if holder.job == job]
             if job in self.left_in_order and not units:
@@ -320,10 +346,10 @@ class _Driver:
             got_on = False
             for kind, key in units:
                 holder = held[kind, key]
-                if self.claims.free(kind, key, holder):
+                if self.leases.free(kind, key, holder):
                     reason = "\n".join([f"Slurm job {job} ended ({state}) while it had the unit", *self._log_tail(job)])
-                    unharmed = state in SLURMS_DOING and advanced(self.book.store, kind, key, holder.work)
-                    self.book.log.add("unfinished" if unharmed else "died", key=key, job=job, reason=reason)
+                    unharmed = state in SLURMS_DOING and advanced(self.tracker.store, kind, key, holder.work)
+                    self.tracker.log.add("unfinished" if unharmed else "died", key=key, job=job, reason=reason)
                     got_on |= unharmed
             if job not in self.left_in_order and not got_on:
                 self.num_lost += 1
@@ -338,14 +364,14 @@ class _Driver:
         if self.num_lost > self.max_lost:
             self._cancel()
             reason = f"not done: {self.num_lost} Slurm tasks of this run were lost; the last was {last}"
-            for key in self.book.open():
-                self.book.give_up(key, "\n".join([reason, *self._log_tail(last)]))
+            for key in self.tracker.open():
+                self.tracker.give_up(key, "\n".join([reason, *self._log_tail(last)]))
 
     def _log_tail(self, job: str) -> list[str]:
         return tail(self.folder / f"{job}_0_log.out") if self.folder is not None else []
 
     def _submit_what_is_needed(self) -> None:
-        num_free = self.book.num_open - sum(self.book.is_open(key) for _, key in self.claims.held())
+        num_free = self.tracker.num_open - sum(self.tracker.is_open(key) for _, key in self.leases.held())
         wanted = min(self.max_jobs, num_free, tasks_for(num_free, self.seconds))
         num_missing = wanted - len(self.submitted.keys() - self.ended)
         while num_missing > 0:
@@ -354,19 +380,19 @@ class _Driver:
     def _submit(self, count: int) -> int:
         import submitit
 
-        campaign = self.book.campaign
+        batch = self.tracker.batch
         worker = ArrayWorker(
-            root=str(self.book.store.root),
-            campaign=campaign.id,
+            root=str(self.tracker.store.root),
+            batch=batch.id,
             run=self.run,
-            units_sha256=self.book.units_sha256,
+            units_sha256=self.tracker.units_sha256,
             time_limit_s=self.parameters["timeout_min"] * 60.0,
-            max_attempts=self.book.max_attempts,
-            same_failures=self.book.same.limit,
-            kinds_done=tuple(sorted(self.book.same.kinds_done)),
+            max_attempts=self.tracker.max_attempts,
+            same_failures=self.tracker.same.limit,
+            kinds_done=tuple(sorted(self.tracker.same.kinds_done)),
         )
         try:
-            executor = submitit.AutoExecutor(folder=private_folder(campaign), cluster="slurm")
+            executor = submitit.AutoExecutor(folder=private_folder(batch), cluster="slurm")
             executor.update_parameters(**self.parameters)
             names = [str(job.job_id) for job in executor.map_array(worker, range(count))]
         except JobError:
@@ -374,7 +400,7 @@ class _Driver:
         except Exception as error:  # submitit raises many kinds; all of them mean that sbatch said no
             raise JobError(one_line(f"Slurm did not take the jobs: {' '.join(str(error).split())}", 1000)) from None
         now = time.time()
-        append_line(campaign.folder / "jobs.jsonl", {"jobs": names, "run": self.run, "time": now})
+        append_line(batch.folder / "jobs.jsonl", {"jobs": names, "run": self.run, "time": now})
         self.submitted.update(dict.fromkeys(names, now))
         return count
 
@@ -404,3 +430,230 @@ def job_state(job: str) -> str:
 
 def _arrays(jobs: Iterable[str]) -> list[str]:
     return sorted({job.partition("_")[0] for job in jobs})
+
+
+# ---- an array task ----
+
+
+def signal_seconds(time_limit_s: float) -> float:
+    """How long before the end of a task Slurm sends its warning (it may be up to a minute earlier)."""
+    return min(90.0, 0.25 * time_limit_s)
+
+
+def advanced(store: Store, kind: str, key: str, before: str) -> bool:
+    """Whether a unit's saved work is further than when an attempt found it so (`ResumeState.mark`)."""
+    return ResumeState.of(store, kind, key).mark() not in ("", before)
+
+
+class Stopped(BaseException):
+    """Slurm wants the task to stop; like KeyboardInterrupt, it passes through a unit and frees its lease."""
+
+    def __init__(self, signal_number: int):
+        self.signal = signal.Signals(signal_number)
+
+
+@dataclass(frozen=True)
+class ArrayWorker:
+    """The callable that submitit pickles; everything else a task needs, it reads and checks itself."""
+
+    root: str
+    batch: str
+    run: str
+    units_sha256: str
+    time_limit_s: float
+    max_attempts: int
+    same_failures: int = 0
+    kinds_done: tuple[str, ...] = ()
+
+    def __call__(self, index: int) -> int:
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, _stop)
+        return _Task(self, Holder.this_process()).run()
+
+
+def _stop(number: int, _frame: object) -> None:
+    raise Stopped(number)
+
+
+class _Task:
+    def __init__(self, worker: ArrayWorker, me: Holder):
+        self.job = me.job
+        self.worker = worker
+        self.store = Store(worker.root, create=False)
+        self.batch = JobBatch(self.store, worker.batch)
+        self.units = self.batch.units(worker.units_sha256)
+        self.leases = Leases(self.store.root, worker.batch)
+        self.log = self.batch.log(worker.run, f"{me.job}.{me.restart}")
+        self.reader = EventReader(self.batch, worker.run)
+        self.trials: Counter[str] = Counter()
+        self.same = SameFailure(worker.kinds_done, worker.same_failures)
+        self.num_done = 0
+        self.longest = 0.0
+        self.began = time.monotonic()
+        # The signal of a near end comes this early; see `signal_seconds`.
+        self.deadline = self.began + worker.time_limit_s - signal_seconds(worker.time_limit_s)
+        self.key = ""
+        self.saved_before = ""  # of the unit in progress: see ResumeState.mark
+
+    def run(self) -> int:
+        self.log.add("start", job=self.job, host=host_name(), pid=os.getpid())
+        try:
+            self._work()
+        except Stopped as stopped:
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            self._stopped(stopped)
+        else:
+            self.log.add("exit", job=self.job, reason="nothing left to do", num_done=self.num_done)
+        return self.num_done
+
+    def _work(self) -> None:
+        """Pass over the list, from a place of our own, until a pass finds nothing to do."""
+        keys = list(self.units)
+        first = random.Random(f"{self.job} {self.batch.id}").randrange(len(keys))
+        left = keys[first:] + keys[:first]
+        progress = True
+        while progress:
+            progress = False
+            self._count_trials()
+            left = [key for key in left if not self.store.has_key(self.units[key].kind, key)]
+            for key in left:
+                if self.trials[key] >= self.worker.max_attempts:
+                    continue
+                if self.num_done and time.monotonic() + 1.2 * self.longest > self.deadline:
+                    self._requeue("its time is up")
+                    return
+                progress |= self._do(key)
+
+    def _do(self, key: str) -> bool:
+        """Try a unit; false when there was nothing to do, as another process has it or did it."""
+        unit = self.units[key]
+        self.key, self.saved_before = key, ResumeState.of(self.store, unit.kind, key).mark()
+        attempt = do_unit(self.store, self.leases, key, unit, lambda holder: self._take_over(key, holder))
+        self.key = ""
+        if attempt.status == "done":
+            self.num_done += 1
+            self.longest = max(self.longest, attempt.seconds)
+            self.same.done(unit.kind)
+            self.log.add("done", key=key, seconds=attempt.seconds)
+        elif attempt.status == "failed":
+            values = {"reason": attempt.reason, "error": attempt.error, "place": attempt.place}
+            self.log.add("failed", key=key, job=self.job, **values)
+            print(f"{unit.kind} {key}: {attempt.reason}", file=sys.stderr, flush=True)
+            self._count_trials()
+        elif attempt.status == "fatal":
+            self._fatal(attempt.reason, attempt.error)
+        return attempt.status in ("done", "failed")
+
+    def _fatal(self, reason: str, error: str) -> None:
+        self.log.add("fatal", reason=reason, error=error)
+        self.log.add("exit", job=self.job, reason="fatal error", num_done=self.num_done)
+        sys.exit(reason)
+
+    def _count_trials(self) -> None:
+        """Take in what happened here and in the other tasks."""
+        for event in self.reader.new():
+            key = event.get("key", "")
+            if key not in self.units:
+                continue
+            if event["event"] in ("failed", "died"):
+                self.trials[key] += 1
+                if why := self.same.failed(self.units[key].kind, key, Attempt.from_event(event)):
+                    self._fatal(why, RepeatedFailureError.__name__)
+            elif event["event"] == "done":
+                self.same.done(self.units[key].kind)
+
+    def _take_over(self, key: str, holder: Holder) -> str:
+        """Enter the death of a unit's last holder; why not to try the unit once more, or nothing."""
+        kind = self.units[key].kind
+        if holder.job == self.job and advanced(self.store, kind, key, holder.work):
+            # This very job, before it was put back into the queue, had no time to say so.
+            self.log.add("unfinished", key=key, job=self.job, reason=f"{holder} was cut short; its work was saved")
+            return ""
+        self.log.add("died", key=key, job=holder.job, reason=f"{holder} died while it had the unit")
+        self._count_trials()
+        return "its workers died" if self.trials[key] >= self.worker.max_attempts else ""
+
+    def _stopped(self, stopped: Stopped) -> None:
+        name = stopped.signal.name
+        if stopped.signal != signal.SIGUSR2:
+            # scancel, or a requeue by somebody else: not for us to undo. A second signal must not cut this short.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self.log.add("exit", job=self.job, reason=f"stopped by {name}", num_done=self.num_done)
+            sys.exit(f"stopped by {name}; {self.num_done} units are kept")
+        got_on = bool(self.key) and advanced(self.store, self.units[self.key].kind, self.key, self.saved_before)
+        if got_on:
+            self.log.add("unfinished", key=self.key, job=self.job, reason=f"stopped by {name}; its work was saved")
+        elif self.key and not self.num_done and time.monotonic() > self.deadline - 60:
+            # It had a whole task for itself and saved nothing: again would not help, three times is enough.
+            minutes = self.worker.time_limit_s / 60
+            self.log.add("failed", key=self.key, job=self.job, reason=f"it takes more than --timeout-min {minutes:g}")
+        self._requeue(f"stopped by {name}", got_on)
+
+    def _requeue(self, reason: str, got_on: bool = False) -> None:
+        """Back into the queue, with the same job number; where Slurm does not allow it the driver submits another."""
+        values = {"num_done": self.num_done, "advanced": got_on}
+        self.log.add("exit", job=self.job, reason=f"{reason}; back into the queue", **values)
+        print(f"{reason}: {self.num_done} units are kept, the task goes back into the queue", flush=True)
+        try:
+            subprocess.run(["scontrol", "requeue", self.job], check=True, timeout=60)
+            time.sleep(120)  # Slurm ends this process now; anything it did would be cut short
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"cannot go back into the queue: {error}", file=sys.stderr, flush=True)
+        except Stopped:
+            sys.exit("back in the queue")
+
+
+# ---- the private folder ----
+
+
+HINT = "name a folder of your own that the nodes see, too: export TDA_BENCH_STATE=/path"
+
+
+def private_path(batch: JobBatch) -> Path | None:
+    """Where a batch's private folder is, whether or not it exists; None where nobody knows a home folder."""
+    state = _state_folder()
+    if state is None:
+        return None
+    digest = hashlib.sha256(os.path.realpath(batch.store.root).encode("utf-8", "surrogateescape")).hexdigest()
+    return state / "slurm" / f"{batch.id}-{digest[:12]}"
+
+
+def private_folder(batch: JobBatch) -> Path:
+    """The folder itself, made where it is missing; one that others could write or that is not ours is refused."""
+    path = private_path(batch)
+    if path is None:
+        raise JobError(f"there is no home folder for what Slurm's tasks need (HOME is not set); {HINT}")
+    state = path.parent.parent
+    try:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (state, path.parent, path):
+            if not os.path.lexists(folder):
+                os.mkdir(folder, 0o700)
+            _check_private(folder)
+    except OSError as error:
+        raise JobError(f"the private folder {path} cannot be made ({error.strerror}); {HINT}") from None
+    return path
+
+
+def _state_folder() -> Path | None:
+    given = os.environ.get("TDA_BENCH_STATE")
+    if given:
+        return Path(os.path.abspath(os.path.expanduser(given)))
+    try:
+        parent = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    except RuntimeError:
+        return None
+    return Path(os.path.abspath(parent)) / "tda-bench"
+
+
+def _check_private(folder: Path) -> None:
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        problem = "is not a folder"
+    elif status.st_uid != os.geteuid():
+        problem = f"belongs to user {status.st_uid}, not to {os.geteuid()}"
+    elif status.st_mode & 0o077:
+        problem = f"has mode {stat.S_IMODE(status.st_mode):o}; expected 700 (chmod 700 {folder})"
+    else:
+        return
+    raise JobError(f"{folder} {problem}: nobody else may write what Slurm's tasks run; {HINT}")

@@ -1,26 +1,57 @@
-"""A unit: one piece of work that can be done anywhere, any number of times, with one result."""
+"""A unit is one piece of work that can be done anywhere, any number of times, with one result; a batch is many of them.
+
+`<root>/.jobs/<batch>/` holds `batch.json` (name, command, how it runs), `units-<hash>.jsonl` (one unit a line),
+`events/<run>-<writer>.jsonl` (one event a line: start, done, failed, died, unfinished, fatal, exit) and the logs of
+failures. Every writer appends to a file of its own, so nothing is locked and a torn last line is all that a crash can
+leave. `python -m bench.status` reads these; what is *done* is never read from here but from the store.
+
+All of it may have been edited or come from others: what is read is checked field by field, and nothing that is not of
+the expected form becomes part of a path.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
 import importlib
+import json
+import os
 import re
-from collections.abc import Callable, Mapping
+import secrets
+import shlex
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from pathlib import Path
+from typing import IO, Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
-from retrain.entry import Key, Kind, Table, entry_key, plain_data
-from retrain.safe_files import matching
-from retrain.store import Store
+from retrain.leases import BATCH_ID, JobOrNone
+from retrain.processes import process_name
+from retrain.safe_files import (
+    SafeFileError,
+    conforms,
+    make_folder,
+    matching,
+    open_plain,
+    parse_json,
+    read_checked,
+    validate,
+    write_whole,
+)
+from retrain.store import Key, Kind, Sha256, Store, Table, entry_key, plain_data
 
 CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class UnitLine(msgspec.Struct, forbid_unknown_fields=True):
-    """A unit as a line of a campaign's list."""
+    """A unit as a line of a batch's list."""
 
     key: Key
     kind: Kind
@@ -71,3 +102,247 @@ class Unit:
     def function(self) -> Callable[[Store, Unit], Any]:
         module, _, function = self.call.partition(":")
         return getattr(importlib.import_module(module), function)
+
+
+# ---- batches of units, on disk ----
+
+
+JOBS = ".jobs"
+MAX_LINES_BYTES = 2**32
+MAX_LINE_BYTES = 4 * 2**20
+
+RunId = Annotated[str, matching("[0-9A-Za-z]{1,40}")]
+Seconds = Annotated[float, Meta(ge=0)]
+Word = Annotated[str, matching("[a-z]{1,20}")]
+
+
+class BatchContent(Struct, forbid_unknown_fields=True):
+    """What batch.json holds."""
+
+    name: str
+    cluster: Word
+    run: RunId
+    num_units: Annotated[int, Meta(ge=0)]
+    units_sha256: Sha256
+    command: str
+    process: Annotated[str, Meta(max_length=200)]
+    started: Seconds
+
+
+class EventLine(Struct):
+    """A line of a batch's log; events have fields of their own beside these."""
+
+    event: Word
+    time: Seconds
+    key: Key = ""
+    seconds: Seconds = 0.0
+    reason: str = ""
+    error: Annotated[str, Meta(max_length=200)] = ""
+    place: Annotated[str, Meta(max_length=5000)] = ""
+    job: JobOrNone = ""
+
+
+class JobBatch:
+    """The folder of one batch; its id follows from its units, so the same command finds it again."""
+
+    def __init__(self, store: Store, batch_id: str):
+        if not BATCH_ID.fullmatch(batch_id):
+            raise ValueError(f"a batch's id has 12 hexadecimal digits; {batch_id!r} has not")
+        self.store = store
+        self.id = batch_id
+        self.folder = store.root / JOBS / batch_id
+
+    @classmethod
+    def of(cls, store: Store, keys: Iterable[str]) -> JobBatch:
+        return cls(store, hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:12])
+
+    @classmethod
+    def all(cls, store: Store) -> list[JobBatch]:
+        """Every batch of a store, the one started last first; what is not one of ours is passed over."""
+        try:
+            with os.scandir(store.root / JOBS) as items:
+                names = [
+                    item.name
+                    for item in items
+                    if BATCH_ID.fullmatch(item.name)
+                    and item.is_dir(follow_symlinks=False)
+                    and os.path.lexists(f"{item.path}/batch.json")
+                ]
+        except OSError:
+            return []
+        found = [cls(store, name) for name in names]
+        return sorted(found, key=lambda batch: (-batch.started(), batch.id))
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def write(self, units: Mapping[str, Unit], *, name: str, cluster: str, run: str) -> str:
+        """Write (or renew) the description of a batch; `units` is {key: unit}. Returns the sha256 of their list."""
+        self.subfolder("events")
+        digest = self._write_units(units)
+        content = {
+            "name": _text(name),
+            "cluster": cluster,
+            "run": run,
+            "num_units": len(units),
+            "units_sha256": digest,
+            "command": _text(this_command()),
+            "process": process_name(),
+            "started": time.time(),
+        }
+        write_whole(self.folder / "batch.json", json.dumps(content, indent=1) + "\n")
+        return digest
+
+    def subfolder(self, name: str) -> Path:
+        """A folder of the batch, made where it is missing."""
+        make_folder(self.store.root / JOBS)
+        make_folder(self.folder)
+        return make_folder(self.folder / name)
+
+    def _write_units(self, units: Mapping[str, Unit]) -> str:
+        """The list, named by its content: jobs in a queue find the very list that they were submitted with."""
+        draft = self.folder / f".units.{secrets.token_hex(4)}"
+        digest = hashlib.sha256()
+        try:
+            with open(draft, "xb") as file:
+                for key, unit in units.items():
+                    line = json.dumps({"key": key, **unit.to_json()}).encode() + b"\n"
+                    digest.update(line)
+                    file.write(line)
+            os.replace(draft, self._units_file(digest.hexdigest()))
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+        return digest.hexdigest()
+
+    def _units_file(self, digest: str) -> Path:
+        return self.folder / f"units-{digest[:16]}.jsonl"
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """batch.json, or an empty table when it cannot be read or is not one."""
+        path = self.folder / "batch.json"
+        try:
+            if not stat.S_ISDIR(os.lstat(self.folder).st_mode):
+                return {}
+            return read_checked(path, BatchContent)
+        except (SafeFileError, OSError):
+            return {}
+
+    def started(self) -> float:
+        return float(self.describe().get("started", 0.0))
+
+    def units(self, digest: str) -> dict[str, Unit]:
+        """{key: unit} of exactly the list with this sha256: a worker runs nothing else."""
+        path = self._units_file(validate(digest, Sha256, self.folder, "units_sha256"))
+        units, found = {}, hashlib.sha256()
+        with open_plain(path, MAX_LINES_BYTES) as (file, _):
+            for number, line in enumerate(_lines(file), start=1):
+                found.update(line)
+                try:
+                    content = parse_json(line.decode("utf-8", "replace"), path)
+                except SafeFileError:
+                    content = None  # for the checksum to say
+                if content is not None:
+                    validate(content, UnitLine, path, f"line {number}")
+                    units[content["key"]] = Unit.from_json(content)
+        if found.hexdigest() != digest:
+            raise SafeFileError(path, "has changed since the job was submitted; run the command again")
+        return units
+
+    def unit_names(self) -> list[tuple[str, str]]:
+        """[(kind, key)] of every unit; cheap, for the status of thousands."""
+        digest = self.describe().get("units_sha256")
+        if digest is None:
+            return []
+        return [(content["kind"], content["key"]) for content in read_lines(self._units_file(digest), UnitLine)]
+
+    def log(self, run: str, writer: str) -> EventLog:
+        return EventLog(self.folder / "events" / f"{run}-{writer}.jsonl")
+
+    def events(self, run: str) -> list[dict[str, Any]]:
+        """Everything that happened in a run, by time."""
+        return EventReader(self, run).new()
+
+
+class EventReader:
+    """Reads the events of a run as they come, each once; a line still being written is left for the next time."""
+
+    def __init__(self, batch: JobBatch, run: str):
+        self.folder = batch.folder / "events"
+        # A run that is not one of ours must not lead elsewhere.
+        self.pattern = f"{run}-*.jsonl" if conforms(run, RunId) else ""
+        self._offsets: dict[Path, int] = {}
+
+    def new(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for path in sorted(self.folder.glob(self.pattern)) if self.pattern else []:
+            with contextlib.suppress(SafeFileError), open_plain(path, MAX_LINES_BYTES) as (file, size):
+                if size != self._offsets.get(path, 0):
+                    file.seek(self._offsets.get(path, 0))
+                    found += _objects(self._whole_lines(file, path), EventLine, path)
+        return sorted(found, key=lambda event: event["time"])
+
+    def _whole_lines(self, file: IO[bytes], path: Path) -> Iterator[bytes]:
+        for line in _lines(file):
+            if line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
+                self._offsets[path] = self._offsets.get(path, 0) + len(line)
+                yield line
+
+
+class EventLog:
+    """An append-only file of one writer."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def add(self, event: str, **values: Any) -> None:
+        append_line(self.path, {"event": event, "time": time.time(), **values})
+
+
+def append_line(path: Path, content: dict[str, Any]) -> None:
+    """Append one JSON object to a .jsonl file."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    # A log that cannot be written (a full disk) must not stop the work: the store says so itself, and clearly.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, flags, 0o644)
+        try:
+            os.write(descriptor, json.dumps(content).encode() + b"\n")
+        finally:
+            os.close(descriptor)
+
+
+def read_lines(path: Path, schema: Any) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a .jsonl file that are like `schema`; a torn or strange line is passed over."""
+    with contextlib.suppress(SafeFileError), open_plain(path, MAX_LINES_BYTES) as (file, _):
+        yield from _objects(_lines(file), schema, path)
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """A file's lines, the end included; one that is too long comes in pieces, none of which is JSON."""
+    while line := file.readline(MAX_LINE_BYTES):
+        yield line
+
+
+def _objects(lines: Iterable[bytes], schema: Any, path: Path) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            yield validate(parse_json(line.decode("utf-8"), path), schema, path)
+        except (SafeFileError, UnicodeDecodeError):
+            continue
+
+
+def this_command() -> str:
+    """How this process was started, as one would type it."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    program = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else sys.argv[:1]
+    return shlex.join([*program, *sys.argv[1:]])
+
+
+def new_run() -> str:
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + secrets.token_hex(3)
+
+
+def _text(text: str) -> str:
+    """Text that can be read back: an argument of the command line may hold bytes that are no characters."""
+    return text[:100_000].encode("utf-8", "backslashreplace").decode()

@@ -15,7 +15,7 @@ from baselines.bif.method import BIF, EXACT_PART
 from baselines.bif.saving import Saver
 from baselines.method import Attribution, Problem
 from retrain.errors import UsageError
-from retrain.work import Work
+from retrain.resume import ResumeState
 from tests.helpers.planted import Planted
 
 BASE: dict = {
@@ -95,7 +95,7 @@ class Killed(Exception):
     pass
 
 
-class Impatient(Work):
+class Impatient(ResumeState):
     """Saves every so many draws, and dies after a while: as a kill does, a few draws after the last save."""
 
     def __init__(self, folder: Path, lives: int, every: int = 1):
@@ -158,7 +158,7 @@ def test_saving_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pyt
     now, saves = [0.0], []
     monkeypatch.setattr("baselines.bif.saving.time.monotonic", lambda: now[0])
 
-    class Slow(Work):
+    class Slow(ResumeState):
         def due(self) -> bool:
             now[0] += 1.0  # a draw's second
             return True
@@ -175,7 +175,7 @@ def test_saving_takes_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pyt
 
 def test_what_a_saved_state_comes_after_is_saved_with_it(tmp_path: Path) -> None:
     """Or it would be made again, and its seconds, which the state's include, charged twice."""
-    work = Work(tmp_path / "work")
+    work = ResumeState(tmp_path / "work")
     saver = Saver(work, {})
     saver.finished("chain-0", {"losses": torch.ones(2)}, seconds=5.0)
     assert saver.load("chain-0") is None, "five seconds are not worth a file"

@@ -10,8 +10,8 @@ import torch
 
 from baselines.method import Method, Problem, load_method
 from bench.scoring import run_stage
+from retrain.resume import ResumeState
 from retrain.tasks import load_task
-from retrain.work import Work
 from tests.baselines.test_methods import make_problem
 from tests.helpers.planted import Planted
 
@@ -20,7 +20,7 @@ class Killed(Exception):
     pass
 
 
-class Eager(Work):
+class Eager(ResumeState):
     """Saves whenever it may, and is killed after so many saves."""
 
     def __init__(self, folder: Path, saves: int):
@@ -45,7 +45,7 @@ METHODS = {
 }
 
 
-def attempt(method: Method, task: Planted, folder: Path, work: Work | None) -> torch.Tensor:
+def attempt(method: Method, task: Planted, folder: Path, work: ResumeState | None) -> torch.Tensor:
     scratch = folder / f"scratch-{len(list(folder.iterdir()))}"
     scratch.mkdir(parents=True)
     problem = make_problem(task, scratch, np.arange(0, 60, 2))
@@ -75,8 +75,8 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(name: str, tmp_path: 
 
 def test_a_resumed_stage_is_charged_for_what_it_went_on_from(tmp_path: Path) -> None:
     """And for nothing of what it did not."""
-    work = Work(tmp_path / "work")
-    Work(tmp_path / "work").save("inner_products", {}, {})
+    work = ResumeState(tmp_path / "work")
+    ResumeState(tmp_path / "work").save("inner_products", {}, {})
     problem = Problem(**{**vars(make_problem(Planted(num_train=20), tmp_path)), "work": work})
     edit = json.loads((tmp_path / "work" / "inner_products.json").read_text()) | {"seconds": 1000.0}
     (tmp_path / "work" / "inner_products.json").write_text(json.dumps(edit))
@@ -118,7 +118,7 @@ def test_damaged_work_counts_as_none(name: str, tmp_path: Path) -> None:
     for file in (tmp_path / "work").iterdir():
         content = file.read_bytes()
         file.write_bytes(content[: len(content) // 2])
-    assert torch.equal(attempt(method, task, tmp_path, Work(tmp_path / "work")), expected)
+    assert torch.equal(attempt(method, task, tmp_path, ResumeState(tmp_path / "work")), expected)
 
 
 def test_on_layers_with_factors(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_on_layers_with_factors(tmp_path: Path) -> None:
             try:
                 state = method.fit(problem)
             except Killed:
-                state = method.fit(Problem(**{**vars(problem), "work": Work(tmp_path / name / str(saves))}))
+                state = method.fit(Problem(**{**vars(problem), "work": ResumeState(tmp_path / name / str(saves))}))
             found.append(method.pack_fit(state))
         for other in found[:-1]:
             assert other is not None

@@ -11,8 +11,8 @@ import pytest
 from bench import cache, examples, scaling, status
 from bench.truth import __main__ as truth
 from retrain import progress
-from retrain.jobs import book as jobs_book
 from retrain.jobs import run as jobs_run
+from retrain.jobs import tracker as jobs_tracker
 from retrain.store import Store
 from tests.helpers.job_units import units
 
@@ -95,9 +95,9 @@ class Terminal(io.StringIO):
 def test_last_words_stand_on_a_line_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(jobs_book.logger, "warning", lambda text, *values: terminal.write(text % values + "\n"))
+    monkeypatch.setattr(jobs_tracker.logger, "warning", lambda text, *values: terminal.write(text % values + "\n"))
 
-    def interrupted(book: jobs_book.Book) -> None:
+    def interrupted(tracker: jobs_tracker.JobTracker) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jobs_run, "run_inline", interrupted)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bench.lds import main
+from retrain.resume import ResumeState, unfinished_units
 from retrain.store import Store
-from retrain.work import Work, unfinished_work
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAWS, SAVED_AT, KILLED_AT = 60, 25, 40
@@ -82,8 +82,8 @@ def test_a_chain_killed_after_a_save_goes_on_from_there(tmp_path: Path, capsys: 
         process.communicate()
     assert process.returncode == -signal.SIGKILL
     store = Store(tmp_path / "cache")
-    (left,) = [item for item in unfinished_work(store) if item.kind == "scores"]
-    saved = Work.of(store, left.kind, left.key).load("chain-0")
+    (left,) = [item for item in unfinished_units(store) if item.kind == "scores"]
+    saved = ResumeState.of(store, left.kind, left.key).load("chain-0")
     assert saved is not None
     assert saved[1]["taken"] == SAVED_AT
     diary = first / "draws"
@@ -99,4 +99,4 @@ def test_a_chain_killed_after_a_save_goes_on_from_there(tmp_path: Path, capsys: 
     assert taken == list(range(SAVED_AT + 1, DRAWS + 1)), "it began where it had saved, and not at 0"
     assert rows(output) == undisturbed
     assert scores(tmp_path / "cache") == scores(tmp_path / "calm")
-    assert not unfinished_work(store), "what was saved goes when the scores are there"
+    assert not unfinished_units(store), "what was saved goes when the scores are there"

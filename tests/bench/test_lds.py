@@ -440,7 +440,7 @@ def test_a_damaged_entry_is_named_and_made_again(
 def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from retrain.jobs.claims import Claims
+    from retrain.leases import Leases
 
     cache = tmp_path / "cache"
     words = [
@@ -454,7 +454,7 @@ def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing(
     untouched = finish(tmp_path / "other")
     keys = [info.key for info in Store(tmp_path / "other").entries("retrain")]
     # Retrains take milliseconds. While this process holds four of them the other one cannot be done too early.
-    held = [Claims(Store(cache).root).take("retrain", key) for key in keys[:4]]
+    held = [Leases(Store(cache).root).take("retrain", key) for key in keys[:4]]
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.lds", *words, str(cache)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

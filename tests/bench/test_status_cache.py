@@ -11,8 +11,8 @@ import pytest
 
 from bench import cache, status
 from retrain.jobs import Unit, run_units
-from retrain.jobs.campaign import Campaign
-from retrain.jobs.claims import Claims
+from retrain.jobs.unit import JobBatch
+from retrain.leases import Leases
 from retrain.processes import host_name
 from retrain.store import Store
 from tests.helpers.job_units import unit, units
@@ -38,7 +38,7 @@ def test_status_counts_what_is_done_running_failed_and_missing(store, capsys, ca
     for index in (1, 2, 3):
         (info,) = [i for i in store.entries() if i.key == store.key("numbers", {"index": index})]
         store.remove(info)
-    with Claims(store.root).take("numbers", store.key("numbers", {"index": 1})):
+    with Leases(store.root).take("numbers", store.key("numbers", {"index": 1})):
         (state,) = states(store, capsys)
         assert status.main(["--cache", str(store.root)]) == 0
         text = capsys.readouterr().out
@@ -57,7 +57,7 @@ def test_status_counts_what_is_done_running_failed_and_missing(store, capsys, ca
     key = store.key("numbers", {"index": 1})
     assert [(held["kind"], held["key"], held["pid"]) for held in state["holders"]] == [("numbers", key, os.getpid())]
     assert f"numbers {key} is held by {host_name()} pid {os.getpid()} for " in text
-    (state,) = states(store, capsys, state["campaign"][:4])
+    (state,) = states(store, capsys, state["batch"][:4])
     assert state["num_missing"] == 3
     assert state["eta_seconds"] is None
     assert status.main(["--cache", str(store.root), "zz"]) == 2
@@ -68,9 +68,9 @@ def test_status_of_six_thousand_units_takes_less_than_two_seconds(store, capsys)
     function, task = "tests.helpers.job_units:work", "x" * 300
     work = [Unit("numbers", {"index": index, "task": task}, function) for index in range(6000)]
     by_key = {store.key(unit.kind, unit.config): unit for unit in work}
-    campaign = Campaign.of(store, by_key)
-    campaign.write(by_key, name="many", cluster="slurm", run="run1")
-    log = campaign.log("run1", "driver")
+    batch = JobBatch.of(store, by_key)
+    batch.write(by_key, name="many", cluster="slurm", run="run1")
+    log = batch.log("run1", "driver")
     for key in list(by_key)[:4000]:
         folder = store.place("numbers", key)
         folder.mkdir(parents=True)
@@ -87,7 +87,7 @@ def test_status_of_six_thousand_units_takes_less_than_two_seconds(store, capsys)
         assert states(store, capsys) == [state]
 
 
-def test_hostile_campaign_folders_are_passed_over(store, capsys):
+def test_hostile_batch_folders_are_passed_over(store, capsys):
     run_units(units(2), store, name="fine")
     folder = store.root / ".jobs"
     texts = [
@@ -99,7 +99,7 @@ def test_hostile_campaign_folders_are_passed_over(store, capsys):
     ]
     for number, text in enumerate([*texts, "[" * 100_000, '{"units_sha256": ["x"], "run": 5}']):
         (folder / f"bad{number}").mkdir()
-        (folder / f"bad{number}" / "campaign.json").write_text(text)
+        (folder / f"bad{number}" / "batch.json").write_text(text)
     (folder / "file").write_text("x")
     found = states(store, capsys)
     assert found[0]["name"] == "fine"
@@ -144,7 +144,7 @@ def test_cache_lists_verifies_and_prunes(store, capsys):
     assert not any((store.root / "quarantine").iterdir())
     run_units(units(9), store, name="numbers")
     assert run("prune", "--logs", "--yes")[0] == 0
-    assert Campaign.all(store) == []
+    assert JobBatch.all(store) == []
     assert run("prune", "--all", "--yes")[0] == 0
     assert list(store.entries()) == []
     assert cache.main(["--cache", str(store.root / "absent")]) == 2

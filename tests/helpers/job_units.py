@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from retrain.jobs import Unit
-from retrain.work import Work
+from retrain.resume import ResumeState
 
 
 def unit(index, action="work", **payload):
@@ -54,7 +54,7 @@ def wait(condition, seconds=600.0):
 def hold(unit):
     """Once `hold_after` units have ended the others wait for the file `gate` (without one: until they are killed).
 
-    A campaign with this cannot be over before the test has done to it what it wants, however slow the test is.
+    A batch with this cannot be over before the test has done to it what it wants, however slow the test is.
     """
     limit = unit.payload.get("hold_after")
     if limit is not None and sum(diary(unit.payload["diary"], "end").values()) >= limit:
@@ -82,7 +82,7 @@ def ran_and_waited(thread="thread-self"):
 
 def moment():
     """Now, and how long this worker's two threads and its driver have stood in the queue for a core."""
-    threads = sorted(int(name) for name in os.listdir("/proc/self/task"))[:2]  # those of claims are younger
+    threads = sorted(int(name) for name in os.listdir("/proc/self/task"))[:2]  # those of leases are younger
     mine = sum(ran_and_waited(f"self/task/{thread}")[1] for thread in threads)
     return [time.monotonic(), mine, ran_and_waited(os.getppid())[1]]
 
@@ -149,7 +149,7 @@ def saves(store, unit):
     With `deaf` it hangs so that it hears no signal but SIGKILL.
     """
     note(unit)
-    work = Work.of(store, unit.kind, store.key(unit.kind, unit.config))
+    work = ResumeState.of(store, unit.kind, store.key(unit.kind, unit.config))
     state = work.load("count")
     first = int(state[0]["count"]) if state else 0
     for count in range(first + 1, unit.payload["steps"] + 1):

@@ -3,7 +3,7 @@
 import pytest
 
 from retrain import __main__ as command
-from retrain.jobs.campaign import Campaign
+from retrain.jobs.unit import JobBatch
 from retrain.store import Store
 
 SMALL = ["--task", "digits", "--alpha", "0.05", "--subsets", "2", "--replicates", "1", "--device", "cpu"]
@@ -18,7 +18,7 @@ def test_ground_truth_is_made_once_and_found_again(tmp_path, capsys):
     assert "3 of 3 units" in capsys.readouterr().out
     store = Store(tmp_path / "cache")
     assert sorted(info.kind for info in store.entries()) == ["model", "retrain", "retrain"]
-    assert Campaign.all(store)[0].describe()["name"] == "digits ground truth"
+    assert JobBatch.all(store)[0].describe()["name"] == "digits ground truth"
     assert command.main([*SMALL, *QUICK, *cache]) == 0
     assert "0 computed now" in capsys.readouterr().out
     # Collecting more than there is starts nothing.

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain import entry as entry_module
 from retrain import store as store_module
 from retrain.processes import host_name
 from retrain.store import DamagedEntryError, Store, StoreError, canonical_json, plain_data
@@ -147,7 +146,7 @@ def resealed(change):
     def both(content):
         change(content)
         content.pop("sha256")
-        content["sha256"] = entry_module._sha256(content)
+        content["sha256"] = store_module._sha256(content)
 
     return both
 
@@ -330,7 +329,7 @@ def test_no_space_is_one_clear_line_and_no_damage(store, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(entry_module, "write_safetensors", full)
+        patch.setattr(store_module, "write_safetensors", full)
         with pytest.raises(StoreError, match="no space left") as caught:
             store.write("losses", CONFIG, ARRAYS, RECORD)
         assert str(caught.value).isprintable()

@@ -5,8 +5,8 @@ import time
 from collections import Counter
 
 from retrain.jobs import run_units
-from retrain.jobs.campaign import Campaign
-from retrain.jobs.claims import Claims
+from retrain.jobs.unit import JobBatch
+from retrain.leases import Leases
 
 
 def wait_for(condition, seconds=300.0, step=0.1):
@@ -55,11 +55,11 @@ def tasks(cluster, count):
 
 
 def held_by(store, job=None):
-    return [h for h in Claims(store.root).held().values() if h.job and (job is None or h.job == job)]
+    return [h for h in Leases(store.root).held().values() if h.job and (job is None or h.job == job)]
 
 
 def done_events(store):
     """How often each unit was finished, by the logs of all tasks."""
-    (campaign,) = Campaign.all(store)
-    events = campaign.events(campaign.describe()["run"])
+    (batch,) = JobBatch.all(store)
+    events = batch.events(batch.describe()["run"])
     return Counter(event["key"] for event in events if event["event"] == "done")

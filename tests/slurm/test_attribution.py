@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from retrain.jobs.campaign import Campaign
-from retrain.jobs.claims import Claims
+from retrain.jobs.unit import JobBatch
+from retrain.leases import Leases
 from retrain.store import Store
 from tests.slurm.helpers import running, wait_for
 
@@ -35,7 +35,7 @@ SLURM = ["--cluster", "slurm", "--jobs", "4", "--timeout-min", str(MINUTES)]
 FIRST = """
 import os, signal, time
 from baselines.bif import saving
-from retrain.jobs.claims import Holder
+from retrain.leases import Holder
 
 def progress(self, name, taken, state):
     fate = {"chain-0": "warned", "chain-1": "deaf", "chain-2": "killed"}.get(name, "")
@@ -88,7 +88,7 @@ def stopped_tasks(store, kind, count, process):
 
     def all_there():
         assert process.poll() is None, f"the driver is gone: {process.stderr.read()}"
-        for (held, _), holder in Claims(store.root).held().items():
+        for (held, _), holder in Leases(store.root).held().items():
             if held == kind and holder.job and holder.job not in found:
                 os.kill(holder.pid, signal.SIGSTOP)
                 found[holder.job] = holder.pid
@@ -159,13 +159,13 @@ def test_four_chains_and_four_methods_survive_a_kill_a_warning_a_requeue_and_a_t
     for name in (1, 2):
         assert draws[name] == [*whole[:STAYS_AT], *whole]
     told = []
-    for campaign in Campaign.all(store):
-        events = campaign.events(campaign.describe().get("run", ""))
+    for batch in JobBatch.all(store):
+        events = batch.events(batch.describe().get("run", ""))
         done = [event["key"] for event in events if event["event"] == "done"]
         assert len(done) == len(set(done)), "nothing was done twice"
         told += [(event["event"], event["job"]) for event in events if event["event"] in ("unfinished", "died")]
-        if campaign.describe().get("cluster") == "slurm":
-            assert campaign.describe()["num_units"] == 4
+        if batch.describe().get("cluster") == "slurm":
+            assert batch.describe()["num_units"] == 4
             assert len({event["job"] for event in events if event["event"] == "start"}) >= 4
     assert ("unfinished", warned) in told
     assert {("died", late), ("died", killed)} <= set(told)

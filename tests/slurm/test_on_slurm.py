@@ -12,7 +12,7 @@ import pytest
 
 from retrain.errors import UsageError
 from retrain.jobs import JobError, run_units, slurm
-from retrain.jobs.campaign import Campaign
+from retrain.jobs.unit import JobBatch
 from tests.helpers.job_units import diary, unit, units
 from tests.slurm.helpers import Background, done_events, held_by, running, tasks, wait_for
 
@@ -24,8 +24,8 @@ def test_units_are_packed_into_few_tasks_each_done_once(cluster, store, log):
     assert report.complete
     assert report.num_computed == 120
     assert diary(log) == dict.fromkeys(range(120), 1)
-    (campaign,) = Campaign.all(store)
-    assert sum(len(submission["jobs"]) for submission in slurm.submissions(campaign)) == 3
+    (batch,) = JobBatch.all(store)
+    assert sum(len(submission["jobs"]) for submission in slurm.submissions(batch)) == 3
     assert set(done_events(store).values()) == {1}
 
 
@@ -88,7 +88,7 @@ def test_failures_are_reported_with_their_log(cluster, store, log):
     assert diary(log) == {0: 1, 1: 1, 2: 1, 3: 3, 4: 3, 5: 3}
 
 
-def test_a_usage_error_stops_the_campaign(cluster, store):
+def test_a_usage_error_stops_the_batch(cluster, store):
     with pytest.raises(UsageError, match="what was asked for cannot be"):
         run_units([unit(0, "refuse")], store, cluster="slurm", jobs=1, timeout_min=10)
 
@@ -133,16 +133,16 @@ def test_ctrl_c_leaves_jobs_alone_and_collect_comes_back(cluster, store, log, ga
     assert "--collect" in errors
     assert "scancel" in errors
     assert len(running(cluster)) == 2
-    submitted = len(slurm.submissions(Campaign.all(store)[0]))
+    submitted = len(slurm.submissions(JobBatch.all(store)[0]))
     work = units(40, **payload)
     # The one who collects finds work in progress, and some that is not begun.
     opener = threading.Timer(1.0, Path(gate).touch)
     opener.start()
     report = run_units(work, store, cluster="slurm", jobs=2, collect=True)
     assert report.complete
-    assert len(slurm.submissions(Campaign.all(store)[0])) == submitted
+    assert len(slurm.submissions(JobBatch.all(store)[0])) == submitted
     assert set(diary(log).values()) == {1}
-    # Collecting a campaign that nobody works on takes what there is.
+    # Collecting a batch that nobody works on takes what there is.
     report = run_units([*work, unit(99)], store, cluster="slurm", collect=True)
     assert len(report.done) == 40
     assert len(report.pending) == 1

@@ -6,8 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-from retrain.jobs.campaign import Campaign
-from retrain.work import unfinished_work
+from retrain.jobs.unit import JobBatch
+from retrain.resume import unfinished_units
 from tests.helpers.job_units import diary, unit, units
 from tests.slurm.helpers import Background, held_by, wait_for
 
@@ -35,8 +35,8 @@ def test_a_job_killed_by_its_time_limit_goes_on(bare_cluster, store, log):
     report = Background(units(16, seconds=4, diary=log), store, jobs=1, timeout_min=1).result(1200)
     assert report.complete
     assert set(diary(log, "end").values()) == {1}
-    (campaign,) = Campaign.all(store)
-    exits = [e["reason"] for e in campaign.events(campaign.describe()["run"]) if e["event"] == "exit"]
+    (batch,) = JobBatch.all(store)
+    exits = [e["reason"] for e in batch.events(batch.describe()["run"]) if e["event"] == "exit"]
     assert any("back into the queue" in reason for reason in exits)
 
 
@@ -48,8 +48,8 @@ def test_a_unit_that_outlasts_its_tasks_goes_on_from_what_it_saved(bare_cluster,
     ]
     report = Background(work, store, jobs=2, timeout_min=1, max_attempts=1).result(1200)
     assert report.complete
-    (campaign,) = Campaign.all(store)
-    events = campaign.events(campaign.describe()["run"])
+    (batch,) = JobBatch.all(store)
+    events = batch.events(batch.describe()["run"])
     stopped = {event["key"]: event["reason"] for event in events if event["event"] == "unfinished"}
     assert set(stopped) == set(report.done)
     print(*stopped.values(), sep="\n")
@@ -57,4 +57,4 @@ def test_a_unit_that_outlasts_its_tasks_goes_on_from_what_it_saved(bare_cluster,
     # What was saved was not done again, but for the step that was under way.
     assert diary(log, "step") == {0: 14, 1: 2}
     assert max(diary(log).values()) >= 2
-    assert unfinished_work(store) == []
+    assert unfinished_units(store) == []

@@ -5,9 +5,9 @@
 
 `python -m bench.lds` on a small digits (EK-FAC, K-FAC, TRAK, four chains of BIF) and `python -m bench.figures` first
 run undisturbed, in one process. Then the same work, on a cache of its own, is killed in every phase in turn: driver,
-worker or both, a random time after the phase's unit was claimed, or every other time after it first saved its work.
+worker or both, a random time after the phase's unit was leased, or every other time after it first saved its work.
 After each kill every entry is verified against the undisturbed run's to the bit. What a kill cost is the time since the
-killed unit was claimed or last saved; it saves every `--save-seconds` here, as digits' units are shorter than the 30 s
+killed unit was leased or last saved; it saves every `--save-seconds` here, as digits' units are shorter than the 30 s
 of a real run (`long_kills.py` has those). At the end everything is finished, and scores, retrains, rows and figures are
 compared. The commands are those that a user types, in processes of their own.
 """
@@ -34,10 +34,10 @@ from bench.lds import make_parser
 from bench.records import command_line, provenance, write_json
 from bench.runner import Session
 from bench.translate import execution_of, experiment_of
-from retrain.jobs.campaign import Campaign
-from retrain.jobs.claims import Claims, Holder
+from retrain.jobs.unit import JobBatch
+from retrain.leases import Holder, Leases
+from retrain.resume import resume_folder
 from retrain.store import Store
-from retrain.work import work_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("ekfac", "kfac", "trak", "bif")
@@ -124,7 +124,7 @@ class Trial:
         # What commands and their workers import first makes them save as often.
         self.patch = folder / "patch"
         self.patch.mkdir()
-        patch = f"import retrain.work\n\nretrain.work.SAVE_SECONDS = {save_seconds}\n"
+        patch = f"import retrain.resume\n\nretrain.resume.SAVE_SECONDS = {save_seconds}\n"
         (self.patch / "sitecustomize.py").write_text(patch)
         self.kills: list[dict[str, Any]] = []
         self.num_visits: Counter[str] = Counter()
@@ -196,7 +196,7 @@ class Trial:
         words = lds_words(self.store.root, self.folder / "killed-runs", methods, self.draws)
         process = self.start("bench.lds", *words, "--cluster", *cluster)
         try:
-            found = self.wait_for_claim(process, phase)
+            found = self.wait_for_lease(process, phase)
             if found is None:
                 return False
             after_save = phase != "retraining" and self.num_visits[phase] % 4 != 3
@@ -206,7 +206,7 @@ class Trial:
                 time.sleep(self.rng.uniform(0, 1.0))
             else:
                 time.sleep(self.rng.uniform(0, 10.0 if phase == "BIF chains" else 0.4))
-            held = {name: h for name, h in Claims(self.store.root).held().items() if name in self.units[phase]}
+            held = {name: h for name, h in Leases(self.store.root).held().items() if name in self.units[phase]}
             name, holder = next(iter(held.items()), found)
             hit = [(name, holder)] if victim == "worker" else list(held.items())
             kill |= {"unit": name[0], "still_held": bool(held), **lost_by(self.store, hit if held else [])}
@@ -221,21 +221,21 @@ class Trial:
             process.kill()
         return True
 
-    def wait_for_claim(self, process: Command, phase: str) -> Any:
+    def wait_for_lease(self, process: Command, phase: str) -> Any:
         """(name, holder) of a unit of the phase that somebody works on; None when the command was over before."""
         wanted = set(self.units[phase])
         while process.poll() is None:
-            for name, holder in Claims(self.store.root).held().items():
+            for name, holder in Leases(self.store.root).held().items():
                 if name in wanted:
                     return name, holder
             time.sleep(0.005)
         return None
 
     def wait_for_save(self, process: Command, phase: str) -> None:
-        """Until a unit of the phase that somebody works on has saved something since it was claimed."""
+        """Until a unit of the phase that somebody works on has saved something since it was leased."""
         wanted = set(self.units[phase])
         while process.poll() is None:
-            held = {name: holder for name, holder in Claims(self.store.root).held().items() if name in wanted}
+            held = {name: holder for name, holder in Leases(self.store.root).held().items() if name in wanted}
             if not held or any(last_saved(self.store, *name) > holder.since for name, holder in held.items()):
                 return
             time.sleep(0.005)
@@ -284,8 +284,8 @@ class Trial:
         for name, content in files_of(self.figures).items():
             if content != self.pictures.get(name):
                 self.trouble.append(f"figure {name} is half, or another")
-        for campaign in Campaign.all(self.store):
-            events = campaign.events(campaign.describe().get("run", ""))
+        for batch in JobBatch.all(self.store):
+            events = batch.events(batch.describe().get("run", ""))
             done = Counter(event["key"] for event in events if event["event"] == "done")
             self.trouble += [f"unit {key} was done {count} times in a run" for key, count in done.items() if count > 1]
 
@@ -333,7 +333,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def last_saved(store: Store, kind: str, key: str) -> float:
     """When a unit saved its state the last time; 0 where it never did."""
     newest = 0.0
-    for path in walk(work_folder(store.root, kind, key)):
+    for path in walk(resume_folder(store.root, kind, key)):
         if path.suffix == ".json" and not path.name.startswith("."):  # hidden: how far it is, and drafts
             with contextlib.suppress(OSError):
                 newest = max(newest, os.lstat(path).st_mtime)

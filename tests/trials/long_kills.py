@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 
 from bench.records import command_line, provenance, write_json
-from retrain.jobs.claims import Claims, Holder
+from retrain.leases import Holder, Leases
 from retrain.processes import process_alive
+from retrain.resume import SAVE_SECONDS, ResumeState, unfinished_units
 from retrain.store import Store
-from retrain.work import SAVE_SECONDS, Work, unfinished_work
 from tests.trials.kills import Command, finish, lost_by, rows_of
 
 KINDS = ("fit", "part", "scores")
@@ -142,13 +142,13 @@ class Group:
         return command.poll() is None
 
     def held(self) -> dict[tuple[str, str], Holder]:
-        return {name: holder for name, holder in Claims(self.store.root).held().items() if name[0] in KINDS}
+        return {name: holder for name, holder in Leases(self.store.root).held().items() if name[0] in KINDS}
 
     def saved(self) -> dict[str, int]:
         """{state: how far} of everything saved: draws taken, examples summed up, queries or features there."""
         found = {}
-        for item in unfinished_work(self.store):
-            work = Work.of(self.store, item.kind, item.key)
+        for item in unfinished_units(self.store):
+            work = ResumeState.of(self.store, item.kind, item.key)
             for path in sorted(item.path.glob("[!.]*.json")):
                 if (state := work.load(path.stem)) is not None:
                     arrays, record = state

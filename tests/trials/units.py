@@ -26,9 +26,8 @@ import numpy as np
 from bench import cache, status
 from bench.records import command_line, provenance, write_json
 from retrain.jobs import Unit, run_units
-from retrain.jobs.attempt import Attempt
-from retrain.jobs.book import Book, SameFailure
-from retrain.jobs.campaign import Campaign
+from retrain.jobs.tracker import Attempt, JobTracker, SameFailure
+from retrain.jobs.unit import JobBatch
 from retrain.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +36,7 @@ RUN = "trial"
 
 
 def all_units(count):
-    """As large as the units of a real campaign."""
+    """As large as the units of a real batch."""
     payload = {"task": json.dumps({"name": "digits", "options": TASK}), "device": "cpu"}
     for index in range(count):
         config = {"task": TASK, "alpha": 0.1, "scheme": "fixed", "seed": 1, "subset": index, "versions": {"torch": "2"}}
@@ -53,16 +52,16 @@ def fill(root, count):
 
 
 def describe(root, count):
-    """The campaign's list and an event for each unit, as a run leaves them."""
+    """The batch's list and an event for each unit, as a run leaves them."""
     store = Store(root)
     by_key = {store.key(unit.kind, unit.config): unit for unit in all_units(count)}
-    campaign = Campaign.of(store, by_key)
-    campaign.write(by_key, name="trial", cluster="local", run=RUN)
-    book = Book(store, by_key, campaign, campaign.log(RUN, "driver"), lambda *_: None, 3, SameFailure())
+    batch = JobBatch.of(store, by_key)
+    batch.write(by_key, name="trial", cluster="local", run=RUN)
+    tracker = JobTracker(store, by_key, batch, batch.log(RUN, "driver"), lambda *_: None, 3, SameFailure())
     for key in by_key:
-        assert book.num_open
-        book.record(key, Attempt("done", 1.0))
-    assert not book.num_open
+        assert tracker.num_open
+        tracker.record(key, Attempt("done", 1.0))
+    assert not tracker.num_open
 
 
 def dry_run(root, count):
@@ -83,8 +82,8 @@ def show_status(root, count):
 
 def read_units(root, count):
     """What every Slurm task does first."""
-    (campaign,) = Campaign.all(Store(root, create=False))
-    assert len(campaign.units(campaign.describe()["units_sha256"])) == count
+    (batch,) = JobBatch.all(Store(root, create=False))
+    assert len(batch.units(batch.describe()["units_sha256"])) == count
 
 
 def verify(root, count):

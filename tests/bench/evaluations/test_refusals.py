@@ -10,7 +10,7 @@ from bench import report, retrain_speed
 from bench.evaluations.__main__ import main as evaluate
 from bench.publish.__main__ import main as publish
 from bench.truth.__main__ import main as truth
-from retrain.command import guarded
+from retrain.command import run_cli
 from tests.helpers.synthetic_results import write_run
 
 PLANTED = "tests.helpers.removal_tasks:WithDuplicates"  # 60 examples
@@ -195,7 +195,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.Captu
         raise KeyError("a mistake of ours")
 
     with pytest.raises(KeyError):
-        guarded("prog", mistaken)
+        run_cli("prog", mistaken)
 
 
 def test_an_empty_folder_has_a_page_and_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

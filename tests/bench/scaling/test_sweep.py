@@ -16,7 +16,7 @@ from bench.scaling.point import EkfacParts, choose_sizes
 from bench.scaling.projection import asked_rows, make_rows
 from bench.scaling.rows import read_rows
 from bench.scaling.sweep import Processes, Sweep
-from retrain.work import Work
+from retrain.resume import ResumeState
 from tests.helpers.scaling_laws import TINY, ekfac_rung, specification
 
 # ---- which sizes are measured ----
@@ -92,7 +92,7 @@ PARTS = [
 def test_a_point_of_ekfac_goes_on_after_its_last_finished_part(
     ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = Work(Path(ekfac_spec["work"]))
+    work = ResumeState(Path(ekfac_spec["work"]))
     for stop, before in (("eigen/4", []), ("lambda/8", PARTS[:1])):
         with monkeypatch.context() as context:
             seen = measured_parts(context, stop_before=stop)
@@ -327,8 +327,8 @@ def test_parts_that_contradict_each_other_are_measured_anew(
     config = json.loads((tmp_path / "tiny-a" / "config.json").read_text())
     (tmp_path / "tiny-a" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
     work = tmp_path / "cache" / ".work"
-    monkeypatch.setattr(Sweep, "work", lambda self, spec: Work(work))
-    Work(work).save("ledger", {}, {})
+    monkeypatch.setattr(Sweep, "work", lambda self, spec: ResumeState(work))
+    ResumeState(work).save("ledger", {}, {})
     arguments = [*tiny, "--methods", "ekfac"]
     arguments[arguments.index("--models") + 1 : arguments.index("--random-weights")] = [str(tmp_path / "tiny-a")]
     assert scaling.main(arguments) == 1

@@ -1,4 +1,4 @@
-"""Every system call of a small campaign fails once: no sound entry is ever lost, and a rerun finishes."""
+"""Every system call of a small batch fails once: no sound entry is ever lost, and a rerun finishes."""
 
 import errno
 import logging
@@ -11,10 +11,10 @@ import pytest
 from retrain import store as store_module
 from retrain.jobs import JobError, run_units
 from retrain.jobs import run as run_module
-from retrain.jobs.claims import Claim, Claims
+from retrain.leases import Lease, Leases
+from retrain.resume import clean_resume_states, unfinished_units
 from retrain.safe_files import SafeFileError
 from retrain.store import Store, StoreError
-from retrain.work import clean_work, unfinished_work
 from tests.helpers.faults import Faults
 from tests.helpers.job_units import unit, units
 
@@ -24,17 +24,17 @@ ERRORS = [errno.EMFILE, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EACCES, err
 
 @pytest.fixture
 def folder(monkeypatch):
-    """A quick disk: there are thousands of campaigns to come."""
+    """A quick disk: there are thousands of batches to come."""
     monkeypatch.setattr(store_module, "RETRY_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(run_module, "LOCAL_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(Claim, "_renew", lambda _: None)  # it would come after ten seconds
+    monkeypatch.setattr(Lease, "_renew", lambda _: None)  # it would come after ten seconds
     parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="faults-", dir=parent) as path:
         yield path
 
 
-def campaign(root):
-    """Claims, work that is saved, entries, events; one unit is done already."""
+def batch(root):
+    """Leases, work that is saved, entries, events; one unit is done already."""
     store = Store(root)
     work = [unit(0), unit(1, "saves", steps=2)]
     report = run_units(work, store, name="two")
@@ -55,12 +55,12 @@ def sound(root, expected):
 
 
 def survives(folder, number_of, for_ever=False):
-    """Run the campaign once for each of its calls, which fails with `number_of(call)`; how many runs that stopped."""
+    """Run the batch once for each of its calls, which fails with `number_of(call)`; how many runs that stopped."""
     template, root = f"{folder}/template", f"{folder}/cache"
     run_units(units(1), Store(template))
     shutil.copytree(template, root)
     with Faults(root) as calls:
-        campaign(root)
+        batch(root)
     assert calls.count > 150, "the layer under test is not what the store calls"
     num_stopped = 0
     for position in range(1, calls.count + 1):
@@ -69,7 +69,7 @@ def survives(folder, number_of, for_ever=False):
         stopped, done = "", {0}
         with Faults(root, position, number_of(position), for_ever) as faults:
             try:
-                report, entries = campaign(root)
+                report, entries = batch(root)
                 done = {entry.config["index"] for entry in entries if entry is not None} if report.complete else {0}
             except (StoreError, SafeFileError, JobError) as error:
                 stopped = str(error)
@@ -78,12 +78,12 @@ def survives(folder, number_of, for_ever=False):
         assert faults.failed, position
         where = f"call {position}, {faults.failed[0]}, {errno.errorcode[number_of(position)]}"
         assert sound(root, done), where
-        report, entries = campaign(root)
+        report, entries = batch(root)
         assert report.complete, where
         assert sound(root, {0, 1}) == {0, 1}, where
-        clean_work(Store(root), {})
-        assert unfinished_work(Store(root)) == [], where
-        assert Claims(root).held() == {}, where
+        clean_resume_states(Store(root), {})
+        assert unfinished_units(Store(root)) == [], where
+        assert Leases(root).held() == {}, where
     return num_stopped, calls.count
 
 

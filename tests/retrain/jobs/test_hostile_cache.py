@@ -1,4 +1,4 @@
-"""Hostile files in a cache: campaigns, lists of units, events and jobs; none leads out of it, none is believed."""
+"""Hostile files in a cache: batches, lists of units, events and jobs; none leads out of it, none is believed."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from bench import cache, status
 from retrain.jobs import run_units, slurm
-from retrain.jobs.campaign import Campaign, EventReader
+from retrain.jobs.unit import EventReader, JobBatch
 from retrain.safe_files import SafeFileError
 from retrain.store import Store
 from tests.helpers.job_units import units
@@ -21,9 +21,9 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def campaign(store):
+def batch(store):
     run_units(units(2), store, name="fine")
-    (found,) = Campaign.all(store)
+    (found,) = JobBatch.all(store)
     return found
 
 
@@ -46,7 +46,7 @@ def to_pipe(path):
     os.mkfifo(path)
 
 
-CAMPAIGNS = {
+BATCHES = {
     "empty": lambda p: replace(p, ""),
     "a list": lambda p: replace(p, "[]"),
     "no JSON": lambda p: replace(p, "{"),
@@ -72,14 +72,14 @@ CAMPAIGNS = {
 }
 
 
-@pytest.mark.parametrize("what", CAMPAIGNS)
-def test_a_hostile_campaign_is_shown_empty_and_hides_no_other(store, campaign, capsys, what):
+@pytest.mark.parametrize("what", BATCHES)
+def test_a_hostile_batch_is_shown_empty_and_hides_no_other(store, batch, capsys, what):
     run_units(units(3), store, name="another")
-    CAMPAIGNS[what](campaign.folder / "campaign.json")
+    BATCHES[what](batch.folder / "batch.json")
     assert status.main(["--cache", str(store.root), "--json"]) == 0
-    states = {state["campaign"]: state for state in json.loads(capsys.readouterr().out)}
+    states = {state["batch"]: state for state in json.loads(capsys.readouterr().out)}
     assert len(states) == 2
-    assert states[campaign.id]["num_units"] == 0
+    assert states[batch.id]["num_units"] == 0
     assert {state["name"] for state in states.values()} >= {"another"}
     assert status.main(["--cache", str(store.root)]) == 0
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
@@ -87,21 +87,21 @@ def test_a_hostile_campaign_is_shown_empty_and_hides_no_other(store, campaign, c
 
 
 @pytest.mark.parametrize("name", ["bad", "..", "A" * 12, "a" * 13, "a" * 11 + "/", "a" * 12 + "\n"])
-def test_folders_that_are_no_campaigns_are_passed_over(store, campaign, name):
+def test_folders_that_are_no_batches_are_passed_over(store, batch, name):
     if "/" not in name and name != "..":
         (store.root / ".jobs" / name).mkdir()
-        (store.root / ".jobs" / name / "campaign.json").write_text("{}")
-    assert [found.id for found in Campaign.all(store)] == [campaign.id]
+        (store.root / ".jobs" / name / "batch.json").write_text("{}")
+    assert [found.id for found in JobBatch.all(store)] == [batch.id]
     with pytest.raises(ValueError, match="12 hexadecimal digits"):
-        Campaign(store, name)
+        JobBatch(store, name)
 
 
-def test_a_campaign_that_is_a_link_is_neither_read_nor_written(store, campaign, tmp_path):
+def test_a_batch_that_is_a_link_is_neither_read_nor_written(store, batch, tmp_path):
     outside = tmp_path / "outside"
-    campaign.folder.rename(outside)
-    campaign.folder.symlink_to(outside)
-    assert Campaign.all(store) == []
-    assert campaign.describe() == {}
+    batch.folder.rename(outside)
+    batch.folder.symlink_to(outside)
+    assert JobBatch.all(store) == []
+    assert batch.describe() == {}
     before = sorted(os.listdir(outside))
     store.remove_key("numbers", store.key("numbers", {"index": 0}))
     with pytest.raises(RuntimeError, match="link"):
@@ -135,29 +135,29 @@ UNIT_LINES = {
 
 
 @pytest.mark.parametrize("what", UNIT_LINES)
-def test_hostile_lists_of_units_name_nothing_and_run_nothing(store, campaign, what):
-    (path,) = campaign.folder.glob("units-*.jsonl")
+def test_hostile_lists_of_units_name_nothing_and_run_nothing(store, batch, what):
+    (path,) = batch.folder.glob("units-*.jsonl")
     line = UNIT_LINES[what]
     if isinstance(line, dict):
         changed = {**json.loads(path.read_text().splitlines()[0]), **line}
         line = json.dumps({name: value for name, value in changed.items() if value is not None})
     with open(path, "a") as file:
         file.write(line + "\n")
-    assert len(campaign.unit_names()) == 2
+    assert len(batch.unit_names()) == 2
     with pytest.raises(SafeFileError) as caught:
-        campaign.units(campaign.describe()["units_sha256"])
+        batch.units(batch.describe()["units_sha256"])
     assert str(caught.value).isprintable()
 
 
-def test_a_worker_runs_only_the_list_it_was_submitted_with(store, campaign):
-    (path,) = campaign.folder.glob("units-*.jsonl")
-    digest = campaign.describe()["units_sha256"]
+def test_a_worker_runs_only_the_list_it_was_submitted_with(store, batch):
+    (path,) = batch.folder.glob("units-*.jsonl")
+    digest = batch.describe()["units_sha256"]
     path.write_text(path.read_text().replace("tests.helpers.job_units:work", "tests.helpers.job_units:evil"))
     with pytest.raises(SafeFileError, match="has changed since the job was submitted"):
-        campaign.units(digest)
+        batch.units(digest)
     for wrong in ("../../x", "0" * 63, ["0" * 64]):
         with pytest.raises(SafeFileError, match="units_sha256"):
-            campaign.units(wrong)
+            batch.units(wrong)
 
 
 EVENTS = {
@@ -186,40 +186,40 @@ EVENTS = {
 
 
 @pytest.mark.parametrize("what", EVENTS)
-def test_hostile_events_are_passed_over(store, campaign, capsys, what):
-    run = campaign.describe()["run"]
+def test_hostile_events_are_passed_over(store, batch, capsys, what):
+    run = batch.describe()["run"]
     event = EVENTS[what]
     if isinstance(event, dict):
         changed = {"event": "done", "time": time.time(), "key": "a" * 20, "seconds": 1.0, **event}
         event = json.dumps({name: value for name, value in changed.items() if value is not None})
-    with open(campaign.folder / "events" / f"{run}-stranger.jsonl", "w") as file:
+    with open(batch.folder / "events" / f"{run}-stranger.jsonl", "w") as file:
         file.write(event + "\n")
         file.write(json.dumps({"event": "done", "time": 5.0}) + "\n")
         file.write('{"event": "do')
-    assert [event["event"] for event in campaign.events(run)] == ["done"] * 3
+    assert [event["event"] for event in batch.events(run)] == ["done"] * 3
     assert status.main(["--cache", str(store.root)]) == 0
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
 
 
-def test_events_of_a_run_stay_in_their_folder(store, campaign, tmp_path):
+def test_events_of_a_run_stay_in_their_folder(store, batch, tmp_path):
     (tmp_path / "x-1.jsonl").write_text('{"event": "done", "time": 1}\n')
     for run in ("../../../x", "*", "", "a/b", "x" * 41, "a-b"):
-        assert EventReader(campaign, run).new() == []
-    run = campaign.describe()["run"]
-    events = campaign.folder / "events"
+        assert EventReader(batch, run).new() == []
+    run = batch.describe()["run"]
+    events = batch.folder / "events"
     (events / f"{run}-link.jsonl").symlink_to(tmp_path / "x-1.jsonl")
     os.mkfifo(events / f"{run}-pipe.jsonl")
     (events / f"{run}-folder.jsonl").mkdir()
-    assert len(campaign.events(run)) == 2
+    assert len(batch.events(run)) == 2
 
 
-def test_reasons_of_others_forge_no_lines(store, campaign, capsys):
+def test_reasons_of_others_forge_no_lines(store, batch, capsys):
     """A log may say anything; what is shown of it is printable."""
-    run = campaign.describe()["run"]
+    run = batch.describe()["run"]
     key = store.key("numbers", {"index": 0})
     store.remove_key("numbers", key)
     line = json.dumps({"event": "failed", "time": 1.0, "key": key, "reason": "\x1b[2J\rall\nis well"})
-    (campaign.folder / "events" / f"{run}-stranger.jsonl").write_text(f"{line}\n" * 3)
+    (batch.folder / "events" / f"{run}-stranger.jsonl").write_text(f"{line}\n" * 3)
     assert status.main(["--cache", str(store.root)]) == 0
     said = capsys.readouterr().out
     assert "\\x1b[2J\\rall\n    is well\n" in said
@@ -238,22 +238,22 @@ SUBMISSIONS = {
 
 
 @pytest.mark.parametrize("what", SUBMISSIONS)
-def test_hostile_notes_of_submissions_are_passed_over(store, campaign, what):
+def test_hostile_notes_of_submissions_are_passed_over(store, batch, what):
     fine = {"jobs": ["1_0", "22"], "run": "abc", "time": 1.0}
     lines = [json.dumps({**fine, **SUBMISSIONS[what]}), json.dumps(fine)]
-    (campaign.folder / "jobs.jsonl").write_text("\n".join(lines) + "\n")
-    assert slurm.submissions(campaign) == [fine]
+    (batch.folder / "jobs.jsonl").write_text("\n".join(lines) + "\n")
+    assert slurm.submissions(batch) == [fine]
 
 
-def test_logs_are_not_written_through_links(store, campaign, tmp_path):
+def test_logs_are_not_written_through_links(store, batch, tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("precious")
-    log = campaign.log("run1", "driver")
+    log = batch.log("run1", "driver")
     log.path.symlink_to(precious)
     log.add("done")
     assert precious.read_text() == "precious"
 
 
 def test_there_are_enough():
-    assert len(CAMPAIGNS) + len(UNIT_LINES) + len(EVENTS) + len(SUBMISSIONS) >= 60
+    assert len(BATCHES) + len(UNIT_LINES) + len(EVENTS) + len(SUBMISSIONS) >= 60
     assert not Path("executed").exists()

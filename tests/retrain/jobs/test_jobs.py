@@ -19,11 +19,11 @@ import pytest
 from retrain.command import add_cluster_arguments, cluster_options, default_cluster
 from retrain.errors import UsageError
 from retrain.jobs import JobError, Unit, local, run_units
-from retrain.jobs.book import Book, SameFailure
-from retrain.jobs.campaign import Campaign
-from retrain.jobs.claims import Claims
+from retrain.jobs.tracker import JobTracker, SameFailure
+from retrain.jobs.unit import JobBatch
+from retrain.leases import Leases
+from retrain.resume import unfinished_units
 from retrain.store import Store, StoreError, UnwritableStoreError
-from retrain.work import unfinished_work
 from tests.helpers.job_units import begun_by, diary, unit, units
 from tests.helpers.pace import at_most
 
@@ -63,7 +63,7 @@ def test_every_unit_is_done_once_and_found_again(store, log, cluster):
     assert report.num_computed == 1
     assert len(report.done) == 13
     assert set(diary(log).values()) == {1}
-    assert Claims(store.root).held() == {}
+    assert Leases(store.root).held() == {}
 
 
 @pytest.mark.parametrize("cluster", ["inline", "local"])
@@ -111,13 +111,13 @@ def test_a_unit_that_takes_too_long_is_stopped_and_goes_on_where_it_saved_its_wo
     assert "--timeout-min" in report.failed[store.key("numbers", {"index": 0})]
     assert diary(log) == {0: 1, 1: 1, 2: 2}
     assert diary(log, "step") == {2: 2}
-    (campaign,) = Campaign.all(store)
-    events = [(e["event"], e["key"]) for e in campaign.events(campaign.describe()["run"]) if e["event"] != "done"]
+    (batch,) = JobBatch.all(store)
+    events = [(e["event"], e["key"]) for e in batch.events(batch.describe()["run"]) if e["event"] != "done"]
     assert sorted(events) == [
         ("failed", store.key("numbers", {"index": 0})),
         ("unfinished", store.key("numbers", {"index": 2})),
     ]
-    assert unfinished_work(store) == []
+    assert unfinished_units(store) == []
 
 
 def test_workers_that_cannot_start_are_one_error(store, monkeypatch):
@@ -180,7 +180,7 @@ def test_units_are_plain_data():
         Unit("numbers", {}, "tests.helpers.job_units:work", {"model": object()})
 
 
-# -- a campaign in a process of its own, to be killed -----------------------------------------------------------------
+# -- a batch in a process of its own, to be killed -----------------------------------------------------------------
 
 DRIVER = """
 import sys, json
@@ -292,7 +292,7 @@ def test_a_worker_that_was_put_to_sleep_is_replaced(store, log, monkeypatch):
     assert sleeper not in workers_of(store)
 
 
-def test_overlapping_campaigns_share_the_work(store, log):
+def test_overlapping_batches_share_the_work(store, log):
     """Two drivers and four workers on the same units: none is done twice."""
     drivers = [driver(store, 60, "local", seconds=0.05, diary=log) for _ in range(2)]
     results = [json.loads(process.communicate(timeout=300)[0]) for process in drivers]
@@ -329,38 +329,38 @@ def test_a_full_disk_is_one_error_and_resumes(tmp_path, log):
 # -- records and flags ------------------------------------------------------------------------------------------------
 
 
-def test_a_campaign_can_be_read_back(store, log, caplog):
+def test_a_batch_can_be_read_back(store, log, caplog):
     work = [*units(3, diary=log), unit(3, "fail")]
     with caplog.at_level(logging.WARNING):
         report = run_units(work, store, name="three numbers")
     assert "failed 3 times" in caplog.text
-    (campaign,) = Campaign.all(store)
-    assert campaign.id == report.campaign
-    content = campaign.describe()
+    (batch,) = JobBatch.all(store)
+    assert batch.id == report.batch
+    content = batch.describe()
     assert content["name"] == "three numbers"
     assert content["num_units"] == 4
-    assert list(campaign.units(content["units_sha256"]).values()) == work
-    events = [event["event"] for event in campaign.events(content["run"])]
+    assert list(batch.units(content["units_sha256"]).values()) == work
+    events = [event["event"] for event in batch.events(content["run"])]
     assert events == ["done"] * 3 + ["failed"] * 3
-    (path,) = campaign.folder.glob("units-*.jsonl")
+    (path,) = batch.folder.glob("units-*.jsonl")
     with open(path, "a") as file:
         file.write("{")
-    assert len(campaign.unit_names()) == 4
+    assert len(batch.unit_names()) == 4
     with pytest.raises(ValueError, match="has changed"):
-        campaign.units(content["units_sha256"])
+        batch.units(content["units_sha256"])
 
 
 def test_the_account_of_many_units_costs_little(store):
     """Twenty thousand, done one after another, while somebody asks after each whether there are more."""
     work = {f"{index:020x}": unit(index) for index in range(20_000)}
-    campaign = Campaign.of(store, work)
-    book = Book(store, work, campaign, campaign.log("run1", "driver"), lambda *_: None, 3, SameFailure())
+    batch = JobBatch.of(store, work)
+    tracker = JobTracker(store, work, batch, batch.log("run1", "driver"), lambda *_: None, 3, SameFailure())
     with at_most(1.0):
         for number, key in enumerate(work):
-            assert book.num_open == len(work) - number
-            assert book.is_open(key)
-            book.finish(key, 1.0)
-    assert not book.open()
+            assert tracker.num_open == len(work) - number
+            assert tracker.is_open(key)
+            tracker.finish(key, 1.0)
+    assert not tracker.open()
 
 
 def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Failures are told whole: where, in whose code, with a log; and a bug stops a campaign at once."""
+"""Failures are told whole: where, in whose code, with a log; and a bug stops a batch at once."""
 
 import re
 import sys
@@ -9,9 +9,8 @@ import pytest
 
 from bench import status
 from retrain.jobs import JobError, Unit, run_units
-from retrain.jobs.attempt import blamed
-from retrain.jobs.book import RepeatedFailureError
-from retrain.jobs.campaign import Campaign
+from retrain.jobs.tracker import RepeatedFailureError, blamed
+from retrain.jobs.unit import JobBatch
 from retrain.store import Store
 from tests.helpers.job_units import diary, unit, units
 
@@ -35,7 +34,7 @@ def line_of(text):
 
 
 @pytest.mark.parametrize("cluster", ["inline", "local"])
-def test_a_bug_stops_the_campaign_with_one_message(store, log, cluster):
+def test_a_bug_stops_the_batch_with_one_message(store, log, cluster):
     with pytest.raises(RepeatedFailureError) as caught:
         run_units(units(100, "mistake", diary=log), store, cluster=cluster, jobs=2)
     message = str(caught.value)
@@ -49,7 +48,7 @@ def test_a_bug_stops_the_campaign_with_one_message(store, log, cluster):
     assert set(diary(log).values()) == {1}
 
 
-def test_status_says_why_a_campaign_stopped(store, capsys):
+def test_status_says_why_a_batch_stopped(store, capsys):
     with pytest.raises(JobError):
         run_units(units(5, "mistake"), store, name="five")
     assert status.main(["--cache", str(store.root)]) == 0
@@ -65,7 +64,7 @@ def test_the_whole_traceback_is_printed_once_where_it_is_asked_for(store, capsys
     assert "Traceback" not in capsys.readouterr().err
     key = store.key("numbers", {"index": 0})
     assert "in mistake" in report.tracebacks[key], "kept for whoever wants to show it"
-    assert "in mistake" in str(report.told(key))
+    assert "in mistake" in str(report.traceback_of(key))
     report = run_units(work, store, cluster=cluster, jobs=1, traceback=True)
     assert len(report.failed) == 1
     assert capsys.readouterr().err.count("Traceback (most recent call last)") == 1
@@ -179,12 +178,12 @@ def test_strange_messages_are_one_line_and_lose_nothing(store, plugin):
     assert len(first) < 1000
     assert first.isprintable()
     assert "x" * 5000 in Path(log.split("the traceback is in ")[1]).read_text()
-    (campaign,) = Campaign.all(store)
-    assert [event["event"] for event in campaign.events(campaign.describe()["run"])] == ["failed"]
+    (batch,) = JobBatch.all(store)
+    assert [event["event"] for event in batch.events(batch.describe()["run"])] == ["failed"]
 
 
 def test_where_no_log_can_be_written_the_traceback_is_in_the_reason(store, monkeypatch):
-    monkeypatch.setattr(Campaign, "subfolder", lambda *_: Path("/proc/nowhere"))
+    monkeypatch.setattr(JobBatch, "subfolder", lambda *_: Path("/proc/nowhere"))
     report = run_units([unit(0, "fail")], store, max_attempts=1)
     (reason,) = report.failed.values()
     assert "Traceback (most recent call last)" in reason

@@ -51,7 +51,7 @@ def kill(process, whom):
 @pytest.mark.slow
 @slow
 def test_fifty_random_kills_lose_corrupt_and_duplicate_nothing(store, log):
-    """A campaign of 300 units killed fifty times at random moments, and run again each time."""
+    """A batch of 300 units killed fifty times at random moments, and run again each time."""
     rng = np.random.default_rng(50)
     num_units, num_kills = 300, 50
     for number in range(num_kills):
@@ -179,7 +179,7 @@ def test_digits_inline_and_local_agree_to_the_bit(tmp_path):
     assert arrays[0] == arrays[1]
 
 
-def test_the_books_of_a_killed_campaign_are_right(store, log):
+def test_the_account_of_a_killed_batch_are_right(store, log):
     """The short form of the fifty kills: one, and what it kept is not done again."""
     process = driver(store, 60, "local", jobs=2, seconds=0.02, diary=log, hold_after=40)
     wait_for(lambda: sum(diary(log, "end").values()) >= 10, process)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from retrain.jobs import run_units
-from retrain.jobs.claims import Claims
+from retrain.leases import Leases
 from retrain.store import Store
 from retrain.units import SharedSeconds
 from tests.helpers.job_units import diary, unit, units
@@ -54,16 +54,16 @@ def test_an_interrupt_lets_what_has_begun_finish(store, log):
         run_units(work, store, progress=interrupt)
     assert diary(log) == diary(log, "end")
     assert 3 <= sum(diary(log).values()) <= 5
-    assert not Claims(store.root).held()
+    assert not Leases(store.root).held()
     assert run_units(work, store).complete
     assert set(diary(log).values()) == {1}
 
 
 def test_a_unit_that_another_process_has_is_waited_for(store, log):
     work = [unit(index, diary=log, at_once=2) for index in range(4)]
-    claim = Claims(store.root).take("numbers", store.key("numbers", {"index": 2}))
-    released = threading.Timer(0.5, claim.__exit__, (None, None, None))
-    with claim:
+    lease = Leases(store.root).take("numbers", store.key("numbers", {"index": 2}))
+    released = threading.Timer(0.5, lease.__exit__, (None, None, None))
+    with lease:
         released.start()
         assert run_units(work, store).complete
     assert set(diary(log).values()) == {1}

@@ -13,13 +13,13 @@ import pytest
 
 from bench import cache as cache_command
 from retrain.errors import UsageError
-from retrain.jobs import JobError, private, run_units, slurm, slurm_task
-from retrain.jobs.book import RepeatedFailureError
-from retrain.jobs.campaign import Campaign
-from retrain.jobs.claims import Claims
-from retrain.jobs.private import private_path
+from retrain.jobs import JobError, run_units, slurm
+from retrain.jobs.slurm import private_path
+from retrain.jobs.tracker import RepeatedFailureError
+from retrain.jobs.unit import JobBatch
+from retrain.leases import Leases
+from retrain.resume import ResumeState, unfinished_units
 from retrain.store import Store
-from retrain.work import Work, unfinished_work
 from tests.helpers import fake_slurm
 from tests.helpers.job_units import diary, unit, units
 
@@ -66,20 +66,20 @@ def report_of(thread, outcome):
 
 
 def all_events(store):
-    (campaign,) = Campaign.all(store)
-    return campaign.events(campaign.describe()["run"])
+    (batch,) = JobBatch.all(store)
+    return batch.events(batch.describe()["run"])
 
 
 def events(store, kind):
     return [event for event in all_events(store) if event["event"] == kind]
 
 
-def test_a_campaign_with_every_mishap(store, log, tmp_path, caplog):
+def test_a_batch_with_every_mishap(store, log, tmp_path, caplog):
     # Nothing ends before the mishaps are over: each meets a unit in progress, on a slow machine too.
     work = units(40, seconds=0.03, diary=log, hold_after=0, gate=str(tmp_path / "gate"))
     thread, outcome = in_background(work, store, jobs=3, timeout_min=5)
-    claims = Claims(store.root)
-    holders = lambda: [h for (kind, _), h in claims.held().items() if kind == "numbers"]  # noqa: E731
+    leases = Leases(store.root)
+    holders = lambda: [h for (kind, _), h in leases.held().items() if kind == "numbers"]  # noqa: E731
     wait_for(lambda: sum(diary(log).values()) == 3)
     one, two, three = holders()
     with caplog.at_level(logging.WARNING):
@@ -119,15 +119,15 @@ def task(store, log, monkeypatch):
 
     def requeue(command, **_):
         requeued.append(command)
-        raise slurm_task.Stopped(signal.SIGTERM)  # what Slurm does to a job that it takes back
+        raise slurm.Stopped(signal.SIGTERM)  # what Slurm does to a job that it takes back
 
     def run(work, time_limit_s=3600.0, stop=None, when=None, same_failures=0):
         """`stop` is a signal that this process gets while it is at a unit, once `when` is so."""
         by_key = {store.key(unit.kind, unit.config): unit for unit in work}
-        campaign = Campaign.of(store, by_key)
-        campaign.write(by_key, name="", cluster="slurm", run="run1")
-        digest = campaign.describe()["units_sha256"]
-        worker = slurm_task.ArrayWorker(str(store.root), campaign.id, "run1", digest, time_limit_s, 3, same_failures)
+        batch = JobBatch.of(store, by_key)
+        batch.write(by_key, name="", cluster="slurm", run="run1")
+        digest = batch.describe()["units_sha256"]
+        worker = slurm.ArrayWorker(str(store.root), batch.id, "run1", digest, time_limit_s, 3, same_failures)
         kept = [signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)]
         over, num_begun = threading.Event(), sum(diary(log).values())
 
@@ -151,7 +151,7 @@ def task(store, log, monkeypatch):
             for number, handler in zip((signal.SIGUSR2, signal.SIGTERM), kept, strict=True):
                 signal.signal(number, handler)
 
-    monkeypatch.setattr(slurm_task.subprocess, "run", requeue)
+    monkeypatch.setattr(slurm.subprocess, "run", requeue)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     return run, requeued
 
@@ -173,7 +173,7 @@ def test_signals_give_back_the_unit_in_progress(store, task, log):
         ended = run(units(1, seconds=100, diary=log), stop=number)
         assert len(requeued) == again
         assert ended == ("back in the queue" if again else "stopped by SIGTERM; 0 units are kept")
-        assert Claims(store.root).held() == {}
+        assert Leases(store.root).held() == {}
     assert not store.has("numbers", {"index": 0})
 
 
@@ -198,12 +198,12 @@ def test_a_unit_that_saves_its_work_goes_on_however_many_tasks_it_takes(store, t
     assert len(events(store, "unfinished")) == len(requeued) == 5
     assert all(event["advanced"] for event in events(store, "exit")[:-1])
     assert diary(log, "step") == {0: 6}
-    assert unfinished_work(store) == []
+    assert unfinished_units(store) == []
 
 
 def test_a_unit_that_saved_once_and_then_stands_still_is_given_up(store, task, log):
     run, _ = task
-    Work.of(store, "numbers", store.key("numbers", {"index": 0})).save("count", {}, {"count": 3})
+    ResumeState.of(store, "numbers", store.key("numbers", {"index": 0})).save("count", {}, {"count": 3})
     for _ in range(3):
         run(units(1, seconds=100, diary=log), time_limit_s=0.3, stop=signal.SIGUSR2)
     assert len(events(store, "failed")) == 3
@@ -216,15 +216,15 @@ def test_a_task_that_its_time_limit_killed_is_no_failure_where_it_saved_its_work
     thread, outcome = in_background(work, store, jobs=1, timeout_min=5, max_attempts=1)
     for count in (1, 2):
         wait_for(lambda count=count: sum(diary(log, "step").values()) == count)
-        (holder,) = [h for (kind, _), h in Claims(store.root).held().items() if kind == "numbers"]
-        wait_for(lambda holder=holder: holder.job in str(slurm.submissions(Campaign.all(store)[0])))
+        (holder,) = [h for (kind, _), h in Leases(store.root).held().items() if kind == "numbers"]
+        wait_for(lambda holder=holder: holder.job in str(slurm.submissions(JobBatch.all(store)[0])))
         fake_slurm.time_out(holder.job)
     assert report_of(thread, outcome).complete
     assert diary(log) == {0: 3}
     assert [event["event"] for event in all_events(store) if "key" in event] == ["unfinished", "unfinished", "done"]
 
 
-def test_a_bug_stops_the_campaign_on_slurm_too(store, log):
+def test_a_bug_stops_the_batch_on_slurm_too(store, log):
     with pytest.raises(RepeatedFailureError, match="IndexError: list index out of range"):
         run_units(units(50, "mistake", diary=log), store, cluster="slurm", jobs=2, timeout_min=5)
     wait_for(lambda: slurm.live_jobs() == {})
@@ -246,14 +246,14 @@ def test_tasks_stop_at_a_bug_without_their_driver(store, task, log):
 def test_pickles_lie_outside_the_cache_where_only_their_owner_may_write(store):
     assert run_units(units(2), store, cluster="slurm", jobs=1, timeout_min=5).complete
     wait_for(lambda: slurm.live_jobs() == {})
-    (campaign,) = Campaign.all(store)
-    folder = private_path(campaign)
+    (batch,) = JobBatch.all(store)
+    folder = private_path(batch)
     assert list(folder.glob("*_submitted.pkl"))
     assert not list(store.root.rglob("*.pkl"))
     for path in (folder, folder.parent, folder.parent.parent):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         assert path.stat().st_uid == os.geteuid()
-    assert private_path(Campaign(Store(store.root.parent / "other"), campaign.id)) != folder
+    assert private_path(JobBatch(Store(store.root.parent / "other"), batch.id)) != folder
     assert cache_command.main(["prune", "--logs", "--yes", "--cache", str(store.root)]) == 0
     assert not folder.exists()
 
@@ -271,7 +271,7 @@ def test_a_private_folder_that_is_not_private_is_refused(store, monkeypatch, tmp
         state.mkdir(mode=0o755 if what == "open to others" else 0o700)
     with monkeypatch.context() as patch:
         if what == "another's":
-            patch.setattr(private.os, "geteuid", lambda: 12345)
+            patch.setattr(slurm.os, "geteuid", lambda: 12345)
         with pytest.raises(JobError, match="TDA_BENCH_STATE") as caught:
             run_units(units(1), store, cluster="slurm", jobs=1)
     assert str(caught.value).isprintable()
@@ -300,12 +300,12 @@ def test_a_driver_that_comes_back_joins_the_jobs_that_run(store, log):
     work = units(30, seconds=0.1, diary=log)
     thread, outcome = in_background(work, store, jobs=2, timeout_min=5)
     # The driver notes what it has submitted after sbatch returns: a quick task may be at work before that.
-    wait_for(lambda: sum(diary(log).values()) >= 2 and slurm.submissions(Campaign.all(store)[0]))
+    wait_for(lambda: sum(diary(log).values()) >= 2 and slurm.submissions(JobBatch.all(store)[0]))
     # A second driver, and one that only collects, submit nothing of their own.
     assert run_units(work, store, cluster="slurm", jobs=2, collect=True).complete
     assert report_of(thread, outcome).complete
-    (campaign,) = Campaign.all(store)
-    assert len(slurm.submissions(campaign)) == 1
+    (batch,) = JobBatch.all(store)
+    assert len(slurm.submissions(batch)) == 1
     assert set(diary(log).values()) == {1}
     report = run_units([*work, unit(99)], store, cluster="slurm", collect=True)
     assert report.pending == [store.key("numbers", {"index": 99})]
@@ -330,10 +330,10 @@ def test_what_slurm_refuses_is_one_line(store, monkeypatch):
 
 
 def test_options_reach_sbatch(store):
-    campaign = Campaign(store, "a" * 12)
+    batch = JobBatch(store, "a" * 12)
     options = {"partition": "gpu", "mem_per_cpu": "2G", "cpus_per_task": "4", "exclusive": "true", "nice": "5"}
     options |= {"setup": "module load cuda"}
-    parameters = slurm.sbatch_parameters(campaign, 8, 1, 30, options)
+    parameters = slurm.sbatch_parameters(batch, 8, 1, 30, options)
     assert parameters["slurm_partition"] == "gpu"
     assert parameters["slurm_mem_per_cpu"] == "2G"
     assert parameters["cpus_per_task"] == 4

@@ -1,6 +1,6 @@
 """Who is working on what: one small file per unit in progress, so that no two workers do the same unit.
 
-A claim is a file `<root>/.claims/<kind>.<key>` that appears whole (hard link) and names its holder: host, process,
+A lease is a file `<root>/.leases/<kind>.<key>` that appears whole (hard link) and names its holder: host, process,
 Slurm job. While it is held its time stamp is renewed. It is stale, and is taken over, when
 
 - its holder is a dead process of this host, or an earlier incarnation of the same Slurm job;
@@ -8,12 +8,12 @@ Slurm job. While it is held its time stamp is renewed. It is stale, and is taken
 - this process itself has watched it for `STALE_SECONDS` and nothing changed: whatever clocks say, and also where the
   holder was stopped, names no possible process, or is no file at all.
 
-Claims only save work: the store itself stays correct when two workers race on one unit, because the first whole entry
+Leases only save work: the store itself stays correct when two workers race on one unit, because the first whole entry
 wins.
 
-    claim = Claims(store.root).take("losses", key)
-    if claim is not None:
-        with claim: ...
+    lease = Leases(store.root).take("losses", key)
+    if lease is not None:
+        with lease: ...
 """
 
 from __future__ import annotations
@@ -33,26 +33,28 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from retrain.entry import KIND
-from retrain.jobs.campaign import CAMPAIGN_ID, JOB, JobOrNone
 from retrain.processes import host_name, process_alive, process_started
+from retrain.resume import ResumeState, resume_folder
 from retrain.safe_files import PassingFileError, SafeFileError, make_folder, matching, read_checked, remove_folder
-from retrain.store import Store, StoreError
-from retrain.work import Work, work_folder
+from retrain.store import KIND, Store, StoreError
 
-CLAIMS = ".claims"
+LEASES = ".leases"
+BATCH_ID = re.compile("[0-9a-f]{12}")
+JOB = re.compile(r"[0-9]{1,20}(_[0-9]{1,20})?")
+Job = Annotated[str, matching(JOB.pattern)]
+JobOrNone = Annotated[str, matching(f"({JOB.pattern})?")]
 LOCK = ".lock"
 RENEW_SECONDS = 10.0
-# Several missed renewals: a holder on another host that is only slow (or whose disk is) keeps its claim.
+# Several missed renewals: a holder on another host that is only slow (or whose disk is) keeps its lease.
 STALE_SECONDS = 90.0
 LOCK_SECONDS = 5.0
 DRAFT_SECONDS = 86400.0  # a draft older than this was left by a killed process
 
-CLAIM_NAME = re.compile(rf"({KIND.pattern})\.([0-9a-f]{{1,64}})")
+LEASE_NAME = re.compile(rf"({KIND.pattern})\.([0-9a-f]{{1,64}})")
 
 
 class HolderContent(Struct, forbid_unknown_fields=True):
-    """What a claim's file holds: see `Holder`."""
+    """What a lease's file holds: see `Holder`."""
 
     host: Annotated[str, Meta(max_length=200)]
     pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -61,13 +63,13 @@ class HolderContent(Struct, forbid_unknown_fields=True):
     restart: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     token: Annotated[str, matching("[0-9a-f]{1,64}")]
     since: Annotated[float, Meta(ge=0, le=1e11)]
-    campaign: Annotated[str, matching(f"({CAMPAIGN_ID.pattern})?")]
+    batch: Annotated[str, matching(f"({BATCH_ID.pattern})?")]
     work: Annotated[str, matching("[0-9a-f]{0,64}")] = ""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a claim."""
+    """The process that holds a lease."""
 
     host: str
     pid: int
@@ -76,11 +78,11 @@ class Holder:
     restart: int = 0
     token: str = ""
     since: float = 0.0
-    campaign: str = ""
-    work: str = ""  # what earlier attempts had saved when it began: see Work.mark
+    batch: str = ""
+    work: str = ""  # what earlier attempts had saved when it began: see ResumeState.mark
 
     @classmethod
-    def this_process(cls, campaign: str = "", work: str = "") -> Holder:
+    def this_process(cls, batch: str = "", work: str = "") -> Holder:
         array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         job = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
         restart = os.environ.get("SLURM_RESTART_COUNT", "")
@@ -92,7 +94,7 @@ class Holder:
             restart=int(restart) if restart.isdigit() else 0,
             token=secrets.token_hex(8),
             since=time.time(),
-            campaign=campaign,
+            batch=batch,
             work=work,
         )
 
@@ -100,16 +102,16 @@ class Holder:
         return f"{self.host} pid {self.pid}" + (f" (Slurm job {self.job})" if self.job else "")
 
 
-# The claims that this process holds now, by their tokens: nobody knows better.
+# The leases that this process holds now, by their tokens: nobody knows better.
 _MINE: set[str] = set()
 
-# What stands in a claim's place and is none.
-UNKNOWN = Holder(host="an unreadable claim,", pid=0, started=0)
+# What stands in a lease's place and is none.
+UNKNOWN = Holder(host="an unreadable lease,", pid=0, started=0)
 
 
 @dataclass
-class Claim:
-    """A claim held by this process; `previous` is the dead holder it was taken from, if any."""
+class Lease:
+    """A lease held by this process; `previous` is the dead holder it was taken from, if any."""
 
     path: Path
     holder: Holder
@@ -117,7 +119,7 @@ class Claim:
     _released: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def __post_init__(self) -> None:
-        threading.Thread(target=self._renew, name="claim", daemon=True).start()
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def _renew(self) -> None:
         while not self._released.wait(RENEW_SECONDS):
@@ -132,7 +134,7 @@ class Claim:
                 os.unlink(self.path)
         _MINE.discard(self.holder.token)
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -140,40 +142,40 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class _Sight:
-    """A claim as it was seen; it is another one after every renewal."""
+class _SeenLease:
+    """A lease as it was seen; it is another one after every renewal."""
 
     holder: Holder
     renewed: float
     mark: tuple[Any, ...]
 
 
-class Claims:
-    """The claims of one cache folder. Keep one object while you wait: it is what remembers how long it has watched."""
+class Leases:
+    """The leases of one cache folder. Keep one object while you wait: it is what remembers how long it has watched."""
 
-    def __init__(self, root: str | os.PathLike[str], campaign: str = ""):
+    def __init__(self, root: str | os.PathLike[str], batch: str = ""):
         self.root = Path(root)
-        self.folder = self.root / CLAIMS
-        self.campaign = campaign
+        self.folder = self.root / LEASES
+        self.batch = batch
         self._watched: dict[Path, tuple[tuple[Any, ...], float]] = {}
 
     def path(self, kind: str, key: str) -> Path:
         return self.folder / f"{kind}.{key}"
 
-    def take(self, kind: str, key: str) -> Claim | None:
-        """The claim on a unit, or None while another live process holds it."""
+    def take(self, kind: str, key: str) -> Lease | None:
+        """The lease on a unit, or None while another live process holds it."""
         path = self.path(kind, key)
         make_folder(self.folder)
-        mine = Holder.this_process(self.campaign, Work(work_folder(self.root, kind, key)).mark())
+        mine = Holder.this_process(self.batch, ResumeState(resume_folder(self.root, kind, key)).mark())
         draft = self.folder / f".{mine.token}"
-        claim = previous = None
+        lease = previous = None
         _MINE.add(mine.token)  # before anybody can see it
         try:
             draft.write_text(json.dumps(asdict(mine)))
             for _ in range(10):
                 if _appear(draft, path):
-                    claim = Claim(path, mine, previous)
-                    return claim
+                    lease = Lease(path, mine, previous)
+                    return lease
                 seen = _see(path)
                 if seen is None:
                     continue  # released this moment
@@ -184,7 +186,7 @@ class Claims:
                     previous = seen.holder if seen.holder.pid else previous
             return None
         finally:
-            if claim is None:
+            if lease is None:
                 _MINE.discard(mine.token)
             with contextlib.suppress(OSError):
                 draft.unlink()
@@ -210,9 +212,9 @@ class Claims:
             return True  # it has no holder but cannot be removed: whoever takes the unit is told why
 
     def held(self, *, stale: bool = False) -> dict[tuple[str, str], Holder]:
-        """{(kind, key): holder} of every live claim, and with `stale` of the dead ones too."""
+        """{(kind, key): holder} of every live lease, and with `stale` of the dead ones too."""
         try:
-            names = [match for name in os.listdir(self.folder) if (match := CLAIM_NAME.fullmatch(name))]
+            names = [match for name in os.listdir(self.folder) if (match := LEASE_NAME.fullmatch(name))]
         except OSError:
             return {}
         found = {}
@@ -223,10 +225,10 @@ class Claims:
         return found
 
     def clean(self, store: Store) -> None:
-        """Remove what killed processes left: claims on units that are done, and drafts older than a day."""
+        """Remove what killed processes left: leases on units that are done, and drafts older than a day."""
         with contextlib.suppress(OSError, StoreError):
             for name in os.listdir(self.folder):
-                match = CLAIM_NAME.fullmatch(name)
+                match = LEASE_NAME.fullmatch(name)
                 if match is not None:
                     if store.has_key(*match.groups()):
                         self.vacant(*match.groups())
@@ -236,13 +238,13 @@ class Claims:
                     _remove(self.folder / name)
 
     def free(self, kind: str, key: str, holder: Holder) -> bool:
-        """Remove the claim of a holder that is known to be gone; false when it is not this holder's, or stays."""
+        """Remove the lease of a holder that is known to be gone; false when it is not this holder's, or stays."""
         try:
             return self._break(self.path(kind, key), holder)
         except OSError:
             return False
 
-    def _stale(self, path: Path, seen: _Sight, now: float, asker: Holder | None = None) -> bool:
+    def _stale(self, path: Path, seen: _SeenLease, now: float, asker: Holder | None = None) -> bool:
         holder = seen.holder
         if holder.pid and holder.host == host_name():
             if not process_alive(holder.pid):
@@ -275,10 +277,10 @@ class Claims:
             _remove(draft)
 
     def _break(self, path: Path, holder: Holder) -> bool:
-        """Remove a stale claim; false when somebody else was faster.
+        """Remove a stale lease; false when somebody else was faster.
 
-        Only one process breaks at a time, and only the very claim it found stale: otherwise the slower of two would
-        remove the fresh claim of the faster. Where the lock cannot be had (a disk without locks, an owner that was
+        Only one process breaks at a time, and only the very lease it found stale: otherwise the slower of two would
+        remove the fresh lease of the faster. Where the lock cannot be had (a disk without locks, an owner that was
         stopped) the worst that happens is work done twice.
         """
         with _locked(self.folder / LOCK):
@@ -344,8 +346,8 @@ def _appear(draft: Path, path: Path) -> bool:
     return True
 
 
-def _see(path: Path) -> _Sight | None:
-    """What is in a claim's place; None when there is nothing."""
+def _see(path: Path) -> _SeenLease | None:
+    """What is in a lease's place; None when there is nothing."""
     try:
         status = os.lstat(path)
         mark: tuple[Any, ...] = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
@@ -353,11 +355,11 @@ def _see(path: Path) -> _Sight | None:
             holder = Holder(**read_checked(path, HolderContent, 65536))
         except PassingFileError:
             # It cannot be read just now. Whoever has it keeps it; a watcher sees no change by that.
-            return _Sight(UNKNOWN, time.time(), mark)
+            return _SeenLease(UNKNOWN, time.time(), mark)
         except SafeFileError:
             if not os.path.lexists(path):
                 return None
             holder = UNKNOWN
     except OSError:
         return None
-    return _Sight(holder, status.st_mtime, mark)
+    return _SeenLease(holder, status.st_mtime, mark)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from bench import cache
+from retrain import resume as work_module
 from retrain import safe_files
-from retrain import work as work_module
 from retrain.jobs import run_units
-from retrain.jobs.claims import Claims
+from retrain.leases import Leases
+from retrain.resume import NullResumeState, ResumeState, clean_resume_states, unfinished_units
 from retrain.safe_files import PassingFileError
 from retrain.store import Store
-from retrain.work import NoWork, Work, clean_work, unfinished_work
 from tests.helpers.job_units import diary, unit
 
 KEY = "a" * 20
@@ -30,7 +30,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def work(store):
-    return Work.of(store, "numbers", KEY)
+    return ResumeState.of(store, "numbers", KEY)
 
 
 def test_what_was_saved_last_comes_back(work):
@@ -46,7 +46,7 @@ def test_what_was_saved_last_comes_back(work):
     )
     work.clear()
     assert work.load("chain") is None
-    assert NoWork().load("chain") is None
+    assert NullResumeState().load("chain") is None
 
 
 def test_saving_is_due_now_and_again(work, monkeypatch):
@@ -59,7 +59,7 @@ def test_what_is_resumed_knows_how_long_it_took_in_all_attempts(store, monkeypat
     clock = [100.0]
     monkeypatch.setattr(work_module, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
     for attempt in range(3):
-        work = Work.of(store, "numbers", KEY)
+        work = ResumeState.of(store, "numbers", KEY)
         work.start_clock()
         assert work.earlier_seconds == 0, "nothing was taken over yet"
         work.load("chain")
@@ -144,10 +144,10 @@ def test_a_unit_goes_on_from_its_work_and_leaves_none(store, tmp_path):
     log = str(tmp_path / "diary")
     one = unit(0, "saves", steps=5, diary=log)
     key = store.key(one.kind, one.config)
-    Work.of(store, one.kind, key).save("count", {"count": np.array(3)}, {"count": 3})
+    ResumeState.of(store, one.kind, key).save("count", {"count": np.array(3)}, {"count": 3})
     assert run_units([one], store).complete
     assert diary(log, "step") == {0: 2}
-    assert unfinished_work(store) == []
+    assert unfinished_units(store) == []
 
 
 def test_what_nobody_came_back_to_is_removed(store):
@@ -155,18 +155,18 @@ def test_what_nobody_came_back_to_is_removed(store):
     run_units([done], store)
     names = {"done": store.key("numbers", {"index": 0}), "fresh": "1" * 20, "old": "2" * 20, "held": "3" * 20}
     for key in names.values():
-        Work.of(store, "numbers", key).save("chain", ARRAYS, {})
+        ResumeState.of(store, "numbers", key).save("chain", ARRAYS, {})
     (store.root / ".work" / "strange").mkdir()
     for name in ("old", "held"):
-        folder = Work.of(store, "numbers", names[name]).folder
+        folder = ResumeState.of(store, "numbers", names[name]).folder
         for path in (*folder.iterdir(), folder):
             os.utime(path, (time.time() - 8 * 86400,) * 2)
-    with Claims(store.root).take("numbers", names["held"]):
-        clean_work(store, Claims(store.root).held())
-    assert [work.key for work in unfinished_work(store)] == [names["fresh"], names["held"]]
+    with Leases(store.root).take("numbers", names["held"]):
+        clean_resume_states(store, Leases(store.root).held())
+    assert [work.key for work in unfinished_units(store)] == [names["fresh"], names["held"]]
     # A run cleans up like that before it begins.
     run_units([unit(1)], store)
-    assert [work.key for work in unfinished_work(store)] == [names["fresh"]]
+    assert [work.key for work in unfinished_units(store)] == [names["fresh"]]
     assert (store.root / ".work" / "strange").exists()
 
 
@@ -175,26 +175,26 @@ def test_work_that_is_a_link_is_neither_followed_nor_removed(store, tmp_path):
     (outside / f"numbers.{KEY}").mkdir(parents=True)
     os.utime(outside / f"numbers.{KEY}", (1, 1))
     (store.root / ".work").symlink_to(outside)
-    clean_work(store, {})
-    Work.of(store, "numbers", "c" * 20).save("chain", ARRAYS, {})
+    clean_resume_states(store, {})
+    ResumeState.of(store, "numbers", "c" * 20).save("chain", ARRAYS, {})
     assert os.listdir(outside) == [f"numbers.{KEY}"]
 
 
 def test_bench_cache_lists_and_prunes_it(store, capsys):
     where = ["--cache", str(store.root)]
     for kind, key in (("numbers", KEY), ("numbers", "b" * 20), ("chain", KEY)):
-        Work.of(store, kind, key).save("state", ARRAYS, {})
+        ResumeState.of(store, kind, key).save("state", ARRAYS, {})
     assert cache.main(where) == 0
     assert "unfinished work             3 folders" in capsys.readouterr().out
-    with Claims(store.root).take("numbers", KEY):
+    with Leases(store.root).take("numbers", KEY):
         assert cache.main(["list", "--work", *where]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 3
         assert "nobody is at it" in lines[0]
-        assert f"held by {Claims(store.root).holder('numbers', KEY)}" in lines[1]
+        assert f"held by {Leases(store.root).holder('numbers', KEY)}" in lines[1]
         assert cache.main(["prune", "--work", "--older-than", "1", "--yes", *where]) == 0
         assert capsys.readouterr().out == "nothing to delete\n"
         assert cache.main(["prune", "--work", "--kind", "numbers", "--yes", *where]) == 0
-    assert [(work.kind, work.key) for work in unfinished_work(store)] == [("chain", KEY), ("numbers", KEY)]
+    assert [(work.kind, work.key) for work in unfinished_units(store)] == [("chain", KEY), ("numbers", KEY)]
     assert cache.main(["prune", "--work", "--yes", *where]) == 0
-    assert unfinished_work(store) == []
+    assert unfinished_units(store) == []

@@ -1,4 +1,4 @@
-"""Claims: one worker a unit, and nothing in a claim's place makes anybody wait for ever."""
+"""Leases: one worker a unit, and nothing in a lease's place makes anybody wait for ever."""
 
 import errno
 import fcntl
@@ -14,9 +14,9 @@ import time
 
 import pytest
 
-from retrain.jobs import book, run_units
-from retrain.jobs import claims as claims_module
-from retrain.jobs.claims import Claims, Holder
+from retrain import leases as leases_module
+from retrain.jobs import run_units, tracker
+from retrain.leases import Holder, Leases
 from retrain.processes import boot_id, host_name, process_alive, process_started
 from retrain.store import Store, UnwritableStoreError
 from tests.helpers.job_units import units
@@ -30,21 +30,21 @@ def store(tmp_path):
     return Store(tmp_path / "cache")
 
 
-def test_a_claim_is_exclusive_until_released(store):
-    claims = Claims(store.root, "c" * 12)
-    claim = claims.take("numbers", "a" * 20)
-    assert claims.take("numbers", "a" * 20) is None
-    assert claims.holder("numbers", "a" * 20).pid == os.getpid()
-    assert list(claims.held()) == [("numbers", "a" * 20)]
-    claim.release()
-    assert claims.holder("numbers", "a" * 20) is None
-    with claims.take("numbers", "a" * 20) as again:
+def test_a_lease_is_exclusive_until_released(store):
+    leases = Leases(store.root, "c" * 12)
+    lease = leases.take("numbers", "a" * 20)
+    assert leases.take("numbers", "a" * 20) is None
+    assert leases.holder("numbers", "a" * 20).pid == os.getpid()
+    assert list(leases.held()) == [("numbers", "a" * 20)]
+    lease.release()
+    assert leases.holder("numbers", "a" * 20) is None
+    with leases.take("numbers", "a" * 20) as again:
         assert again.previous is None
-    assert claims.held() == {}
+    assert leases.held() == {}
 
 
-def planted(claims, age=0.0, **values):
-    path = claims.path("numbers", "b" * 20)
+def planted(leases, age=0.0, **values):
+    path = leases.path("numbers", "b" * 20)
     path.parent.mkdir(exist_ok=True)
     alive = os.getppid()  # this process knows what it holds itself
     holder = {**vars(Holder.this_process()), "pid": alive, "started": process_started(alive), **values}
@@ -53,8 +53,8 @@ def planted(claims, age=0.0, **values):
     return path
 
 
-def test_stale_claims_are_taken_over(store, monkeypatch):
-    claims = Claims(store.root)
+def test_stale_leases_are_taken_over(store, monkeypatch):
+    leases = Leases(store.root)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     key = "b" * 20
@@ -67,79 +67,79 @@ def test_stale_claims_are_taken_over(store, monkeypatch):
         (True, {"host": "elsewhere", "age": 10_000}),
         (False, {"host": "elsewhere", "age": 60}),
     ]:
-        planted(claims, **values)
-        claim = claims.take("numbers", key)
-        assert (claim is not None) == stale, values
-        if claim:
-            assert claim.previous is not None
-            claim.release()
+        planted(leases, **values)
+        lease = leases.take("numbers", key)
+        assert (lease is not None) == stale, values
+        if lease:
+            assert lease.previous is not None
+            lease.release()
     # A requeued Slurm job knows that its earlier self is gone; another job does not.
-    planted(claims, host="elsewhere", job="7_1", restart=0)
-    assert claims.take("numbers", key) is None
+    planted(leases, host="elsewhere", job="7_1", restart=0)
+    assert leases.take("numbers", key) is None
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    claims.take("numbers", key).release()
+    leases.take("numbers", key).release()
 
 
-def test_strange_claim_files_are_held_until_old(store):
-    claims = Claims(store.root)
+def test_strange_lease_files_are_held_until_old(store):
+    leases = Leases(store.root)
     for text in ("", "[]", "{}", '{"pid": "x"}', "\0" * 100):
-        path = planted(claims)
+        path = planted(leases)
         path.write_text(text)
-        assert claims.take("numbers", "b" * 20) is None
+        assert leases.take("numbers", "b" * 20) is None
         os.utime(path, (1, 1))
-        claims.take("numbers", "b" * 20).release()
+        leases.take("numbers", "b" * 20).release()
 
 
-def test_claims_are_renewed_while_held(store, monkeypatch):
-    monkeypatch.setattr(claims_module, "RENEW_SECONDS", 0.02)
-    claim = Claims(store.root).take("numbers", "c" * 20)
-    os.utime(claim.path, (1, 1))
-    wait_for(lambda: claim.path.stat().st_mtime > 1e9)
-    claim.release()
+def test_leases_are_renewed_while_held(store, monkeypatch):
+    monkeypatch.setattr(leases_module, "RENEW_SECONDS", 0.02)
+    lease = Leases(store.root).take("numbers", "c" * 20)
+    os.utime(lease.path, (1, 1))
+    wait_for(lambda: lease.path.stat().st_mtime > 1e9)
+    lease.release()
 
 
 def test_one_of_many_threads_takes_over(store):
-    claims = Claims(store.root)
+    leases = Leases(store.root)
 
     def take(taken):
-        taken.append(claims.take("numbers", "b" * 20))
+        taken.append(leases.take("numbers", "b" * 20))
 
     for _ in range(30):
-        planted(claims, started=1)
+        planted(leases, started=1)
         taken = []
         threads = [threading.Thread(target=take, args=(taken,)) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        (winner,) = [claim for claim in taken if claim]
+        (winner,) = [lease for lease in taken if lease]
         winner.release()
 
 
-def test_claims_without_hard_links(store, monkeypatch):
+def test_leases_without_hard_links(store, monkeypatch):
     def refuse(*_):
         raise PermissionError(errno.EPERM, "no hard links here")
 
-    monkeypatch.setattr(claims_module.os, "link", refuse)
-    test_a_claim_is_exclusive_until_released(store)
-    test_stale_claims_are_taken_over(store, monkeypatch)
+    monkeypatch.setattr(leases_module.os, "link", refuse)
+    test_a_lease_is_exclusive_until_released(store)
+    test_stale_leases_are_taken_over(store, monkeypatch)
 
 
 def test_what_killed_processes_left_is_cleaned(store):
-    claims = Claims(store.root)
+    leases = Leases(store.root)
     run_units(units(2), store)
     keys = [store.key("numbers", {"index": index}) for index in (0, 1, 2)]
-    planted(claims, started=1).rename(claims.path("numbers", keys[0]))  # dead, and its unit done: goes
-    planted(claims, started=1).rename(claims.path("numbers", keys[2]))  # dead, its unit not done: to be taken over
-    mine = claims.take("numbers", keys[1])  # alive: stays
-    (claims.folder / ".draft").write_text("")
-    os.utime(claims.folder / ".draft", (1, 1))
-    (claims.folder / ".fresh").write_text("")
-    claims.clean(store)
-    assert set(os.listdir(claims.folder)) == {f"numbers.{keys[1]}", f"numbers.{keys[2]}", ".fresh", ".lock"}
+    planted(leases, started=1).rename(leases.path("numbers", keys[0]))  # dead, and its unit done: goes
+    planted(leases, started=1).rename(leases.path("numbers", keys[2]))  # dead, its unit not done: to be taken over
+    mine = leases.take("numbers", keys[1])  # alive: stays
+    (leases.folder / ".draft").write_text("")
+    os.utime(leases.folder / ".draft", (1, 1))
+    (leases.folder / ".fresh").write_text("")
+    leases.clean(store)
+    assert set(os.listdir(leases.folder)) == {f"numbers.{keys[1]}", f"numbers.{keys[2]}", ".fresh", ".lock"}
     mine.release()
 
 
@@ -192,7 +192,7 @@ HOSTILE = {
     "host of lines": lambda p: edited(p, host="a\nb\x1b[2J"),
     "half a character": lambda p: edited(p, host="\ud800"),
     "job with a path": lambda p: edited(p, job="../../x"),
-    "campaign with a path": lambda p: edited(p, campaign="../../x"),
+    "batch with a path": lambda p: edited(p, batch="../../x"),
     "since infinity": lambda p: p.write_text(p.read_text().replace('"since": ', '"since": 1e999')),
     "from the future": lambda p: (edited(p, host="elsewhere", since=9e10), os.utime(p, (9e9, 9e9))),
     "elsewhere and silent": lambda p: edited(p, host="elsewhere"),
@@ -203,79 +203,79 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_nothing_in_a_claims_place_is_waited_for_for_ever(store, monkeypatch, what):
-    monkeypatch.setattr(claims_module, "STALE_SECONDS", 0.05)
-    claims = Claims(store.root)
-    path = planted(claims, pid=os.getppid())
+def test_nothing_in_a_leases_place_is_waited_for_for_ever(store, monkeypatch, what):
+    monkeypatch.setattr(leases_module, "STALE_SECONDS", 0.05)
+    leases = Leases(store.root)
+    path = planted(leases, pid=os.getppid())
     HOSTILE[what](path)
     before = sorted(os.listdir(store.root))
     limit = time.monotonic() + 60
-    while (claim := claims.take("numbers", KEY)) is None:
+    while (lease := leases.take("numbers", KEY)) is None:
         assert time.monotonic() < limit, "it waits for ever"
-        claims.held()
-        assert claims.holder("numbers", KEY) is None or str(claims.holder("numbers", KEY)).count("\n") <= 1
+        leases.held()
+        assert leases.holder("numbers", KEY) is None or str(leases.holder("numbers", KEY)).count("\n") <= 1
         time.sleep(0.01)
-    claim.release()
-    assert claims.held() == {}
+    lease.release()
+    assert leases.held() == {}
     assert sorted(os.listdir(store.root)) == before
-    assert set(os.listdir(claims.folder)) <= {".lock"}
+    assert set(os.listdir(leases.folder)) <= {".lock"}
 
 
-def test_the_hostile_claims_are_many():
+def test_the_hostile_leases_are_many():
     assert len(HOSTILE) >= 25
 
 
-def test_a_holder_that_was_stopped_loses_its_claim(store, monkeypatch):
-    monkeypatch.setattr(claims_module, "STALE_SECONDS", 0.3)
-    claims = Claims(store.root)
+def test_a_holder_that_was_stopped_loses_its_lease(store, monkeypatch):
+    monkeypatch.setattr(leases_module, "STALE_SECONDS", 0.3)
+    leases = Leases(store.root)
     sleeper = subprocess.Popen(["sleep", "1000"])
     try:
         os.kill(sleeper.pid, signal.SIGSTOP)
-        planted(claims, pid=sleeper.pid, started=process_started(sleeper.pid))
-        assert claims.take("numbers", KEY) is None
-        assert claims.holder("numbers", KEY).pid == sleeper.pid
-        wait_for(lambda: claims.vacant("numbers", KEY))
-        claims.take("numbers", KEY).release()
+        planted(leases, pid=sleeper.pid, started=process_started(sleeper.pid))
+        assert leases.take("numbers", KEY) is None
+        assert leases.holder("numbers", KEY).pid == sleeper.pid
+        wait_for(lambda: leases.vacant("numbers", KEY))
+        leases.take("numbers", KEY).release()
     finally:
         sleeper.kill()
         sleeper.wait()
 
 
-def test_a_claim_that_is_renewed_is_never_broken(store, monkeypatch):
+def test_a_lease_that_is_renewed_is_never_broken(store, monkeypatch):
     """By a clock that the test turns: a holder on this host, and one elsewhere whose clock runs a year ahead."""
     now = [1000.0]
-    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now[0])
-    claims = Claims(store.root)
+    monkeypatch.setattr(leases_module.time, "monotonic", lambda: now[0])
+    leases = Leases(store.root)
     for values in ({}, {"host": "elsewhere"}):
-        path = planted(claims, **values)
+        path = planted(leases, **values)
         stamp = time.time() + 365 * 86400
         for _ in range(20):
             os.utime(path, (stamp, stamp))
-            assert claims.take("numbers", KEY) is None
-            assert not claims.vacant("numbers", KEY)
-            now[0] += claims_module.STALE_SECONDS - 1
+            assert leases.take("numbers", KEY) is None
+            assert not leases.vacant("numbers", KEY)
+            now[0] += leases_module.STALE_SECONDS - 1
             stamp += 1
-        assert claims.take("numbers", KEY) is None
-        now[0] += claims_module.STALE_SECONDS + 1
-        claims.take("numbers", KEY).release()
+        assert leases.take("numbers", KEY) is None
+        now[0] += leases_module.STALE_SECONDS + 1
+        leases.take("numbers", KEY).release()
 
 
-def test_a_host_whose_clock_is_wrong_breaks_no_claim(store, monkeypatch):
-    claims = Claims(store.root)
-    planted(claims, host="elsewhere")
+def test_a_host_whose_clock_is_wrong_breaks_no_lease(store, monkeypatch):
+    leases = Leases(store.root)
+    planted(leases, host="elsewhere")
     real = time.time
-    monkeypatch.setattr(claims_module.time, "time", lambda: real() + 86400)
-    assert not claims.vacant("numbers", KEY)
-    assert claims.take("numbers", KEY) is None
-    assert claims.path("numbers", KEY).exists()
+    monkeypatch.setattr(leases_module.time, "time", lambda: real() + 86400)
+    assert not leases.vacant("numbers", KEY)
+    assert leases.take("numbers", KEY) is None
+    assert leases.path("numbers", KEY).exists()
 
 
 @pytest.mark.parametrize("lock", ["held", "a folder", "a pipe", "a link"])
 def test_a_lock_that_cannot_be_had_stops_nobody(store, monkeypatch, tmp_path, lock):
-    monkeypatch.setattr(claims_module, "LOCK_SECONDS", 0.05)
-    claims = Claims(store.root)
-    planted(claims, started=1)
-    path = claims.folder / ".lock"
+    monkeypatch.setattr(leases_module, "LOCK_SECONDS", 0.05)
+    leases = Leases(store.root)
+    planted(leases, started=1)
+    path = leases.folder / ".lock"
     (tmp_path / "precious").write_text("precious")
     if lock == "held":
         held = open(path, "w")  # noqa: SIM115
@@ -286,29 +286,29 @@ def test_a_lock_that_cannot_be_had_stops_nobody(store, monkeypatch, tmp_path, lo
         os.mkfifo(path)
     else:
         path.symlink_to(tmp_path / "precious")
-    claims.take("numbers", KEY).release()
+    leases.take("numbers", KEY).release()
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_a_claim_that_could_not_be_removed_does_not_stop_its_own_process(store, monkeypatch):
-    claims = Claims(store.root)
+def test_a_lease_that_could_not_be_removed_does_not_stop_its_own_process(store, monkeypatch):
+    leases = Leases(store.root)
 
     def refuse(*_, **__):
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(claims_module.os, "unlink", refuse)
-        claims.take("numbers", KEY).release()
-        assert claims.path("numbers", KEY).exists()
-    claims.take("numbers", KEY).release()
+        patch.setattr(leases_module.os, "unlink", refuse)
+        leases.take("numbers", KEY).release()
+        assert leases.path("numbers", KEY).exists()
+    leases.take("numbers", KEY).release()
 
 
 @pytest.mark.parametrize("cluster", ["inline", "local"])
-def test_what_cannot_be_removed_from_a_claims_place_is_one_line(store, monkeypatch, cluster):
+def test_what_cannot_be_removed_from_a_leases_place_is_one_line(store, monkeypatch, cluster):
     """As a folder of somebody else's would be: root could remove that, and this test may be root."""
-    monkeypatch.setattr(claims_module, "STALE_SECONDS", 0.05)
-    claims = Claims(store.root)
-    path = planted(claims, host="elsewhere").rename(claims.path("numbers", store.key("numbers", {"index": 0})))
+    monkeypatch.setattr(leases_module, "STALE_SECONDS", 0.05)
+    leases = Leases(store.root)
+    path = planted(leases, host="elsewhere").rename(leases.path("numbers", store.key("numbers", {"index": 0})))
     mount = tuple(f"mount --bind {path} {path}".split())
     if cluster == "local":
         if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
@@ -318,7 +318,7 @@ def test_what_cannot_be_removed_from_a_claims_place_is_one_line(store, monkeypat
         def refuse(*_):
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
-        monkeypatch.setattr(claims_module.os, "rename", refuse)
+        monkeypatch.setattr(leases_module.os, "rename", refuse)
     try:
         os.utime(path, (1, 1))
         with pytest.raises(UnwritableStoreError, match=r"can only be read|cannot be written"):
@@ -328,9 +328,9 @@ def test_what_cannot_be_removed_from_a_claims_place_is_one_line(store, monkeypat
             subprocess.run(["umount", str(path)], check=True)
 
 
-def test_claims_folder_that_is_a_link_is_refused(store, tmp_path):
+def test_leases_folder_that_is_a_link_is_refused(store, tmp_path):
     (tmp_path / "outside").mkdir()
-    (store.root / ".claims").symlink_to(tmp_path / "outside")
+    (store.root / ".leases").symlink_to(tmp_path / "outside")
     with pytest.raises(UnwritableStoreError, match="link"):
         run_units(units(1), store)
     assert os.listdir(tmp_path / "outside") == []
@@ -338,17 +338,17 @@ def test_claims_folder_that_is_a_link_is_refused(store, tmp_path):
 
 @pytest.mark.parametrize("cluster", ["inline", "local"])
 def test_a_run_says_for_whom_it_waits(store, monkeypatch, caplog, cluster):
-    monkeypatch.setattr(book, "SAY_SECONDS", 0.2)
+    monkeypatch.setattr(tracker, "SAY_SECONDS", 0.2)
     caplog.set_level(logging.WARNING)
-    claims = Claims(store.root)
-    held = [claims.take("numbers", store.key("numbers", {"index": index})) for index in range(2)]
+    leases = Leases(store.root)
+    held = [leases.take("numbers", store.key("numbers", {"index": index})) for index in range(2)]
     outcome = {}
     thread = threading.Thread(target=lambda: outcome.update(report=run_units(units(3), store, cluster=cluster, jobs=2)))
     thread.start()
     said = lambda: [r.getMessage() for r in caplog.records if r.getMessage().startswith("waiting for")]  # noqa: E731
     wait_for(lambda: len(said()) >= 2)
-    for claim in held:
-        claim.release()
+    for lease in held:
+        lease.release()
     thread.join(120)
     assert outcome["report"].complete
     pattern = rf"waiting for {host_name()} pid {os.getpid()} since \d{{4}}-.* \d\d:\d\d:\d\d: it has numbers \w{{20}}.*"
@@ -358,11 +358,11 @@ def test_a_run_says_for_whom_it_waits(store, monkeypatch, caplog, cluster):
 
 def test_a_stopped_driver_does_not_stop_another(store, monkeypatch, tmp_path):
     """Its worker is asleep with a unit: the other run waits for a while and then does it itself."""
-    monkeypatch.setattr(claims_module, "STALE_SECONDS", 0.5)
+    monkeypatch.setattr(leases_module, "STALE_SECONDS", 0.5)
     diary_path = str(tmp_path / "diary")
     process = driver(store, 1, "inline", seconds=1000, diary=diary_path)
     try:
-        wait_for(lambda: claims_of(store), process)
+        wait_for(lambda: leases_of(store), process)
         os.kill(process.pid, signal.SIGSTOP)
         assert run_units(units(1), store).complete
     finally:
@@ -370,8 +370,8 @@ def test_a_stopped_driver_does_not_stop_another(store, monkeypatch, tmp_path):
         process.communicate()
 
 
-def claims_of(store):
-    return [holder for (kind, _), holder in Claims(store.root).held().items() if kind == "numbers"]
+def leases_of(store):
+    return [holder for (kind, _), holder in Leases(store.root).held().items() if kind == "numbers"]
 
 
 def test_processes_that_cannot_be():

@@ -5,11 +5,11 @@ asking for it; when its entry is written, its work is removed. States are writte
 checksum: a torn or edited one counts as absent. Each says how long it took to get there, so that work that was resumed
 is charged for all of its attempts. `folder` is for what a library insists on writing itself.
 
-    work = Work.of(store, kind, key)
+    work = ResumeState.of(store, kind, key)
     state = work.load("chain")                       # None, or (arrays, record) of an earlier attempt
     if work.due(): work.save("chain", arrays, {"draw": 812})
 
-What nobody came back to is removed after a week (`clean_work`); `python -m bench.cache` lists and prunes it.
+What nobody came back to is removed after a week (`clean_resume_states`); `python -m bench.cache` lists and prunes it.
 """
 
 import contextlib
@@ -27,7 +27,6 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct
 
-from retrain.entry import KEY, KIND, Sha256, Table, plain_data
 from retrain.safe_files import (
     PassingFileError,
     SafeFileError,
@@ -42,7 +41,7 @@ from retrain.safe_files import (
     write_safetensors,
     write_whole,
 )
-from retrain.store import OLD_SECONDS, Store, StoreError
+from retrain.store import KEY, KIND, OLD_SECONDS, Sha256, Store, StoreError, Table, plain_data
 
 WORK = ".work"  # beside the store's kinds
 PROGRESS = ".progress.json"  # hidden: saying how far it is is no saved work
@@ -60,8 +59,8 @@ class StateContent(Struct, forbid_unknown_fields=True):
     seconds: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
 
 
-class Work:
-    """The folder of one unit in progress. Only whoever holds the unit's claim writes to it."""
+class ResumeState:
+    """The folder of one unit in progress. Only whoever holds the unit's lease writes to it."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -74,8 +73,8 @@ class Work:
         self._began, self.earlier_seconds = time.monotonic(), 0.0
 
     @classmethod
-    def of(cls, store: Store, kind: str, key: str) -> "Work":
-        return cls(work_folder(store.root, kind, key))
+    def of(cls, store: Store, kind: str, key: str) -> "ResumeState":
+        return cls(resume_folder(store.root, kind, key))
 
     def due(self) -> bool:
         """Whether it is time to save again."""
@@ -163,8 +162,8 @@ class Work:
             return None
 
 
-def telling(work: Work) -> Callable[..., Iterator[Any]]:
-    """A progress function for a process that nobody watches: how far it is goes to a file that `told` reads."""
+def progress_to_file(work: ResumeState) -> Callable[..., Iterator[Any]]:
+    """A progress function for a process that nobody watches: it goes to a file, which `read_progress` reads."""
 
     def progress(items: Iterable[Any], total: int | None = None, description: str = "") -> Iterator[Any]:
         count = total if total is not None else len(items) if isinstance(items, Sized) else None
@@ -182,17 +181,17 @@ def telling(work: Work) -> Callable[..., Iterator[Any]]:
     return progress
 
 
-def told(store: Store, kind: str, key: str) -> str:
+def read_progress(store: Store, kind: str, key: str) -> str:
     """How far a unit is, in a few words; empty where it has said nothing."""
     try:
-        content = read_json(Work.of(store, kind, key).folder / PROGRESS, max_bytes=4096)
+        content = read_json(ResumeState.of(store, kind, key).folder / PROGRESS, max_bytes=4096)
         share = f" {100 * content['done'] / content['of']:.0f} %" if content["of"] else ""
         return one_line(f"{content['what']}{share}", 60)
     except (SafeFileError, KeyError, TypeError, ZeroDivisionError):
         return ""
 
 
-class NoWork(Work):
+class NullResumeState(ResumeState):
     """Keeps nothing: for a problem that nobody would resume."""
 
     def __init__(self, folder: Path | None = None):
@@ -212,7 +211,7 @@ class NoWork(Work):
 
 
 @dataclass(frozen=True)
-class UnfinishedWork:
+class UnfinishedUnit:
     """A folder of work as it is listed."""
 
     path: Path
@@ -234,11 +233,11 @@ class UnfinishedWork:
         remove_folder(self.path)
 
 
-def work_folder(root: Path, kind: str, key: str) -> Path:
+def resume_folder(root: Path, kind: str, key: str) -> Path:
     return root / WORK / f"{kind}.{key}"
 
 
-def unfinished_work(store: Store) -> list[UnfinishedWork]:
+def unfinished_units(store: Store) -> list[UnfinishedUnit]:
     """Every folder of work in a cache, by name; whatever else lies there is passed over."""
     found = []
     parent = store.root / WORK
@@ -252,13 +251,13 @@ def unfinished_work(store: Store) -> list[UnfinishedWork]:
     for name in names:
         kind, _, key = name.rpartition(".")
         if KIND.fullmatch(kind) and KEY.fullmatch(key):
-            found.append(UnfinishedWork(parent / name, kind, key))
+            found.append(UnfinishedUnit(parent / name, kind, key))
     return found
 
 
-def clean_work(store: Store, held: Container[tuple[str, str]]) -> None:
+def clean_resume_states(store: Store, held: Container[tuple[str, str]]) -> None:
     """Remove the work of units that are done, and what nobody has touched for a week; never of a unit that is held."""
-    for work in unfinished_work(store):
+    for work in unfinished_units(store):
         if (work.kind, work.key) in held:
             continue
         with contextlib.suppress(StoreError):  # to be cleaned another time

@@ -1,4 +1,4 @@
-"""The suite's own campaign on a real Slurm: 200 retrains of digits through every mishap, the same LDS to the bit."""
+"""The suite's own batch on a real Slurm: 200 retrains of digits through every mishap, the same LDS to the bit."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from retrain.jobs.campaign import Campaign
-from retrain.jobs.claims import Claims
+from retrain.jobs.unit import JobBatch
+from retrain.leases import Leases
 from retrain.store import Store
 from tests.slurm.helpers import held_by, running, tasks, wait_for
 
@@ -39,9 +39,9 @@ def retrains(store):
     return {entry.key: {name: array.tobytes() for name, array in entry.arrays.items()} for entry in entries}
 
 
-def campaigns(store):
-    """The campaign of the retrains, once there is one."""
-    return [campaign for campaign in Campaign.all(store) if campaign.describe().get("num_units", 0) >= NUM_SUBSETS]
+def batches(store):
+    """The batch of the retrains, once there is one."""
+    return [batch for batch in JobBatch.all(store) if batch.describe().get("num_units", 0) >= NUM_SUBSETS]
 
 
 def test_two_hundred_retrains_survive_everything(cluster, tmp_path):
@@ -57,8 +57,8 @@ def test_two_hundred_retrains_survive_everything(cluster, tmp_path):
 
     try:
         # Ten units are this test's until the last mishap is over: on a fast machine, too, there is work left then.
-        campaign = wait_for(lambda: next(iter(campaigns(store)), None), 600)
-        held = [Claims(store.root).take(kind, key) for kind, key in campaign.unit_names()[-10:]]
+        batch = wait_for(lambda: next(iter(batches(store)), None), 600)
+        held = [Leases(store.root).take(kind, key) for kind, key in batch.unit_names()[-10:]]
         wait_for(lambda: reached(5) and tasks(cluster, 4), 600)
         cancelled = running(cluster)[0]
         cluster.run("scancel", cancelled)
@@ -71,21 +71,21 @@ def test_two_hundred_retrains_survive_everything(cluster, tmp_path):
         cluster.run("scontrol", "requeue", requeued)
         wait_for(lambda: reached(90), 600)
         cluster.stop_daemon("slurmd", signal.SIGKILL)
-        assert count() < NUM_SUBSETS - 10, "the campaign was over before the last mishap"
+        assert count() < NUM_SUBSETS - 10, "the batch was over before the last mishap"
         time.sleep(4)
         cluster.start_daemon("slurmd", "-D", "-N", cluster.host)
         assert count() < NUM_SUBSETS
-        for claim in held:
-            claim.release()
+        for lease in held:
+            lease.release()
         on_slurm = rows(process)
     finally:
         process.kill()
     wait_for(lambda: tasks(cluster, 0) == [])  # they have said their last words
     # None lost, none twice: by the store, and by what the tasks say they finished.
     assert count() == NUM_SUBSETS
-    (campaign,) = campaigns(store)
-    events = campaign.events(campaign.describe()["run"])
-    wanted = {key for kind, key in campaign.unit_names() if kind == "retrain"}  # the base model is a unit of it, too
+    (batch,) = batches(store)
+    events = batch.events(batch.describe()["run"])
+    wanted = {key for kind, key in batch.unit_names() if kind == "retrain"}  # the base model is a unit of it, too
     finished = Counter(event["key"] for event in events if event["event"] == "done" and event["key"] in wanted)
     # A task that is stopped right after storing its unit has no time left to say so.
     assert NUM_SUBSETS - 3 <= len(finished) <= NUM_SUBSETS
