@@ -253,10 +253,6 @@ class AnswersRecord(Struct, kw_only=True):
 # ---- ground truths and what recorded methods predict for them ----
 
 
-class TruthTask(Struct):
-    name: Name
-
-
 class TruthRecord(Struct, kw_only=True):
     """truth.json"""
 
@@ -264,8 +260,8 @@ class TruthRecord(Struct, kw_only=True):
     arrays_sha256: Sha256
     source: Words | None = None
     description: Words | None = None
-    task: TruthTask | None = None
-    protocol: Name = ""
+    task: TaskConfig | None = None
+    protocol: Name | None = None
     alpha: Share | None = None
     alpha_attribution: Share | None = None
     seed: Count | None = None
@@ -281,18 +277,13 @@ class RecordedMethod(Struct):
     name: Name
     label: Name
     rows: Name
+    origin: Name
 
 
-class RecordedRow(Struct, kw_only=True):
+class RecordedRow(Row, kw_only=True):
     label: Name
-    method: Name
-    normalised: bool
-    lds: Correlation
-    ci_low: Correlation
-    ci_high: Correlation
-    num_undefined: Count
-    lds_across_queries: Correlation = None
-    origin: Name = ""
+    origin: Name
+    lds_across_queries: Correlation
 
 
 class RecordedPredictions(Struct, kw_only=True):

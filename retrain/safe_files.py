@@ -315,9 +315,11 @@ def conforms(value: Any, kind: Any) -> bool:
     return True
 
 
-def read_checked(path: str | os.PathLike[str], kind: Any, max_bytes: int = MAX_JSON_BYTES) -> Any:
+def read_checked(
+    path: str | os.PathLike[str], kind: Any, max_bytes: int = MAX_JSON_BYTES, *, follow_links: bool = False
+) -> Any:
     """A JSON file as plain data, when it has the shape of `kind`."""
-    return validate(read_json(path, max_bytes), kind, path)
+    return validate(read_json(path, max_bytes, follow_links=follow_links), kind, path)
 
 
 def _at(value: Any, place: str) -> str:

@@ -74,8 +74,8 @@ def labels_of(paths: Sequence[str]) -> list[str]:
 def where_of_truth(truth: GroundTruth) -> dict[str, Any]:
     """task, protocol, alpha, alpha_attribution and seed of every row."""
     known = truth.record
-    if "task" in known and "seed" in known:
-        names = ("protocol", "alpha", "alpha_attribution", "seed")
+    names = ("protocol", "alpha", "alpha_attribution", "seed")
+    if all(known.get(name) is not None for name in ("task", *names)):
         return {"task": known["task"]["name"], **{name: known[name] for name in names}}
     digest = str(known.get("arrays_sha256", ""))[:6]
     task = f"{one_line(str(known.get('source') or 'ground truth'), 150)} {digest}".strip()
@@ -101,6 +101,8 @@ def score_files(
     rivals = {} if recorded is None else {key: ranks for key, ranks in recorded.ranks.items() if not key[1]}
     if twice := sorted(set(labels) & {label for label, _ in rivals}):
         raise UsageError(f'a recorded method is called "{twice[0]}" as well; give the file another name')
+    if strange := next((key[0] for key, ranks in rivals.items() if ranks.shape != losses.shape), ""):
+        raise UsageError(f'the recorded predictions of "{strange}" have another shape than the losses, {losses.shape}')
     pairs = list(itertools.combinations([*made, *rivals], 2))
     ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, {**made, **rivals}, pairs)
     where = where_of_truth(truth)

@@ -7,23 +7,31 @@ A hub download goes through huggingface_hub, which keeps only whole files: an in
 later run could take for a model, and the same command resumes it. Before weights are used, every shard that the index
 names must be there and hold every parameter.
 
-Nothing of a model runs: a folder that asks for code of its own (`auto_map`) is refused before transformers sees it, and
-every loader is told `trust_remote_code=False`, because it would otherwise ask whoever is at the keyboard, or a pipe.
+Nothing of a model runs: a folder that asks for code of its own (`auto_map`) or for a kernel of the hub
+(`_attn_implementation: "owner/kernel"`) is refused before transformers sees it, and every loader is told
+`trust_remote_code=False`, because it would otherwise ask whoever is at the keyboard, or a pipe.
 """
 
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta, Struct
 
 from retrain.errors import UsageError
 from retrain.models.causal_lm import CausalLM
-from retrain.safe_files import SafeFileError, read_text
+from retrain.safe_files import SafeFileError, matching, read_checked, read_text
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
+
+
+class WeightIndex(Struct):
+    """*.index.json: which file of the folder holds each parameter."""
+
+    weight_map: Annotated[dict[str, Annotated[str, matching(r"[\w][\w.-]*")]], Meta(min_length=1)]
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
@@ -115,8 +123,7 @@ def check_vocabulary(tokenizer: Any, model: CausalLM, name: str) -> None:
 def _from_pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     import transformers
 
-    option = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
-    settings: dict[str, Any] = {option: dtype, "local_files_only": True, "output_loading_info": True}
+    settings: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
     settings |= {"trust_remote_code": False, "weights_only": True}
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # its progress and reports; what matters is checked here
@@ -142,28 +149,34 @@ def _refuse_code(folder: Path, name: str) -> None:
             raise UsageError(
                 f'"{file}" cannot be read ({_one_line(error)}); copy or download the model again'
             ) from None
-        if _names_code(content):
+        if field := _names_code(content):
             raise UsageError(
-                f'"{name}" wants Python code of its own to run ("auto_map" in {file.name}), which is never done here; '
-                "expected a model that transformers itself knows"
+                f'"{name}" wants code that is not part of transformers to run ("{field}" in {file.name}), which is '
+                "never done here; expected a model that transformers itself knows"
             )
 
 
-def _names_code(content: Any) -> bool:
+def _names_code(content: Any) -> str:
+    """The field that names code, at any depth: Python beside the model, or a kernel of the hub (owner/kernel)."""
     if isinstance(content, list):
-        return any(_names_code(part) for part in content)
-    return isinstance(content, dict) and ("auto_map" in content or any(_names_code(v) for v in content.values()))
+        return next(filter(None, map(_names_code, content)), "")
+    if not isinstance(content, dict):
+        return ""
+    for field, value in content.items():
+        values = value.values() if isinstance(value, dict) else [value]  # one for all parts, or one a part
+        kernel = "implementation" in field and any(isinstance(one, str) and "/" in one for one in values)
+        if field == "auto_map" or kernel:
+            return field
+    return _names_code(list(content.values()))
 
 
 def _check_weights(folder: Path, name: str) -> None:
     """Every shard that the index names is there; otherwise the download or the copy was cut short."""
     for index in sorted(folder.glob("*.index.json")):
         try:
-            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UsageError(
-                f'"{index}" cannot be read ({_one_line(error)}); copy or download the model again'
-            ) from None
+            shards = sorted(set(read_checked(index, WeightIndex, follow_links=True)["weight_map"].values()))
+        except SafeFileError as error:
+            raise UsageError(f"{error}; copy or download the model again") from None
         if lacking := [shard for shard in shards if not (folder / shard).is_file()]:
             raise UsageError(
                 f'"{name}" lacks {len(lacking)} of its {len(shards)} weight files, the first {lacking[0]}: '

@@ -16,7 +16,9 @@ import pytest
 
 from bench.ground_truth import GroundTruth
 from bench.lds import main
+from bench.records import write_recorded
 from bench.truth.folder import write_truth
+from retrain.safe_files import write_safetensors
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -73,6 +75,18 @@ def shape(folder: Path, *sizes: int) -> None:
     place(folder, {"masks": {"dtype": "BOOL", "shape": list(sizes), "data_offsets": [0, 0]}})
 
 
+def recorded(folder: Path, arrays: dict[str, np.ndarray] | None = None, **fields: Any) -> None:
+    """Predictions beside the ground truth, sound but for these fields or arrays."""
+    truth_sha256 = json.loads((folder / "truth.json").read_text())["arrays_sha256"]
+    write_recorded(folder, {}, {"methods": [], "rows": []}, truth_sha256)
+    path = folder / "recorded.json"
+    content = {**json.loads(path.read_text()), **fields}
+    if arrays is not None:
+        with (folder / "recorded.safetensors").open("wb") as file:
+            content["arrays_sha256"] = write_safetensors(file, arrays)
+    path.write_text(json.dumps(content))
+
+
 TRUTHS: dict[str, Callable[[Path], Any]] = {
     "no replicates": lambda f: rewritten(f, losses=np.zeros((0, 12, 5), np.float32)),
     "no queries": lambda f: rewritten(f, losses=np.zeros((2, 12, 0), np.float32)),
@@ -108,6 +122,26 @@ TRUTHS: dict[str, Callable[[Path], Any]] = {
     "a source with half a character": lambda f: edit(f, source="\ud800"),
     "another checksum": lambda f: edit(f, arrays_sha256="0" * 64),
     "a checksum that is a path": lambda f: edit(f, arrays_sha256="../../x"),
+    "a task that is a word": lambda f: edit(f, task="digits", seed=1),
+    "a task without a name": lambda f: edit(f, task={}, seed=1),
+    "a task of two lines": lambda f: edit(f, task={"name": "a\nb"}),
+    "a seed that is text": lambda f: edit(f, task={"name": "a"}, seed="1"),
+    "a negative seed": lambda f: edit(f, seed=-1),
+    "a protocol that is a list": lambda f: edit(f, protocol=[]),
+    "a share of 2": lambda f: edit(f, alpha_attribution=2),
+    "a split that is a table": lambda f: edit(f, query_split={}),
+    "queries that are text": lambda f: edit(f, queries="all"),
+    "a description that is a list": lambda f: edit(f, description=["a"]),
+    "replicated subsets that are text": lambda f: edit(f, replicated_subsets="all"),
+    "recorded methods that are a list": lambda f: recorded(f, methods={}),
+    "recorded methods of numbers": lambda f: recorded(f, methods=[1]),
+    "recorded methods without a label": lambda f: recorded(f, methods=[{"name": "a"}]),
+    "recorded rows that are text": lambda f: recorded(f, rows="none"),
+    "recorded rows without numbers": lambda f: recorded(f, rows=[{"label": "a", "method": "a"}]),
+    "recorded rows of lists": lambda f: recorded(f, rows=[[]]),
+    "recorded predictions of another shape": lambda f: recorded(f, arrays={"a/raw": np.ones((3, 3), np.uint8)}),
+    "a list of recorded predictions": lambda f: (f / "recorded.json").write_text("[]"),
+    "recorded predictions of 0 bytes": lambda f: (f / "recorded.json").write_text(""),
 }
 
 

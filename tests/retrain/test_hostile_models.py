@@ -76,6 +76,49 @@ def test_python_of_its_own_is_refused(folder: Path, kind: str, monkeypatch: pyte
     assert not (folder.parent / "marker").exists()
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"_attn_implementation": "owner/kernel"},
+        {"_attn_implementation_internal": "owner/kernel@main"},
+        {"attn_implementation": {"text_config": "owner/kernel:flash"}},
+        {"text_config": {"_experts_implementation": "owner/kernel"}},
+    ],
+    ids=str,
+)
+def test_a_kernel_of_the_hub_is_refused(folder: Path, fields: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit(folder / "config.json", **fields)
+    monkeypatch.setattr(pretrained, "_from_pretrained", None)  # never reached
+    refused(lambda: load_language_model(str(folder)), "implementation", "config.json")
+    edit(folder / "config.json", **dict.fromkeys(fields))
+    pretrained.model_folder(str(folder))
+
+
+INDICES: dict[str, object] = {
+    "a list": [],
+    "no map": {},
+    "a map that is a list": {"weight_map": []},
+    "a map of numbers": {"weight_map": {"a": 1}},
+    "a map of lists": {"weight_map": {"a": ["x"]}},
+    "a map of tables": {"weight_map": {"a": {}}},
+    "a file outside": {"weight_map": {"a": "../../etc/passwd"}},
+    "an absolute file": {"weight_map": {"a": "/etc/passwd"}},
+    "an empty map": {"weight_map": {}},
+}
+
+
+@pytest.mark.parametrize("name", [*INDICES, "not UTF-8", "a folder", "deep"])
+def test_an_index_of_weights_that_is_none_is_one_line(folder: Path, name: str) -> None:
+    index = folder / "model.safetensors.index.json"
+    if name in INDICES:
+        index.write_text(json.dumps(INDICES[name]))
+    elif name == "a folder":
+        index.mkdir()
+    else:
+        index.write_bytes(b"\xff\xfe" if name == "not UTF-8" else b"[" * 100_000)
+    refused(lambda: load_language_model(str(folder)), "index.json")
+
+
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
 def test_the_loaders_themselves_are_told_not_to(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the folder gets past our own look: transformers would ask on the terminal, or read a pipe."""
