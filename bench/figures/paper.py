@@ -13,7 +13,9 @@ from bench.figures.kinds import KINDS
 
 LANGUAGE = "--task pythia14m --model DIR --text FILE --eval-text FILE"
 SWEPT_GRID = "burn_in=0,100 n_beta=100,300,1000,3000 gamma=1000,3000,10000,30000,100000"
-TOKEN_EXAMPLES = f"python -m bench.examples {LANGUAGE} --set pythia14m.length=160 --out results/pythia14m/examples"
+TOKEN_EXAMPLES = (
+    f"python -m bench.inspect examples {LANGUAGE} --set pythia14m.length=160 --out results/pythia14m/examples"
+)
 NO_LARGE_MODEL = "at 14 M parameters: the 2.8 B weights have not been run token by token"
 
 
@@ -48,7 +50,7 @@ PAPER: tuple[PaperItem, ...] = (
         "influential images, Inception-v1 on ImageNet",
         r"examples-(?!digits).*",
         "on CIFAR-10 instead of ImageNet, with TRAK beside BIF and EK-FAC",
-        "python -m bench.examples --task cifar10 --data-dir DIR --out results/cifar10/examples",
+        "python -m bench.inspect examples --task cifar10 --data-dir DIR --out results/cifar10/examples",
     ),
     PaperItem("tab:bif-vs-ekfac", "costs of BIF and EK-FAC in theory", r"scaling-.*", "measured against these orders"),
     PaperItem("fig:retraining", "LDS of four methods on CIFAR-10", r"lds-cifar10-(?!.*normalised).*"),
@@ -109,7 +111,7 @@ PAPER: tuple[PaperItem, ...] = (
     PaperItem(
         "fig:image-full", "influential images, more of them", r"examples-(?!digits).*",
         "on CIFAR-10 instead of ImageNet",
-        "python -m bench.examples --task cifar10 --data-dir DIR --show 20 --out results/cifar10/examples",
+        "python -m bench.inspect examples --task cifar10 --data-dir DIR --show 20 --out results/cifar10/examples",
     ),
     PaperItem(
         "fig:ekfac_vs_bif_grid", "samples that EK-FAC names, token by token", r"tokens-pythia14m-.*", NO_LARGE_MODEL,

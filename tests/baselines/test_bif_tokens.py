@@ -12,9 +12,8 @@ from baselines.bif.engine import Workbench
 from baselines.bif.method import BIF
 from baselines.bif.tokens import token_bif
 from baselines.method import Problem
-from bench.token_scores import strongest_pairs
-from bench.tokens import main
-from bench.tokens_page import packed, unpacked
+from bench.inspect.__main__ import main
+from bench.inspect.tokens import packed, strongest_pairs, unpacked
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.tasks.tinylm import TinyLM
@@ -149,7 +148,19 @@ def test_the_strongest_pairs_are_of_different_sequences() -> None:
 def command(out: Path, *extra: str) -> int:
     task = [part for name, value in SMALL.items() for part in ("--set", f"tinylm.{name}={value}")]
     return main(
-        ["--task", "tinylm", *task, "--device", "cpu", "--cache", str(out / "cache"), "--out", str(out), *extra]
+        [
+            "tokens",
+            "--task",
+            "tinylm",
+            *task,
+            "--device",
+            "cpu",
+            "--cache",
+            str(out / "cache"),
+            "--out",
+            str(out),
+            *extra,
+        ]
     )
 
 
@@ -167,7 +178,7 @@ def test_the_command_writes_its_record_and_its_numbers(written: Path) -> None:
     arrays = np.load(written / "tokens.npz")
     assert record["n"] == {"train": 24, "queries": 8, "tokens": 8, "pairs": 2}
     assert record["diagnostics"]["num_draws"] == 40
-    assert record["command"].startswith("python -m bench.tokens --task tinylm")
+    assert record["command"].startswith("python -m bench.inspect tokens --task tinylm")
     assert record["versions"]["torch"]
     for pair in record["pairs"]:
         name = f"{pair['query']}-{pair['train']}"
@@ -198,7 +209,10 @@ def test_bad_commands_are_one_line(
 ) -> None:
     few = ["--set", "tinylm.num_train=24", "--set", "tinylm.pretraining_steps=2"]
     task = [] if "--task" in words else ["--task", "tinylm", *few]
-    assert main([*task, *words, "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]) == 2
+    assert (
+        main(["tokens", *task, *words, "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")])
+        == 2
+    )
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert message in lines[0]

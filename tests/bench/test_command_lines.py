@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import cache, examples, scaling, status
+from bench import cache, scaling, status
+from bench.inspect.__main__ import main as inspect_command
 from bench.truth import __main__ as truth
 from retrain import progress
 from retrain.jobs import run as jobs_run
@@ -66,13 +67,22 @@ def test_left_out_or_kept_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_examples_names_the_command_that_makes_its_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--task", "digits", "--methods", "ekfac", "bif", "--set", "bif.draws=5", "--set", "ekfac.damping=0.25"]
+    words = [
+        "examples",
+        "--task",
+        "digits",
+        "--methods",
+        "ekfac",
+        "bif",
+        "--set",
+        "bif.draws=5",
+        "--set",
+        "ekfac.damping=0.25",
+    ]
     words += ["--set", "digits.epochs=3", "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]
-    code, error = said(examples.main, words, capsys)
+    code, error = said(inspect_command, words, capsys)
     assert code == 2
     assert "--methods ekfac@damping=0.25 --settings default --set digits.epochs=3 --cache" in error
-    for option in ("--model", "--protocol", "--text", "--eval-text"):
-        assert option in examples.make_parser().known_options()
 
 
 # ---- progress ----

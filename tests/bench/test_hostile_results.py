@@ -16,10 +16,10 @@ import pytest
 
 from bench import report
 from bench.figures.command import main as draw
+from bench.inspect.tokens import packed, page
 from bench.pages.drawings import inline_drawing
 from bench.pages.markdown import Links, rendered
 from bench.records import load_results
-from bench.tokens_page import packed, page
 from retrain.safe_files import SafeFileError
 from tests.helpers.browser import Browser, needs_browser
 from tests.helpers.synthetic_results import write_examples, write_run, write_scaling, write_sweep

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from baselines.method import load_method
-from bench import examples
+from bench.inspect.__main__ import main
+from bench.inspect.tokens import score_tokens, strongest_of_each_query, token_texts
 from bench.scoring import AttributionProblem
-from bench.token_scores import score_tokens, strongest_of_each_query, token_texts
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.tasks import load_task
@@ -72,8 +72,8 @@ def test_the_tasks_own_tokenizer_says_what_a_token_is(tmp_path: Path, question: 
 def test_examples_shows_what_token_scores_has(tmp_path: Path, question: Any) -> None:
     settings = [word for name, value in SMALL.items() for word in ("--set", f"tinylm.{name}={value}")]
     settings += [word for name, value in SAMPLING.items() for word in ("--set", f"bif.{name}={value}")]
-    command = ["--task", "tinylm", *settings, "--device", "cpu", "--show", "2", "--candidates", "6"]
-    assert examples.main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]) == 0
+    command = ["examples", "--task", "tinylm", *settings, "--device", "cpu", "--show", "2", "--candidates", "6"]
+    assert main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "tinylm-seed1" / "examples.json").read_text())
     assert content["num_draws"] == 12
     assert len(content["pairs"]) == 2

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.example_choice import (
+from bench.inspect.examples import (
     entropies,
     pairs_by_rule,
     queries_by_rule,

@@ -1,48 +1,44 @@
 """What the scores look like: for queries chosen by rule, the training examples that matter most under some methods.
 
     python -m bench.lds --task digits --alpha 0.1                       # leaves its scores in the cache
-    python -m bench.examples --task digits --out results/examples       # reads them; `bench.figures` draws the panels
-    python -m bench.examples --task tinylm --out results/examples       # token by token; this one samples a short chain
+    python -m bench.inspect examples --task digits --out results/examples   # reads them
+    python -m bench.inspect examples --task tinylm --out results/examples   # token by token
 
 For an image task, `examples.json` lists each query's most and least influential training images and how often two
 methods name the same ones over all queries, and `images.png` holds every image once; raw scores have a folder beside
 that of train-normalised ones. For a language task it holds, for a few pairs of sequences, the correlation of every
 query token's loss with every training token's under the posterior (the paper's normalised BIF, sign included).
-`bench.example_choice` has the rules by which queries and pairs are chosen.
+Queries and pairs are chosen by rule, never by hand: RULE and TOKEN_RULE.
 """
 
 import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
 
-from bench.arguments import add_method_arguments
-from bench.example_choice import (
-    RULE,
-    TOKEN_RULE,
-    entropies,
-    pairs_by_rule,
-    queries_by_rule,
-    shared_images,
-    strongest_of_different_words,
-)
-from bench.records import command_line, provenance, try_write
-from retrain.command import RUNS, Parser, add_task_arguments, at_least, check_out, run_cli, share
+from bench.ground_truth import base_model
+from bench.inspect.tokens import score_tokens, strongest_of_each_query
+from bench.methods import Variant
+from bench.metrics import mean_and_standard_error
+from bench.records import provenance, try_write
+from bench.runner import Session
+from bench.translate import execution_of, experiment_of
+from retrain.command import check_out
 from retrain.errors import UsageError
+from retrain.examples import Examples
 from retrain.safe_files import write_whole
 from retrain.store import default_cache
-
-if TYPE_CHECKING:
-    from bench.methods import Variant
-    from bench.runner import Session
-    from retrain.examples import Examples
-    from retrain.task import Task
+from retrain.task import Task
+from retrain.units import checkpoint_unit, choose_device
 
 MAX_TILE = 64  # pixels: larger images are shrunk
 TILES_ACROSS = 32
@@ -50,15 +46,100 @@ SHOWN_METHODS = ("bif", "ekfac")
 SHOWN_IMAGE_METHODS = (*SHOWN_METHODS, "trak")
 SHOWN_QUERIES, SHOWN_PAIRS = 8, 5
 POOL = 4  # language tasks: queries that are looked at for each pair that is shown
+UNCERTAIN = 2  # of the queries that are shown
+NAMED = (1, 3, 10, 30, 100)  # how many images a method may name when it is asked whether another names the same
+RULE = (
+    "Queries: one drawn at random from each of as many classes, drawn at random by the seed; the last two are those "
+    "that the model is least sure of (highest entropy)."
+)
+TOKEN_RULE = "Pairs: of each query with the sequence that moves it most, those whose strongest two different words are"
+ChosenQuery = tuple[int, str]  # position of a query, why it is shown
+
+
+# ---- which queries and pairs ----
+
+
+def queries_by_rule(classes: np.ndarray, entropy: np.ndarray, count: int, seed: int) -> list[ChosenQuery]:
+    """`count` positions, in the order in which they are shown; all there are where they are fewer."""
+    generator = np.random.default_rng([seed, len(classes)])
+    unsure = min(UNCERTAIN, max(0, count - 1))
+    least_sure = [int(k) for k in np.argsort(-entropy, kind="stable")[:unsure]]
+    waiting = {
+        one: [int(k) for k in generator.permutation(np.flatnonzero(classes == one)) if k not in least_sure]
+        for one in np.unique(classes)
+    }
+    order = generator.permutation(list(waiting))
+    drawn: list[int] = []
+    while len(drawn) < count - len(least_sure) and any(waiting.values()):
+        for one in order:
+            if waiting[one] and len(drawn) < count - len(least_sure):
+                drawn.append(waiting[one].pop(0))
+    return [(k, "drawn from its class") for k in drawn] + [(k, "least sure") for k in least_sure]
+
+
+def entropies(probabilities: np.ndarray) -> np.ndarray:
+    """(queries, classes) -> (queries,), in nats."""
+    return -(probabilities * np.log(np.clip(probabilities, 1e-12, None))).sum(1)
+
+
+def shared_images(scores: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """For every two methods, side and number named: the share of images both name, mean over all queries.
+
+    scores: label -> (queries, train), helpful ones negative. Two that chose at random would share `chance` of them.
+    """
+    found: list[dict[str, Any]] = []
+    if not scores:
+        return found
+    num_train = next(iter(scores.values())).shape[1]
+    counts = [count for count in NAMED if count < num_train]
+    for side, sign in (("helpful", 1.0), ("harmful", -1.0)):
+        orders = {label: np.argsort(sign * matrix, axis=1, kind="stable") for label, matrix in scores.items()}
+        for one, other in combinations(scores, 2):
+            for count in counts:
+                both = zip(orders[one][:, :count], orders[other][:, :count], strict=True)
+                shares = np.array([len(np.intersect1d(a, b)) / count for a, b in both])
+                mean, error = mean_and_standard_error(shares)
+                found.append(
+                    {
+                        "one": one, "other": other, "side": side, "named": count, "shared": round(mean, 6),
+                        "error": round(error, 6), "chance": round(count / num_train, 6),
+                    }
+                )  # fmt: skip
+    return found
+
+
+def strongest_of_different_words(
+    matrix: np.ndarray, query_tokens: Sequence[str], train_tokens: Sequence[str]
+) -> tuple[int, int, float] | None:
+    """(query token, training token, correlation) of the largest size among tokens that are not the same word."""
+    one = np.array([token.strip().casefold() for token in query_tokens])
+    other = np.array([token.strip().casefold() for token in train_tokens])
+    apart = (one[:, None] != other[None, :]) & (one != "")[:, None] & (other != "")[None, :] & np.isfinite(matrix)
+    if not apart.any():
+        return None
+    sizes = np.where(apart, np.abs(matrix), -1.0)
+    row, column = (int(k) for k in np.unravel_index(int(np.argmax(sizes)), sizes.shape))
+    return row, column, float(matrix[row, column])
+
+
+def pairs_by_rule(strengths: Sequence[tuple[int, int, float]], count: int) -> list[int]:
+    """Positions of the strongest, each query and training sequence once; strengths: (query, train, size)."""
+    chosen: list[int] = []
+    queries, trains = set[int](), set[int]()
+    for position in sorted(range(len(strengths)), key=lambda k: (-strengths[k][2], k)):
+        query, train, size = strengths[position]
+        if size >= 0 and query not in queries and train not in trains and len(chosen) < count:
+            chosen.append(position)
+            queries.add(query)
+            trains.add(train)
+    return chosen
 
 
 # ---- images ----
 
 
-def stored_scores(session: "Session", variant: "Variant", raw: bool) -> np.ndarray:
+def stored_scores(session: Session, variant: Variant, raw: bool) -> np.ndarray:
     """(queries, train) float32, from the cache and from nowhere else."""
-    from retrain.units import checkpoint_unit
-
     (block,) = session.blocks
     base = checkpoint_unit(session.task, block[0], 0, session.execution.device)
     attribution = None
@@ -73,7 +154,7 @@ def stored_scores(session: "Session", variant: "Variant", raw: bool) -> np.ndarr
     return (attribution.scores if scaled is None else scaled).numpy()
 
 
-def command_for(session: "Session", variant: "Variant") -> str:
+def command_for(session: Session, variant: Variant) -> str:
     """The bench.lds that leaves the scores that are asked for here."""
     experiment, (block,) = session.experiment, session.blocks
     words = ["python", "-m", "bench.lds", "--task", experiment.task, "--alpha", "0.1", "--seeds", str(block[0])]
@@ -88,11 +169,11 @@ def command_for(session: "Session", variant: "Variant") -> str:
     return shlex.join(words)
 
 
-def label_of(task: "Task", target: int) -> str:
+def label_of(task: Task, target: int) -> str:
     return task.class_names[target] if task.class_names else str(target)
 
 
-def image_examples(session: "Session", num_queries: int, shown: int, raw: bool) -> tuple[dict[str, Any], Any]:
+def image_examples(session: Session, num_queries: int, shown: int, raw: bool) -> tuple[dict[str, Any], Any]:
     task, (block,) = session.task, session.blocks
     question = session.question(*block)
     kind = "raw" if raw else "normalised"
@@ -104,7 +185,7 @@ def image_examples(session: "Session", num_queries: int, shown: int, raw: bool) 
     chosen = queries_by_rule(classes, entropy, num_queries, question.seed)
     sheet = Sheet(task)
 
-    def describe(examples: "Examples", index: int) -> dict[str, Any]:
+    def describe(examples: Examples, index: int) -> dict[str, Any]:
         return {"label": label_of(task, int(examples.targets[index])), "image": sheet.add(examples, index)}
 
     queries = []
@@ -148,13 +229,8 @@ def image_examples(session: "Session", num_queries: int, shown: int, raw: bool) 
     return content, sheet.picture()
 
 
-def probabilities(session: "Session", indices: np.ndarray) -> np.ndarray:
+def probabilities(session: Session, indices: np.ndarray) -> np.ndarray:
     """(queries, classes) of the model that the methods look at."""
-    import torch
-
-    from bench.ground_truth import base_model
-    from retrain.units import choose_device
-
     task, (block,) = session.task, session.blocks
     model, _ = base_model(task, block[0], session.store, session.execution.device)
     device = choose_device(session.execution.device)
@@ -170,7 +246,7 @@ def probabilities(session: "Session", indices: np.ndarray) -> np.ndarray:
 class Sheet:
     """Every image that is shown, once, as tiles of one picture."""
 
-    def __init__(self, task: "Task"):
+    def __init__(self, task: Task):
         shape = task.image_shape()
         assert shape is not None
         self.channels, height, width = shape
@@ -182,9 +258,7 @@ class Sheet:
         self.places: dict[tuple[int, int], int] = {}
         self.tiles: list[np.ndarray] = []
 
-    def add(self, examples: "Examples", index: int) -> int:
-        from PIL import Image
-
+    def add(self, examples: Examples, index: int) -> int:
         key = (id(examples), index)
         if key not in self.places:
             pixels = examples.inputs[index].numpy().reshape(self.channels, -1)
@@ -203,8 +277,6 @@ class Sheet:
         return self.places[key]
 
     def picture(self) -> Any:
-        from PIL import Image
-
         height, width = self.tile
         across = min(TILES_ACROSS, len(self.tiles))
         down = -(-len(self.tiles) // across)
@@ -218,13 +290,9 @@ class Sheet:
 # ---- tokens ----
 
 
-def token_examples(session: "Session", num_pairs: int, candidates: int) -> dict[str, Any]:
+def token_examples(session: Session, num_pairs: int, candidates: int) -> dict[str, Any]:
     """Query tokens against training tokens: each query with the training sequence that moves it most, by BIF; of these
     the pairs with the strongest correlation of two different words."""
-    from bench.ground_truth import base_model
-    from bench.token_scores import score_tokens, strongest_of_each_query
-    from retrain.units import choose_device
-
     task, (block,) = session.task, session.blocks
     question = session.question(*block)
     device = choose_device(session.execution.device)
@@ -271,46 +339,10 @@ def token_examples(session: "Session", num_pairs: int, candidates: int) -> dict[
     }
 
 
-# ---- the command ----
+# ---- what is written ----
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.examples", description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    add_task_arguments(parser)
-    add_method_arguments(parser, SHOWN_IMAGE_METHODS)
-    add(
-        "--show",
-        type=at_least(1),
-        help=f"how many queries (default: {SHOWN_QUERIES}; pairs of a language task: {SHOWN_PAIRS})",
-    )
-    add(
-        "--shown",
-        type=at_least(1),
-        help="most and least influential images of each (default: 4; 3 where there are more than two methods)",
-    )
-    add("--candidates", type=at_least(1), default=64, help="language tasks: training sequences looked at (default: 64)")
-    add("--scores", choices=("both", "normalised", "raw"), default="both", help="of images (default: %(default)s)")
-    add("--queries", type=at_least(1), help="as bench.lds had it: only the first so many are chosen from")
-    add("--seed", dest="seeds", nargs=1, type=at_least(0), help="as bench.lds had it (default: 1)")
-    add("--alpha-attribution", nargs=1, type=share, help="as bench.lds had it (default: the task's)")
-    add("--out", default=f"{RUNS}/examples", help="a folder for each task is made there (default: %(default)s)")
-    parser.set_defaults(alpha=[0.5])  # nothing is retrained
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(argv)
-    command = command_line("bench.examples", argv)
-    return run_cli(parser.prog, lambda: collect(arguments, command, parser.prog), "nothing was written")
-
-
-def collect(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    from bench.runner import Session
-    from bench.translate import execution_of, experiment_of
-
+def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> int:
     check_out(arguments.out)
     if not arguments.methods:
         arguments.methods = list(SHOWN_IMAGE_METHODS)
@@ -349,7 +381,3 @@ def write_examples(folder: Path, content: dict[str, Any], picture: Any) -> None:
     if picture is not None:
         picture.save(folder / "images.png", optimize=True)
     write_whole(folder / "examples.json", json.dumps(content, separators=(",", ":")) + "\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,408 @@
+"""Which tokens of a training sequence bear on which tokens of a query? A page, a picture and the numbers.
+
+    python -m bench.inspect tokens --task tinylm --out runs/tokens                   # the three strongest pairs, by BIF
+    python -m bench.inspect tokens --task tinylm --method ekfac --pairs 2:7 10:59    # these: query:training sequence
+    python -m bench.inspect tokens --task pythia14m --text FILE.jsonl.xz --top 1 --queries 32
+
+BIF gives a score to every query token with every training token, from the chains that `bif` runs with these options
+and seed (the paper's per-token BIF; `correlation` is its normalised form). EK-FAC gives one to every training token,
+for the query as a whole, from labels seeded alike; they sum to its sequence score. Negative scores help, as everywhere.
+Written to --out: `tokens.html` (open it: nothing else is needed), a heat map of each pair, `tokens.npz` with the
+matrices and `tokens.json` with the record of how they were made.
+
+A place is (position in the question's queries, position in its attributed sequences).
+"""
+
+import argparse
+import base64
+import html
+import json
+import re
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from baselines.bif.method import BIF
+from baselines.bif.tokens import token_bif
+from baselines.method import Problem
+from bench.ground_truth import base_model
+from bench.measure import cpu_threads
+from bench.pages.assemble import built_page, part
+from bench.records import provenance, without_nan
+from bench.runner import Session
+from bench.translate import execution_of, experiment_of
+from retrain.command import check_out
+from retrain.errors import UsageError
+from retrain.progress import progress_bar
+from retrain.safe_files import whole_file, write_whole
+from retrain.units import choose_device
+
+Place = tuple[int, int]
+CHARACTERS = 128  # ids below this are characters where a task has no tokenizer
+LABELLED = 80  # tokens up to which a heat map names each
+HELPS, HARMS = "#0072b2", "#d55e00"  # Okabe and Ito's
+LEVELS = 127  # of a packed number
+
+
+@dataclass
+class PairScores:
+    """What one pair came to."""
+
+    query: int  # index into the task's queries
+    train: int  # index into the task's training data
+    query_tokens: list[str]
+    train_tokens: list[str]
+    score: float  # sequence level, raw
+    measures: dict[str, np.ndarray]  # (query tokens or 1, training tokens) each
+    correlation: float | None = None  # sequence level, normalised
+
+
+# ---- tokens as text ----
+
+
+def token_texts(task: Any, examples: Any, index: int) -> list[str]:
+    """The text of the tokens whose losses are measured, the targets, each decoded as the task's tokenizer has it."""
+    ids = [int(i) for i in examples.targets[index]]
+    decode = _decoder(task)
+    if decode is not None:
+        return [str(decode([i])) for i in ids]
+    if max(ids, default=0) < CHARACTERS:
+        return [chr(i) if 32 <= i < 127 else "\n" if i == 10 else "\ufffd" for i in ids]
+    return [f"#{i}" for i in ids]  # of a vocabulary that nobody here knows
+
+
+def _decoder(task: Any) -> Callable[[list[int]], Any] | None:
+    if getattr(task, "decode", None) is not None:
+        return task.decode
+    if getattr(task, "tokenizer", None) is not None:
+        return task.tokenizer.decode
+    if isinstance(getattr(task, "model", None), str):
+        return _tokenizer(task.model).decode
+    return None
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(model: str) -> Any:
+    from retrain.models.pretrained import load_tokenizer
+
+    return load_tokenizer(model, allow_download=False)
+
+
+# ---- their scores ----
+
+
+def token_problem(
+    question: Any, model: Any, device: Any, scratch: Path, queries: Sequence[int], trains: Sequence[int]
+) -> Any:
+    """The question about these queries and training sequences alone; curvature and chains see the whole set."""
+    task = question.task
+    return Problem(
+        task=task,
+        model=model,
+        train=task.train_data,
+        attributed_indices=np.asarray(trains),
+        queries=task.query_data.select(np.asarray(queries)),
+        seed=question.seed,
+        device=device,
+        scratch=scratch,
+        progress=progress_bar,
+    )
+
+
+def score_tokens(
+    question: Any, method: Any, model: Any, device: Any, places: Sequence[Place]
+) -> tuple[list[PairScores], dict[str, Any]]:
+    """Every pair's matrices, and what the method has to say about them."""
+    queries, trains = question.query_indices(), question.attributed_indices()
+    indices = [(int(queries[query]), int(trains[train])) for query, train in places]
+    own_queries, own_trains = (sorted({pair[side] for pair in indices}) for side in (0, 1))
+    pairs = [(own_queries.index(query), own_trains.index(train)) for query, train in indices]
+    if isinstance(method, BIF):
+        scored = _of_bif
+    elif hasattr(method, "token_scores"):
+        scored = _of_training_tokens
+    else:
+        raise UsageError(f"{method.name} has no scores of single tokens; take bif or ekfac")
+    with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
+        problem = token_problem(question, model, device, Path(scratch), own_queries, own_trains)
+        torch.manual_seed(problem.seed)
+        found, diagnostics = scored(method, problem, pairs)
+    task = question.task
+    return [
+        PairScores(
+            query=query,
+            train=train,
+            query_tokens=token_texts(task, task.query_data, query),
+            train_tokens=token_texts(task, task.train_data, train),
+            **scores,
+        )
+        for (query, train), scores in zip(indices, found, strict=True)
+    ], diagnostics
+
+
+def _of_bif(method: Any, problem: Any, pairs: list[Place]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    tokens = token_bif(method, problem, pairs)
+    return [
+        {
+            "measures": {"correlation": tokens.correlation[k].numpy(), "covariance": tokens.covariance[k].numpy()},
+            "score": float(tokens.sequence[k]),
+            "correlation": float(tokens.sequence_correlation[k]),
+        }
+        for k in range(len(pairs))
+    ], tokens.diagnostics
+
+
+def _of_training_tokens(method: Any, problem: Any, pairs: list[Place]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    state = method.fit(problem)
+    tokens = method.token_scores(problem, state)  # (queries, train, tokens)
+    scores = method.score(problem, state).scores
+    gap = float((tokens.sum(-1) - scores).abs().max() / scores.abs().max())
+    return [
+        {"measures": {"score": tokens[query, train][None].numpy()}, "score": float(scores[query, train])}
+        for query, train in pairs
+    ], {"largest_gap_between_sums_and_scores": gap}
+
+
+# ---- which pairs ----
+
+
+def strongest_pairs(scores: np.ndarray, same: np.ndarray, count: int) -> list[Place]:
+    """Positions of the largest scores by size, each query and each training sequence at most once.
+
+    A pair of one and the same sequence (`same`, (queries, train)) says nothing about tokens: it is passed over.
+    """
+    # A query's own scale would decide otherwise: rows are put on one footing first.
+    spread = np.sqrt(np.mean(scores**2, axis=1, keepdims=True))
+    sizes = np.abs(scores) / np.where(spread > 0, spread, 1)
+    sizes = np.where(np.isfinite(sizes) & ~same, sizes, -1)
+    found: list[Place] = []
+    for _ in range(min(count, *scores.shape)):
+        query, train = (int(k) for k in np.unravel_index(np.argmax(sizes), sizes.shape))
+        if sizes[query, train] < 0:
+            break
+        found.append((query, train))
+        sizes[query] = -1
+        sizes[:, train] = -1
+    return found
+
+
+def strongest_of_each_query(
+    question: Any, method: Any, model: Any, device: Any, num_queries: int, num_trains: int
+) -> list[Place]:
+    """Each of the first queries with the one of the first attributed sequences that moves it most, by this method."""
+    queries, trains = question.query_indices()[:num_queries], question.attributed_indices()[:num_trains]
+    with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
+        problem = token_problem(question, model, device, Path(scratch), queries, trains)
+        torch.manual_seed(problem.seed)
+        attribution = method.score(problem, method.fit(problem))
+    normalised = attribution.normalised()
+    sizes = (attribution.scores if normalised is None else normalised).abs()
+    return [(query, int(sizes[query].argmax())) for query in range(len(queries))]
+
+
+def parse_pair(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f'"{text}" is no pair; expected QUERY:TRAIN, two indices such as 3:17')
+    return int(match[1]), int(match[2])
+
+
+def given_pairs(question: Any, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The task's own indices, as positions in the question's queries and attributed sequences."""
+    queries = {int(index): place for place, index in enumerate(question.query_indices())}
+    trains = {int(index): place for place, index in enumerate(question.attributed_indices())}
+    for query, train in pairs:
+        for index, among, what in ((query, queries, "query"), (train, trains, "training sequence")):
+            if index not in among:
+                raise UsageError(
+                    f"pair {query}:{train}: there is no {what} {index} here; {len(among)} are, from {min(among)} to "
+                    f"{max(among)} (queries of the split --query-split {question.split})"
+                )
+    return [(queries[query], trains[train]) for query, train in dict.fromkeys(pairs)]
+
+
+def sequence_scores(session: Session) -> np.ndarray:
+    """(queries, train), normalised: from the cache, or computed and kept there."""
+    (block,) = session.blocks
+    scorer = session.scorer(session.active[-1], *block)
+    scorer.keep_scores = "always"
+    scorer.make(())
+    attribution = scorer.stored_scores()
+    assert attribution is not None
+    normalised = attribution.normalised()
+    return (attribution.scores if normalised is None else normalised).numpy()
+
+
+# ---- the page: sequences as coloured tokens, in one file that needs nothing else ----
+#
+# Matrices travel as one byte a number: k in -127..127 stands for sign(k) (k / 127)^2 times the matrix's largest size,
+# so that small scores keep two digits beside large ones.
+
+
+def packed(matrix: np.ndarray) -> dict[str, Any]:
+    """What the page's script unpacks."""
+    largest = float(np.abs(matrix).max()) or 1.0
+    levels = np.round(np.sign(matrix) * np.sqrt(np.abs(matrix) / largest) * LEVELS).astype(np.int8)
+    return {"rows": matrix.shape[0], "largest": largest, "bytes": base64.b64encode(levels.tobytes()).decode()}
+
+
+def unpacked(content: dict[str, Any]) -> np.ndarray:
+    """What the page shows for `packed`; the script does the same."""
+    levels = np.frombuffer(base64.b64decode(content["bytes"]), dtype=np.int8).astype(np.float64)
+    values = np.sign(levels) * (levels / LEVELS) ** 2 * content["largest"]
+    return values.reshape(content["rows"], -1)
+
+
+def page(title: str, lead: str, record: dict[str, Any], pairs: list[dict[str, Any]]) -> str:
+    """`pairs`: query, train, query_tokens, train_tokens, score, and measures {name: packed matrix}."""
+    values = {
+        "STYLE": part("tokens/page.css"),
+        "TITLE": html.escape(title),
+        "LEAD": html.escape(lead),
+        "RECORD": html.escape(json.dumps(record, indent=1)),
+    }
+    return built_page(part("tokens/page.html"), [part("tokens/page.js")], values, pairs)
+
+
+# ---- what is written ----
+
+
+def draw(scores: PairScores, measure: str, title: str) -> Any:
+    """The heat map: query tokens down, training tokens across; or a strip where the query counts as a whole."""
+    import matplotlib as mpl
+    from matplotlib.colors import LinearSegmentedColormap
+
+    from bench.publish.plots import style
+
+    matrix = scores.measures[measure]
+    rows, columns = matrix.shape
+    largest = float(np.abs(matrix).max()) or 1.0
+    settings: Any = {**style.RC, "axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}
+    with mpl.rc_context(settings):
+        cell = 0.145 if max(rows, columns) <= LABELLED else 5.8 / max(rows, columns)
+        width, height = max(3.6, columns * cell + 1.5), max(1.0, rows * cell + 1.05)
+        figure = style.new_figure(width, height)
+        axes = figure.add_subplot()
+        colours = LinearSegmentedColormap.from_list("helps-harms", [HELPS, "#ffffff", HARMS])
+        image = axes.imshow(matrix, cmap=colours, vmin=-largest, vmax=largest, interpolation="nearest", aspect="equal")
+        if columns <= LABELLED:
+            axes.set_xticks(range(columns), [_visible(text) for text in scores.train_tokens], family="DejaVu Sans Mono")
+        if rows == 1:
+            axes.set_yticks([])
+        elif rows <= LABELLED:
+            axes.set_yticks(range(rows), [_visible(text) for text in scores.query_tokens], family="DejaVu Sans Mono")
+        axes.tick_params(length=0, labelsize=6.5, pad=1.5)
+        if max(len(text) for text in scores.train_tokens) > 1 and columns <= LABELLED:
+            axes.tick_params(axis="x", rotation=90)
+        axes.set_xlabel(f"training sequence {scores.train}")
+        axes.set_ylabel(f"query {scores.query}" if rows > 1 else "")
+        axes.set_title(title, loc="left")
+        bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.015, aspect=max(6, 26 * min(1, rows / 32)))
+        bar.ax.tick_params(labelsize=6.5)
+        bar.outline.set_linewidth(0.4)
+    return figure
+
+
+def _visible(text: str) -> str:
+    # "$" would start a formula.
+    return text.replace("\n", "↵").replace(" ", "·").replace("$", r"\$") or "∅"
+
+
+def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> list[Path]:
+    import matplotlib as mpl
+
+    from bench.publish.plots import style
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings: Any = style.RC
+    arrays: dict[str, np.ndarray] = {}
+    pairs: list[dict[str, Any]] = []
+    written: list[Path] = []
+    for scores in found:
+        stem = f"{scores.query}-{scores.train}"
+        arrays |= {f"{measure}-{stem}": matrix for measure, matrix in scores.measures.items()}
+        head = {"query": scores.query, "train": scores.train, "score": scores.score}
+        if scores.correlation is not None:
+            head["correlation"] = scores.correlation
+        texts = {"query_tokens": scores.query_tokens, "train_tokens": scores.train_tokens}
+        measures = {measure: packed(matrix) for measure, matrix in scores.measures.items()}
+        pairs.append({**head, **texts, "measures": measures})
+        record["pairs"].append({**head, **texts, "arrays": sorted(f"{m}-{stem}" for m in scores.measures)})
+        with mpl.rc_context(settings):
+            figure = draw(scores, next(iter(scores.measures)), summary)
+            written += style.save(figure, folder / f"tokens-{stem}", ("png",))
+    record = without_nan(record)
+    write_whole(folder / "tokens.html", page(summary, lead, {k: v for k, v in record.items() if k != "pairs"}, pairs))
+    with whole_file(folder / "tokens.npz") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    write_whole(folder / "tokens.json", json.dumps(record, indent=1) + "\n")
+    return [folder / "tokens.html", *written]
+
+
+def make_tokens(
+    session: Session, pairs: Sequence[tuple[int, int]] | None, top: int, out: Path, command: str
+) -> list[Path]:
+    started = time.perf_counter()
+    task, execution, (block,) = session.task, session.execution, session.blocks
+    if task.train_data.targets.dim() != 2:
+        raise UsageError(f"task {task.name} has no tokens; take a language task, such as --task tinylm")
+    if not session.active:
+        (label, reason), *_ = session.skipped.items()
+        raise UsageError(f"{label} cannot run on {task.name}: {reason}")
+    variant = session.active[-1]
+    method, question = variant.method, session.question(*block)
+    if pairs:
+        places = given_pairs(question, pairs)
+    else:
+        own = task.query_data.targets[question.query_indices()], task.train_data.targets[question.attributed_indices()]
+        same = np.stack([(own[1] == query).all(1).numpy() for query in own[0]])
+        places = strongest_pairs(sequence_scores(session), same, top)
+        if not places:
+            raise UsageError("no pair of different sequences has a score; name some with --pairs")
+    model, _ = base_model(task, question.seed, session.store, execution.device)
+    with cpu_threads(task.cpu_threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the libraries' own making, and nothing the user can act on
+        found, diagnostics = score_tokens(question, method, model, choose_device(execution.device), places)
+    num_tokens = task.train_data.targets.shape[1]
+    about = "EK-FAC per training token" if method.name == "ekfac" else "normalised per-token BIF"
+    sizes = {"train": len(question.attributed_indices()), "queries": len(question.query_indices())}
+    record = {
+        "command": command,
+        "task": task.config,
+        "description": task.description,
+        "method": variant.describe(),
+        "seed": question.seed,
+        "alpha_attribution": question.alpha_attribution,
+        "query_split": question.split,
+        "n": {**sizes, "tokens": num_tokens, "pairs": len(found)},
+        "sign": "negative: including the training token lowers the query token's loss",
+        **provenance(session.device()),
+        "diagnostics": diagnostics,
+        "seconds": round(time.perf_counter() - started, 2),
+        "pairs": [],
+    }
+    draws = f", {diagnostics['num_draws']} draws" if "num_draws" in diagnostics else ""
+    lead = (
+        f"{task.description}; seed {question.seed}{draws}, {len(found)} pairs of {num_tokens} tokens, chosen "
+        + ("by hand" if pairs else f"as the strongest of {len(question.query_indices())} queries")
+        + (". Blue tokens help" if method.name == "ekfac" else ". Blue tokens help (the losses rise and fall together)")
+        + ", orange tokens harm."
+    )
+    return write_tokens(out, record, found, f"{task.name}: {about}", lead)
+
+
+def inspect_tokens(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    check_out(arguments.out)
+    arguments.methods = [arguments.method]
+    session = Session(experiment_of(arguments), execution_of(arguments))
+    written = make_tokens(session, arguments.pairs, arguments.top, Path(arguments.out), command)
+    print("\n".join(str(path) for path in written))
+    return 0
