@@ -134,9 +134,11 @@ class BIFDevinterp(Method):
     def _score(self, problem: Problem, folder: Path) -> Attribution:
         devinterp_bif, devinterp_sampling = import_devinterp()
         train, queries, device = problem.train, problem.queries, problem.device
-        inputs = torch.cat([train.inputs, queries.inputs]).to(device)
-        targets = torch.cat([train.targets, queries.targets]).to(device)
-        measured = [*map(int, problem.attributed_indices), *range(len(train), len(inputs))]
+        apart = [] if problem.pool is None else [problem.attributed]  # the model was trained on some of them only
+        inputs = torch.cat([some.inputs for some in (train, *apart, queries)]).to(device)
+        targets = torch.cat([some.targets for some in (train, *apart, queries)]).to(device)
+        attributed = range(len(train), len(train) + len(problem.attributed)) if apart else problem.attributed_indices
+        measured = [*map(int, attributed), *range(len(inputs) - len(queries), len(inputs))]
         options = self.sampling_options(len(train))
         batch_size = options["batch_size"]
         num_batches = -(-len(measured) // batch_size)

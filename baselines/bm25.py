@@ -49,6 +49,10 @@ class BM25(Method):
             return "rank-bm25 is not installed: pip install rank-bm25"
         return None if holds_tokens(task.train_data) else "its examples are no token sequences"
 
+    @property
+    def uses_model(self) -> bool:
+        return False
+
     def memory_bytes(self, size: Size) -> int:
         return 16 * size.num_attributed * size.num_queries
 

@@ -72,6 +72,10 @@ class Datamodel(Method):
     def versions(self) -> dict[str, str]:
         return {**super().versions, **(self.prior_method.versions if self.prior_method is not None else {})}
 
+    @property
+    def uses_model(self) -> bool:
+        return self.prior_method is not None and self.prior_method.uses_model
+
     def skip(self, task: Task) -> str | None:
         return None if self.prior_method is None else self.prior_method.skip(task)
 

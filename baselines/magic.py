@@ -32,6 +32,7 @@ from torch import Tensor
 from baselines.method import Attribution, Method, Problem, Size, batch_size_option
 from baselines.support.memory import free_bytes
 from retrain.backends import without_onednn
+from retrain.errors import UsageError
 from retrain.replays import replay_of, why_not_replayed
 from retrain.replays.replay import PARAMETERS, Replay, TrainingState, steps_of
 from retrain.seeds import checkpoint_seeds
@@ -63,6 +64,10 @@ class Magic(Method):
         return states + 8 * size.num_train * size.num_queries
 
     def score(self, problem: Problem, state: Any) -> Attribution:
+        if problem.pool is not None:
+            raise UsageError(
+                "magic differentiates the base training; it has no scores at --reference subset or attributed"
+            )
         everything = np.arange(len(problem.train))
         trained = everything if self.trained_on == "everything" else np.sort(problem.attributed_indices)
         seeds = checkpoint_seeds(problem.seed, problem.checkpoint_number)

@@ -77,11 +77,16 @@ class Problem:
     task: Task
     model: nn.Module  # the base checkpoint, in eval mode on `device`; it comes back untouched
     train: Examples  # everything the model was trained on: to fit curvature, to draw minibatches
-    attributed_indices: np.ndarray  # (n,) which of `train` are scored, in the order of the scores
+    attributed_indices: np.ndarray  # (n,) which of `train`, or of `pool`, are scored, in the order of the scores
     queries: Examples  # the q queries
     seed: int
     device: torch.device
     scratch: Path  # an empty folder for what a library insists on writing; removed afterwards
+    # Where the model is no base model but was trained on some of the attributed examples (retrain/reference.py): the
+    # whole training set, and which of it checkpoint k was trained on, k counted from this model, and from which seeds.
+    pool: Examples | None = None
+    trained_on: Callable[[int], np.ndarray] | None = None
+    training_seeds: Mapping[str, int] = field(default_factory=dict)
     checkpoint_number: int = 0  # which of the checkpoints `model` is: 0 is the base model, others differ in every seed
     work: ResumeState = field(
         default_factory=NullResumeState
@@ -102,7 +107,13 @@ class Problem:
     @cached_property
     def attributed(self) -> Examples:
         """The n training examples to score."""
-        return self.train.select(self.attributed_indices)
+        return (self.train if self.pool is None else self.pool).select(self.attributed_indices)
+
+    def own_examples(self, checkpoint: int = 0) -> np.ndarray:
+        """(n,) bool: which of the attributed examples this checkpoint was trained on."""
+        if self.trained_on is None:
+            return np.ones(len(self.attributed_indices), dtype=bool)
+        return np.isin(self.attributed_indices, self.trained_on(checkpoint))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +135,17 @@ class Method(KeyedPlugin, ABC):
     """
 
     version: ClassVar[int] = 1  # raised when its scores would change
-    uses_model: ClassVar[bool] = True  # False: its scores depend on the data alone, whichever model is looked at
     paper: ClassVar[str] = ""  # who proposed it
     library_settings: ClassVar[Mapping[str, Any]] = {}  # options with which the library behind it runs by default
     paper_settings: ClassVar[Mapping[str, Any]] = {}  # options that Kreer et al. give
     warm_up: ClassVar[Mapping[str, Any]] = {}  # options that make it short without changing what it runs
     # What `bench.tune` may try: option -> values, crossed; the first of each is the default. Or a list of such grids.
     grid: ClassVar[Mapping[str, tuple[Any, ...]] | Sequence[Mapping[str, tuple[Any, ...]]]] = {}
+
+    @property
+    def uses_model(self) -> bool:
+        """False: its scores depend on the data alone, whichever model is looked at."""
+        return True
 
     def skip(self, task: Task) -> str | None:
         """Why it cannot run on this task, or None."""

@@ -13,6 +13,10 @@ from baselines.method import Attribution, Method, Problem, Size
 class RandomScores(Method):
     paper: ClassVar[str] = "no one's: a control"
 
+    @property
+    def uses_model(self) -> bool:
+        return False
+
     def memory_bytes(self, size: Size) -> int:
         return 8 * size.num_attributed * size.num_queries
 

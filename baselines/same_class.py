@@ -18,10 +18,13 @@ from retrain.task import Task
 @dataclass(frozen=True, kw_only=True)
 class SameClass(Method):
     paper: ClassVar[str] = "no one's: a control"
-    uses_model: ClassVar[bool] = False
 
     def skip(self, task: Task) -> str | None:
         return None if classifies(task) else f"{task.name} has no classes: one label an example is needed"
+
+    @property
+    def uses_model(self) -> bool:
+        return False
 
     def memory_bytes(self, size: Size) -> int:
         return 8 * size.num_attributed * size.num_queries

@@ -97,8 +97,9 @@ class TracIn(Method):
     def _snapshots(self, problem: Problem) -> list[tuple[dict[str, Tensor], float]]:
         """(a model's state, the learning rate it counts with), in order; the last is the base model."""
         base = problem.model.state_dict()
-        seeds = checkpoint_seeds(problem.seed, problem.checkpoint_number)
-        replay = replay_of(problem.task, range(len(problem.train)), **seeds, device=problem.device)
+        seeds = problem.training_seeds or checkpoint_seeds(problem.seed, problem.checkpoint_number)
+        trained = range(len(problem.train)) if problem.trained_on is None else problem.trained_on(0)
+        replay = replay_of(problem.task, trained, **seeds, device=problem.device)
         number = min(self.snapshots, replay.num_steps)
         ends = [round((k + 1) * replay.num_steps / number) for k in range(number)]
         rates = [replay.learning_rate(step) for step in range(replay.num_steps)]

@@ -128,10 +128,16 @@ class TRAK(Method):
         weights += [problem.checkpoint(k).state_dict() for k in range(1, self.checkpoints) if problem.checkpoint]
         return Features(_make_traker(self, problem), weights)
 
+    @staticmethod
+    def _featurized(problem: Problem) -> Examples:
+        """The training set; of a model that was trained on some of the attributed examples, all of these."""
+        return problem.train if problem.pool is None else problem.attributed
+
     def _featurize(self, problem: Problem, traker: Any, model_id: int) -> None:
         """Batch after batch; what is new is saved now and again, and an earlier attempt's taken as it is."""
         store = traker.saver.current_store
-        done, count = 0, len(problem.train)
+        examples = self._featurized(problem)
+        done, count = 0, len(examples)
         while (saved := problem.work.load(f"features-{model_id}-{done}")) is not None:
             arrays, record = saved
             _put(store, slice(done, record["end"]), arrays)
@@ -140,7 +146,7 @@ class TRAK(Method):
         starts = range(done, count, self.batch_size)
         for start in problem.progress(starts, total=len(starts), description=f"trak: features {model_id + 1}"):
             stop = min(start + self.batch_size, count)
-            inputs, targets = problem.train.inputs[start:stop], problem.train.targets[start:stop]
+            inputs, targets = examples.inputs[start:stop], examples.targets[start:stop]
             batch = (inputs.to(problem.device), targets.to(problem.device))
             traker.featurize(batch=batch, inds=np.arange(start, stop))
             if problem.work.due():
@@ -190,7 +196,7 @@ class TRAK(Method):
                     for inputs, targets in self._batches(problem, problem.queries, "trak: slopes")
                 ]
             )
-        chosen = torch.as_tensor(problem.attributed_indices)
+        chosen = torch.as_tensor(problem.attributed_indices if problem.pool is None else range(len(by_train)))
         scores = by_train[chosen].T.float() * slopes[:, None].float()
         diagnostics = {"projection": traker.proj_dim, "kernels": state.kernels}
         return Attribution(scores=scores.contiguous(), train_scale=scale[chosen], diagnostics=diagnostics)
@@ -270,25 +276,37 @@ def _make_traker(method: TRAK, problem: Problem) -> Any:
             super().__init__(*args, **options)
             self.kernels: list[dict[str, float]] = []
 
+        def own(self, grads: Tensor) -> Tensor:
+            """Of the examples that the checkpoint whose turn it is was trained on: the kernel is theirs."""
+            if problem.pool is None:
+                return grads
+            return grads[torch.from_numpy(problem.own_examples(len(self.kernels))).to(grads.device)]
+
         def get_xtx(self, grads: Tensor) -> Tensor:
             """Of the shorter side: X^T X, or X X^T, which has the same eigenvalues other than 0."""
-            wide = grads.to(self.device, torch.float64)
+            wide = self.own(grads).to(self.device, torch.float64)
             return wide @ wide.T if len(wide) < wide.shape[1] else wide.T @ wide
 
         def get_x_xtx_inv(self, grads: Tensor, xtx: Tensor) -> Tensor:
+            own = self.own(grads)
             mean = float(xtx.trace()) / len(xtx)
             ridge = method.relative_ridge * mean if method.ridge is None else method.ridge
             self.kernels.append({"mean_eigenvalue": mean, "ridge": ridge})
             inverse = torch.linalg.inv(xtx + ridge * torch.eye(len(xtx), dtype=xtx.dtype, device=xtx.device))
-            inverse = (inverse / inverse.abs().mean()).to(self.dtype)
+            size = inverse.abs().mean()
+            if len(own) < own.shape[1] and len(own) < len(grads):
+                # Examples outside the kernel: X (O^T O + r)^-1 is (X - X O^T (O O^T + r)^-1 O) / r, O being its own.
+                wide, kernel = grads.to(self.device, torch.float64), own.to(self.device, torch.float64)
+                return ((wide - wide @ kernel.T @ inverse @ kernel) / (ridge * size)).to(self.dtype)
+            inverse = (inverse / size).to(self.dtype)
             grads = grads.to(self.device)
-            return inverse @ grads if len(grads) < grads.shape[1] else grads @ inverse
+            return inverse @ grads if len(own) < own.shape[1] else grads @ inverse
 
     return TRAKer(
         model=model,
         task=ModelOutput(),
         projector=method.make_projector(dimension, projection, problem),
-        train_set_size=len(problem.train),
+        train_set_size=len(method._featurized(problem)),
         save_dir=str(problem.scratch / "trak"),
         device=str(problem.device),  # traker compares it with the text "cpu"
         gradient_computer=GradientComputer,

@@ -17,10 +17,14 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
             lines += truth_lines(session, seed, share)
             for variant in session.active:
                 cached = is_trained(session, seed) and all(
-                    scorer.cached(some) for scorer, some in session.scorers(variant, seed, share)
+                    scorer.is_trained() and scorer.cached(some)
+                    for scorer, some in session.scorers(variant, seed, share)
                 )
                 which = f" ({variant.settings})" if variant.rows != "both" else ""  # raw and normalised have their own
                 lines.append(f"  {variant.label}{which}: {_state(cached, again, 'to score', 'to score again')}")
+    if references := session.reference_units(session.blocks):
+        done = sum(session.store.has(unit.kind, unit.config) for unit in references)
+        lines.append(f"reference models that methods look at: {done} of {len(references)} trained")
     if further := {session.store.key(unit.kind, unit.config) for unit in session.further(session.active)}:
         done = len(session.store.present(("retrain", key) for key in further))
         lines.append(f"further retrains that methods ask for: {done} of {len(further)} cached")

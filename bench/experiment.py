@@ -20,6 +20,7 @@ from bench.methods import SETTINGS
 from bench.metrics import MINIMUM_SUBSETS
 from bench.schema import ExperimentFile, ExperimentRecord
 from retrain.errors import UsageError
+from retrain.reference import FULL, REFERENCES
 from retrain.safe_files import SafeFileError, read_json, read_text, validate
 from retrain.seeds import STARTS
 from retrain.store import default_cache
@@ -50,6 +51,7 @@ class Experiment:
     initialisation: str = "shared"  # or "fresh", "replayed": see retrain/seeds.py
     query_split: str = "report"
     queries: int | None = None  # only the first so many of the split
+    reference: str = FULL  # models that methods look at: the base model, or attributed, subset: retrain/reference.py
     checkpoints: Sequence[int] = (1,)  # base models that each method's scores are averaged over, a row a number
 
     def __post_init__(self) -> None:
@@ -59,7 +61,7 @@ class Experiment:
             object.__setattr__(self, name, tuple(dict.fromkeys(values)) if name != "methods" else values)
         for name, choices in (
             ("settings", SETTINGS), ("scheme", SCHEMES), ("stream", tuple(STREAMS)), ("query_split", SPLITS),
-            ("initialisation", STARTS),
+            ("initialisation", STARTS), ("reference", REFERENCES),
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise UsageError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')

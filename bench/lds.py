@@ -42,7 +42,9 @@ def make_parser() -> Parser:
     add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
     add_method_arguments(parser)
     add_query_arguments(parser)
-    models = "base models that every method's scores are averaged over; several numbers: a row each (default: 1)"
+    looked_at = "models that methods look at: the base model, or those trained on the attributed examples or on subsets"
+    add("--reference", choices=("full", "attributed", "subset"), help=f"{looked_at} (default: full)")
+    models = "models that every method's scores are averaged over; several numbers: a row each (default: 1)"
     add("--checkpoints", nargs="+", type=at_least(1), metavar="K", help=models)
     add("--out", default=RUNS, help="where run records go, a folder each (default: %(default)s)")
     add(

@@ -29,6 +29,7 @@ from bench.schema import TunedFile
 from bench.tables import RELATIVE, in_place_of, relative_of, setting_text
 from retrain.errors import UsageError
 from retrain.plugins import option_value
+from retrain.reference import FULL
 from retrain.safe_files import SafeFileError, read_checked
 from retrain.task import Task
 
@@ -79,12 +80,13 @@ class Variant:
     rows: Kinds = "both"  # settings chosen by raw LDS and by normalised LDS may differ
     origin: str = "default"  # where its settings come from: tuned, library, paper, default, as asked
     asked: str = ""  # how the method was named
-    models: int = 1  # base models whose scores are averaged
+    models: int = 1  # models whose scores are averaged
+    reference: str = FULL  # which models are looked at: see retrain/reference.py
 
     @property
     def settings(self) -> str:
         """The options that are not the method's own defaults, as people write them."""
-        options = changed_options(self.method) | ({"models": self.models} if self.models > 1 else {})
+        options = changed_options(self.method) | self._models()
         return ",".join(f"{name}={setting_text(value)}" for name, value in options.items())
 
     def describe(self) -> dict[str, Any]:
@@ -97,8 +99,12 @@ class Variant:
             "settings": self.settings,
             "source": self.method.source,
             **self.method.config,
-            **({"models": self.models} if self.models > 1 else {}),
+            **self._models(),
         }
+
+    def _models(self) -> dict[str, Any]:
+        models = {"models": self.models} if self.models > 1 else {}
+        return models | ({"reference": self.reference} if self.reference != FULL else {})
 
 
 def changed_origin(origin: str) -> str:
@@ -230,7 +236,8 @@ def _described(content: Mapping[str, Any], task: Task) -> Variant:
     own = {option: value for option, value in content.items() if option in known}
     method = load_method(name, **{**task.method_settings.get(str(content.get("name")), {}), **own})
     models = content.get("models", 1) if "models" not in known else 1
-    return Variant(method, label, rows, str(content.get("origin", "default")), name, models)
+    reference = str(content.get("reference", FULL)) if "reference" not in known else FULL
+    return Variant(method, label, rows, str(content.get("origin", "default")), name, models, reference)
 
 
 def settings_of(method: Method, task: Task, settings: str) -> tuple[str, dict[Kinds, dict[str, Any]]]:
@@ -257,7 +264,7 @@ def settings_of(method: Method, task: Task, settings: str) -> tuple[str, dict[Ki
 # ---- ensembles ----
 
 
-def with_models(variants: Sequence[Variant], numbers: Sequence[int]) -> list[Variant]:
+def with_models(variants: Sequence[Variant], numbers: Sequence[int], reference: str = FULL) -> list[Variant]:
     """Each variant for each number of models; one that a record describes with its number stays as it is."""
     found: dict[tuple[str, str], Variant] = {}
     for variant in variants:
@@ -267,7 +274,9 @@ def with_models(variants: Sequence[Variant], numbers: Sequence[int]) -> list[Var
             if number > 1 and variant.models != number:
                 label += f"{',' if '@' in label else '@'}models={number}"
                 origin = changed_origin(origin)
-            found.setdefault((label, variant.rows), replace(variant, models=number, label=label, origin=origin))
+            looks_at = reference if variant.method.uses_model else FULL
+            made = replace(variant, models=number, label=label, origin=origin, reference=looks_at)
+            found.setdefault((label, variant.rows), made)
     return list(found.values())
 
 

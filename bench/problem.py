@@ -15,10 +15,11 @@ from baselines.method import Bill, Method, Retrained, Size
 from bench.ground_truth import RecentlyRead, UnitsFailedError, assemble, obtain
 from retrain.examples import Examples
 from retrain.jobs import Unit
+from retrain.reference import FULL, Reference
 from retrain.store import Store
 from retrain.subsets import attributed_indices
 from retrain.task import Split, Task
-from retrain.units import Plan, choose_device, retrain_units
+from retrain.units import Plan, checkpoint_unit, choose_device, retrain_units
 
 LEARNT_FROM = RecentlyRead()  # the methods of a run learn from the same retrains
 
@@ -35,17 +36,28 @@ class AttributionProblem:
     of_train: bool = False  # the attributed examples take the queries' place
     checkpoint: int = 0  # which base model is looked at: 0, or a further one trained like it
     learns_from: Plan | None = None  # the further subsets that a method asks for which retrains by itself
+    reference: Reference | None = None  # the models that are looked at in the base models' place
 
-    def of(self, method: Method, plan: Plan) -> "AttributionProblem":
+    def of(self, method: Method, plan: Plan, reference: str = FULL) -> "AttributionProblem":
         """As this method is asked it where that plan's subsets are to be predicted.
 
         Further subsets are drawn and retrained on like the plan's own, in a stream that nobody is judged on.
         """
+        asked = self
+        if reference != FULL and method.uses_model:
+            asked = replace(self, reference=Reference.like(reference, plan))
         count, alpha = method.further_subsets()
         if not count:
-            return self
+            return asked
         drawn = replace(plan, num_subsets=count, alpha=alpha or plan.alpha, stream="learn")
-        return replace(self, learns_from=replace(drawn, replicates=1, replicated_subsets=None))
+        return replace(asked, learns_from=replace(drawn, replicates=1, replicated_subsets=None))
+
+    def model_unit(self, device: str, further: int = 0) -> Unit:
+        """Of the model that is looked at, or of one that many further on."""
+        number = self.checkpoint + further
+        if self.reference is None:
+            return checkpoint_unit(self.task, self.seed, number, device)
+        return self.reference.unit(self.task, number, device)
 
     def queries(self) -> Examples:
         asked = self.task.train_data if self.of_train else self.task.query_data
@@ -74,18 +86,28 @@ class AttributionProblem:
             config["checkpoint_number"] = self.checkpoint
         if self.learns_from is not None:  # how models are retrained decides such scores, too
             config["learns_from"] = {"task": self.task.config, **vars(self.learns_from)}
-        return config
+        return {**config, **self.reference_config()}
+
+    def reference_config(self) -> dict[str, Any]:
+        """What a fit depends on as well: the examples that the model was trained on."""
+        if self.reference is None:
+            return {}
+        return {"reference": self.reference.config(self.task, self.checkpoint)}
 
     def plain_data(self) -> dict[str, Any]:
         """What a worker needs, beside the task, to ask the same."""
         names = ("seed", "alpha_attribution", "split", "max_queries", "of_train", "checkpoint")
         learns = None if self.learns_from is None else dict(vars(self.learns_from))
-        return {**{name: getattr(self, name) for name in names}, "learns_from": learns}
+        reference = None if self.reference is None else dict(vars(self.reference))
+        return {**{name: getattr(self, name) for name in names}, "learns_from": learns, "reference": reference}
 
     @classmethod
     def from_plain_data(cls, task: Task, content: Mapping[str, Any]) -> "AttributionProblem":
-        learns = content["learns_from"]
-        return cls(task=task, **{**content, "learns_from": None if learns is None else Plan(**learns)})
+        learns, reference = content["learns_from"], content["reference"]
+        plans = {"learns_from": None if learns is None else Plan(**learns)}
+        return cls(
+            task=task, **{**content, **plans, "reference": None if reference is None else Reference(**reference)}
+        )
 
     def size(self, device: str) -> Size:
         """Known before anything is trained."""

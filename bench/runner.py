@@ -34,6 +34,7 @@ from bench.tables import show
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.progress import poll_progress
+from retrain.reference import FULL
 from retrain.removal import classifies
 from retrain.resume import read_progress
 from retrain.safe_files import one_line, write_whole
@@ -42,7 +43,8 @@ from retrain.task import Task
 from retrain.units import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
 
 logger = logging.getLogger("tda-bench")
-DESCRIBED = ("task", "methods", "checkpoints")  # of an experiment: what a record's config describes otherwise
+# Of an experiment: what a record's config describes otherwise.
+DESCRIBED = ("task", "methods", "checkpoints", "reference")
 Block = tuple[int, float]  # a seed, and the share of the training set that is attributed
 
 
@@ -76,7 +78,7 @@ class Session:
         self.experiment, self.execution = experiment, execution
         self.task = experiment.build_task()
         asked = build_variants(experiment.methods, self.task, experiment.options, experiment.settings)
-        self.variants = with_models(asked, experiment.checkpoints)
+        self.variants = with_models(asked, experiment.checkpoints, experiment.reference)
         if control and classifies(self.task) and not any(one.method.name == "same_class" for one in self.variants):
             self.variants += build_variants(["same_class"], self.task, {}, "default")
         self.store = Store(execution.cache)
@@ -147,13 +149,14 @@ class Session:
         """With the plans that each answers for: one for all, or one an alpha for a method that retrains by itself."""
         question, found = self.question(seed, share), dict[str, tuple[Scorer | Ensemble, list[Plan]]]()
         for plan in self.plans(seed, share):
-            asked = question.of(variant.method, plan)
+            asked = question.of(variant.method, plan, variant.reference)
             made = Scorer(asked, variant.method, self.store, self.execution.device, self.execution.keep_scores)
-            found.setdefault(str(asked.learns_from), (Ensemble.of(made, variant.models), []))[1].append(plan)
+            alike = str((asked.learns_from, asked.reference))
+            found.setdefault(alike, (Ensemble.of(made, variant.models), []))[1].append(plan)
         return list(found.values())
 
     def base_units(self, seeds: Sequence[int]) -> list[Unit]:
-        numbers = range(max(variant.models for variant in self.variants))
+        numbers = range(max([1, *(one.models for one in self.variants if one.reference == FULL)]))
         return [checkpoint_unit(self.task, seed, number, self.execution.device) for seed in seeds for number in numbers]
 
     def retrains(self) -> dict[tuple[int, float, float], list[Unit]]:
@@ -170,6 +173,17 @@ class Session:
         asked = most_of_each(scorer.question for scorer in scorers)
         return [unit for question in asked for unit in further_units(question, self.execution.device)]
 
+    def reference_units(self, blocks: Sequence[Block]) -> list[Unit]:
+        """The models that methods look at, other than base models."""
+        found: dict[str, Unit] = {}
+        for variant in self.active:
+            for scorer, _ in [one for block in blocks for one in self.scorers(variant, *block)]:
+                for member in scorer.members if isinstance(scorer, Ensemble) else [scorer]:
+                    if member.question.reference is not None:
+                        unit = member.question.model_unit(self.execution.device)
+                        found[unit.key] = unit
+        return list(found.values())
+
     # ---- retraining ----
 
     def retrain(self) -> dict[tuple[int, float, float], GroundTruth]:
@@ -181,6 +195,9 @@ class Session:
         if further := self.further(self.active):
             jobs["name"] = f"{self.task.name} further retrains"
             make_units(further, self.store, force=self.execution.force, **jobs)
+        if references := self.reference_units(self.blocks):
+            jobs["name"] = f"{self.task.name} reference models"
+            make_units(references, self.store, force=self.execution.force, **jobs)
         found = {}
         for block in self.blocks:
             for plan in self.plans(*block):
@@ -214,8 +231,9 @@ class Session:
         redo = self.execution.force or self.execution.rescore
         waiting: list[tuple[Block, Variant, list[tuple[Scorer | Ensemble, list[Plan], list[Unit]]]]] = []
         for block in self.blocks:
-            if not all(self.store.has(unit.kind, unit.config) for unit in self.base_units(block[:1])):  # only --collect
-                self.out.problems.append(f"seed {block[0]} has no base model yet; nothing was scored")
+            looked_at = [*self.base_units(block[:1]), *self.reference_units([block])]
+            if not all(self.store.has(unit.kind, unit.config) for unit in looked_at):  # only --collect
+                self.out.problems.append(f"seed {block[0]} has no model to look at yet; nothing was scored")
                 continue
             for variant in self.active:
                 scorers = self.scorers(variant, *block)

@@ -184,6 +184,7 @@ class ExperimentFile(Struct, forbid_unknown_fields=True):
     initialisation: str = ""
     query_split: str = ""
     queries: int | None = None
+    reference: str = ""
     checkpoints: int | list[int] = 1
 
 

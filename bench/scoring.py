@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from baselines.method import TRAIN_COVARIANCE, Attribution, Bill, Method, Problem, Retrained, load_method, no_progress
-from bench.ground_truth import base_model, obtain
+from bench.ground_truth import obtain
 from bench.measure import Cost, measure, metered
 from bench.prediction import subset_sums
 from bench.problem import AttributionProblem, further_retrains
@@ -28,6 +28,7 @@ from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.plugins import plugin_reference
 from retrain.progress import progress_bar
+from retrain.reference import SUBSET, Reference
 from retrain.resume import ResumeState, progress_to_file
 from retrain.source import code_fingerprint, source_fingerprint
 from retrain.store import Entry, Store
@@ -35,7 +36,7 @@ from retrain.units import (
     Plan,
     check_task,
     checkpoint_fingerprint,
-    checkpoint_unit,
+    checkpoint_of,
     choose_device,
     describe_device,
     task_from,
@@ -83,8 +84,11 @@ class Scorer:
 
     @cached_property
     def base(self) -> tuple[nn.Module, Entry]:
-        asked = self.question
-        return base_model(asked.task, asked.seed, self.store, self.device_name, asked.checkpoint)
+        return model_of(self.question, self.store, self.device_name)
+
+    def is_trained(self) -> bool:
+        unit = self.question.model_unit(self.device_name)
+        return self.store.has(unit.kind, unit.config)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -103,8 +107,9 @@ class Scorer:
     @cached_property
     def fit_config(self) -> dict[str, Any]:
         """The key of a kept fit: nothing of the queries, nor of what is attributed."""
-        task = self.question.task.scoring_config
-        return {"task": task, "seed": self.question.seed, **self._made_by(self.method.fit_config)}
+        asked = self.question
+        known = {"task": asked.task.scoring_config, "seed": asked.seed, **asked.reference_config()}
+        return {**known, **self._made_by(self.method.fit_config)}
 
     def part_config(self, part: int) -> dict[str, Any]:
         return {**self.config, "part": part}
@@ -261,17 +266,17 @@ class Ensemble:
         return [unit for member in self.members for unit in member.missing(plans)]
 
     def cached(self, plans: Sequence[Plan]) -> bool:
-        return all(self._trained(member) and member.cached(plans) for member in self.members)
+        return all(member.cached(plans) for member in self.members)
 
-    def _trained(self, member: Scorer) -> bool:
-        asked = member.question
-        unit = checkpoint_unit(asked.task, asked.seed, asked.checkpoint, member.device_name)
-        return self.store.has(unit.kind, unit.config)
+    def is_trained(self) -> bool:
+        return all(member.is_trained() for member in self.members)
 
     def predictions(self, plans: Sequence[Plan]) -> list[Prediction]:
         """One a plan: what the mean of the models' scores predicts."""
         each = [member.predictions(plans) for member in self.members]
-        trained = sum(member.base[1].record.get("seconds", 0.0) for member in self.members[1:])
+        # A reference model's training is in its own scores' seconds; of base models, the first costs a method nothing.
+        further = self.members[1:] if self.question.reference is None else []
+        trained = sum(member.base[1].record.get("seconds", 0.0) for member in further)
         return [mean_prediction(of_plan, trained) for of_plan in zip(*each, strict=True)]
 
 
@@ -334,6 +339,12 @@ def arrays_of(attribution: Attribution) -> dict[str, np.ndarray]:
 # ---- the units' work, in whatever process ----
 
 
+def model_of(question: AttributionProblem, store: Store, device_name: str, further: int = 0) -> tuple[nn.Module, Entry]:
+    """The model that is looked at, or one that many further on, trained where it is missing."""
+    (entry,) = obtain([question.model_unit(device_name, further)], store).values()
+    return checkpoint_of(question.task, entry, choose_device(device_name)), entry
+
+
 def problem_of(
     question: AttributionProblem, model: nn.Module, store: Store, device_name: str, scratch: Path
 ) -> Problem:
@@ -343,8 +354,7 @@ def problem_of(
     def checkpoint(number: int) -> nn.Module:
         """A further model costs its training, whoever trained it first."""
         with bill.instead_of_the_clock():
-            further = question.checkpoint + number
-            found, entry = base_model(question.task, question.seed, store, device_name, further)
+            found, entry = model_of(question, store, device_name, number)
             bill.add(entry.record.get("seconds", 0.0))
             return found
 
@@ -356,12 +366,20 @@ def problem_of(
     def answer_of(method: Method, of_train: bool = False) -> Attribution:
         asked = replace(question, learns_from=None, of_train=of_train)
         scorer = Scorer(asked, method, store, device_name, "always")
-        return _answer_of(scorer, bill, fitted)
+        return _answer_of(scorer, bill, fitted, _is_learnt_from(question))
 
+    known: dict[str, Any] = {}
+    if (reference := question.reference) is not None:
+        known = {
+            "pool": question.task.train_data,
+            "trained_on": lambda further: reference.indices(question.task, question.checkpoint + further),
+            "training_seeds": reference.seeds(question.checkpoint),
+        }
+    train = question.task.train_data
     return Problem(
         task=question.task,
         model=model,
-        train=question.task.train_data,
+        train=train.select(known["trained_on"](0)) if known else train,
         attributed_indices=question.attributed_indices(),
         queries=question.queries(),
         seed=question.seed,
@@ -373,10 +391,11 @@ def problem_of(
         answer_of=answer_of,
         bill=bill,
         progress=progress_bar,
+        **known,
     )
 
 
-def _answer_of(scorer: Scorer, bill: Bill, fitted: set[Method]) -> Attribution:
+def _answer_of(scorer: Scorer, bill: Bill, fitted: set[Method], learnt: bool) -> Attribution:
     """Scores that are there, or made like any method's, for what they cost whoever made them.
 
     A fit that is kept serves every question, and is paid for once.
@@ -391,10 +410,21 @@ def _answer_of(scorer: Scorer, bill: Bill, fitted: set[Method]) -> Attribution:
         if entry is None:
             raise MethodFailedError(f"{scorer.method.name} left no scores in the cache")
         record = entry.record
-        fit_seconds = 0.0 if scorer.keeps_fit and scorer.method in fitted else record["fit_seconds"]
+        trained = record.get("reference_seconds", 0.0)
+        fit_seconds = 0.0 if scorer.keeps_fit and scorer.method in fitted else record["fit_seconds"] - trained
+        # A reference model is paid for once; one that is among the retrains that are learnt from, with these.
+        fit_seconds += 0.0 if fitted or learnt else trained
         fitted.add(scorer.method)
         bill.add(fit_seconds + record["score_seconds"], record["peak_memory_bytes"])
         return attribution_of(entry)
+
+
+def _is_learnt_from(question: AttributionProblem) -> bool:
+    """Whether the reference model is one of the retrains that the method learns from."""
+    reference, plan = question.reference, question.learns_from
+    if reference is None or plan is None or question.checkpoint >= plan.num_subsets:
+        return False
+    return Reference.like(SUBSET, plan) == reference
 
 
 # ---- warming up ----
@@ -422,6 +452,8 @@ def small_version(problem: Problem) -> Problem:
         problem,
         train=problem.train.select(range(few)),
         attributed_indices=np.arange(min(WARM_UP_QUERIES, few)),
+        pool=None,
+        trained_on=None,
         queries=problem.queries.select(range(min(WARM_UP_QUERIES, len(problem.queries)))),
         scratch=problem.scratch / "warm-up",
         progress=no_progress,
@@ -609,8 +641,13 @@ def make_scores(store: Store, unit: Unit) -> None:
                 problem.work.save(DIVERGED, {"mean_losses": np.asarray(traces)}, {"reason": str(error)})
             raise
     _check(method, attribution, problem)
+    # A reference model is made for the method, whoever asked for it first; the base model is there anyway. Where a
+    # method retrains by itself, the one that it asks about the model has the bill.
+    pays = scorer.question.reference is not None and scorer.question.learns_from is None
+    trained = scorer.base[1].record["seconds"] if pays else 0.0
     record = {
-        "fit_seconds": fitted.seconds,
+        **({"reference_seconds": trained} if pays else {}),
+        "fit_seconds": fitted.seconds + trained,
         "score_seconds": cost.seconds + sum(entry.record["seconds"] for entry in parts.values()),
         "peak_memory_bytes": max(
             [fitted.peak_memory_bytes, cost.peak_memory_bytes, *(e.record["peak_memory_bytes"] for e in parts.values())]

@@ -30,7 +30,7 @@ def asked_for(arguments: argparse.Namespace, task: str = "auto") -> dict[str, An
     given: dict[str, Any] = {"task": name, "task_options": task_options, "options": others}
     for field in (
         "methods", "settings", "alpha", "alpha_attribution", "seeds", "subsets", "scheme", "replicates",
-        "replicated_subsets", "initialisation", "queries", "query_split", "checkpoints",
+        "replicated_subsets", "initialisation", "queries", "query_split", "reference", "checkpoints",
     ):  # fmt: skip
         value = getattr(arguments, field, None)
         if value is not None:

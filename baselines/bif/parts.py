@@ -53,7 +53,11 @@ class Runner:
         self.num_train, self.num_queries = len(problem.attributed_indices), len(problem.queries)
         train = problem.task.resident(on_device(problem.train, problem.device), problem.device)
         queries = problem.task.resident(on_device(problem.queries, problem.device), problem.device)
-        measured = _joined_examples(train.select(problem.attributed_indices), queries)
+        if problem.pool is None:
+            attributed = train.select(problem.attributed_indices)
+        else:
+            attributed = problem.task.resident(on_device(problem.attributed, problem.device), problem.device)
+        measured = _joined_examples(attributed, queries)
         self.workbench = Workbench(settings, problem.task, problem.model, train, measured, metric)
         self._checkpoint = self.workbench.losses().clone()  # no chain has moved yet
         self._start_loss = float(self._checkpoint[: self.num_train].mean())
