@@ -30,7 +30,6 @@ COMMANDS = {
     "figures": ("bench.figures", "draw every figure that the results allow"),
     "report": ("bench.report", "one page of every result"),
     "publish": ("bench.publish.__main__", "report, leaderboard, claims, and numbers in pages"),
-    "ledger": ("bench.ledger", "every claim of the paper, with our numbers and a verdict"),
     "inspect": ("bench.inspect.__main__", "the training examples, or tokens, that matter most to some queries"),
     "status": ("bench.status", "what is done, running, failed and missing"),
     "cache": ("bench.cache", "list, verify and prune the cache"),
