@@ -6,14 +6,14 @@
     python -m bench.scaling --check                                   # every model predicted from the others
     python -m bench.scaling --merge RUN/scaling.json ... --out results/scaling    # one table from several sweeps
 
-The paper's scaling comparison: 400 Pile sequences (`--text`), 18 prompt-completion queries, 150 tokens, bfloat16; BIF
-with 4 chains x 500 draws, EK-FAC by kronfluence with its extreme-memory-reduction arguments, fitted on 1,000,000
-sequences. The fitting set decides which of them is cheaper, so it is an axis like any other (`--fit-examples`).
+The paper's scaling comparison: 400 training sequences, 18 queries, 150 tokens, bfloat16; BIF with 4 chains x 500
+draws, EK-FAC by kronfluence with its extreme-memory-reduction arguments, fitted on 1,000,000 sequences. The fitting set
+decides which of them is cheaper, so it is an axis like any other (`--fit-examples`).
 
 Every point is measured in a process of its own (bench/scaling/point.py says what is counted). A point whose whole run
 does not fit its budget is measured at smaller sizes and projected; one that fails is a row with its reason. Finished
-points are kept, and finished parts of EK-FAC's: interrupt at any time, and the same command goes on. Where the hub
-cannot be reached, models have random weights: cost does not depend on the values, and every row says which it had.
+points are kept, and finished parts of EK-FAC's: interrupt at any time, and the same command goes on. Weights and tokens
+are random: cost depends on shapes alone.
 """
 
 import argparse
@@ -31,14 +31,13 @@ from typing import Any
 from bench.records import code_commit, code_fingerprint, keep_earlier, try_write, without_nan
 from bench.scaling.costs import Setting
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, by_device, held_out
-from bench.scaling.methods import COMPARED, load_queries
+from bench.scaling.methods import COMPARED
 from bench.scaling.projection import merge_rows, read_records
 from bench.scaling.report import (
     LIBRARY_FITTED,
     estimate_text,
     estimates,
     show_held_out,
-    show_own_checks,
     show_rows,
     verdict_text,
 )
@@ -82,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--models", nargs="+", help=f"of {' '.join(SUITE)}, or model folders (default: all; on a CPU 14m 31m)")
     add("--methods", nargs="+", help=f"of baselines/, or module:Class (default: {' '.join(COMPARED)})")
     add("--train", type=at_least(2), help="training sequences (default: 400; on a CPU 8)")
-    add("--queries", nargs="+", default=["18"], help="how many (our 18, repeated), or a JSON file of them")
+    add("--queries", nargs="+", type=at_least(1), default=[18], help="one number or several (default: 18)")
     add("--tokens", type=at_least(2), help="length of every sequence (default: 150; on a CPU 32)")
     add("--draws", type=at_least(2), default=2000, help="of BIF, all chains together (default: 2000)")
     add("--timed-draws", type=at_least(2), default=100, help="of BIF, where not all fit the budget (default: 100)")
@@ -94,12 +93,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--layers", nargs="+", type=at_least(1), metavar="N", help="depths EK-FAC is measured at (default: as fits)")
     add = parser.add_argument_group("how").add_argument
     add("--budget-seconds", type=float, help="of one point; beyond it, projected (default: 600; on a CPU 20)")
-    add("--random-weights", action="store_true", help="never load weights; the same architecture, initialised")
-    add("--text", metavar="FILE", help="documents as .jsonl[.xz]; without it, training sequences are random tokens")
-    add("--tokenizer", metavar="NAME", help="folder or name; without it, the model's own, or bytes")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
     add("--seed", type=at_least(0), default=1, help="of weights, tokens and methods (default: 1)")
-    add("--set", action="append", default=[], metavar="METHOD.OPTION=VALUE", help="option of a method")
     add("--cache", default=default_cache(), help="where finished points are kept (default: %(default)s)")
     add("--out", default="runs/scaling", help="where scaling.csv and scaling.json go (default: %(default)s)")
     add("--json", action="store_true", help="print rows (or estimates) as a JSON list instead of tables")
@@ -130,21 +125,6 @@ def check_mode(arguments: argparse.Namespace) -> None:
             raise UsageError(
                 f"{words} would be passed over: --{mode} does not take {'it' if len(over) == 1 else 'them'}"
             )
-
-
-def query_counts(words: Sequence[str]) -> tuple[tuple[int, ...], str | None]:
-    """Numbers of queries, and the file they are from; a file alone is all of its queries."""
-    numbers = [word for word in words if word.removeprefix("-").isdecimal()]
-    files = [word for word in words if word not in numbers]
-    counts = tuple(int(word) for word in numbers)
-    if len(files) > 1:
-        raise UsageError(f"--queries {' '.join(files)}: expected numbers, and one JSON file at most")
-    path = files[0] if files else None
-    if path and not Path(path).is_file():
-        raise UsageError(f"--queries {path}: expected how many, or a JSON file of queries, and there is no such file")
-    if any(count < 1 for count in counts):
-        raise UsageError(f"--queries {min(counts)} is too few; expected at least 1")
-    return counts or (len(load_queries(path)),), path
 
 
 # ---- measuring ----
@@ -193,18 +173,11 @@ def request_of(arguments: argparse.Namespace) -> SweepRequest:
         print(f"on a CPU, a smaller setting: {', '.join(changed)}", file=sys.stderr)
     if not 0 < arguments.budget_seconds < math.inf:  # nor "nan"
         raise UsageError(f"--budget-seconds is {arguments.budget_seconds}; expected seconds above 0")
-    for setting in arguments.set:
-        method, _, option = setting.partition("=")[0].partition(".")
-        if method not in arguments.methods:
-            raise UsageError(f"--set {setting}: {method} is not among --methods ({', '.join(arguments.methods)})")
-        if option == "draws":
-            raise UsageError(f"--set {setting}: in a sweep that is --draws")
-    counts, query_file = query_counts(arguments.queries)
-    names = ("train", "tokens", "draws", "timed_draws", "random_weights", "text", "tokenizer", "device", "seed")
+    names = ("train", "tokens", "draws", "timed_draws", "device", "seed")
     return SweepRequest(
-        models=tuple(arguments.models), methods=tuple(arguments.methods), queries=counts, query_file=query_file,
+        models=tuple(arguments.models), methods=tuple(arguments.methods), queries=tuple(arguments.queries),
         fit_examples=tuple(arguments.fit_examples), layers=tuple(arguments.layers or ()),
-        settings=tuple(arguments.set), **{name: getattr(arguments, name) for name in names},
+        **{name: getattr(arguments, name) for name in names},
     )  # fmt: skip
 
 
@@ -264,14 +237,13 @@ def estimate_command(arguments: argparse.Namespace) -> int:
     if not arguments.model:
         raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
     configuration = named_configuration(arguments.model)
-    counts, _ = query_counts(arguments.queries)
     train, tokens = (getattr(arguments, name) or value for name, value in ESTIMATE_SETTING.items())
     if configuration.positions < tokens:
         raise UsageError(f"--tokens {tokens}: {arguments.model} takes at most {configuration.positions}")
     fit_sets = sorted(set(arguments.fit_examples or (train, LIBRARY_FITTED, PAPER_FITTED)))
     texts, plain = [], []
     for device, estimator in estimators.items():
-        for count in counts:
+        for count in arguments.queries:
             setting = Setting(
                 train=train, queries=count, tokens=tokens, draws=arguments.draws, fit_examples=fit_sets[0]
             )
@@ -302,8 +274,6 @@ def check_command(arguments: argparse.Namespace) -> int:
         return 0 if all(one["inside"] for one in everything) else 1
     for device, found in checked.items():
         print(f"{device}, {arguments.check or 'each model'} from the others:\n{show_held_out(found)}")
-        if not arguments.check and (text := show_own_checks(estimators[device].rows)):
-            print(f"\n{text}")
     return 0 if all(one["inside"] for one in everything) else 1
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -292,14 +293,13 @@ class Law(AcrossModels):
 
 def curve_through(sizes: Sequence[float], costs: Sequence[float]) -> Curve:
     """The same curve for the same numbers: what it misses is worked out once."""
-    return _curve(tuple(sizes), tuple(costs))
+    return _cached(Curve, tuple(sizes), tuple(costs))
 
 
-@lru_cache(maxsize=4096)
-def _curve(sizes: tuple[float, ...], costs: tuple[float, ...]) -> Curve:
-    return Curve(sizes, costs)
-
-
-@lru_cache(maxsize=4096)
 def law_through(sizes: tuple[float, ...], work: tuple[tuple[float, ...], ...], costs: tuple[float, ...]) -> Law:
-    return Law(sizes, work, costs)
+    return _cached(Law, sizes, work, costs)
+
+
+@lru_cache(maxsize=4096)
+def _cached(kind: Any, *numbers: Any) -> Any:
+    return kind(*numbers)

@@ -2,10 +2,10 @@
 
     python -m bench.scaling.point      # bench.scaling starts this: it imports, then waits for a specification on stdin
 
-What is counted. `load_seconds`: making or loading the model, on the device. `fit_seconds` and `score_seconds`: the two
-parts of the method, by the harness's own clock, device synchronised. Not counted: imports, the CUDA context, reading
-and tokenising text, and a warm-up: the method on a tiny model, and for BIF on a GPU, whose kernels are made for the
-shapes at hand, its shortest run once on the model itself.
+What is counted. `load_seconds`: making the model, on the device. `fit_seconds` and `score_seconds`: the two
+parts of the method, by the harness's own clock, device synchronised. Not counted: imports, the CUDA context and a
+warm-up: the method on a tiny model, and for BIF on a GPU, whose kernels are made for the shapes at hand, its shortest
+run once on the model itself.
 
 A point is measured at growing sizes until the whole run fits what is left of the budget, then the whole run is done. If
 it never fits, the row is projected from the sizes (bench/scaling/projection.py). What is repeated, and so linear: draws
@@ -42,22 +42,20 @@ from bench.scaling.methods import (
     TRAINABLE,
     LowMemoryEKFAC,
     ScalingTask,
-    load_queries,
-    open_tokenizer,
-    query_examples,
+    random_sequences,
     sized,
-    train_examples,
 )
 from bench.tables import bytes_text
 from retrain.errors import error_line
 from retrain.examples import Examples
-from retrain.models.pythia_suite import Configuration, build_random, keep_layers
+from retrain.models.pythia_suite import Configuration, build_random
 from retrain.processes import die_with
 from retrain.resume import ResumeState
 from retrain.safe_files import folder_bytes, write_whole
 from retrain.units import describe_device
 
 TINY = Configuration(name="tiny", hidden=64, layers=1, heads=2, intermediate=256, vocabulary=512)
+TRAIN_STREAM, QUERY_STREAM = 31, 41  # of random tokens
 LONGEST_REASON = 300
 MAX_SIZES = 5
 FEW_DRAWS = 8  # a chain: so many are timed at once, without fewer before
@@ -262,13 +260,8 @@ class Point:
 
     def load_model(self, layers: int) -> nn.Module:
         start = now(self.device)
-        configuration, weights = self.configuration.with_layers(layers), self.spec["weights"]
-        if weights == "random":
-            model = build_random(configuration, dtype=self.dtype, device=self.device, seed=self.spec["seed"])
-        else:
-            from retrain.models.pretrained import load_language_model
-
-            model = keep_layers(load_language_model(weights, self.dtype), layers).to(self.device)
+        configuration = self.configuration.with_layers(layers)
+        model = build_random(configuration, dtype=self.dtype, device=self.device, seed=self.spec["seed"])
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(re.search(TRAINABLE, name) is not None)
         model.eval()
@@ -278,28 +271,21 @@ class Point:
     def load_data(self) -> None:
         """Queries, and the training sequences that are scored."""
         spec = self.spec
-        self.tokenizer = open_tokenizer(spec["tokenizer"], self.configuration.vocabulary)
-        pairs, count = load_queries(spec["query_file"]), max(spec["query_counts"])
-        # From the start again where they are too few: cost does not depend on the words.
-        pairs = [pairs[index % len(pairs)] for index in range(count)]
-        self.queries = query_examples(pairs, self.tokenizer, spec["tokens"])
+        self.queries = self.sequences(max(spec["query_counts"]), QUERY_STREAM)
         self.fit_data = Examples(torch.empty(0, spec["tokens"]), torch.empty(0, spec["tokens"]))
         self.train = self.fit_sequences(spec["train"]).select(range(spec["train"]))
         if spec["fitted"] and spec["method"] != "ekfac":
             self.fit_sequences(spec["fit_examples"])
 
     def fit_sequences(self, count: int) -> Examples:
-        """At least so many to fit curvature on: those that are scored, and others behind them.
-
-        Made when they are asked for: ten thousand take longer to tokenise than a small point to measure.
-        """
+        """At least so many to fit curvature on: those that are scored, and others behind them."""
         if count > len(self.fit_data):
-            spec = self.spec
-            self.fit_data = train_examples(
-                count, spec["tokens"], self.configuration.vocabulary, text=spec["text"], tokenizer=self.tokenizer,
-                seed=spec["seed"], least=min(count, spec["train"]),
-            )  # fmt: skip
+            self.fit_data = self.sequences(count, TRAIN_STREAM)
         return self.fit_data
+
+    def sequences(self, count: int, stream: int) -> Examples:
+        spec, vocabulary = self.spec, self.configuration.vocabulary
+        return random_sequences(count, spec["tokens"], vocabulary, seed=spec["seed"], stream=stream)
 
     def problem(
         self, model: nn.Module, train: Examples, queries: Examples, scratch: Path, progress: Any = None

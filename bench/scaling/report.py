@@ -313,31 +313,10 @@ def show_held_out(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def show_own_checks(rows: Sequence[Row]) -> str:
-    """What the points say of themselves: the largest measured size from the smaller ones, and the same run again."""
-    lines = [
-        [row["model"], row["method"], str(row["held_out"]), f"{100 * row['held_out_error']:+.1f} %"]
-        for row in rows
-        if row.get("held_out") and number_of(row.get("held_out_error")) is not None
-    ]
-    for row, off in repeats(rows):
-        fitted = number_of(row.get("fit_examples"))
-        asked = f"fitted on {fitted:.0f}" if fitted else f"{int(row['queries'])} queries"
-        lines.append([row["model"], row["method"], f"the same run again, {asked}", f"{100 * off:+.1f} %"])
-    return table(["model", "method", "within its point", "off"], lines, left=3) if lines else ""
-
-
-def repeats(rows: Sequence[Row]) -> list[tuple[Row, float]]:
-    """Rows that were measured whole twice, and how much longer the other run took, relative."""
-    made = [(row, number_of(row.get("again_seconds"))) for row in rows]
-    return [(row, seconds / total_of(row) - 1) for row, seconds in made if seconds]
-
-
 # ---- who is cheaper: the tables of results/scaling ----
 
 VERDICT_MODEL = "2.8b"
-VERDICT_SETS = (PAPER_FITTED, 10_000, MEASURED_FITTED)
-TABLE_SETS = (400, 2_000, 10_000, PAPER_FITTED)
+TABLE_SETS = (400, 2_000, 10_000, LIBRARY_FITTED, PAPER_FITTED)
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -350,48 +329,37 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def verdict_text(device: str, estimator: Estimator) -> str:
     """Markdown; * stands at what is projected from smaller runs of the same model, ~ at what other models say."""
     bif = _few_queries(estimator)
-    setting = setting_of(bif[0])
-    rows = []
-    for count in VERDICT_SETS:
-        asked = replace(setting, fit_examples=count)
-        pair = [estimator.estimate(method, SUITE[VERDICT_MODEL], asked) for method in ("ekfac", "bif")]
-        own = [any(row["model"] == VERDICT_MODEL for row in estimator.of(one.method)) for one in pair]
-        told = [_with_interval(one) + ("" if known else " ~") for one, known in zip(pair, own)]
-        paper = " (the paper)" if count == PAPER_FITTED else ""
-        rows.append([f"{count:,}{paper}", *told, _who(*pair)])
-    verdict = _markdown(["EK-FAC fitted on", "EK-FAC", "BIF", "verdict"], rows)
+    setting, shape = setting_of(bif[0]), SUITE[VERDICT_MODEL]
     parts = [
         f"At {VERDICT_MODEL} on one {device}, {_setting_text(setting)}:",
-        verdict,
+        _markdown(*fitting_set_table(estimator, shape, setting)),
         _model_table(device, estimator, bif, setting),
         "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic; "
         "a / b: the same run made again (of several, the one farthest off).",
         *_more_queries(device, estimator, setting),
         _break_even(estimator, bif, setting),
-        _checks(estimator, setting),
+        _checks(estimator),
     ]
     return "\n\n".join(parts)
 
 
 def verdict_sentence(device: str, estimator: Estimator) -> str:
-    """The verdict in a line, its setting first, with what was measured at the model."""
-    chains = _few_queries(estimator)
-    setting, shape = setting_of(chains[0]), SUITE[VERDICT_MODEL]
+    """Who is cheaper at the three fitting sets that matter, and what of that was measured."""
+    setting, shape = setting_of(_few_queries(estimator)[0]), SUITE[VERDICT_MODEL]
     found = []
-    for count in VERDICT_SETS:
+    for count, words in FITTING_SETS.items():
         pair = [estimator.estimate(m, shape, replace(setting, fit_examples=count)) for m in ("ekfac", "bif")]
-        words = f"fitted on {count:,} sequences, as in the paper" if count == PAPER_FITTED else f"on {count:,}"
-        found.append(f"{words}: {_who(*pair)}")
-    timed = number_of(next((row for row in chains if row["model"] == VERDICT_MODEL), chains[-1]).get("timed_draws"))
-    origin = f"smaller models and {timed or 0:.0f} draws"
+        found.append(f"on {count:,} ({words}): {_who(*pair)}")
+    timed = timed_draws(estimator, shape, setting)[0]
+    known = f"{timed:.0f} draws"
     if rows := [row for row in estimator.of("ekfac") if row["model"] == VERDICT_MODEL]:
         depth = int(number_of(rows[0].get("depth")) or shape.layers)
-        blocks = "" if depth >= shape.layers else f" in {depth} of {shape.layers} layers"
+        blocks = "" if depth >= shape.layers else f" in {depth} of {shape.layers} blocks"
         sets = " and ".join(str(rows[0]["fit_sizes"]).rsplit(", ", 1))
-        origin = f"fits of {sets} sequences{blocks} and {timed or 0:.0f} draws"
+        known = f"fits on {sets} sequences{blocks}, {known}"
     return (
-        f"EK-FAC against BIF at {VERDICT_MODEL} on one {device} ({_setting_text(setting)}), projected from {origin}: "
-        f"{'; '.join(found)}."
+        f"At {VERDICT_MODEL} on one {device} ({_setting_text(setting)}), EK-FAC fitted {'; '.join(found)}. "
+        f"Measured: {known}; the rest is extrapolated."
     )
 
 
@@ -445,8 +413,9 @@ def _model_table(device: str, estimator: Estimator, bif: list[Row], setting: Set
     def fitted(shape: Configuration, count: int) -> str:
         own = [row for row in ekfac[shape.name] if (row["fit_examples"], row["queries"]) == (count, setting.queries)]
         predicted = estimator.estimate("ekfac", shape, replace(setting, fit_examples=count))
-        told = f"{duration(predicted.seconds)} ~" if not too_large([predicted], device) else "does not fit"
-        return _cell(own[0]) if own else told
+        if own or too_large([predicted], device):
+            return _cell(own[0]) if own else "does not fit"
+        return duration(predicted.seconds) + (" \\*" if ekfac[shape.name] else " ~")
 
     def size(shape: Configuration, column: str) -> str:
         own = [row for row in ekfac[shape.name] if number_of(row.get(column))]
@@ -479,7 +448,7 @@ def _more_queries(device: str, estimator: Estimator, setting: Setting) -> list[s
     counts = sorted({int(row["queries"]) for row in estimator.of("bif")})
     measured = {(row["model"], int(row["queries"])) for row in estimator.of("bif")}
     several = [shape for shape in SUITE.values() if sum(model == shape.name for model, _ in measured) > 1]
-    fitted = min(VERDICT_SETS)
+    fitted = MEASURED_FITTED
 
     def cell(method: str, shape: Configuration, count: int) -> str:
         own = [row for row in estimator.of(method) if (row["model"], row["queries"]) == (shape.name, count)]
@@ -522,51 +491,19 @@ def _break_even(estimator: Estimator, bif: list[Row], setting: Setting) -> str:
     return text + (f" At none, or at several: {', '.join(others)}." if others else "")
 
 
-def _checks(estimator: Estimator, setting: Setting) -> str:
-    """How far off each model is when it is predicted from the others alone, and a run from the same run."""
-    few, lines = setting.queries, []
-
-    def off(one: dict[str, Any]) -> str:
-        fitted = f"fitted on {one['fit_examples']:,.0f}" if one["fit_examples"] else ""
-        queries = f"with {one['queries']:,} queries" if not fitted or one["queries"] != few else ""
-        where = " ".join(filter(None, [fitted, queries]))
-        return f"{100 * one['seconds_off']:+.0f} % {where}" + (" \\*" if one["projected"] else "")
-
-    def worst(words: str, those: list[dict[str, Any]]) -> list[str]:
-        most = max(those, key=lambda one: abs(one["seconds_off"]), default=None)
-        return [f"at most {abs(100 * most['seconds_off']):.0f} % off{words} ({most['model']})"] if most else []
-
-    everything = held_out(estimator)
+def _checks(estimator: Estimator) -> str:
+    """How far off each model is when it is predicted from the others alone."""
+    lines, everything = [], held_out(estimator)
     for method in RIVALS:
         checked = [one for one in everything if one["method"] == method]
         inner = [one for one in checked if not one["beyond"]]
         if not inner:
             continue
-        usual = [one for one in inner if one["queries"] == few]
-        projected = [one for one in usual if one["fit_examples"] and one["projected"]]
-        misses = [
-            *worst("", [one for one in usual if one not in projected]),
-            *worst(" where the fitting set is projected too", projected),
-            *worst(f" with more than {few} queries", [one for one in inner if one["queries"] != few]),
-        ]
-        models = sorted({one["model"] for one in checked}, key=lambda name: SUITE[name].num_parameters)
-        told = [one for one in checked if one["fit_examples"] is None or one["fit_examples"] in VERDICT_SETS]
-        ends = [
-            f"the {word} ({model}) {', '.join(off(one) for one in told if one['model'] == model)}"
-            for word, model in (("smallest", models[0]), ("largest", models[-1]))
-        ]
+        worst = max(inner, key=lambda one: abs(one["seconds_off"]))
+        inside, models = sum(one["inside"] for one in checked), {one["model"] for one in checked}
         lines.append(
-            f"{method_label(method)}, each model from the others: between measured sizes {', '.join(misses)}; "
-            f"{'; '.join(ends)}; {sum(one['inside'] for one in checked)} of {len(checked)} rows of {len(models)} "
-            "models inside their 95 % interval."
+            f"{method_label(method)}, each model predicted from the others: {inside} of {len(checked)} rows of "
+            f"{len(models)} models are inside their 95 % interval; between measured sizes at most "
+            f"{abs(100 * worst['seconds_off']):.0f} % off ({worst['model']})."
         )
-    again = []
-    for row, more in repeats(estimator.of("ekfac")):
-        shape, depth = configuration_of(row), int(number_of(row.get("depth")) or 0)
-        said = [f"{depth} of {shape.layers} blocks"] if shape is not None and 0 < depth < shape.layers else []
-        said += [f"{row['queries']:,} queries"] if row["queries"] != few else []
-        words = f" ({', '.join(said)})" if said else ""
-        again.append(f"{row['model']} on {row['fit_examples']:,.0f}{words} {100 * more:+.0f} %")
-    if again:
-        lines.append(f"EK-FAC, the same run made again: {', '.join(again)}.")
-    return "\n".join(lines)
+    return "\n\n".join(lines)

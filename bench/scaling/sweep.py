@@ -1,8 +1,8 @@
 """All points of one sweep, each in a process of its own; what is finished is kept, and what failed is a row.
 
 A point is one model and one method; EK-FAC's has every fitting set and number of queries in it, since they share one
-eigendecomposition. Its specification is plain data that holds everything it depends on: the shape, the weights, the
-method with the paper's options, the text, the device and the precision.
+eigendecomposition. Its specification is plain data that holds everything it depends on: the shape, the
+method with the paper's options, the sequences, the device and the precision.
 
 A point that fails (memory, disk, a signal) is a row with its reason, and the next one is begun; it is not kept, so that
 the same command tries again. A point of EK-FAC that was cut short keeps its finished parts and goes on after them.
@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import code_commit, code_fingerprint, versions, without_nan
-from bench.scaling.methods import axis_of, build_method, is_fitted, load_queries, method_options
+from bench.scaling.methods import axis_of, build_method, is_fitted, method_options
 from bench.scaling.point import MOST_FITTED, finished_parts
 from bench.scaling.projection import NO_PROJECTION, make_rows
 from bench.scaling.report import progress_line
 from bench.scaling.rows import named_configuration
 from retrain.errors import UsageError
 from retrain.jobs.run import terminable
-from retrain.models.pythia_suite import HUB_PREFIX, Configuration
+from retrain.models.pythia_suite import Configuration
 from retrain.progress import WATCH_SECONDS, bar
 from retrain.resume import ResumeState
 from retrain.store import Store, canonical_json
@@ -41,7 +40,6 @@ CHAINS = 4  # of BIF, as in the paper
 START_SECONDS = 12.0  # of a point on a GPU: its context, data and warm-up
 DELAY_SECONDS = 5.0  # a point that ends before needs no bar
 ROOT = Path(__file__).resolve().parents[2]
-PRIVATE_FIELDS = ("text", "query_file", "tokenizer", "weights", "device")  # of a specification: paths of a machine
 SHARED_FILES = (
     *(f"retrain/models/{name}.py" for name in ("causal_lm", "fused_cross_entropy", "fused_cross_entropy_kernels")),
     *(f"retrain/models/{name}.py" for name in ("pretrained", "pythia_suite")),
@@ -61,18 +59,13 @@ class SweepRequest:
     methods: tuple[str, ...]
     train: int = 400
     queries: tuple[int, ...] = (18,)
-    query_file: str | None = None
     tokens: int = 150
     draws: int = 2000
     timed_draws: int = 100  # of BIF: so many are timed, wherever the budget has room for them
     fit_examples: tuple[int, ...] = (400,)
     layers: tuple[int, ...] = ()  # depths EK-FAC is measured at; none: as the budget allows, up to all
-    random_weights: bool = False
-    text: str | None = None
-    tokenizer: str | None = None
     device: str = "auto"
     seed: int = 1
-    settings: tuple[str, ...] = ()  # METHOD.OPTION=VALUE
 
 
 # ---- specifications ----
@@ -90,9 +83,6 @@ def specifications(request: SweepRequest) -> list[dict[str, Any]]:
     for name, configuration in models:
         if configuration.positions < request.tokens:
             raise UsageError(f"--tokens {request.tokens}: {name} takes at most {configuration.positions}")
-    weights = {name: weights_of(name, made, request.random_weights) for name, made in models}
-    if "random" in weights.values() and not request.random_weights:
-        print("random weights: the hub cannot be reached, and cost does not depend on the values", file=sys.stderr)
     names = list(dict.fromkeys(request.methods))
     first = [name for name in ("bif", "ekfac") if name in names]
     shared = _shared_fields(request)
@@ -101,7 +91,7 @@ def specifications(request: SweepRequest) -> list[dict[str, Any]]:
         for group in (first, [name for name in names if name not in first])
         for name, configuration in models
         for method in group
-        for spec in _specifications_of(request, name, configuration, weights[name], method, shared)
+        for spec in _specifications_of(request, name, configuration, method, shared)
     ]
     # Larger fitting sets than can be measured are the estimate's to project, but for EK-FAC's.
     too_many = ", ".join(f"{count:,}" for count in sorted(set(request.fit_examples)) if count > MOST_FITTED)
@@ -117,28 +107,6 @@ def specifications(request: SweepRequest) -> list[dict[str, Any]]:
     return found
 
 
-def weights_of(name: str, configuration: Configuration, random_weights: bool) -> str:
-    """`random`, or what `load_language_model` takes: a folder, or a name that the hub's cache or the network has."""
-    if random_weights:
-        return "random"
-    if Path(name).is_dir():
-        if not any(Path(name).glob("*.safetensors")):
-            raise UsageError(f"{name} holds no *.safetensors; add --random-weights to measure its architecture alone")
-        return str(Path(name).resolve())
-    import huggingface_hub
-
-    hub_name = f"{HUB_PREFIX}{configuration.name}"
-    if isinstance(huggingface_hub.try_to_load_from_cache(hub_name, "config.json"), str):
-        return hub_name
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        return "random"
-    try:
-        socket.create_connection(("huggingface.co", 443), timeout=3).close()
-    except OSError:
-        return "random"
-    return hub_name
-
-
 def content_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -148,16 +116,11 @@ def _shared_fields(request: SweepRequest) -> dict[str, Any]:
     from retrain.units import choose_device, describe_device
 
     device = choose_device(request.device)
-    pairs = load_queries(request.query_file)
-    if request.text and not Path(request.text).is_file():
-        raise UsageError(f'--text "{request.text}" is no file; expected documents as .jsonl or .jsonl.xz')
     return {
         "train": request.train,
-        "query_file": request.query_file,
         "tokens": request.tokens,
-        "text": request.text,
-        "text_digest": content_digest(Path(request.text).read_bytes()) if request.text else "",
-        "query_digest": content_digest(json.dumps(pairs[: max(request.queries)]).encode()),
+        "weights_name": "random",
+        "text_name": "random tokens",
         "device": str(device),
         "device_name": describe_device(device),
         "dtype": "bfloat16" if device.type == "cuda" else "float32",
@@ -166,14 +129,10 @@ def _shared_fields(request: SweepRequest) -> dict[str, Any]:
 
 
 def _specifications_of(
-    request: SweepRequest, name: str, configuration: Configuration, weights: str, method: str, shared: dict[str, Any]
+    request: SweepRequest, name: str, configuration: Configuration, method: str, shared: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    tokenizer = request.tokenizer or (None if weights == "random" else weights)
-    text = Path(request.text).name if request.text else "random tokens"
-    options = method_options(
-        method, request.settings, configuration, chains=min(CHAINS, request.draws),
-        cuda=shared["device"].startswith("cuda"), random=weights == "random",
-    )  # fmt: skip
+    chains, cuda = min(CHAINS, request.draws), shared["device"].startswith("cuda")
+    options = method_options(method, configuration, chains=chains, cuda=cuda)
     built = build_method(method, options)
     axis, fitted = axis_of(method, built), is_fitted(method, built)
     chains = getattr(built, "chains", 0) if axis == "draws" else 0
@@ -181,14 +140,10 @@ def _specifications_of(
         **shared,
         "model": name,
         "configuration": asdict(configuration),
-        "weights": weights,
-        "weights_name": configuration.name if Path(weights).is_dir() else weights,
         "method": method,
         "options": options,
         "axis": axis,
         "fitted": fitted,
-        "text_name": text if tokenizer or not request.text else f"{text}, as bytes",
-        "tokenizer": tokenizer,
         "chains": chains,
         "draws": -(-request.draws // chains) * chains if chains else 0,
         "timed_draws": min(request.timed_draws, request.draws) if chains else 0,
@@ -222,11 +177,9 @@ def point_config(spec: dict[str, Any], budget: float | None) -> dict[str, Any]:
     """The key of a finished point. One measured whole is good for any budget; a projected one for its own."""
     from retrain.source import library_versions
 
-    left_out = ("model", "query_file", "text", "device", "weights_name", "text_name", "tokenizer")
-    tokenizer = Path(spec["tokenizer"]).name if spec["tokenizer"] else None  # not where it lies
     return {
         "version": POINT_VERSION,
-        "point": {name: value for name, value in spec.items() if name not in left_out} | {"tokenizer": tokenizer},
+        "point": {name: value for name, value in spec.items() if name not in ("model", "device")},
         "versions": library_versions("torch", "transformers", "kronfluence", "traker"),
         "code": cost_fingerprint(spec["method"]),
         "cores": os.cpu_count() if spec["dtype"] == "float32" else 0,
@@ -407,7 +360,7 @@ class Sweep:
                 print(progress_line(row, index + 1, len(self.specs)), file=sys.stderr, flush=True)
             said |= {row["error"]} - {None}
         self.rows += rows
-        public = {name: value for name, value in spec.items() if name not in PRIVATE_FIELDS}
+        public = {name: value for name, value in spec.items() if name not in ("model", "device")}  # a path, a number
         self.points.append(
             {
                 "model": rows[0]["model"], "method": spec["method"], "spec": public,

@@ -86,8 +86,8 @@ def specification(method: str, **changes: Any) -> dict[str, Any]:
         "model": "tiny", "configuration": asdict(TINY), "method": method, "options": options, "axis": axis,
         "fitted": method == "ekfac", "train": 8, "queries": 2, "query_counts": [2], "tokens": 12, "draws": 2000,
         "timed_draws": 100, "chains": chains, "fit_examples": 8, "fit_sets": [8], "depths": [],
-        "dtype": "float32", "weights": "random", "weights_name": "random", "text": None,
-        "text_name": "random tokens", "query_file": None, "tokenizer": None, "device": "cpu", "device_name": "CPU",
+        "dtype": "float32", "weights_name": "random",
+        "text_name": "random tokens", "device": "cpu", "device_name": "CPU",
         "seed": 0, "text_digest": "", "query_digest": "",
     }  # fmt: skip
     return spec | changes

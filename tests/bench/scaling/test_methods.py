@@ -1,7 +1,6 @@
-"""bench.scaling's problem and its methods: shapes, queries and text, what runs take by arithmetic, known scores."""
+"""bench.scaling's problem and its methods: shapes, what runs take by arithmetic, known scores."""
 
 import json
-import lzma
 import math
 import re
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from baselines.method import Problem
-from bench import scaling
 from bench.measure import Cost
 from bench.scaling import point as points
 from bench.scaling.costs import (
@@ -26,13 +24,8 @@ from bench.scaling.costs import (
 )
 from bench.scaling.methods import (
     TRAINABLE,
-    ByteTokenizer,
-    CompletionLoss,
     LowMemoryEKFAC,
     ScalingTask,
-    load_queries,
-    query_examples,
-    train_examples,
 )
 from bench.scaling.point import Point
 from bench.scaling.rows import named_configuration
@@ -97,22 +90,6 @@ def test_a_configuration_that_no_model_has_is_named_by_its_entry(
         named_configuration(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("--methods bif --set trak.ridge=3", "--set trak.ridge=3: trak is not among --methods (bif)"),
-        ("--methods bif --set bif.draws=50", "--set bif.draws=50: in a sweep that is --draws"),
-        ("--methods bif --queries ²", "--queries ²: expected how many, or a JSON file"),
-        ("--methods bif --budget-seconds inf", "--budget-seconds is inf; expected seconds above 0"),
-        ("--methods kfac --fit-examples 1000000", "--fit-examples 1,000,000: kfac is measured with at most 20,000"),
-    ],
-)
-def test_what_a_sweep_cannot_do_is_refused(asked: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = ["--models", "14m", "--random-weights", "--device", "cpu", "--train", "4"]
-    assert scaling.main([*plain, *asked.split()]) == 2
-    assert said in capsys.readouterr().err
-
-
 # ---- what runs take, by arithmetic ----
 
 
@@ -172,42 +149,6 @@ def test_ekfac_of_the_largest_models_takes_more_than_a_machine_has() -> None:
     needs = ekfac_needs(SUITE["12b"], 150)
     assert needs.disk_bytes > 180 * 2**30
     assert needs.memory_bytes > 140 * 2**30
-
-
-# ---- the problem ----
-
-
-def test_only_the_completion_counts() -> None:
-    examples = query_examples([("ab", "cd"), ("a", "bcdefghij")], ByteTokenizer(256), tokens=6)
-    assert examples.inputs[0].tolist() == [97, 98, 99, 0, 0, 0]
-    assert examples.targets[0].tolist() == [-100, 99, 100, -100, -100, -100]
-    assert examples.targets[1].tolist() == [98, 99, 100, 101, 102, 103]
-    outputs = torch.randn(2, 6, 256)
-    losses = CompletionLoss().per_example(outputs, examples.targets).mean(1)
-    logs = outputs.log_softmax(-1)
-    assert losses[0] == pytest.approx(float(-(logs[0, 1, 99] + logs[0, 2, 100]) / 2), rel=1e-5)
-    longer = query_examples([("ab", "cd")], ByteTokenizer(256), tokens=9)
-    padded = torch.cat([outputs[:1], torch.randn(1, 3, 256)], dim=1)
-    assert CompletionLoss().per_example(padded, longer.targets).mean(1)[0] == pytest.approx(float(losses[0]), rel=1e-5)
-
-
-def test_our_queries_are_eighteen_and_a_bad_file_is_named(tmp_path: Path) -> None:
-    assert len(load_queries(None)) == 18
-    (tmp_path / "q.json").write_text('[{"prompt": "a"}]')
-    with pytest.raises(UsageError, match="expected a JSON list"):
-        load_queries(str(tmp_path / "q.json"))
-
-
-def test_fitting_sequences_are_the_rest_of_the_documents_and_then_the_start_again(tmp_path: Path) -> None:
-    path = tmp_path / "text.jsonl.xz"
-    documents = ["abcdefgh", "no", "ABCDE"]
-    path.write_bytes(lzma.compress("\n".join(json.dumps({"text": text}) for text in documents).encode()))
-    made: Any = lambda count, least: train_examples(  # noqa: E731
-        count, 3, 256, text=str(path), tokenizer=ByteTokenizer(256), seed=0, least=least
-    )
-    assert ["".join(map(chr, row)) for row in made(5, 2).inputs.tolist()] == ["abc", "ABC", "efg", "abc", "ABC"]
-    with pytest.raises(UsageError, match="has 3 sequences of more than 3 tokens; expected 4"):
-        made(4, 4)
 
 
 # ---- methods ----

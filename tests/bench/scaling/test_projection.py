@@ -9,7 +9,6 @@ import pytest
 from bench import scaling
 from bench.scaling.costs import draw_flops
 from bench.scaling.projection import make_rows, merge_rows
-from bench.scaling.report import show_own_checks
 from bench.scaling.rows import read_rows
 from bench.scaling.sweep import ROOT
 from tests.helpers.scaling_laws import TINY, ekfac_rung, rung, specification
@@ -233,7 +232,6 @@ def test_a_run_that_was_made_twice_says_what_the_other_took() -> None:
         ]
         found += merge_rows(runs)
     assert [row["again_seconds"] for row in found] == [2.5, None]
-    assert "the same run again, 2 queries" in show_own_checks(found)
 
 
 def test_fewer_blocks_run_twice_are_a_repeat_and_a_line_through_them_is_none() -> None:

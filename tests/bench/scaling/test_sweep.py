@@ -183,8 +183,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(shape))
         folders.append(str(folder))
-    queries = tmp_path / "queries.json"
-    queries.write_text(json.dumps([{"prompt": "ab", "completion": "cd"}, {"prompt": "x", "completion": "yz"}]))
     monkeypatch.setattr(points, "matmul_peak", lambda device: {"flops": 1e10})
 
     def here(self: Any, spec: dict[str, Any], limit: float, more: bool) -> dict[str, Any]:
@@ -193,7 +191,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Processes, "measure", here)
     return [
-        "--models", *folders, "--random-weights", "--train", "6", "--queries", str(queries), "--tokens", "8",
+        "--models", *folders, "--train", "6", "--queries", "2", "--tokens", "8",
         "--device", "cpu", "--draws", "8", "--fit-examples", "4", "6",
         "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
     ]  # fmt: skip
@@ -220,7 +218,7 @@ def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     methods = ["bif", "ekfac", OUT_OF_MEMORY, DISK_FULL, "gradsim", FITTED]
-    arguments = [*tiny, "--methods", *methods, "--budget-seconds", "60", "--set", "bif.minibatch=4"]
+    arguments = [*tiny, "--methods", *methods, "--budget-seconds", "60"]
     assert scaling.main(arguments) == 0
     rows = rows_of(tmp_path)
     assert [(row["model"], row["method"], row["fit_examples"]) for row in rows[:6]] == [
@@ -293,7 +291,7 @@ def test_a_point_of_ekfac_that_is_cut_short_is_a_row_and_goes_on_with_the_same_c
 ) -> None:
     """Its process is ended in the middle; the next command starts after the parts that it had finished."""
     arguments = [*tiny, "--methods", "ekfac", "--budget-seconds", "60", "--layers", "2"]
-    arguments[arguments.index("--models") + 1 : arguments.index("--random-weights")] = [str(tmp_path / "tiny-a")]
+    arguments[arguments.index("--models") + 1 : arguments.index("--train")] = [str(tmp_path / "tiny-a")]
     measure = Processes.measure
 
     def cut(self: Any, spec: dict[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
@@ -330,7 +328,7 @@ def test_parts_that_contradict_each_other_are_measured_anew(
     monkeypatch.setattr(Sweep, "work", lambda self, spec: ResumeState(work))
     ResumeState(work).save("ledger", {}, {})
     arguments = [*tiny, "--methods", "ekfac"]
-    arguments[arguments.index("--models") + 1 : arguments.index("--random-weights")] = [str(tmp_path / "tiny-a")]
+    arguments[arguments.index("--models") + 1 : arguments.index("--train")] = [str(tmp_path / "tiny-a")]
     assert scaling.main(arguments) == 1
     assert rows_of(tmp_path)[0]["error"].endswith("the machine is too busy to tell them apart, run again")
     assert not work.exists()
