@@ -12,9 +12,7 @@ From Python, ten names are enough; each says in its docstring what it takes:
 Names are imported when they are first used, so that a command that needs no torch does not wait for it.
 """
 
-import sys
 from importlib import import_module
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -52,16 +50,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
-
-
-def _in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A command that is interrupted while it imports has nothing to show; later ones end in retrain/command.py."""
-    causes = (error, error.__cause__, error.__context__)  # an extension makes an ImportError of it
-    if any(isinstance(cause, KeyboardInterrupt) for cause in causes):
-        print("interrupted before anything was begun", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
-if sys.argv[:1] == ["-m"]:  # what `python -m` sets while it looks for the command
-    sys.excepthook = _in_one_line

@@ -1,12 +1,145 @@
-"""The arguments that commands about methods share; `bench/translate.py` makes values of them."""
+"""The arguments of every command: their names and kinds, checks, and exit codes.
+
+An option means the same wherever it is offered. `bench/experiment.py` makes an Experiment and an Execution of what was
+given; what a command raises becomes one line and an exit code in `run_cli`.
+"""
 
 import argparse
-from collections.abc import Sequence
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from traceback import print_exc
+from typing import Any
 
-from retrain.command import at_least
+from retrain.errors import UsageError, error_line
+from retrain.jobs import CLUSTERS, JobError
+from retrain.jobs.tracker import UnitTraceback, blamed, shortened
+from retrain.progress import close_bars
+from retrain.safe_files import SafeFileError, one_line
+from retrain.seeds import STARTS
+from retrain.store import StoreError, default_cache
+from retrain.subsets import SCHEMES
 
+RUNS = "runs"  # where commands leave their records, and look for them
+MAX_WORDS = 4000  # of an error in one line
+KEPT = "finished work is kept, and the same command goes on"
 SPLITS = ("tune", "report", "all")
 DEFAULT_METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
+TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task with a flag of their own
+
+
+class Parser(argparse.ArgumentParser):
+    """One line on stderr, exit code 2. A misspelt option or command is named, with the one that was probably meant."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = [str(word) for word in (sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> Any:
+        known = self.known_options()
+        for word in getattr(self, "_given", []):
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                # Without their dashes: these alone would make any two short names alike.
+                meant = difflib.get_close_matches(name[2:], [option.lstrip("-") for option in known], n=1)
+                hint = f"did you mean --{meant[0]}?" if meant else "see --help"
+                self.exit(2, f"{self.prog}: unknown option {name}; {hint}\n")
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            choices = [one.strip(" '") for one in choice[2].split(",")]
+            if meant := difflib.get_close_matches(choice[1], choices, n=1):
+                message += f"; did you mean {meant[0]}?"
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def known_options(self) -> list[str]:
+        """Its own, and those of the command that was given (of all its commands where none was)."""
+        known = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                given = [name for name in action.choices if name in getattr(self, "_given", [])]
+                for name in given[:1] or action.choices:
+                    known += action.choices[name]._option_string_actions
+        return known
+
+
+# ---- types of arguments ----
+
+
+def fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is no number; expected a fraction such as 0.1') from None
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is out of range; expected a fraction above 0 and below 1")
+    return value
+
+
+def share(text: str) -> float:
+    """A fraction that may be all."""
+    try:
+        return 1.0 if float(text) == 1 else fraction(text)
+    except ValueError:
+        return fraction(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(str(error).replace("below 1", "at most 1")) from None
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f'"{text}" is no whole number') from None
+        if value < minimum:
+            what = "is too few" if minimum else "is negative"
+            raise argparse.ArgumentTypeError(f"{value} {what}; expected at least {minimum}")
+        return value
+
+    return parse
+
+
+def add_task_arguments(parser: argparse.ArgumentParser) -> None:
+    """What names a task, its data and its options; `build_task` reads them."""
+    add = parser.add_argument
+    add(
+        "--task",
+        default="auto",
+        help="auto, a file of retrain/tasks, a file of yours, or package.module:Class (default: auto)",
+    )
+    add("--protocol", default="", help="how to retrain, where the task offers several (default: the task's first)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
+    add("--data-dir", help="folder with the task's data, where it needs one")
+    add("--model", help="model folder or name, where the task takes one")
+    add("--text", help="text file, where the task takes one")
+    add("--eval-text", help="text file of the queries, where the task takes one of their own")
+    add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
+    add("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser, minimum_subsets: int = 1, required: bool = True) -> None:
+    """Which subsets are retrained on, and how often; several alphas, shares and seeds make several experiments."""
+    add = parser.add_argument
+    add(
+        "--alpha",
+        nargs="+",
+        type=fraction,
+        required=required,
+        help="alpha_retrain: share of the attributed examples that each subset keeps",
+    )
+    add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
+    add("--subsets", type=at_least(minimum_subsets), help="retrained subsets (default: 100)")
+    add("--scheme", choices=SCHEMES, help="fixed size, independent draws, or every group's share (default: fixed)")
+    add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
+    add("--replicates", type=at_least(1), help="retrains per subset, for the noise ceiling (default: the task's)")
+    add("--replicated-subsets", type=at_least(minimum_subsets), help="only the first so many subsets are replicated")
+    starts = "of retrained models: the base model's, each its own, or the base training replayed without the left out"
+    add("--initialisation", choices=STARTS, help=starts)
 
 
 def add_method_arguments(parser: argparse.ArgumentParser, default: Sequence[str] = DEFAULT_METHODS) -> None:
@@ -33,3 +166,187 @@ def add_settings_argument(parser: argparse.ArgumentParser) -> None:
 def add_query_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queries", type=at_least(1), help="only the first so many queries of the split")
     parser.add_argument("--query-split", choices=SPLITS, help="which queries (default: report)")
+
+
+def one_of_each(arguments: argparse.Namespace, *names: str) -> None:
+    """For commands about one experiment, which share their flags with those about many."""
+    for name in names:
+        if len(getattr(arguments, name) or []) > 1:
+            raise UsageError(
+                f"--{name.replace('_', '-').removesuffix('s')} takes one value here; run the command for each"
+            )
+
+
+def choose_task(name: str, data_dir: str | None) -> tuple[str, str]:
+    """The task, and one line saying why this one and how to get the other."""
+    from retrain.data.cifar10 import is_available
+    from retrain.units import choose_device
+
+    if name != "auto":
+        return name, ""
+    gpu, data = choose_device("auto").type == "cuda", is_available(data_dir)
+    if gpu and data:
+        return "cifar10", "task cifar10: a GPU and the data are here (--task digits takes the small embedded task)"
+    missing = " and ".join(["no CUDA GPU"] * (not gpu) + ["no CIFAR-10 data"] * (not data))
+    return "digits", f"task digits: {missing} here (--task cifar10 --data-dir DIR takes the paper's)"
+
+
+def options_by_owner(settings: Sequence[str]) -> dict[str, dict[str, str]]:
+    """NAME -> OPTION -> VALUE of every --set."""
+    found: dict[str, dict[str, str]] = {}
+    for setting in settings:
+        target, equals, value = setting.partition("=")
+        owner, dot, option = target.rpartition(".")
+        if not equals or not dot or not owner or not option:
+            raise UsageError(f'--set takes NAME.OPTION=VALUE, for example --set bif.chains=4, not "{setting}"')
+        found.setdefault(owner, {})[option] = value
+    return found
+
+
+def options_of(name: str, settings: Sequence[str]) -> dict[str, str]:
+    """The --set options addressed to `name`."""
+    return options_by_owner(settings).get(name, {})
+
+
+def task_words(
+    arguments: argparse.Namespace, default: str = "auto"
+) -> tuple[str, dict[str, Any], dict[str, dict[str, str]]]:
+    """What the command line says of the task: its name, its options, and the --set options of everybody else."""
+    name, line = choose_task(default if arguments.task == "auto" else arguments.task, arguments.data_dir)
+    if line:
+        print(line, file=sys.stderr)
+    others = options_by_owner(arguments.set)
+    options: dict[str, Any] = {}
+    for owner in (name, Path(name.partition(".py")[0]).name):  # a file is called by its path or by its name
+        options |= others.pop(owner, {})
+    if arguments.protocol:
+        options["protocol"] = arguments.protocol
+    for option in TASK_OPTIONS:
+        if getattr(arguments, option) is not None:
+            options[option] = getattr(arguments, option)
+    return name, options, others
+
+
+# ---- where the work runs ----
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags every command that runs units has; `cluster_options` turns them into arguments of `run_units`."""
+    group = parser.add_argument_group("where the work runs")
+    group.add_argument(
+        "--cluster",
+        choices=CLUSTERS,
+        help="this process, local processes, or Slurm (default: local where the device is a CPU of several cores)",
+    )
+    group.add_argument("--jobs", type=int, help="units at once (default: one per GPU or core; 16 on Slurm)")
+    group.add_argument(
+        "--gpus-per-job", type=int, help="GPUs for each job (default: 1 where there are any and they are used)"
+    )
+    group.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an sbatch option, e.g. --slurm partition=gpu --slurm qos=low; repeatable",
+    )
+    group.add_argument("--timeout-min", type=float, help="minutes for one unit (local) or one array task (Slurm)")
+    group.add_argument("--traceback", action="store_true", help="print the whole traceback of what fails")
+    group.add_argument("--collect", action="store_true", help="start nothing: take what is or gets finished")
+
+
+def cluster_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `run_units` that the flags of `add_cluster_arguments` ask for."""
+    slurm = {}
+    for item in args.slurm:
+        key, equals, value = item.partition("=")
+        key = key.strip().lstrip("-").replace("-", "_")
+        if not equals or not key:
+            raise UsageError(f'--slurm takes KEY=VALUE, for example --slurm partition=gpu, not "{item}"')
+        slurm[key] = value
+    cluster = args.cluster or default_cluster(args.device)
+    if slurm and cluster != "slurm":
+        raise UsageError(f"--slurm options need --cluster slurm, not {cluster}")
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, not {args.jobs}")
+    return {
+        "cluster": cluster,
+        "jobs": args.jobs,
+        "gpus_per_job": args.gpus_per_job,
+        "slurm": slurm,
+        "timeout_min": args.timeout_min,
+        "collect": args.collect,
+        "traceback": args.traceback,
+    }
+
+
+def default_cluster(device: str) -> str:
+    """On a CPU every core retrains; a GPU is kept busy by one process."""
+    from retrain.units import choose_device
+
+    return "local" if choose_device(device).type == "cpu" and (os.cpu_count() or 1) > 1 else "inline"
+
+
+# ---- checks ----
+
+
+def check_device(name: str) -> None:
+    from retrain.units import choose_device
+
+    try:
+        device = choose_device(name)
+    except RuntimeError:
+        raise UsageError(f'unknown device "{name}"; expected auto, cpu, cuda, or cuda:N') from None
+    import torch
+
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f'device "{name}" was asked for, but torch sees no CUDA GPU; use --device cpu')
+
+
+def check_out(folder: str) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f'--out "{folder}" cannot be made: {error.strerror}; give another folder') from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f'--out "{folder}" cannot be written to; give another folder')
+
+
+# ---- exit codes ----
+
+
+def run_cli(prog: str, work: Callable[[], int], interrupted: str = KEPT, traceback: bool | None = None) -> int:
+    """Runs a command's work; `exit_code` has what becomes of an error."""
+    try:
+        return work()
+    except BaseException as error:
+        return exit_code(error, prog, interrupted, traceback)
+
+
+def exit_code(error: BaseException, prog: str, interrupted: str = KEPT, traceback: bool | None = None) -> int:
+    """One line on stderr. 1: the work failed; 2: it was asked for what cannot be; 130: interrupted.
+
+    Called where the error is caught. traceback: of commands with --traceback, whether it was given; without it the code
+    of tasks and methods fails in one line, wherever it is called from.
+    """
+    if isinstance(error, UsageError | StoreError | SafeFileError):
+        print(f"{prog}: {one_line(str(error), MAX_WORDS)}", file=sys.stderr)
+        return 2
+    if isinstance(error, BrokenPipeError):  # ... | head
+        sys.stderr.close()
+        return 0
+    close_bars()
+    if isinstance(error, KeyboardInterrupt):
+        print(f"{prog}: interrupted; {interrupted}", file=sys.stderr)
+        return 130
+    if isinstance(error, RuntimeError | FloatingPointError):
+        if traceback and not isinstance(error, JobError) and not isinstance(error.__cause__, UnitTraceback):
+            print_exc()  # of a unit it was printed where the unit was given up
+        print(f"{prog}: {error_line(error)}", file=sys.stderr)
+        return 1
+    # A full disk, or a folder where a file was to go, is nobody's mistake in the code.
+    if not isinstance(error, Exception) or traceback or (traceback is None and not isinstance(error, OSError)):
+        raise error
+    file, line = blamed(error)
+    where = "" if traceback is None else f" ({shortened(file)}:{line}); --traceback shows it whole"
+    print(f"{prog}: {error_line(error)}{where}", file=sys.stderr)
+    return 1

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import Parser
 from bench.tables import bytes_text
-from retrain.command import Parser
 from retrain.jobs.slurm import private_path
 from retrain.jobs.unit import JOBS, JobBatch
 from retrain.leases import Leases

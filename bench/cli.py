@@ -1,4 +1,4 @@
-"""tda-bench: the commands of the suite under one name, for whoever has installed it.
+"""tda-bench: the commands of the suite under one name, and the first of them, lds.
 
     tda-bench lds --alpha 0.1            the same as python -m bench.lds --alpha 0.1
     tda-bench list methods               every method with its options, defaults and paper; also: list tasks
@@ -7,19 +7,37 @@
 `python -m bench.X` needs a folder without a `bench/` of its own; this does not.
 """
 
+import argparse
 import importlib
+import json
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
-from retrain.command import Parser, run_cli
+from bench.arguments import (
+    RUNS,
+    Parser,
+    add_cluster_arguments,
+    add_method_arguments,
+    add_plan_arguments,
+    add_query_arguments,
+    add_task_arguments,
+    at_least,
+    check_out,
+    exit_code,
+    run_cli,
+)
+from bench.metrics import MINIMUM_SUBSETS
+from bench.records import command_line, try_write, without_nan
 from retrain.errors import UsageError, error_line
 
 # What these lead to is in the key, not their names.
 COUNTS_BY_CONTENT = ("data_dir", "eval_text", "model", "text", "text_field")
 COMMANDS = {
-    "lds": ("bench.lds", "how well methods predict what happens when training data is left out"),
+    "lds": ("bench.cli:lds_main", "how well methods predict what happens when training data is left out"),
     "evaluate": ("bench.evaluations.__main__", "removal, mislabel, calibration, leave_one_out, agreement, limit"),
     "tune": ("bench.tune.__main__", "choose every method's settings by one rule, on queries and subsets of their own"),
     "speed": ("bench.speed", "time methods against each other"),
@@ -33,7 +51,24 @@ COMMANDS = {
     "inspect": ("bench.inspect.__main__", "the training examples, or tokens, that matter most to some queries"),
     "status": ("bench.status", "what is done, running, failed and missing"),
     "cache": ("bench.cache", "list, verify and prune the cache"),
-    "retrain": ("retrain.__main__", "the ground truth alone"),
+    "list": ("bench.cli:list_main", "methods or tasks, with options, defaults and papers"),
+}
+# Names of earlier releases, and what says the same today.
+OLD_COMMANDS = {
+    "counterfactual": "evaluate removal",
+    "mislabel": "evaluate mislabel",
+    "calibration": "evaluate calibration",
+    "leave_one_out": "evaluate leave_one_out",
+    "agreement": "evaluate agreement",
+    "limit": "evaluate limit",
+    "sweep": "tune sweep",
+    "examples": "inspect examples",
+    "tokens": "inspect tokens",
+    "bank": "truth bank",
+    "leaderboard": "publish leaderboard",
+    "words": "publish numbers",
+    "ledger": "publish claims",
+    "retrain": "lds --methods random",
 }
 
 
@@ -41,33 +76,111 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if "" not in sys.path and "." not in sys.path:
         sys.path.append("")  # plug-ins of one's own are found here; last, so that they shadow nothing
-    parser = Parser(
-        prog="tda-bench", description=str(__doc__).split("\n")[0], epilog=_overview(), formatter_class=_plain()
-    )
     from bench import __version__
 
+    if words and words[0] in OLD_COMMANDS:
+        print(f"tda-bench: {words[0]} is now tda-bench {OLD_COMMANDS[words[0]]}", file=sys.stderr)
+        return 2
+    lines = [f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()]
+    parser = Parser(
+        prog="tda-bench",
+        description=str(__doc__).split("\n")[0],
+        epilog="\n".join(["commands:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"tda-bench {__version__}")
-    parser.add_argument("command", choices=(*COMMANDS, "list"), metavar="COMMAND", help="see below")
+    parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
     if not words or words[0].startswith("-"):
         parser.parse_args(words or ["--help"])
-    command = parser.parse_args(words[:1]).command
-    if command == "list":
-        return run_cli("tda-bench list", lambda: list_plugins(words[1:]))
-    return importlib.import_module(COMMANDS[command][0]).main(words[1:])
+    module, _, function = COMMANDS[parser.parse_args(words[:1]).command][0].partition(":")
+    return getattr(importlib.import_module(module), function or "main")(words[1:])
 
 
-def _plain() -> Any:
-    import argparse
-
-    return argparse.RawDescriptionHelpFormatter
+# ---- lds ----
 
 
-def _overview() -> str:
-    lines = [f"  {name:10} {words}" for name, (_, words) in COMMANDS.items()]
-    return "\n".join(["commands:", *lines, f"  {'list':10} methods or tasks, with options, defaults and papers"])
+def lds_parser() -> Parser:
+    about = "How well does each method predict what really happens when training data is left out?"
+    parser = Parser(prog="python -m bench.lds", description=about)
+    add = parser.add_argument
+    add("--experiment", metavar="FILE", help="a .toml file or a run.json: what is asked; other options change it")
+    add_task_arguments(parser)
+    add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
+    add_method_arguments(parser)
+    add_query_arguments(parser)
+    looked_at = "models that methods look at: the base model, or those trained on the attributed examples or on subsets"
+    add("--reference", choices=("full", "attributed", "subset"), help=f"{looked_at} (default: full)")
+    models = "models that every method's scores are averaged over; several numbers: a row each (default: 1)"
+    add("--checkpoints", nargs="+", type=at_least(1), metavar="K", help=models)
+    add("--out", default=RUNS, help="where run records go, a folder each (default: %(default)s)")
+    add("--ground-truth", metavar="DIR", help="score given scores against a ground truth of bench.truth, and stop")
+    add("--scores", nargs="+", metavar="FILE", help="with --ground-truth: (queries x training examples) arrays")
+    add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
+    add("--force", action="store_true", help="retrain and score again what this command needs, even if it is cached")
+    add("--rescore", action="store_true", help="score again, and keep the retrains")
+    add("--json", action="store_true", help="print the rows as a JSON list instead of tables")
+    add("--wide", action="store_true", help="more columns than fit a narrow terminal")
+    add_cluster_arguments(parser)
+    return parser
+
+
+def lds_main(argv: Sequence[str] | None = None) -> int:
+    """Retrains on random subsets, scores with every method, prints every LDS with its interval and noise ceiling.
+
+    Everything finished is kept: interrupt at any time, and the same command goes on.
+    """
+    parser = lds_parser()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if any(word.partition("=")[0] in ("--ground-truth", "--scores", "--scores-are") for word in words):
+        from bench.truth.scores import scores_command
+
+        return scores_command(words, parser)
+    arguments = parser.parse_args(words)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("tda-bench").setLevel(logging.INFO)
+    try:
+        return measure_lds(arguments, command_line("bench.lds", words), parser.prog)
+    except BaseException as error:
+        return exit_code(error, parser.prog, traceback=arguments.traceback)
+
+
+def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    from bench.dry_run import dry_run
+    from bench.experiment import execution_of, experiment_of
+    from bench.runner import run
+
+    experiment, execution = experiment_of(arguments), execution_of(arguments)
+    if arguments.dry_run:
+        if arguments.json:
+            raise UsageError("--dry-run says in words what would be computed; leave out --json")
+        print(dry_run(experiment, execution))
+        return 0
+    check_out(arguments.out)
+    result = run(experiment, execution)
+    place = Path(arguments.out) / result.run_id
+    nothing = arguments.collect and not result.out.rows  # a record of nothing would only be in the way
+    unwritten = "" if nothing else try_write(lambda: result.save(arguments.out, command), place)
+    if arguments.json:
+        print(json.dumps(without_nan(result.frame().to_dict("records")), indent=1))
+    else:
+        print(result.text(arguments.wide))
+        failed = f"; {len(result.problems)} went wrong: see below" if result.problems else ""
+        written = "" if unwritten or nothing else f"; record: {place}/run.json"
+        print(f"\nrun {result.run_id} in {result.seconds:.0f} s{written}{failed}")
+    problems = list(result.problems)
+    if unwritten:
+        problems.append(f"{unwritten}; the same command writes it, from {arguments.cache}")
+    skipped = [f"skipped {label}: {reason}" for label, reason in result.skipped.items()]
+    for line in [*result.notes, *skipped, *(f"{prog}: {problem}" for problem in problems)]:
+        print(line, file=sys.stderr)
+    return 1 if problems else 0
 
 
 # ---- list ----
+
+
+def list_main(argv: Sequence[str]) -> int:
+    return run_cli("tda-bench list", lambda: list_plugins(argv))
 
 
 def list_plugins(words: Sequence[str]) -> int:
@@ -128,7 +241,3 @@ def describe(name: str, cls: Any) -> str:
             )
             lines.append(f"  {field.name} = {default}{kind}")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,6 +7,7 @@ It stands in every record, and is read from a file: TOML with the same names, or
 again, settings included. bench/runner.py runs it.
 """
 
+import argparse
 import json
 import math
 import sys
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from bench.arguments import DEFAULT_METHODS, SPLITS
+from bench.arguments import DEFAULT_METHODS, SPLITS, check_device, cluster_options, task_words
 from bench.methods import SETTINGS
 from bench.metrics import MINIMUM_SUBSETS
 from bench.schema import ExperimentFile, ExperimentRecord
@@ -184,3 +185,56 @@ def _toml(path: Path) -> dict[str, Any]:
     except (TypeError, ValueError) as error:  # dates, nan and inf
         raise UsageError(f"{path} holds what no experiment has: {error}") from None
     return content
+
+
+# ---- from a command line ----
+
+
+def experiment_of(arguments: argparse.Namespace) -> Experiment:
+    """The Experiment that a command line asks for: its file's, changed by the options beside it."""
+    if getattr(arguments, "experiment", None):
+        kept = read_experiment(arguments.experiment).to_json()
+        given = asked_for(arguments, kept["task"])
+        for name in ("task_options", "options") if given["task"] == kept["task"] else ():
+            given[name] = {**kept[name], **given[name]}
+        return Experiment(**{**kept, **given})
+    given = asked_for(arguments)
+    if not given.get("alpha"):
+        raise UsageError(
+            "--alpha is needed: the share of the attributed examples that each subset keeps, e.g. --alpha 0.1"
+        )
+    return Experiment(**given)
+
+
+def asked_for(arguments: argparse.Namespace, task: str = "auto") -> dict[str, Any]:
+    """The fields of an Experiment that the command line names; `task` is what it is where --task is not given."""
+    asked, task_options, others = task_words(arguments, task)
+    given: dict[str, Any] = {"task": asked, "task_options": task_options, "options": others}
+    for name in (
+        "methods", "settings", "alpha", "alpha_attribution", "seeds", "subsets", "scheme", "replicates",
+        "replicated_subsets", "initialisation", "queries", "query_split", "reference", "checkpoints",
+    ):  # fmt: skip
+        if (value := getattr(arguments, name, None)) is not None:
+            given[name] = value
+    return given
+
+
+def execution_of(arguments: argparse.Namespace) -> Execution:
+    check_device(arguments.device)
+    names = ("keep_scores", "force", "rescore")
+    chosen = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    jobs = cluster_options(arguments) if hasattr(arguments, "cluster") else {}
+    for name in ("force", "rescore"):
+        if jobs.get("collect") and chosen.get(name):
+            raise UsageError(f"--{name} makes things again and --collect starts nothing; leave one of them out")
+    return Execution(device=arguments.device, cache=arguments.cache, jobs=jobs, **chosen)
+
+
+def task_and_plans(arguments: argparse.Namespace) -> tuple[Task, list[Plan]]:
+    """Of a command that takes no methods: its task, and every seed's, share's and alpha's plan."""
+    experiment = experiment_of(arguments)
+    if experiment.options:
+        raise UsageError(f'--set names "{sorted(experiment.options)[0]}", which is not the task ({experiment.task})')
+    task = experiment.build_task()
+    blocks = [(seed, share) for seed in experiment.seeds for share in experiment.shares(task)]
+    return task, [plan for block in blocks for plan in experiment.plans(task, *block)]

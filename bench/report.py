@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import RUNS, Parser, check_out, run_cli
 from bench.identity import file_slug
 from bench.pages.assemble import built_page, inert_json, part
 from bench.pages.cards import COST_KINDS, Card, Cards, contents, grid, task_sections
@@ -23,7 +24,6 @@ from bench.pages.data import report_data
 from bench.pages.markdown import Links, rendered
 from bench.pages.plots import plot_specifications
 from bench.records import Results, load_results
-from retrain.command import RUNS, Parser, check_out, run_cli
 from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_text, write_whole
 

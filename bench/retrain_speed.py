@@ -22,20 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from bench.metrics import spearman_per_column
-from bench.records import command_line, provenance, try_write, write_json
-from bench.tables import number, table
-from retrain.command import (
+from bench.arguments import (
     Parser,
     add_plan_arguments,
     add_task_arguments,
     at_least,
-    build_task,
     check_device,
     check_out,
-    plans_for,
     run_cli,
 )
+from bench.metrics import spearman_per_column
+from bench.records import command_line, provenance, try_write, write_json
+from bench.tables import number, table
 from retrain.errors import UsageError
 from retrain.store import Store
 
@@ -165,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    from bench.experiment import task_and_plans
     from retrain.units import choose_device, describe_device, retrain_units
 
     check_device(arguments.device)
@@ -172,8 +171,8 @@ def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int
         raise UsageError("every subset is retrained twice here; leave out --replicates and --replicated-subsets")
     if arguments.out:
         check_out(arguments.out)
-    task, device = build_task(arguments), describe_device(choose_device(arguments.device))
-    plans = [replace(plan, replicates=2, replicated_subsets=None) for plan in plans_for(arguments, task)]
+    (task, asked), device = task_and_plans(arguments), describe_device(choose_device(arguments.device))
+    plans = [replace(plan, replicates=2, replicated_subsets=None) for plan in asked]
     for plan in plans:
         retrain_units(task, plan, arguments.device)  # one that cannot be drawn is refused before the first is timed
     rows = []

@@ -25,11 +25,19 @@ from typing import Any
 
 import numpy as np
 
-from bench.arguments import add_method_arguments, add_query_arguments
+from bench.arguments import (
+    Parser,
+    add_method_arguments,
+    add_query_arguments,
+    add_task_arguments,
+    at_least,
+    check_out,
+    run_cli,
+    share,
+)
 from bench.metrics import spearman_per_column
 from bench.records import command_line, keep_earlier, provenance, try_write, write_json
 from bench.tables import bytes_text, number, table
-from retrain.command import Parser, add_task_arguments, at_least, check_out, run_cli, share
 from retrain.errors import UsageError
 from retrain.progress import close_bars, progress_counter
 from retrain.store import Store, UnwritableStoreError, canonical_json
@@ -239,8 +247,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    from bench.experiment import execution_of, experiment_of
     from bench.runner import Session
-    from bench.translate import execution_of, experiment_of
 
     if arguments.out:
         check_out(arguments.out)

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from bench.arguments import Parser
 from bench.tables import duration, table
-from retrain.command import Parser
 from retrain.jobs.tracker import MAX_ATTEMPTS
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Holder, Leases

@@ -27,7 +27,7 @@ from retrain.errors import UsageError
 OURS = ("retrain", "baselines", "bench")
 # They carry numbers about and change none: keys, files, processes, command lines. Of data the bytes are in the key.
 INERT = (
-    "retrain", "retrain.command", "retrain.data", "retrain.errors", "retrain.jobs", "retrain.leases", "retrain.plugins",
+    "retrain", "retrain.data", "retrain.errors", "retrain.jobs", "retrain.leases", "retrain.plugins",
     "retrain.progress", "retrain.resume", "retrain.safe_files", "retrain.source", "retrain.store", "retrain.tasks",
     "retrain.units",
     "baselines.method", "baselines.support.memory",

@@ -63,4 +63,4 @@ def scratch(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers take seconds to import torch, and tests run beside each other already; those of workers ask for them."""
-    monkeypatch.setattr("retrain.command.default_cluster", lambda device: "inline")
+    monkeypatch.setattr("bench.arguments.default_cluster", lambda device: "inline")

@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from bench.arguments import Parser, check_out, run_cli
 from bench.records import command_line
-from retrain.command import Parser, check_out, run_cli
 
 EVALUATIONS = {
     "removal": "leave out what a method calls helpful, retrain, and look (--brittleness: until a prediction flips)",

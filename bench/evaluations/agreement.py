@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.answers import Answers
+from bench.arguments import fraction
 from bench.evaluations.common import (
     SCORE_CHOICES,
     add_shared_arguments,
@@ -31,12 +32,10 @@ from bench.evaluations.common import (
     scoring_session,
     sizes_of,
 )
-from bench.experiment import Execution, Experiment
+from bench.experiment import Execution, Experiment, asked_for, execution_of
 from bench.metrics import spearman_per_column
 from bench.metrics.removal import mean_change
 from bench.tables import number, tables
-from bench.translate import asked_for, execution_of
-from retrain.command import fraction
 from retrain.errors import UsageError
 
 TOP_SHARES = (0.01, 0.1)

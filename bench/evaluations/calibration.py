@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from bench.answers import Answers
-from bench.arguments import add_method_arguments, add_query_arguments
+from bench.arguments import (
+    RUNS,
+    add_cluster_arguments,
+    add_method_arguments,
+    add_plan_arguments,
+    add_query_arguments,
+    add_task_arguments,
+)
 from bench.evaluations.common import (
     SCORE_CHOICES,
     add_scores_argument,
@@ -27,13 +34,11 @@ from bench.evaluations.common import (
     scores_words,
     variant_columns,
 )
-from bench.experiment import Execution, Experiment
+from bench.experiment import Execution, Experiment, execution_of, experiment_of
 from bench.metrics import MINIMUM_SUBSETS
 from bench.metrics.calibration import UnitsOfLoss, calibration, reachable_share
 from bench.runner import Session
 from bench.tables import short_number, table
-from bench.translate import execution_of, experiment_of
-from retrain.command import RUNS, add_cluster_arguments, add_plan_arguments, add_task_arguments
 
 # Statistic -> its name in rows. Only the last is ranked: a slope is best at 1, and without rescaling R2 says the same.
 CALIBRATION_METRICS = {

@@ -14,14 +14,21 @@ import torch
 
 from baselines.method import Attribution
 from bench.answers import Answers
-from bench.arguments import add_method_arguments, add_query_arguments
+from bench.arguments import (
+    RUNS,
+    add_cluster_arguments,
+    add_method_arguments,
+    add_query_arguments,
+    add_task_arguments,
+    at_least,
+    share,
+)
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import make_units, obtain
 from bench.methods import Variant
 from bench.metrics import MINIMUM_SUBSETS
 from bench.runner import Session
 from bench.scoring import Ensemble
-from retrain.command import RUNS, add_cluster_arguments, add_task_arguments, at_least, share
 from retrain.errors import UsageError
 from retrain.seeds import INITIALISATIONS
 

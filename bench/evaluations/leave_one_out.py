@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.answers import Answers
+from bench.arguments import at_least
 from bench.evaluations.calibration import CALIBRATION_METRICS, calibration_rows, calibration_table
 from bench.evaluations.common import (
     SCORE_CHOICES,
@@ -33,12 +34,10 @@ from bench.evaluations.common import (
     scoring_session,
 )
 from bench.evaluations.retrainer import RemovalRetrainer
-from bench.experiment import Execution, Experiment
+from bench.experiment import Execution, Experiment, asked_for, execution_of
 from bench.metrics import linear_datamodelling_score, noise_ceiling, paired_difference
 from bench.metrics.calibration import calibration
 from bench.tables import interval, number, table
-from bench.translate import asked_for, execution_of
-from retrain.command import at_least
 from retrain.errors import UsageError
 
 LEAVE_ONE_OUT = "leave-one-out Spearman"

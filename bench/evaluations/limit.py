@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from baselines.bif.covariance import covariance
 from baselines.bif.method import BIF
 from baselines.method import Problem
+from bench.arguments import RUNS, at_least
 from bench.records import provenance, write_json
 from bench.tables import interval, number, table
-from retrain.command import RUNS, at_least
 from retrain.errors import UsageError
 from retrain.examples import Examples, Indices
 from retrain.losses import CrossEntropy

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from bench.answers import TOPS, Answers
+from bench.arguments import fraction
 from bench.evaluations.common import (
     SeedAndShare,
     add_shared_arguments,
@@ -33,13 +34,11 @@ from bench.evaluations.common import (
     score_methods,
     scoring_session,
 )
-from bench.experiment import Execution, Experiment
+from bench.experiment import Execution, Experiment, asked_for, execution_of
 from bench.ground_truth import base_model
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
 from bench.runner import Session
 from bench.tables import interval, number, table
-from bench.translate import asked_for, execution_of
-from retrain.command import fraction
 from retrain.errors import UsageError
 from retrain.mislabelled import Mislabelled, flipped_labels
 from retrain.subsets import attributed_indices

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from bench.answers import Answers
+from bench.arguments import at_least, fraction
 from bench.evaluations.brittleness import BRITTLENESS, add_brittleness, show_brittleness
 from bench.evaluations.common import (
     SCORE_CHOICES,
@@ -41,12 +42,10 @@ from bench.evaluations.common import (
     sizes_of,
 )
 from bench.evaluations.retrainer import NOTHING, RemovalRetrainer, RemovalSet
-from bench.experiment import Execution, Experiment
+from bench.experiment import Execution, Experiment, asked_for, execution_of
 from bench.metrics.removal import Shared, mean_change
 from bench.records import without_nan
 from bench.tables import table, tables
-from bench.translate import asked_for, execution_of
-from retrain.command import at_least, fraction
 from retrain.errors import UsageError
 from retrain.removal import classifies
 

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import schema
+from bench.arguments import RUNS, Parser, at_least, check_out, run_cli
 from bench.figures.drawing import Drawing, Kind
 from bench.figures.ensembles import without_ensembles
 from bench.figures.kinds import KINDS
 from bench.figures.table import markdown_table
 from bench.publish.plots import style
 from bench.records import Results, load_results, without_curves, without_scored_again
-from retrain.command import RUNS, Parser, at_least, check_out, run_cli
 from retrain.processes import die_with
 from retrain.progress import Progress, progress_counter
 from retrain.safe_files import SafeFileError, read_checked, write_whole

@@ -5,10 +5,19 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from bench.arguments import add_method_arguments, add_query_arguments, add_settings_argument
+from bench.arguments import (
+    RUNS,
+    Parser,
+    add_method_arguments,
+    add_query_arguments,
+    add_settings_argument,
+    add_task_arguments,
+    at_least,
+    run_cli,
+    share,
+)
 from bench.inspect import examples, tokens
 from bench.records import command_line
-from retrain.command import RUNS, Parser, add_task_arguments, at_least, run_cli, share
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from bench.arguments import check_out
+from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
 from bench.inspect.tokens import score_tokens, strongest_of_each_query
 from bench.methods import Variant
 from bench.metrics import mean_and_standard_error
 from bench.records import provenance, try_write
 from bench.runner import Session
-from bench.translate import execution_of, experiment_of
-from retrain.command import check_out
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.safe_files import write_whole

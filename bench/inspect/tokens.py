@@ -33,13 +33,13 @@ import torch
 from baselines.bif.method import BIF
 from baselines.bif.tokens import token_bif
 from baselines.method import Problem
+from bench.arguments import check_out
+from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
 from bench.measure import cpu_threads
 from bench.pages.assemble import built_page, part
 from bench.records import provenance, without_nan
 from bench.runner import Session
-from bench.translate import execution_of, experiment_of
-from retrain.command import check_out
 from retrain.errors import UsageError
 from retrain.progress import progress_bar
 from retrain.safe_files import whole_file, write_whole

@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from retrain.command import Parser, run_cli
+from bench.arguments import Parser, run_cli
 
 PUBLISHED = {
     "figures": ("bench.publish.plots", "draw the figures that the records allow"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.arguments import Parser, at_least, options_of, run_cli
 from bench.records import try_write
 from bench.regress.baseline import (
     PACKAGED,
@@ -28,7 +29,6 @@ from bench.regress.baseline import (
 from bench.regress.judge import QUIET_TIMINGS, Verdict, gate
 from bench.regress.report import closing_lines, junit, markdown, verdict_table
 from bench.regress.sample import Rig, record_method
-from retrain.command import Parser, at_least, options_of, run_cli
 from retrain.errors import UsageError
 from retrain.progress import bar
 from retrain.store import Store, default_cache

@@ -28,6 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import Parser, at_least, check_device, check_out, run_cli
 from bench.records import code_commit, code_fingerprint, keep_earlier, try_write, without_nan
 from bench.scaling.costs import Setting
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, by_device, held_out
@@ -43,7 +44,6 @@ from bench.scaling.report import (
 )
 from bench.scaling.rows import RATES, named_configuration, read_rows, write_csv
 from bench.scaling.sweep import Sweep, SweepRequest
-from retrain.command import Parser, at_least, check_device, check_out, run_cli
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE
 from retrain.safe_files import write_whole

@@ -31,13 +31,24 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.arguments import add_method_arguments, add_query_arguments
+from bench.arguments import (
+    Parser,
+    add_cluster_arguments,
+    add_method_arguments,
+    add_plan_arguments,
+    add_query_arguments,
+    add_task_arguments,
+    at_least,
+    check_device,
+    check_out,
+    cluster_options,
+    run_cli,
+)
 from bench.evaluations.common import add_scores_argument, add_shared_arguments
-from bench.experiment import Experiment
+from bench.experiment import Experiment, asked_for, execution_of, experiment_of, task_and_plans
 from bench.ground_truth import GroundTruth, ground_truth
 from bench.metrics import MINIMUM_SUBSETS
 from bench.records import try_write
-from bench.translate import asked_for, execution_of, experiment_of
 from bench.truth.bank import check_bank, export_scores, make_bank
 from bench.truth.folder import (
     as_masks,
@@ -47,19 +58,6 @@ from bench.truth.folder import (
     read_truth,
     truth_record,
     write_truth,
-)
-from retrain.command import (
-    Parser,
-    add_cluster_arguments,
-    add_plan_arguments,
-    add_task_arguments,
-    at_least,
-    build_task,
-    check_device,
-    check_out,
-    cluster_options,
-    plans_for,
-    run_cli,
 )
 from retrain.errors import UsageError
 from retrain.safe_files import read_json
@@ -150,8 +148,7 @@ def export_truth(arguments: argparse.Namespace) -> GroundTruth:
     from retrain.units import retrain_units
 
     check_device(arguments.device)
-    task = build_task(arguments)
-    plans = plans_for(arguments, task)
+    task, plans = task_and_plans(arguments)
     if len(plans) != 1:
         raise UsageError("a ground truth is of one alpha, one share and one seed; export each to a folder of its own")
     (plan,) = plans

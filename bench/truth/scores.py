@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bench.arguments import RUNS, Parser, check_out, run_cli
 from bench.ground_truth import GroundTruth
 from bench.prediction import subset_sums
 from bench.records import (
@@ -40,7 +41,6 @@ from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
 from bench.schema import RunRecord
 from bench.tables import ceiling_text, divisor, interval, number, pairs_text, share_text, table
 from bench.truth.folder import one_array, read_truth
-from retrain.command import RUNS, Parser, check_out, run_cli
 from retrain.errors import UsageError
 from retrain.safe_files import one_line
 

@@ -7,10 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from bench.metrics import MINIMUM_SUBSETS
-from bench.records import command_line, keep_earlier, provenance, try_write, write_json
-from bench.tune import choose, sweep
-from retrain.command import (
+from bench.arguments import (
     RUNS,
     Parser,
     add_cluster_arguments,
@@ -19,6 +16,9 @@ from retrain.command import (
     at_least,
     run_cli,
 )
+from bench.metrics import MINIMUM_SUBSETS
+from bench.records import command_line, keep_earlier, provenance, try_write, write_json
+from bench.tune import choose, sweep
 from retrain.store import canonical_json
 
 # Command -> what it says of itself, its own arguments, its work.

@@ -27,15 +27,14 @@ import numpy as np
 
 from baselines.method import available_methods, load_method
 from bench import metrics
-from bench.experiment import Experiment
+from bench.arguments import at_least, check_out
+from bench.experiment import Experiment, execution_of, experiment_of
 from bench.methods import TUNED_FORMAT, check_named, tuned_file
 from bench.publish import compare
 from bench.records import without_nan
 from bench.rows import on_all_cores
 from bench.tables import in_place_of, number, setting_text, table
-from bench.translate import execution_of, experiment_of
 from bench.tune.grid import Outcome, SettingsGrid
-from retrain.command import at_least, check_out
 from retrain.errors import UsageError
 from retrain.progress import bar
 from retrain.safe_files import SafeFileError, read_json

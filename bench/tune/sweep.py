@@ -26,16 +26,14 @@ import torch
 from baselines.bif.covariance import covariance
 from baselines.method import available_methods, load_method
 from bench import metrics
-from bench.arguments import add_settings_argument
+from bench.arguments import add_settings_argument, check_out, one_of_each
 from bench.dry_run import is_trained
-from bench.experiment import Execution, Experiment
+from bench.experiment import Execution, Experiment, execution_of, experiment_of
 from bench.methods import MethodSpec, parse_method_spec
 from bench.prediction import subset_sums
 from bench.records import without_nan
 from bench.tables import in_place_of, interval, number, setting_text, table
-from bench.translate import execution_of, experiment_of
 from bench.tune.grid import Outcome, SettingsGrid
-from retrain.command import check_out, one_of_each
 from retrain.errors import UsageError
 from retrain.progress import bar
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import COMMANDS, main
+from bench.cli import COMMANDS, OLD_COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,8 +43,17 @@ def test_commands_are_named_and_misspelt_ones_answered(capsys: pytest.CaptureFix
 def test_every_command_has_a_main() -> None:
     import importlib
 
-    for module, _ in COMMANDS.values():
-        assert callable(importlib.import_module(module).main)
+    for place, _ in COMMANDS.values():
+        module, _, function = place.partition(":")
+        assert callable(getattr(importlib.import_module(module), function or "main"))
+
+
+def test_an_old_name_is_answered_with_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, today in OLD_COMMANDS.items():
+        assert main([name, "--alpha", "0.1"]) == 2
+        assert capsys.readouterr().err == f"tda-bench: {name} is now tda-bench {today}\n"
+        assert today.split()[0] in COMMANDS
+        assert name not in COMMANDS
 
 
 def test_a_bench_folder_of_the_users_is_no_obstacle(tmp_path: Path) -> None:

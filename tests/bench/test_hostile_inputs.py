@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.cli import lds_main as main
 from bench.ground_truth import GroundTruth
-from bench.lds import main
 from bench.records import write_recorded
 from bench.truth.folder import write_truth
 from retrain.safe_files import write_safetensors

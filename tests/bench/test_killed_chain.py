@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.lds import main
+from bench.cli import lds_main as main
 from retrain.resume import ResumeState, unfinished_units
 from retrain.store import Store
 

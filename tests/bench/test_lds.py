@@ -16,7 +16,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
-from bench.lds import main
+from bench.cli import lds_main as main
 from bench.rows import COLUMNS, why_undefined
 from bench.runner import Session
 from bench.tables import ceiling_text, pairs_over_seeds_text
@@ -405,7 +405,7 @@ def test_a_full_disk_costs_the_record_and_not_the_table(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bench.runner.write_whole", full)
+    monkeypatch.setattr("bench.records.write_whole", full)
     assert main(arguments) == 1
     captured = capsys.readouterr()
     assert "gradsim" in captured.out

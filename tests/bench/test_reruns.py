@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import status
-from bench.lds import main
+from bench.cli import lds_main as main
 from bench.records import load_results
 from bench.tune.__main__ import main as tune
 from retrain import plugins, source
@@ -41,7 +41,7 @@ def write(sign: str, line: str = "pass") -> None:
     Path("mine.py").write_text(METHOD.format(sign=sign, line=line))
     for name in [name for name, path in plugins._files.items() if path.name == "mine.py"]:
         del plugins._files[name], sys.modules[name]
-    source._fingerprint.cache_clear()  # the next module may have the last one's id
+    source._first_fingerprint.cache_clear()  # the next module may have the last one's id
 
 
 def measure(*words: str) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bench.cli import lds_main as main
 from bench.ground_truth import GroundTruth
-from bench.lds import main
 from bench.records import csv_text, edited_since, load_results, save_record, try_write
 from bench.schema import AnswersRecord, RunRecord
 from bench.truth.folder import write_truth

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import bench.experiment  # noqa: F401 what children need and would import each on its own
-from bench.lds import main
+from bench.cli import lds_main as main
 from retrain.source import source_files, source_fingerprint
 from retrain.tasks import load_task
 

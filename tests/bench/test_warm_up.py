@@ -7,7 +7,7 @@ import pytest
 
 import bench.scoring
 from baselines.method import Method, Problem
-from bench.lds import main
+from bench.cli import lds_main as main
 
 
 @pytest.fixture

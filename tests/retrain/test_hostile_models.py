@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.lds import main
+from bench.cli import lds_main as main
 from retrain.errors import UsageError
 from retrain.models import pretrained
 from retrain.models.pretrained import load_language_model, load_tokenizer

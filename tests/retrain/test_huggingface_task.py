@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.lds import main
+from bench.cli import lds_main as main
 from tests.helpers.tiny_language import END, WORDS
 
 TASK = str(Path(__file__).resolve().parents[1] / "helpers" / "huggingface_task.py")

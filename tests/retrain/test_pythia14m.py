@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import bench.lds as lds
+from bench import cli as lds
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models import lm_training, pretrained
@@ -325,13 +325,13 @@ def test_the_lds_command_takes_model_and_texts(folder, tmp_path, capsys) -> None
         str(folder / "eval.jsonl"),
     ]
     command += [*sizes, "--methods", "gradsim", "random", "--device", "cpu", "--cluster", "inline"]
-    assert lds.main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]) == 0
+    assert lds.lds_main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]) == 0
     (record,) = (tmp_path / "runs").glob("*/run.json")
     content = json.loads(record.read_text())
     assert "stand-in" in content["description"]
     assert len(content["config"]["task"]["weights"]) == 20
     bad = [*command[:-2], "--cluster", "inline", "--set", "pythia14m.length=64"]
-    assert lds.main([*bad, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]) == 2
+    assert lds.lds_main([*bad, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]) == 2
     assert "takes at most 33 tokens" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import bench.experiment  # noqa: F401 what children need and would import each on its own
-from bench.lds import main
+from bench.cli import lds_main as main
 from retrain import source
 from retrain.errors import UsageError
 from retrain.jobs import run_units

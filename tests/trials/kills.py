@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.lds import make_parser
+from bench.cli import lds_parser as make_parser
+from bench.experiment import execution_of, experiment_of
 from bench.records import command_line, provenance, write_json
 from bench.runner import Session
-from bench.translate import execution_of, experiment_of
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Holder, Leases
 from retrain.resume import resume_folder

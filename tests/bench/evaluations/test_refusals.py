@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench import report, retrain_speed
+from bench.arguments import run_cli
 from bench.evaluations.__main__ import main as evaluate
 from bench.publish.__main__ import main as publish
 from bench.truth.__main__ import main as truth
-from retrain.command import run_cli
 from tests.helpers.synthetic_results import write_run
 
 PLANTED = "tests.helpers.removal_tasks:WithDuplicates"  # 60 examples

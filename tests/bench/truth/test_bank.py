@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bench import metrics
+from bench.cli import lds_main as lds
 from bench.ground_truth import GroundTruth
-from bench.lds import main as lds
 from bench.publish.leaderboard import rows
 from bench.records import doubled_ranks, load_results, read_recorded
 from bench.schema import RunRecord

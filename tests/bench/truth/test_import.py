@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.lds import main
+from bench.cli import lds_main as main
 from bench.publish.leaderboard import rows
 from bench.schema import RunRecord
 from bench.truth import folder

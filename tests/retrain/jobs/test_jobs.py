@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.command import add_cluster_arguments, cluster_options, default_cluster
+from bench.arguments import add_cluster_arguments, cluster_options, default_cluster
 from retrain.errors import UsageError
 from retrain.jobs import JobError, Unit, local, run_units
 from retrain.jobs.tracker import JobTracker, SameFailure
@@ -364,7 +364,7 @@ def test_the_account_of_many_units_costs_little(store):
 
 
 def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retrain.command.default_cluster", default_cluster)  # not the tests' own
+    monkeypatch.setattr("bench.arguments.default_cluster", default_cluster)  # not the tests' own
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     add_cluster_arguments(parser)
