@@ -1,4 +1,4 @@
-"""Read files that may be damaged or hostile (text, JSON, safetensors), and write files whole or not at all.
+"""Read files that may be damaged or hostile (text, JSON, arrays), and write files whole or not at all.
 
 Used by the cache (`retrain/store.py`), by imported ground truth and by result files. Every reader opens the file once,
 refuses what is not a plain file, checks every declared size against the size on disk before anything is allocated, and
@@ -8,7 +8,7 @@ tells nothing about the file, which may be sound.
 
     record = read_json("run.json")
     record = read_checked("run.json", RunRecord)  # of the shape that a msgspec Struct describes
-    arrays = read_safetensors("a.safetensors")  # {name: array}; .npy and .npz: retrain/array_files.py
+    arrays = read_arrays("losses.npz")          # {name: array}; also .npy and .safetensors
     write_whole("run.json", text)               # a reader sees the old file or the new one
 """
 
@@ -23,14 +23,16 @@ import re
 import secrets
 import shutil
 import stat
+import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, get_args, get_origin
 
 import msgspec
 import numpy as np
+import safetensors
 
 MAX_JSON_BYTES = 16 * 2**20
 MAX_JSON_DEPTH = 64
@@ -341,17 +343,6 @@ def _at(value: Any, place: str) -> str:
 # ---- arrays ----
 
 
-def checked_shape(shape: Any, what: str, path: str | os.PathLike[str]) -> tuple[int, ...]:
-    if not isinstance(shape, (list, tuple)) or len(shape) > MAX_DIMENSIONS:
-        raise SafeFileError(path, f"{what} has no valid shape (a list of at most {MAX_DIMENSIONS} sizes was expected)")
-    if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
-        raise SafeFileError(path, f"{what} has the shape {list(shape)[:8]}; sizes must be integers of at least 0")
-    # A size of 0 hides the others from every comparison with the bytes there are, but not from numpy.
-    if math.prod(size for size in shape if size) >= 2**59:
-        raise SafeFileError(path, f"{what} has the shape {list(shape)[:8]}, larger than any array")
-    return tuple(shape)
-
-
 def check_booleans(array: np.ndarray, what: str, path: str | os.PathLike[str]) -> None:
     # numpy's behaviour is undefined for booleans whose byte is neither 0 nor 1.
     if array.dtype == np.bool_ and array.size and array.reshape(-1, order="A").view(np.uint8).max() > 1:
@@ -365,93 +356,41 @@ def read_safetensors(
     digest: Any = None,
     follow_links: bool = False,
 ) -> dict[str, np.ndarray]:
-    """All arrays of a .safetensors file; the file is read once, and hashed on the way when `digest` is given.
+    """All arrays of a .safetensors file; the file is read once, and hashed when `digest` is given.
 
-    The header's length is checked against the file's size before it is read, each array's offsets against its dtype
-    and shape, and together they must tile the data without gap or overlap, as the format demands.
+    The library compares every declared size with the bytes that are there: arrays tile the data without gap or overlap.
     """
     with open_plain(path, max_bytes, follow_links=follow_links) as (file, size):
-        if size < 8:
-            raise SafeFileError(path, f"has {size} bytes; a safetensors file has at least 8 (truncated?)")
-        prefix = read_exactly(file, 8, path)
-        header_bytes = int.from_bytes(prefix, "little")
-        if header_bytes > MAX_HEADER_BYTES:
-            raise SafeFileError(
-                path, f"declares a header of {header_bytes:,} bytes; at most {MAX_HEADER_BYTES:,} are read"
-            )
-        if 8 + header_bytes > size:
-            raise SafeFileError(path, f"declares a header of {header_bytes:,} bytes but has only {size:,} (truncated?)")
-        header = read_exactly(file, header_bytes, path)
-        try:
-            table = parse_json(header.decode("utf-8"), path)
-        except UnicodeDecodeError:
-            raise SafeFileError(path, "has a header that is not UTF-8 text") from None
-        layout = _safetensors_layout(table, size - 8 - header_bytes, path)
-        data = bytearray(size - 8 - header_bytes)
-        view = memoryview(data)
-        filled = 0
+        header_bytes = int.from_bytes(read_exactly(file, min(size, 8), path), "little")
+        if size < 8 or header_bytes > min(MAX_HEADER_BYTES, size - 8):
+            raise SafeFileError(path, f"declares a header of {header_bytes:,} bytes but has {size:,} (truncated?)")
+        file.seek(0)
+        data = read_exactly(file, size, path)
         if digest is not None:
-            digest.update(prefix)
-            digest.update(header)
-        while filled < len(data):
-            count = file.readinto(view[filled : filled + 2**22])  # type: ignore[attr-defined]
-            if not count:
-                raise SafeFileError(path, f"ends after {filled:,} of {len(data):,} bytes of data (truncated?)")
-            if digest is not None:
-                digest.update(view[filled : filled + count])
-            filled += count
+            digest.update(data)
+        try:
+            tensors = safetensors.deserialize(data)
+        except safetensors.SafetensorError as error:
+            raise SafeFileError(path, f"is no sound safetensors file ({error})") from None
+        del data
         arrays = {}
-        for name, (dtype, shape, begin) in layout.items():
-            array = np.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=begin).reshape(shape)
-            check_booleans(array, f"array {quoted(name, 60)}", path)
-            arrays[name] = array if array.flags.aligned else array.copy()
+        for name, tensor in tensors:
+            what = f"array {quoted(name, 60)}"
+            dtype = SAFETENSORS_DTYPES.get(tensor["dtype"])
+            if dtype is None:
+                choices = ", ".join(SAFETENSORS_DTYPES)
+                raise SafeFileError(path, f"{what} has dtype {one_line(tensor['dtype'], 60)}; supported: {choices}")
+            shape = checked_shape(tensor["shape"], what, path)
+            arrays[name] = np.frombuffer(tensor["data"], dtype=dtype).reshape(shape)
+            check_booleans(arrays[name], what, path)
         return arrays
 
 
-def _safetensors_layout(
-    table: Any, data_bytes: int, path: str | os.PathLike[str]
-) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
-    if not isinstance(table, dict):
-        raise SafeFileError(path, "has a header that is not a JSON object")
-    if len(table) > MAX_ARRAYS:
-        raise SafeFileError(path, f"declares {len(table):,} arrays; at most {MAX_ARRAYS:,} are read")
-    layout: dict[str, tuple[np.dtype, tuple[int, ...], int]] = {}
-    spans = []
-    for name, fields in table.items():
-        if name == "__metadata__":
-            if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
-                raise SafeFileError(path, "has __metadata__ that is not a table of strings")
-            continue
-        what = f"array {quoted(name, 60)}"
-        if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-            raise SafeFileError(path, f"{what} needs exactly the fields dtype, shape and data_offsets")
-        dtype = SAFETENSORS_DTYPES.get(fields["dtype"]) if isinstance(fields["dtype"], str) else None
-        if dtype is None:
-            choices = ", ".join(SAFETENSORS_DTYPES)
-            raise SafeFileError(path, f"{what} has dtype {one_line(repr(fields['dtype']), 60)}; supported: {choices}")
-        shape = checked_shape(fields["shape"], what, path)
-        offsets = fields["data_offsets"]
-        if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(offset) is int for offset in offsets):
-            raise SafeFileError(path, f"{what} has data_offsets that are not two integers")
-        begin, end = offsets
-        expected = math.prod(shape) * dtype.itemsize
-        if not 0 <= begin <= end <= data_bytes:
-            raise SafeFileError(path, f"{what} lies at {begin}..{end}, outside the file's {data_bytes:,} bytes of data")
-        if end - begin != expected:
-            raise SafeFileError(
-                path, f"{what} of shape {list(shape)[:8]} needs {expected:,} bytes but has {end - begin:,}"
-            )
-        layout[name] = (dtype, shape, begin)
-        spans.append((begin, end, name))
-    position = 0
-    for begin, end, name in sorted(spans):
-        if begin != position:
-            problem = "overlaps another" if begin < position else "leaves a gap before it"
-            raise SafeFileError(path, f"array {quoted(name, 60)} {problem} (begins at {begin}, not {position})")
-        position = end
-    if position != data_bytes:
-        raise SafeFileError(path, f"has {data_bytes:,} bytes of data but its arrays take {position:,}")
-    return layout
+def checked_shape(shape: Sequence[int], what: str, path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """A size of 0 hides the others from every comparison with the bytes there are, but not from numpy."""
+    if len(shape) > MAX_DIMENSIONS or math.prod(size for size in shape if size) >= 2**59:
+        raise SafeFileError(path, f"{what} has the shape {list(shape)[:8]}, larger than any array")
+    return tuple(shape)
 
 
 def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
@@ -490,6 +429,125 @@ def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
         for begin in range(0, len(data), 2**24):
             file.write(data[begin : begin + 2**24])
     return digest.hexdigest()
+
+
+# ---- .npy and .npz, which others make ----
+
+# Deflate reaches about 1,000:1 on zeros; losses, scores and masks stay below 50:1.
+MAX_COMPRESSION_RATIO = 200
+ALWAYS_ALLOWED_BYTES = 16 * 2**20
+
+
+def read_npy(
+    path: str | os.PathLike[str], max_bytes: int = MAX_ARRAY_BYTES, *, follow_links: bool = False
+) -> np.ndarray:
+    """The array of a .npy file: booleans, integers and floats only; objects (pickle) are refused by their dtype."""
+    with open_plain(path, max_bytes, follow_links=follow_links) as (file, size):
+        return _load_npy(file, size, path, "the file")
+
+
+def _load_npy(file: IO[bytes], size: int, path: str | os.PathLike[str], what: str) -> np.ndarray:
+    """By numpy, after what the header declares was compared with the `size` that is there."""
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"version {version[0]}.{version[1]}; 1.0 and 2.0 are read")
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads the header as a Python literal: damage ends in whatever the parser raises
+        raise SafeFileError(path, f"{what} does not begin like a .npy file ({error})") from None
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        hint = "; it holds pickled objects, which are never loaded" if dtype.hasobject else ""
+        raise SafeFileError(path, f"{what} has dtype {dtype}; booleans, integers and floats are read{hint}")
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise SafeFileError(path, f"{what} has the shape {shape}; sizes must be integers of at least 0")
+    expected = math.prod(checked_shape(shape, what, path)) * dtype.itemsize
+    if expected != size - file.tell():
+        needs = f"needs {expected:,} bytes but has {size - file.tell():,}"
+        raise SafeFileError(path, f"{what} of shape {list(shape)[:8]} and dtype {dtype} {needs}")
+    file.seek(0)
+    array = np.load(file, allow_pickle=False)
+    check_booleans(array, what, path)
+    return array
+
+
+def read_npz(
+    path: str | os.PathLike[str], max_bytes: int = MAX_ARRAY_BYTES, *, follow_links: bool = False
+) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file, whose declared sizes are checked before any member is decompressed."""
+    with open_plain(path, max_bytes, follow_links=follow_links) as (file, size):
+        if file.read(4) not in (b"PK\x03\x04", b"PK\x05\x06"):
+            raise SafeFileError(path, "does not begin like a .npz (zip) file")
+        file.seek(0)
+        try:
+            return _load_npz(file, size, max_bytes, path)
+        except (SafeFileError, MemoryError):
+            raise
+        except Exception as error:  # BadZipFile, zlib.error, struct.error, and whatever else zipfile meets in damage
+            # A damaged directory makes zipfile seek to nowhere; any other error of the system is the system's own.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise
+            raise SafeFileError(path, f"is a damaged .npz file ({type(error).__name__}: {error})") from None
+
+
+def _load_npz(file: IO[bytes], size: int, max_bytes: int, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    arrays = {}
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if len(members) > MAX_ARRAYS:
+            raise SafeFileError(path, f"has {len(members):,} members; at most {MAX_ARRAYS:,} are read")
+        names = set()
+        for member in members:
+            name = member.filename
+            what = f"member {quoted(name, 80)}"
+            parts = re.split(r"[/\\]", name)
+            if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or not name.isprintable():
+                raise SafeFileError(path, f"{what} has a path that leads out of the archive")
+            if not name.endswith(".npy"):
+                raise SafeFileError(path, f"{what} is not a .npy array")
+            if name in names:
+                raise SafeFileError(path, f"{what} is there twice")
+            names.add(name)
+            if member.flag_bits & 0x1:
+                raise SafeFileError(path, f"{what} is encrypted")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise SafeFileError(path, f"{what} uses compression {member.compress_type}; stored or deflated is read")
+        declared = sum(member.file_size for member in members)
+        if declared > max_bytes:
+            raise SafeFileError(path, f"unpacks to {declared:,} bytes; at most {max_bytes:,} are read (a zip bomb?)")
+        if declared > ALWAYS_ALLOWED_BYTES and declared > MAX_COMPRESSION_RATIO * size:
+            raise SafeFileError(
+                path,
+                f"unpacks from {size:,} to {declared:,} bytes, more than {MAX_COMPRESSION_RATIO}:1 (a zip bomb?); "
+                "if it is yours, save it with numpy.savez, uncompressed",
+            )
+        for member in members:
+            with archive.open(member) as stream:
+                name = member.filename.removesuffix(".npy")
+                arrays[name] = _load_npy(stream, member.file_size, path, f"member {quoted(name, 80)}")
+                # Reading to the end makes zipfile compare the member's checksum.
+                if stream.read(1):
+                    raise SafeFileError(path, f"member {quoted(name, 80)} is longer than it declares")
+    return arrays
+
+
+def read_arrays(
+    path: str | os.PathLike[str], max_bytes: int = MAX_ARRAY_BYTES, *, follow_links: bool = False
+) -> dict[str, np.ndarray]:
+    """The arrays of a .safetensors, .npz or .npy file (the last under the name "array")."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".safetensors":
+        return read_safetensors(path, max_bytes, follow_links=follow_links)
+    if suffix == ".npz":
+        return read_npz(path, max_bytes, follow_links=follow_links)
+    if suffix == ".npy":
+        return {"array": read_npy(path, max_bytes, follow_links=follow_links)}
+    raise SafeFileError(path, "has an unknown ending; .safetensors, .npz and .npy are read")
+
+
+# ---- folders ----
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:

