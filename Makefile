@@ -13,7 +13,7 @@ lds: $(VENV)/.installed
 # Retraining as attribution: prior x number of retrains on the embedded task, and the picture of what it buys.
 datamodel: $(VENV)/.installed
 	$(BIN)/python -m bench.lds --experiment results/digits/datamodel.toml --cluster local
-	$(BIN)/python -m bench.figures --results runs --only retraining
+	$(BIN)/python -m bench.publish figures --results runs --only retraining
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --dist loadfile
@@ -35,7 +35,7 @@ gate: $(VENV)/.installed
 	$(BIN)/python -m bench.regress --cost warn
 
 figures: $(VENV)/.installed
-	$(BIN)/python -m bench.figures --results results
+	$(BIN)/python -m bench.publish figures --results results
 	$(BIN)/python -m bench.report --results results
 
 wheel: $(VENV)/.installed

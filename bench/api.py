@@ -57,10 +57,10 @@ def load_checkpoint(
 
 
 def plot(source: Result | str | Path, kind: str = "lds") -> Any:
-    """A matplotlib figure of a run, or of a folder of records; `kind` is one of `python -m bench.figures --list`.
+    """A matplotlib figure of a run, or of a folder of records; `kind` is one of `tda-bench publish figures --list`.
 
     Where the results allow several figures of that kind (several tasks, say), the first is given.
     """
-    from bench.figures import draw_figures
+    from bench.publish.plots import draw_figures
 
     return draw_figures(source, kind)

@@ -218,7 +218,7 @@ def another_runs(path: Path, run_id: str) -> dict[str, Any] | None:
 
 
 def keep_earlier(path: Path, run_id: str) -> None:
-    """Another run's record is put aside under its own id; `bench.figures` and the ledger read the newest alone."""
+    """Another run's record is put aside under its own id; figures and the ledger read the newest alone."""
     if earlier := another_runs(path, run_id):
         kept = path.with_name(f"{path.stem}.{earlier['run_id']}.json")
         path.replace(kept)

@@ -1,8 +1,8 @@
 """One self-contained page of every result: leaderboard, paired differences, figures by task, costs, methods and runs.
 
-    python -m bench.figures && python -m bench.report          # runs/report/index.html
+    tda-bench publish figures && python -m bench.report   # runs/report/index.html
 
-The page needs no network and no server: open the file. Its figures are those of `bench.figures`, recoloured to follow
+The page needs no network and no server: open the file. Its figures are drawn before; SVGs are recoloured to follow
 the reader's light or dark theme. It stays under 5 MB: drawings are packed, and what would not fit is linked. Nothing
 of a results folder becomes part of the page but as text, numbers, pixels, or a drawing rebuilt stroke by stroke.
 """
@@ -120,7 +120,7 @@ def base_of(results: Results, out: Path) -> str:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.report", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--results", default=RUNS, help="where the results are (default: %(default)s)")
-    parser.add_argument("--figures", help="where bench.figures drew (default: figures inside the results)")
+    parser.add_argument("--figures", help="where they were drawn (default: figures inside the results)")
     parser.add_argument("--out", help="where index.html goes (default: report inside the results)")
     return parser
 
@@ -139,7 +139,7 @@ def write_page(arguments: argparse.Namespace, prog: str) -> int:
             f'--results "{folder}" is no folder; expected one with run records, made by --out of bench.lds'
         )
     if arguments.figures and not Path(arguments.figures).is_dir():
-        raise UsageError(f'--figures "{arguments.figures}" is no folder; expected the one that bench.figures drew to')
+        raise UsageError(f'--figures "{arguments.figures}" is no folder; expected the one that figures were drawn to')
     out = Path(arguments.out or folder / "report")
     check_out(str(out))
     results = load_results(folder)

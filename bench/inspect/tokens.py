@@ -338,7 +338,7 @@ def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], 
         record["pairs"].append({**head, **texts, "arrays": sorted(f"{m}-{stem}" for m in scores.measures)})
         with mpl.rc_context(settings):
             figure = draw(scores, next(iter(scores.measures)), summary)
-            written += style.save(figure, folder / f"tokens-{stem}", ("png",))
+            written.append(style.save(figure, folder / f"tokens-{stem}"))
     record = without_nan(record)
     write_whole(folder / "tokens.html", page(summary, lead, {k: v for k, v in record.items() if k != "pairs"}, pairs))
     with whole_file(folder / "tokens.npz") as file:

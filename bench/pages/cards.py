@@ -16,10 +16,10 @@ from typing import Any
 import pandas as pd
 
 from bench import schema
-from bench.figures.examples import read_picture
 from bench.identity import file_slug
 from bench.pages.data import file_link, picture_uri
 from bench.pages.drawings import inline_drawing
+from bench.publish.plots.examples import read_picture
 from retrain.safe_files import SafeFileError, read_checked, read_text
 
 MAX_PACKED_BYTES = 150_000  # a drawing of more strokes than this is shown as pixels, where there are any
@@ -178,7 +178,7 @@ def task_sections(cards: Sequence[Card], tasks: Sequence[str], titles: Mapping[s
                 inside += explore
         title = html.escape(titles.get(task) or task or "Others")
         parts.append(f'<div class="task-figures" id="task-{place}"><h3>{title}</h3>{inside}</div>')
-    return "".join(parts) or '<p class="empty">No figures yet. Draw them with <code>python -m bench.figures</code></p>'
+    return "".join(parts) or '<p class="empty">No figures yet: <code>tda-bench publish figures</code></p>'
 
 
 def contents(tasks: Mapping[str, str], methods: Sequence[Mapping[str, Any]]) -> str:

@@ -14,14 +14,13 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from bench.figures.drawing import UnusableError
-from bench.figures.examples import image_examples_of, read_picture
-from bench.figures.scaling import read_scaling
-from bench.figures.tokens import token_examples_of
-from bench.figures.words import kind_of_scores, span
 from bench.pages.ranks import Ranks, ranked_boards
 from bench.publish.leaderboard import LeaderboardRow
 from bench.publish.leaderboard import rows as ranked_rows
+from bench.publish.plots.captions import kind_of_scores, span
+from bench.publish.plots.examples import image_examples_of, read_picture, token_examples_of
+from bench.publish.plots.frame import UnusableError
+from bench.publish.plots.scaling import read_scaling
 from bench.publish.plots.style import SHADES, in_order, look, looks, shaded
 from bench.records import MANY_SEEDS, Results, bars_of, ceiling_over_seeds, over_seeds
 from retrain.safe_files import SafeFileError
@@ -140,15 +139,14 @@ def grounds(results: Results) -> list[dict[str, Any]]:
 
 
 def methods(results: Results) -> list[dict[str, Any]]:
-    everybody = list(results.rows["method"])
     return [
         {
             "method": method,
-            "label": look(method, everybody)["label"],
-            "colour": look(method, everybody)["color"],
+            "label": look(method)["label"],
+            "colour": look(method)["color"],
             "about": about_method(method),
         }
-        for method in in_order(everybody)
+        for method in in_order(results.rows["method"])
     ]
 
 

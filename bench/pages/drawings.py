@@ -1,4 +1,4 @@
-"""A drawing of `bench.figures` as part of a page: read by a real parser, rebuilt from a short list of what is known.
+"""A drawing as part of a page: read by a real parser, rebuilt from a short list of what is known.
 
 An SVG may hold scripts, links, styles, animations and references to other files. None of them is on the list, and a
 file with anything that is not is refused as a whole. What is left is written anew, in the page's own colours, its ids
@@ -49,7 +49,7 @@ class _Rebuilding:
         self.size = (1.0, 1.0)
 
     def refuse(self, what: str) -> None:
-        raise SafeFileError(self.path, f"holds {what}, which no drawing of bench.figures has; draw it again")
+        raise SafeFileError(self.path, f"holds {what}, which no drawing of tda-bench has; draw it again")
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         space, _, tag = name.rpartition(" ")
@@ -133,5 +133,5 @@ def inline_drawing(path: Path, prefix: str) -> tuple[str, tuple[float, float]]:
     except (ValueError, IndexError) as error:
         if isinstance(error, SafeFileError):
             raise
-        raise SafeFileError(path, f"is no drawing of bench.figures ({error})") from None
+        raise SafeFileError(path, f"is no drawing of tda-bench ({error})") from None
     return "".join(rebuilding.parts), rebuilding.size

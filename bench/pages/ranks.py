@@ -18,7 +18,7 @@ def ranked_boards(ranked: list[LeaderboardRow]) -> list[dict[str, Any]]:
     for row in ranked:
         groups.setdefault((row.task, row.protocol, row.alpha_attribution), []).append(row)
     methods = in_order(row.method for row in ranked)
-    colours = {method: look(method, methods)["color"] for method in methods}
+    colours = {method: look(method)["color"] for method in methods}
     return [_board_data(group, colours) for group in groups.values()]
 
 

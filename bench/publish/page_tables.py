@@ -8,7 +8,6 @@
     answers ANSWERS.json [metric=...] [scores=raw|normalised] [settings=yes]
                                                 a question beside LDS: a row a label, a column an amount
     methods, tasks                              every plug-in of the suite, with paper and command
-    reproduce FOLDER                            the paper's figures and tables, and ours (FOLDER holds figures.json)
     scaling FILE.csv [part=sentence]            who is cheaper, BIF or EK-FAC; in one sentence
     leaderboard FOLDER [task=a,b] [protocol=...] [metric=...] [scores=...]    every method's rank in every column
 
@@ -16,7 +15,6 @@ Settings, questions or machines are never mixed: a choice that leaves several is
 """
 
 import math
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,14 +22,12 @@ from typing import Any
 
 import pandas as pd
 
-from bench import schema
 from bench.answers import amount_asked
 from bench.publish.leaderboard import boards, rows, rows_with
 from bench.publish.numbers import Records, equals
 from bench.records import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 from bench.tables import bytes_text, interval, markdown_table, number, show
 from retrain.errors import UsageError
-from retrain.safe_files import SafeFileError, read_checked
 
 CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device")
 SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
@@ -300,22 +296,6 @@ def _plugins(what: str) -> list[tuple[str, str, Any]]:
     return found
 
 
-def reproduce_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
-    from bench.figures.paper import reproduce_table
-
-    folder = records.place(places[0])
-    try:
-        index = read_checked(folder / "figures.json", schema.FigureIndex)
-    except SafeFileError as error:
-        raise UsageError(str(error)) from None
-    found = records.results(Path(places[0]).parent.as_posix())
-    here = {
-        run: Path(os.path.relpath(found.folder / record["path"], page.parent)).as_posix()
-        for run, record in found.records.items()
-    }
-    return reproduce_table(index, Path(os.path.relpath(folder, page.parent)).as_posix(), here)
-
-
 def scaling_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
     from bench.scaling.estimate import RIVALS, by_device
     from bench.scaling.report import verdict_sentence, verdict_text
@@ -364,7 +344,6 @@ TABLE_KINDS: dict[str, tuple[Make, int, tuple[str, ...]]] = {
     "answers": (answers_block, 1, ("metric", "scores", "settings")),
     "methods": (methods_block, 0, ()),
     "tasks": (tasks_block, 0, ()),
-    "reproduce": (reproduce_block, 1, ()),
     "scaling": (scaling_block, 1, ("part",)),
     "leaderboard": (leaderboard_block, 1, ("task", "protocol", "metric", "scores", "alpha")),
 }

@@ -7,7 +7,7 @@ that are readable is looked at in a real Chromium.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from bench import report
-from bench.figures.command import main as draw
 from bench.inspect.tokens import packed, page
 from bench.pages.drawings import inline_drawing
 from bench.pages.markdown import Links, rendered
+from bench.publish.__main__ import main as publish
 from bench.records import load_results
 from retrain.safe_files import SafeFileError
 from tests.helpers.browser import Browser, needs_browser
@@ -32,6 +32,10 @@ TEXTS = [
     "{{DATA}}%DATA%${x}", "$\\frac{", "]]>", "__proto__", "constructor", "../../../etc/passwd", "=HYPERLINK(1)",
 ]  # fmt: skip
 ONE: dict[str, Any] = {"shares": (0.1,), "alphas": (0.1,), "seeds": (1,), "methods": ("bif", "ekfac")}
+
+
+def draw(words: Sequence[str]) -> int:
+    return publish(["figures", *words])
 
 
 def tree(folder: Path) -> set[str]:
@@ -157,10 +161,10 @@ def test_no_name_of_a_record_becomes_a_path(tmp_path: Path) -> None:
         write_run(folder, run_id=f"run{number}", task=text, protocols=(text,), device=text, **ONE)
     write_sweep(folder / "sweep", task="../..", protocol="a/../..", method="../../evil")
     before = tree(tmp_path)
-    draw(["--results", str(folder), "--formats", "svg", "--only", "lds", "sweep", "table"])
+    draw(["--results", str(folder), "--only", "lds", "sweep"])
     made = tree(tmp_path) - before
     assert made
-    assert all(re.fullmatch(r"a/results/figures(/[a-z0-9-]+\.(svg|csv|md|tex|json))?", path) for path in made)
+    assert all(re.fullmatch(r"a/results/figures(/[a-z0-9-]+\.(png|json))?", path) for path in made)
 
 
 # ---- drawings ----
@@ -360,7 +364,7 @@ def write_hostile(folder: Path) -> None:
     write_run(folder / "javascript:alert(1)", run_id="odd-folder", **ONE)
     (folder / "reproduction.md").write_text("\n\n".join(TEXTS))
     figures = folder / "figures"
-    assert draw(["--results", str(folder), "--only", "lds", "table", "examples", "tokens", "--formats", "svg"]) == 0
+    assert draw(["--results", str(folder), "--only", "lds", "examples", "tokens"]) == 0
     index = json.loads((figures / "figures.json").read_text())
     for number, (name, text) in enumerate(DRAWINGS.items()):
         (figures / f"evil-{number}.svg").write_text(text)

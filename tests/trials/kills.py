@@ -3,7 +3,7 @@
     python -m tests.trials.kills                                          # fifty kills, about twenty minutes
     python -m tests.trials.kills --kills 5 --seed 7 --out kills.json
 
-`python -m bench.lds` on a small digits (EK-FAC, K-FAC, TRAK, four chains of BIF) and `python -m bench.figures` first
+`python -m bench.lds` on a small digits (EK-FAC, K-FAC, TRAK, four chains of BIF) and `tda-bench publish figures` first
 run undisturbed, in one process. Then the same work, on a cache of its own, is killed in every phase in turn: driver,
 worker or both, a random time after the phase's unit was leased, or every other time after it first saved its work.
 After each kill every entry is verified against the undisturbed run's to the bit. What a kill cost is the time since the
@@ -140,13 +140,13 @@ class Trial:
         return finish(module, list(words), self.folder, self.patch)
 
     def draw_words(self, out: Path) -> list[str]:
-        return ["--results", str(self.runs), "--out", str(out)]
+        return ["figures", "--results", str(self.runs), "--out", str(out)]
 
     def undisturbed(self) -> None:
         words = lds_words(self.calm.root, self.runs, METHODS, self.draws)
         self.rows = rows_of(self.finish("bench.lds", *words, "--cluster", "inline"))
         began = time.monotonic()
-        self.finish("bench.figures", *self.draw_words(self.folder / "calm-figures"))
+        self.finish("bench.publish", *self.draw_words(self.folder / "calm-figures"))
         self.figure_seconds = time.monotonic() - began
         self.wanted = {(info.kind, info.key): self.arrays(self.calm, info) for info in self.calm.entries()}
         self.pictures = files_of(self.folder / "calm-figures")
@@ -254,7 +254,7 @@ class Trial:
     def kill_figures(self, kill: dict[str, Any]) -> bool:
         if self.figures.exists() and files_of(self.figures) == self.pictures:
             shutil.rmtree(self.figures)
-        process = self.start("bench.figures", *self.draw_words(self.figures))
+        process = self.start("bench.publish", *self.draw_words(self.figures))
         began = time.time()
         time.sleep(self.figure_seconds * self.rng.uniform(0.0, 1.0))
         over = process.poll() is not None
@@ -292,7 +292,7 @@ class Trial:
     def end(self) -> dict[str, Any]:
         words = lds_words(self.store.root, self.folder / "killed-runs", METHODS, self.draws)
         rows = rows_of(self.finish("bench.lds", *words, "--cluster", "local", "--jobs", "2"))
-        self.finish("bench.figures", *self.draw_words(self.figures))
+        self.finish("bench.publish", *self.draw_words(self.figures))
         self.verify()
         found = {(info.kind, info.key): self.arrays(self.store, info) for info in self.store.entries()}
         drafts = [path for path in self.figures.rglob(".*") if path.is_file()]

@@ -1,13 +1,14 @@
-"""The scaling figures: seconds, memory and disk against model size, and who is cheaper where.
+"""Seconds, memory and disk against model size (paper: fig:benchmark_big_ek-fac), and who is cheaper where.
 
-`python -m bench.figures --only scaling` draws them (paper: fig:benchmark_big_ek-fac). Filled markers were measured,
-hollow ones projected, with their interval; thin grey lines are the paper's laws, each moved to touch its method. EK-FAC
-has a line for each of a few fitting sets, since that is what decides its seconds.
+Filled markers were measured, hollow ones projected, with their interval; thin grey lines are the paper's laws, each
+moved to touch its method. EK-FAC has a line for each of a few fitting sets, since that is what decides its seconds.
 """
 
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,20 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patheffects import withStroke
 
+from bench import schema
+from bench.identity import file_slug
+from bench.publish.plots.frame import (
+    MOST_NAMES,
+    Drawing,
+    UnusableError,
+    finish,
+    handles_of,
+    logarithmic,
+    panel_row,
+    seconds_axis,
+)
 from bench.publish.plots.style import INK, in_order, look
+from bench.records import Results
 from bench.scaling.costs import Setting, draw_flops
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, ratio_ends
 from bench.scaling.lines import Curve
@@ -24,13 +38,95 @@ from bench.scaling.report import too_large
 from bench.scaling.rows import method_label, number_of, scores_were_measured
 from bench.tables import duration
 from retrain.models.pythia_suite import SUITE
+from retrain.safe_files import SafeFileError, conforms, read_text
 
 PANELS = (("seconds", 1.0), ("peak_memory_bytes", 2.0**30), ("disk_bytes", 2.0**30))
+PANEL_TITLES = {
+    "seconds": "time (fit + score)",
+    "peak_memory_bytes": "peak memory, GiB",
+    "disk_bytes": "written by the fit, GiB",
+}
 LAW = "#8a8f98"
-LAWS = {"bif": ("draws (n + q) d", (0, (1, 1))), "ekfac": (r"$\Sigma$ d_in³ + d_out³", (0, (4, 1, 1, 1)))}
+LAWS = {"bif": ("draws (n + q) d", (0, (1, 1))), "ekfac": ("\u03a3 d_in\u00b3 + d_out\u00b3", (0, (4, 1, 1, 1)))}
 FIT_LINES = (400, 10_000, 1_000_000)  # fitting sets with a line of their own: small, middle, the paper's
 LEAST_SLOPED = 4  # models that a slope is said of
 FADED = (1.0, 0.7, 0.45)
+TEXTS = ("model", "method", "device")
+NOT_NUMBERS = (
+    "error", "run_id", "dtype", "weights", "text", "projected_from", "projected", "shared_parts", "held_out",
+    "fit_sizes", "storage",
+)  # fmt: skip
+SCALING_COLUMNS = (*TEXTS, "parameters", "fit_seconds", "score_seconds", "peak_memory_bytes")
+
+
+def draw_scaling(results: Results) -> Iterator[Drawing]:
+    for path in results.files("scaling.csv"):
+        try:
+            everything = read_scaling(path)
+        except UnusableError as error:
+            results.note(str(error))
+            continue
+        for device, group in usable(everything).groupby("device", sort=True):
+            if group["model"].nunique() < 2:
+                continue  # one size is no scaling; its numbers are in the table
+            whole = everything[everything["device"] == device]
+            runs = sorted({str(run) for run in group.get("run_id", pd.Series(dtype=str)) if conforms(run, schema.Id)})
+            place = file_slug(path.parent.name)
+            stem = "-".join(["scaling", *([place] if place != "scaling" else []), file_slug(str(device))])
+            yield _against_size(group, whole, str(device), stem, runs)
+            if can_draw(whole):
+                figure, axes = panel_row(2, 2.7)
+                explained = draw_cheaper(axes, whole)
+                title = "Who is cheaper, BIF or EK-FAC: model size x fitting set"
+                finish(figure, title, [str(device)], [explained])
+                caption = f"{title}, {device}. {explained}"
+                facts = {"method": ["bif", "ekfac"]}
+                yield Drawing(f"{stem}-cheaper", f"{title}: {device}", caption, runs, figure, facts)
+
+
+def _against_size(group: pd.DataFrame, whole: pd.DataFrame, device: str, stem: str, runs: list[str]) -> Drawing:
+    shown = [(name, unit) for name, unit in PANELS if name in group and (group[name] > 0).any()]
+    figure, axes = panel_row(len(shown), 2.5, share_y=False)
+    laws: list[str] = []
+    slopes: list[str] = []
+    for axis, (column, unit) in zip(axes, shown, strict=True):
+        slopes += draw_panel(axis, group, column, unit)
+        laws += draw_laws(axis, group) if column == "seconds" else []
+        logarithmic(axis, "x")
+        (seconds_axis if column == "seconds" else logarithmic)(axis, "y")
+        models = group.drop_duplicates("parameters")
+        if len(models) <= 3:  # too narrow a range for round numbers
+            axis.set_xticks(models["parameters"], models["model"])
+        axis.set_xlabel("parameters")
+        axis.set_title(PANEL_TITLES[column])
+    title = "Seconds, peak memory and disk against model size"
+    explained = explain(group, whole, laws) + (f" Slopes in log-log: {', '.join(slopes)}." if slopes else "")
+    finish(
+        figure, title, [device], [explained if len(explained) < 1200 else marks(group)], handles_of(axes)[:MOST_NAMES]
+    )
+    facts = {"method": sorted(set(group["method"]))}
+    return Drawing(stem, f"{title}: {device}", f"{title} on {device}. {explained}", runs, figure, facts)
+
+
+def read_scaling(path: Path) -> pd.DataFrame:
+    try:
+        found = pd.read_csv(io.StringIO(read_text(path)))
+    except (SafeFileError, ValueError) as error:
+        raise UnusableError(f"{path}: is no readable CSV ({' '.join(str(error).split())[:200]})") from None
+    if missing := [column for column in SCALING_COLUMNS if column not in found]:
+        raise UnusableError(f"{path}: lacks the columns {', '.join(missing)}; see results/README.md")
+    for name in found.columns:
+        if name not in (*TEXTS, *NOT_NUMBERS):
+            try:
+                found[name] = pd.to_numeric(found[name])
+            except (ValueError, TypeError):
+                raise UnusableError(f"{path}: the column {name[:60]!r} is not of numbers") from None
+    for name in TEXTS:
+        found[name] = found[name].astype(str).str.slice(0, 200)
+        if not found[name].map(str.isprintable).all():
+            raise UnusableError(f"{path}: the column {name} holds control characters")
+    return found
+
 
 # ---- seconds, memory and disk against model size ----
 
@@ -78,15 +174,13 @@ def _projected(block: pd.DataFrame, column: str) -> pd.Series:
     return block["depth"] < block["layers"]
 
 
-def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None:
-    """One line a method and fitting set; its slope in log-log, beside the method's mark, in the corner."""
-    slopes: list[tuple[str, str]] = []
-    methods = in_order(rows["method"])
-    for method in methods:
-        shape = look(method, methods)
+def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> list[str]:
+    """One line a method and fitting set; the slope of each in log-log, in words."""
+    slopes: list[str] = []
+    for method in in_order(rows["method"]):
+        shape = look(method)
         for number, (ending, block) in enumerate(blocks_of(rows, method, column)):
             faded: dict[str, Any] = {"alpha": FADED[min(number, len(FADED) - 1)]}
-            label = shape["label"] + ending
             x, y = block["parameters"].to_numpy(float), block[column].to_numpy(float) / unit
             axis.plot(x, y, **(shape | {"marker": None, "label": "_"}), **faded)
             mark = {"color": shape["color"], "marker": shape["marker"], "linestyle": "none", **faded}
@@ -96,7 +190,7 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None
             # The legend's, with line and marker, hollow where nothing was measured.
             hollow = {"markerfacecolor": "white"} if block["projected"].all() else {}
             if column == "seconds" or not _is_fitted(block):
-                axis.plot([], [], **(shape | {"label": label} | hollow), **faded)
+                axis.plot([], [], **(shape | {"label": shape["label"] + ending} | hollow), **faded)
             if column == "seconds" and "seconds_low" in block and projected.any():
                 ends = block[projected & block["seconds_low"].notna().to_numpy()]
                 # An interval that reaches zero has no end on this axis: it is cut at a tenth of its value.
@@ -105,13 +199,10 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None
                     ends["parameters"], lows, ends["seconds_high"], color=shape["color"], linewidth=0.8, **faded
                 )
             if len(block) >= LEAST_SLOPED:
-                short = ending.replace(", fitted on", "")
-                slopes.append((f"{shape['label']}{short} slope {Curve(x, y).slope:.2f}", shape["color"]))
+                what = {"seconds": "seconds", "peak_memory_bytes": "memory", "disk_bytes": "disk"}[column]
+                slopes.append(f"{shape['label']}{ending} {Curve(x, y).slope:.2f} ({what})")
     axis.set_yscale("log")
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, high * (high / low) ** (0.1 * len(slopes)))  # room for the words
-    for position, (text, colour) in enumerate(slopes):
-        axis.text(0.03, 0.97 - 0.075 * position, text, transform=axis.transAxes, va="top", fontsize=6, color=colour)
+    return slopes
 
 
 def draw_laws(axis: Axes, rows: pd.DataFrame) -> list[str]:
@@ -125,7 +216,7 @@ def draw_laws(axis: Axes, rows: pd.DataFrame) -> list[str]:
             continue
         x = block["parameters"].to_numpy(float)
         y = law / law[-1] * block["seconds"].to_numpy(float)[-1]
-        axis.plot(x, y, color=LAW, linestyle=dash, linewidth=0.9, zorder=0, label=name)
+        axis.plot(x, y, color=LAW, linestyle=dash, linewidth=0.9, zorder=0, label=f"_law {name}")
         drawn.append(method)
     return drawn
 
@@ -165,7 +256,8 @@ def explain(rows: pd.DataFrame, everything: pd.DataFrame, laws: list[str]) -> st
     if "seconds_low" in rows and (rows["seconds_low"] < rows["seconds"] / 10).any():
         parts.append("A bar that reaches zero is cut at a tenth of its value.")
     if laws:
-        parts.append("Grey: the paper's laws, each through the largest model of the method it is for.")
+        named = [f"{look(method)['label']} {LAWS[method][0]}" for method in laws]
+        parts.append(f"Grey: the paper's laws through each method's largest model ({', '.join(named)}).")
     unknown = [
         look(method)["label"] for method in in_order(rows["method"]) if not blocks_of(rows, method, PANELS[1][0])
     ]
@@ -229,14 +321,21 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
             [SUITE[PAPER_MODEL].num_parameters], [FITTING_SETS[1]], marker="*", color=INK, markersize=8, clip_on=False,
             zorder=5, linestyle="none",
         )  # fmt: skip
+        for hollow, points in measured_fits(estimator.of("ekfac"), count).items():
+            face = "white" if hollow else INK
+            mark: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linestyle": "none", "markeredgewidth": 0.7}
+            if points:
+                axis.plot(*np.array(points).T, color=INK, markerfacecolor=face, clip_on=False, zorder=4, **mark)
         halo: dict[str, Any] = {
             "transform": axis.transAxes,
             "path_effects": [withStroke(linewidth=2, foreground="white")],
         }
         axis.text(0.03, 0.96, "BIF is cheaper", va="top", **halo)
-        axis.text(0.03, 0.03, "EK-FAC is cheaper", **halo)
+        axis.text(0.03, 0.05, "EK-FAC is cheaper", **halo)
         axis.set(xscale="log", yscale="log", xlabel="parameters", title=f"{count:,} queries")
         axis.grid(False)
+        logarithmic(axis, "x")
+        logarithmic(axis, "y")
         facts.append(_paper_fact(estimator, replace(base, queries=count)))
         if count > base.queries:
             facts.append(f"Run with that many: {'; '.join(_run_with(estimator, name, count) for name in RIVALS)}.")
@@ -245,9 +344,23 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
     return (
         "Seconds of EK-FAC over those of BIF (contours), "
         f"{base.train} training sequences, {base.tokens} tokens, {base.draws:,} draws. Blue: BIF is cheaper; orange: "
-        "EK-FAC is. Pale, between dashes: the intervals overlap. Star: the paper's own point, 2.8b fitted on 1,000,000 "
-        f"sequences. Not run right of the dotted line: {', '.join(unseen)}{_unfit(estimator, base)}. {' '.join(facts)}"
+        "EK-FAC is. Pale, between dashes: the intervals overlap. Dots: EK-FAC measured, hollow on some of the layers; "
+        "the rest is estimated, and BIF's seconds are those of a few of its draws. Star: the paper's own point, 2.8b "
+        f"fitted on 1,000,000 sequences. Not run right of the dotted line: {', '.join(unseen)}"
+        f"{_unfit(estimator, base)}. {' '.join(facts)}"
     )
+
+
+def measured_fits(rows: Sequence[dict[str, Any]], queries: int) -> dict[bool, list[tuple[float, float]]]:
+    """(parameters, fitting set) where EK-FAC was run with so many queries: whole, or (True) on some of the layers."""
+    found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for row in rows:
+        low, high = FITTING_SETS
+        projected = str(row.get("projected")) == "True"
+        extrapolated = projected and "fitting sequences" in str(row.get("projected_from") or "")
+        if row["queries"] == queries and low <= (row.get("fit_examples") or 0) <= high and not extrapolated:
+            found[projected].append((row["parameters"], row["fit_examples"]))
+    return found
 
 
 def _unfit(estimator: Estimator, setting: Setting) -> str:

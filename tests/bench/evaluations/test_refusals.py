@@ -161,7 +161,7 @@ def test_a_slip_is_one_line(main: Main, tmp_path: Path, capsys: pytest.CaptureFi
         (publish, ["leaderboard", "--reslts", "EMPTY"], "did you mean --results?"),
         (report.main, ["--results", "FILE"], "is no folder; expected one with run records"),
         (report.main, ["--results", "EMPTY", "--out", "FILE"], "cannot be made: File exists"),
-        (report.main, ["--results", "EMPTY", "--figures", "FILE"], "is no folder; expected the one that bench.figures"),
+        (report.main, ["--results", "EMPTY", "--figures", "FILE"], "is no folder; expected the one that figures"),
         (report.main, ["--figurs", "EMPTY"], "did you mean --figures?"),
         (truth, ["check", "EMPTY"], "has no truth.json; expected a folder made by `python -m bench.truth"),
         (truth, ["check", "FILE"], "expected a folder made by `python -m bench.truth"),

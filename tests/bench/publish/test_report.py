@@ -3,18 +3,18 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from bench import report
-from bench.figures.command import main as draw
 from bench.pages.assemble import HERE, filled, inert_json, script_elements
 from bench.pages.cards import Cards
 from bench.pages.data import about_method, leaderboard, paired_differences, scaling_points
 from bench.pages.ranks import ranked_boards
+from bench.publish.__main__ import main as publish
 from bench.publish.leaderboard import rows as ranked_rows
 from bench.records import load_results
 from tests.helpers.browser import Browser, needs_browser
@@ -36,8 +36,12 @@ ANSWERS = """# Results
 
 | question | answer | figure |
 | --- | --- | --- |
-| Who is best? | EK-FAC | [LDS](figures/lds-cifar10-paper.svg), [all](cifar10/README.md) |
+| Who is best? | EK-FAC | [LDS](figures/lds-cifar10-paper.png), [all](cifar10/README.md) |
 """
+
+
+def draw(words: Sequence[str]) -> int:
+    return publish(["figures", *words])
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +57,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_scaling(folder / "scaling")
     (folder / "reproduction.md").write_text(CLAIMS)
     (folder / "README.md").write_text(ANSWERS)
-    kinds = ["lds", "lds-normalised", "seconds", "llm", "examples", "tokens", "sweep"]
-    assert draw(["--results", str(folder), "--formats", "svg", "--only", *kinds]) == 0
+    kinds = ["lds", "cost", "seconds", "examples", "tokens", "sweep"]
+    assert draw(["--results", str(folder), "--only", *kinds]) == 0
     assert report.main(["--results", str(folder)]) == 0
     return folder
 

@@ -33,7 +33,7 @@ def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
     assert not can_draw(rows.drop(columns="lambda_per_example"))
     settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **style.RC}
     with matplotlib.rc_context(settings):
-        figure = style.new_figure(style.PAGE, 2.8)
+        figure = style.new_figure(style.WIDTH, 2.8)
         axes = list(figure.subplots(1, 2, sharey=True))
         said = draw_cheaper(axes, rows)
         figure.canvas.draw()

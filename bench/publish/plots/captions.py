@@ -1,20 +1,17 @@
-"""The words of a figure: n, what the ceiling is and where it comes from, settings; for its frame and its caption."""
+"""The words of a figure: its n, its ceiling and where that comes from, and every method's settings."""
 
 import math
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from bench.identity import series_label
 from bench.publish.plots.style import in_order, look
 from bench.records import ceiling_over_seeds, linear_ceiling_over_seeds
 
 
 def kind_of_scores(normalised: bool) -> str:
     return "train-normalised scores" if normalised else "raw scores"
-
-
-def first_value(rows: pd.DataFrame, column: str) -> str:
-    return str(rows[column].iloc[0])
 
 
 def run_ids(rows: pd.DataFrame, ceilings: bool = False) -> list[str]:
@@ -27,14 +24,22 @@ def span(values: pd.Series) -> str:
     return "?" if not found else f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
 
 
+def short_names(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same rows with series named by their label alone, where a figure has but one series of it."""
+    names = [series_label(method, label) for method, label in zip(rows["method"], rows["label"])]
+    alone = rows.groupby("label")["series"].transform("nunique") == 1
+    return rows.assign(series=[name if one else series for name, one, series in zip(names, alone, rows["series"])])
+
+
 def sizes(rows: pd.DataFrame) -> str:
     seeds = sorted(rows["seed"].unique())
     fewer = rows["num_subsets_replicated"] < rows["num_subsets"]
     some = f" of {span(rows['num_subsets_replicated'])}" if fewer.any() and (rows["num_replicates"] > 1).any() else ""
+    undefined = int(rows["num_undefined"].sum())
     return (
-        f"n: {len(seeds)} seed{'s' * (len(seeds) > 1)} ({', '.join(map(str, seeds))}), "
-        f"{span(rows['num_subsets'])} subsets, {span(rows['num_replicates'])} replicate(s){some}, "
-        f"{span(rows['num_queries'])} queries, {int(rows['num_undefined'].sum())} undefined values."
+        f"n: {len(seeds)} seed{'s' * (len(seeds) > 1)}, {span(rows['num_subsets'])} subsets, "
+        f"{span(rows['num_replicates'])} replicate(s){some}, {span(rows['num_queries'])} queries"
+        f"{f', {undefined} undefined values' if undefined else ''}."
     )
 
 
@@ -87,15 +92,14 @@ def missing_ceiling(rows: pd.DataFrame) -> str:
     return f"Ceiling unknown{' where none is drawn' if known.any() else ''}: no replicates."
 
 
-def shaky_ceiling(rows: pd.DataFrame, by: Iterable[str] = ()) -> str:
-    """Where the interval of the ceiling touches 0; of one ceiling at least, where `by` sets several apart."""
+def shaky_ceiling(rows: pd.DataFrame) -> str:
+    """Where the interval of the ceiling touches 0."""
     found: dict[float, set[float]] = {}
-    for (_, share, alpha, *_), cell in rows.groupby(["truth", "alpha_attribution", "alpha", *by], sort=True):
+    for (_, share, alpha), cell in rows.groupby(["truth", "alpha_attribution", "alpha"], sort=True):
         if ceiling_over_seeds(cell).touches_zero:
             found.setdefault(share, set()).add(alpha)
     where = [f"alpha {', '.join(f'{a:g}' for a in sorted(alphas))} of {share:g}" for share, alphas in found.items()]
-    whose = "A seed's ceiling's interval" if "seed" in by and rows["seed"].nunique() > 1 else "The ceiling's interval"
-    return f"{whose} touches 0 at {'; '.join(where)}." if where else ""
+    return f"The ceiling's interval touches 0 at {'; '.join(where)}." if where else ""
 
 
 def borrowed_ceiling(rows: pd.DataFrame) -> str:
@@ -105,22 +109,22 @@ def borrowed_ceiling(rows: pd.DataFrame) -> str:
     return f"Ceiling from replicates in run {', '.join(runs)}." if runs else ""
 
 
-def frame_notes(bars: str, rows: pd.DataFrame, ceiling: bool = True, by: Sequence[str] = ()) -> list[str]:
+def notes_of(bars: str, rows: pd.DataFrame, ceiling: bool = True) -> list[str]:
     """Below the panels: bars, ceiling and n; then settings."""
-    about = [borrowed_ceiling(rows), missing_ceiling(rows), shaky_ceiling(rows, by)] if ceiling else []
+    about = [borrowed_ceiling(rows), missing_ceiling(rows), shaky_ceiling(rows)] if ceiling else []
     return [" ".join(filter(None, [bars, *about, sizes(rows)])), settings_text(rows)]
 
 
-def has_linear_ceiling(rows: pd.DataFrame, by: Iterable[str] = ()) -> bool:
+def has_linear_ceiling(rows: pd.DataFrame, by: Sequence[str] = ()) -> bool:
     """Whether one is shown, in panels or lines that `by` sets apart: over seeds that is where every seed's is known."""
     cells = rows.groupby(["truth", "alpha_attribution", "alpha", *by])
     return any(math.isfinite(linear_ceiling_over_seeds(cell)) for _, cell in cells)
 
 
-def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,", by: Sequence[str] = ()) -> str:
+def ceiling_caption(rows: pd.DataFrame, by: Sequence[str] = ()) -> str:
     """The caption's sentences on the ceiling: what it is, how seeds are pooled, and where it comes from."""
-    text = f"{name} what a perfect prediction could reach. " if rows["reliability"].notna().any() else ""
-    if text and rows["seed"].nunique() > 1 and "seed" not in by:
+    text = "Noise ceiling: what a perfect prediction could reach. " if rows["reliability"].notna().any() else ""
+    if text and rows["seed"].nunique() > 1:
         text += "Over seeds, it is the root of their mean reliability. "
     if has_linear_ceiling(rows, by):
         text += "Linear ceiling: what the best additive score could reach. "
@@ -129,4 +133,4 @@ def ceiling_caption(rows: pd.DataFrame, name: str = "Dashed: the noise ceiling,"
             f"{borrowed.removesuffix('.')}, which measured the same ground truth; its reliability is converted to the "
             "number of replicates here. "
         )
-    return text + "".join(f"{sentence} " for sentence in (missing_ceiling(rows), shaky_ceiling(rows, by)) if sentence)
+    return text + "".join(f"{sentence} " for sentence in (missing_ceiling(rows), shaky_ceiling(rows)) if sentence)

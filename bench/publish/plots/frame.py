@@ -1,0 +1,342 @@
+"""What every kind of figure shares: panels, axes, labels at points, and the frame that says what is shown.
+
+A drawing is made of records alone. Above the panels stands what was measured on which task, below them bars, n and
+settings; the figure grows by as much as its words need.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.patheffects import withStroke
+from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+
+from bench.publish.plots.style import INK, QUIET, SMALL, WIDTH, fix_layout, new_figure
+from bench.records import Results
+
+ALPHA_RETRAIN = r"$\alpha_{\mathrm{retrain}}$"
+ALPHA_ATTRIBUTION = r"$\alpha_{\mathrm{attribution}}$"
+MOST_PANELS = 6
+MOST_NAMES = 9  # of a legend
+MARGIN = 0.05  # inches around the words
+LINE = 1.3  # height of a line, in sizes of its letters
+TIMES = {
+    1e-3: "1 ms", 1e-2: "10 ms", 0.1: "0.1 s", 1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", 3600.0: "1 h",
+    36_000.0: "10 h", 345_600.0: "4 d", 3_456_000.0: "40 d", 31_536_000.0: "1 y", 315_360_000.0: "10 y",
+}  # fmt: skip
+
+
+class UnusableError(ValueError):
+    """A result file lacks what a figure needs; the message is one line that names it."""
+
+
+@dataclass
+class Drawing:
+    """One picture, ready to be saved."""
+
+    stem: str
+    title: str
+    caption: str
+    runs: list[str]
+    figure: Figure
+    facts: dict[str, list[str]] = field(default_factory=dict)  # what the report's filters go by
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of figures: what it shows, what it needs, the command that makes that, the paper's own."""
+
+    name: str
+    shows: str
+    needs: str
+    command: str
+    draw: Callable[[Results], Iterator[Drawing]] = field(repr=False)
+    paper: tuple[str, ...] = ()  # labels of the paper's figures
+
+
+# ---- panels and axes ----
+
+
+def panel_grid(down: int, across: int, height: float, share_y: Any = True) -> tuple[Figure, Any]:
+    """`height`: inches of a row of panels."""
+    figure = new_figure(WIDTH, height * down)
+    return figure, figure.subplots(down, across, sharey=share_y, squeeze=False)
+
+
+def panel_row(count: int, height: float = 2.2, share_y: bool = True, across: int = 3) -> tuple[Figure, list[Axes]]:
+    """So many panels, at most `across` of them beside each other."""
+    across = min(count, across)
+    figure, grid = panel_grid(-(-count // across), across, height, share_y)
+    axes = list(grid.ravel())
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
+
+
+def logarithmic(axis: Axes, which: str, ticks: Sequence[float] | None = None) -> None:
+    """A logarithmic axis with plain numbers: 0.1, 1, 10; or ticks at just these values."""
+    low, high = _log_scale(axis, which)
+    line = getattr(axis, f"{which}axis")
+    steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+    line.set_major_locator(FixedLocator(list(ticks)) if ticks is not None else LogLocator(10, subs=steps, numticks=8))
+    line.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+    line.set_minor_formatter(NullFormatter())
+
+
+def seconds_axis(axis: Axes, which: str) -> None:
+    """A logarithmic axis of time: 1 s, 10 s, 1 min, 10 min, 1 h."""
+    low, high = _log_scale(axis, which)
+    seen = [seconds for seconds in TIMES if low <= seconds <= high]
+    step = -(-len(seen) // 5)  # at most five, or else they run into each other
+    if len(seen) < 2:
+        logarithmic(axis, which)
+        getattr(axis, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.3g} s"))
+        return
+    line = getattr(axis, f"{which}axis")
+    line.set_major_locator(FixedLocator(seen[::step]))
+    line.set_major_formatter(FuncFormatter(lambda value, _: TIMES.get(value, "")))
+    line.set_minor_locator(LogLocator(10, subs=(1.0,), numticks=20))
+    line.set_minor_formatter(NullFormatter())
+
+
+def _log_scale(axis: Axes, which: str) -> tuple[float, float]:
+    """Its limits; wider where the values are too near each other for round numbers."""
+    getattr(axis, f"set_{which}scale")("log")
+    low, high = getattr(axis, f"get_{which}lim")()
+    if 0 < low <= high < 3 * low:
+        low, high = low / 1.7, high * 1.7
+        getattr(axis, f"set_{which}lim")(low, high)
+    return low, high
+
+
+def plain_number(value: float) -> str:
+    for unit, name in ((1e9, "B"), (1e6, "M")):
+        if value >= unit:
+            return f"{value / unit:g} {name}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
+
+
+def bars_at(axis: Axes, points: Sequence[tuple[float, float, float, float]], shape: dict[str, Any]) -> None:
+    """Points (x, value, low, high) with their intervals."""
+    x, y, low, high = np.array(points, dtype=float).T
+    axis.errorbar(x, y, yerr=[np.maximum(0, y - low), np.maximum(0, high - y)], elinewidth=0.8, **shape)
+
+
+# ---- labels where the points are ----
+
+
+@dataclass
+class Label:
+    """Words for a point."""
+
+    axis: Axes
+    x: float
+    y: float
+    text: str
+    colour: str = INK
+
+
+def place_labels(labels: Sequence[Label], points: float = 7.0) -> None:
+    """Writes every label beside its point: where it covers no other and no point, with a thin line if that is far.
+
+    The figure is laid out by then, since what overlaps is decided in pixels.
+    """
+    for axis in dict.fromkeys(label.axis for label in labels):
+        own = sorted((one for one in labels if one.axis is axis), key=lambda one: -one.y)
+        scale = 72 / axis.figure.dpi
+        frame = axis.get_window_extent()
+        marks = np.array([axis.transData.transform((one.x, one.y)) for one in own])
+        crowd = np.concatenate([marks, _covered(axis)])
+        canvas: Any = FigureCanvasAgg(axis.get_figure(root=True))
+        taken = [tuple(text.get_window_extent(canvas.get_renderer()).extents) for text in axis.texts]
+        for label, (x, y) in zip(own, marks, strict=True):
+            width, height = text_width(label.text, points) * 72 / scale, 1.15 * points / scale
+            best: tuple[float, float, float, float] | None = None
+            least = math.inf
+            for dx, dy, far in _places(width, height, 5 / scale):
+                left, low = x + dx, y + dy
+                box = (left, low, left + width, low + height)
+                inside = (crowd[:, 0] > box[0] - 3) & (crowd[:, 0] < box[2] + 3)
+                inside &= (crowd[:, 1] > box[1] - 2) & (crowd[:, 1] < box[3] + 2)
+                covered = sum(_overlap(box, other) for other in taken)
+                out = max(0, frame.x0 - box[0]) + max(0, box[2] - frame.x1 - 2)
+                out += max(0, frame.y0 - box[1]) + max(0, box[3] - frame.y1 - 4)
+                cost = 12 * int(inside.sum()) + 3 * covered + 30 * out + far
+                if cost < least:
+                    best, least = box, cost
+            assert best is not None
+            taken.append(best)
+            _write(axis, label, best, (x, y), points, scale)
+
+
+def _covered(axis: Axes) -> np.ndarray:
+    """In pixels: every marker, and points along every line."""
+    found = [np.empty((0, 2))]
+    for line in axis.lines:
+        pixels = line.get_transform().transform(np.asarray(line.get_xydata(), dtype=float))
+        pixels = pixels[np.isfinite(pixels).all(axis=1)]
+        marked = line.get_marker() not in ("None", None, "", "|", "_")
+        if marked:
+            found.append(pixels)
+        if line.get_linestyle() != "None" and len(pixels) > 1:
+            steps = np.linspace(0, 1, 25)[:, None]
+            found += [one + steps * (other - one) for one, other in itertools.pairwise(pixels)]
+    return np.concatenate(found)
+
+
+def _places(width: float, height: float, gap: float) -> Iterator[tuple[float, float, float]]:
+    """(dx, dy, how far): right, left, above, below and between them, then further away."""
+    for number, reach in enumerate((1.0, 2.2, 3.6, 5.2, 7.0, 9.0)):
+        away = gap * reach
+        for turn, (side, lift) in enumerate(
+            ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1), (0.5, 1), (0.5, -1))
+        ):
+            dx = away if side > 0.5 else -width - away if side < 0 else -width / 2 + (width * side if side else 0)
+            dy = away - 0.2 * height if lift > 0 else -height - away + 0.2 * height if lift < 0 else -height / 2
+            yield dx, dy, 40 * number + turn
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    across = min(one[2], other[2]) - max(one[0], other[0])
+    down = min(one[3], other[3]) - max(one[1], other[1])
+    return across * down if across > 0 and down > 0 else 0.0
+
+
+def _write(
+    axis: Axes, label: Label, box: tuple[float, ...], mark: tuple[float, float], points: float, scale: float
+) -> None:
+    middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+    halo = [withStroke(linewidth=1.6, foreground="white")]
+    axis.annotate(
+        label.text, (label.x, label.y), ((middle[0] - mark[0]) * scale, (middle[1] - mark[1]) * scale),
+        textcoords="offset points", ha="center", va="center", fontsize=points, color=label.colour, path_effects=halo,
+        annotation_clip=False, zorder=6,
+    )  # fmt: skip
+    nearest = (min(max(mark[0], box[0]), box[2]), min(max(mark[1], box[1]), box[3]))
+    if math.dist(nearest, mark) > 11 / scale:
+        end = ((nearest[0] - mark[0]) * scale, (nearest[1] - mark[1]) * scale)
+        axis.annotate(
+            "", (label.x, label.y), end, textcoords="offset points",
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": label.colour, "shrinkA": 0, "shrinkB": 2},
+        )  # fmt: skip
+
+
+def label_line(axis: Axes, height: float, text: str) -> None:
+    """Words on a horizontal line, at its right end."""
+    axis.annotate(
+        text, (1, height), (-2, 1.5), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
+        va="bottom", fontsize=SMALL, color=QUIET, in_layout=False,
+    )  # fmt: skip
+
+
+# ---- the frame ----
+
+
+def finish(
+    figure: Figure,
+    title: str,
+    about: Iterable[str] = (),
+    notes: Iterable[str] = (),
+    names: Sequence[tuple[Any, str]] = (),
+    labels: Sequence[Label] = (),
+) -> float:
+    """Title, facts and legend above the panels, notes below, whose height in inches is returned; lays all of it out.
+
+    `names`: (handle, name) of the legend; `labels` stand at their points instead.
+    """
+    width, panels = figure.get_figwidth(), figure.get_figheight()
+    inside = 0.95 * (width - 2 * MARGIN)  # letters on pixels are a little wider
+    above = [(line, 9.0, "bold", INK) for line in wrapped(title, inside, 9.0, "bold")]
+    above += [(line, 7.0, "normal", QUIET) for line in wrapped(" \u00b7 ".join(filter(None, about)), inside, 7.0)]
+    below = [line for note in notes for line in wrapped(note, inside, SMALL)]
+    head = sum(_height(points) for _, points, _, _ in above) + 2 * MARGIN
+    foot = len(below) * _height(SMALL) + (2 * MARGIN if below else 0)
+    across, down = _columns([name for _, name in names], inside)
+    legend_height = down * 1.45 * 7.5 / 72 + 0.05 if names else 0.0
+    height = panels + head + legend_height + foot
+    figure.set_figheight(height)
+    top = height - MARGIN
+    for line, points, weight, colour in above:
+        figure.text(MARGIN / width, top / height, line, fontsize=points, weight=weight, va="top", color=colour)
+        top -= _height(points)
+    if names:
+        legend = figure.legend(
+            [handle for handle, _ in names], [name for _, name in names], loc="upper left", borderaxespad=0.1,
+            ncols=across, handlelength=1.8, columnspacing=1.2, bbox_to_anchor=(0, top / height),
+        )  # fmt: skip
+        legend.set_in_layout(False)
+    for position, line in enumerate(reversed(below)):
+        y = (MARGIN + position * _height(SMALL)) / height
+        figure.text(MARGIN / width, y, line, fontsize=SMALL, color=QUIET, va="bottom")
+    engine: Any = figure.get_layout_engine()
+    if engine is not None:
+        engine.set(rect=(0, foot / height, 1, panels / height))
+        fix_layout(figure)
+    place_labels(labels)
+    return foot
+
+
+def _height(points: float) -> float:
+    return LINE * points / 72
+
+
+@lru_cache(maxsize=10_000)
+def text_width(text: str, points: float, weight: str = "normal") -> float:
+    """In inches."""
+    font = FontProperties(family="DejaVu Sans", size=points, weight=weight)
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, False)
+    return width / 72
+
+
+def wrapped(text: str, width: float, points: float, weight: str = "normal") -> list[str]:
+    """Lines of at most `width` inches; a word that is longer has a line of its own."""
+    lines: list[str] = []
+    room = 0.0
+    space = text_width("n n", points, weight) - 2 * text_width("n", points, weight)
+    for word in text.split():
+        length = text_width(word, points, weight)
+        if lines and length <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+            room = width
+        room -= length + space
+    return lines
+
+
+def handles_of(axes: Iterable[Axes], order: Sequence[str] = ()) -> list[tuple[Any, str]]:
+    """(handle, name) of what the axes name, each name once."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    place = {name: position for position, name in enumerate(order)}
+    return [(found[name], name) for name in sorted(found, key=lambda name: place.get(name, len(place)))]
+
+
+def _columns(names: Sequence[str], width: float, points: float = 7.5) -> tuple[int, int]:
+    """(across, down) of a legend: as many names beside each other as there is room for; filled column by column."""
+    if not names:
+        return 0, 0
+    wide = [text_width(name, points) + (1.8 + 0.8 + 1.2) * points / 72 for name in names]
+    for across in range(len(wide), 0, -1):
+        down, longer = divmod(len(wide), across)
+        ends = [(k + 1) * down + min(k + 1, longer) for k in range(across)]
+        columns = [wide[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        if across == 1 or sum(max(column) for column in columns) <= width:
+            return across, down + bool(longer)
+    raise AssertionError
+
+
+def first_value(rows: pd.DataFrame, column: str) -> str:
+    return str(rows[column].iloc[0])

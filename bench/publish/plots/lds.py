@@ -1,0 +1,330 @@
+"""LDS against the share of data that models are retrained on; and what the settings of one method change.
+
+`lds` (paper: fig:retraining): a line a method, each seed by itself as a faint dot (fig:individual_LDS_scores). One or
+two shares make no curve: there the methods stand below each other, a panel a share. `difference` (paper:
+fig:absolute_difference_LDS_sweep): LDS under every setting of a method, and below it the paired difference, on the same
+subsets and queries, to the settings that its paper or library comes with, or else to the method's defaults.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import bench.publish.plots.captions as words
+from bench.identity import file_slug
+from bench.publish.plots.frame import (
+    ALPHA_ATTRIBUTION,
+    ALPHA_RETRAIN,
+    MOST_NAMES,
+    MOST_PANELS,
+    Drawing,
+    bars_at,
+    finish,
+    first_value,
+    handles_of,
+    panel_grid,
+    panel_row,
+)
+from bench.publish.plots.style import FAINT, INK, QUIET, WIDTH, look, looks, new_figure
+from bench.records import Results, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
+
+Shapes = Mapping[str, dict[str, Any]]
+FEWEST_OF_A_CURVE = 3  # shares retrained on
+BAND = 0.3  # of the way from one share to the next: at most as far as points of one share stand apart
+PLACES = ["alpha_attribution", "truth"]
+CEILINGS: dict[str, dict[str, Any]] = {
+    "noise ceiling": {"linestyle": "--", "linewidth": 0.9},
+    "linear ceiling": {"linestyle": (0, (2, 1.2)), "linewidth": 0.7},
+}
+
+
+def ceiling_called(label: str, cell: pd.DataFrame) -> float:
+    return linear_ceiling_over_seeds(cell) if label == "linear ceiling" else ceiling_over_seeds(cell).value
+
+
+def series_shapes(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """The look of every series; one with fewer seeds than another of them says so wherever it is named."""
+    shapes = looks(zip(rows["method"], rows["series"]))
+    seeds = rows.groupby("series")["seed"].nunique()
+    for name, shape in shapes.items():
+        if seeds[name] < seeds.max():
+            shape["label"] = f"{name} ({seeds[name]} seed{'s' * bool(seeds[name] > 1)})"
+    return shapes
+
+
+# ---- LDS ----
+
+
+def draw_lds(results: Results) -> Iterator[Drawing]:
+    for (ground, normalised), group in results.rows.groupby(["ground", "normalised"], sort=True):
+        group = words.short_names(group)
+        shapes = series_shapes(group)
+        if curves := group["alpha"].nunique() >= FEWEST_OF_A_CURVE:
+            shapes = few_of(shapes, group)
+            left_out = sorted(set(group["series"]) - set(shapes) - {"random"})
+            group = group[group["series"].isin(shapes)]
+            figure, axes = lines(group, shapes)
+        else:
+            (figure, axes), left_out = dots(group, shapes), []
+        bars = f"Bars: {bars_of(group.groupby([*PLACES, 'alpha', 'series']).size())}."
+        if curves and group["seed"].nunique() > 1:
+            bars += " Faint dots: each seed."
+        if left_out:
+            bars += f" Not drawn: {', '.join(left_out)}."
+        kind = words.kind_of_scores(bool(normalised))
+        description, about = first_value(group, "description"), first_value(group, "ground_words")
+        title = f"{description}: LDS of {kind}"
+        names = handles_of(axes, [shape["label"] for shape in shapes.values()]) if curves else []
+        finish(figure, title, [about], words.notes_of(bars, group), names)
+        caption = (
+            f"LDS of {kind} against the share of the attributed examples retrained on; {description}, {about}. {bars} "
+            f"{words.ceiling_caption(group)}{words.sizes(group)} {words.settings_text(group)}"
+        )
+        stem = f"lds-{ground}{'-normalised' if normalised else ''}"
+        facts = words.facts_of(group, [bool(normalised)])
+        yield Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts)
+
+
+def few_of(shapes: Shapes, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """At most nine of them: the line at 0 stands for random, and settings without a name of their own go first."""
+    method = dict(zip(rows["series"], rows["method"]))
+    last = [name for name in shapes if method[name] == "random"]
+    last += [name for name in shapes if ", " in name][::-1] + list(shapes)[::-1]
+    dropped = set(list(dict.fromkeys(last))[: max(0, len(shapes) - MOST_NAMES)])
+    return {name: shape for name, shape in shapes.items() if name not in dropped}
+
+
+def lines(group: pd.DataFrame, shapes: Shapes) -> tuple[Figure, list[Axes]]:
+    """A panel for each share that is attributed and each truth."""
+    places = list(group.groupby(PLACES, sort=True))[:MOST_PANELS]
+    figure, axes = panel_row(len(places), 2.0 if len(places) > 1 else 2.6)
+    for axis, ((share, _), here) in zip(axes, places, strict=True):
+        lds_panel(axis, here, shapes, axis is axes[0])
+        axis.set_title(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}", parse_math=True)
+        axis.set_xlabel(ALPHA_RETRAIN, parse_math=True)
+    axes[0].set_ylabel("LDS")
+    return figure, axes
+
+
+def panel_note(here: pd.DataFrame, group: pd.DataFrame) -> str:
+    """What a panel has otherwise than another of its figure: seeds, and how its truth was measured."""
+    notes = []
+    if here["seed"].nunique() < group["seed"].nunique():
+        notes.append(f"{here['seed'].nunique()} seed{'s' * (here['seed'].nunique() > 1)}")
+    if group["truth"].nunique() > 1:
+        replicates = words.span(here["num_replicates"])
+        subsets = f"{words.span(here['num_subsets'])} subsets" if group["num_subsets"].nunique() > 1 else ""
+        notes += [subsets, f"{replicates} replicate{'s' * (replicates != '1')}"]
+    text = ", ".join(filter(None, notes))
+    return f"\n({text})" if text else ""
+
+
+def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes, named: bool) -> None:
+    """LDS against alpha, one line a series, over however many seeds there are; rows of one truth.
+
+    `named`: whether the ceiling says that it is one.
+    """
+    alphas = sorted(rows["alpha"].unique())
+    gap = min(np.diff(alphas), default=0.2)
+    axis.axhline(0, color=INK, linewidth=0.5)
+    series = [name for name in shapes if name in set(rows["series"])]
+    for name, place in zip(series, side_by_side(axis, alphas, len(series)), strict=True):
+        own = rows[rows["series"] == name]
+        points = [(alpha + place, *over_seeds(cell)) for alpha, cell in own.groupby("alpha", sort=True)]
+        bars_at(axis, points, dict(shapes[name]) | {"capsize": 1.5})
+        if own["seed"].nunique() > 1:
+            dot: dict[str, Any] = {
+                "marker": ".",
+                "markersize": 2,
+                "linestyle": "none",
+                "alpha": 0.5,
+                "markeredgewidth": 0,
+            }
+            axis.plot(own["alpha"] + place, own["lds"], color=shapes[name]["color"], label="_seeds", **dot)
+    for label, style in CEILINGS.items():
+        ceilings = [(alpha, ceiling_called(label, cell)) for alpha, cell in rows.groupby("alpha", sort=True)]
+        known = np.array([pair for pair in ceilings if np.isfinite(pair[1])], dtype=float)
+        if len(known):
+            half = 0.4 * gap
+            x, y = known.T if len(known) > 1 else (known[0, 0] + np.array([-half, half]), np.full(2, known[0, 1]))
+            axis.plot(x, y, color=INK, label=f"_{label}", **style)
+            if label == "noise ceiling" and named:
+                alone = len(known) == 1
+                place = (float(x.mean()) if alone else x[-1], y[-1])
+                end: dict[str, Any] = {
+                    "textcoords": "offset points",
+                    "ha": "center" if alone else "right",
+                    "va": "bottom",
+                }
+                axis.annotate(label, place, (0, 2), annotation_clip=False, fontsize=6, in_layout=False, **end)
+                low, high = axis.get_ylim()
+                axis.set_ylim(low, max(high, y[-1] + 0.1 * (high - low)))
+    axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
+    axis.set_xlim(min(alphas) - 0.45 * gap, max(alphas) + 0.45 * gap)
+    axis.grid(axis="x", visible=False)
+
+
+def side_by_side(axis: Axes, alphas: Sequence[float], count: int) -> np.ndarray:
+    """How far each of `count` points stands from its share, so that equal scores do not hide one another; its band."""
+    width = min(np.diff(alphas), default=0.2) * min(BAND, 0.035 * count)
+    for alpha in alphas:
+        axis.axvspan(alpha - width / 2, alpha + width / 2, color=FAINT, alpha=0.35, linewidth=0, zorder=0)
+    return width * (np.arange(count) - (count - 1) / 2) / max(1, count)
+
+
+def dots(group: pd.DataFrame, shapes: Shapes) -> tuple[Figure, list[Axes]]:
+    """A panel for each share retrained on, a row of them for each share attributed; the series below each other."""
+    alphas = sorted(group["alpha"].unique())
+    places = list(group.groupby(PLACES, sort=True))[: MOST_PANELS // len(alphas)]
+    named = [[name for name in shapes if name in set(here["series"])] for _, here in places]  # none without a point
+    heights = [0.75 + 0.17 * len(some) for some in named]
+    figure = new_figure(WIDTH, sum(heights))
+    grid = figure.subplots(len(places), len(alphas), sharey="row", squeeze=False, height_ratios=heights)
+    for line, ((share, _), here), names in zip(grid, places, named, strict=True):
+        for axis, alpha in zip(line, alphas, strict=True):
+            cell = here[here["alpha"] == alpha]
+            if len(cell):
+                dots_panel(axis, cell, names, shapes)
+            else:
+                axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color=QUIET)
+                axis.set_xticks([])
+            at = f"{ALPHA_RETRAIN} = {alpha:g}, {ALPHA_ATTRIBUTION} = {share:g}"
+            axis.set_title(f"{at}{panel_note(here, group)}", parse_math=True)
+            axis.set_yticks(range(len(names)), [shapes[name]["label"] for name in names])
+            axis.set_ylim(len(names) - 0.5, -0.5)
+            axis.tick_params(labelleft=axis is line[0])
+    for axis in grid[-1]:
+        axis.set_xlabel("LDS")
+    return figure, list(grid.ravel())
+
+
+def dots_panel(axis: Axes, rows: pd.DataFrame, names: list[str], shapes: Shapes) -> None:
+    """Rows of one truth and one alpha."""
+    axis.axvline(0, color=INK, linewidth=0.5)
+    for position, name in enumerate(names):
+        cell = rows[rows["series"] == name]
+        if len(cell):
+            mean, low, high = over_seeds(cell)
+            ends = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
+            shape = shapes[name] | {"linestyle": "none"}
+            axis.errorbar(mean, position, xerr=ends, capsize=1.5, elinewidth=0.8, **shape)
+    for label, style in CEILINGS.items():
+        if np.isfinite(ceiling := ceiling_called(label, rows)):
+            axis.axvline(ceiling, color=INK, label=f"_{label}", **style)
+            if label == "noise ceiling":
+                axis.annotate(
+                    label, (ceiling, 0.5), (-2, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
+                    rotation=90, ha="right", va="center", fontsize=6, in_layout=False,
+                )  # fmt: skip
+
+
+# ---- the settings of one method ----
+
+PUBLISHED = ("-paper", "-library")  # how labels of published settings end
+
+
+def draw_difference(results: Results) -> Iterator[Drawing]:
+    for (ground, method), group in results.rows.groupby(["ground", "method"], sort=True):
+        panels = list(_panels(results.pairs, str(ground), group))
+        stem = f"difference-{ground}-{file_slug(str(method))}"
+        if not panels:
+            continue
+        if len(panels) <= MOST_PANELS // 2:
+            yield _difference(stem, str(method), panels)
+            continue
+        for normalised in (False, True):  # a figure each, for the sake of room
+            if own := [panel for panel in panels if panel["normalised"] == normalised][: MOST_PANELS // 2]:
+                yield _difference(f"{stem}{'-normalised' * normalised}", str(method), own)
+
+
+def _panels(pairs: pd.DataFrame, ground: str, group: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """For each kind of scores, share and truth with two settings that one run has beside each other."""
+    for (normalised, share, truth), rows in group.groupby(["normalised", *PLACES], sort=True):
+        known = rows.drop_duplicates("series")
+        if len(known) < 2:
+            continue
+        base = reference(known)
+        others = {}
+        for other in sorted(set(known["series"]) - {base}):
+            found = differences_between(pairs, ground, other, base, bool(normalised))
+            if len(found):
+                found = found[(found["alpha_attribution"] == share) & (found["truth"] == truth)]
+            if len(found):
+                others[other] = found
+        if others:
+            kept = rows[rows["series"].isin([base, *others])]
+            yield {"normalised": bool(normalised), "share": share, "rows": kept, "base": base, "others": others}
+
+
+def reference(known: pd.DataFrame) -> str:
+    """Of rows, one a series: the published settings, else the method's own defaults, else the first by name."""
+
+    def place(row: Any) -> tuple[bool, bool, str]:
+        return (not str(row["label"]).endswith(PUBLISHED), row["label"] != row["method"], row["series"])
+
+    return str(min((row for _, row in known.iterrows()), key=place)["series"])
+
+
+def differences_between(pairs: pd.DataFrame, ground: str, one: str, other: str, normalised: bool) -> pd.DataFrame:
+    """Rows of LDS of `one` minus LDS of `other`, whichever way round the runs have them."""
+    if not len(pairs):
+        return pairs
+    here = pairs[(pairs["ground"] == ground) & (pairs["normalised"].astype(bool) == normalised)]
+    straight = here[(here["series"] == one) & (here["against"] == other)]
+    turned = here[(here["series"] == other) & (here["against"] == one)]
+    swapped = turned.assign(
+        difference=-turned["difference"],
+        ci_low=-turned["ci_high"],
+        ci_high=-turned["ci_low"],
+        series=one,
+        against=other,
+    )
+    found = pd.concat([straight, swapped]) if len(swapped) else straight
+    return found.drop_duplicates(["truth", "alpha", "alpha_attribution", "seed"])
+
+
+def _difference(stem: str, method: str, panels: list[dict[str, Any]]) -> Drawing:
+    rows = pd.concat([panel["rows"] for panel in panels])
+    shapes = series_shapes(rows)
+    figure, grid = panel_grid(2, len(panels), 1.5, share_y="row")
+    for (upper, lower), panel in zip(grid.T, panels, strict=True):
+        lds_panel(upper, panel["rows"], shapes, upper is grid[0, 0])
+        kind = words.kind_of_scores(panel["normalised"])
+        note = panel_note(panel["rows"], rows)
+        upper.set_title(f"{kind}\n{ALPHA_ATTRIBUTION} = {panel['share']:g}{note}", parse_math=True)
+        difference_panel(lower, panel["others"], shapes)
+        lower.set_xticks(upper.get_xticks(), [text.get_text() for text in upper.get_xticklabels()])
+        lower.set_xlim(upper.get_xlim())
+        lower.set_xlabel(ALPHA_RETRAIN, parse_math=True)
+    grid[0, 0].set_ylabel("LDS")
+    grid[1, 0].set_ylabel("paired difference")
+    bases = list(dict.fromkeys(panel["base"] for panel in panels))
+    description, about = first_value(rows, "description"), first_value(rows, "ground_words")
+    title = f"{description}: what the settings of {look(method)['label']} change"
+    below = f"Below: LDS minus that of {' or '.join(bases)}, paired over subsets and queries."
+    counts = [found.groupby("alpha").size() for panel in panels for found in panel["others"].values()]
+    bars = f"Bars: {bars_of(pd.concat(counts))}."
+    scores = list(dict.fromkeys(words.kind_of_scores(panel["normalised"]) for panel in panels))
+    names = handles_of(grid.ravel(), [shape["label"] for shape in shapes.values()])[:MOST_NAMES]
+    finish(figure, title, [about, " and ".join(scores)], [below, *words.notes_of(bars, rows)], names)
+    caption = (
+        f"LDS of {' and '.join(scores)} under {rows['series'].nunique()} settings of one method, and their paired "
+        f"differences; {description}, {about}. {below} {bars} {words.ceiling_caption(rows)}{words.sizes(rows)} "
+        f"{words.settings_text(rows)}"
+    )
+    kinds = sorted({panel["normalised"] for panel in panels})
+    return Drawing(stem, title, caption, words.run_ids(rows, True), figure, words.facts_of(rows, kinds))
+
+
+def difference_panel(axis: Axes, others: dict[str, pd.DataFrame], shapes: Shapes) -> None:
+    """Every other setting's difference to the reference, in the look that its LDS has above."""
+    alphas = sorted({alpha for found in others.values() for alpha in found["alpha"]})
+    axis.axhline(0, color=INK, linewidth=0.5)
+    for (series, found), place in zip(others.items(), side_by_side(axis, alphas, len(others)), strict=True):
+        points = [(alpha + place, *over_seeds(cell, "difference")) for alpha, cell in found.groupby("alpha", sort=True)]
+        bars_at(axis, points, shapes[series] | {"label": "_", "capsize": 1.5})
+    axis.grid(axis="x", visible=False)

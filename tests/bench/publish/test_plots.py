@@ -1,0 +1,684 @@
+"""Figures come from records alone: the same bytes each time, machines and settings kept apart, and what is missing is
+named. tests/golden/plots.json holds digests of what is drawn from the committed results."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from bench.publish.__main__ import main as publish
+from bench.publish.plots import draw_figures, frame, style
+from bench.publish.plots.captions import settings_text
+from bench.publish.plots.cost import best_scores, pareto_front
+from bench.publish.plots.evaluations import cell_text
+from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis
+from bench.publish.plots.kinds import KINDS, without_crowds
+from bench.publish.plots.scaling import measured_fits, read_scaling
+from bench.records import ELSEWHERE, Results, load_results, without_curves, without_scored_again
+from tests.bench.test_records import change_record
+from tests.helpers.synthetic_answers import write_agreement, write_removal
+from tests.helpers.synthetic_results import write_budget, write_examples, write_run, write_scaling, write_sweep
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "plots.json"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def draw(name: str, folder: Path | Results) -> list[Drawing]:
+    (kind,) = [kind for kind in KINDS if kind.name == name]
+    with matplotlib.rc_context(style.settings()):
+        return list(kind.draw(load_results(folder) if isinstance(folder, Path) else folder))
+
+
+def main(words: Sequence[str]) -> int:
+    return publish(["figures", *words])
+
+
+def error_bars(axis: Any) -> list[Any]:
+    return [found for found in axis.containers if isinstance(found, ErrorbarContainer)]
+
+
+def names_of(drawing: Drawing) -> list[str]:
+    return [text.get_text() for legend in drawing.figure.legends for text in legend.texts]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    folder = tmp_path / "results"
+    write_run(folder / "cifar10", shares=(0.1, 1.0), seeds=(1, 2), alphas=(0.1, 0.5))
+    return folder
+
+
+# ---- what is drawn from the committed results ----
+
+
+def drawn_data(figure: Figure) -> str:
+    """Every point with the ends of its bar, every plain line and every picture, to six digits, panel by panel."""
+    lines = []
+    for number, axis in enumerate(figure.axes):
+        barred = set()
+        for container in error_bars(axis):
+            line, caps, bars = container.lines
+            barred |= {line, *caps}
+            ends = [np.asarray(segment).ravel() for one in bars for segment in one.get_segments()]
+            values = [line.get_xdata(), line.get_ydata(), *ends]
+            lines.append(f"{number} {line.get_label()} {_digits(values)}")
+        for line in set(axis.lines) - barred:
+            lines.append(f"{number} line {_digits([line.get_xdata(), line.get_ydata()])}")
+        for image in (*axis.images, *axis.collections):
+            if (pixels := image.get_array()) is not None:
+                lines.append(f"{number} image {_digits([np.ma.filled(pixels.astype(float), np.nan)])}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:12]
+
+
+def _digits(values: list[Any]) -> str:
+    return " ".join(f"{value:.6g}" for some in values for value in np.asarray(some, dtype=float).ravel())
+
+
+@pytest.mark.slow
+def test_what_the_committed_results_show_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A digest that changes on purpose is changed in plots.json in the same commit, with a reason."""
+    monkeypatch.setattr(frame, "fix_layout", lambda _: None)
+    monkeypatch.setattr(frame, "place_labels", lambda _: None)
+    results = load_results(ROOT / "results")
+    found = {}
+    for kind in KINDS:
+        for drawing in draw(kind.name, without_crowds(results, kind.name)):
+            found[drawing.stem] = drawn_data(drawing.figure)
+            assert len(names_of(drawing)) <= MOST_NAMES, drawing.stem
+            panels = [axis for axis in drawing.figure.axes if axis.get_label() != "<colorbar>"]
+            assert len(panels) <= MOST_PANELS, drawing.stem
+    assert found == json.loads(GOLDEN.read_text())
+
+
+# ---- looks ----
+
+
+def test_no_two_methods_of_the_table_look_alike() -> None:
+    assert len({(colour, marker) for _, colour, marker in style.METHODS.values()}) == len(style.METHODS)
+    assert len({label for label, _, _ in style.METHODS.values()}) == len(style.METHODS)
+
+
+def test_a_series_looks_alike_whatever_else_is_in_its_figure() -> None:
+    alone = style.looks([("bif", "bif-paper")])["bif-paper"]
+    assert style.looks([("bif", "BIF"), ("bif", "bif-long"), ("bif", "bif-paper")])["bif-paper"] == alone
+    assert style.looks([("bif", "BIF, n_beta=200"), ("bif", "BIF")])["BIF"] == style.look("bif")
+    many = style.looks([("bif", f"BIF, draws={count}") for count in range(40)])
+    assert len({(one["color"], one["marker"]) for one in many.values()}) == 40
+    assert style.look("package.module:MyMethod")["label"] == "MyMethod"
+
+
+def test_an_axis_of_time_is_in_units_of_time() -> None:
+    for low, high, expected in ((0.02, 50, "0.1 s"), (2, 4e8, "1 min"), (1.1, 1.3, "1 s")):
+        figure = style.new_figure(3, 2)
+        axis = figure.subplots()
+        axis.plot([low, high], [0, 1])
+        seconds_axis(axis, "x")
+        figure.draw_without_rendering()
+        ticks = [text.get_text() for text in axis.get_xticklabels()]
+        assert expected in ticks
+        assert not any("M" in text for text in ticks)
+
+
+@pytest.mark.parametrize(("value", "text"), [(1.0, "1"), (0.64, ".64"), (-0.001, ".00"), (-0.31, "-.31"), (-1.0, "-1")])
+def test_cells_of_a_matrix(value: float, text: str) -> None:
+    assert cell_text(value) == text
+
+
+# ---- every kind ----
+
+
+def write_long_tokens(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    matrix = np.random.default_rng(1).normal(size=(60, 70)).round(3)
+    pair = {"query": 1, "train": 2, "query_tokens": [f" w{k}" for k in range(60)], "train_tokens": ["x$y"] * 70}
+    pair |= {"bif": matrix.tolist(), "ekfac": matrix[0].tolist()}
+    content = {"kind": "tokens", "description": "long", "seed": 1, "scores": "normalised BIF", "pairs": [pair]}
+    (folder / "examples.json").write_text(json.dumps(content))
+
+
+def write_limit(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    regression = {"copies": 100, "num_train": 16, "num_queries": 4}
+    config = {"regression": regression, "sampler": "sgld", "gradient": "full batch", "damping": 0.05, "thinning": 25}
+    config |= {"step_times_precision": 0.04, "burn_in": 8, "draws_of_a_copy": 32, "seeds": [1]}
+    sampled = [
+        {"n_beta": n, "draws": draws, "distance": 1 / n + draws**-0.5, "low": 1 / n, "high": 1 / n + 2 * draws**-0.5}
+        for n in (10.0, 100.0)
+        for draws in (100, 1000, 3200)
+    ]
+    slopes = {name: {"theory": -1.0, "measured": -0.9} for name in ("n_beta", "draws")}
+    record = {"run_id": "limit0000000", "description": "regression", "config": config, "sampled": sampled}
+    exact = [{"n_beta": n, "distance": 1 / n} for n in (10.0, 100.0)]
+    (folder / "limit.json").write_text(json.dumps({**record, "exact": exact, "slopes": slopes}))
+
+
+def write_everything(folder: Path) -> None:
+    few: dict[str, Any] = {"methods": ("bif", "bif@n_beta=200"), "seeds": (1, 2), "alphas": (0.1,)}
+    averaged: dict[str, Any] = {"methods": ("bif", "bif@models=2", "bif@models=4"), "seeds": (1,), "alphas": (0.1,)}
+    write_run(folder / "averaged", run_id="averaged0000", task="digits", shares=(1.0,), **averaged)
+    write_run(folder / "cifar10", shares=(0.1, 1.0), **few)
+    place = write_run(folder / "p", run_id="pythia000001", task="pythia14m", shares=(1.0,), seeds=(1,), alphas=(0.5,))
+    change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    learnt = ("datamodel@retrains=500", "datamodel@prior=ekfac,retrains=500", "datamodel@prior=ekfac,retrains=1000")
+    asked: dict[str, Any] = {"methods": ("ekfac", *learnt), "shares": (1.0,), "seeds": (1,), "alphas": (0.1, 0.3, 0.5)}
+    write_run(folder / "learnt", run_id="learnt000001", task="digits", linear_ceiling=True, **asked)
+    write_sweep(folder / "sweep")
+    write_one_setting(folder / "one")
+    write_budget(folder / "budget")
+    write_scaling(folder / "scaling")
+    write_examples(folder / "examples")
+    write_long_tokens(folder / "long")
+    write_agreement(folder / "agreement")
+    write_removal(folder / "removal")
+    write_limit(folder / "limit")
+
+
+def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    write_everything(tmp_path / "results")
+    again = [kind.name for kind in KINDS if kind.name != "within-class"][::3]  # drawing is most of this test
+    for out, more in (("a", []), ("b", ["--only", *again])):
+        assert main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / out), *more]) == 0
+    first, second = digests(tmp_path / "a"), digests(tmp_path / "b")
+    second.pop("figures.json")
+    assert len(second) > 8
+    assert second.items() <= first.items()
+    index = json.loads((tmp_path / "a" / "figures.json").read_text())
+    assert {entry["kind"] for entry in index.values()} == {kind.name for kind in KINDS} - {"within-class"}
+    assert {file for entry in index.values() for file in entry["files"]} == set(first) - {"figures.json"}
+    for stem, entry in index.items():
+        words = stem.split("-")
+        assert all(one != other for one, other in pairwise(words)), stem  # no doubled words
+        assert stem.startswith(entry["kind"])
+        assert entry["title"]
+
+
+def test_words_neither_overlap_nor_leave_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_everything(tmp_path)
+    written: list[Text] = []
+    plain_draw = Text.draw
+
+    def keep(self: Text, renderer: Any, *rest: Any, **options: Any) -> None:
+        if self.get_visible() and self.get_text().strip():
+            written.append(self)
+        plain_draw(self, renderer, *rest, **options)
+
+    monkeypatch.setattr(Text, "draw", keep)
+    for drawing in all_drawings(tmp_path):
+        with matplotlib.rc_context(style.settings()):
+            written.clear()
+            FigureCanvasAgg(drawing.figure).draw()
+            whole = drawing.figure.bbox.padded(1)
+            boxes = [(text.get_text(), text.get_window_extent()) for text in dict.fromkeys(written)]
+            for position, (text, box) in enumerate(boxes):
+                assert whole.contains(box.x0, box.y0), (drawing.stem, text)
+                assert whole.contains(box.x1, box.y1), (drawing.stem, text)
+                for other, beside in boxes[position + 1 :]:
+                    assert not box.padded(-0.3).overlaps(beside.padded(-0.3)), (drawing.stem, text, other)
+
+
+def all_drawings(folder: Path) -> Iterator[Drawing]:
+    results = load_results(folder)
+    for kind in KINDS:
+        yield from draw(kind.name, results)
+
+
+def test_a_notebook_gets_a_figure_of_a_folder_or_of_a_result(results: Path) -> None:
+    class Saved:
+        def save(self, folder: str) -> None:
+            write_run(Path(folder), shares=(0.1,), seeds=(1,))
+
+    for source in (results, str(results), Saved()):
+        assert draw_figures(source).axes
+    with pytest.raises(ValueError, match="allows no figure of the kind scaling, which needs"):
+        draw_figures(results, "scaling")
+    with pytest.raises(ValueError, match='unknown figure "none"; available: lds'):
+        draw_figures(results, "none")
+
+
+def test_removal_curves_have_their_controls(tmp_path: Path) -> None:
+    write_removal(tmp_path / "removal")
+    (drawing,) = draw("removal", tmp_path)
+    (axis,) = drawing.figure.axes
+    curves = {one.get_label(): [round(y, 3) for y in one.lines[0].get_ydata()] for one in error_bars(axis)}
+    assert curves == {"BIF": [0.0, 0.4, 0.8], "EK-FAC": [0.0, 0.3, 0.6], "random removal": [0.0, 0.0, 0.0]}
+    assert "random removal at 20 %: 30 of 50" in drawing.caption
+
+
+def test_a_budget_is_drawn_with_points_that_failed(tmp_path: Path) -> None:
+    write_budget(tmp_path / "budget")
+    path = tmp_path / "budget" / "budget.json"
+    record = json.loads(path.read_text())
+    failed = {"value": 128, "seconds": None, "lds": None, "ci_low": None, "ci_high": None, "reason": "no memory"}
+    record["curves"] += [
+        {"method": "trak", "label": label, "axis": "checkpoints", "normalised": False, "points": [point]}
+        for label, point in (("broken", failed), ("whole", failed | {"seconds": 1.0, "lds": 0.2}))
+    ]
+    path.write_text(json.dumps(record))
+    (drawing,) = draw("budget", tmp_path)
+    assert drawing.figure.axes
+
+
+# ---- LDS ----
+
+
+def test_settings_that_differ_have_a_look_and_a_name_of_their_own(tmp_path: Path) -> None:
+    for number, draws in enumerate((100, 250)):
+        options = {"bif": {"draws": draws, "gamma": 1e5}}
+        write_run(tmp_path, run_id=f"run{number}", methods=("bif",), options=options, shares=(0.1,), seeds=(1,))
+    drawing, _ = draw("lds", tmp_path)
+    assert names_of(drawing) == ["BIF, draws=100", "BIF, draws=250"]
+    assert "BIF (all): gamma=100000" in drawing.caption
+    (axis,) = drawing.figure.axes
+    assert len({one.lines[0].get_color() for one in error_bars(axis)}) == 2
+
+
+def test_every_seed_is_a_dot_beside_the_mean(tmp_path: Path) -> None:
+    write_run(tmp_path, methods=("bif",), shares=(0.1,), seeds=(1, 2, 3))
+    drawing, _ = draw("lds", tmp_path)
+    (axis,) = drawing.figure.axes
+    (dots,) = [line for line in axis.lines if line.get_label() == "_seeds"]
+    rows = load_results(tmp_path).rows.query("not normalised")
+    np.testing.assert_allclose(np.sort(dots.get_ydata()), np.sort(rows["lds"]))
+    (mean,) = error_bars(axis)
+    np.testing.assert_allclose(mean.lines[0].get_ydata(), rows.groupby("alpha")["lds"].mean())
+
+
+def test_points_stay_in_the_band_of_their_share(tmp_path: Path) -> None:
+    write_run(tmp_path, shares=(0.1,), seeds=(1,))
+    drawing, _ = draw("lds", tmp_path)
+    for line in error_bars(drawing.figure.axes[0]):
+        away = np.abs(line.lines[0].get_xdata() - np.array([0.1, 0.3, 0.5, 0.7]))  # type: ignore[arg-type, operator]
+        assert away.max() < 0.15 * 0.2
+
+
+def test_a_borrowed_ceiling_is_said_and_a_missing_one_too(tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"task": "pythia14m", "shares": (1.0,), "alphas": (0.5,)}
+    place = write_run(tmp_path, run_id="without00000", seeds=(1, 2), **kept)
+    change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    assert "Ceiling unknown: no replicates." in draw("lds", tmp_path)[0].caption
+    replicated = write_run(tmp_path, run_id="replicated00", seeds=(1,), methods=("random",), **kept)
+    measured = {"ceiling": 0.6**0.5, "reliability": 0.6, "num_replicates": 2, "num_subsets_replicated": 25}
+    change_record(replicated, measured)
+    drawing, _ = draw("lds", tmp_path)
+    assert drawing.runs == ["replicated00", "without00000"]
+    assert "Ceiling from replicates in run replicated00 (25 subsets)" in drawing.caption
+    assert len(drawing.figure.axes) == 2  # two truths, two panels
+
+
+def test_a_ceiling_whose_interval_touches_zero_says_so(results: Path) -> None:
+    change_record(results / "cifar10" / "aaaabbbbcccc", {"ceiling": 0.2, "reliability": 0.04, "ci_low": 0.0})
+    assert "The ceiling's interval touches 0 at alpha 0.1, 0.5 of 0.1" in draw("lds", results)[0].caption
+
+
+def test_a_linear_ceiling_of_one_seed_alone_is_not_drawn_over_seeds(tmp_path: Path) -> None:
+    place = write_run(tmp_path, shares=(0.1,), seeds=(1, 2), alphas=(0.5,), linear_ceiling=True)
+    assert "Linear ceiling" in draw("lds", tmp_path)[0].caption
+    record = json.loads((place / "run.json").read_text())
+    for ceiling in record["ceilings"]:
+        if ceiling["seed"] == 2:
+            ceiling["linear_high"] = 1.0
+    (place / "run.json").write_text(json.dumps(record))
+    drawing, _ = draw("lds", tmp_path)
+    assert "Linear ceiling" not in drawing.caption
+    assert not [line for line in drawing.figure.axes[0].lines if line.get_label() == "_linear ceiling"]
+
+
+def test_two_shares_are_two_panels_with_the_methods_below_each_other(results: Path) -> None:
+    drawing, _ = draw("lds", results)
+    assert len(drawing.figure.axes) == 4  # two shares attributed, two retrained on
+    names = [text.get_text() for text in drawing.figure.axes[0].get_yticklabels()]
+    assert names == ["BIF", "EK-FAC", "TRAK", "GradSim", "random"]
+    assert not drawing.figure.legends
+
+
+def test_a_series_of_fewer_seeds_says_so_wherever_it_is_named(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"shares": (0.1,)}
+    write_run(tmp_path, run_id="many00000000", methods=("ekfac", "random"), seeds=(1, 2), **asked)
+    write_run(tmp_path, run_id="few000000000", methods=("bif",), seeds=(1,), **asked)
+    for kind in ("lds", "cost"):
+        assert names_of(draw(kind, tmp_path)[0])[:2] == ["BIF (1 seed)", "EK-FAC"]
+
+
+def test_settings_that_a_name_has_are_not_said_twice(tmp_path: Path) -> None:
+    options = {"ekfac@damping=0.3": {"damping": 0.3}}
+    write_run(tmp_path, methods=("ekfac@damping=0.3",), options=options, shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    rows = load_results(tmp_path).rows
+    assert set(rows["series"]) == {"EK-FAC, damping=0.3"}
+    assert settings_text(rows) == ""
+    given = {"method": "mine", "series": "mine", "settings": "scores_are=loss-change, scores_sha256=b3bc01683bc3"}
+    assert "scores from a file" in settings_text(pd.DataFrame([given]))
+
+
+def test_two_settings_are_drawn_with_their_difference(tmp_path: Path) -> None:
+    write_run(tmp_path, methods=("bif", "bif@n_beta=200", "ekfac"), shares=(0.1,), seeds=(1,))
+    (drawing,) = draw("difference", tmp_path)
+    assert drawing.stem == "difference-cifar10-paper-bif"
+    raw, normalised, below, below_normalised = drawing.figure.axes
+    pairs = load_results(tmp_path).pairs.query("series == 'BIF' and against == 'BIF, n_beta=200' and not normalised")
+    for axis in (below, below_normalised):
+        (line,) = error_bars(axis)
+        assert line.has_yerr
+        np.testing.assert_allclose(line.lines[0].get_ydata(), -pairs.sort_values("alpha")["difference"])
+    assert len(raw.containers) == len(normalised.containers) == 2
+
+
+def test_settings_are_held_against_published_ones_and_many_panels_make_two_figures(tmp_path: Path) -> None:
+    many = ("bif", "bif@n_beta=200", "bif@n_beta=900")
+    place = write_run(tmp_path, methods=many, shares=(0.01, 0.1, 1.0), seeds=(1,))
+    path = place / "run.json"
+    path.write_text(path.read_text().replace("bif@n_beta=900", "bif-paper"))
+    raw, normalised = draw("difference", tmp_path)
+    assert (raw.stem, normalised.stem) == ("difference-cifar10-paper-bif", "difference-cifar10-paper-bif-normalised")
+    assert "LDS minus that of bif-paper, paired" in raw.caption
+    assert len(raw.figure.axes) == 6
+    assert len(raw.figure.axes[-1].containers) == 2  # of three settings two differences, not three
+
+
+# ---- what may not be mixed ----
+
+
+def test_seconds_of_two_machines_never_share_an_axis(results: Path) -> None:
+    for number, device in enumerate(("CPU aarch64", "NVIDIA A100")):
+        write_run(
+            results / "other", run_id=f"other000000{number}", shares=(0.1, 1.0), seeds=(7 + number,), device=device,
+            alphas=(0.1,),
+        )  # fmt: skip
+    write_scaling(results / "scaling", devices=("NVIDIA H200", "NVIDIA A100"))
+    for kind, count in (("seconds", 3), ("cost", 6), ("scaling", 2)):
+        drawings = draw(kind, results)
+        assert len(drawings) == count
+        for drawing in drawings:
+            assert len([name for name in ("H200", "A100", "CPU aarch64") if name in drawing.caption]) == 1
+
+
+def test_seconds_are_of_runs_that_attribute_several_shares(tmp_path: Path) -> None:
+    write_run(tmp_path, run_id="one000000000", shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    assert not draw("seconds", tmp_path)
+    write_run(tmp_path, run_id="several00000", shares=(0.01, 1.0), seeds=(1,), alphas=(0.1,))
+    (drawing,) = draw("seconds", tmp_path)
+    assert drawing.runs == ["several00000"]
+
+
+def test_other_task_settings_have_a_figure_of_their_own(results: Path) -> None:
+    write_run(results / "cifar10", run_id="more00000000", shares=(0.1,), seeds=(1,), task_settings={"epochs": 2})
+    stems = {drawing.stem: drawing for drawing in draw("lds", results) if not drawing.stem.endswith("normalised")}
+    assert set(stems) == {"lds-cifar10-paper", "lds-cifar10-paper-epochs-2"}
+    assert "epochs=2" in stems["lds-cifar10-paper-epochs-2"].caption
+    assert stems["lds-cifar10-paper-epochs-2"].runs == ["more00000000"]
+
+
+def test_ensembles_are_curves_of_one_figure_and_no_crowd_elsewhere(tmp_path: Path) -> None:
+    methods = ("bif", "ekfac", "gradsim")
+    names = [name for method in methods for name in (method, *(f"{method}@models={k}" for k in (2, 4, 8)))]
+    write_run(tmp_path, run_id="averaged0000", methods=tuple(names), shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    (drawing,) = draw("ensembles", tmp_path)
+    assert drawing.runs == ["averaged0000"]
+    (axis,) = drawing.figure.axes
+    assert [len(one.lines[0].get_xdata()) for one in error_bars(axis)] == [4, 4, 4]
+    assert not len(without_crowds(load_results(tmp_path), "lds").rows)
+    few = tmp_path / "few"
+    write_run(few, run_id="few000000000", methods=("bif", "bif@models=2"), shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    assert len(without_crowds(load_results(few), "lds").rows)
+
+
+def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path: Path) -> None:
+    """Made by other code of the task, it is a truth of its own: its methods would stand in a second row of panels."""
+    kept: dict[str, Any] = {"shares": (0.1,), "seeds": (1,), "alphas": (0.1,)}
+    write_run(tmp_path, run_id="usual0000000", methods=("bif", "ekfac"), task_settings={"source": "old"}, **kept)
+    many = tuple(f"datamodel@retrains={count}" for count in range(100, 800, 100))
+    known = {label: {"retrains": 100 * (1 + k)} for k, label in enumerate(many)}
+    methods = ("bif", *many)
+    write_run(tmp_path, run_id="retrained000", methods=methods, options=known, task_settings={"source": "new"}, **kept)
+    (drawing,) = draw("retraining", tmp_path)
+    assert drawing.runs == ["retrained000"]
+    _, curve = error_bars(drawing.figure.axes[0])
+    assert len(curve.lines[0].get_xdata()) == len(many)
+    assert set(without_curves(load_results(tmp_path)).rows["run_id"]) == {"usual0000000"}
+    alone = tmp_path / "alone"
+    write_run(alone, run_id="retrained000", methods=methods, options=known, **kept)
+    assert set(without_curves(load_results(alone)).rows["method"]) == {"bif"}
+    same = tmp_path / "same"
+    write_run(same, run_id="usual0000000", methods=("bif", "ekfac"), **kept)
+    write_run(same, run_id="retrained000", methods=("same_class", *methods), options=known, **kept)
+    rows = without_curves(load_results(same)).rows
+    assert set(zip(rows["run_id"], rows["method"])) == {
+        ("usual0000000", "bif"), ("usual0000000", "ekfac"), ("retrained000", "same_class"),
+    }, "of the same truth, what nobody else measured"  # fmt: skip
+
+
+def test_a_stored_truth_scored_again_is_shown_where_nothing_else_is(tmp_path: Path) -> None:
+    write_run(tmp_path, run_id="given0000000", methods=("bif", "mine"), device=ELSEWHERE)
+    assert set(without_scored_again(load_results(tmp_path)).rows["run_id"]) == {"given0000000"}
+    write_run(tmp_path, run_id="usual0000000", methods=("bif",), task_settings={"source": "new"})
+    assert set(without_scored_again(load_results(tmp_path)).rows["run_id"]) == {"usual0000000"}
+
+
+# ---- cost ----
+
+
+def test_scores_of_one_kind_alone_are_the_better_ones() -> None:
+    """By what both kinds have: raw scores at an easier alpha are no reason for raw ones."""
+    rows = pd.DataFrame(
+        [
+            ("one", "both", False, 0.1, 0.3), ("one", "both", True, 0.1, 0.4), ("one", "both", True, 0.7, 0.1),
+            ("tuned", "for raw", False, 0.1, 0.2),
+            ("tuned", "for normalised", False, 0.1, 0.3), ("tuned", "for normalised", True, 0.1, 0.5),
+            ("two settings", "first", False, 0.1, 0.1), ("two settings", "first", True, 0.1, 0.1),
+            ("two settings", "second", False, 0.1, 0.2), ("two settings", "second", True, 0.1, 0.1),
+        ],
+        columns=["label", "series", "normalised", "alpha", "lds"],
+    ).assign(truth="t", seed=1)  # fmt: skip
+    found = best_scores(rows)
+    assert list(zip(found["series"], found["normalised"], found["alpha"])) == [
+        ("both", True, 0.1), ("both", True, 0.7), ("for normalised", True, 0.1),
+        ("first", False, 0.1), ("second", False, 0.1),
+    ]  # fmt: skip
+
+
+def test_pareto_front() -> None:
+    points = [(1.0, 0.1), (2.0, 0.3), (3.0, 0.2), (4.0, 0.4), (1.0, 0.05), (5.0, float("nan"))]
+    assert pareto_front(points) == [(1.0, 0.1), (2.0, 0.3), (4.0, 0.4)]
+
+
+def test_lds_within_class_has_its_own_values(tmp_path: Path) -> None:
+    write_run(tmp_path, methods=("bif", "ekfac"), shares=(1.0,), seeds=(1,), alphas=(0.5,))
+    results = load_results(tmp_path)
+    known = {"BIF": 0.21, "EK-FAC": 0.34}
+    results.rows = results.rows.assign(lds_within_groups=results.rows["series"].map(known))
+    (drawing,) = draw("within-class", results)
+    (axis,) = drawing.figure.axes
+    assert {one.get_label(): float(one.lines[0].get_ydata()[0]) for one in error_bars(axis)} == known
+    results.rows["lds_within_groups"] = np.nan
+    assert not draw("within-class", results)
+
+
+def test_a_prior_s_settings_are_said_once_however_many_rows_learn_from_it(tmp_path: Path) -> None:
+    learnt = [
+        f"datamodel@prior=bif+gamma:100.0+step_size:1e+4,retrains={count}{more}"
+        for count in (100, 300)
+        for more in ("", ",covariance=queries")
+    ]
+    known = {label: {"retrains": 100 * (1 + k // 2)} for k, label in enumerate(learnt)}
+    write_run(tmp_path, methods=("bif", *learnt), options=known, shares=(1.0,), seeds=(1,), alphas=(0.1,))
+    (drawing,) = draw("retraining", tmp_path)
+    assert drawing.caption.count("prior BIF: gamma=100, step_size=1e+4") == 1
+
+
+# ---- scaling and sweeps ----
+
+
+def test_the_committed_scaling_table_can_be_drawn() -> None:
+    """Its columns of words are known as such; and what was measured is told from what was not."""
+    rows = read_scaling(ROOT / "results" / "scaling" / "scaling.csv")
+    rows = rows[(rows["method"] == "ekfac") & rows["error"].isna()]
+    found = measured_fits(rows.to_dict("records"), 18)
+    whole, part = ({fit for _, fit in found[hollow]} for hollow in (False, True))
+    assert whole == {400, 2000, 10000}
+    assert part == {400}
+    assert {size for size, _ in found[True]} == set(rows[rows["model"] == "2.8b"]["parameters"])
+
+
+def test_the_legend_of_projected_points_is_hollow(tmp_path: Path) -> None:
+    write_scaling(tmp_path / "scaling")
+    table = pd.read_csv(tmp_path / "scaling" / "scaling.csv")
+    for projected, colour in ((True, "white"), (False, style.look("bif")["color"])):
+        table.assign(projected=projected).to_csv(tmp_path / "scaling" / "scaling.csv", index=False)
+        (drawing,) = draw("scaling", tmp_path)
+        key = drawing.figure.legends[0].legend_handles[0]
+        assert key is not None
+        assert key.get_markerfacecolor() == colour  # type: ignore[attr-defined]
+
+
+FACTS = {"method": "ekfac", "task": "digits", "protocol": "scratch", "alpha": 0.1, "split": "tune", "run_id": "s"}
+
+
+def write_one_setting(folder: Path, **more: Any) -> None:
+    cells = [
+        {"damping": value, "lds": lds, "ci_low": lds - 0.03, "ci_high": lds + 0.04, "lds_normalised": lds + 0.01}
+        for value, lds in ((1e-8, 0.59), (1e-3, 0.58), (1.0, 0.56))
+    ]
+    record = {**FACTS, "seed": 1, "num_subsets": 100, "replicates": 2, "axes": {"damping": [1e-8, 1e-3, 1.0]}, **more}
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text(json.dumps({**record, "cells": cells}))
+
+
+def test_a_sweep_of_one_setting_shows_intervals_zero_and_n(tmp_path: Path) -> None:
+    write_one_setting(tmp_path / "a")
+    write_one_setting(tmp_path / "b", num_queries=1000)
+    drawing, counted = draw("sweep", tmp_path)
+    (axis,) = drawing.figure.axes
+    assert axis.get_ylim()[0] <= 0
+    raw, normalised = error_bars(axis)
+    assert raw.has_yerr
+    assert not normalised.has_yerr
+    assert "2 replicates, 1,000 queries." in counted.caption
+
+
+def test_a_grid_has_a_colour_bar_and_says_what_diverged(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep")
+    (drawing,) = draw("sweep", tmp_path)
+    assert drawing.stem == "sweep-cifar10-paper-bif-burn-in-n-beta-gamma-alpha-0-1"
+    *panels, bar = drawing.figure.axes
+    assert [axis.get_title() for axis in panels] == ["burn_in 0", "burn_in 100"]
+    assert bar.get_ylabel() == "LDS"
+    assert sum(text.get_text() == "diverged" for axis in panels for text in axis.texts) == 2
+
+
+def test_swept_settings_may_be_words(tmp_path: Path) -> None:
+    cells = [
+        {"gradient": word, "control_variate": flag, "lds": 0.3, "traces": [[1.0, 2.0]]}
+        for word in ("minibatch", "difference")
+        for flag in (False, True)
+    ]
+    axes = {"gradient": ["minibatch", "difference"], "control_variate": [False, True]}
+    (tmp_path / "two").mkdir(parents=True)
+    (tmp_path / "two" / "sweep.json").write_text(json.dumps({**FACTS, "axes": axes, "cells": cells}))
+    (drawing,) = draw("sweep", tmp_path)
+    axis = drawing.figure.axes[0]
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["minibatch", "difference"]
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["False", "True"]
+
+
+# ---- the command ----
+
+
+def test_drawing_into_the_results_does_not_change_them_and_takes_away_what_is_old(results: Path) -> None:
+    only = ["--results", str(results), "--only", "lds"]
+    assert main(only) == 0
+    before = digests(results / "figures")
+    assert main(only) == 0
+    assert digests(results / "figures") == before
+    write_run(results / "more", run_id="more00000000", task="digits", shares=(1.0,), seeds=(1,), alphas=(0.1,))
+    assert main(only) == 0
+    assert (results / "figures" / "lds-digits-paper.png").exists()
+    for record in results.rglob("run.json"):
+        record.unlink()
+    (results / "figures" / "mine.png").write_text("not ours")
+    assert main(["--results", str(results)]) == 0
+    assert not (results / "figures" / "lds-digits-paper.png").exists()
+    assert (results / "figures" / "mine.png").exists()
+
+
+def test_without_results_it_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    assert main(["--results", str(folder)]) == 0
+    said = capsys.readouterr().out
+    for kind in KINDS:
+        assert f"{kind.name}: missing, needs {kind.needs}" in said
+        assert kind.command in said
+    assert [path.name for path in (folder / "figures").iterdir()] == ["figures.json"]
+
+
+def test_damaged_files_are_named_and_the_rest_is_drawn(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("broken", '{"run_id": '), ("strange", '{"run_id": "x"}')):
+        (results / name).mkdir()
+        (results / name / "run.json").write_text(text)
+    (results / "scaling").mkdir()
+    pd.DataFrame([{"model": "14m"}]).to_csv(results / "scaling" / "scaling.csv", index=False)
+    (results / "sweep").mkdir()
+    (results / "sweep" / "sweep.json").write_text('{"axes": {}}')
+    assert main(["--results", str(results), "--only", "lds", "scaling", "sweep"]) == 1
+    said = capsys.readouterr()
+    assert "lds-cifar10-paper.png" in said.out
+    for name in ("broken/run.json", "strange/run.json", "scaling.csv: lacks the columns", "sweep.json"):
+        assert name in said.err
+
+
+def test_bad_arguments_are_one_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, text in (
+        (["--only", "nothing"], 'unknown figure "nothing"; available: lds'),
+        (["--results", "/nowhere"], "is no folder"),
+    ):
+        assert main(["--results", str(results), *arguments]) == 2
+        said = capsys.readouterr().err
+        assert text in said
+        assert said.count("\n") == 1
+
+
+def test_drawing_stops_when_it_is_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group: the workers leave it to the driver, which ends them and says one line."""
+    write_run(tmp_path / "runs")
+    slow = """
+import os, signal, sys, time
+import bench.publish.__main__ as publish
+import bench.publish.plots.kinds as kinds
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background would ignore
+def draw_kind(*call):
+    os.write(1, b"drawing\\n")  # at once: printed, two lines can mix
+    time.sleep(60)
+kinds.draw_kind = draw_kind
+kinds.os.cpu_count = lambda: 2
+sys.exit(publish.main(["figures", "--results", "runs"]))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["drawing\n"] * 2  # both are there: none is being forked
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == 130
+    assert "interrupted" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
