@@ -54,9 +54,8 @@ class TRAK(Method):
     libraries: ClassVar[tuple[str, ...]] = ("traker",)
     paper: ClassVar[str] = "Park et al. 2023, TRAK: Attributing model behavior at scale"
     grid: ClassVar[Sequence[Mapping[str, tuple[Any, ...]]]] = (
-        {"relative_ridge": (10.0, 0.1, 1.0, 3.0, 30.0, 100.0, 1000.0)},
+        {"relative_ridge": (10.0, 0.1, 1.0, 100.0, 1000.0), "checkpoints": (1, 2, 4)},
         {"relative_ridge": (10.0, 100.0), "projection": (4096, 512)},
-        {"checkpoints": (3,)},
     )
     library_settings: ClassVar[dict[str, Any]] = {"projection": 2048, "ridge": 0.0, "projector": "dense"}
 

@@ -128,12 +128,16 @@ def build_variants(
     task: Task,
     options: Mapping[str, Mapping[str, Any]],
     settings: str = "auto",
+    tuned_at: tuple[str, Sequence[float]] = (FULL, ()),
 ) -> list[Variant]:
-    """The variants that these words, or descriptions of a record, ask for; `options` are method -> option -> value."""
+    """The variants that these words, or descriptions of a record, ask for; `options` are method -> option -> value.
+
+    tuned_at: the reference and the alphas whose tuned settings are wanted.
+    """
     made: list[Variant] = []
     for one in wanted:
         made += (
-            variants_of(parse_method_spec(one), task, options, settings)
+            variants_of(parse_method_spec(one), task, options, settings, tuned_at)
             if isinstance(one, str)
             else [_described(one, task)]
         )
@@ -160,7 +164,11 @@ def check_named(known: Collection[str], task: str, options: Mapping[str, Mapping
 
 
 def variants_of(
-    spelling: MethodSpec, task: Task, options: Mapping[str, Mapping[str, Any]], settings: str
+    spelling: MethodSpec,
+    task: Task,
+    options: Mapping[str, Mapping[str, Any]],
+    settings: str,
+    tuned_at: tuple[str, Sequence[float]] = (FULL, ()),
 ) -> list[Variant]:
     name = spelling.name
     plain = load_method(name)
@@ -174,7 +182,7 @@ def variants_of(
     own = {**without(in_place_of(spelling.options), set_before), **spelling.options}
     if "name" in own:  # which `load_method` takes for the method's
         raise UsageError(f'{plain.name} has no option "name"; available: {", ".join(f.name for f in fields(plain))}')
-    origin, chosen = settings_of(plain, task, settings)
+    origin, chosen = settings_of(plain, task, settings, tuned_at)
     label = spelling.label or plain.name
     if label != plain.name and label != name and label in available_methods():
         raise UsageError(f'"{label}={name}": {label} is another method; give {name} a label of its own')
@@ -240,13 +248,18 @@ def _described(content: Mapping[str, Any], task: Task) -> Variant:
     return Variant(method, label, rows, str(content.get("origin", "default")), name, models, reference)
 
 
-def settings_of(method: Method, task: Task, settings: str) -> tuple[str, dict[Kinds, dict[str, Any]]]:
+def settings_of(
+    method: Method, task: Task, settings: str, tuned_at: tuple[str, Sequence[float]] = (FULL, ())
+) -> tuple[str, dict[Kinds, dict[str, Any]]]:
     """(where they come from, raw and normalised -> options)"""
     both: dict[str, Any] = {}
     if settings in ("auto", "tuned"):
-        tuned = tuned_settings(task, method.name)
-        if tuned is not None:
-            return "tuned", {"raw": dict(tuned["raw"]), "normalised": dict(tuned["normalised"])}
+        tuned, elsewhere = tuned_settings(task, method.name, *tuned_at), None
+        if tuned is None and tuned_at[0] != FULL:
+            elsewhere = tuned_settings(task, method.name)
+        if (found := tuned or elsewhere) is not None:
+            origin = "tuned" if tuned is not None else "tuned at the full model"
+            return origin, {"raw": dict(found["raw"]), "normalised": dict(found["normalised"])}
         if settings == "tuned" and method.grid:
             raise UsageError(
                 f"there are no tuned settings of {method.name} on task {task.name}, protocol {task.protocol}; make "
@@ -290,13 +303,20 @@ def tuned_folders() -> list[Path]:
     return [*([Path(own)] if own else []), TUNED_WITH_US]
 
 
-def tuned_file(task: Task) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", f"{task.name}-{task.protocol}").strip("-") + ".json"
+def tuned_file(task: Task, reference: str = "", alpha: float = 0.0) -> str:
+    """With a reference: of what was chosen at these models and for this alpha by itself."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{task.name}-{task.protocol}").strip("-")
+    return f"{name}-{reference}-alpha-{alpha:g}.json" if reference else f"{name}.json"
 
 
-def tuned_settings(task: Task, method: str) -> dict[str, dict[str, Any]] | None:
-    """{"raw": options, "normalised": options} of a method on a task, or None where nobody chose any."""
-    first = Path(tuned_file(task))
+def tuned_settings(
+    task: Task, method: str, reference: str = FULL, alphas: Sequence[float] = ()
+) -> dict[str, dict[str, Any]] | None:
+    """{"raw": options, "normalised": options} of a method on a task, or None where nobody chose any.
+
+    Those chosen at this reference and for these alphas come first; of the full model, then those of any alpha.
+    """
+    first, general = Path(tuned_file(task)), None
     for folder in tuned_folders():
         later = sorted(folder.glob(f"{first.stem}-*.json"))  # of this task, or of one with a longer name
         for path in [folder / first, *later]:
@@ -306,9 +326,14 @@ def tuned_settings(task: Task, method: str) -> dict[str, dict[str, Any]] | None:
             if path in later and (content.get("task"), content.get("protocol")) != (task.name, task.protocol):
                 continue
             found = content["methods"].get(method)
-            if found is not None:
-                return {kind: found[kind]["options"] for kind in ("raw", "normalised")}
-    return None
+            if found is None:
+                continue
+            options = {kind: found[kind]["options"] for kind in ("raw", "normalised")}
+            if "reference" not in content:
+                general = general or options
+            elif content["reference"] == reference and set(content["alphas"]) == set(alphas):
+                return options
+    return general if reference == FULL else None
 
 
 @lru_cache(maxsize=64)

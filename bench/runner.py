@@ -77,7 +77,8 @@ class Session:
         """control: on a task with classes, `same_class` is among the methods whether it was asked for or not."""
         self.experiment, self.execution = experiment, execution
         self.task = experiment.build_task()
-        asked = build_variants(experiment.methods, self.task, experiment.options, experiment.settings)
+        tuned_at = (experiment.reference, tuple(experiment.alpha))
+        asked = build_variants(experiment.methods, self.task, experiment.options, experiment.settings, tuned_at)
         self.variants = with_models(asked, experiment.checkpoints, experiment.reference)
         if control and classifies(self.task) and not any(one.method.name == "same_class" for one in self.variants):
             self.variants += build_variants(["same_class"], self.task, {}, "default")

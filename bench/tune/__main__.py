@@ -19,6 +19,7 @@ from bench.arguments import (
 from bench.metrics import MINIMUM_SUBSETS
 from bench.records import command_line, keep_earlier, provenance, try_write, write_json
 from bench.tune import choose, sweep
+from retrain.reference import REFERENCES
 from retrain.store import canonical_json
 
 # Command -> what it says of itself, its own arguments, its work.
@@ -42,6 +43,7 @@ def make_parser(command: str) -> argparse.ArgumentParser:
     add_own_arguments(parser)
     add_plan_arguments(parser, MINIMUM_SUBSETS, required=bool(command))
     add = parser.add_argument
+    add("--reference", choices=REFERENCES, help="models that methods look at (default: full)")
     add("--queries", type=at_least(1), help="only the first so many queries")
     add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
     add("--out", default=f"{RUNS}/{command or 'tune'}", help="where the record goes (default: %(default)s)")

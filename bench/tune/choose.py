@@ -9,12 +9,15 @@ Each method's file declares a small grid of what matters (`Method.grid`). Every 
 decimal number of the best was varied, all else equal, and nothing beyond it was tried, ten times or a tenth of it is
 tried as well, up to `--further` settings; whole numbers (draws, checkpoints) are budgets and are not followed. What
 `--set METHOD.OPTION=VALUE` gives is kept and not tuned. A setting's LDS is the mean over the alphas and seeds asked
-for, on the `tune` queries and on subsets of a stream of their own. The best by raw LDS and the best by normalised LDS
-are chosen separately; settings that a paired 95 % interval cannot tell from the best count as ties, and the cheapest of
-them is taken, or the best of those that take within a tenth of its seconds. The record keeps the whole grid.
+for, on the `tune` queries and on subsets of a stream of their own. On a task with groups it is LDS within groups, and
+one alpha is tuned at a time, at the models and subsets that `--reference` and `--scheme` ask for. The best by raw LDS
+and the best by normalised LDS are chosen separately; settings that a paired 95 % interval cannot tell from the best
+count as ties, and the cheapest of them is taken, or the best of those that take within a tenth of its seconds. The
+record keeps the whole grid.
 """
 
 import argparse
+import functools
 import itertools
 import math
 import sys
@@ -30,6 +33,7 @@ from bench import metrics
 from bench.arguments import at_least, check_out
 from bench.experiment import Experiment, execution_of, experiment_of
 from bench.methods import TUNED_FORMAT, check_named, tuned_file
+from bench.metrics.intervals import mean_of_defined
 from bench.publish import compare
 from bench.records import without_nan
 from bench.rows import on_all_cores
@@ -37,6 +41,7 @@ from bench.tables import in_place_of, number, setting_text, table
 from bench.tune.grid import Outcome, SettingsGrid
 from retrain.errors import UsageError
 from retrain.progress import bar
+from retrain.reference import FULL
 from retrain.safe_files import SafeFileError, read_json
 
 TRIES = 12
@@ -124,11 +129,14 @@ def try_settings(blocks: Sequence[Any], name: str, options: dict[str, Any]) -> T
         tried.seconds += record["fit_seconds"] + record["score_seconds"]
         tried.diagnostics = {k: v for k, v in record["diagnostics"].items() if k in ("rhat", "ess", "mixing")}
         for position, prediction in enumerate(predictions):
-            losses = grid.losses(scorer, position)
+            losses, within = grid.losses(scorer, position), grid.within(position)
             for kind, made in (("raw", prediction.raw), ("normalised", prediction.normalised)):
                 if made is not None:
                     tried.predictions[kind].append(made)
-                    values[kind].append(float(np.nanmean(metrics.spearman_per_column(losses, made))))
+                    ranked = (losses, made)
+                    if within is not None:
+                        ranked = (within.take_out(losses, np.float32), within.take_out(made))
+                    values[kind].append(mean_of_defined(metrics.spearman_per_column(*ranked)))
     tried.lds = {kind: float(np.mean(found)) if found else None for kind, found in values.items()}
     return tried
 
@@ -144,13 +152,16 @@ def best_of(tried: Sequence[Tried], kind: str) -> Tried | None:
     return max(defined(tried, kind), key=lambda one: one.lds[kind] or 0.0, default=None)
 
 
-def choose(tried: Sequence[Tried], losses: Sequence[np.ndarray], kind: str) -> dict[str, Any] | None:
+Truth = tuple[np.ndarray, metrics.GroupCounts | None]  # losses of a block, and its groups' counts
+
+
+def choose(tried: Sequence[Tried], truths: Sequence[Truth], kind: str) -> dict[str, Any] | None:
     """The cheapest of those that cannot be told from the best; None where no setting has a score."""
     best = best_of(tried, kind)
     if best is None:
         return None
     others = [one for one in defined(tried, kind) if one is not best]
-    behind = clearly_behind(others, best, losses, kind)
+    behind = clearly_behind(others, best, truths, kind)
     ties = [best, *(one for one, is_behind in zip(others, behind, strict=True) if not is_behind)]
     least = min(one.seconds for one in ties)
     chosen = max((one for one in ties if one.seconds <= SAME_SECONDS * least), key=lambda one: one.lds[kind] or 0.0)
@@ -164,18 +175,18 @@ def choose(tried: Sequence[Tried], losses: Sequence[np.ndarray], kind: str) -> d
     }
 
 
-def clearly_behind(others: Sequence[Tried], best: Tried, losses: Sequence[np.ndarray], kind: str) -> list[bool]:
+def clearly_behind(others: Sequence[Tried], best: Tried, truths: Sequence[Truth], kind: str) -> list[bool]:
     """Whether the best is ahead of each by `bench.publish.compare`, its blocks taken as independent."""
     if not others:
         return []
     calls = [
-        (metrics.paired_difference, (truth, ahead, behind))
+        (functools.partial(metrics.paired_difference, within=within), (losses, ahead, behind))
         for one in others
-        for truth, ahead, behind in zip(losses, best.predictions[kind], one.predictions[kind], strict=True)
+        for (losses, within), ahead, behind in zip(truths, best.predictions[kind], one.predictions[kind], strict=True)
     ]
     found = on_all_cores(calls, sum(truth.size for _, (truth, _, _) in calls))
     gaps = [compare.Estimate(pair.difference, pair.ci_low, pair.ci_high) for pair in found]
-    each = [gaps[k : k + len(losses)] for k in range(0, len(gaps), len(losses))]
+    each = [gaps[k : k + len(truths)] for k in range(0, len(gaps), len(truths))]
     return [compare.is_ahead(compare.mean_of_independent(blocks), negligible=0.0) for blocks in each]
 
 
@@ -183,8 +194,8 @@ def tune_method(
     blocks: Sequence[Any], name: str, tries: int, seconds: float | None, further: int = FURTHER
 ) -> dict[str, Any]:
     """The whole grid as far as it was gone through, what lies beyond its edge, and what was chosen."""
-    losses = [
-        grid.losses(grid.scorer(grid.method("random")), position)
+    truths = [
+        (grid.losses(grid.scorer(grid.method("random")), position), grid.within(position))
         for grid in blocks
         for position in range(len(grid.plans))
     ]
@@ -225,7 +236,7 @@ def tune_method(
             | ({"reason": one.reason} if one.reason else {})
             for one in tried
         ],
-        "chosen": {kind: choose(tried, losses, kind) for kind in CHOSEN_BY},
+        "chosen": {kind: choose(tried, truths, kind) for kind in CHOSEN_BY},
         "seconds": spent,
         "num_settings": len(wanted),
         "num_beyond": len(tried) - num_in_grid,
@@ -306,6 +317,10 @@ def run(arguments: argparse.Namespace) -> Outcome | None:
     check_others_are_kept(out / "tune.json", names)
     asked = replace(experiment_of(arguments), query_split="tune", stream="tune", settings="default")
     execution = execution_of(arguments)
+    task = asked.build_task()
+    by_alpha = task.groups() is not None or asked.reference != FULL
+    if by_alpha and len(asked.alpha) > 1:
+        raise UsageError("what is best depends on alpha here, so it is chosen for one --alpha at a time")
     check_there_is_a_choice(names, asked)
     by_seed = [replace(asked, seeds=(seed,)) for seed in asked.seeds]
     if arguments.dry_run:
@@ -320,6 +335,7 @@ def run(arguments: argparse.Namespace) -> Outcome | None:
             print(f"skipped {name}: {reason}", file=sys.stderr)
             continue
         found[name] = tune_method(grids, name, tries, arguments.seconds, arguments.further)
+    measure = "lds" if task.groups() is None else "lds_within_groups"
     asked_for = {"tries": tries, "seconds_each": arguments.seconds, "further": arguments.further}
     result = grids[0].describe() | {"seeds": list(asked.seeds), "alphas": list(asked.alpha), **asked_for}
 
@@ -328,6 +344,7 @@ def run(arguments: argparse.Namespace) -> Outcome | None:
         return {
             "format": TUNED_FORMAT,
             **{name: record[name] for name in TUNED_FIELDS},
+            **({"reference": asked.reference, "scheme": asked.scheme, "chosen_by": measure} if by_alpha else {}),
             "rule": str(__doc__).split("\n\n")[2].replace("\n", " "),
             "methods": {name: one["chosen"] for name, one in found.items() if all(one["chosen"].values())},
         }
@@ -337,7 +354,7 @@ def run(arguments: argparse.Namespace) -> Outcome | None:
         result=without_nan({**result, "methods": found}),
         path=out / "tune.json",
         text=show_choice(found),
-        beside=(out / tuned_file(grids[0].task), beside),
+        beside=(out / (tuned_file(task, asked.reference, asked.alpha[0]) if by_alpha else tuned_file(task)), beside),
         last=f"to use it: TDA_BENCH_TUNED={out} python -m bench.lds --task {asked.task} --settings tuned ...",
     )
 

@@ -24,6 +24,8 @@ from bench.runner import Session
 from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
 from retrain.errors import UsageError
 from retrain.jobs import run_units
+from retrain.reference import FULL, SUBSET
+from retrain.units import groups_of
 
 
 class SettingsGrid:
@@ -41,6 +43,7 @@ class SettingsGrid:
         `retrain` there is no ground truth, and nothing can be scored."""
         self.session = Session(replace(experiment, methods=("random",), options={}), execution)
         self.options, self.settings, self.execution = experiment.options, experiment.settings, execution
+        self.reference = experiment.reference
         self.task, self.store = self.session.task, self.session.store
         made = [(name, self.method(name, **options)) for name, options in wanted]
         if wanted:
@@ -69,7 +72,9 @@ class SettingsGrid:
         return variants_of(MethodSpec(name, options, label=name), self.task, self.options, self.settings)
 
     def scorer(self, method: Method) -> Scorer:
-        question = self.session.question(*self.block).of(method, self.plans[0])
+        question = self.session.question(*self.block).of(method, self.plans[0], self.reference)
+        if question.reference is not None and question.reference.kind == SUBSET and len(self.plans) > 1:
+            raise UsageError(f"--reference {SUBSET} has models of their own at every alpha; take one --alpha at a time")
         if method.further_subsets()[0] and not method.further_subsets()[1] and len(self.plans) > 1:
             raise UsageError(f"{method.name} retrains at the alpha that is asked for; take one --alpha at a time")
         return Scorer(question, method, self.store, self.execution.device, self.execution.keep_scores)
@@ -77,6 +82,11 @@ class SettingsGrid:
     def losses(self, scorer: Scorer, position: int = 0) -> np.ndarray:
         """(subsets, queries) of the scorer's question, at the alpha of that position."""
         return self.truths[position].mean()[:, scorer.question.query_indices()]
+
+    def within(self, position: int = 0) -> metrics.GroupCounts | None:
+        """What the subsets of an alpha hold of each group, on a task that has groups."""
+        groups = groups_of(self.task, self.plans[position].attributed(self.task))
+        return None if groups is None else metrics.GroupCounts.of(self.truths[position].masks, groups)
 
     def prepare(self, methods: Sequence[Method]) -> None:
         """All of these settings at once where several jobs were asked for; else each is made when its turn comes."""
@@ -163,6 +173,8 @@ class SettingsGrid:
             "num_subsets": self.plans[0].num_subsets,
             "replicates": self.plans[0].replicates,
             "replicated_subsets": self.plans[0].replicated_subsets,
+            **({"scheme": experiment.scheme} if experiment.scheme != "fixed" else {}),
+            **({"reference": self.reference} if self.reference != FULL else {}),
             "task_config": self.task.config,
         }
 

@@ -15,6 +15,7 @@ from bench.tune.choose import Tried, beyond, choose, clearly_behind, settings_to
 from retrain import subsets
 from retrain.errors import UsageError
 from retrain.store import Store
+from retrain.tasks import load_task
 from retrain.tasks.digits import Digits
 
 PLANTED = "tests.helpers.planted:Planted"
@@ -147,17 +148,17 @@ def test_ties_within_the_paired_interval_go_to_the_cheaper() -> None:
 
     best, tie, behind, broken = tried(1.0, 10.0), tried(1.0, 1.0), tried(3.0, 0.1), Tried({}, lds={"raw": None})
     ordered = max((best, tie), key=lambda one: one.lds["raw"] or 0)
-    assert clearly_behind([behind, best, tie], ordered, [losses], "raw") == [True, False, False]
-    chosen = choose([best, behind, broken, tie], [losses], "raw")
+    assert clearly_behind([behind, best, tie], ordered, [(losses, None)], "raw") == [True, False, False]
+    chosen = choose([best, behind, broken, tie], [(losses, None)], "raw")
     assert chosen is not None
     assert chosen["seconds"] == 1.0
     assert chosen["num_ties"] == 2
     tie.seconds = 9.5  # a clock cannot tell it from 10: the better one is taken
-    close = choose([best, behind, broken, tie], [losses], "raw")
+    close = choose([best, behind, broken, tie], [(losses, None)], "raw")
     assert close is not None
     assert close["lds"] == ordered.lds["raw"]
-    assert choose([broken], [losses], "raw") is None
-    alone = choose([best], [losses], "raw")
+    assert choose([broken], [(losses, None)], "raw") is None
+    alone = choose([best], [(losses, None)], "raw")
     assert alone is not None
     assert (alone["options"], alone["num_ties"]) == (best.options, 1)
 
@@ -226,6 +227,7 @@ def test_the_best_is_followed_beyond_the_grid(further: int, reached: float, monk
     monkeypatch.setattr(choosing, "clearly_behind", lambda others, *words: [True] * len(others))
     monkeypatch.setattr(_Rising, "losses", lambda *words: np.zeros((4, 2)), raising=False)
     monkeypatch.setattr(_Rising, "scorer", lambda *words: None, raising=False)
+    monkeypatch.setattr(_Rising, "within", lambda *words: None, raising=False)
     found = tune_method([_Rising()], "ekfac", 8, None, further)
     assert found["chosen"]["raw"]["options"] == {"relative_damping": reached}
     assert found["num_beyond"] == min(further, 4), "it stops one step behind the peak"
@@ -244,7 +246,7 @@ def test_several_jobs_try_settings_at_once_to_the_same_end(arguments: list[str],
         found[f"{name} reasons"] = [cell.get("reason", "").split(" (")[0] for cell in grid]
     assert found["local"] == found["inline"]
     assert found["local reasons"] == found["inline reasons"]
-    campaigns = [json.loads(path.read_text()) for path in (tmp_path / "local" / ".jobs").glob("*/campaign.json")]
+    campaigns = [json.loads(path.read_text()) for path in (tmp_path / "local" / ".jobs").glob("*/batch.json")]
     assert any(campaign["name"].endswith("settings") and campaign["num_units"] == 4 for campaign in campaigns)
 
 
@@ -295,3 +297,24 @@ def test_a_later_file_adds_methods_and_changes_none(tmp_path: Path, monkeypatch:
     task = Digits()
     assert tuned_settings(task, "ekfac") == {"raw": {"damping": 1.0}, "normalised": {"damping": 1.0}}
     assert tuned_settings(task, "if_cg") == {"raw": {"damping": 3.0}, "normalised": {"damping": 3.0}}
+
+
+def test_a_task_with_groups_is_tuned_within_them_for_one_alpha_at_the_models_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = "retrain.logistic:LogisticDigits"
+    words = ["--task", task, "--subsets", "20", "--replicates", "1", "--cache", str(tmp_path / "cache"), "--out"]
+    words += [str(tmp_path / "tune"), "--methods", "kfac", "--tries", "3", "--further", "0", "--reference", "subset"]
+    assert main([*words, "--device", "cpu", "--alpha", "0.3", "0.5"]) == 2
+    assert "one --alpha at a time" in capsys.readouterr().err
+    assert main([*words, "--device", "cpu", "--alpha", "0.3"]) == 0
+    (path,) = (tmp_path / "tune").glob("*-subset-alpha-0.3.json")
+    tuned = json.loads(path.read_text())
+    assert (tuned["reference"], tuned["chosen_by"], tuned["alphas"]) == ("subset", "lds_within_groups", [0.3])
+    monkeypatch.setenv("TDA_BENCH_TUNED", str(tmp_path / "tune"))
+    kfac, loaded = load_method("kfac"), load_task(task)
+    origin, chosen = settings_of(kfac, loaded, "tuned", ("subset", (0.3,)))
+    assert origin == "tuned"
+    assert chosen["raw"] == tuned["methods"]["kfac"]["raw"]["options"]
+    with pytest.raises(UsageError, match="no tuned settings of kfac"):
+        settings_of(kfac, loaded, "tuned", ("subset", (0.5,)))
