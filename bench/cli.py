@@ -44,7 +44,7 @@ COMMANDS = {
     "retrain_speed": ("bench.retrain_speed", "how many models a task retrains in a second"),
     "scaling": ("bench.scaling", "time and memory across the Pythia suite; --estimate predicts a run"),
     "truth": ("bench.truth.__main__", "ground truth of others, ours for others, and banks to compete on"),
-    "regress": ("bench.regress", "the gate: has a method become worse, or dearer?"),
+    "regress": ("bench.regress.__main__", "the gate: has a method become worse, or dearer?"),
     "report": ("bench.report", "one page of every result"),
     "publish": ("bench.publish.__main__", "figures, report, leaderboard, claims, and numbers in pages"),
     "inspect": ("bench.inspect.__main__", "the training examples, or tokens, that matter most to some queries"),

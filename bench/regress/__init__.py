@@ -1,9 +1,9 @@
 """The gate: has an attribution method become worse, or dearer, than its recorded baseline? Exit 1 if so.
 
     python -m bench.regress                                          # every method with a baseline, about a minute
-    python -m bench.regress --method ekfac@damping=1e-4 --against ekfac                   # a variant of one
-    python -m bench.regress --method mypkg.mymodule:MyMethod --baseline gate --update     # record a method of yours
-    python -m bench.regress --method mypkg.mymodule:MyMethod --baseline gate              # and gate it from then on
+    python -m bench.regress --methods ekfac@damping=1e-4 --against ekfac                   # a variant of one
+    python -m bench.regress --methods mypkg.mymodule:MyMethod --baseline gate --update     # record a method of yours
+    python -m bench.regress --methods mypkg.mymodule:MyMethod --baseline gate              # and gate it from then on
 
 A baseline holds, for an embedded task, the base model's weights and the retrained losses (so the gate never retrains)
 and, for each method, the scores of several seeds; the suite's own is in the package. A run scores every method anew,
@@ -17,8 +17,8 @@ with a seed of its own, at the same weights, and makes these checks:
   flipped sign makes it negative, shuffled indices make it 0. A run that looks noisier than the baseline's by SUSPICION
   spreads, but not beyond all chance, is repeated MORE_RUNS times, and the mean of all decides.
 - `draws`: where a method reports how many posterior draws it made, at least DRAWS_SHARE of the baseline's.
-- `lds`: the paired bootstrap's interval of (new - baseline) must not lie below minus the margin, which is LDS_MARGIN or
-  what seeds alone explain, whichever is larger.
+- `lds`: the largest LDS that the paired 95 % interval of (new - baseline) allows, at least the baseline's mean less a
+  margin, which is LDS_MARGIN or what seeds alone explain, whichever is larger.
 - `lds-normalised`: the same for train-normalised scores, by the spread between seeds.
 - `cost`: processor seconds and wall seconds, both in units of calibration kernels that run before, during and after the
   method in the same thread, at most COST_RATIO times the baseline's; what takes less than COST_SLACK seconds beyond the
@@ -28,9 +28,5 @@ with a seed of its own, at the same weights, and makes these checks:
 
 What seeds explain is Student's prediction limit for one more value, at TAIL probability a check. Changed versions or
 options are a warning, not a failure. `--junit FILE` writes JUnit XML; in a GitHub workflow the table also goes to the
-step summary. The limits' names are constants of `bench/regress/judge.py`.
+step summary. The limits' names are constants of `bench/regress/gate.py`.
 """
-
-from bench.regress.command import main
-
-__all__ = ["main"]

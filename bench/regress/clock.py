@@ -17,13 +17,14 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
-if TYPE_CHECKING:
-    from baselines.method import Attribution, Method, Problem
-    from retrain.task import Task
+from baselines.method import Attribution, Method, Problem
+from bench.measure import measure
+from retrain.task import Task
 
 _Item = TypeVar("_Item")
 
@@ -134,7 +135,7 @@ class Slices:
 class Calibration:
     """The kernels of one task: fixed amounts of what methods are made of."""
 
-    def __init__(self, task: "Task", model: Any):
+    def __init__(self, task: Task, model: Any):
         examples = task.train_data.select(range(min(TRAINING_BATCH, len(task.train_data))))
         self.task, self.batch = task, (examples.inputs, examples.targets)
         self.model = copy.deepcopy(model).eval()  # a method may have hooks on its own in the middle of a run
@@ -152,8 +153,6 @@ class Calibration:
         return slices
 
     def _train(self) -> None:
-        import torch
-
         with torch.inference_mode(False), torch.enable_grad():
             parameters = [p for p in self.model.parameters() if p.requires_grad]
             torch.autograd.grad(self.task.example_loss(self.model, self.batch).mean(), parameters, allow_unused=True)
@@ -194,10 +193,8 @@ class Clock:
             self.seconds += end.wall - start.wall - (self.during.total("wall") - wall)
             self.cpu_seconds += end.own_cpu - start.own_cpu - (self.during.total("cpu") - cpu)
 
-    def time(self, method: "Method", problem: "Problem") -> "tuple[Attribution, Timing]":
+    def time(self, method: Method, problem: Problem) -> tuple[Attribution, Timing]:
         """problem: one whose `progress` is this clock's."""
-        from bench.measure import measure
-
         start = Moment.now()
         self.calibration.run(self.before, SLICES_AROUND)
         attribution, _ = measure(_Clocked(method, self), problem)  # type: ignore[arg-type]
@@ -217,16 +214,16 @@ class Clock:
 class _Clocked:
     """A method whose fit and score are timed by this clock as well."""
 
-    def __init__(self, method: "Method", clock: Clock):
+    def __init__(self, method: Method, clock: Clock):
         self._method, self._clock = method, clock
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._method, name)
 
-    def fit(self, problem: "Problem") -> Any:
+    def fit(self, problem: Problem) -> Any:
         with self._clock.running():
             return self._method.fit(problem)
 
-    def score(self, problem: "Problem", state: Any) -> "Attribution":
+    def score(self, problem: Problem, state: Any) -> Attribution:
         with self._clock.running():
             return self._method.score(problem, state)

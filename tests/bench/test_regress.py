@@ -15,23 +15,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import regress
-from bench.regress import clock, command, judge
-from bench.regress.baseline import BASELINE_FORMAT, PACKAGED, MethodBaseline, baseline_name, read_method_baseline
+from bench.regress import __main__ as command
+from bench.regress import clock, gate
+from bench.regress.__main__ import junit, main, markdown, verdict_table
 from bench.regress.clock import KERNELS, Calibration, Clock, Moment, Slices, Timing, why_busy
-from bench.regress.judge import (
+from bench.regress.gate import (
+    BASELINE_FORMAT,
     COST_REPEATS,
+    PACKAGED,
     Check,
+    MethodBaseline,
+    Sample,
     Verdict,
+    agreement,
+    baseline_name,
     changes,
     judge_cost,
     judge_scores,
+    mean_lds,
+    noise_level,
+    read_method_baseline,
+    standardised,
     suspicious,
     tolerance,
     usual_costs,
 )
-from bench.regress.report import junit, markdown, verdict_table
-from bench.regress.sample import Sample, agreement, mean_lds, noise_level, standardised
 from retrain.errors import UsageError
 
 NUM_SUBSETS, NUM_QUERIES, NUM_TRAIN = 60, 40, 200
@@ -178,7 +186,7 @@ def test_cost_is_timed_again_before_it_is_an_alarm(world: World) -> None:
     assert judge_cost(timing(19.0), world.reference, fine).passed
     brief = judge_cost(timing(25.0, seconds=0.4), world.reference, fine)
     assert brief.passed
-    assert "less than 0.3 s more" in brief.note
+    assert judge_cost(timing(25.0, seconds=0.3, waits=3.0), world.reference, fine).passed, "the wall of a short run"
     assert fine.calls == 0
 
 
@@ -299,20 +307,11 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_gate_passes_and_writes_its_reports(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [
-        "--tasks",
-        "digits",
-        "--methods",
-        "gradsim",
-        "--junit",
-        "gate.xml",
-        "--summary",
-        "summary.md",
-        "--seed",
-        "5",
-    ]
-    assert regress.main(command) == 0
+def test_the_gate_passes_and_writes_its_reports(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    assert main(["--task", "digits", "--methods", "gradsim", "--junit", "gate.xml", "--seed", "5"]) == 0
     said = capsys.readouterr().out
     assert "passed (1 methods" in said
     suite = ElementTree.fromstring((mine / "gate.xml").read_text())[0]
@@ -326,7 +325,8 @@ def test_reports_that_cannot_be_written_come_after_the_table(
 ) -> None:
     verdict = Verdict("digits", "bif", [Check("lds", 0.0, -0.02, True, "")], [], 1.0)
     monkeypatch.setattr(command, "gate_all", lambda *_: [verdict])
-    assert regress.main(["--junit", str(tmp_path / "absent" / "gate.xml"), "--summary", str(tmp_path / "s.md")]) == 1
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "s.md"))
+    assert main(["--junit", str(tmp_path / "absent" / "gate.xml")]) == 1
     captured = capsys.readouterr()
     assert "passed (1 methods" in captured.out
     assert captured.err.endswith("gate.xml cannot be written: No such file or directory\n")
@@ -334,10 +334,9 @@ def test_reports_that_cannot_be_written_come_after_the_table(
 
 
 def test_broken_methods_fail_with_the_reason(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["Flipped", "Transposed", "Raising"]
-    methods = [word for name in names for word in ("--method", f"broken:{name}")]
-    command = [*methods, "--tasks", "digits", "--against", "gradsim", "--junit", "gate.xml", "--json"]
-    assert regress.main(command) == 1
+    methods = ["--methods", *(f"broken:{name}" for name in ("Flipped", "Transposed", "Raising"))]
+    command = [*methods, "--task", "digits", "--against", "gradsim", "--junit", "gate.xml", "--json"]
+    assert main(command) == 1
     verdicts = {verdict["method"]: verdict for verdict in json.loads(capsys.readouterr().out)}
     assert not any(verdict["passed"] for verdict in verdicts.values())
     flipped = {check["name"]: check for check in verdicts["broken:Flipped"]["checks"]}
@@ -355,11 +354,11 @@ def test_what_is_missing_or_damaged_is_one_line(mine: Path, capsys: pytest.Captu
     (damaged / "digits-gradsim.safetensors").write_bytes(b"nothing")
     for arguments, text in (
         (["--baseline", "nowhere"], "no baseline in nowhere; `python -m bench.regress --update --baseline nowhere`"),
-        (["--method", "broken:Flipped"], "no baseline of broken:Flipped on digits"),
-        (["--method", "broken:Nobody"], '"broken:Nobody": the module broken has no class Nobody'),
-        (["--baseline", str(damaged), "--tasks", "digits", "--methods", "gradsim"], "digits-gradsim.safetensors"),
+        (["--methods", "broken:Flipped"], "no baseline of broken:Flipped on digits"),
+        (["--methods", "broken:Nobody"], '"broken:Nobody": the module broken has no class Nobody'),
+        (["--baseline", str(damaged), "--task", "digits", "--methods", "gradsim"], "digits-gradsim.safetensors"),
     ):
-        assert regress.main(arguments) == 2
+        assert main(arguments) == 2
         said = capsys.readouterr().err
         assert text in said
         assert said.count("\n") == 1
@@ -390,13 +389,12 @@ def test_a_warning_shows_in_every_report_and_fails_none() -> None:
     assert 'failures="0"' in junit([verdict])
 
 
-def test_the_table_fits_a_hundred_columns_unless_asked() -> None:
+def test_the_table_fits_a_hundred_columns() -> None:
     checks = [Check("lds", 0.1, -0.02, True, "n" * 90), Check("cost", 3.0, 2.0, False, "dearer")]
     verdict = Verdict("digits", "ekfac@damping=1e-4", checks, [], 1.0)
     narrow = verdict_table([verdict])
     assert max(map(len, narrow.splitlines())) <= 100
     assert narrow.endswith("cost of ekfac@damping=1e-4 on digits: dearer")
-    assert "n" * 90 in verdict_table([verdict], wide=True)
 
 
 def test_variants_have_baselines_of_their_own() -> None:
@@ -419,8 +417,8 @@ def test_a_variant_is_a_name_with_options() -> None:
 
 
 def test_a_variant_is_gated_against_another(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--method", "gradsim@batch_size=100", "--against", "gradsim", "--tasks", "digits"]
-    assert regress.main(arguments) == 0
+    arguments = ["--methods", "gradsim@batch_size=100", "--against", "gradsim", "--task", "digits"]
+    assert main(arguments) == 0
     assert "gradsim@batch_size=100  agreement" in capsys.readouterr().out
 
 
@@ -429,9 +427,9 @@ def test_a_slow_method_fails_on_a_quiet_machine_and_warns_on_a_busy_one(
     busy: str, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(clock, "why_busy", lambda *_: busy)
-    monkeypatch.setattr(judge, "COST_REPEATS", 0)
-    slow = ["--method", "tests.helpers.bad_methods:Slow@times=4", "--against", "gradsim", "--task", "digits"]
-    assert regress.main(slow) == (0 if busy else 1)
+    monkeypatch.setattr(gate, "COST_REPEATS", 0)
+    slow = ["--methods", "tests.helpers.bad_methods:Slow@times=4", "--against", "gradsim", "--task", "digits"]
+    assert main(slow) == (0 if busy else 1)
     said = capsys.readouterr().out
     assert "lds             pass" in said
     assert f"cost            {'warn' if busy else 'FAIL'}" in said
@@ -442,7 +440,7 @@ def test_recording_into_the_installed_package_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "PACKAGED", tmp_path / "site-packages" / "bench" / "regress" / "baseline")
-    assert regress.main(["--update"]) == 2
+    assert main(["--update"]) == 2
     assert "name a folder with --baseline DIR" in capsys.readouterr().err
 
 
@@ -450,7 +448,7 @@ def test_a_baseline_of_an_older_gate_says_what_to_do(mine: Path, capsys: pytest.
     shutil.copytree(PACKAGED, mine / "old")
     record = mine / "old" / "digits.json"
     record.write_text(record.read_text().replace(BASELINE_FORMAT, "tda-bench gate 1"))
-    assert regress.main(["--baseline", "old"]) == 2
+    assert main(["--baseline", "old"]) == 2
     assert "record it again with --update" in capsys.readouterr().err
 
 

@@ -27,10 +27,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from baselines.method import Method
-from bench.regress.baseline import PACKAGED, MethodBaseline, read_method_baseline, read_task_baseline
-from bench.regress.command import GATED_METHODS, build_gated_method
-from bench.regress.judge import gate, judge_cost, judge_scores, run_as_often_as_needed, with_more_runs
-from bench.regress.sample import Rig
+from bench.regress.__main__ import GATED_METHODS, build_gated_method
+from bench.regress.gate import (
+    PACKAGED,
+    GateRunner,
+    MethodBaseline,
+    gate,
+    judge_cost,
+    judge_scores,
+    read_method_baseline,
+    read_task_baseline,
+    run_as_often_as_needed,
+    with_more_runs,
+)
 from retrain.tasks import load_task
 
 Spoil = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
@@ -48,29 +57,29 @@ SLOW_METHOD, SLOW_AGAINST = "tests.helpers.bad_methods:Slow", "gradsim"
 
 
 def scores_trial(
-    trial: int, rig: Rig, methods: dict[str, Method], references: dict[str, MethodBaseline], broken: bool
+    trial: int, runner: GateRunner, methods: dict[str, Method], references: dict[str, MethodBaseline], broken: bool
 ) -> dict:
     line: dict = {"kind": "scores", "trial": trial, "alarms": [], "caught_by": {}, "agreement": {}, "runs": {}}
-    losses = rig.recorded.losses
+    losses = runner.recorded.losses
     start = time.perf_counter()
     for name, method in methods.items():
         reference = references[name]
-        attribution, timing = rig.attribute(method, trial)
-        samples = with_more_runs([rig.reduce(attribution, timing)], rig, method, reference, trial)
+        attribution, timing = runner.attribute(method, trial)
+        samples = with_more_runs([runner.reduce(attribution, timing)], runner, method, reference, trial)
         checks = judge_scores(samples, reference, losses)
-        checks.append(judge_cost(timing, reference, lambda method=method: rig.attribute(method, trial)[1]))
+        checks.append(judge_cost(timing, reference, lambda method=method: runner.attribute(method, trial)[1]))
         line["agreement"][name] = next(check.value for check in checks if check.name == "agreement")
         line["runs"][name] = len(samples)
         line["alarms"] += [f"{name}: {c.name} {c.value:.4f}, limit {c.limit:.4f}" for c in checks if not c.passed]
         for breakage, spoil in BREAKAGES.items() if broken else ():
             spoilt = spoil(attribution.scores, torch.Generator().manual_seed(trial))
             # One run: what the gate's further ones would only confirm.
-            found = judge_scores([rig.reduce(replace(attribution, scores=spoilt), timing)], reference, losses)
+            found = judge_scores([runner.reduce(replace(attribution, scores=spoilt), timing)], reference, losses)
             line["caught_by"][f"{breakage}, {name}"] = [c.name for c in found if not c.passed]
     line["seconds"] = round(time.perf_counter() - start, 1)
     if broken and "bif" in methods:
         half = replace(methods["bif"], draws=methods["bif"].draws // 2)  # type: ignore[attr-defined,call-arg]
-        samples = run_as_often_as_needed(rig, half, references["bif"], trial)
+        samples = run_as_often_as_needed(runner, half, references["bif"], trial)
         found = judge_scores(samples, references["bif"], losses)
         line["caught_by"]["half the draws, bif"] = [c.name for c in found if not c.passed]
         line["agreement"]["bif, half the draws"] = next(c.value for c in found if c.name == "agreement")
@@ -94,17 +103,17 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def cost_trials(
-    rig: Rig, methods: dict[str, Method], references: dict[str, MethodBaseline], runs: int, loops: int
+    runner: GateRunner, methods: dict[str, Method], references: dict[str, MethodBaseline], runs: int, loops: int
 ) -> Iterator[dict]:
     """The unchanged methods beside busy loops, and the slow one beside them and without."""
-    label, slow = build_gated_method(SLOW_METHOD, rig.task, [])
+    label, slow = build_gated_method(SLOW_METHOD, runner.task, [])
     for trial in range(runs):
         start = time.perf_counter()
         with busy_loops(loops):
-            verdicts = [gate(rig, name, method, references[name], trial) for name, method in methods.items()]
+            verdicts = [gate(runner, name, method, references[name], trial) for name, method in methods.items()]
             seconds = round(time.perf_counter() - start, 1)
-            verdicts.append(gate(rig, label, slow, references[SLOW_AGAINST], trial))
-        verdicts.append(gate(rig, label, slow, references[SLOW_AGAINST], trial))
+            verdicts.append(gate(runner, label, slow, references[SLOW_AGAINST], trial))
+        verdicts.append(gate(runner, label, slow, references[SLOW_AGAINST], trial))
         for verdict, where in zip(verdicts, [*["busy"] * (len(methods) + 1), "without loops"], strict=True):
             cost = next((check for check in verdict.checks if check.name == "cost"), None)
             yield {
@@ -196,14 +205,14 @@ def main() -> None:
     task = load_task(arguments.task)
     recorded = read_task_baseline(arguments.baseline, task)
     assert recorded is not None
-    rig = Rig(task, recorded)
+    runner = GateRunner(task, recorded)
     references = {name: read_method_baseline(arguments.baseline, task.name, name) for name in arguments.methods}
     methods = {name: build_gated_method(name, task, [])[1] for name in arguments.methods}
     if arguments.command == "cost":
-        trials = cost_trials(rig, methods, references, arguments.runs, arguments.loops)
+        trials = cost_trials(runner, methods, references, arguments.runs, arguments.loops)
     else:
         numbers = range(arguments.first, arguments.unchanged, arguments.step)
-        trials = (scores_trial(trial, rig, methods, references, trial < arguments.broken) for trial in numbers)
+        trials = (scores_trial(trial, runner, methods, references, trial < arguments.broken) for trial in numbers)
     for line in trials:
         print(json.dumps(line), flush=True)
         with open(arguments.out, "a") as file:
