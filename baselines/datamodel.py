@@ -53,7 +53,7 @@ class Datamodel(Method):
         for name, choices in (("outcome", OUTCOMES), ("covariance", COVARIANCES)):
             if getattr(self, name) not in choices:
                 raise ValueError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
-        if self.prior_method is not None and self.prior_method.further_subsets()[0]:
+        if self.prior_method is not None and self.prior_method.extra_retrains()[0]:
             raise ValueError(f"the prior {self.prior} retrains by itself; expected a method that does not")
 
     @cached_property
@@ -90,7 +90,7 @@ class Datamodel(Method):
         asked = [size] if self.covariance == OF_QUERIES else [size, replace(size, num_queries=n)]
         return max(own, *(method.memory_bytes(one) for one in asked))
 
-    def further_subsets(self) -> tuple[int, float]:
+    def extra_retrains(self) -> tuple[int, float]:
         return self.retrains, self.alpha
 
     def fit(self, problem: Problem) -> Retrained:
@@ -137,8 +137,8 @@ class Datamodel(Method):
 
 
 def _answer(problem: Problem, method: Method, of_train: bool = False) -> Attribution:
-    if problem.answer_of is not None:
-        return problem.answer_of(method, of_train=of_train)
+    if problem.scores_of is not None:
+        return problem.scores_of(method, of_train=of_train)
     asked = replace(problem, queries=problem.attributed) if of_train else problem
     return method.score(asked, method.fit(asked))
 

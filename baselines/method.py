@@ -58,7 +58,7 @@ class Bill:
     peak_memory_bytes: int = 0
 
     @contextlib.contextmanager
-    def instead_of_the_clock(self) -> Iterator[None]:
+    def charge_recorded_cost(self) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
@@ -93,11 +93,11 @@ class Problem:
     )  # what an earlier attempt at the same unit had; see retrain/resume.py
     # Further checkpoints, trained like the base model from other seeds; trained and kept when first asked for.
     checkpoint: Callable[[int], nn.Module] | None = None
-    # Models retrained on the subsets that `Method.further_subsets` asks for, of a stream that nobody is judged on.
+    # Models retrained on the subsets that `Method.extra_retrains` asks for, of a stream that nobody is judged on.
     retrained: Callable[[], Retrained] | None = None
     # Another method's answer to the same question; with `of_train=True` about the attributed examples as if they were
     # the queries. All of these are made and kept when first asked for.
-    answer_of: Callable[..., Attribution] | None = None
+    scores_of: Callable[..., Attribution] | None = None
     bill: Bill = field(default_factory=Bill)
     progress: Callable[..., Iterable] = no_progress  # progress(iterable, total=..., description=...)
     shared: dict[str, Any] = field(
@@ -163,7 +163,7 @@ class Method(KeyedPlugin, ABC):
         """Itself, so set that its answer has TRAIN_COVARIANCE at no further cost; None where that cannot be."""
         return None
 
-    def further_subsets(self) -> tuple[int, float]:
+    def extra_retrains(self) -> tuple[int, float]:
         """How many further subsets `problem.retrained` is to have, and the share they keep (0: the asked one)."""
         return 0, 0.0
 

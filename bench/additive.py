@@ -66,7 +66,7 @@ def retrains_alone(method: Method, alpha: float) -> int:
     """On how many subsets, drawn like those that are reported, it rests, and on nothing else; 0: on other things."""
     from baselines.support.nested import NONE
 
-    count, kept = method.further_subsets()
+    count, kept = method.extra_retrains()
     return count if getattr(method, "prior", None) == NONE and kept in (0.0, alpha) else 0
 
 

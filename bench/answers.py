@@ -37,7 +37,7 @@ def amount_asked(record: Mapping[str, Any], at: float | None) -> float | None:
 
 
 @dataclass
-class Answers:
+class MetricResult:
     """What a run of such a question found, as plain data."""
 
     question: str  # removal, mislabelled, calibration, leave-one-out

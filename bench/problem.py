@@ -21,7 +21,7 @@ from retrain.subsets import attributed_indices
 from retrain.task import Split, Task
 from retrain.units import Plan, checkpoint_unit, choose_device, retrain_units
 
-LEARNT_FROM = RecentlyRead()  # the methods of a run learn from the same retrains
+EXTRA_RETRAINS = RecentlyRead()  # the methods of a run learn from the same retrains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class AttributionProblem:
     max_queries: int | None = None
     of_train: bool = False  # the attributed examples take the queries' place
     checkpoint: int = 0  # which base model is looked at: 0, or a further one trained like it
-    learns_from: Plan | None = None  # the further subsets that a method asks for which retrains by itself
+    extra_retrain_plan: Plan | None = None  # the further subsets that a method asks for which retrains by itself
     reference: Reference | None = None  # the models that are looked at in the base models' place
 
     def of(self, method: Method, plan: Plan, reference: str = FULL) -> "AttributionProblem":
@@ -46,11 +46,11 @@ class AttributionProblem:
         asked = self
         if reference != FULL and method.uses_model:
             asked = replace(self, reference=Reference.like(reference, plan))
-        count, alpha = method.further_subsets()
+        count, alpha = method.extra_retrains()
         if not count:
             return asked
         drawn = replace(plan, num_subsets=count, alpha=alpha or plan.alpha, stream="learn")
-        return replace(asked, learns_from=replace(drawn, replicates=1, replicated_subsets=None))
+        return replace(asked, extra_retrain_plan=replace(drawn, replicates=1, replicated_subsets=None))
 
     def model_unit(self, device: str, further: int = 0) -> Unit:
         """Of the model that is looked at, or of one that many further on."""
@@ -84,8 +84,8 @@ class AttributionProblem:
             config["of_train"] = True
         if self.checkpoint:
             config["checkpoint_number"] = self.checkpoint
-        if self.learns_from is not None:  # how models are retrained decides such scores, too
-            config["learns_from"] = {"task": self.task.config, **vars(self.learns_from)}
+        if self.extra_retrain_plan is not None:  # how models are retrained decides such scores, too
+            config["extra_retrain_plan"] = {"task": self.task.config, **vars(self.extra_retrain_plan)}
         return {**config, **self.reference_config()}
 
     def reference_config(self) -> dict[str, Any]:
@@ -97,14 +97,14 @@ class AttributionProblem:
     def plain_data(self) -> dict[str, Any]:
         """What a worker needs, beside the task, to ask the same."""
         names = ("seed", "alpha_attribution", "split", "max_queries", "of_train", "checkpoint")
-        learns = None if self.learns_from is None else dict(vars(self.learns_from))
+        learns = None if self.extra_retrain_plan is None else dict(vars(self.extra_retrain_plan))
         reference = None if self.reference is None else dict(vars(self.reference))
-        return {**{name: getattr(self, name) for name in names}, "learns_from": learns, "reference": reference}
+        return {**{name: getattr(self, name) for name in names}, "extra_retrain_plan": learns, "reference": reference}
 
     @classmethod
     def from_plain_data(cls, task: Task, content: Mapping[str, Any]) -> "AttributionProblem":
-        learns, reference = content["learns_from"], content["reference"]
-        plans = {"learns_from": None if learns is None else Plan(**learns)}
+        learns, reference = content["extra_retrain_plan"], content["reference"]
+        plans = {"extra_retrain_plan": None if learns is None else Plan(**learns)}
         return cls(
             task=task, **{**content, **plans, "reference": None if reference is None else Reference(**reference)}
         )
@@ -121,20 +121,22 @@ class AttributionProblem:
         )
 
 
-def most_of_each(questions: Iterable[AttributionProblem]) -> list[AttributionProblem]:
+def largest_plans(questions: Iterable[AttributionProblem]) -> list[AttributionProblem]:
     """Of those that learn from the beginnings of one plan, the one that learns from the most of it."""
     most: dict[Any, AttributionProblem] = {}
     for question in questions:
-        if question.learns_from is not None:
-            plan = replace(question.learns_from, num_subsets=0)
+        if question.extra_retrain_plan is not None:
+            plan = replace(question.extra_retrain_plan, num_subsets=0)
             known = most.get(plan)
-            if known is None or known.learns_from.num_subsets < question.learns_from.num_subsets:  # type: ignore[union-attr]
+            if known is None or known.extra_retrain_plan.num_subsets < question.extra_retrain_plan.num_subsets:  # type: ignore[union-attr]
                 most[plan] = question
     return list(most.values())
 
 
-def further_units(question: AttributionProblem, device: str) -> list[Unit]:
-    return [] if question.learns_from is None else retrain_units(question.task, question.learns_from, device)
+def extra_retrain_units(question: AttributionProblem, device: str) -> list[Unit]:
+    return (
+        [] if question.extra_retrain_plan is None else retrain_units(question.task, question.extra_retrain_plan, device)
+    )
 
 
 def seconds_of(retrains: Sequence[Mapping[str, Any]]) -> float:
@@ -144,14 +146,14 @@ def seconds_of(retrains: Sequence[Mapping[str, Any]]) -> float:
     return sum(usual) + (statistics.median(usual) * len(first) if usual else sum(first))
 
 
-def further_retrains(question: AttributionProblem, store: Store, device: str, bill: Bill) -> Retrained:
+def obtain_extra_retrains(question: AttributionProblem, store: Store, device: str, bill: Bill) -> Retrained:
     """The retrained models that the question's method learns from, made where they are missing."""
-    plan = question.learns_from
+    plan = question.extra_retrain_plan
     assert plan is not None
-    with bill.instead_of_the_clock():
+    with bill.charge_recorded_cost():
         name = f"{question.task.name} further retrains, alpha {plan.alpha:g}, seed {plan.seed}"
-        units = further_units(question, device)
-        entries = list(obtain(units, store, name=name, progress=True, recent=LEARNT_FROM).values())
+        units = extra_retrain_units(question, device)
+        entries = list(obtain(units, store, name=name, progress=True, recent=EXTRA_RETRAINS).values())
         found = assemble(question.task, plan, entries)
         if missing := plan.num_subsets - len(found.subsets):
             raise UnitsFailedError(f"{missing} of {plan.num_subsets} further retrains are missing; run the same again")

@@ -3,7 +3,9 @@
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +32,7 @@ PAIR_COLUMNS = [
     "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value", "difference_within_groups",
     "within_groups_low", "within_groups_high", "p_value_within_groups", "run_id",
 ]  # fmt: skip
-MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting processes pays
+MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting threads pays
 CHEAPER = 8  # a difference of two that are known than a score
 
 Made = tuple[str, bool]  # label, normalised
@@ -111,7 +113,7 @@ def add_rows(
             kind = "train-normalised LDS" if normalised else "LDS"
             out.problems.append(
                 f"{kind} of {label} is undefined for every query at alpha {plan.alpha:g}, seed {plan.seed}: "
-                f"{why_undefined(losses, made[label, normalised])}"
+                f"{undefined_reason(losses, made[label, normalised])}"
             )
         numbers = ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")
         costs = ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")
@@ -172,7 +174,7 @@ def note_of(record: Mapping[str, Any]) -> str:
     return "; ".join(notes)
 
 
-def why_undefined(losses: np.ndarray, prediction: np.ndarray) -> str:
+def undefined_reason(losses: np.ndarray, prediction: np.ndarray) -> str:
     """Of a correlation across subsets; both (subsets, queries)."""
     for name, values in (("the retrained losses", losses), ("its predictions", prediction)):
         finite = np.isfinite(values).all(axis=0)
@@ -204,9 +206,11 @@ def compute_metrics(
 
 
 def on_all_cores(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], num_numbers: int) -> list[Any]:
-    """What each function gives for its arguments; in processes where there are that many numbers to go through."""
+    """What each function gives for its arguments; in threads where there are that many numbers to go through.
+
+    Sorting and arithmetic on arrays let other threads run meanwhile.
+    """
     if num_numbers < MANY_NUMBERS:
         return [function(*arguments) for function, arguments in calls]
-    from joblib import Parallel, delayed
-
-    return Parallel(n_jobs=-1)(delayed(function)(*arguments) for function, arguments in calls)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return [made.result() for made in [pool.submit(function, *arguments) for function, arguments in calls]]

@@ -25,7 +25,7 @@ from bench.experiment import Execution, Experiment
 from bench.ground_truth import GroundTruth, assemble, make_units, obtain
 from bench.methods import Variant, build_variants, with_models
 from bench.metrics import MINIMUM_SUBSETS
-from bench.problem import LEARNT_FROM, AttributionProblem, further_units, most_of_each
+from bench.problem import EXTRA_RETRAINS, AttributionProblem, extra_retrain_units, largest_plans
 from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, versions
 from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
 from bench.schema import RunRecord
@@ -152,7 +152,7 @@ class Session:
         for plan in self.plans(seed, share):
             asked = question.of(variant.method, plan, variant.reference)
             made = Scorer(asked, variant.method, self.store, self.execution.device, self.execution.keep_scores)
-            alike = str((asked.learns_from, asked.reference))
+            alike = str((asked.extra_retrain_plan, asked.reference))
             found.setdefault(alike, (Ensemble.of(made, variant.models), []))[1].append(plan)
         return list(found.values())
 
@@ -171,8 +171,8 @@ class Session:
     def further(self, variants: Sequence[Variant]) -> list[Unit]:
         """What methods retrain by themselves; those who ask for the same subsets share them."""
         scorers = [scorer for block in self.blocks for v in variants for scorer, _ in self.scorers(v, *block)]
-        asked = most_of_each(scorer.question for scorer in scorers)
-        return [unit for question in asked for unit in further_units(question, self.execution.device)]
+        asked = largest_plans(scorer.question for scorer in scorers)
+        return [unit for question in asked for unit in extra_retrain_units(question, self.execution.device)]
 
     def reference_units(self, blocks: Sequence[Block]) -> list[Unit]:
         """The models that methods look at, other than base models."""
@@ -216,13 +216,13 @@ class Session:
     def extra_ground_truth(self, plan: Plan) -> GroundTruth | None:
         """What methods of this run retrained on at the plan's alpha, as far as it is there."""
         question = self.question(plan.seed, plan.alpha_attribution)
-        asked = [question.of(variant.method, plan).learns_from for variant in self.active]
+        asked = [question.of(variant.method, plan).extra_retrain_plan for variant in self.active]
         alike = [one for one in asked if one is not None and one.alpha == plan.alpha]
         if not alike:
             return None
         most = max(alike, key=lambda one: one.num_subsets)
         units = retrain_units(self.task, most, self.execution.device)
-        found = [entry for unit in units if (entry := LEARNT_FROM.read(self.store, unit))]
+        found = [entry for unit in units if (entry := EXTRA_RETRAINS.read(self.store, unit))]
         return assemble(self.task, most, found) if found else None
 
     # ---- scoring ----

@@ -23,7 +23,7 @@ from baselines.method import TRAIN_COVARIANCE, Attribution, Bill, Method, Proble
 from bench.ground_truth import obtain
 from bench.measure import Cost, measure, metered
 from bench.prediction import subset_sums
-from bench.problem import AttributionProblem, further_retrains
+from bench.problem import AttributionProblem, obtain_extra_retrains
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.plugins import plugin_reference
@@ -353,20 +353,20 @@ def problem_of(
 
     def checkpoint(number: int) -> nn.Module:
         """A further model costs its training, whoever trained it first."""
-        with bill.instead_of_the_clock():
+        with bill.charge_recorded_cost():
             found, entry = model_of(question, store, device_name, number)
             bill.add(entry.record.get("seconds", 0.0))
             return found
 
     def retrained() -> Retrained:
-        return further_retrains(question, store, device_name, bill)
+        return obtain_extra_retrains(question, store, device_name, bill)
 
     fitted: set[Method] = set()
 
-    def answer_of(method: Method, of_train: bool = False) -> Attribution:
-        asked = replace(question, learns_from=None, of_train=of_train)
+    def scores_of(method: Method, of_train: bool = False) -> Attribution:
+        asked = replace(question, extra_retrain_plan=None, of_train=of_train)
         scorer = Scorer(asked, method, store, device_name, "always")
-        return _answer_of(scorer, bill, fitted, _is_learnt_from(question))
+        return _scores_of(scorer, bill, fitted, _is_learnt_from(question))
 
     known: dict[str, Any] = {}
     if (reference := question.reference) is not None:
@@ -387,20 +387,20 @@ def problem_of(
         scratch=scratch,
         checkpoint_number=question.checkpoint,
         checkpoint=checkpoint,
-        retrained=retrained if question.learns_from else None,
-        answer_of=answer_of,
+        retrained=retrained if question.extra_retrain_plan else None,
+        scores_of=scores_of,
         bill=bill,
         progress=progress_bar,
         **known,
     )
 
 
-def _answer_of(scorer: Scorer, bill: Bill, fitted: set[Method], learnt: bool) -> Attribution:
+def _scores_of(scorer: Scorer, bill: Bill, fitted: set[Method], learnt: bool) -> Attribution:
     """Scores that are there, or made like any method's, for what they cost whoever made them.
 
     A fit that is kept serves every question, and is paid for once.
     """
-    with bill.instead_of_the_clock():
+    with bill.charge_recorded_cost():
         entry = scorer.store.read("scores", scorer.config)
         if entry is not None and "scores" not in entry.arrays:  # too large to have been kept
             scorer.forget((), fits=False)
@@ -421,7 +421,7 @@ def _answer_of(scorer: Scorer, bill: Bill, fitted: set[Method], learnt: bool) ->
 
 def _is_learnt_from(question: AttributionProblem) -> bool:
     """Whether the reference model is one of the retrains that the method learns from."""
-    reference, plan = question.reference, question.learns_from
+    reference, plan = question.reference, question.extra_retrain_plan
     if reference is None or plan is None or question.checkpoint >= plan.num_subsets:
         return False
     return Reference.like(SUBSET, plan) == reference
@@ -643,7 +643,7 @@ def make_scores(store: Store, unit: Unit) -> None:
     _check(method, attribution, problem)
     # A reference model is made for the method, whoever asked for it first; the base model is there anyway. Where a
     # method retrains by itself, the one that it asks about the model has the bill.
-    pays = scorer.question.reference is not None and scorer.question.learns_from is None
+    pays = scorer.question.reference is not None and scorer.question.extra_retrain_plan is None
     trained = scorer.base[1].record["seconds"] if pays else 0.0
     record = {
         **({"reference_seconds": trained} if pays else {}),

@@ -205,7 +205,7 @@ def time_all(session: Any, repeats: int) -> Timings:
     from bench.scoring import problem_of
 
     for variant in session.active:
-        if variant.method.further_subsets()[0]:
+        if variant.method.extra_retrains()[0]:
             session.skipped[variant.label] = "its seconds are those of retraining, which bench.lds counts"
     session.active = [variant for variant in session.active if variant.label not in session.skipped]
     session.report_skipped()

@@ -1,6 +1,6 @@
 """`python -m bench.evaluations NAME`, or `tda-bench evaluate NAME`: what methods are worth beside their LDS.
 
-A module of an evaluation has `add_arguments(parser)`, `evaluate(arguments) -> Answers` and `show(answers) -> str`.
+A module of an evaluation has `add_arguments(parser)`, `evaluate(arguments) -> MetricResult` and `show(answers) -> str`.
 """
 
 import argparse

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import Answers
+from bench.answers import MetricResult
 from bench.arguments import fraction
 from bench.evaluations.common import (
     SCORE_CHOICES,
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tops", nargs="+", type=fraction, help=f"shares whose overlap is measured (default: {tops})")
 
 
-def evaluate(arguments: argparse.Namespace) -> Answers:
+def evaluate(arguments: argparse.Namespace) -> MetricResult:
     experiment = Experiment(**asked_for(arguments))
     return agreement(experiment, execution_of(arguments), tops=arguments.tops or (), scores=arguments.scores)
 
@@ -61,7 +61,7 @@ def overlap(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
 
 def agreement(
     experiment: Experiment, execution: Execution, *, tops: Sequence[float] = (), scores: str = "raw"
-) -> Answers:
+) -> MetricResult:
     """tops: shares of the attributed examples; none: TOP_SHARES, of each one example at least."""
     session = scoring_session(experiment, execution)
     if len(session.active) < 2:
@@ -123,7 +123,7 @@ def matrices_of(cells: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], list[d
     return found
 
 
-def show(out: Answers) -> str:
+def show(out: MetricResult) -> str:
     parts = []
     for (seed, _, normalised, metric, at), cells in matrices_of(out.detail["cells"]).items():
         labels, matrix = matrix_of(cells)

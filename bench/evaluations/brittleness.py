@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import Answers
+from bench.answers import MetricResult
 from bench.evaluations.common import (
     ScoredMethod,
     ScoreKind,
@@ -63,7 +63,7 @@ class Bisection:
 
 
 def add_brittleness(
-    out: Answers,
+    out: MetricResult,
     retrainer: RemovalRetrainer,
     block: SeedAndShare,
     scored: Sequence[ScoredMethod],

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import Answers
+from bench.answers import MetricResult
 from bench.arguments import (
     RUNS,
     add_cluster_arguments,
@@ -64,11 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
 
 
-def evaluate(arguments: argparse.Namespace) -> Answers:
+def evaluate(arguments: argparse.Namespace) -> MetricResult:
     return calibrate(experiment_of(arguments), execution_of(arguments), scores=arguments.scores)
 
 
-def calibrate(experiment: Experiment, execution: Execution, *, scores: str = "raw") -> Answers:
+def calibrate(experiment: Experiment, execution: Execution, *, scores: str = "raw") -> MetricResult:
     session = Session(experiment, execution)
     session.report_skipped()
     truths, predictions = session.retrain(), session.score()
@@ -126,7 +126,7 @@ def calibration_rows(columns: dict[str, Any], found: UnitsOfLoss, normalised: bo
     return rows
 
 
-def show(out: Answers) -> str:
+def show(out: MetricResult) -> str:
     keys = ("seed", "alpha_attribution", "at", "normalised")
     parts = []
     for group in sorted({tuple(row[key] for key in keys) for row in out.rows}):

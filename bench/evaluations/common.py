@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from baselines.method import Attribution
-from bench.answers import Answers
+from bench.answers import MetricResult
 from bench.arguments import (
     RUNS,
     add_cluster_arguments,
@@ -112,7 +112,7 @@ def scoring_session(experiment: Experiment, execution: Execution, has_alpha: boo
     """A session that keeps score matrices whatever their size; `has_alpha`: the question names the share kept."""
     session = Session(experiment, replace(execution, keep_scores="always"))
     for variant in session.active:
-        count, kept = variant.method.further_subsets()
+        count, kept = variant.method.extra_retrains()
         if count and not kept and not has_alpha:
             raise UsageError(
                 f"{variant.label} retrains by itself, and nothing here says which share of the examples its subsets "
@@ -205,9 +205,9 @@ def sizes_of(option: str, asked: Sequence[float], default: Sequence[float], n: i
 
 def new_answers(
     session: Session, question: str, asked: Mapping[str, Any], ground: Mapping[str, Any], truth: str
-) -> Answers:
+) -> MetricResult:
     """asked: the evaluation's own options; ground: what decides the truth; truth: the same in words, for a caption."""
-    return Answers(
+    return MetricResult(
         question=question,
         task=session.task,
         variants=session.active,

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import Answers
+from bench.answers import MetricResult
 from bench.arguments import at_least
 from bench.evaluations.calibration import CALIBRATION_METRICS, calibration_rows, calibration_table
 from bench.evaluations.common import (
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--examples", type=at_least(3), help="leave out only the first so many attributed examples (default: all)")
 
 
-def evaluate(arguments: argparse.Namespace) -> Answers:
+def evaluate(arguments: argparse.Namespace) -> MetricResult:
     if arguments.task == "auto":
         arguments.task = EXACT_TASK
     experiment = Experiment(**asked_for(argparse.Namespace(**{**vars(arguments), "replicates": None})))
@@ -69,7 +69,7 @@ def leave_one_out(
     replicates: int = 2,
     examples: int | None = None,  # only the first so many attributed examples are left out
     scores: str = "raw",
-) -> Answers:
+) -> MetricResult:
     session = scoring_session(experiment, execution)
     n = enough_to_correlate(session)
     if examples is not None and examples > n:
@@ -99,7 +99,7 @@ def leave_one_out(
     return out
 
 
-def _add_rows(out: Answers, where: dict[str, Any], replicates: np.ndarray, predicted: dict[Any, Any]) -> None:
+def _add_rows(out: MetricResult, where: dict[str, Any], replicates: np.ndarray, predicted: dict[Any, Any]) -> None:
     truth = replicates.mean(axis=0)
     # Where retraining has no noise its replicates are the same, and there is nothing to estimate.
     exact = len(replicates) > 1 and bool((replicates == replicates[:1]).all())
@@ -126,7 +126,7 @@ def _add_rows(out: Answers, where: dict[str, Any], replicates: np.ndarray, predi
         out.pairs.append(where | at | names | numbers | {"num_undefined": pair.num_undefined})
 
 
-def show(out: Answers) -> str:
+def show(out: MetricResult) -> str:
     parts = []
     for ceiling in out.detail["ceilings"]:
         for normalised in (False, True):

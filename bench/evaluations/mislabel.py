@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import TOPS, Answers
+from bench.answers import TOPS, MetricResult
 from bench.arguments import fraction
 from bench.evaluations.common import (
     SeedAndShare,
@@ -56,14 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--share", type=fraction, default=0.1, help="of the labels that are flipped (default: 0.1)")
 
 
-def evaluate(arguments: argparse.Namespace) -> Answers:
+def evaluate(arguments: argparse.Namespace) -> MetricResult:
     return mislabelling(Experiment(**asked_for(arguments)), execution_of(arguments), share=arguments.share)
 
 
-def mislabelling(experiment: Experiment, execution: Execution, *, share: float = 0.1) -> Answers:
+def mislabelling(experiment: Experiment, execution: Execution, *, share: float = 0.1) -> MetricResult:
     """Each seed's task gets wrong labels of its own."""
     options = {"of": experiment.task, "of_options": json.dumps(dict(experiment.task_options), default=str)}
-    out: Answers | None = None
+    out: MetricResult | None = None
     for seed in experiment.seeds:
         own_options = {**options, "share": share, "flip_seed": seed}
         task = "retrain.mislabelled:Mislabelled"
@@ -114,7 +114,7 @@ def _controls(session: Session, block: SeedAndShare) -> Rankings:
     return {(label, False): (control_columns(label), values) for label, values in named}
 
 
-def _add_rows(out: Answers, session: Session, block: SeedAndShare, rankings: Rankings) -> None:
+def _add_rows(out: MetricResult, session: Session, block: SeedAndShare, rankings: Rankings) -> None:
     task = session.task
     assert isinstance(task, Mislabelled)
     known = task.flipped[session.question(*block).attributed_indices()]
@@ -147,7 +147,7 @@ def _add_rows(out: Answers, session: Session, block: SeedAndShare, rankings: Ran
     out.detail.setdefault("flipped", {})[f"seed {block[0]}, share {block[1]:g}"] = int(known.sum())
 
 
-def show(out: Answers) -> str:
+def show(out: MetricResult) -> str:
     parts = []
     for seed, share in sorted({(row["seed"], row["alpha_attribution"]) for row in out.rows}):
         here = [row for row in out.rows if (row["seed"], row["alpha_attribution"]) == (seed, share)]

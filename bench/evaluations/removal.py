@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import Answers
+from bench.answers import MetricResult
 from bench.arguments import at_least, fraction
 from bench.evaluations.brittleness import BRITTLENESS, add_brittleness, show_brittleness
 from bench.evaluations.common import (
@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--brittleness", action="store_true", help="also find the smallest share that flips each prediction")
 
 
-def evaluate(arguments: argparse.Namespace) -> Answers:
-    asked = asked_for(argparse.Namespace(**{**vars(arguments), "replicates": None}))
+def evaluate(arguments: argparse.Namespace) -> MetricResult:
+    asked = asked_for(argparse.Namespace(**{**vars(arguments), "replicates": None, "reference": None}))
     names = ("replicates", "reference", "controls", "scores", "brittleness")
     return removal(
         Experiment(**{"queries": NUM_QUERIES, **asked}),
@@ -107,7 +107,7 @@ def removal(
     controls: int = 10,  # random sets of every size; of every class and size for the second control
     scores: str = "raw",  # whose order is removed
     brittleness: bool = False,
-) -> Answers:
+) -> MetricResult:
     session = scoring_session(experiment, execution)
     kinds, sizes = SCORE_CHOICES[scores], sizes_of("--shares", shares, SHARES, num_attributed(session))
     if brittleness and not classifies(session.task):
@@ -198,7 +198,9 @@ def _curves(
     return curves, shared_arm(range(1))
 
 
-def _add_rows(out: Answers, retrainer: RemovalRetrainer, block: SeedAndShare, curves: Curves, reference: Arm) -> None:
+def _add_rows(
+    out: MetricResult, retrainer: RemovalRetrainer, block: SeedAndShare, curves: Curves, reference: Arm
+) -> None:
     where = place_of(retrainer.task, block)
     own: dict[str, list[list[float]]] = {}
 
@@ -232,7 +234,7 @@ def _add_rows(out: Answers, retrainer: RemovalRetrainer, block: SeedAndShare, cu
 # ---- the tables ----
 
 
-def show(out: Answers) -> str:
+def show(out: MetricResult) -> str:
     """One table a seed and kind of score: a line a method, a column a share; then who differs from the controls."""
     parts = []
     kinds = ("seed", "alpha_attribution", "normalised")

@@ -37,7 +37,7 @@ from bench.records import (
     try_write,
     without_nan,
 )
-from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, why_undefined
+from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, undefined_reason
 from bench.schema import RunRecord
 from bench.tables import ceiling_text, divisor, interval, number, pairs_text, share_text, table
 from bench.truth.folder import one_array, read_truth
@@ -121,7 +121,7 @@ def score_files(
         )
         if result.num_undefined:
             undefined = np.isnan(result.per_query)
-            rows[-1]["reason"] = why_undefined(losses[:, undefined], made[key][:, undefined])
+            rows[-1]["reason"] = undefined_reason(losses[:, undefined], made[key][:, undefined])
     compared = ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
     return {
         "rows": rows,

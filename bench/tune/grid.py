@@ -19,7 +19,7 @@ from bench.experiment import Execution, Experiment
 from bench.ground_truth import GroundTruth
 from bench.methods import MethodSpec, Variant, check_named, variants_of
 from bench.records import without_nan
-from bench.rows import why_undefined
+from bench.rows import undefined_reason
 from bench.runner import Session
 from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
 from retrain.errors import UsageError
@@ -75,7 +75,7 @@ class SettingsGrid:
         question = self.session.question(*self.block).of(method, self.plans[0], self.reference)
         if question.reference is not None and question.reference.kind == SUBSET and len(self.plans) > 1:
             raise UsageError(f"--reference {SUBSET} has models of their own at every alpha; take one --alpha at a time")
-        if method.further_subsets()[0] and not method.further_subsets()[1] and len(self.plans) > 1:
+        if method.extra_retrains()[0] and not method.extra_retrains()[1] and len(self.plans) > 1:
             raise UsageError(f"{method.name} retrains at the alpha that is asked for; take one --alpha at a time")
         return Scorer(question, method, self.store, self.execution.device, self.execution.keep_scores)
 
@@ -130,7 +130,7 @@ class SettingsGrid:
             if prediction.normalised is not None:
                 normalised.append(metrics.linear_datamodelling_score(losses, prediction.normalised))
             if math.isnan(raw[-1].lds):
-                cell["reason"] = f"undefined for every query: {why_undefined(losses, prediction.raw)}"
+                cell["reason"] = f"undefined for every query: {undefined_reason(losses, prediction.raw)}"
         record = predictions[0].record
         for name in ("lds", "ci_low", "ci_high"):
             cell[name] = float(np.mean([getattr(one, name) for one in raw]))

@@ -129,7 +129,7 @@ class TestEveryMethod:
     def test_a_part_of_the_training_set_gets_the_same_scores(
         self, name: str, task: Planted, answers: dict[str, Attribution], scratch: Path
     ) -> None:
-        if build(name).further_subsets()[0]:
+        if build(name).extra_retrains()[0]:
             pytest.skip("it learns from subsets of what is attributed: of a part they are others")
         chosen = np.array([150, 3, 17])
         part = run(build(name), make_problem(task, scratch, chosen)).scores

@@ -161,9 +161,9 @@ def test_a_kept_fit_is_paid_for_once(execution: Execution, monkeypatch: pytest.M
     model = base_model(question.task, 1, store, "cpu")[0]
     for cached in (False, True):
         problem = problem_of(question, model, store, "cpu", tmp_path)
-        assert problem.answer_of is not None
+        assert problem.scores_of is not None
         start = time.perf_counter()
-        answers = [problem.answer_of(method, of_train=of_train) for of_train in (False, True)]
+        answers = [problem.scores_of(method, of_train=of_train) for of_train in (False, True)]
         billed = problem.bill.seconds + time.perf_counter() - start
         assert [tuple(answer.scores.shape) for answer in answers] == [(20, 200), (200, 200)]
         assert 1.0 < billed < 1.9, f"cached: {cached}"

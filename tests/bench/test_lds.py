@@ -17,7 +17,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from bench.cli import lds_main as main
-from bench.rows import COLUMNS, why_undefined
+from bench.rows import COLUMNS, undefined_reason
 from bench.runner import Session
 from bench.tables import ceiling_text, pairs_over_seeds_text
 from retrain.source import source_fingerprint
@@ -387,9 +387,9 @@ def test_what_is_undefined_for_every_query_is_a_problem(
 
 def test_why_an_lds_is_undefined_and_a_ceiling_unknown() -> None:
     varied, same = np.arange(8.0).reshape(4, 2), np.ones((4, 2))
-    assert why_undefined(varied, same) == "its predictions are the same for all 4 subsets"
-    assert why_undefined(same, varied) == "the retrained losses are the same for all 4 subsets"
-    assert why_undefined(varied, same * np.nan) == "its predictions are not finite"
+    assert undefined_reason(varied, same) == "its predictions are the same for all 4 subsets"
+    assert undefined_reason(same, varied) == "the retrained losses are the same for all 4 subsets"
+    assert undefined_reason(varied, same * np.nan) == "its predictions are not finite"
     ceiling = {"ceiling": np.nan, "num_replicates": 2, "num_subsets_replicated": 3}
     assert "same for all subsets" in ceiling_text([ceiling])
     assert "2 subsets were retrained on twice; needs 3" in ceiling_text([ceiling | {"num_subsets_replicated": 2}])

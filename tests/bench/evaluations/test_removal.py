@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from bench.answers import Answers
+from bench.answers import MetricResult
 from bench.evaluations.__main__ import main
 from bench.evaluations.brittleness import Bisection
 from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, removal
@@ -29,7 +29,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
-def small_removal(cache: str, **options: object) -> Answers:
+def small_removal(cache: str, **options: object) -> MetricResult:
     experiment = Experiment(task=DUPLICATES, methods=("gradsim", "kfac", "random"), queries=4, settings="default")
     small = {"shares": (1 / 60, 0.1), "replicates": 1, "reference": 2, "controls": 3}
     return removal(experiment, Execution(cache=cache, progress=False), **{**small, **options})  # type: ignore[arg-type]
