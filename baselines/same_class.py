@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from baselines.method import Attribution, Method, Problem, Size
-from retrain.removal import classifies
-from retrain.task import Task
+from retrain.task import Task, classifies
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,11 +35,10 @@ from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.progress import poll_progress
 from retrain.reference import FULL
-from retrain.removal import classifies
 from retrain.resume import read_progress
 from retrain.safe_files import one_line, write_whole
 from retrain.store import Store
-from retrain.task import Task
+from retrain.task import Task, classifies
 from retrain.units import Plan, checkpoint_unit, choose_device, describe_device, retrain_units
 
 logger = logging.getLogger("tda-bench")

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.plugins import plugin_reference
-from retrain.removal import classifies
-from retrain.task import TRAINING, Task, not_in_key
+from retrain.task import TRAINING, Task, classifies, not_in_key
 from retrain.tasks import load_task
 
 _FLIP_STREAM = 41

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.jobs import Unit
-from retrain.losses import CrossEntropy
 from retrain.seeds import Initialisation, derived_seed
 from retrain.source import code_fingerprint, source_fingerprint
 from retrain.store import Entry, Store
@@ -56,12 +55,6 @@ class RemovalPlan:
 def _attributed(seed: int, alpha_attribution: float, num_train: int) -> np.ndarray:
     """Made once: thousands of units ask for the same."""
     return attributed_indices(seed, alpha_attribution, num_train)
-
-
-def classifies(task: Task) -> bool:
-    """Whether a query has one label, so that its prediction can flip."""
-    targets = task.query_data.targets
-    return isinstance(task.loss_function, CrossEntropy) and targets.dim() == 1 and not targets.is_floating_point()
 
 
 def removal_unit(

@@ -209,6 +209,12 @@ class Task(KeyedPlugin, ABC):
         return {**named, "data": self.data_fingerprint, "versions": self.versions}
 
 
+def classifies(task: Task) -> bool:
+    """Whether a query has one label, so that its prediction can flip."""
+    targets = task.query_data.targets
+    return isinstance(task.loss_function, CrossEntropy) and targets.dim() == 1 and not targets.is_floating_point()
+
+
 def _weights_digest(state: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):

@@ -47,7 +47,7 @@ from bench.metrics.removal import Shared, mean_change
 from bench.records import without_nan
 from bench.tables import table, tables
 from retrain.errors import UsageError
-from retrain.removal import classifies
+from retrain.task import classifies
 
 RANDOM_REMOVAL, SAME_CLASS = "random removal", "same-class removal"
 MOST_NUMBERS = 100_000  # of the queries' own changes in a record

@@ -1,7 +1,6 @@
 """Cross-entropy of a linear head that never holds the logits, the largest tensor of a small language model by far.
 
     losses = linear_cross_entropy(hidden, weight, targets)       # (tokens,) float32
-    python -m retrain.models.fused_cross_entropy                 # on a GPU: seconds and errors of every tile size
 
 Pythia-14M at 256 x 1,024 tokens has 26 GB of bf16 logits and 14 M weights, so writing and reading logits takes most of
 a plain step. On CUDA one Triton kernel walks over tiles of the vocabulary, keeps a running log-sum-exp, and stores two
@@ -12,9 +11,6 @@ Elsewhere the same is done by torch, chunk by chunk. Nothing waits for the devic
 CUDA graph. Products are of the inputs' precision and summed in float32.
 """
 
-import argparse
-import sys
-import time
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -255,89 +251,3 @@ def _triton_weight_gradient(
 def _width_step(width: int, tiles: Tiles) -> int:
     """A power of two, at least 16: what a tensor core takes."""
     return min(tiles.width, max(16, 1 << (width - 1).bit_length()))
-
-
-# ---- seconds and errors, in one command ----
-
-
-def _benchmark(num_tokens: int, vocabulary: int, width: int, repeats: int) -> None:
-    device = torch.device("cuda")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {num_tokens:,} x {width} x {vocabulary:,}")
-    generator = torch.Generator(device).manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device, generator=generator)
-
-    hidden, weight = random(num_tokens, width).bfloat16(), (random(vocabulary, width) * 0.2).bfloat16()
-    targets = torch.randint(vocabulary, (num_tokens,), device=device, generator=generator)
-    gradient = torch.full((num_tokens,), 1 / num_tokens, device=device)
-    logsumexp, chosen = _torch_forward(hidden, weight, targets)
-    some = slice(0, min(num_tokens, CHUNK_LOGITS // vocabulary))
-
-    def rate(call: Any, tokens: int = num_tokens) -> str:
-        for _ in range(2):
-            call()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        torch.cuda.synchronize()
-        return f"{tokens * repeats / (time.perf_counter() - start) / 1e6:6.1f} M tokens/s"
-
-    part = (hidden[some], weight, targets[some], logsumexp[some], gradient[some])
-    for tokens, entries in ((128, 128), (128, 64), (64, 128), (128, 256), (256, 128), (64, 64), (128, 32), (32, 128)):
-        for warps, stages in ((4, 2), (4, 3), (8, 2), (8, 3)):
-            tiles = Tiles(tokens, entries, 128, warps, stages)
-            calls = {
-                "forward": lambda tiles=tiles: _triton_forward(hidden, weight, targets, tiles),
-                "slope": lambda tiles=tiles: _triton_slope(hidden, weight, targets, tiles),
-                "weight": lambda tiles=tiles: _triton_weight_gradient(
-                    hidden, weight, targets, logsumexp, gradient, tiles
-                ),
-                "logits": lambda tiles=tiles: _triton_logits_gradient(*part, tiles),
-            }
-            if width > 128:
-                del calls["slope"], calls["weight"]
-            said = []
-            for name, call in calls.items():
-                try:
-                    found = call()
-                    off = (found[0] - found[1] - logsumexp + chosen).abs().max() if isinstance(found, tuple) else 0.0
-                    tokens_timed = some.stop if name == "logits" else num_tokens
-                    said.append(f"{name} {rate(call, tokens_timed)}" + (f" (error {off:.0e})" if off else ""))
-                except Exception as error:  # a tile too large for this GPU's shared memory
-                    said.append(f"{name} {type(error).__name__}")
-            print(f"{tokens:4} x {entries:3}, {warps} warps, {stages} stages: {'; '.join(said)}", flush=True)
-    inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-
-    def both() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(linear_cross_entropy(*inputs, targets).mean(), inputs)
-
-    global NARROW
-    narrow = NARROW
-    gradients: list[tuple[Tensor, ...]] = []
-    for NARROW in (narrow, 0):
-        gradients.append(both())
-        how = "kernels of a narrow model" if min(NARROW, width) == width else "logits chunk by chunk"
-        print(f"forward and backward, {how}: {rate(both)}")
-    NARROW = narrow
-    for name, one, other in zip(("hidden", "weight"), *gradients):
-        print(f"gradient in {name}: the two differ by {(one - other).norm() / other.norm():.1e} of its norm")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m retrain.models.fused_cross_entropy", description=__doc__)
-    parser.add_argument("--tokens", type=int, default=64 * 1023, help="default: %(default)s")
-    parser.add_argument("--vocabulary", type=int, default=50304, help="default: %(default)s")
-    parser.add_argument("--width", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("there is no CUDA GPU here to time", file=sys.stderr)
-        return 2
-    _benchmark(options.tokens, options.vocabulary, options.width, options.repeats)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,6 @@
 
     python -m bench.lds --task pythia14m --alpha 0.5 --text attribution.jsonl.xz --eval-text eval.jsonl.xz
     python -m bench.lds --task pythia14m --alpha 0.5 --model FOLDER --text FILE.jsonl.zst --set pythia14m.num_train=512
-    python -m retrain.tasks.pythia14m --benchmark --model FOLDER --text FILE         # seconds, tokens/s, memory
 
 4,096 training and 256 query sequences of 1,024 tokens: documents joined with the end-of-text token and wrapped. A
 sequence predicts its 1,023 later tokens; what is measured is the mean of their losses, and the losses themselves are
@@ -16,12 +15,9 @@ measured in tf32: a finetuning moves a weight about as far as bf16 can tell apar
 are smaller still.
 """
 
-import argparse
 import hashlib
 import json
-import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
@@ -46,8 +42,6 @@ from retrain.models.pretrained import (
     load_tokenizer,
     split_revision,
 )
-from retrain.plugins import build
-from retrain.subsets import masks
 from retrain.task import Task, mean_over_tokens, not_in_key
 
 DEFAULT_MODEL = "EleutherAI/pythia-14m@step45000"
@@ -307,131 +301,3 @@ def _new(documents: Iterable[str], seen: dict[bytes, None]) -> Iterator[str]:
 @lru_cache(maxsize=2)
 def _load_model(name: str, allow_download: bool) -> CausalLM:
     return load_language_model(name, allow_download=allow_download)
-
-
-# ---- seconds, tokens a second and memory, in one command ----
-
-
-def benchmark_pythia14m(
-    task: Pythia14M, device: torch.device, *, num_finetunes: int, alpha: float = 0.5
-) -> dict[str, Any]:
-    """Print, and return, what the task's issue asks to be shown. Timings begin after a warm-up of their own."""
-    on_cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_cuda else "CPU"
-    print(f"device {name}, torch {torch.__version__}: {task.description}", flush=True)
-    predicted = task.length - 1
-    chosen = [np.flatnonzero(mask) for mask in masks(1, num_finetunes, alpha, len(task.train_data))]
-
-    def synchronised() -> float:
-        if on_cuda:
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    started = time.perf_counter()
-    before = task.losses(task.build_model(0).to(device), task.query_data, device)
-    for warm_up in range(2):
-        model = task.train(chosen[0], init_seed=0, order_seed=warm_up, device=device)
-        task.losses(model, task.query_data, device)
-    print(f"set-up and two warm-up finetunes: {synchronised() - started:.1f} s", flush=True)
-    if on_cuda:
-        torch.cuda.reset_peak_memory_stats(device)
-
-    training = measuring = 0.0
-    after = []
-    for number, subset in enumerate(chosen):
-        start = synchronised()
-        model = task.train(subset, init_seed=0, order_seed=number, device=device)
-        middle = synchronised()
-        after.append(task.losses(model, task.query_data, device))
-        training, measuring = training + middle - start, measuring + synchronised() - middle
-    tokens = sum(len(subset) for subset in chosen) * task.epochs * predicted
-    measured_in = task.measure_precision if on_cuda else "float32"
-    scaled = 100 / num_finetunes * (training + measuring)
-    said = "" if num_finetunes == 100 else f" ({scaled:.1f} s for 100, scaled from {num_finetunes})"
-    print(
-        f"{num_finetunes} finetunes on {len(chosen[0]):,} x {task.length:,} tokens with the losses of "
-        f"{len(task.query_data):,} queries: {training + measuring:.1f} s{said}; training {training:.1f} s "
-        f"({tokens / training / 1e6:.4g} M tokens/s), measuring {measuring:.1f} s in {measured_in}",
-        flush=True,
-    )
-    losses = torch.stack(after)
-    print(
-        f"mean query loss {before.mean():.4f} before, {losses.mean():.4f} after; spread over subsets "
-        f"{losses.std(0).mean():.2e}; {int((~losses.isfinite()).sum())} not finite; "
-        f"captured batch sizes {sorted(task._finetuner(device)[0].graphs) or 'none'}",
-        flush=True,
-    )
-    forward = _forward_rate(task, model, device, synchronised)
-    precision = task.precision if on_cuda else "float32"
-    print(f"forward with token losses, {precision}: {forward / 1e6:.4g} M tokens/s", flush=True)
-    if on_cuda:
-        print(f"peak memory {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB", flush=True)
-    return {
-        "seconds": training + measuring,
-        "seconds_of_100": scaled,
-        "training_tokens_per_second": tokens / training,
-        "forward_tokens_per_second": forward,
-        "loss_before": float(before.mean()),
-        "loss_after": float(losses.mean()),
-    }
-
-
-@torch.no_grad()
-def _forward_rate(task: Pythia14M, model: nn.Module, device: torch.device, synchronised: Any) -> float:
-    """Tokens a second of the losses of every training sequence, as BIF takes them: weights cast once beforehand."""
-    assert isinstance(model, CausalLM)
-    model = model.to(language_dtype(task.precision, model, device) or torch.float32)
-    if task.compiled and device.type == "cuda":
-        model = model.compiled()
-    data = task.train_data.to(device)
-    first = (data.inputs[:256], data.targets[:256])
-    for _ in range(2):
-        task.loss(model, first)
-    start, repeats = synchronised(), 5 if device.type == "cuda" else 1
-    for _ in range(repeats):
-        for batch in data.batches(256):
-            task.loss(model, batch)
-    return repeats * data.inputs.numel() / (synchronised() - start)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m retrain.tasks.pythia14m", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--benchmark",
-        action="store_true",
-        required=True,
-        help="time finetuning, measuring and the forward pass",
-    )
-    add("--model", default=DEFAULT_MODEL, help="PATH_OR_NAME[@revision] (default: %(default)s)")
-    add("--text", default="", help="FILE.jsonl[.xz|.gz|.zst]")
-    add("--eval-text", default="", help="the queries' own text file")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
-    add("--finetunes", type=int, default=100, help="finetunes that are timed (default: %(default)s)")
-    add("--no-capture", action="store_true", help="do without CUDA graphs, for comparison")
-    add("--compile", action="store_true", help="torch.compile for training and for the forward pass")
-    add("--set", action="append", default=[], metavar="OPTION=VALUE", help="option of the task, e.g. num_train=512")
-    options = parser.parse_args(arguments)
-    try:
-        settings: dict[str, Any] = {}
-        for setting in options.set:
-            name, equals, value = setting.partition("=")
-            if not equals:
-                raise UsageError(f'--set takes OPTION=VALUE, for example --set num_train=512, not "{setting}"')
-            settings[name] = value
-        task = build(
-            Pythia14M,
-            {"model": options.model, "text": options.text, "eval_text": options.eval_text} | settings
-            | {"capture": not options.no_capture, "compiled": options.compile},
-        )  # fmt: skip
-        benchmark_pythia14m(task, torch.device(options.device), num_finetunes=options.finetunes)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    from retrain.tasks.pythia14m import main as main_by_its_real_name  # a task's name is its module's, not __main__
-
-    sys.exit(main_by_its_real_name())

@@ -19,7 +19,7 @@ from retrain.models.causal_lm import CausalLM
 from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.models.pretrained import load_language_model, load_tokenizer
 from retrain.tasks import load_task
-from retrain.tasks.pythia14m import Pythia14M, main
+from retrain.tasks.pythia14m import Pythia14M
 from retrain.units import task_from, task_specification
 from tests.helpers.made_up import language_folder
 from tests.helpers.tiny_language import save_model, save_tokenizer, write_text
@@ -298,16 +298,6 @@ def test_the_papers_sizes_are_the_defaults() -> None:
     sizes = (task.num_train, task.num_queries, task.length, task.batch_size, task.epochs)
     assert sizes == (4096, 256, 1024, 256, 1)
     assert (task.learning_rate, task.weight_decay, task.protocol) == (3e-5, 0.01, "finetune")
-
-
-def test_the_benchmark_command_prints_what_was_asked(folder, capsys) -> None:
-    options = ["--set", "num_train=20", "--set", "length=16", "--set", "num_queries=4", "--finetunes", "2"]
-    named = ["--model", str(folder / "tiny-stand-in"), "--text", str(folder / "train.jsonl")]
-    assert main(["--benchmark", "--device", "cpu", *named, *options]) == 0
-    printed = capsys.readouterr().out
-    for part in ("stand-in", "2 finetunes on 10 x 16", "scaled from 2", "M tokens/s", "before", "after", "forward"):
-        assert part in printed
-    assert main(["--benchmark", "--device", "cpu", "--set", "num_train"]) == 2
 
 
 def test_the_lds_command_takes_model_and_texts(folder, tmp_path, capsys) -> None:
