@@ -66,11 +66,3 @@ def test_only_regression_on_subsets_alone_is_on_the_curve() -> None:
     assert retrains_alone(load_method("datamodel", alpha=0.1, **asked), 0.5) == 0
     assert retrains_alone(load_method("datamodel", prior="gradsim", **asked), 0.5) == 0
     assert retrains_alone(load_method("gradsim"), 0.5) == 0
-
-
-def test_errors_say_what_came() -> None:
-    score, _ = learnt(0.5, 150)
-    with pytest.raises(ValueError, match="0 retrains of 300 examples"):
-        unlimited_retrains(score, 0, 300)
-    with pytest.raises(ValueError, match=r"run_over_mean is 0\.5"):
-        unlimited_retrains(score, 10, 300, run_over_mean=0.5)

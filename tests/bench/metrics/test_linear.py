@@ -107,19 +107,6 @@ def test_replicates_separate_noise():
     assert best.ratio == pytest.approx(1.0, abs=0.1)
 
 
-def test_some_subsets_with_a_second_replicate_are_enough():
-    world = Planted(0.3, interaction=0.3, num_replicates=2, num_queries=100)
-    masks, losses, _ = world.draw(4)
-    present = np.ones((2, 300), dtype=bool)
-    present[1, 100:] = False
-    losses[1, 100:] = np.nan
-    found = linear_ceiling(masks, losses, present=present)
-    assert found.num_replicates == pytest.approx(1 / (1 / 6 + 2 / 3))
-    assert found.share_of_run.ci_low <= 0.3 <= found.share_of_run.ci_high
-    assert found.share_of_signal is not None
-    assert found.share_of_signal.ci_low <= 0.5 <= found.share_of_signal.ci_high
-
-
 def test_what_replicates_add_to_every_subset_is_no_noise():
     masks, losses, _ = Planted(0.4, interaction=0.6, num_replicates=2).draw(5)
     found = linear_ceiling(masks, losses + np.array([0.0, 3.0])[:, None, None], normal_scores=False)
@@ -177,18 +164,6 @@ def test_blocks_of_queries_do_not_show(monkeypatch):
     blocked = linear_ceiling(masks, losses)
     assert blocked.share.share == pytest.approx(whole.share.share, abs=1e-6)
     assert blocked.share.standard_error == pytest.approx(whole.share.standard_error, rel=1e-4)
-
-
-def test_errors_say_what_came():
-    masks, losses, _ = Planted(0.5).draw(9)
-    with pytest.raises(ValueError, match=r"masks has shape \(300,\).*300"):
-        linear_ceiling(masks[:, 0], losses)
-    with pytest.raises(ValueError, match="9 subsets"):
-        linear_ceiling(masks[:9], losses[:, :9])
-    with pytest.raises(ValueError, match="all subsets are the same"):
-        linear_ceiling(np.ones_like(masks), losses)
-    with pytest.raises(ValueError, match="confidence"):
-        linear_ceiling(masks, losses, confidence=95)
 
 
 def test_best_spearman_is_that_of_normal_values():
