@@ -48,8 +48,7 @@ COMMANDS = {
     "report": ("bench.report", "one page of every result"),
     "publish": ("bench.publish.__main__", "figures, report, leaderboard, claims, and numbers in pages"),
     "inspect": ("bench.inspect.__main__", "the training examples, or tokens, that matter most to some queries"),
-    "status": ("bench.status", "what is done, running, failed and missing"),
-    "cache": ("bench.cache", "list, verify and prune the cache"),
+    "cache": ("bench.cache", "status of batches; list, verify and prune the cache"),
     "list": ("bench.cli:list_main", "methods or tasks, with options, defaults and papers"),
 }
 # Names of earlier releases, and what says the same today.
@@ -69,6 +68,7 @@ OLD_COMMANDS = {
     "words": "publish numbers",
     "ledger": "publish claims",
     "retrain": "lds --methods random",
+    "status": "cache status",
 }
 
 

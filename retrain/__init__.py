@@ -7,7 +7,7 @@ from importlib.abc import MetaPathFinder
 class _BeforeTorchvision(MetaPathFinder):
     """Prepares the import of torchvision (see `retrain/torchvision_on_cpu.py`) when somebody asks for it.
 
-    Not at once, because that imports torch, which takes two seconds: too long for `python -m bench.status`.
+    Not at once, because that imports torch, which takes two seconds: too long for `python -m bench.cache status`.
     """
 
     def find_spec(self, fullname, path=None, target=None):

@@ -204,23 +204,26 @@ class Leases:
         if seen is None:
             return True
         # Before anything is removed, the clock of the disk has its say: that of this host may be wrong.
-        if not self._stale(path, seen, time.time()) or not self._stale(path, seen, self._disk_time()):
+        if not self._stale(path, seen, time.time()) or not self._stale(path, seen, self.disk_time()):
             return False
         try:
             return self._break(path, seen.holder)
         except OSError:
             return True  # it has no holder but cannot be removed: whoever takes the unit is told why
 
-    def held(self, *, stale: bool = False) -> dict[tuple[str, str], Holder]:
-        """{(kind, key): holder} of every live lease, and with `stale` of the dead ones too."""
+    def held(self, *, stale: bool = False, by_disk: bool = False) -> dict[tuple[str, str], Holder]:
+        """{(kind, key): holder} of every live lease, and with `stale` of the dead ones too.
+
+        `by_disk`: before anything is deleted, leases are judged by the clock of the disk; this host's may be wrong.
+        """
         try:
             names = [match for name in os.listdir(self.folder) if (match := LEASE_NAME.fullmatch(name))]
         except OSError:
             return {}
-        found = {}
+        found, now = {}, self.disk_time() if by_disk else time.time()
         for kind, key in (name.groups() for name in names):
             seen = _see(self.path(kind, key))
-            if seen is not None and (stale or not self._stale(self.path(kind, key), seen, time.time())):
+            if seen is not None and (stale or not self._stale(self.path(kind, key), seen, now)):
                 found[kind, key] = seen.holder
         return found
 
@@ -266,7 +269,7 @@ class Leases:
             return False
         return time.monotonic() - since > STALE_SECONDS
 
-    def _disk_time(self) -> float:
+    def disk_time(self) -> float:
         draft = self.folder / f".{secrets.token_hex(8)}"
         try:
             draft.touch()

@@ -38,7 +38,13 @@ def train_checkpoint(store: Store, unit: Unit) -> Entry:
     with one_thread(device):
         model = task.train_base(init_seed=unit.config["init_seed"], order_seed=unit.config["order_seed"], device=device)
         losses = task.losses(model, task.query_data, device)
-    record = {"device": describe_device(device), "code": code_fingerprint(), "mean_query_loss": float(losses.mean())}
+    mean = _finite(losses.mean())
+    if mean is None:
+        raise FloatingPointError(
+            f"the base model's loss on the queries is {float(losses.mean())}: its training diverged, or the data holds "
+            "what is not finite"
+        )
+    record = {"device": describe_device(device), "code": code_fingerprint(), "mean_query_loss": mean}
     record["seconds"] = time.perf_counter() - started
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in model.state_dict().items()}
     return write_entry(store, unit, task, arrays, record)

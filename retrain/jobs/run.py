@@ -22,6 +22,7 @@ from retrain.jobs.tracker import (
     JobTracker,
     Report,
     SameFailure,
+    Terminated,
     WaitingNotice,
     do_unit,
     logger,
@@ -94,7 +95,7 @@ def run_units(
             raise store.unwritable(error) from None
         leases = Leases(store.root)
         leases.clean(store)
-        clean_resume_states(store, leases.held())
+        clean_resume_states(store, leases.held(by_disk=True))
         same = SameFailure({by_key[key].kind for key in present}, same_failures)
         log = batch.log(run, "driver")
         tracker = JobTracker(
@@ -226,7 +227,7 @@ def terminable() -> Iterator[None]:
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
     def stop(_signal: int, _frame: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
+        raise Terminated(128 + signal.SIGTERM)
 
     if ours:
         signal.signal(signal.SIGTERM, stop)

@@ -108,10 +108,19 @@ def do_unit(
                 return Attempt("failed", reason=reason, error="nothing written", place=unit.call)
         except (UsageError, UnwritableStoreError) as error:
             return Attempt("fatal", reason=str(error), error=type(error).__name__)
-        except Exception as error:
+        except Terminated:
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit):  # of a plug-in: it must not end the others' work without a word
+                told = f"its code called sys.exit({error.code!r}), which ends nothing here; raise an error instead"
+                error = RuntimeError(told).with_traceback(error.__traceback__)
             return failure(error, JobBatch(store, leases.batch) if leases.batch else None, unit, key)
         ResumeState.of(store, unit.kind, key).clear()
         return Attempt("done", seconds)
+
+
+class Terminated(SystemExit):
+    """This process was asked to end (SIGTERM)."""
 
 
 class UnitTraceback(Exception):

@@ -3,7 +3,7 @@
 `<root>/.jobs/<batch>/` holds `batch.json` (name, command, how it runs), `units-<hash>.jsonl` (one unit a line),
 `events/<run>-<writer>.jsonl` (one event a line: start, done, failed, died, unfinished, fatal, exit) and the logs of
 failures. Every writer appends to a file of its own, so nothing is locked and a torn last line is all that a crash can
-leave. `python -m bench.status` reads these; what is *done* is never read from here but from the store.
+leave. `python -m bench.cache status` reads these; what is *done* is never read from here but from the store.
 
 All of it may have been edited or come from others: what is read is checked field by field, and nothing that is not of
 the expected form becomes part of a path.

@@ -60,7 +60,7 @@ def test_a_bench_folder_of_the_users_is_no_obstacle(tmp_path: Path) -> None:
     """`python -m bench.lds` would find theirs; the script does not."""
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "__init__.py").write_text("raise SystemExit('the wrong bench')\n")
-    code = "from bench.cli import main; main(['status'])"
+    code = "from bench.cli import main; main(['cache', 'status'])"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TDA_BENCH_CACHE": str(tmp_path / "cache")}
     (tmp_path / "cache").mkdir()
     done = subprocess.run(

@@ -15,7 +15,6 @@ import bench.cli
 import bench.publish.__main__
 import bench.report
 import bench.speed
-import bench.status
 import bench.truth.__main__
 
 PLANTED = "tests.helpers.planted:Planted"
@@ -87,7 +86,7 @@ def test_every_command_reads_it(closed: Callable[[], Path], tmp_path: Path, caps
     assert capsys.readouterr().out.count(": cached") == 2
     assert bench.cache.main(["list", *cache]) == 0
     assert bench.cache.main(["verify", *cache]) == 0
-    assert bench.status.main(cache) == 0
+    assert bench.cache.main(["status", *cache]) == 0
     assert bench.truth.__main__.main(["export", *plan, "--out", str(tmp_path / "truth")]) == 0
     assert bench.truth.__main__.main(["check", str(tmp_path / "truth")]) == 0
     assert bench.speed.main([*task, "--methods", "gradsim", "--repeats", "1", "--out", str(tmp_path / "speed")]) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import status
+from bench import cache
 from bench.cli import lds_main as main
 from bench.records import load_results
 from bench.tune.__main__ import main as tune
@@ -82,7 +82,7 @@ def test_a_method_that_failed_is_failed_in_the_status(folder: Path, capsys: pyte
     assert measure() == 1
     found = capsys.readouterr()
     assert "1 went wrong" in found.out
-    assert status.main(["--cache", "cache", "--json"]) == 0
+    assert cache.main(["status", "--cache", "cache", "--json"]) == 0
     campaigns = json.loads(capsys.readouterr().out)
     assert max(one["num_failed"] for one in campaigns) == 1
 

@@ -109,6 +109,10 @@ def fail(store, unit):
     raise ValueError(f"unit {unit.config['index']} cannot be done")
 
 
+def leave(store, unit):
+    sys.exit(0)
+
+
 def fail_first(store, unit):
     """Fail twice, then succeed."""
     note(unit)

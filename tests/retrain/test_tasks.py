@@ -1,6 +1,8 @@
 """Conformance: the same tests over every file in retrain/tasks/, so a new task is covered too."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +11,11 @@ import torch
 from baselines.method import Problem, Retrained, available_methods, load_method
 from retrain import subsets
 from retrain.errors import UsageError
+from retrain.jobs import Unit
 from retrain.store import Store
 from retrain.task import Task
 from retrain.tasks import available_tasks, load_task
-from retrain.train import train_one
+from retrain.train import train_checkpoint, train_one
 from retrain.units import Plan, retrain_units, task_from, task_specification
 from tests.helpers.made_up import small_options
 
@@ -190,3 +193,20 @@ def test_attributed_examples_are_nested_and_sorted() -> None:
     assert set(small) <= set(large)
     assert (np.diff(large) > 0).all()
     assert np.array_equal(subsets.attributed_indices(1, 1.0, 5), np.arange(5))
+
+
+def test_a_base_model_that_diverged_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Diverged:
+        query_data = None
+
+        def train_base(self, **_: Any) -> torch.nn.Module:
+            return torch.nn.Linear(1, 1)
+
+        def losses(self, *_: Any) -> torch.Tensor:
+            return torch.tensor([1.0, math.nan])
+
+    monkeypatch.setattr("retrain.train.task_from", lambda _: Diverged())
+    call, payload = "retrain.train:train_checkpoint", {"task": "", "device": "cpu"}
+    unit = Unit("model", {"init_seed": 0, "order_seed": 0}, call, payload)
+    with pytest.raises(FloatingPointError, match="the base model's loss on the queries is nan: its training diverged"):
+        train_checkpoint(Store(tmp_path / "cache"), unit)

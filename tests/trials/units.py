@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import cache, status
+from bench import cache
 from bench.records import command_line, provenance, write_json
 from retrain.jobs import Unit, run_units
 from retrain.jobs.tracker import Attempt, JobTracker, SameFailure
@@ -76,7 +76,7 @@ def nothing_to_do(root, count):
 
 def show_status(root, count):
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        assert status.main(["--cache", root, "--json"]) == 0
+        assert cache.main(["status", "--cache", root, "--json"]) == 0
     assert json.loads(said.getvalue())[0]["num_done"] == count
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cache, status
+from bench import cache
 from retrain.jobs import run_units, slurm
 from retrain.jobs.unit import EventReader, JobBatch
 from retrain.safe_files import SafeFileError
@@ -76,12 +76,12 @@ BATCHES = {
 def test_a_hostile_batch_is_shown_empty_and_hides_no_other(store, batch, capsys, what):
     run_units(units(3), store, name="another")
     BATCHES[what](batch.folder / "batch.json")
-    assert status.main(["--cache", str(store.root), "--json"]) == 0
+    assert cache.main(["status", "--cache", str(store.root), "--json"]) == 0
     states = {state["batch"]: state for state in json.loads(capsys.readouterr().out)}
     assert len(states) == 2
     assert states[batch.id]["num_units"] == 0
     assert {state["name"] for state in states.values()} >= {"another"}
-    assert status.main(["--cache", str(store.root)]) == 0
+    assert cache.main(["status", "--cache", str(store.root)]) == 0
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
     assert cache.main(["--cache", str(store.root)]) == 0
 
@@ -197,7 +197,7 @@ def test_hostile_events_are_passed_over(store, batch, capsys, what):
         file.write(json.dumps({"event": "done", "time": 5.0}) + "\n")
         file.write('{"event": "do')
     assert [event["event"] for event in batch.events(run)] == ["done"] * 3
-    assert status.main(["--cache", str(store.root)]) == 0
+    assert cache.main(["status", "--cache", str(store.root)]) == 0
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
 
 
@@ -220,7 +220,7 @@ def test_reasons_of_others_forge_no_lines(store, batch, capsys):
     store.remove_key("numbers", key)
     line = json.dumps({"event": "failed", "time": 1.0, "key": key, "reason": "\x1b[2J\rall\nis well"})
     (batch.folder / "events" / f"{run}-stranger.jsonl").write_text(f"{line}\n" * 3)
-    assert status.main(["--cache", str(store.root)]) == 0
+    assert cache.main(["status", "--cache", str(store.root)]) == 0
     said = capsys.readouterr().out
     assert "\\x1b[2J\\rall\n    is well\n" in said
     assert all(line.isprintable() for line in said.splitlines())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import status
+from bench import cache
 from retrain.jobs import JobError, Unit, run_units
 from retrain.jobs.tracker import RepeatedFailureError, blamed
 from retrain.jobs.unit import JobBatch
@@ -51,7 +51,7 @@ def test_a_bug_stops_the_batch_with_one_message(store, log, cluster):
 def test_status_says_why_a_batch_stopped(store, capsys):
     with pytest.raises(JobError):
         run_units(units(5, "mistake"), store, name="five")
-    assert status.main(["--cache", str(store.root)]) == 0
+    assert cache.main(["status", "--cache", str(store.root)]) == 0
     said = capsys.readouterr().out
     assert "stopped, as the first 3 units failed alike" in said
     assert "run its command again" in said
@@ -201,3 +201,11 @@ def test_a_failure_without_any_frame_of_ours():
     assert file == sys.modules["json"].__file__
     assert line == 1
     assert blamed(ValueError()) == ("", 0)
+
+
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_a_unit_that_calls_sys_exit_has_failed_and_says_so(store, cluster):
+    report = run_units([unit(0, "leave"), unit(1)], store, cluster=cluster, jobs=1, max_attempts=1, same_failures=9)
+    (reason,) = report.failed.values()
+    assert "its code called sys.exit(0)" in reason
+    assert len(report.done) == 1

@@ -1,19 +1,21 @@
-"""bench.status and bench.cache: they say what is there, and change only what they are told to."""
+"""bench.cache: they say what is there, and change only what they are told to."""
 
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench import cache, status
+from bench import cache
 from retrain.jobs import Unit, run_units
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
 from retrain.processes import host_name
+from retrain.resume import ResumeState
 from retrain.store import Store
 from tests.helpers.job_units import unit, units
 from tests.helpers.pace import at_most
@@ -27,7 +29,7 @@ def store(tmp_path):
 
 
 def states(store, capsys, *words):
-    assert status.main(["--cache", str(store.root), "--json", *words]) == 0
+    assert cache.main(["status", "--cache", str(store.root), "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -40,7 +42,7 @@ def test_status_counts_what_is_done_running_failed_and_missing(store, capsys, ca
         store.remove(info)
     with Leases(store.root).take("numbers", store.key("numbers", {"index": 1})):
         (state,) = states(store, capsys)
-        assert status.main(["--cache", str(store.root)]) == 0
+        assert cache.main(["status", "--cache", str(store.root)]) == 0
         text = capsys.readouterr().out
     assert {name: state[f"num_{name}"] for name in ("done", "running", "failed", "missing", "units")} == {
         "done": 3,
@@ -60,8 +62,8 @@ def test_status_counts_what_is_done_running_failed_and_missing(store, capsys, ca
     (state,) = states(store, capsys, state["batch"][:4])
     assert state["num_missing"] == 3
     assert state["eta_seconds"] is None
-    assert status.main(["--cache", str(store.root), "zz"]) == 2
-    assert status.main(["--cache", str(store.root / "absent")]) == 2
+    assert cache.main(["status", "--cache", str(store.root), "zz"]) == 2
+    assert cache.main(["status", "--cache", str(store.root / "absent")]) == 2
 
 
 def test_status_of_six_thousand_units_takes_less_than_two_seconds(store, capsys):
@@ -77,7 +79,7 @@ def test_status_of_six_thousand_units_takes_less_than_two_seconds(store, capsys)
         (folder / "entry.json").touch()
         (folder / "arrays.safetensors").touch()
         log.add("done", key=key, seconds=1.0)
-    command = [sys.executable, "-m", "bench.status", "--cache", str(store.root), "--json"]
+    command = [sys.executable, "-m", "bench.cache", "status", "--cache", str(store.root), "--json"]
     with at_most(2.0, children=True):
         output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (state,) = json.loads(output)
@@ -148,3 +150,18 @@ def test_cache_lists_verifies_and_prunes(store, capsys):
     assert run("prune", "--all", "--yes")[0] == 0
     assert list(store.entries()) == []
     assert cache.main(["--cache", str(store.root / "absent")]) == 2
+
+
+def test_work_of_another_host_is_kept_by_a_host_whose_clock_is_ahead(store, capsys, monkeypatch):
+    """A lease is judged by the clock of the disk alone: 95 seconds ahead, this host's would call every lease stale."""
+    key = store.key("numbers", {"index": 1})
+    with Leases(store.root).take("numbers", key) as lease:
+        path = Leases(store.root).path("numbers", key)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "host": "another-host", "token": "ab"}))
+        ResumeState.of(store, "numbers", key).save("state", {"a": np.zeros(3)}, {})
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 95)
+        assert cache.main(["prune", "--work", "--yes", "--cache", str(store.root)]) == 0
+        assert "nothing to delete" in capsys.readouterr().out
+        assert ResumeState.of(store, "numbers", key).folder.is_dir()
+        assert lease is not None
