@@ -137,15 +137,16 @@ def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
     counts = rows.groupby(["label", "normalised", "alpha"]).size()
     bars = bars_of(counts) if metric == "lds" else "standard error over seeds"
     if metric == "lds" and len(seeds) > 1 and rows["ceiling"].notna().any():
-        bars += "; ceiling: of the seeds' mean reliability, with its 95 % interval"
+        bars += ". Ceiling: of the seeds' mean reliability, with its 95 % interval"
     kinds = "raw / train-normalised" if scores == "both" else scores
     across = "" if metric == "lds" else " across queries"
     runs = sorted({*rows["run_id"], *rows["ceiling_from"].dropna()})
+    words = str(rows["ground_words"].iloc[0])
     return (
-        f"LDS{across}, {kinds}; {rows['ground_words'].iloc[0]}, "
-        f"alpha_attribution {rows['alpha_attribution'].iloc[0]:g}, {_some(rows['truth'])}, "
-        f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {bars}; "
-        f"{rows['machine'].iloc[0]}. Runs: {', '.join(f'`{run}`' for run in runs)}."
+        f"LDS{across}, {kinds}. {words[:1].upper()}{words[1:]}, "
+        f"alpha_attribution {rows['alpha_attribution'].iloc[0]:g}. Ground truth: {_some(rows['truth'])}, "
+        f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}. Bars: {bars}. "
+        f"Device: {rows['machine'].iloc[0]}. Runs: {', '.join(f'`{run}`' for run in runs)}."
     )
 
 
