@@ -1,7 +1,7 @@
 """The paper's image experiment: CIFAR-10 and a ResNet-9 of 1,972,792 parameters (appendix:lds-results).
 
     python -m bench.lds --task cifar10 --alpha 0.1 0.3 0.5 0.7 --data-dir DIR
-    python -m bench.retrain_speed --task cifar10 --alpha 0.1 0.5 --data-dir DIR      # retrains a second
+    python -m bench.speed retrain --task cifar10 --alpha 0.1 0.5 --data-dir DIR      # retrains a second
 
 2,500 of the 50,000 training images, the same for every seed, are set aside for warm-up and for the whitening filters,
 which therefore never depend on what is left out; n = 47,500 remain. The 10,000 test images are the queries, and what is

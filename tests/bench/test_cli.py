@@ -67,4 +67,4 @@ def test_a_bench_folder_of_the_users_is_no_obstacle(tmp_path: Path) -> None:
         [sys.executable, "-P" if sys.version_info >= (3, 11) else "-s", "-c", code],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert "no campaign in" in done.stdout, done.stderr
+    assert "no batch in" in done.stdout, done.stderr

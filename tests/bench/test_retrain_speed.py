@@ -5,24 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from bench.retrain_speed import correlation, main
+from bench.speed import correlation, main
 
 
 def test_both_ways_give_the_same_losses_where_nothing_is_faster(tmp_path, capsys):
-    words = [
-        "--task",
-        "digits",
-        "--set",
-        "digits.epochs=1",
-        "--set",
-        "digits.num_train=200",
-        "--alpha",
-        "0.1",
-        "--subsets",
-        "10",
-        "--repeats",
-        "2",
-    ]
+    words = ["retrain", "--task", "digits", "--set", "digits.epochs=1", "--set", "digits.num_train=200"]
+    words += ["--alpha", "0.1", "--subsets", "10", "--repeats", "2"]
     assert main([*words, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
     assert "retrains/s" in capsys.readouterr().out
     record = json.loads((tmp_path / "out" / "retrain_speed.json").read_text())
@@ -33,7 +21,7 @@ def test_both_ways_give_the_same_losses_where_nothing_is_faster(tmp_path, capsys
     assert row["difference_of_replicates"] > 0
     assert row["num_retrains"] == 20
     assert record["code"]
-    assert record["command"].startswith("python -m bench.retrain_speed --task digits")
+    assert record["command"].startswith("python -m bench.speed retrain --task digits")
 
 
 def test_correlation_of_known_orders():
@@ -44,6 +32,6 @@ def test_correlation_of_known_orders():
 
 
 def test_errors_are_one_line(tmp_path, capsys):
-    assert main(["--task", "cifar10", "--alpha", "0.1", "--data-dir", str(tmp_path), "--device", "cpu"]) == 2
+    assert main(["retrain", "--task", "cifar10", "--alpha", "0.1", "--data-dir", str(tmp_path), "--device", "cpu"]) == 2
     error = capsys.readouterr().err.splitlines()
     assert "holds neither" in error[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report, retrain_speed
+from bench import report, speed
 from bench.arguments import run_cli
 from bench.evaluations.__main__ import main as evaluate
 from bench.publish.__main__ import main as publish
@@ -19,6 +19,10 @@ Main = Callable[[list[str]], int]
 
 def evaluation(name: str) -> Main:
     return lambda arguments: evaluate([name, *arguments])
+
+
+def retrain_speed(arguments: list[str]) -> int:
+    return speed.main(["retrain", *arguments])
 
 
 removal, mislabel, agreement = evaluation("removal"), evaluation("mislabel"), evaluation("agreement")
@@ -75,7 +79,7 @@ def test_it_is_refused_before_anything_is_trained(
 
 
 def test_no_alpha_is_timed_where_one_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, error = said(retrain_speed.main, ["--task", PLANTED, "--alpha", "0.5", "0.001", "--device", "cpu"], capsys)
+    code, error = said(retrain_speed, ["--task", PLANTED, "--alpha", "0.5", "0.001", "--device", "cpu"], capsys)
     assert (code, error.count("\n")) == (2, 1), error
     assert "alpha 0.001 of 60 attributed examples keeps none" in error
 
@@ -152,10 +156,10 @@ def test_a_slip_is_one_line(main: Main, tmp_path: Path, capsys: pytest.CaptureFi
         (limit, ["--seeds", "-1"], "-1 is negative"),
         (limit, ["--out", "FILE"], "cannot be made: File exists"),
         (limit, ["--cache", "FILE", "--out", "EMPTY"], "cannot be used (File exists)"),
-        (retrain_speed.main, ["--alpha", "abc"], '"abc" is no number'),
-        (retrain_speed.main, ["--alpha", "0.5", "--device", "gpu"], 'unknown device "gpu"'),
-        (retrain_speed.main, ["--alpha", "0.5", "--out", "FILE"], "cannot be made: File exists"),
-        (retrain_speed.main, ["--alpha", "0.5", "--replicates", "3"], "every subset is retrained twice here"),
+        (retrain_speed, ["--alpha", "abc"], '"abc" is no number'),
+        (retrain_speed, ["--alpha", "0.5", "--device", "gpu"], 'unknown device "gpu"'),
+        (retrain_speed, ["--alpha", "0.5", "--out", "FILE"], "cannot be made: File exists"),
+        (retrain_speed, ["--alpha", "0.5", "--replicates", "3"], "every subset is retrained twice here"),
         (publish, ["leaderboard", "--results", "EMPTY"], "holds no rows; run `python -m bench.lds"),
         (publish, ["leaderboard", "--results", "FILE"], "is no folder; name the one"),
         (publish, ["leaderboard", "--reslts", "EMPTY"], "did you mean --results?"),

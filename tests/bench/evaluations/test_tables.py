@@ -12,7 +12,7 @@ from bench.evaluations.calibration import CALIBRATION_LEGEND, CALIBRATION_METRIC
 from bench.evaluations.leave_one_out import best_first
 from bench.evaluations.limit import limit_table
 from bench.evaluations.removal import change_cell
-from bench.retrain_speed import retrain_table
+from bench.speed import retrain_table
 
 
 def test_a_wide_table_becomes_several_with_the_first_column_each() -> None:
