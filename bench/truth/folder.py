@@ -3,7 +3,7 @@
 - `truth.safetensors`: `masks` (num_subsets, num_train) bool, True where the example was *kept*; `losses`
   (num_replicates, num_subsets, num_queries) float32, larger is worse; where only some subsets were retrained on more
   than once, `losses` has the first replicate of all, `further_losses` the other replicates of those that
-  `extra_retrains` names; and, where known, `train_indices` (num_train,) and `query_indices` (num_queries,) into the
+  `further_subsets` names; and, where known, `train_indices` (num_train,) and `query_indices` (num_queries,) into the
   data set they came from. (`present` (num_replicates, num_subsets), beside whole `losses`, is read as well.)
 - `truth.json`: what it is, where it came from, how values were turned into losses, and the checksum of the arrays.
 """
@@ -184,7 +184,7 @@ def _with_further(losses: np.ndarray, arrays: dict[str, np.ndarray], folder: Pat
     ):
         raise UsageError(
             f"{folder / 'truth.safetensors'}: further_losses has shape {further.shape}; expected (num_replicates - 1, "
-            f"{len(subsets)}, {num_queries}), and extra_retrains to name {len(subsets)} of {num_subsets} subsets"
+            f"{len(subsets)}, {num_queries}), and further_subsets to name {len(subsets)} of {num_subsets} subsets"
         )
     whole = np.zeros((1 + len(further), num_subsets, num_queries), dtype=np.float32)
     present = np.zeros(whole.shape[:2], dtype=bool)
