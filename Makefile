@@ -36,7 +36,7 @@ gate: $(VENV)/.installed
 
 figures: $(VENV)/.installed
 	$(BIN)/python -m bench.publish figures --results results
-	$(BIN)/python -m bench.report --results results
+	$(BIN)/python -m bench.publish report --results results
 
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -15,7 +15,6 @@ A place is (position in the question's queries, position in its attributed seque
 
 import argparse
 import base64
-import html
 import json
 import re
 import tempfile
@@ -37,7 +36,7 @@ from bench.arguments import check_out
 from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
 from bench.measure import cpu_threads
-from bench.pages.assemble import built_page, part
+from bench.publish.html import built_page
 from bench.records import provenance, without_nan
 from bench.runner import Session
 from retrain.errors import UsageError
@@ -263,13 +262,7 @@ def unpacked(content: dict[str, Any]) -> np.ndarray:
 
 def page(title: str, lead: str, record: dict[str, Any], pairs: list[dict[str, Any]]) -> str:
     """`pairs`: query, train, query_tokens, train_tokens, score, and measures {name: packed matrix}."""
-    values = {
-        "STYLE": part("tokens/page.css"),
-        "TITLE": html.escape(title),
-        "LEAD": html.escape(lead),
-        "RECORD": html.escape(json.dumps(record, indent=1)),
-    }
-    return built_page(part("tokens/page.html"), [part("tokens/page.js")], values, pairs)
+    return built_page("tokens", pairs, title=title, lead=lead, record=json.dumps(record, indent=1))
 
 
 # ---- what is written ----

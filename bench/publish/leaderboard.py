@@ -365,12 +365,6 @@ def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
     return made
 
 
-def whole_board(group: Sequence[LeaderboardRow]) -> Board:
-    """Every column of one task, protocol and share side by side, for a page that scrolls."""
-    names = _names(group)
-    return _board(group, names, _costs(group, names))
-
-
 def _tasks(found: Sequence[LeaderboardRow]) -> list[list[LeaderboardRow]]:
     groups: dict[tuple[str, str, float], list[LeaderboardRow]] = {}
     for row in found:

@@ -13,7 +13,6 @@ import pytest
 import bench.cache
 import bench.cli
 import bench.publish.__main__
-import bench.report
 import bench.speed
 import bench.truth.__main__
 
@@ -91,7 +90,7 @@ def test_every_command_reads_it(closed: Callable[[], Path], tmp_path: Path, caps
     assert bench.truth.__main__.main(["check", str(tmp_path / "truth")]) == 0
     assert bench.speed.main([*task, "--methods", "gradsim", "--repeats", "1", "--out", str(tmp_path / "speed")]) == 0
     assert bench.publish.__main__.main(["figures", "--results", runs, "--out", str(tmp_path / "figures")]) == 0
-    assert bench.report.main(["--results", runs, "--out", str(tmp_path / "report")]) == 0
+    assert bench.publish.__main__.main(["report", "--results", runs, "--out", str(tmp_path / "report")]) == 0
     capsys.readouterr()
     # What is missing is one line, and nothing was left in it.
     for more in (["--methods", "kfac"], ["--subsets", "13"], ["--methods", "gradsim", "--rescore"]):

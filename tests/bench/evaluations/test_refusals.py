@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report, speed
+from bench import speed
 from bench.arguments import run_cli
 from bench.evaluations.__main__ import main as evaluate
 from bench.publish.__main__ import main as publish
@@ -163,10 +163,10 @@ def test_a_slip_is_one_line(main: Main, tmp_path: Path, capsys: pytest.CaptureFi
         (publish, ["leaderboard", "--results", "EMPTY"], "holds no rows; run `python -m bench.lds"),
         (publish, ["leaderboard", "--results", "FILE"], "is no folder; name the one"),
         (publish, ["leaderboard", "--reslts", "EMPTY"], "did you mean --results?"),
-        (report.main, ["--results", "FILE"], "is no folder; expected one with run records"),
-        (report.main, ["--results", "EMPTY", "--out", "FILE"], "cannot be made: File exists"),
-        (report.main, ["--results", "EMPTY", "--figures", "FILE"], "is no folder; expected the one that figures"),
-        (report.main, ["--figurs", "EMPTY"], "did you mean --figures?"),
+        (publish, ["report", "--results", "FILE"], "is no folder; expected one with run records"),
+        (publish, ["report", "--results", "EMPTY", "--out", "FILE"], "cannot be made: File exists"),
+        (publish, ["report", "--results", "EMPTY", "--figures", "FILE"], "is no folder; expected the one that figures"),
+        (publish, ["report", "--figurs", "EMPTY"], "did you mean --figures?"),
         (truth, ["check", "EMPTY"], "has no truth.json; expected a folder made by `python -m bench.truth"),
         (truth, ["check", "FILE"], "expected a folder made by `python -m bench.truth"),
         (truth, ["chek"], "did you mean check?"),
@@ -192,7 +192,9 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.Captu
     assert code == 1
     assert error.splitlines()[-1].startswith("tda-bench publish leaderboard: IsADirectoryError")
     (tmp_path / "page" / "index.html").mkdir(parents=True)
-    code, error = said(report.main, ["--results", str(tmp_path / "folder"), "--out", str(tmp_path / "page")], capsys)
+    code, error = said(
+        publish, ["report", "--results", str(tmp_path / "folder"), "--out", str(tmp_path / "page")], capsys
+    )
     assert (code, "Traceback" in error) == (1, False)
 
     def mistaken() -> int:
@@ -203,7 +205,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_an_empty_folder_has_a_page_and_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, error = said(report.main, ["--results", str(tmp_path)], capsys)
+    code, error = said(publish, ["report", "--results", str(tmp_path)], capsys)
     assert code == 0
     assert "holds no run.json yet: the page says how to make one" in error
 

@@ -1,0 +1,266 @@
+"""One self-contained page of every result: answers, leaderboard, the paper's claims, pictures, methods and runs.
+
+    tda-bench publish figures && tda-bench publish report          # runs/report/index.html
+
+The page needs no network and no server: open the file. It stays under 3 MB: pictures that would not fit are linked.
+Nothing of a results folder becomes part of it but as text, numbers or pixels.
+"""
+
+import argparse
+import ast
+import base64
+import io
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from PIL import Image
+
+from bench import schema
+from bench.arguments import RUNS, check_out
+from bench.identity import file_slug
+from bench.publish import leaderboard
+from bench.publish.html import built_page, markdown
+from bench.publish.leaderboard import LeaderboardRow
+from bench.records import DATAMODEL, Results, load_results
+from bench.tables import bytes_text, duration, number
+from retrain.errors import UsageError
+from retrain.safe_files import SafeFileError, open_plain, read_checked, read_text, write_whole
+
+MAX_BYTES = 3_000_000
+SLACK = 60_000
+MAX_PICTURE_BYTES = 20_000_000
+MAX_PIXELS = 50_000_000
+WIDEST = 1_200  # pixels of a picture
+FIRST_COMMAND = "python -m bench.lds --alpha 0.1"
+# Pictures in this order, as long as there is room; the first is the front picture.
+KINDS = (
+    "front", "pareto", "lds", "lds-normalised", "retraining", "scaling", "seconds", "removal", "sweep", "budget",
+    "ensembles", "limit", "agreement", "overlap", "examples", "tokens", "seeds", "difference",
+)  # fmt: skip
+COST_KINDS = ("scaling", "seconds", "ensembles", "budget")
+TITLE = re.compile(r"\A\s*# .*\n")
+SCORES = {"raw": "raw", "normalised": "train-normalised"}
+
+
+def write_page(results: Results, out: Path, figures: Path) -> bytes:
+    ranked = leaderboard.rows(results)
+    base = Path(os.path.relpath(results.folder, out)).as_posix() + "/"
+    tasks = list(dict.fromkeys(row.task for row in ranked))
+    values: dict[str, Any] = {
+        "answers": markdown(TITLE.sub("", page_beside(results, "README.md")).partition("\n## ")[0], base),
+        "best": best_methods(ranked),
+        "boards": [(board, file_slug(board.title)) for board in leaderboard.boards(ranked)],
+        "claims": markdown(TITLE.sub("", page_beside(results, "reproduction.md")), base),
+        "cards": {task: method_cards([row for row in ranked if row.task == task]) for task in tasks},
+        "runs": run_lines(results, out), "left_out": [*results.left_out, *results.problems], "command": FIRST_COMMAND,
+        "slug": file_slug, "titles": titles(results),
+    }  # fmt: skip
+    empty: dict[str, Any] = {"front": None, "by_task": {task: [] for task in tasks}, "costs": []}
+    used = len(built_page("report", **values, **empty).encode())
+    pictures = read_pictures(results, figures, out, MAX_BYTES - SLACK - used)
+    front = next((one for one in pictures if one["source"]), None)
+    rest = [one for one in pictures if one is not front]
+    places = [*tasks, *sorted({one["task"] for one in rest if one["kind"] not in COST_KINDS} - set(tasks))]
+    by_task = {task: [one for one in rest if one["task"] == task and one["kind"] not in COST_KINDS] for task in places}
+    costs = [one for one in rest if one["kind"] in COST_KINDS]
+    values["left_out"] = [*results.left_out, *results.problems]
+    return built_page("report", **values, front=front, by_task=by_task, costs=costs).encode()
+
+
+def page_beside(results: Results, name: str) -> str:
+    """The text of a page in the results folder; none where there is none that can be shown."""
+    path = results.folder / name
+    if path.exists() or path.is_symlink():
+        try:
+            return read_text(path, 2**20)
+        except SafeFileError as error:
+            results.note(str(error))
+    return ""
+
+
+def titles(results: Results) -> dict[str, str]:
+    frame = results.rows.drop_duplicates("task", keep="last") if len(results.rows) else results.rows
+    return {str(task): str(words) for task, words in zip(frame["task"], frame["description"])}
+
+
+def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
+    """Of each task and protocol, where most seeds and methods were measured: who is best at each alpha, raw LDS.
+
+    Methods that learn from retrained models are left out: they pay for what the others predict.
+    """
+    groups: dict[tuple[str, str], list[LeaderboardRow]] = {}
+    for row in ranked:
+        if row.metric == "lds" and row.scores == "raw" and math.isfinite(row.value) and row.method != DATAMODEL:
+            groups.setdefault((row.task, row.protocol), []).append(row)
+    found = []
+    for (task, protocol), rows in groups.items():
+        columns: dict[float, dict[str, list[LeaderboardRow]]] = {}
+        for row in rows:
+            columns.setdefault(row.alpha or 0.0, {}).setdefault(row.column, []).append(row)
+        for alpha, by_column in sorted(columns.items()):
+            here = max(by_column.values(), key=lambda own: (own[0].num_seeds, len(own), own[0].alpha_attribution))
+            first = max(here, key=lambda row: row.value)
+            best = min(row.rank_best for row in here)  # those that retrain may be ahead of all of them
+            ties = [row.label for row in here if row.rank_best == best and row is not first]
+            name = first.label.partition("@")[0] if first.low > 0 else "nobody above chance"
+            found.append(
+                {
+                    "task": task, "protocol": protocol, "alpha": f"{alpha:g}", "method": name,
+                    "share": f"{first.alpha_attribution:g}",
+                    "lds": f"{first.value:.3f} [{number(first.low)}, {number(first.high)}]", "seeds": first.num_seeds,
+                    "ties": ", ".join(ties) or "nobody", "seconds": duration(first.seconds),
+                    "ceiling": "may be 0" if first.ceiling_touches_zero else number(first.ceiling),
+                }
+            )  # fmt: skip
+    return found
+
+
+def method_cards(rows: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
+    """One card a method and task: what is known of it, with its settings."""
+    cards: dict[str, list[LeaderboardRow]] = {}
+    for row in rows:
+        cards.setdefault(row.label, []).append(row)
+    found = []
+    for label, own in cards.items():
+        timed = [row for row in own if math.isfinite(row.seconds)]
+        lines = [
+            [
+                row.metric.replace("lds", "LDS") + ("" if row.at is None else f" at {row.at:.3g}"), row.protocol,
+                f"{row.alpha_attribution:g}", "" if row.alpha is None else f"{row.alpha:g}", SCORES[row.scores],
+                f"{number(row.value)} [{number(row.low)}, {number(row.high)}]", f"{row.rank} of {row.num_ranked}",
+                str(row.num_seeds), row.settings or "defaults",
+            ]
+            for row in own
+        ]  # fmt: skip
+        cost = f"{duration(timed[0].seconds)}, {bytes_text(timed[0].memory)} on {timed[0].device}" if timed else ""
+        about = about_method(own[0].method)
+        found.append({"label": label, "about": about, "cost": cost, "lines": lines, "best": min(_place(own))})
+    return sorted(found, key=lambda card: (card["best"], card["label"]))
+
+
+def _place(rows: Sequence[LeaderboardRow]) -> list[int]:
+    return [row.rank_best for row in rows if row.rank_best] or [10**6]
+
+
+def about_method(name: str) -> str:
+    """From the method's own file, if it is one of baselines: its first sentence and its paper; nothing is imported."""
+    spec = find_spec("baselines")
+    if spec is None or not name.isidentifier():
+        return ""
+    for folder in spec.submodule_search_locations or []:
+        for file in (f"{name}.py", f"{name}_scores.py", f"{name}/method.py"):
+            path = Path(folder) / file
+            if path.is_file():
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+                words = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()).removeprefix(f"{name}: ")
+                papers = [
+                    f"Paper: {node.value.value}."
+                    for node in ast.walk(tree)
+                    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+                    and node.target.id == "paper" and isinstance(node.value, ast.Constant)
+                    and isinstance(node.value.value, str) and node.value.value
+                ]  # fmt: skip
+                return " ".join([words[:1].upper() + words[1:], *papers[:1]])
+    return ""
+
+
+def run_lines(results: Results, out: Path) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": run, "what": record.get("description") or record["config"]["task"]["name"],
+            "device": record["device"], "finished": str(record.get("finished", ""))[:10],
+            "command": record.get("command", ""), "path": record["path"],
+            "link": file_link(results.folder / record["path"], out),
+        }
+        for run, record in sorted(results.records.items(), key=lambda one: one[1]["path"])
+    ]  # fmt: skip
+
+
+def file_link(file: Path, out: Path) -> str:
+    """A relative address whose letters are those of a path: no colon that would make it another kind of address."""
+    return quote(Path(os.path.relpath(file, out)).as_posix(), safe="/")
+
+
+def read_pictures(results: Results, folder: Path, out: Path, room: int) -> list[dict[str, Any]]:
+    """The figures of figures.json; one that does not fit any more has a link in place of its pixels."""
+    path = folder / "figures.json"
+    if not path.exists() and not path.is_symlink():
+        return []
+    try:
+        index: Mapping[str, Any] = read_checked(path, schema.FigureIndex)
+    except SafeFileError as error:
+        results.note(str(error))
+        return []
+    found = []
+    room -= sum(len(entry["caption"]) + 1_000 for entry in index.values())  # what stands around each of them
+    place = {kind: position for position, kind in enumerate(KINDS)}
+    for stem, entry in sorted(index.items(), key=lambda item: (place.get(item[1]["kind"], len(place)), item[0])):
+        files = {Path(name).suffix: folder / name for name in entry["files"]}
+        source = ""
+        if ".png" in files and room > 0:
+            try:
+                source = picture_uri(files[".png"])
+            except (SafeFileError, OSError, ValueError, Image.DecompressionBombError) as error:
+                results.note(f"figure {file_slug(stem)}: {error}")
+                continue
+            source = source if len(source) <= room else ""
+            room -= len(source)
+        first, _, more = entry["caption"].partition(". ")
+        found.append(
+            {
+                "id": file_slug(stem), "kind": entry["kind"], "title": entry.get("title") or stem, "source": source,
+                "caption": f"{first}.", "more": more, "task": (entry.get("facts", {}).get("task") or [""])[0],
+                "links": [(Path(file).suffix[1:], file_link(file, out)) for file in files.values()],
+            }
+        )  # fmt: skip
+    return found
+
+
+def picture_uri(path: Path) -> str:
+    """As WebP, no wider than a screen: a tenth of the room, and nothing is read off the pixels."""
+    with open_plain(path, MAX_PICTURE_BYTES) as (file, _):
+        picture: Image.Image = Image.open(io.BytesIO(file.read()), formats=("PNG",))
+    if picture.width * picture.height > MAX_PIXELS:
+        raise SafeFileError(path, f"is a picture of {picture.width:,} x {picture.height:,} pixels, too many to show")
+    if picture.width > WIDEST:
+        picture = picture.resize((WIDEST, max(1, round(picture.height * WIDEST / picture.width))))
+    packed = io.BytesIO()
+    picture.convert("RGB").save(packed, "WEBP", quality=70, method=4)
+    return f"data:image/webp;base64,{base64.b64encode(packed.getvalue()).decode()}"
+
+
+# ---- the command ----
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", default=RUNS, help="where the results are (default: %(default)s)")
+    parser.add_argument("--figures", help="where the figures were drawn (default: figures inside the results)")
+    parser.add_argument("--out", help="where index.html goes (default: report inside the results)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.results)
+    if not folder.is_dir():
+        raise UsageError(
+            f'--results "{folder}" is no folder; expected one with run records, made by --out of bench.lds'
+        )
+    if arguments.figures and not Path(arguments.figures).is_dir():
+        raise UsageError(f'--figures "{arguments.figures}" is no folder; expected the one that figures were drawn to')
+    out = Path(arguments.out or folder / "report")
+    check_out(str(out))
+    results = load_results(folder)
+    page = write_page(results, out, Path(arguments.figures or folder / "figures"))
+    write_whole(out / "index.html", page)
+    for problem in results.problems:
+        print(f"tda-bench publish report: {problem}", file=sys.stderr)
+    if not results.records and not results.problems:
+        print(f"{folder} holds no run.json yet: the page says how to make one, and no more", file=sys.stderr)
+    print(f"{out / 'index.html'}: {len(results.rows)} rows of {len(results.records)} runs, {len(page) / 1e6:.1f} MB")
+    return 1 if results.problems or len(page) > MAX_BYTES else 0
