@@ -28,6 +28,7 @@ from bench.publish.plots.frame import (
     handles_of,
     panel_grid,
     panel_row,
+    text_width,
 )
 from bench.publish.plots.style import FAINT, INK, QUIET, WIDTH, look, looks, new_figure
 from bench.records import Results, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
@@ -194,7 +195,9 @@ def dots(group: pd.DataFrame, shapes: Shapes) -> tuple[Figure, list[Axes]]:
                 axis.set_xticks([])
             at = f"{ALPHA_RETRAIN} = {alpha:g}, {ALPHA_ATTRIBUTION} = {share:g}"
             axis.set_title(f"{at}{panel_note(here, group)}", parse_math=True)
-            axis.set_yticks(range(len(names)), [shapes[name]["label"] for name in names])
+            labels = [shapes[name]["label"] for name in names]
+            longest = max(text_width(label, 7.5) for label in labels)
+            axis.set_yticks(range(len(names)), labels, fontsize=min(7.5, 7.5 * 1.45 / longest))
             axis.set_ylim(len(names) - 0.5, -0.5)
             axis.tick_params(labelleft=axis is line[0])
     for axis in grid[-1]:

@@ -109,6 +109,16 @@ def test_what_the_committed_results_show_is_what_it_was(monkeypatch: pytest.Monk
     assert found == json.loads(GOLDEN.read_text())
 
 
+def test_every_committed_picture_is_in_the_index_and_on_a_page() -> None:
+    folder = ROOT / "results" / "figures"
+    index = json.loads((folder / "figures.json").read_text())
+    files = {file for entry in index.values() for file in entry["files"]}
+    assert files == {path.name for path in folder.iterdir()} - {"figures.json"}
+    assert len(files) <= 45
+    pages = "".join(path.read_text() for path in (*ROOT.glob("*.md"), *(ROOT / "results").rglob("*.md")))
+    assert all(f"figures/{file}" in pages for file in files)
+
+
 # ---- looks ----
 
 
