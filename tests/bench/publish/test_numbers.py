@@ -146,7 +146,7 @@ def test_the_lds_table_has_a_row_a_label_means_with_errors_and_the_ceiling(root:
     assert lines[3].startswith(f"| `ekfac` | {mean_of_rows(root):.3f} ± 0.0")
     assert [line.split(" | ")[0] for line in lines[3:6]] == ["| `ekfac`", "| `bif`", "| noise ceiling"]
     assert "seeds 1, 2, 3, 4, 42" in lines[-2]
-    assert lines[-2].endswith("with its 95 % interval; NVIDIA H200. Runs: `aaaabbbbcccc`.")
+    assert lines[-2].endswith("Runs: `aaaabbbbcccc`.")
 
 
 def test_other_tables(root: Path) -> None:
