@@ -61,7 +61,7 @@ def smaller(command: str) -> tuple[str, list[str]]:
     """(module, arguments) of a command of README."""
     words = shlex.split(command)
     if words[0] == "tda-bench":
-        return "bench.cli", words[1:]
+        return "bench.cli", [*words[1:], *SMALLER.get(f"bench.{words[1]}", [])]
     assert words[:2] == ["python", "-m"], command
     if "--ground-truth" in words:
         return words[2], words[3:]
