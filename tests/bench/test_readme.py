@@ -58,22 +58,21 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def smaller(command: str) -> tuple[str, list[str]]:
-    """(module, arguments) of a command of README."""
+    """(module, arguments) of a command of README. Nothing imports bench.lds: it would hide the function `lds`."""
     words = shlex.split(command)
     if words[0] == "tda-bench":
-        return "bench.cli", [*words[1:], *SMALLER.get(f"bench.{words[1]}", [])]
-    assert words[:2] == ["python", "-m"], command
-    if "--ground-truth" in words:
-        return words[2], words[3:]
-    everyone = words[2] == "bench.lds" and "--methods" not in words and "--experiment" not in words
-    return words[2], [*words[3:], *SMALLER.get(words[2], []), *(FEW_DRAWS if everyone else [])]
+        words = ["python", "-m", f"bench.{words[1]}", *words[2:]]
+    name = words[2].removeprefix("bench.")
+    if "--ground-truth" not in words:
+        words += SMALLER.get(words[2], [])
+        words += FEW_DRAWS if name == "lds" and "--methods" not in words and "--experiment" not in words else []
+    return "bench.cli", [name, *words[3:]]
 
 
 def run(command: str) -> int:
     module, words = smaller(command)
-    found = importlib.import_module(module)
     try:
-        return (found if hasattr(found, "main") else importlib.import_module(f"{module}.__main__")).main(words) or 0
+        return importlib.import_module(module).main(words) or 0
     except SystemExit as stopped:  # --help
         return int(stopped.code or 0)
 
