@@ -24,7 +24,7 @@ import pandas as pd
 
 from bench.answers import amount_asked
 from bench.publish.leaderboard import boards, rows, rows_with
-from bench.publish.numbers import Records, equals
+from bench.publish.values import Records, equals
 from bench.records import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 from bench.tables import bytes_text, interval, markdown_table, number, show
 from retrain.errors import UsageError

@@ -25,7 +25,7 @@ from retrain.safe_files import SafeFileError, open_plain, validate
 SAME, OTHER = "#0072b2", "#d55e00"
 MAX_PICTURE_BYTES = 32 * 2**20
 MAX_PIXELS = 64 * 2**20
-MOST_QUERIES = 6  # of a picture of images
+MOST_QUERIES = 8  # of a picture of images
 MOST_LABELS = 48  # tokens up to which each is named
 CLOSE_UP = 24  # tokens of the part that is shown large
 

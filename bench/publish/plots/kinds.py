@@ -15,9 +15,9 @@ from typing import Any
 
 import matplotlib
 
+import bench.publish.plots.style as style
 from bench import schema
 from bench.arguments import check_out
-from bench.publish.plots import style
 from bench.publish.plots.cost import (
     draw_cost,
     draw_ensembles,

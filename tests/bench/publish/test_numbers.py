@@ -6,19 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench.publish.__main__ import main as publish
-from bench.publish.numbers import (
-    Mark,
-    Records,
-    check_page,
-    default_pages,
-    evaluate,
-    find_marks,
-    formatted,
-    incomplete_records,
-    rewrite,
-    value_text,
-)
+from bench.publish.numbers import Mark, check_page, default_pages, find_marks, incomplete_records, rewrite
 from bench.publish.page_tables import table_text
+from bench.publish.values import Records, evaluate, formatted, value_text
 from bench.tables import duration
 from retrain.errors import UsageError
 from tests.helpers.synthetic_results import write_run, write_scaling
