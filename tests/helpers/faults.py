@@ -3,6 +3,7 @@
     with Faults(folder) as calls: ...                            # counts only: calls.count
     with Faults(folder, fail_at=17, number=errno.EIO): ...       # the 17th raises OSError(EIO)
     with Faults(folder, fail_at=17, number=errno.EIO, for_ever=True): ...    # and every later one
+    with Faults(folder, number=errno.EIO, share=0.1, seed=1): ...            # a tenth of all calls, at random
 
 It stands in for the functions that Python's own libraries call, so what pathlib, shutil and io do is counted, too.
 """
@@ -10,6 +11,7 @@ It stands in for the functions that Python's own libraries call, so what pathlib
 import builtins
 import io
 import os
+import random
 
 # How each function names the file: positions of paths or file descriptors among its arguments.
 CALLS = {
@@ -33,8 +35,9 @@ CALLS = {
 
 
 class Faults:
-    def __init__(self, folder, fail_at=0, number=0, for_ever=False):
+    def __init__(self, folder, fail_at=0, number=0, for_ever=False, share=0.0, seed=0):
         self.folder, self.fail_at, self.number, self.for_ever = os.fspath(folder), fail_at, number, for_ever
+        self.share, self.random = share, random.Random(seed)
         self.count = 0
         self.failed = []  # names of the calls that were failed
         self._descriptors = set()
@@ -62,7 +65,8 @@ class Faults:
     def step(self, name):
         """Count a call on our files; its turn to fail may have come."""
         self.count += 1
-        if self.fail_at and (self.count == self.fail_at or (self.for_ever and self.count > self.fail_at)):
+        turn = self.fail_at and (self.count == self.fail_at or (self.for_ever and self.count > self.fail_at))
+        if turn or self.random.random() < self.share:
             self.failed.append(name)
             raise OSError(self.number, os.strerror(self.number))
 

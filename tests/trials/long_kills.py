@@ -3,8 +3,8 @@
     python -m tests.trials.long_kills --group bif --out results/trials/long_kills_bif.json       # a quarter of an hour
     python -m tests.trials.long_kills --group rivals --out results/trials/long_kills_rivals.json # as much
 
-`kills.py` kills everything fifty times, on units of seconds that it makes save more often. Here nothing is patched: the
-commands are `python -m bench.lds` as a user types them, on two chains of BIF of some minutes each (two local workers)
+`kills.py` kills every command, on units of seconds that it makes save more often. Here nothing is patched: the
+commands are `tda-bench lds` as a user types them, on two chains of BIF of some minutes each (two local workers)
 and on an EK-FAC fit, an EK-FAC scoring and a TRAK ensemble's features made long by tiny batches (one process). Each
 group first runs undisturbed in one process. Then the same command on a cache of its own is killed, driver, worker or
 everybody, a random 32 to 75 s after its work began, and run again, until it ends by itself. Of every kill: what was
@@ -32,7 +32,7 @@ from retrain.leases import Holder, Leases
 from retrain.processes import process_alive
 from retrain.resume import SAVE_SECONDS, ResumeState, unfinished_units
 from retrain.store import Store
-from tests.trials.kills import Command, finish, lost_by, rows_of
+from tests.trials.kills import Command, finish, lost_by, unmeasured
 
 KINDS = ("fit", "part", "scores")
 GROUPS: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ class Group:
 
     def lds(self, store: Store, cluster: list[str]) -> list[str]:
         return [
-            *("--task", "digits", "--alpha", "0.3", "--subsets", "4", "--replicates", "1", "--queries", "20"),
+            *("lds", "--task", "digits", "--alpha", "0.3", "--subsets", "4", "--replicates", "1", "--queries", "20"),
             *("--methods", *self.words["methods"], "--device", "cpu", "--json", "--settings", "default"),
             *(word for setting in self.words["settings"] for word in ("--set", setting)),
             *("--cache", str(store.root), "--out", str(self.folder / f"{store.root.name}-runs"), "--cluster", *cluster),
@@ -75,14 +75,14 @@ class Group:
 
     def undisturbed(self) -> dict[str, float]:
         """{method: seconds of its fit and score}."""
-        output = finish("bench.lds", self.lds(self.calm, ["inline"]), self.folder)
-        self.rows = rows_of(output)
-        return {row["label"]: round(row["fit_seconds"] + row["score_seconds"], 1) for row in json.loads(output)}
+        rows = json.loads(finish(self.lds(self.calm, ["inline"]), self.folder).output.read_bytes())
+        self.rows = unmeasured(rows)
+        return {row["label"]: round(row["fit_seconds"] + row["score_seconds"], 1) for row in rows}
 
     def killed_until_it_ends(self) -> None:
         """The same command again and again; each is killed, but the last is over before its turn."""
         while True:
-            command = Command("bench.lds", self.lds(self.store, self.words["cluster"]), self.folder)
+            command = Command(self.lds(self.store, self.words["cluster"]), self.folder)
             try:
                 if not self.kill(command):
                     break
@@ -91,7 +91,7 @@ class Group:
                 self.bury()
         if code := command.wait():
             raise RuntimeError(f"exit code {code}; see {command.log}")
-        if rows_of(command.output.read_bytes()) != self.rows:
+        if unmeasured(json.loads(command.output.read_bytes())) != self.rows:
             self.trouble.append(f"{self.name}: other rows than the undisturbed run's")
 
     def kill(self, command: Command) -> bool:
