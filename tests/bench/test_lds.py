@@ -159,23 +159,26 @@ def test_an_offset_of_all_scores_changes_nothing_on_any_number_of_threads_inline
 ) -> None:
     """LDS to the last digit; in float32, sums lose it from offsets of 1e4 on."""
     first = arguments.index("--methods") + 1
-    shifted = "shifted=tests.helpers.bad_methods:Shifted@offset="
-    words = [*arguments[:first], f"{shifted}0", *arguments[first + 2 :]]
+    methods = ("gradsim", "kfac", "ekfac", "trak", "bif")
+    shifted = "{of}-shifted=tests.helpers.bad_methods:Shifted@of={of},offset={offset}"
+    words = [*arguments[:first], *methods, *arguments[first + 2 :]]
     words[words.index("--subsets") + 1] = "40"
     ways = [("inline", 1, "0"), ("inline", 1, "1e6"), ("inline", 2, "1e6"), ("local", 2, "-1e6")]
     found = []
     for turn, (cluster, threads, offset) in enumerate(ways):
-        words[first] = shifted + offset
+        words[first : first + len(methods)] = [shifted.format(of=one, offset=offset) for one in methods]
         words[words.index("--cluster") + 1] = cluster
         words[words.index("--cache") + 1] = str(tmp_path / f"cache-{turn}")
         torch.set_num_threads(threads)
         try:
             with threadpool_limits(threads):
-                found += [rows_of(words, capsys)[0]]
+                found += [rows_of(words, capsys)[: len(methods)]]
         finally:
             torch.set_num_threads(1)
-    for name in ("lds", "ci_low", "ci_high", "num_undefined"):
-        assert len({row[name] for row in found}) == 1, name
+    for rows in zip(*found, strict=True):
+        assert rows[0]["lds"] is not None
+        for name in ("label", "lds", "ci_low", "ci_high", "num_undefined"):
+            assert len({row[name] for row in rows}) == 1, (rows[0]["label"], name)
 
 
 def test_dry_run_computes_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from baselines.gradsim import GradSim
-from baselines.method import Attribution, Method, Problem
+from baselines.method import Attribution, Method, Problem, load_method
 from retrain.errors import UsageError
 
 
@@ -79,13 +79,17 @@ class Scribbles(GradSim):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shifted(GradSim):
-    """GradSim whose scores all have the same offset, in float64."""
+class Shifted(Method):
+    """Another method whose scores all have the same offset, in float64."""
 
+    of: str = "gradsim"
     offset: float = 0.0
 
+    def fit(self, problem: Problem) -> Any:
+        return load_method(self.of).fit(problem)
+
     def score(self, problem: Problem, state: Any) -> Attribution:
-        made = super().score(problem, state)
+        made = load_method(self.of).score(problem, state)
         return Attribution(scores=made.scores.double() + self.offset)
 
 

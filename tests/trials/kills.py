@@ -160,6 +160,7 @@ class Subject:
         self.out = self.folder / "killed-out"
         self.local = "local" in COMMANDS[name]
         self.num_kills = 0
+        self.seen: set[tuple[str, str]] = set()  # entries that must stay until they are removed here
 
     def words(self, store: Store, out: Path) -> list[str]:
         places = {"cache": str(store.root), "out": str(out), **self.read}
@@ -180,6 +181,7 @@ class Subject:
         for info in list(self.store.entries()):
             if rng.random() < 0.5:
                 self.store.remove_key(info.kind, info.key)
+                self.seen.discard((info.kind, info.key))
         shutil.rmtree(self.out, ignore_errors=True)
 
     def kill(self, rng: np.random.Generator) -> dict[str, Any] | None:
@@ -221,12 +223,18 @@ class Subject:
         return round(time.time() - max([command.began, *(info.modified() for info in self.store.entries())]), 2)
 
     def trouble(self, whole: bool = False) -> list[str]:
-        """Every entry and file that is there is the undisturbed run's, and, if `whole`, all of them are there."""
+        """Every entry and file that is there is the undisturbed run's, and no entry that was there is lost.
+
+        whole: the command is over, so all files are there, and all entries but fits and parts of scores that were kept.
+        """
         entries, files = entries_of(self.store), files_of(self.out)
+        lost, self.seen = self.seen - set(entries), set(entries)
         found = [f"{name} differs" for name, arrays in entries.items() if arrays != self.entries.get(name)]
         found += [f"file {name} is half, or another" for name, content in files if (name, content) not in self.files]
+        found += [f"{name} was there and is lost" for name in lost]
         if whole:
-            found += [f"{name} is missing" for name in self.entries if name not in entries]
+            needed = [name for name in self.entries if name[0] not in ("fit", "part")]
+            found += [f"{name} is missing" for name in needed if name not in entries]
             found += ["files are missing"] * (len(files) != len(self.files))
         if (self.store.root / "quarantine").exists():
             found.append("an entry was quarantined")
