@@ -278,9 +278,12 @@ class Session:
         """One a plan; none, and a word about it, where something is missing."""
         keys = [self.store.key(unit.kind, unit.config) for unit in [*units, *scorer.part_units()]]
         if key := next((key for key in keys if key in failed), None):
-            reason = "; ".join(map(str.strip, failed[key].splitlines()))
+            first, *rest = map(str.strip, failed[key].splitlines())
+            # Where the traceback is; or the traceback itself, where its file could not be written: no line for people.
+            inside = any(line.startswith(("Traceback", "File ")) for line in rest)
+            reason = "; ".join([first, *([] if inside else rest)])
             self.out.problems.append(f"{variant.label} failed: {reason}")
-            if traceback := self.tracebacks.get(key):
+            if traceback := self.tracebacks.get(key) or ("\n".join(rest) if inside else ""):
                 self.out.tracebacks[variant.label] = traceback
             return []
         question = scorer.question

@@ -484,3 +484,17 @@ def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing(
 
 def count_quietly(cache: Path) -> int:
     return sum(1 for _ in cache.glob("retrain/*/*")) if cache.exists() else 0
+
+
+def test_a_failure_whose_traceback_cannot_be_kept_is_one_short_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the failure lies in the cache, which may be what fails; the run's own failures.log has it then."""
+    monkeypatch.setattr("retrain.jobs.tracker._log_traceback", lambda *_: None)
+    arguments[arguments.index("--methods") + 1] = "tests.helpers.bad_methods:Raises"
+    assert main(arguments) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("python -m bench.lds:")]
+    assert "the sky" in line
+    assert "Traceback" not in line
+    (kept,) = tmp_path.glob("runs/*/failures.log")
+    assert "bad_methods.py" in kept.read_text()
