@@ -458,7 +458,7 @@ def test_memory_is_planned_and_papers_and_grids_are_there(name: str) -> None:
     assert method.paper
     grids = [method.grid] if isinstance(method.grid, dict) else list(method.grid)
     settings = [dict(zip(grid, values)) for grid in grids for values in product(*grid.values())]
-    assert len(settings) <= 12
+    assert len(settings) <= 20
     for setting in settings + [getattr(method, f"{kind}_settings", {}) for kind in ("library", "paper")]:
         load_method(name, **setting)
 

@@ -103,14 +103,16 @@ def test_what_is_asked_for_is_no_default() -> None:
 def test_a_method_s_own_further_models_cost_their_training_whoever_trained_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bench import ground_truth
+    from bench import scoring
+
+    plain = scoring.model_of
 
     def slow(*args):
-        model, entry = ground_truth.base_model(*args)
+        model, entry = plain(*args)
         entry.record["seconds"] = 1000.0
         return model, entry
 
-    monkeypatch.setattr("bench.scoring.base_model", slow)
+    monkeypatch.setattr("bench.scoring.model_of", slow)
     methods = ("trak@checkpoints=3,projection=128", "trak@checkpoints=3,projection=150")
     frame = run(asked(methods=methods), execution(tmp_path)).frame()
     raw = frame[~frame["normalised"] & (frame["method"] == "trak")]

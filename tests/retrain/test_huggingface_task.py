@@ -53,7 +53,7 @@ def test_every_method_runs_on_a_bert_in_a_file_of_ones_own(
     assert main(command) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["task"] for row in rows} == {"huggingface_task"}
-    assert {row["method"] for row in rows} == {"gradsim", "trak", "ekfac", "kfac", "random", "bif"}
+    assert {row["method"] for row in rows} == {"gradsim", "trak", "ekfac", "kfac", "random", "bif", "same_class"}
     assert main([word for word in [*command, "--dry-run"] if word != "--json"]) == 0
     assert "8 of 8 retrains cached, 0 to do" in capsys.readouterr().out
 
