@@ -824,8 +824,8 @@ printed. That equation correlates across queries, not across subsets. *Others ag
 with the paper's settings. A cell is one attribution share and one alpha. More than one cell in ten against a claim
 refutes it.
 
-**The margins were set with our numbers known.** Stricter ones would leave claims 9, 11, 12, 19 and 24 open or turn them. Claim 4
-stands exactly at its threshold. Judge the number, not only the verdict.
+**The margins were set with our numbers known.** Stricter ones would leave claims 9, 11, 12, 19 and 24 open or turn
+them. Claim 4 stands exactly at its threshold. Judge the number, not only the verdict.
 
 **The sign.** The paper prints BIF with a minus (eq:bayesian-if), and its algorithm without one (alg:sgld). With the
 sign turned, BIF's LDS minus EK-FAC's is {turned}. That is shown and never counted.
