@@ -74,10 +74,10 @@ KINDS = (
         "tda-bench scaling", draw_scaling, ("fig:benchmark_big_ek-fac", "tab:bif-vs-ekfac"),
     ),
     Kind(
-        "sweep", "loss traces and LDS over settings of a method", "sweep.json", "tda-bench tune",
+        "sweep", "loss traces and LDS over settings of a method", "sweep.json", "tda-bench tune sweep",
         draw_sweep, ("fig:loss_trace_burnin_*", "fig:lds_llm_sweep"),
     ),
-    Kind("budget", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune", draw_budget),
+    Kind("budget", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget", draw_budget),
     Kind(
         "agreement", "Spearman and top overlap of every two methods' scores", "answers.json of agreement",
         "tda-bench evaluate agreement", draw_agreement,
@@ -88,7 +88,7 @@ KINDS = (
     ),
     Kind(
         "limit", "BIF approaching the damped influence function, with the theory's slopes", "limit.json",
-        "python -m bench.limit", draw_limit,
+        "tda-bench evaluate limit", draw_limit,
     ),
     Kind(
         "examples", "queries and their most and least influential training images", "examples.json of an image task",
