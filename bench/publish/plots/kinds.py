@@ -77,7 +77,9 @@ KINDS = (
         "sweep", "loss traces and LDS over settings of a method", "sweep.json", "tda-bench tune sweep",
         draw_sweep, ("fig:loss_trace_burnin_*", "fig:lds_llm_sweep"),
     ),
-    Kind("budget", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget", draw_budget),
+    Kind(
+        "budget", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget", draw_budget,
+    ),
     Kind(
         "agreement", "Spearman and top overlap of every two methods' scores", "answers.json of agreement",
         "tda-bench evaluate agreement", draw_agreement,
