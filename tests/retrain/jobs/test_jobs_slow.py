@@ -169,8 +169,9 @@ def test_digits_inline_and_local_agree_to_the_bit(tmp_path):
     arrays = []
     for cluster in ("inline", "local"):
         cache = str(tmp_path / cluster)
-        command = [sys.executable, "-m", "retrain", "--task", "digits", "--alpha", "0.1", "--subsets", "6"]
-        command += ["--device", "cpu", "--cache", cache, "--cluster", cluster]
+        command = [sys.executable, "-m", "bench.lds", "--task", "digits", "--alpha", "0.1", "--subsets", "6"]
+        command += ["--methods", "random", "--replicates", "1", "--device", "cpu", "--cache", cache]
+        command += ["--cluster", cluster, "--out", str(tmp_path / "runs")]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         store = Store(cache)
         entries = {info.key: store.verified(info.kind, info.key) for info in store.entries()}
