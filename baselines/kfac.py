@@ -35,6 +35,7 @@ LABELS = ("sampled", "exact")
 @dataclass(frozen=True, kw_only=True)
 class KFAC(Method):
     version: ClassVar[int] = 1
+    gradient_sides: ClassVar[bool] = False
     paper: ClassVar[str] = "Grosse et al. 2023, Studying large language model generalization with influence functions"
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "relative_damping": (0.1, 1e-4, 1e-3, 0.01, 0.03, 0.3, 1.0, 10.0),
@@ -81,12 +82,14 @@ class KFAC(Method):
         return 16 * size.num_parameters + held_bytes(size.num_attributed, size.num_queries, size.num_parameters)
 
     def _gradients(self, problem: Problem) -> PerExampleGradients:
-        names = matching_parameters(problem.model, self.parameters, "kfac")
+        names = matching_parameters(problem.model, self.parameters, self.name)
         if self.layers == "kronfluence":
             tracked = set(tracked_parameters(problem.model))
             names = [name for name in names if name in tracked]
             if not names:
-                raise UsageError(f'kfac.parameters is "{self.parameters}", which matches none of kronfluence\'s layers')
+                raise UsageError(
+                    f'{self.name}.parameters is "{self.parameters}", which matches none of kronfluence\'s layers'
+                )
         function = problem.task.loss_function.per_example
         return PerExampleGradients(problem.model, function, names, join_biases=True)
 
@@ -105,15 +108,16 @@ class KFAC(Method):
             seed=problem.seed,
             exact=self.labels == "exact",
             token_scale=self.layers == "all",
+            gradient_sides=self.gradient_sides,
             work=problem.work,
-            description="kfac",
+            description=self.name,
         )
 
     def score(self, problem: Problem, state: list[Block]) -> Attribution:
         inverse = [damped(block.eigenvalues, self.damping, self.relative_damping).reciprocal_() for block in state]
         weights = torch.cat([part.flatten() for part in inverse])
         gradients = GradientsInBasis(self._gradients(problem), state)
-        found = inner_products(problem, gradients, self.batch_size, "kfac", weights)
+        found = inner_products(problem, gradients, self.batch_size, self.name, weights)
         used = self.damping if self.damping is not None else f"{self.relative_damping:g} of each layer's mean"
         diagnostics = {"damping": used, "blocks": len(state), "gradients_by": gradients.gradients.way}
         scale = found.train_scale if self.self_influence else None

@@ -193,6 +193,7 @@ def fit_curvature(
     seed: int | None = None,
     exact: bool = False,
     token_scale: bool = True,
+    gradient_sides: bool = False,
     work: ResumeState | None = None,
     description: str = "curvature",
 ) -> list[Block]:
@@ -201,7 +202,8 @@ def fit_curvature(
     Two passes: the sides' second moments, then the eigenvalues in their common basis. Labels are drawn batch by batch,
     each from a stream of its own where there is a `seed`, otherwise from torch's global generator. Both passes resume
     from `work`. Without `token_scale` a sequence's curvature is the second moment of its gradients, as kronfluence has
-    it; the mean of its tokens' losses has tokens times as much, because their labels are independent.
+    it; the mean of its tokens' losses has tokens times as much, because their labels are independent. With
+    `gradient_sides` the sides are Shampoo's, the second moments of whole gradients instead of their factors'.
     """
     if exact:
         check_exact(loss, examples)
@@ -226,7 +228,10 @@ def fit_curvature(
                 return contextlib.nullcontext() if seed is None else seeded_labels(device, seed, stage, start)
 
             for number, pieces in enumerate(gradients.each(inputs, _labels(loss, targets, exact, seeded))):
-                (_add_sides if stage == SIDES else _add_sizes)(sums, pieces, number, start)
+                if stage == SIDES:
+                    _add_sides(sums, pieces, number, start, gradient_sides)
+                else:
+                    _add_sizes(sums, pieces, number, start)
             if seed is not None and work.due():
                 work.save("curvature", sums.arrays(), {"stage": stage, "next": start + batch_size})
         stage, first = stage + 1, 0
@@ -239,11 +244,11 @@ def fit_curvature(
     return blocks
 
 
-def _add_sides(sums: _Sums, pieces: list[Any], number: int, start: int) -> None:
+def _add_sides(sums: _Sums, pieces: list[Any], number: int, start: int, gradient_sides: bool) -> None:
     if not sums.left and not any(isinstance(piece, Outer) for piece in pieces):
         logger.warning("curvature: no layer's gradients come as outer products; its sides are those of the products")
     for k, piece in enumerate(pieces):
-        left, right = piece.moments(columns_too=number == 0)
+        left, right = piece.gradient_moments() if gradient_sides else piece.moments(columns_too=number == 0)
         if start == 0 and number == 0:
             sums.left.append(left)
             sums.right.append(right)

@@ -1,7 +1,8 @@
 """One parameter's per-example gradients as the layer gives them: outer products, not yet multiplied out.
 
     piece.matrices(left, right)     # (batch, rows, columns): left^T G right of every example's gradient G
-    piece.moments(limit)            # sums over examples and positions of the outer products of either side
+    piece.moments()                 # sums over examples and positions of the outer products of either side: K-FAC's
+    piece.gradient_moments()        # sums over examples of G G^T and G^T G: Shampoo's
     piece.squares(left, right)      # (rows, columns): the sum over examples of the squares of `matrices`
 
 A linear layer's gradient of one example is the sum over positions of (gradient of its output) x (its input). Rotated
@@ -30,6 +31,7 @@ class Piece(Protocol):
         ...
 
     def moments(self, columns_too: bool = True) -> Moments: ...
+    def gradient_moments(self) -> Moments: ...
     def squares(self, left: Tensor | None, right: Tensor | None) -> Tensor: ...
 
 
@@ -70,6 +72,14 @@ class Outer:
     def moments(self, columns_too: bool = True) -> Moments:
         return _second_moment(self.gradient), _second_moment(self.inputs) if columns_too else None
 
+    def gradient_moments(self) -> Moments:
+        """By the positions' inner products where these are few, at the cost of `moments`: G^T G = X^T (D D^T) X."""
+        if 2 * self.gradient.shape[1] > min(self.shape):
+            return Whole(self.matrices()).gradient_moments()
+        gradient, inputs = self.gradient.float(), self.inputs.float()
+        products = [side @ side.transpose(1, 2) for side in (inputs, gradient)]
+        return _second_moment(gradient, products[0]), _second_moment(inputs, products[1])
+
     def squares(self, left: Tensor | None, right: Tensor | None) -> Tensor:
         if self.gradient.shape[1] == 1:
             gradient, inputs, _, _ = self._sides(left, right)
@@ -99,6 +109,9 @@ class Scattered:
     def moments(self, columns_too: bool = True) -> Moments:
         return None, _second_moment(self.gradient)
 
+    def gradient_moments(self) -> Moments:
+        return None, _second_moment(self.gradient.float(), (self.index[:, :, None] == self.index[:, None]).float())
+
     def squares(self, left: Tensor | None, right: Tensor | None) -> Tensor:
         return _sum_of_squares(self.matrices(left, right))
 
@@ -122,6 +135,9 @@ class Whole:
             return (_second_moment(values.transpose(1, 2)) if values.shape[1] <= LARGEST_DENSE else None), None
         return _second_moment(values.transpose(1, 2)), _second_moment(values)
 
+    def gradient_moments(self) -> Moments:
+        return self.moments()
+
     def squares(self, left: Tensor | None, right: Tensor | None) -> Tensor:
         return _sum_of_squares(self.matrices(left, right))
 
@@ -135,12 +151,13 @@ def _finished(values: Tensor, left: Tensor | None, right: Tensor | None, out: Te
     return values if out is None else out.copy_(values)
 
 
-def _second_moment(vectors: Tensor) -> Tensor | None:
-    """(size, size) from (..., size), summed; None above the largest size."""
-    if vectors.shape[-1] > LARGEST_SIDE:
+def _second_moment(vectors: Tensor, between: Tensor | None = None) -> Tensor | None:
+    """(size, size) from (..., size), summed; None above the largest size. `between` weighs pairs of positions."""
+    size = vectors.shape[-1]
+    if size > LARGEST_SIDE:
         return None
-    vectors = vectors.reshape(-1, vectors.shape[-1]).float()
-    return vectors.T @ vectors
+    others = vectors if between is None else between @ vectors
+    return vectors.reshape(-1, size).float().T @ others.reshape(-1, size).float()
 
 
 def _sum_of_squares(matrices: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict] = {
     },
     "ekfac": {"damping": 1e-8},
     "kfac": {"damping": 1e-8},
+    "shampoo": {"damping": 1e-8},
     "ekfac_cg": {"damping": 1e-8},
 }  # fmt: skip
 SETTINGS["bif_devinterp"] = {**SETTINGS["bif"], "draws": 10}  # three milliseconds a step
@@ -45,6 +46,7 @@ ACCURACY = {
     "bif_cv": 0.8,
     "ekfac": 0.95,
     "kfac": 0.95,
+    "shampoo": 0.95,
     "ekfac_cg": 0.95,
     "if_cg": 0.95,
     "trak": 0.8,
@@ -447,7 +449,7 @@ class TestTrak:
         assert load_method("trak").memory_bytes(size) < 2**30
 
 
-@pytest.mark.parametrize("name", ["datamodel", "ekfac", "kfac", "trak", "gradsim", "random"])
+@pytest.mark.parametrize("name", ["datamodel", "ekfac", "kfac", "shampoo", "trak", "gradsim", "random"])
 def test_memory_is_planned_and_papers_and_grids_are_there(name: str) -> None:
     method = load_method(name)
     sizes = [
@@ -463,7 +465,7 @@ def test_memory_is_planned_and_papers_and_grids_are_there(name: str) -> None:
         load_method(name, **setting)
 
 
-@pytest.mark.parametrize("name", ["ekfac", "kfac", "trak"])
+@pytest.mark.parametrize("name", ["ekfac", "kfac", "shampoo", "trak"])
 def test_a_kept_fit_gives_the_same_scores_for_other_queries(name: str, task: Planted, tmp_path: Path) -> None:
     """A fit serves other queries, and whatever of the options its key leaves out."""
     problems = []
@@ -477,8 +479,8 @@ def test_a_kept_fit_gives_the_same_scores_for_other_queries(name: str, task: Pla
     written = save({k: v.contiguous() for k, v in kept.items()})
     other = build(name, **({"damping": 0.1} if name != "trak" else {"relative_ridge": 3.0}))
     assert other.fit_config == method.fit_config  # type: ignore[attr-defined]
-    assert build(name, **({"strategy": "kfac"} if name == "ekfac" else {"labels": "exact"} if name == "kfac" else
-                         {"projection": 7})).fit_config != method.fit_config  # type: ignore[attr-defined]  # fmt: skip
+    of_fit = {"ekfac": {"strategy": "kfac"}, "trak": {"projection": 7}}.get(name, {"labels": "exact"})
+    assert build(name, **of_fit).fit_config != method.fit_config  # type: ignore[attr-defined]
     again = other.score(second, other.unpack_fit(second, load(written)))
     fresh = run(other, third)
     assert torch.equal(again.scores, fresh.scores)
