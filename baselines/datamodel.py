@@ -12,6 +12,7 @@ model, and `subset_kernels.py` what else was tried. Reported subsets are of anot
 (`python -m tests.trials.datamodel_memory --covariance --queries 10000 --examples 4750 --subsets 8000`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,12 +43,15 @@ class Datamodel(Method):
     retrains: int = 500  # models retrained on subsets of its own
     alpha: float = 0.0  # share of the attributed examples that these keep; 0: the asked one
     prior: str = method_option()  # none, or a method, with its options behind +: ekfac+damping:1e-4
+    models: int = 1  # models that the prior looks at, whose scores are averaged
     covariance: str = LIKELIER  # of the weights: "queries" (P'P), "train" (scores among training examples), or either
     outcome: str = "ranks"  # what is regressed: each query's losses as normal quantiles of their ranks, or "losses"
 
     def __post_init__(self) -> None:
         if self.retrains < LEAST_RETRAINS:
             raise ValueError(f"retrains is {self.retrains}; expected at least {LEAST_RETRAINS}")
+        if self.models < 1:
+            raise ValueError(f"models is {self.models}; expected at least 1")
         if not 0 <= self.alpha < 1:
             raise ValueError(f"alpha is {self.alpha}; expected a fraction below 1, or 0 for the asked one")
         for name, choices in (("outcome", OUTCOMES), ("covariance", COVARIANCES)):
@@ -124,23 +128,36 @@ class Datamodel(Method):
         if method is None:
             return None, {}
         at_no_cost = method.with_train_covariance()  # in any case: one run then serves every covariance
-        answer = _answer(problem, at_no_cost or method)
-        scaled = answer.normalised()
-        scores = {"raw": answer.scores} | ({} if scaled is None else {"normalised": scaled})
+        answers = [_answer(problem, at_no_cost or method, number) for number in range(self.models)]
+        scores, scaled = {"raw": _mean(one.scores for one in answers)}, [one.normalised() for one in answers]
+        if all(one is not None for one in scaled):
+            scores["normalised"] = _mean(one for one in scaled if one is not None)
         covariances: dict[str, Tensor | None] = {} if self.covariance == OF_TRAIN else {OF_QUERIES: None}
         if self.covariance != OF_QUERIES and at_no_cost is not None:
-            covariances[OF_TRAIN] = answer.arrays[TRAIN_COVARIANCE]
+            covariances[OF_TRAIN] = _mean(one.arrays[TRAIN_COVARIANCE] for one in answers)
         elif self.covariance != OF_QUERIES:
             # An example that lowers its own loss scores below 0: with the other sign it is a covariance.
-            covariances[OF_TRAIN] = -_answer(problem, method, of_train=True).scores
-        return {name: made.float().cpu() for name, made in scores.items()}, covariances
+            covariances[OF_TRAIN] = -_mean(_answer(problem, method, k, True).scores for k in range(self.models))
+        return scores, covariances
 
 
-def _answer(problem: Problem, method: Method, of_train: bool = False) -> Attribution:
+def _answer(problem: Problem, method: Method, number: int, of_train: bool = False) -> Attribution:
+    """At that reference model, counted from the problem's own."""
     if problem.scores_of is not None:
-        return problem.scores_of(method, of_train=of_train)
+        return problem.scores_of(method, of_train=of_train, further=number)
+    if number:
+        raise UsageError("datamodel.models is above 1, but this problem offers no further models; bench.lds does")
     asked = replace(problem, queries=problem.attributed) if of_train else problem
     return method.score(asked, method.fit(asked))
+
+
+def _mean(tensors: Iterable[Tensor]) -> Tensor:
+    """float32, on the CPU."""
+    total, count = None, 0
+    for tensor in tensors:
+        total, count = tensor.float().cpu() if total is None else total + tensor.float().cpu(), count + 1
+    assert total is not None
+    return total / count if count > 1 else total
 
 
 def normal_scores(losses: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ One method with its settings is one row of a table, and the same method with oth
     ekfac@damping=1e-4                 with these options on top
     stiff=ekfac@damping=1e-4           under a label of one's own
     mine.py:Residuals@temperature=2    anybody's
+    kfac@reference=subset,models=8     the mean of its scores at eight models trained on subsets like those asked about
 
 Where an option is set more than once, the last of these counts: the method's own default, the task's recommendation,
 the chosen settings (tuned, library or paper), --set, and what stands behind the @.
@@ -29,7 +30,7 @@ from bench.schema import TunedFile
 from bench.tables import RELATIVE, in_place_of, relative_of, setting_text
 from retrain.errors import UsageError
 from retrain.plugins import option_value
-from retrain.reference import FULL
+from retrain.reference import FULL, REFERENCES
 from retrain.safe_files import SafeFileError, read_checked
 from retrain.task import Task
 
@@ -81,7 +82,7 @@ class Variant:
     origin: str = "default"  # where its settings come from: tuned, library, paper, default, as asked
     asked: str = ""  # how the method was named
     models: int = 1  # models whose scores are averaged
-    reference: str = FULL  # which models are looked at: see retrain/reference.py
+    reference: str = ""  # which models are looked at (retrain/reference.py); empty: what the experiment says
 
     @property
     def settings(self) -> str:
@@ -104,7 +105,7 @@ class Variant:
 
     def _models(self) -> dict[str, Any]:
         models = {"models": self.models} if self.models > 1 else {}
-        return models | ({"reference": self.reference} if self.reference != FULL else {})
+        return models | ({"reference": self.reference} if self.reference not in ("", FULL) else {})
 
 
 def changed_origin(origin: str) -> str:
@@ -146,7 +147,8 @@ def build_variants(
     for variant in made:
         for kind in ("raw", "normalised") if variant.rows == "both" else (variant.rows,):
             other = by_row.setdefault((variant.label, kind), variant)
-            if other.method != variant.method or other.method.source != variant.method.source:
+            same = [(one.method, one.method.source, one.reference, one.models) for one in (other, variant)]
+            if same[0] != same[1]:
                 raise UsageError(
                     f'two variants are called "{variant.label}" ({other.settings or "defaults"}; '
                     f"{variant.settings or 'defaults'}): give one a label of its own, LABEL={variant.method.name}@..."
@@ -179,10 +181,11 @@ def variants_of(
             raise UsageError(
                 f"{plain.name}: {twice[0]} does nothing beside {twice[0].removeprefix(RELATIVE)}; give one"
             )
-    own = {**without(in_place_of(spelling.options), set_before), **spelling.options}
+    looks_at, spelled = models_of(spelling, plain)
+    own = {**without(in_place_of(spelled), set_before), **spelled}
     if "name" in own:  # which `load_method` takes for the method's
         raise UsageError(f'{plain.name} has no option "name"; available: {", ".join(f.name for f in fields(plain))}')
-    origin, chosen = settings_of(plain, task, settings, tuned_at)
+    origin, chosen = settings_of(plain, task, settings, (looks_at.get("reference", tuned_at[0]), tuned_at[1]))
     label = spelling.label or plain.name
     if label != plain.name and label != name and label in available_methods():
         raise UsageError(f'"{label}={name}": {label} is another method; give {name} a label of its own')
@@ -193,7 +196,8 @@ def variants_of(
             for option, value in spelling.options.items()
         )
     recommended = task.method_settings.get(plain.name, {})
-    nested, whose = nested_settings(plain, {**recommended, **own}, task, settings)
+    at = (looks_at.get("reference", tuned_at[0]), tuned_at[1])
+    nested, whose = nested_settings(plain, {**recommended, **own}, task, settings, at)
     own = {**own, **nested}
     made: dict[Kinds, Method] = {
         kind: load_method(name, **without(in_place_of(own), {**recommended, **extra}), **own)
@@ -202,8 +206,26 @@ def variants_of(
     if own:
         origin = "; ".join([changed_origin(origin), *(f"{option} {of}" for option, of in whose.items())])
     if len(set(made.values())) == 1:
-        return [Variant(next(iter(made.values())), label, "both", origin, name)]
-    return [Variant(method, label, kind, origin, name) for kind, method in made.items()]
+        return [Variant(next(iter(made.values())), label, "both", origin, name, **looks_at)]
+    return [Variant(method, label, kind, origin, name, **looks_at) for kind, method in made.items()]
+
+
+def models_of(spelling: MethodSpec, method: Method) -> tuple[dict[str, Any], dict[str, str]]:
+    """Which models a variant looks at (`reference`) and how many (`models`), where it says so; and its other options."""
+    others, found = dict(spelling.options), dict[str, Any]()
+    own = {f.name for f in fields(method)}
+    if "reference" in others and "reference" not in own:
+        found["reference"] = others.pop("reference")
+        if found["reference"] not in REFERENCES:
+            raise UsageError(f'reference is "{found["reference"]}"; available: {", ".join(REFERENCES)}')
+    if "models" in others and "models" not in own:
+        count = others.pop("models")
+        if not count.isdigit() or int(count) < 1:
+            raise UsageError(f'models is "{count}"; expected a whole number from 1 on')
+        found["models"] = int(count)
+    if found and not method.uses_model and not others.get("prior"):
+        raise UsageError(f"{spelling.name} looks at no model; leave {', '.join(found)} out")
+    return found, others
 
 
 def without(gone: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,7 +233,7 @@ def without(gone: Collection[str], options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def nested_settings(
-    method: Method, options: Mapping[str, Any], task: Task, settings: str
+    method: Method, options: Mapping[str, Any], task: Task, settings: str, tuned_at: tuple[str, Sequence[float]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Option -> text of every method that is this one's option, with the settings that a row of its own would have.
 
@@ -224,7 +246,7 @@ def nested_settings(
         if option.metadata.get("method") and text != NONE:
             name, given = parts_of(str(text))
             inner = load_method(name)
-            origin, chosen = settings_of(inner, task, "auto" if settings == "tuned" else settings)
+            origin, chosen = settings_of(inner, task, "auto" if settings == "tuned" else settings, tuned_at)
             if chosen["normalised"]:
                 whose[option.name] = changed_origin(origin) if given else origin
             recommended = task.method_settings.get(inner.name, {})
@@ -244,7 +266,7 @@ def _described(content: Mapping[str, Any], task: Task) -> Variant:
     own = {option: value for option, value in content.items() if option in known}
     method = load_method(name, **{**task.method_settings.get(str(content.get("name")), {}), **own})
     models = content.get("models", 1) if "models" not in known else 1
-    reference = str(content.get("reference", FULL)) if "reference" not in known else FULL
+    reference = str(content.get("reference", "")) if "reference" not in known else ""
     return Variant(method, label, rows, str(content.get("origin", "default")), name, models, reference)
 
 
@@ -287,7 +309,7 @@ def with_models(variants: Sequence[Variant], numbers: Sequence[int], reference: 
             if number > 1 and variant.models != number:
                 label += f"{',' if '@' in label else '@'}models={number}"
                 origin = changed_origin(origin)
-            looks_at = reference if variant.method.uses_model else FULL
+            looks_at = (variant.reference or reference) if variant.method.uses_model else FULL
             made = replace(variant, models=number, label=label, origin=origin, reference=looks_at)
             found.setdefault((label, variant.rows), made)
     return list(found.values())

@@ -15,6 +15,7 @@ from bench.dry_run import dry_run
 from bench.runner import Session
 from bench.scoring import Ensemble, problem_of
 from retrain import subsets
+from retrain.errors import UsageError
 from retrain.reference import ATTRIBUTED, STREAM, SUBSET, Reference, train_reference
 from retrain.store import Store
 from retrain.tasks import load_task
@@ -153,3 +154,34 @@ def test_trak_s_kernel_is_of_the_model_s_own_examples(tmp_path: Path) -> None:
         assert correlation > 0.9999
         answers[projection] = method.score(problem, state).scores
     assert all(one.shape == (6, 300) for one in answers.values())
+
+
+def test_a_variant_names_its_own_models(execution: Execution) -> None:
+    """One run compares models: the rows are those of runs of their own, and the differences are paired."""
+    own = ("gradsim", "gradsim@reference=subset,models=3", "datamodel@retrains=20,prior=gradsim,reference=subset,models=3")
+    result = run(asked(methods=own), execution)
+    assert result.problems == []
+    frame, apart = result.frame().set_index(["label", "normalised"]), {}
+    for reference, models in (("full", 1), ("subset", 3)):
+        alone = run(asked(methods=("gradsim",), reference=reference, checkpoints=(models,)), execution).frame()
+        apart[reference] = alone.set_index("normalised").query("method == 'gradsim'")
+    assert frame.lds[own[0], False] == apart["full"].lds[False]
+    assert frame.lds[own[1], False] == apart["subset"].lds[False]
+    assert frame.settings[own[1], False] == "models=3,reference=subset"
+    assert {(own[0], own[1])} <= set(zip(result.pairs().label, result.pairs().against, strict=True))
+    again = run(Experiment(**{**result.experiment.to_json(), "methods": result.config()["methods"]}), execution)
+    assert again.frame().lds.tolist() == result.frame().lds.tolist()
+    for wrong, words in (("gradsim@reference=all", "reference"), ("gradsim@models=0", "models")):
+        with pytest.raises(UsageError, match=words):
+            Session(asked(methods=(wrong,)), execution)
+
+
+def test_a_prior_is_the_mean_of_its_models(execution: Execution, tmp_path: Path) -> None:
+    session = Session(asked(reference=SUBSET, methods=("datamodel@retrains=20,prior=gradsim,models=2",)), execution)
+    scorer = session.scorer(session.active[0], *session.blocks[0])
+    problem = problem_of(scorer.question, scorer.base[0], session.store, "cpu", tmp_path)
+    given, _ = scorer.method._prior(problem)  # type: ignore[attr-defined]
+    assert problem.scores_of is not None
+    each = [problem.scores_of(GradSim(), further=number).scores for number in (0, 1)]
+    torch.testing.assert_close(given["raw"], (each[0] + each[1]) / 2)
+    assert not torch.equal(each[0], each[1])
