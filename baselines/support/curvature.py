@@ -20,6 +20,7 @@ more where it is curved.
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ logger = logging.getLogger("tda-bench")
 
 SIDES, SIZES = 0, 1  # the two passes of a fit, which draw labels of their own
 RESIDENT_SHARE = 0.1  # of the free memory, for the examples
+DECOMPOSED_AT_ONCE = 6
 _LABEL_STREAM = 41
 
 
@@ -218,7 +220,8 @@ def fit_curvature(
     starts = range(0, len(examples), batch_size)
     while stage <= SIZES:
         if stage == SIZES and not sums.sizes:
-            sums.left, sums.right = ([_eigenvectors(side) for side in sides] for sides in (sums.left, sums.right))
+            found = _all_eigenvectors([*sums.left, *sums.right], device)
+            sums.left, sums.right = found[: len(sums.left)], found[len(sums.left) :]
         what = "its size" if stage == SIZES else "its sides"
         for start in progress([s for s in starts if s >= first], description=f"{description}: {what}"):
             chosen = slice(start, start + batch_size)
@@ -266,6 +269,28 @@ def _add_sizes(sums: _Sums, pieces: list[Any], number: int, start: int) -> None:
             sums.sizes.append(new)
         else:
             sums.sizes[k] += new
+
+
+def _all_eigenvectors(moments: list[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    """Several at once on a GPU: one decomposition leaves most of it idle."""
+    if device.type != "cuda":
+        return [_eigenvectors(moment) for moment in moments]
+    ours = torch.cuda.current_stream(device)
+
+    def beside(moment: Tensor | None) -> Tensor | None:
+        if moment is None:
+            return None
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(ours)
+        with torch.cuda.stream(stream):
+            found = _eigenvectors(moment)
+        stream.synchronize()
+        assert found is not None
+        found.record_stream(ours)
+        return found
+
+    with ThreadPoolExecutor(DECOMPOSED_AT_ONCE) as pool:
+        return list(pool.map(beside, moments))
 
 
 def _eigenvectors(moment: Tensor | None) -> Tensor | None:
