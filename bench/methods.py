@@ -211,7 +211,7 @@ def variants_of(
 
 
 def models_of(spelling: MethodSpec, method: Method) -> tuple[dict[str, Any], dict[str, str]]:
-    """Which models a variant looks at (`reference`) and how many (`models`), where it says so; and its other options."""
+    """Which models a variant looks at and how many, where it says so (`reference`, `models`); and its other options."""
     others, found = dict(spelling.options), dict[str, Any]()
     own = {f.name for f in fields(method)}
     if "reference" in others and "reference" not in own:

@@ -158,7 +158,11 @@ def test_trak_s_kernel_is_of_the_model_s_own_examples(tmp_path: Path) -> None:
 
 def test_a_variant_names_its_own_models(execution: Execution) -> None:
     """One run compares models: the rows are those of runs of their own, and the differences are paired."""
-    own = ("gradsim", "gradsim@reference=subset,models=3", "datamodel@retrains=20,prior=gradsim,reference=subset,models=3")
+    own = (
+        "gradsim",
+        "gradsim@reference=subset,models=3",
+        "datamodel@retrains=20,prior=gradsim,reference=subset,models=3",
+    )
     result = run(asked(methods=own), execution)
     assert result.problems == []
     frame, apart = result.frame().set_index(["label", "normalised"]), {}
