@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.arguments import (
     RUNS,
+    SCORES_ARE,
     Parser,
     add_cluster_arguments,
     add_method_arguments,
@@ -115,6 +116,7 @@ def lds_parser() -> Parser:
     add("--out", default=RUNS, help="where run records go, a folder each (default: %(default)s)")
     add("--ground-truth", metavar="DIR", help="score given scores against a ground truth of bench.truth, and stop")
     add("--scores", nargs="+", metavar="FILE", help="with --ground-truth: (queries x training examples) arrays")
+    add("--scores-are", choices=SCORES_ARE, default=SCORES_ARE[0], help="their sign (default: %(default)s)")
     add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
     add("--force", action="store_true", help="retrain and score again what this command needs, even if it is cached")
     add("--rescore", action="store_true", help="score again, and keep the retrains")

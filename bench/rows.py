@@ -91,13 +91,13 @@ def add_rows(
         ceiling = replace(ceiling, ceiling=1.0, ci_low=1.0, ci_high=1.0, reliability=1.0)
         if within is not None:
             within = (replace(within[0], ceiling=1.0, ci_low=1.0, ci_high=1.0, reliability=1.0), *within[1:])
-    names = ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated", "num_undefined")
     linear = linear_numbers(truth, further, queries)
     alone = {retrains_alone(behind[key][0].method, plan.alpha): one for key, one in results.items() if not key[1]}
     alone = {count: one for count, one in alone.items() if count and math.isfinite(one.lds)}
     out.ceilings.append(
         where
-        | {name: getattr(ceiling, name) for name in names}
+        | ceiling_columns(ceiling)
+        | {"num_undefined": ceiling.num_undefined}
         | linear
         | unlimited_numbers(alone, truth.masks.shape[1], linear)
         | {"num_replicates": plan.replicates, "initialisation": plan.initialisation}
@@ -115,29 +115,41 @@ def add_rows(
                 f"{kind} of {label} is undefined for every query at alpha {plan.alpha:g}, seed {plan.seed}: "
                 f"{undefined_reason(losses, made[label, normalised])}"
             )
-        numbers = ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")
         costs = ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")
         out.rows.append(
             where
             | {"method": variant.method.name, "label": label, "settings": variant.settings}
             | {"origin": variant.origin, "normalised": normalised, "num_replicates": plan.replicates}
-            | {name: getattr(result, name) for name in numbers}
-            | {"lds_across_queries": result.across_queries}
-            | {"ceiling": ceiling.ceiling, "ceiling_low": ceiling.ci_low, "ceiling_high": ceiling.ci_high}
+            | lds_columns(result, ceiling)
             | {name: linear[name] for name in ("linear_ceiling", "linear_low", "linear_high")}
             | {"spread": float(np.nanstd(result.per_query)) if result.num_undefined < len(queries) else math.nan}
             | {name: prediction.record[name] for name in costs}
             | {"note": "; ".join(filter(None, notes))}
             | ({} if within is None else _within_groups(within[1][label, normalised], within[0]))
         )
-    compared = ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
     for ((label, normalised), (against, _)), pair in differences.items():
         out.pairs.append(
             where
             | {"label": label, "against": against, "normalised": normalised}
-            | {name: getattr(pair, name) for name in compared}
+            | pair_columns(pair)
             | ({} if within is None else _pair_within(within[2][(label, normalised), (against, normalised)]))
         )
+
+
+def lds_columns(result: metrics.LDS, ceiling: metrics.Ceiling) -> dict[str, Any]:
+    names = ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")
+    ends = {"ceiling": ceiling.ceiling, "ceiling_low": ceiling.ci_low, "ceiling_high": ceiling.ci_high}
+    return {**{name: getattr(result, name) for name in names}, "lds_across_queries": result.across_queries, **ends}
+
+
+def pair_columns(pair: metrics.Difference) -> dict[str, Any]:
+    names = ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
+    return {name: getattr(pair, name) for name in names}
+
+
+def ceiling_columns(ceiling: metrics.Ceiling) -> dict[str, Any]:
+    names = ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated")
+    return {name: getattr(ceiling, name) for name in names}
 
 
 def _ceiling_within(ceiling: metrics.Ceiling, group_name: str) -> dict[str, Any]:

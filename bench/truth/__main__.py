@@ -26,6 +26,7 @@ own declared convention:
 import argparse
 import logging
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,25 +43,25 @@ from bench.arguments import (
     check_device,
     check_out,
     cluster_options,
+    one_of_each,
     run_cli,
 )
 from bench.evaluations.common import add_scores_argument, add_shared_arguments
 from bench.experiment import Experiment, asked_for, execution_of, experiment_of, task_and_plans
 from bench.ground_truth import GroundTruth, ground_truth
 from bench.metrics import MINIMUM_SUBSETS
-from bench.records import try_write
 from bench.truth.bank import check_bank, export_scores, make_bank
 from bench.truth.folder import (
     as_masks,
     as_values,
     check_orientation,
+    of_ours,
     one_array,
     read_truth,
-    truth_record,
     write_truth,
 )
 from retrain.errors import UsageError
-from retrain.safe_files import read_json
+from retrain.safe_files import read_json, validate
 from retrain.store import Store
 
 # Source -> the names of its arrays in .npz files, and what its values are: larger is worse, or larger is better.
@@ -77,40 +78,23 @@ SOURCES = {
 
 def id_lists(path: str, name: str) -> list[list[int]]:
     """One list of training ids a subset, from a JSON file or from an integer array (num_subsets, size)."""
-    if not path.endswith(".json"):
-        array = one_array(path, name)
-        if array.ndim != 2 or array.dtype.kind not in "iu":
-            raise UsageError(
-                f"{path} has shape {array.shape} and dtype {array.dtype}; expected integers, (num_subsets, size)"
-            )
-        return array.tolist()
-    content = read_json(path, follow_links=True)
+    content = read_json(path, follow_links=True) if path.endswith(".json") else one_array(path, name).tolist()
     if isinstance(content, dict):
         content = content.get(name, content)
-    if isinstance(content, dict):  # {"0": [...], "1": [...]}: in the order of their numbers
-        try:
-            content = [content[key] for key in sorted(content, key=int)]
-        except ValueError:
-            keys = ", ".join(list(content)[:4])
-            raise UsageError(f'{path} has the keys {keys}; expected "{name}", or the numbers of subsets') from None
-    is_ids = isinstance(content, list) and all(isinstance(ids, list) for ids in content)
-    if not is_ids or not all(type(i) is int for ids in content for i in ids):
-        raise UsageError(f"{path} is not a list of lists of whole numbers; expected one list of training ids a subset")
-    return content
+    if isinstance(content, dict) and all(key.isdecimal() for key in content):  # {"0": [...], "1": [...]}
+        content = [content[key] for key in sorted(content, key=int)]
+    return validate(content, list[list[int]], path)
 
 
 def membership(lists: list[list[int]], num_train: int, path: str) -> np.ndarray:
     """(num_subsets, num_train) bool: which ids each list names."""
     named = np.zeros((len(lists), num_train), dtype=bool)
     for subset, ids in enumerate(lists):
-        wrong = [i for i in ids if not 0 <= i < num_train]
-        if wrong:
+        if wrong := [i for i, times in Counter(ids).items() if times > 1 or not 0 <= i < num_train]:
             raise UsageError(
                 f"{path}: subset {subset} names example {wrong[0]}; expected ids from 0 to {num_train - 1} "
-                f"(--num-train {num_train})"
+                f"(--num-train {num_train}), each once"
             )
-        if len(set(ids)) != len(ids):
-            raise UsageError(f"{path}: subset {subset} names an example twice; expected every id once")
         named[subset, ids] = True
     return named
 
@@ -120,24 +104,23 @@ def import_truth(arguments: argparse.Namespace) -> GroundTruth:
     subsets_name, values_name, usual = SOURCES[source]
     if subsets_name == "masks":
         masks = as_masks(one_array(path, "masks"), path)
+    elif arguments.num_train is None:
+        raise UsageError(f"import {source} needs --num-train, the number of training examples: ids do not say it")
     else:
-        if arguments.num_train is None:
-            raise UsageError(f"import {source} needs --num-train, the number of training examples: ids do not say it")
         named = membership(id_lists(path, subsets_name), arguments.num_train, path)
         # dattri lists what each model was trained on, bergson what it was trained without.
         masks = as_masks(named if source == "dattri" else ~named, path)
     values = as_values(one_array(arguments.values, values_name), arguments.values, *masks.shape)
     if subsets_name == "masks":
         check_orientation(masks, path)
-    values_are = arguments.values_are or usual
-    losses = values if values_are == "loss" else -values
-    turned = ", larger is worse" if values_are == "loss" else ", larger is better: the sign was turned"
+    is_loss = (arguments.values_are or usual) == "loss"
+    turned = ", larger is worse" if is_loss else ", larger is better: the sign was turned"
     record = {
         "source": source,
         "values": values_name + turned,
         "subsets": "given as left-out ids, turned into kept" if source == "bergson" else "kept examples, as given",
     }
-    return GroundTruth.of_arrays(masks, losses, record=record)
+    return GroundTruth.of_arrays(masks, values if is_loss else -values, record=record)
 
 
 # ---- exporting ----
@@ -145,28 +128,16 @@ def import_truth(arguments: argparse.Namespace) -> GroundTruth:
 
 def export_truth(arguments: argparse.Namespace) -> GroundTruth:
     """The ground truth that bench.lds made, retraining only what the cache does not have."""
-    from retrain.units import retrain_units
-
     check_device(arguments.device)
-    task, plans = task_and_plans(arguments)
-    if len(plans) != 1:
-        raise UsageError("a ground truth is of one alpha, one share and one seed; export each to a folder of its own")
-    (plan,) = plans
-    jobs, store = cluster_options(arguments), Store(arguments.cache)
-    units = retrain_units(task, plan, arguments.device)
-    if missing := sum(not store.has(unit.kind, unit.config) for unit in units):
-        text = f"{missing} of {len(units)} retrains are not in {store.root}"
-        if arguments.collect and jobs["cluster"] != "slurm":
-            raise UsageError(f"{text}; the same command without --collect makes them")
-        print(f"{text}: making them (--cluster {jobs['cluster']})", file=sys.stderr, flush=True)
-    found = ground_truth(task, plan, store, arguments.device, **jobs)
+    one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
+    task, (plan,) = task_and_plans(arguments)
+    found = ground_truth(task, plan, Store(arguments.cache), arguments.device, **cluster_options(arguments))
     if len(found.subsets) < plan.num_subsets:
-        raise UsageError("the ground truth is not complete; run the same command without --collect")
-    queries = task.query_indices("report")
-    record = truth_record(task, plan) | {"query_split": "report", "queries": None, "description": task.description}
-    return GroundTruth(
-        found.masks, found.losses[:, :, queries], found.present, found.subsets, record, found.train_indices, queries
-    )
+        raise UsageError(
+            f"{plan.num_subsets - len(found.subsets)} of {plan.num_subsets} subsets are not in {arguments.cache}; the "
+            "same command without --collect makes them"
+        )
+    return of_ours(found, task, plan, task.query_indices("report"), query_split="report", queries=None)
 
 
 # ---- the command ----
@@ -213,33 +184,28 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
-    arguments = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
+    arguments = parser.parse_args(argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    return run_cli(parser.prog, lambda: work(arguments, parser.prog), traceback=getattr(arguments, "traceback", None))
+    return run_cli(parser.prog, lambda: work(arguments), traceback=getattr(arguments, "traceback", None))
 
 
-def work(arguments: argparse.Namespace, prog: str) -> int:
+def work(arguments: argparse.Namespace) -> int:
     if arguments.command == "check":
         found = [check_folder(Path(folder)) for folder in arguments.folder]
         print("\n\n".join(text for text, _ in found))
         return 0 if all(same for _, same in found) else 1
+    check_out(arguments.out)
     out = Path(arguments.out)
-    if arguments.command != "import":
-        check_out(arguments.out)
     if arguments.command in ("export", "import"):
         truth = export_truth(arguments) if arguments.command == "export" else import_truth(arguments)
-        check_out(arguments.out)
-        if unwritten := try_write(lambda: write_truth(out, truth), out):
-            print(f"{prog}: {unwritten}", file=sys.stderr)
-            return 1
+        write_truth(out, truth)
         print(f"{described(truth)}; written to {out}")
         return 0
     if arguments.command == "scores":
         experiment = Experiment(**asked_for(arguments))
         made = export_scores(experiment, execution_of(arguments), out, arguments.scores)
     else:
-        experiment, execution = experiment_of(arguments), execution_of(arguments)
-        made = make_bank(experiment, execution, out, arguments.scores, arguments.checkpoint)
+        made = make_bank(experiment_of(arguments), execution_of(arguments), out, arguments.scores, arguments.checkpoint)
         for folder in made:
             print(check_folder(folder)[0])
     for path in made:

@@ -33,7 +33,7 @@ from bench.records import provenance, read_recorded, write_json, write_recorded
 from bench.rows import add_rows
 from bench.runner import Session
 from bench.tables import bytes_text, number, table
-from bench.truth.folder import read_truth, truth_record, write_truth
+from bench.truth.folder import of_ours, write_truth
 from retrain.errors import UsageError
 from retrain.safe_files import whole_file, write_safetensors
 
@@ -45,11 +45,12 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
     """A folder for every seed, share and alpha."""
     session = Session(experiment, execution)
     session.report_skipped()
-    _say(session)
+    for note in session.notes:
+        print(note, file=sys.stderr)
     truths, predictions = session.retrain(), session.score()
     if session.out.problems:
         raise UsageError(f"nothing was written: {session.out.problems[0]}")
-    made = []
+    task, made = session.task, list[Path]()
     kept_in: dict[int, Path] = {}  # the checkpoint of a seed, which all its banks share
     for seed, share in session.blocks:
         queries = session.question(seed, share).query_indices()
@@ -57,45 +58,31 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
             found = truths[seed, share, plan.alpha]
             here = [(variant, some[position]) for variant, some in predictions[seed, share]]
             session.out.rows.clear()
-            add_rows(session.out, session.task, plan, found, queries, here)
-            record = truth_record(session.task, plan) | {
-                "query_split": experiment.query_split,
-                "queries": experiment.queries,
-                "description": session.task.description,
-                "commit": provenance()["commit"],
-            }
-            known = (record, found.train_indices, queries)
-            truth = GroundTruth(found.masks, found.losses[:, :, queries], found.present, found.subsets, *known)
-            place = (
-                f"{file_slug(session.task.name)}-{file_slug(session.task.protocol)}-alpha-{plan.alpha:g}-seed-{seed}"
-            )
-            more = f"-share-{share:g}" if share != session.task.default_alpha_attribution else ""
-            folder = out / (place + more)
-            write_truth(folder, truth)
-            _write_predictions(folder, session, here, scores, truth)
+            add_rows(session.out, task, plan, found, queries, here)
+            asked = {"query_split": experiment.query_split, "queries": experiment.queries}
+            truth = of_ours(found, task, plan, queries, **asked, commit=provenance()["commit"])
+            more = f"-share-{share:g}" if share != task.default_alpha_attribution else ""
+            folder = out / f"{file_slug(f'{task.name}-{task.protocol}')}-alpha-{plan.alpha:g}-seed-{seed}{more}"
+            _write_predictions(folder, session, here, SCORE_CHOICES[scores], truth.subsets, write_truth(folder, truth))
             if checkpoint:
                 _write_checkpoint(folder, session, seed, beside=kept_in.setdefault(seed, folder))
             made.append(folder)
     return made
 
 
-def _say(session: Session) -> None:
-    for note in session.notes:
-        print(note, file=sys.stderr)
-
-
-def _write_predictions(folder: Path, session: Session, here: Sequence[Any], scores: str, truth: GroundTruth) -> None:
+def _write_predictions(
+    folder: Path, session: Session, here: Sequence[Any], kinds: Sequence[str], subsets: np.ndarray, truth_sha256: str
+) -> None:
     kept: dict[tuple[str, bool], np.ndarray] = {}
     for variant, prediction in here:
-        for kind in SCORE_CHOICES[scores]:
+        for kind in kinds:
             values = prediction.normalised if kind == "normalised" else prediction.raw
             if values is not None and variant.rows in ("both", kind):
-                kept[variant.label, kind == "normalised"] = values[truth.subsets]
-    names = {label for label, _ in kept}
+                kept[variant.label, kind == "normalised"] = values[subsets]
     rows = [row for row in session.out.rows if (row["label"], row["normalised"]) in kept]
-    methods = [variant.describe() for variant, _ in here if variant.label in names]
+    methods = [variant.describe() for variant, _ in here if variant.label in {label for label, _ in kept}]
     told = {"methods": methods, "rows": rows, **provenance(session.device())}
-    write_recorded(folder, kept, told, read_truth(folder).record["arrays_sha256"])
+    write_recorded(folder, kept, told, truth_sha256)
 
 
 def _write_checkpoint(folder: Path, session: Session, seed: int, beside: Path) -> None:
@@ -134,7 +121,8 @@ def check_bank(folder: Path, truth: GroundTruth) -> tuple[str, bool]:
 def export_scores(experiment: Experiment, execution: Execution, out: Path, scores: str) -> list[Path]:
     """Every method's matrix in a file of its own, and scores.json, which says what rows and columns are."""
     session = scoring_session(experiment, execution, has_alpha=True)
-    _say(session)
+    for note in session.notes:
+        print(note, file=sys.stderr)
     made: list[Path] = []
     told: dict[str, Mapping[str, Any]] = {}
     for (seed, share), found in score_methods(session).items():

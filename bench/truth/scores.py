@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.arguments import RUNS, Parser, check_out, run_cli
+from bench.arguments import SCORES_ARE, Parser, check_out, run_cli
 from bench.ground_truth import GroundTruth
 from bench.prediction import subset_sums
 from bench.records import (
@@ -37,14 +37,23 @@ from bench.records import (
     try_write,
     without_nan,
 )
-from bench.rows import COLUMNS, PAIR_COLUMNS, compute_metrics, undefined_reason
+from bench.rows import (
+    COLUMNS,
+    PAIR_COLUMNS,
+    ceiling_columns,
+    compute_metrics,
+    lds_columns,
+    pair_columns,
+    undefined_reason,
+)
 from bench.schema import RunRecord
 from bench.tables import ceiling_text, divisor, interval, number, pairs_text, share_text, table
 from bench.truth.folder import one_array, read_truth
 from retrain.errors import UsageError
 from retrain.safe_files import one_line
 
-SCORES_ARE = ("loss-change", "helpfulness")  # a positive score: the loss rises, or falls, with the example
+OPTIONS = ("--ground-truth", "--scores", "--scores-are", "--out", "--json")
+GIVEN = {"settings": "", "origin": "given"}
 
 
 def read_scores(path: str, truth: GroundTruth, sign: str) -> np.ndarray:
@@ -78,9 +87,8 @@ def where_of_truth(truth: GroundTruth) -> dict[str, Any]:
     if all(known.get(name) is not None for name in ("task", *names)):
         return {"task": known["task"]["name"], **{name: known[name] for name in names}}
     digest = str(known.get("arrays_sha256", ""))[:6]
-    task = f"{one_line(str(known.get('source') or 'ground truth'), 150)} {digest}".strip()
     return {
-        "task": task,
+        "task": f"{one_line(str(known.get('source') or 'ground truth'), 150)} {digest}".strip(),
         "protocol": "given",
         "alpha": known.get("alpha") or round(float(truth.masks.mean()), 6),
         "alpha_attribution": 1.0,
@@ -90,76 +98,50 @@ def where_of_truth(truth: GroundTruth) -> dict[str, Any]:
 
 def score_files(
     truth: GroundTruth, paths: Sequence[str], sign: str = SCORES_ARE[0], recorded: Recorded | None = None
-) -> dict[str, Any]:
-    """Rows, pairs and ceiling of score files, as bench.lds has them; pairs with every recorded method, too."""
-    losses = truth.mean()
+) -> dict[str, list[Any]]:
+    """Rows, pairs, ceilings, methods and problems of score files; their pairs with every recorded method, too."""
+    losses, where = truth.mean(), where_of_truth(truth)
     labels = labels_of(paths)
     made = {
         (label, False): subset_sums(truth.masks, read_scores(path, truth, sign))
         for label, path in zip(labels, paths, strict=True)
     }
     rivals = {} if recorded is None else {key: ranks for key, ranks in recorded.ranks.items() if not key[1]}
-    if twice := sorted(set(labels) & {label for label, _ in rivals}):
-        raise UsageError(f'a recorded method is called "{twice[0]}" as well; give the file another name')
+    if twice := sorted(set(made) & set(rivals)):
+        raise UsageError(f'a recorded method is called "{twice[0][0]}" as well; give the file another name')
     if strange := next((key[0] for key, ranks in rivals.items() if ranks.shape != losses.shape), ""):
         raise UsageError(f'the recorded predictions of "{strange}" have another shape than the losses, {losses.shape}')
     pairs = list(itertools.combinations([*made, *rivals], 2))
     ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, {**made, **rivals}, pairs)
-    where = where_of_truth(truth)
-    rows = []
-    for key in made:
-        result, label = results[key], key[0]
-        numbers = ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")
-        rows.append(
-            where
-            | {"method": label, "label": label, "settings": "", "origin": "given", "normalised": False}
-            | {"num_replicates": len(truth.losses)}
-            | {name: getattr(result, name) for name in numbers}
-            | {"lds_across_queries": result.across_queries}
-            | {"ceiling": ceiling.ceiling, "ceiling_low": ceiling.ci_low, "ceiling_high": ceiling.ci_high}
-            | {"note": ""}
-        )
-        if result.num_undefined:
-            undefined = np.isnan(result.per_query)
-            rows[-1]["reason"] = undefined_reason(losses[:, undefined], made[key][:, undefined])
-    compared = ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
-    return {
-        "rows": rows,
-        "pairs": [
-            where | {"label": a[0], "against": b[0], "normalised": False} | {n: getattr(pair, n) for n in compared}
-            for (a, b), pair in differences.items()
-        ],
-        "ceilings": [
-            where
-            | {name: getattr(ceiling, name) for name in ("ceiling", "ci_low", "ci_high", "reliability")}
-            | {"num_subsets_replicated": ceiling.num_subsets_replicated, "num_replicates": len(truth.losses)}
-        ],
-    }
+    found: dict[str, list[Any]] = {"rows": [], "pairs": [], "ceilings": [], "methods": [], "problems": []}
+    for (label, path), (key, prediction) in zip(zip(labels, paths), made.items(), strict=True):
+        result = results[key]
+        about = {"method": label, "label": label, **GIVEN, "normalised": False, "num_replicates": len(truth.losses)}
+        found["rows"].append(where | about | lds_columns(result, ceiling) | {"note": ""})
+        # As a record describes a method: a file's bytes are its settings.
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+        described = {"name": label, "asked": label, "label": label, "rows": "raw", **GIVEN}
+        found["methods"].append(described | {"scores_are": sign, "scores_sha256": digest})
+        if undefined := result.num_undefined:
+            none = np.isnan(result.per_query)
+            many = "every query" if undefined == result.num_queries else f"{undefined} queries"
+            reason = undefined_reason(losses[:, none], prediction[:, none])
+            found["problems"].append(f"LDS of {label} is undefined for {many}: {reason}")
+    for (a, b), pair in differences.items():
+        found["pairs"].append(where | {"label": a[0], "against": b[0], "normalised": False} | pair_columns(pair))
+    found["ceilings"].append(where | ceiling_columns(ceiling) | {"num_replicates": len(truth.losses)})
+    return found
 
 
-def make_parser(prog: str) -> Parser:
-    parser = Parser(prog=prog, description="The LDS of given scores against a given ground truth.")
-    add = parser.add_argument
-    add("--ground-truth", required=True, metavar="DIR", help="folder made by bench.truth")
-    add("--scores", required=True, nargs="+", metavar="FILE", help="(num_queries, num_train) arrays")
-    add("--scores-are", choices=SCORES_ARE, default=SCORES_ARE[0], help="their sign (default: %(default)s)")
-    add("--out", default=RUNS, help="where the record goes (default: %(default)s)")
-    add("--json", action="store_true", help="print rows as a JSON list")
-    return parser
-
-
-def scores_command(argv: Sequence[str], lds_parser: Parser) -> int:
-    prog = lds_parser.prog
-    parser = make_parser(prog)
+def scores_command(argv: Sequence[str], parser: Parser) -> int:
+    """bench.lds with --ground-truth."""
     given = dict.fromkeys(word.partition("=")[0] for word in argv)
-    if "--ground-truth" not in given:
-        parser.exit(2, f"{prog}: --scores needs --ground-truth FOLDER, made by python -m bench.truth\n")
-    taken = parser.known_options()
-    if foreign := [name for name in given if name in lds_parser.known_options() and name not in taken]:
-        options = ", ".join(name for name in taken if name.startswith("--"))
-        parser.exit(2, f"{prog}: {', '.join(foreign)} cannot be used with --ground-truth; its options are {options}\n")
+    if not {"--ground-truth", "--scores"} <= set(given):
+        parser.error("--scores needs --ground-truth FOLDER, made by python -m bench.truth, and the other way round")
+    if foreign := [name for name in given if name in parser.known_options() and name not in (*OPTIONS, "--help")]:
+        parser.error(f"{', '.join(foreign)} cannot be used with --ground-truth; its options are {', '.join(OPTIONS)}")
     arguments = parser.parse_args(argv)
-    return run_cli(prog, lambda: _score(arguments, command_line("bench.lds", argv), prog))
+    return run_cli(parser.prog, lambda: _score(arguments, command_line("bench.lds", argv), parser.prog))
 
 
 def _score(arguments: argparse.Namespace, command: str, prog: str) -> int:
@@ -167,44 +149,25 @@ def _score(arguments: argparse.Namespace, command: str, prog: str) -> int:
     truth = read_truth(arguments.ground_truth)
     recorded = read_recorded(arguments.ground_truth, str(truth.record.get("arrays_sha256")))
     found = score_files(truth, arguments.scores, arguments.scores_are, recorded)
-    found["methods"] = described_scores(arguments.scores, arguments.scores_are)
-    problems = []
-    for row in found["rows"]:
-        if reason := row.pop("reason", ""):
-            many = "every query" if row["num_undefined"] == row["num_queries"] else f"{row['num_undefined']} queries"
-            problems.append(f"LDS of {row['label']} is undefined for {many}: {reason}")
     place, unwritten = save_scores(found, truth, recorded, command, Path(arguments.out))
-    for problem in [*problems, *([unwritten] if unwritten else [])]:
+    problems = [*found["problems"], *([unwritten] if unwritten else [])]
+    for problem in problems:
         print(f"{prog}: {problem}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(without_nan(found["rows"]), indent=1))
     else:
         print(show_scores(found, truth, recorded))
         print("" if unwritten else f"\nrecord: {place}")
-    return 1 if problems or unwritten else 0
-
-
-def described_scores(paths: Sequence[str], sign: str) -> list[dict[str, Any]]:
-    """As a record describes a method: a file's bytes are its settings."""
-    return [
-        {
-            "name": label, "asked": label, "label": label, "rows": "raw", "origin": "given", "settings": "",
-            "scores_are": sign, "scores_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12],
-        }
-        for label, path in zip(labels_of(paths), paths, strict=True)
-    ]  # fmt: skip
+    return 1 if problems else 0
 
 
 def config_of_truth(methods: list[dict[str, Any]], truth: GroundTruth) -> dict[str, Any]:
     """What decided the numbers, under the names of a run of our own: the same ground truth is then the same ground."""
     known, where = truth.record, where_of_truth(truth)
     usual = {
-        "query_split": "report",
-        "queries": None,
-        "scheme": "fixed",
-        "stream": "report",
-        "initialisation": "shared",
-    }
+        "query_split": "report", "queries": None, "scheme": "fixed", "stream": "report", "initialisation": "shared",
+        "replicated_subsets": None,
+    }  # fmt: skip
     return {
         "task": known.get("task") or {"name": where["task"], "source": known.get("arrays_sha256", "")},
         "methods": methods,
@@ -214,7 +177,6 @@ def config_of_truth(methods: list[dict[str, Any]], truth: GroundTruth) -> dict[s
         "seeds": [where["seed"]],
         "subsets": len(truth.masks),
         "replicates": len(truth.losses),
-        "replicated_subsets": known.get("replicated_subsets"),
     }
 
 
@@ -223,10 +185,10 @@ def save_scores(
 ) -> tuple[Path, str]:
     """(where the record is, why it could not be written)"""
     known = {name: truth.record.get(name) for name in ("source", "task", "alpha", "arrays_sha256")}
-    run_id = run_id_of(known, found)
+    run_id = run_id_of(known, {name: found[name] for name in ("rows", "pairs", "ceilings", "methods")})
     path = out / run_id / "run.json"
-    beside = [] if recorded is None else [dict(row) for row in recorded.rows if not row["normalised"]]
-    for row in [*found["rows"], *beside, *found["pairs"]]:
+    rows = [*found["rows"], *map(dict, _recorded_rows(recorded))]
+    for row in [*rows, *found["pairs"]]:
         row["run_id"] = run_id
     source = str(truth.record.get("source", "ground truth"))
     record = {
@@ -237,15 +199,14 @@ def save_scores(
         "truth": truth.record,
         "config": config_of_truth([*found["methods"], *([] if recorded is None else recorded.methods)], truth),
         **provenance(ELSEWHERE),
-        "rows": [*found["rows"], *beside],
+        "rows": rows,
         **{name: found[name] for name in ("pairs", "ceilings")},
         "diagnostics": [],
         "skipped": {},
         "problems": [],
     }
-
     tables = {
-        "lds.csv": pd.DataFrame(record["rows"], columns=COLUMNS),
+        "lds.csv": pd.DataFrame(rows, columns=COLUMNS),
         "pairs.csv": pd.DataFrame(found["pairs"], columns=PAIR_COLUMNS),
     }
     return path, try_write(lambda: save_record(path, record, RunRecord, tables), path.parent)

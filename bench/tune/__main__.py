@@ -45,7 +45,6 @@ def make_parser(command: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--reference", choices=REFERENCES, help="models that methods look at (default: full)")
     add("--queries", type=at_least(1), help="only the first so many queries")
-    add("--dry-run", action="store_true", help="say what would be computed, and compute nothing")
     add("--out", default=f"{RUNS}/{command or 'tune'}", help="where the record goes (default: %(default)s)")
     add_cluster_arguments(parser)
     return parser
@@ -65,11 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(arguments: argparse.Namespace, command: str, line: str, prog: str) -> int:
     started = time.perf_counter()
     outcome = COMMANDS[command][2](arguments)
-    if outcome is None:
-        return 0
     grid, path = outcome.grid, outcome.path
-    for note in grid.session.notes:
-        print(note, file=sys.stderr)
     run_id = hashlib.sha256(canonical_json(outcome.result, "result").encode()).hexdigest()[:12]
     record = {
         **outcome.result,
@@ -79,21 +74,23 @@ def work(arguments: argparse.Namespace, command: str, line: str, prog: str) -> i
         **provenance(grid.session.device()),
         "seconds": round(time.perf_counter() - started, 1),
     }
-    files = [(path, record)]
-    if outcome.beside is not None:
-        files.append((outcome.beside[0], outcome.beside[1](record)))
+    files = {path: record}
+    if outcome.tuned is not None:
+        place, tuned = outcome.tuned
+        files[place] = tuned | {name: record[name] for name in choose.TUNED_FIELDS}
 
     def write() -> None:
-        for place, content in files:
+        for place, content in files.items():
             keep_earlier(place, run_id)
             write_json(place, content, indent=None if command else 1)
 
     unwritten = try_write(write, path)
     print(outcome.text)
     print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
-    if outcome.last and not unwritten:
-        print(outcome.last)
-    for remark in outcome.remarks:
+    if outcome.tuned is not None and not unwritten:
+        words = f"python -m bench.lds --task {arguments.task} --settings tuned ..."
+        print(f"to use it: TDA_BENCH_TUNED={arguments.out} {words}")
+    for remark in [*grid.session.notes, *outcome.remarks]:
         print(remark, file=sys.stderr)
     lost = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []
     for problem in [*lost, *outcome.problems]:

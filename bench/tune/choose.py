@@ -1,13 +1,13 @@
 """Choose every method's settings by one rule, on queries and on subsets that are never reported.
 
     python -m bench.tune --task digits                                # every method that declares a grid
-    python -m bench.tune --task cifar10 --alpha 0.1 0.5 --methods ekfac trak bif --seconds 60
+    python -m bench.tune --task cifar10 --alpha 0.1 0.5 --methods ekfac trak bif --tries 20
     python -m bench.lds --task digits --alpha 0.1 --settings tuned    # what was chosen is used
 
 Each method's file declares a small grid of what matters (`Method.grid`). Every method gets the same number of settings
-(`--tries`), or the same seconds (`--seconds`), its defaults first and the rest in an order that a seed decides. Where a
-decimal number of the best was varied, all else equal, and nothing beyond it was tried, ten times or a tenth of it is
-tried as well, up to `--further` settings; whole numbers (draws, checkpoints) are budgets and are not followed. What
+(`--tries`), its defaults first and the rest in an order that a seed decides. Where a decimal number of the best was
+varied, all else equal, and nothing beyond it was tried, ten times or a tenth of it is tried as well, up to `--further`
+settings; whole numbers (draws, checkpoints) are budgets and are not followed. What
 `--set METHOD.OPTION=VALUE` gives is kept and not tuned. A setting's LDS is the mean over the alphas and seeds asked
 for, on the `tune` queries and on subsets of a stream of their own. On a task with groups it is LDS within groups, and
 one alpha is tuned at a time, at the models and subsets that `--reference` and `--scheme` ask for. The best by raw LDS
@@ -20,7 +20,6 @@ import argparse
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -55,8 +54,7 @@ TUNED_FIELDS = ("task", "protocol", "alphas", "alpha_attribution", "seeds", "run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--methods", nargs="+", help="whose settings are chosen (default: every method that declares a grid)")
-    add("--tries", type=at_least(1), help=f"settings a method (default: {TRIES})")
-    add("--seconds", type=float, help="seconds a method instead, its fits and scores counted")
+    add("--tries", type=at_least(1), default=TRIES, help="settings a method (default: %(default)s)")
     beyond_grid = "settings beyond the grid, where the best is at its edge (default: %(default)s)"
     add("--further", type=at_least(0), default=FURTHER, help=beyond_grid)
 
@@ -190,45 +188,27 @@ def clearly_behind(others: Sequence[Tried], best: Tried, truths: Sequence[Truth]
     return [compare.is_ahead(compare.mean_of_independent(blocks), negligible=0.0) for blocks in each]
 
 
-def tune_method(
-    blocks: Sequence[Any], name: str, tries: int, seconds: float | None, further: int = FURTHER
-) -> dict[str, Any]:
-    """The whole grid as far as it was gone through, what lies beyond its edge, and what was chosen."""
+def tune_method(blocks: Sequence[Any], name: str, tries: int, further: int = FURTHER) -> dict[str, Any]:
+    """The grid as far as `tries` go, what lies beyond its edge, and what was chosen."""
     truths = [
         (grid.losses(grid.scorer(grid.method("random")), position), grid.within(position))
         for grid in blocks
         for position in range(len(grid.plans))
     ]
-    tried: list[Tried] = []
-    spent = 0.0
     method, fixed = blocks[0].method(name), blocks[0].options.get(name, {})
     wanted = list(settings_to_try(method, blocks[0].seed, in_place_of(fixed)))
-
-    def try_next(options: dict[str, Any]) -> bool:
-        nonlocal spent
-        if seconds is not None and tried and spent >= seconds:
-            return False
-        tried.append(try_settings(blocks, name, options))
-        spent += tried[-1].seconds if math.isfinite(tried[-1].seconds) else 0.0
-        return True
-
-    if seconds is None:  # else nobody knows how many there is time for
-        for grid in blocks:
-            grid.prepare([grid.method(name, **options) for options in wanted[:tries]])
-    for options in bar(wanted[:tries] if seconds is None else wanted, desc=name, unit="setting", delay=2, leave=False):
-        if not try_next(options):
-            break
+    for grid in blocks:
+        grid.prepare([grid.method(name, **options) for options in wanted[:tries]])
+    shown = bar(wanted[:tries], desc=name, unit="setting", delay=2, leave=False)
+    tried = [try_settings(blocks, name, options) for options in shown]
     num_in_grid = len(tried)
     while len(tried) < num_in_grid + further:
         settings = [one.options for one in tried]
-        edges = [
-            options
-            for kind in CHOSEN_BY
-            if (best := best_of(tried, kind)) is not None
-            for options in beyond(method, best.options, settings)
-        ]
-        if not edges or not try_next(edges[0]):
+        best = filter(None, (best_of(tried, kind) for kind in CHOSEN_BY))
+        edge = next((options for one in best for options in beyond(method, one.options, settings)), None)
+        if edge is None:
             break
+        tried.append(try_settings(blocks, name, edge))
     return {
         "grid": [
             {"options": one.options, **{f"lds_{kind}": one.lds[kind] for kind in CHOSEN_BY}, "seconds": one.seconds}
@@ -237,28 +217,11 @@ def tune_method(
             for one in tried
         ],
         "chosen": {kind: choose(tried, truths, kind) for kind in CHOSEN_BY},
-        "seconds": spent,
+        "seconds": sum(one.seconds for one in tried),
         "num_settings": len(wanted),
         "num_beyond": len(tried) - num_in_grid,
         "fixed": {option: getattr(method, option) for option in fixed},
     }
-
-
-def dry_choice(grids: Sequence[Any], names: Sequence[str], tries: int, seconds: float | None, further: int) -> str:
-    lines = []
-    for grid in grids:
-        lines += grid.dry_truth()
-        for name in names:
-            method = grid.method(name)
-            if reason := method.skip(grid.task):
-                lines.append(f"  {name}: skipped, {reason}")
-                continue
-            wanted = list(settings_to_try(method, grids[0].seed, in_place_of(grid.options.get(name, {}))))
-            some = wanted if seconds is not None else wanted[:tries]
-            line = grid.dry_settings(name, [grid.method(name, **options) for options in some])
-            lines.append(line + (f", as far as {seconds:g} s allow" if seconds is not None else ""))
-    beyond_grid = f"and up to {further} settings a method beyond its grid, where the best is at its edge"
-    return "\n".join([*lines, *([beyond_grid] if further else [])])
 
 
 # ---- the command ----
@@ -303,60 +266,42 @@ def check_others_are_kept(path: Path, names: Collection[str]) -> None:
         )
 
 
-def run(arguments: argparse.Namespace) -> Outcome | None:
-    """None after a dry run."""
+def run(arguments: argparse.Namespace) -> Outcome:
     names = arguments.methods or tunable_methods()
     arguments.methods, arguments.alpha = None, arguments.alpha or [0.1]
-    if arguments.seconds is not None and not 0 < arguments.seconds < math.inf:
-        raise UsageError(f"--seconds is {arguments.seconds}; expected a number above 0")
-    if arguments.seconds is not None and arguments.tries is not None:
-        raise UsageError("--tries is a number of settings and --seconds what they may take; give one of them")
-    tries, out = arguments.tries or TRIES, Path(arguments.out)
+    out = Path(arguments.out)
     if variants := [name for name in names if "@" in name]:
         raise UsageError(f'"{variants[0]}" is a variant, and its settings are what is chosen; fix one of them by --set')
     check_others_are_kept(out / "tune.json", names)
     asked = replace(experiment_of(arguments), query_split="tune", stream="tune", settings="default")
-    execution = execution_of(arguments)
-    task = asked.build_task()
+    execution, task = execution_of(arguments), asked.build_task()
     by_alpha = task.groups() is not None or asked.reference != FULL
     if by_alpha and len(asked.alpha) > 1:
         raise UsageError("what is best depends on alpha here, so it is chosen for one --alpha at a time")
     check_there_is_a_choice(names, asked)
-    by_seed = [replace(asked, seeds=(seed,)) for seed in asked.seeds]
-    if arguments.dry_run:
-        grids = [SettingsGrid(one, execution, retrain=False) for one in by_seed]
-        print(dry_choice(grids, names, tries, arguments.seconds, arguments.further))
-        return None
     check_out(arguments.out)
-    grids = [SettingsGrid(one, execution) for one in by_seed]
-    found = {}
+    grids = [SettingsGrid(replace(asked, seeds=(seed,)), execution) for seed in asked.seeds]
+    found, remarks = {}, []
+    for grid in grids:
+        grid.retrain()
     for name in names:
-        if reason := grids[0].method(name).skip(grids[0].task):
-            print(f"skipped {name}: {reason}", file=sys.stderr)
-            continue
-        found[name] = tune_method(grids, name, tries, arguments.seconds, arguments.further)
+        if reason := grids[0].method(name).skip(task):
+            remarks.append(f"skipped {name}: {reason}")
+        else:
+            found[name] = tune_method(grids, name, arguments.tries, arguments.further)
+    asked_for = {"seeds": list(asked.seeds), "alphas": list(asked.alpha)}
+    asked_for |= {"tries": arguments.tries, "further": arguments.further}
     measure = "lds" if task.groups() is None else "lds_within_groups"
-    asked_for = {"tries": tries, "seconds_each": arguments.seconds, "further": arguments.further}
-    result = grids[0].describe() | {"seeds": list(asked.seeds), "alphas": list(asked.alpha), **asked_for}
-
-    def beside(record: Mapping[str, Any]) -> dict[str, Any]:
-        """What was chosen, for whoever uses it, beside the whole record."""
-        return {
-            "format": TUNED_FORMAT,
-            **{name: record[name] for name in TUNED_FIELDS},
-            **({"reference": asked.reference, "scheme": asked.scheme, "chosen_by": measure} if by_alpha else {}),
-            "rule": str(__doc__).split("\n\n")[2].replace("\n", " "),
-            "methods": {name: one["chosen"] for name, one in found.items() if all(one["chosen"].values())},
-        }
-
-    return Outcome(
-        grid=grids[0],
-        result=without_nan({**result, "methods": found}),
-        path=out / "tune.json",
-        text=show_choice(found),
-        beside=(out / (tuned_file(task, asked.reference, asked.alpha[0]) if by_alpha else tuned_file(task)), beside),
-        last=f"to use it: TDA_BENCH_TUNED={out} python -m bench.lds --task {asked.task} --settings tuned ...",
-    )
+    tuned = {  # what was chosen, for whoever uses it, beside the whole record
+        "format": TUNED_FORMAT,
+        **dict.fromkeys(TUNED_FIELDS),
+        **({"reference": asked.reference, "scheme": asked.scheme, "chosen_by": measure} if by_alpha else {}),
+        "rule": str(__doc__).split("\n\n")[2].replace("\n", " "),
+        "methods": without_nan({name: one["chosen"] for name, one in found.items() if all(one["chosen"].values())}),
+    }
+    path = out / (tuned_file(task, asked.reference, asked.alpha[0]) if by_alpha else tuned_file(task))
+    result = without_nan({**grids[0].describe(), **asked_for, "methods": found})
+    return Outcome(grids[0], result, out / "tune.json", show_choice(found), remarks=remarks, tuned=(path, tuned))
 
 
 def check_there_is_a_choice(names: Sequence[str], asked: Experiment) -> None:

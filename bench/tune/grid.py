@@ -5,7 +5,7 @@ traces. Each is cached by itself, so an interrupted sweep goes on where it was.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ import numpy as np
 
 from baselines.method import Method
 from bench import metrics, schema
-from bench.dry_run import base_line, is_trained, truth_lines
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import GroundTruth
-from bench.methods import MethodSpec, Variant, check_named, variants_of
+from bench.methods import MethodSpec, variants_of
 from bench.records import without_nan
 from bench.rows import undefined_reason
 from bench.runner import Session
@@ -31,45 +30,32 @@ from retrain.units import groups_of
 class SettingsGrid:
     """An experiment of one seed and share with its ground truth; its methods play no part."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        execution: Execution,
-        wanted: Sequence[tuple[str, Mapping[str, Any]]] = (),
-        *,
-        retrain: bool = True,
-    ):
-        """`wanted`: methods with their options; what cannot be is refused before anything is retrained. Without
-        `retrain` there is no ground truth, and nothing can be scored."""
+    def __init__(self, experiment: Experiment, execution: Execution):
         self.session = Session(replace(experiment, methods=("random",), options={}), execution)
         self.options, self.settings, self.execution = experiment.options, experiment.settings, execution
         self.reference = experiment.reference
         self.task, self.store = self.session.task, self.session.store
-        made = [(name, self.method(name, **options)) for name, options in wanted]
-        if wanted:
-            check_named({known for name, method in made for known in (name, method.name)}, self.task.name, self.options)
-        for name, method in made:
-            if reason := method.skip(self.task):
-                raise UsageError(f"{name} cannot run on {self.task.name}: {reason}")
         (self.block,) = self.session.blocks
         self.seed, self.alpha_attribution = self.block
         self.plans = self.session.plans(*self.block)
         self.failed: dict[str, str] = {}  # key of scores -> why there are none
         self.truths: list[GroundTruth] = []
-        if not retrain:
-            return
+
+    def retrain(self) -> None:
         found = self.session.retrain()
         self.truths = [found[self.seed, self.alpha_attribution, plan.alpha] for plan in self.plans]
         if any(len(truth.subsets) < plan.num_subsets for truth, plan in zip(self.truths, self.plans, strict=True)):
             raise UsageError("the ground truth is not complete; run the same command without --collect")
 
+    def refuse_skipped(self, methods: Iterable[Method]) -> None:
+        """Before anything is retrained."""
+        for method in methods:
+            if reason := method.skip(self.task):
+                raise UsageError(f"{method.name} cannot run on {self.task.name}: {reason}")
+
     def method(self, name: str, /, **options: Any) -> Method:
         """With the task's own settings, then the experiment's, then these; of two, those chosen for raw scores."""
-        return self.variants(name, options)[0].method
-
-    def variants(self, name: str, options: Mapping[str, Any]) -> list[Variant]:
-        """Two where raw and train-normalised scores have settings of their own."""
-        return variants_of(MethodSpec(name, options, label=name), self.task, self.options, self.settings)
+        return variants_of(MethodSpec(name, options, label=name), self.task, self.options, self.settings)[0].method
 
     def scorer(self, method: Method) -> Scorer:
         question = self.session.question(*self.block).of(method, self.plans[0], self.reference)
@@ -110,11 +96,6 @@ class SettingsGrid:
         except (RuntimeError, FloatingPointError) as error:
             raise MethodFailedError(why_diverged(scorer) or str(error)) from error
 
-    def ready(self, method: Method) -> bool:
-        """Whether nothing would have to be computed."""
-        scorer = self.scorer(method)
-        return scorer.cached(self.plans) or bool(why_diverged(scorer))
-
     def score(self, method: Method, swept: dict[str, Any]) -> dict[str, Any]:
         """LDS raw and normalised (the mean over alphas), seconds, loss traces; a reason where the method fails."""
         scorer, cell = self.scorer(method), dict(swept)
@@ -140,23 +121,6 @@ class SettingsGrid:
         cell |= {key: value for key, value in record["diagnostics"].items() if key in ("rhat", "ess", "mixing")}
         cell["traces"] = traces_of(scorer)
         return without_nan(cell)
-
-    # ---- what a run would compute ----
-
-    def dry_truth(self) -> list[str]:
-        """What its ground truth lacks."""
-        which = f" ({self.session.experiment.stream} subsets)"
-        lines = truth_lines(self.session, *self.block)
-        return [base_line(self.session, self.seed), *(line + which for line in lines)]
-
-    def dry_settings(self, label: str, methods: Sequence[Method]) -> str:
-        """How many of a method's settings are still to score. What they are kept under depends on the base model."""
-        scorers = [self.scorer(method) for method in methods] if is_trained(self.session, self.seed) else []
-        lost = sum(bool(why_diverged(scorer)) for scorer in scorers)
-        cached = sum(not why_diverged(scorer) and scorer.cached(self.plans) for scorer in scorers)
-        ran_away = f", {lost} ran away and are not tried again" if lost else ""
-        todo = len(methods) - cached - lost
-        return f"  {label}: {cached} of {len(methods)} settings cached{ran_away}, {todo} to score"
 
     def describe(self) -> dict[str, Any]:
         experiment = self.session.experiment
@@ -207,7 +171,6 @@ class Outcome:
     result: dict[str, Any]
     path: Path  # of the record
     text: str  # the table
-    beside: tuple[Path, Callable[[Mapping[str, Any]], dict[str, Any]]] | None = None  # another file, made of the record
-    last: str = ""  # a line below the table, where the record was written
     remarks: Sequence[str] = ()  # what has no number, and why
     problems: Sequence[str] = ()  # what went wrong
+    tuned: tuple[Path, dict[str, Any]] | None = None  # the settings that were chosen, in a file of their own

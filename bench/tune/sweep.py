@@ -14,9 +14,8 @@ TRAK is scored anew for each projection and ensemble size.
 import argparse
 import dataclasses
 import itertools
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,11 @@ import numpy as np
 import torch
 
 from baselines.bif.covariance import covariance
-from baselines.method import available_methods, load_method
+from baselines.method import load_method
 from bench import metrics
 from bench.arguments import add_settings_argument, check_out, one_of_each
-from bench.dry_run import is_trained
-from bench.experiment import Execution, Experiment, execution_of, experiment_of
-from bench.methods import MethodSpec, parse_method_spec
+from bench.experiment import execution_of, experiment_of
+from bench.methods import build_variants, check_named
 from bench.prediction import subset_sums
 from bench.records import without_nan
 from bench.tables import in_place_of, interval, number, setting_text, table
@@ -39,7 +37,6 @@ from retrain.progress import bar
 
 # The paper's grid (app:hparam-sweep).
 PAPER_GRID = ("burn_in=0,100", "n_beta=100,300,1000,3000", "gamma=1000,3000,10000,30000,100000")
-GRID_EXAMPLES = {"ekfac": "damping=1e-8,1e-4,1e-2", "trak": "projection=128,512"}
 BUDGET_METHODS = ("bif", "trak")
 TRAK_PROJECTIONS = (128, 512, 2048, 8192)
 TRAK_CHECKPOINTS = (1, 2, 4)
@@ -56,7 +53,6 @@ def add_budget_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     words = "whose curves: bif, trak, trak@ridge=0, long=bif@draws=2500 ... (default: bif trak)"
     add("--methods", nargs="+", metavar="METHOD", default=BUDGET_METHODS, help=words)
-    add("--query-split", choices=("report", "all"), default="report", help="which queries (default: report)")
     add_settings_argument(parser)
 
 
@@ -64,137 +60,87 @@ def add_budget_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_grid(texts: Sequence[str] | None, method: str) -> dict[str, list[Any]]:
-    """Option -> values, checked against the method's own options; the paper's grid where none is given."""
-    if texts is None:
-        options = {option.name for option in dataclasses.fields(load_method(method))}
-        if not options >= {text.partition("=")[0] for text in PAPER_GRID}:
-            example = GRID_EXAMPLES.get(method, "OPTION=V1,V2")
-            raise UsageError(f"--grid is needed for {method}, for example --grid {example}")
+    """Option -> values, checked against the method's own options; the paper's grid of BIF where none is given."""
+    if texts is None and method != "bif":
+        raise UsageError(f"--grid OPTION=V1,V2 is needed for {method}; tda-bench list methods {method} has its options")
     grid: dict[str, list[Any]] = {}
     for text in texts or PAPER_GRID:
-        option, equals, values = text.partition("=")
-        if not equals or not values:
-            raise UsageError(f'--grid takes OPTION=V1,V2, for example --grid gamma=1e3,1e4, not "{text}"')
-        if option in grid:
-            raise UsageError(f"--grid has {option} twice; write all of its values as one {option}=V1,V2")
+        option, _, values = text.partition("=")
+        if not values or option in grid:
+            raise UsageError(f'--grid takes each OPTION=V1,V2 once, for example --grid gamma=1e3,1e4, not "{text}"')
         found = [getattr(load_method(method, **{option: value}), option) for value in values.split(",")]
         grid[option] = list(dict.fromkeys(found))
     return grid
 
 
-def on(experiment: Experiment, split: str) -> Experiment:
-    """Its tune queries and subsets, or those it reports."""
-    return dataclasses.replace(experiment, query_split=split, stream=split)
-
-
-def sweep(
-    experiment: Experiment, execution: Execution, name: str, grid: dict[str, list[Any]], dry_run: bool = False
-) -> tuple[dict[str, Any], SettingsGrid] | None:
+def run_sweep(arguments: argparse.Namespace) -> Outcome:
     """Every cell on `tune`; the best by raw LDS, and the best by normalised, once more on `report`."""
-    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    wanted = [(name, chosen) for chosen in combinations]
-    tuning = SettingsGrid(on(experiment, "tune"), execution, wanted, retrain=not dry_run)
+    name = arguments.method
+    if "@" in name:
+        raise UsageError(f'--method has the variant "{name}"; give the method, and fix an option by --set')
+    axes = read_grid(arguments.grid, name)
+    one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
+    experiment, execution = experiment_of(arguments), execution_of(arguments)
+    if both := sorted(in_place_of(axes) & set(experiment.options.get(name, {}))):
+        raise UsageError(f"{both[0]} is swept (--grid) and set; leave out --set {name}.{both[0]}, or change the grid")
+    check_out(arguments.out)
+    tuning, reporting = (
+        SettingsGrid(dataclasses.replace(experiment, query_split=split, stream=split), execution)
+        for split in ("tune", "report")
+    )
+    combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     methods = [tuning.method(name, **chosen) for chosen in combinations]
-    if dry_run:
-        reporting = SettingsGrid(on(experiment, "report"), execution, retrain=False).dry_truth()
-        last = "  the best by raw and by normalised LDS are scored once more, on report queries"
-        print("\n".join([*tuning.dry_truth(), tuning.dry_settings(name, methods), *reporting[1:], last]))
-        return None
+    check_named({name, methods[0].name}, tuning.task.name, experiment.options)
+    tuning.refuse_skipped(methods[:1])
+    tuning.retrain()
     tuning.prepare(methods)
-    ready = [tuning.ready(method) for method in methods]  # which says nothing about how long the others take
-    cells = []
-    with bar(total=len(methods), initial=sum(ready), desc="cells", unit="cell", delay=2, leave=False) as shown:
-        for method, chosen, was_ready in zip(methods, combinations, ready, strict=True):
-            cells.append(tuning.score(method, chosen))
-            shown.update(not was_ready)
+    shown = bar(methods, desc="cells", unit="cell", delay=2, leave=False)
+    cells = [tuning.score(method, chosen) for method, chosen in zip(shown, combinations, strict=True)]
     best = {}
     for kind in ("lds", "lds_normalised"):
         if defined := [cell for cell in cells if cell.get(kind) is not None]:
+            if not reporting.truths:
+                reporting.retrain()
             chosen = max(defined, key=lambda cell: cell[kind])
-            reporting_grid = SettingsGrid(on(experiment, "report"), execution)
-            options = {option: chosen[option] for option in grid}
-            reported = reporting_grid.score(reporting_grid.method(name, **options), options)
+            options = {option: chosen[option] for option in axes}
+            reported = reporting.score(reporting.method(name, **options), options)
             best[kind] = {key: value for key, value in reported.items() if key != "traces"} | {"tune": chosen[kind]}
-    described = {"method": name, "options": tuning.method(name).config, "axes": grid}
-    return {**tuning.describe(), **described, "cells": cells, "best_on_report": best}, tuning
-
-
-def run_sweep(arguments: argparse.Namespace) -> Outcome | None:
-    method = arguments.method
-    if "@" in method:
-        raise UsageError(f'--method has the variant "{method}"; give the method, and fix an option by --set')
-    grid = read_grid(arguments.grid, method)
-    one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
-    experiment = experiment_of(arguments)
-    if both := sorted(in_place_of(grid) & set(experiment.options.get(method, {}))):
-        what = "swept and set" if both[0] in grid else f"set, and {', '.join(grid)} swept in its place"
-        raise UsageError(f"{both[0]} is {what}; leave out --set {method}.{both[0]}, or change the grid")
-    if not arguments.dry_run:
-        check_out(arguments.out)
-    made = sweep(experiment, execution_of(arguments), method, grid, arguments.dry_run)
-    if made is None:
-        return None
-    result = plain(made[0])
-    lost = [cell for cell in result["cells"] if cell["lds"] is None]
+    described = {"method": name, "options": tuning.method(name).config, "axes": axes}
+    result = without_nan({**tuning.describe(), **described, "cells": cells, "best_on_report": best})
     remarks = []
-    for cell in lost:
-        settings = ", ".join(f"{option} {setting_text(cell[option])}" for option in grid)
+    for cell in (cell for cell in cells if cell["lds"] is None):
+        settings = ", ".join(f"{option} {setting_text(cell[option])}" for option in axes)
         remarks.append(f"no LDS at {settings}: {cell['reason']}")
-    none_left = len(lost) == len(result["cells"])
-    problems = [f"no cell has an LDS; the first: {lost[0]['reason']}"] if none_left else []
+    problems = ["no cell has an LDS"] if len(remarks) == len(cells) else []
     path = Path(arguments.out) / "sweep.json"
-    return Outcome(made[1], result, path, show_sweep(result), remarks=remarks, problems=problems)
-
-
-def plain(result: dict[str, Any]) -> dict[str, Any]:
-    return without_nan(json.loads(json.dumps(result, default=dataclasses.asdict)))
+    return Outcome(tuning, result, path, show_sweep(result), remarks=remarks, problems=problems)
 
 
 # ---- what is spent ----
 
 
-def budget_specs(words: Sequence[str]) -> dict[str, MethodSpec]:
-    """By label."""
-    wanted: dict[str, MethodSpec] = {}
-    for word in dict.fromkeys(words):
-        spec = parse_method_spec(word)
-        label = spec.label or word
-        if spec.name not in BUDGET_METHODS:
-            raise UsageError(f'--methods has "{word}"; expected variants of {" or ".join(BUDGET_METHODS)}')
-        if label.lower() in available_methods() and label != spec.name:
-            raise UsageError(f'"{word}": the label "{label}" is a method\'s name; give it another')
-        if label in wanted:
-            raise UsageError(f'two variants are called "{label}": give one a label of its own, LABEL=METHOD@...')
-        wanted[label] = spec
-    return wanted
-
-
-def run_budget(arguments: argparse.Namespace) -> Outcome | None:
+def run_budget(arguments: argparse.Namespace) -> Outcome:
     """Curves by label; a variant that fails costs its own alone."""
     one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
-    wanted = budget_specs(arguments.methods)
-    arguments.methods = None
     experiment, execution = experiment_of(arguments), execution_of(arguments)
-    asked = [(spec.name, spec.options) for spec in wanted.values()]
-    if not arguments.dry_run:
-        check_out(arguments.out)
-    grid = SettingsGrid(experiment, execution, asked, retrain=not arguments.dry_run)
-    if arguments.dry_run:
-        print(dry_budget(grid, wanted))
-        return None
-    made = {"bif": bif_curves, "trak": trak_curves}
+    grid = SettingsGrid(experiment, execution)
+    variants = build_variants(experiment.methods, grid.task, experiment.options, experiment.settings)
+    if others := [one.label for one in variants if one.method.name not in BUDGET_METHODS]:
+        raise UsageError(f'--methods has "{others[0]}"; expected variants of {" or ".join(BUDGET_METHODS)}')
+    grid.refuse_skipped(variant.method for variant in variants)
+    check_out(arguments.out)
+    grid.retrain()
     curves: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    for label, spec in wanted.items():
-        for variant in grid.variants(spec.name, spec.options):
-            kinds = {"raw": (False,), "normalised": (True,)}.get(variant.rows, (False, True))
-            try:
-                found = made[spec.name](grid, variant.method, kinds)
-            except (RuntimeError, FloatingPointError) as error:
-                failed[label] = str(error).splitlines()[0]
-                continue
-            curves += [{"method": spec.name, "label": label, **curve} for curve in found if curve["points"]]
-    result = plain({**grid.describe(), "curves": curves, "failed": failed})
+    for variant in variants:
+        name, kinds = variant.method.name, {"raw": (False,), "normalised": (True,)}.get(variant.rows, (False, True))
+        try:
+            found = (bif_curves if name == "bif" else trak_curves)(grid, variant.method, kinds)
+        except (RuntimeError, FloatingPointError) as error:
+            failed[variant.label] = str(error).splitlines()[0]
+            continue
+        curves += [{"method": name, "label": variant.label, **curve} for curve in found if curve["points"]]
+    result = without_nan({**grid.describe(), "curves": curves, "failed": failed})
     remarks = []
     for curve in (curve for curve in result["curves"] if not curve["normalised"]):
         for point in (point for point in curve["points"] if point["lds"] is None):
@@ -203,24 +149,6 @@ def run_budget(arguments: argparse.Namespace) -> Outcome | None:
     problems = [f"no curve of {label}: {reason}" for label, reason in failed.items()]
     path = Path(arguments.out) / "budget.json"
     return Outcome(grid, result, path, show_budget(result), remarks=remarks, problems=problems)
-
-
-def dry_budget(grid: SettingsGrid, wanted: Mapping[str, MethodSpec]) -> str:
-    lines = grid.dry_truth()
-    for label, spec in wanted.items():
-        methods: list[Any] = [one.method for one in grid.variants(spec.name, spec.options)]
-        if spec.name == "bif":  # every shorter run is the beginning of the longest
-            asked = [dataclasses.replace(method, keep_traces=True) for method in methods]
-        else:  # how many projections there are depends on the model, once there is one
-            known = is_trained(grid.session, grid.seed)
-            asked = [
-                dataclasses.replace(method, **{axis: value})
-                for method in methods
-                for axis, values in trak_axes(trak_projections(grid, method) if known else TRAK_PROJECTIONS).items()
-                for value in values
-            ]
-        lines.append(grid.dry_settings(label, list(dict.fromkeys(asked))))
-    return "\n".join(lines)
 
 
 def score_of(result: metrics.LDS) -> dict[str, float]:
@@ -240,11 +168,9 @@ def bif_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, 
     scorer = grid.scorer(method)
     grid.predictions(scorer)
     entry = grid.store.read("scores", scorer.config)
-    if entry is None or "loss_traces" not in entry.arrays:  # damaged since
+    if entry is None or "loss_traces" not in entry.arrays:  # pruned or damaged since
         scorer.forget(grid.plans)
-        grid.predictions(scorer)
-        entry = grid.store.read("scores", scorer.config)
-        assert entry is not None
+        return bif_curves(grid, method, kinds)
     traces = torch.from_numpy(np.array(entry.arrays["loss_traces"]))  # (chains, draws, n + q)
     num_train = len(scorer.question.attributed_indices())
     losses, masks = grid.losses(scorer), grid.truths[0].masks
@@ -268,7 +194,7 @@ def bif_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, 
 def trak_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str, Any]]:
     """LDS against the projection's size at the variant's checkpoints, and against checkpoints at its projection."""
     curves = []
-    for axis, values in trak_axes(trak_projections(grid, method)).items():
+    for axis, values in {"projection": trak_projections(grid, method), "checkpoints": TRAK_CHECKPOINTS}.items():
         steps = bar(values, desc=f"trak: {axis}", unit="setting", delay=2, leave=False)
         scored = [grid.score(dataclasses.replace(method, **{axis: value}), {axis: value}) for value in steps]
         for kind in kinds:
@@ -280,10 +206,6 @@ def trak_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str,
             ]
             curves.append({"axis": axis, "normalised": kind, "options": method.config, "points": points})
     return curves
-
-
-def trak_axes(projections: Sequence[int]) -> dict[str, Sequence[int]]:
-    return {"projection": projections, "checkpoints": TRAK_CHECKPOINTS}
 
 
 def trak_projections(grid: Any, method: Any) -> list[int]:

@@ -60,12 +60,6 @@ def test_nothing_is_pruned_by_a_slip(tmp_path: Path) -> None:
     assert store.has("numbers", {"index": 1})
 
 
-def test_left_out_or_kept_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        truth.main(["import", "bergson", "--help"])
-    assert "bergson's ids name those it was trained without" in " ".join(capsys.readouterr().out.split())
-
-
 def test_examples_names_the_command_that_makes_its_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "examples",

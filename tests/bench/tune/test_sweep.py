@@ -34,13 +34,6 @@ def test_a_sweep_marks_diverged_cells_and_reports_the_best_on_other_queries(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [*arguments, "--grid", "gamma=1,10", "step_size=0.004,1.0"]
-    assert main([*command, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "seed 1: base model to train" in said
-    assert "0 of 12 retrains cached, 12 to do (tune subsets)" in said
-    assert "bif: 0 of 4 settings cached, 4 to score" in said
-    assert not list((tmp_path / "cache").rglob("*.safetensors")), "nothing was computed"
-    assert not (tmp_path / "out").exists()
     assert main(command) == 0
     result = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert result["axes"] == {"gamma": [1.0, 10.0], "step_size": [0.004, 1.0]}
@@ -54,10 +47,6 @@ def test_a_sweep_marks_diverged_cells_and_reports_the_best_on_other_queries(
     assert result["best_on_report"]["lds"]["tune"] == best["lds"]
     assert result["best_on_report"]["lds"]["lds"] != best["lds"], "another set of queries"
     assert "NaN" in capsys.readouterr().out
-    assert main([*command, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "12 of 12 retrains cached, 0 to do (report subsets)" in said
-    assert "bif: 2 of 4 settings cached, 2 ran away and are not tried again, 0 to score" in said
 
 
 def test_a_sweep_without_any_score_says_so_after_its_table(
@@ -71,7 +60,7 @@ def test_a_sweep_without_any_score_says_so_after_its_table(
     captured = capsys.readouterr()
     assert "step_size" in captured.out
     assert "sweep.json cannot be written: No space left on device" in captured.err
-    assert "no cell has an LDS; the first: " in captured.err
+    assert "no cell has an LDS" in captured.err
 
 
 @pytest.mark.parametrize("extra", [["--grid", "gamma=1,2"], ["--methods", "bif@gamma=1"]])
@@ -115,16 +104,10 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert len(scored) <= 5, "and the best cells once more on the report queries"
 
 
-def test_budget_curves_use_one_runs_traces(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_budget_curves_use_one_runs_traces(arguments: list[str], tmp_path: Path) -> None:
     command = ["budget", *arguments[1:], "--set", "bif.gamma=1", "--set", "bif.step_size=0.004"]
     command += ["--set", "trak.ridge=0.001"]
-    assert main([*command, "--dry-run"]) == 0
-    assert "bif: 0 of 1 settings cached, 1 to score\n  trak: 0 of 6 settings" in capsys.readouterr().out
     assert main(command) == 0
-    assert main([*command, "--dry-run"]) == 0
-    assert "bif: 1 of 1 settings cached, 0 to score" in capsys.readouterr().out
     result = json.loads((tmp_path / "out" / "budget.json").read_text())
     raw = next(c for c in result["curves"] if c["method"] == "bif" and not c["normalised"])
     values = [point["value"] for point in raw["points"]]
@@ -174,49 +157,21 @@ def test_trak_is_drawn_at_the_projections_that_it_takes_as_they_are(options: dic
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (["--method", "ekfac"], "--grid is needed for ekfac, for example --grid damping=1e-8,1e-4,1e-2"),
+        (["--method", "ekfac"], "--grid OPTION=V1,V2 is needed for ekfac"),
         (["--grid", "gamma"], "OPTION=V1,V2"),
         (["--grid", "gama=1"], "available"),
         (["--grid", "gamma=x"], "expected float"),
-    ],
-)
-def test_bad_grids_are_one_line(
-    extra: list[str], words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(arguments, extra) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("extra", [["--methods", "bif"], ["--grid", "gamma=1e3,1e4"]])
-def test_a_bad_setting_is_refused_before_anything_is_retrained(
-    arguments: list[str], extra: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def retrain(*_: object) -> None:
-        raise AssertionError("retrained")
-
-    monkeypatch.setattr("bench.runner.Session.retrain", retrain)
-    assert run(arguments, [*extra, "--set", "bif.n_beta=many"]) == 2
-    assert "bif.n_beta is 'many'; expected" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        (["--grid", "gamma=1", "gamma=2"], "--grid has gamma twice"),
-        (["--grid", "gamma=1,2", "--set", "bif.gamma=5"], "gamma is swept and set"),
+        (["--methods", "bif", "--set", "bif.n_beta=many"], "bif.n_beta is 'many'; expected"),
+        (["--grid", "gamma=1e3,1e4", "--set", "bif.n_beta=many"], "bif.n_beta is 'many'; expected"),
+        (["--grid", "gamma=1", "gamma=2"], '"gamma=2"'),
+        (["--grid", "gamma=1,2", "--set", "bif.gamma=5"], "gamma is swept"),
         (["--grid", "gamma=1", "--set", "ekfac.damping=1"], '--set names "ekfac", which is neither the task'),
         (["--methods", "bif", "--set", "trak.ridge=1"], '--set names "trak"'),
-        (["--methods", "ekfac"], 'has "ekfac"; expected variants of bif or trak'),
+        (["--methods", "bif", "ekfac"], 'has "ekfac"; expected variants of bif or trak'),
         (["--methods", "a=bif", "a=bif@draws=3"], 'two variants are called "a"'),
-        (["--methods", "BIF=bif@draws=3"], 'the label "BIF" is a method\'s name'),
-        (["--methods", "ekfac=bif@draws=3"], 'the label "ekfac" is a method\'s name'),
+        (["--methods", "ekfac=bif@draws=3"], "ekfac is another method"),
         (["--method", "ekfac@damping=1", "--grid", "damping=1"], 'has the variant "ekfac@damping=1"'),
-        (
-            ["--method", "ekfac", "--set", "ekfac.damping=1", "--grid", "relative_damping=1,2"],
-            "damping is set, and relative_damping swept in its place",
-        ),
+        (["--method", "ekfac", "--set", "ekfac.damping=1", "--grid", "relative_damping=1"], "damping is swept"),
         (["--methods", "bif@name=3"], 'bif has no option "name"'),
     ],
 )
