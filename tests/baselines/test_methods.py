@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict] = {
     "kfac": {"damping": 1e-8},
     "shampoo": {"damping": 1e-8},
     "ekfac_cg": {"damping": 1e-8},
+    "bif_gaussian": {"damping": 1e-3, "rise": 0.01, "draws": 100},
 }  # fmt: skip
 SETTINGS["bif_devinterp"] = {**SETTINGS["bif"], "draws": 10}  # three milliseconds a step
 # What it takes to be accurate, where that is more: the other properties hold at any number of draws.
@@ -39,6 +40,7 @@ ACCURATE: dict[str, dict] = {
     # Where its shadow is near and losses are nearly linear: its limit is damped influence.
     "bif_cv": {"draws": 400, "gamma": 2e4, "n_beta": 2e4, "step_size": 2e-5},
     "bif_devinterp": {"chains": 4, "draws": 400},
+    "bif_gaussian": {"draws": 4000},
 }
 # What exact leave-one-out correlation each must reach: EK-FAC and BIF are influence functions here, exactly.
 ACCURACY = {

@@ -42,6 +42,7 @@ METHODS = {
     "kfac": {"fit_batch_size": 20, "batch_size": 15},
     "trak": {"batch_size": 25},
     "gradsim": {"batch_size": 6},
+    "bif_gaussian": {"fit_batch_size": 20, "draws": 500, "curve": True},
 }
 
 
