@@ -2,12 +2,16 @@
 
 -g_query^T (G + damping)^-1 g_train over every trainable parameter. The solve starts at EK-FAC's own answer, the kfac
 method's Kronecker factors with each layer's share of damping, and each iteration is one pass over the training set with
-an exact product by G, the Gauss-Newton matrix of the mean loss: `iterations` = 0 is kfac, many are the exact solve. All
-layers are damped alike in the solve, unlike in kfac: by `damping`, or by `relative_damping` of the mean eigenvalue over
-all layers.
+a product by G, the Gauss-Newton matrix of the mean loss: `iterations` = 0 is kfac, many are the exact solve. All layers
+are damped alike in the solve, unlike in kfac: by `damping`, or by `relative_damping` of the mean eigenvalue over all
+layers.
+
+`product=jvp` has G by forward and backward differentiation of each vector. `product=gradients` has it from per-example
+gradients, for all queries together, at the `labels` that kfac takes: `exact` is G itself, `sampled` the second moment
+at one label an example, which stays the same through the solve. Images and hundreds of queries take the latter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,14 +20,17 @@ from torch import Tensor
 
 from baselines.kfac import KFAC
 from baselines.method import Attribution, Problem, Size, batch_size_option
-from baselines.support.curvature import Block
-from baselines.support.gauss_newton import GaussNewton
+from baselines.support.curvature import Block, GradientsInBasis
+from baselines.support.gauss_newton import FisherProduct, GaussNewton
 from baselines.support.gradients import PerExampleGradients
 from baselines.support.inner_products import held_bytes, parts_that_fit
 from baselines.support.memory import free_bytes
 
 SOLVES_SHARE = 0.2  # of the free memory, for the vectors of the solves that run side by side
 VECTORS_A_SOLVE = 8
+PRODUCTS = ("jvp", "gradients")
+
+Rows = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +49,7 @@ class EKFACCG(KFAC):
     # each by itself, is too little for a solve that follows every direction.
     relative_damping: float = 100.0
     iterations: int = 1  # of conjugate gradients, for every query
+    product: str = "jvp"  # or "gradients"
     query_batch_size: int = batch_size_option(25)
     product_batch_size: int = batch_size_option(250)
 
@@ -49,45 +57,45 @@ class EKFACCG(KFAC):
         super().__post_init__()
         if self.iterations < 0:
             raise ValueError(f"iterations is {self.iterations}; expected 0 or more")
+        if self.product not in PRODUCTS:
+            raise ValueError(f'product is "{self.product}"; available: {", ".join(PRODUCTS)}')
         if self.layers != "all":
             raise ValueError('layers is "kronfluence"; the exact product is over all of them')
 
     @property
+    def config(self) -> dict[str, Any]:
+        """Labels are sampled batch by batch, so another batch size of the product is another sample."""
+        default = type(self).__dataclass_fields__["product_batch_size"].default
+        other = self.product == "gradients" and self.labels == "sampled" and self.product_batch_size != default
+        return super().config | ({"product_batch_size": self.product_batch_size} if other else {})
+
+    @property
     def fit_config(self) -> dict[str, Any]:
         """kfac's own factors, of which every damping and number of iterations makes use."""
-        return {name: value for name, value in super().fit_config.items() if name != "iterations"}
+        of_kfac = {"name", "version", *KFAC.__dataclass_fields__}
+        return {name: value for name, value in super().fit_config.items() if name in of_kfac}
 
     def memory_bytes(self, size: Size) -> int:
         held = held_bytes(size.num_attributed, size.num_queries, size.num_parameters)
         return (16 + 4 * VECTORS_A_SOLVE) * size.num_parameters + held
 
     def score(self, problem: Problem, state: list[Block]) -> Attribution:
-        gradients = self._gradients(problem)
-        plain = PerExampleGradients(problem.model, problem.task.loss_function.per_example, gradients.names)
-        product = GaussNewton(
-            problem.model,
-            problem.task.loss_function,
-            gradients.names,
-            problem.train,
-            problem.device,
-            self.product_batch_size,
-        )
         damping = self._damping(state)
-        inverse = Preconditioner(state, gradients.groups, product, damping)
+        plain, product, inverse = self._system(problem, state, damping)
         room = SOLVES_SHARE * free_bytes(problem.device) / (4 * VECTORS_A_SOLVE * plain.dimension)
         size = parts_that_fit(self.query_batch_size, room)
-        saved = problem.work.load("ekfac_cg")
+        saved = problem.work.load(self.name)
         rows = [] if saved is None else [torch.from_numpy(saved[0]["scores"].copy())]
         residuals = [] if saved is None else list(saved[1]["residuals"])
         starts = range(len(rows[0]) if rows else 0, len(problem.queries), size)
-        for start in problem.progress(starts, total=len(starts), description="ekfac_cg: solves"):
+        for start in problem.progress(starts, total=len(starts), description=f"{self.name}: solves"):
             asked = problem.queries.select(range(start, min(start + size, len(problem.queries))))
             wanted = plain((asked.inputs.to(problem.device), asked.targets.to(problem.device)))
-            solved, left = solve(product, inverse, wanted, damping, self.iterations)
+            solved, left = self._solve(product, inverse, wanted, damping, problem)
             residuals += left
             rows.append(torch.cat([-(solved @ part.T).cpu() for part in self._train_rows(problem, plain)], dim=1))
             if problem.work.due():
-                problem.work.save("ekfac_cg", {"scores": torch.cat(rows).numpy()}, {"residuals": residuals})
+                problem.work.save(self.name, {"scores": torch.cat(rows).numpy()}, {"residuals": residuals})
         scale = torch.cat([_own(part, inverse).cpu() for part in self._train_rows(problem, plain)])
         return Attribution(
             scores=torch.cat(rows),
@@ -95,18 +103,36 @@ class EKFACCG(KFAC):
             diagnostics={"damping": damping, "median_residual": sorted(residuals)[len(residuals) // 2]},
         )
 
+    def _system(self, problem: Problem, state: list[Block], damping: float) -> tuple[Any, Any, Rows]:
+        """Per-example gradients, products with G and the preconditioner, all in the same coordinates."""
+        gradients, loss = self._gradients(problem), problem.task.loss_function
+        asked = (problem.train, problem.device, self.product_batch_size)
+        if self.product == "gradients":
+            rotated, exact = GradientsInBasis(gradients, state), self.labels == "exact"
+            inverse = torch.cat([(b.eigenvalues.double() + damping).reciprocal().float().flatten() for b in state])
+            product = FisherProduct(rotated, loss, *asked, seed=problem.seed, exact=exact)
+            return rotated, product, lambda rows: rows * inverse
+        by_jvp = GaussNewton(problem.model, loss, gradients.names, *asked)
+        plain = PerExampleGradients(problem.model, loss.per_example, gradients.names)
+        return plain, by_jvp, Preconditioner(state, gradients.groups, by_jvp, damping)
+
+    def _solve(
+        self, product: Any, inverse: Rows, wanted: Tensor, damping: float, problem: Problem
+    ) -> tuple[Tensor, list[float]]:
+        return solve(product, inverse, wanted, damping, self.iterations)
+
     def _damping(self, blocks: list[Block]) -> float:
         if self.damping is not None:
             return self.damping
         total = sum(float(block.eigenvalues.double().sum()) for block in blocks)
         return self.relative_damping * total / sum(block.eigenvalues.numel() for block in blocks)
 
-    def _train_rows(self, problem: Problem, gradients: PerExampleGradients) -> Any:
+    def _train_rows(self, problem: Problem, gradients: Any) -> Any:
         for inputs, targets in problem.attributed.batches(self.batch_size):
             yield gradients((inputs.to(problem.device), targets.to(problem.device)))
 
 
-def _own(rows: Tensor, inverse: "Preconditioner") -> Tensor:
+def _own(rows: Tensor, inverse: Rows) -> Tensor:
     """Each training example's own influence as the preconditioner has it: an exact one would take a solve each."""
     return (rows * inverse(rows)).sum(1).clamp(min=0).sqrt()
 

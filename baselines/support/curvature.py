@@ -148,7 +148,7 @@ def check_exact(loss: Loss, examples: Examples) -> None:
         raise UsageError("labels=exact goes through every label of an example; of sequences take labels=sampled")
 
 
-def _labels(loss: Loss, targets: Tensor, exact: bool, seeded: Callable[[], Any]) -> Labels:
+def labels_for(loss: Loss, targets: Tensor, exact: bool, seeded: Callable[[], Any]) -> Labels:
     def choose(outputs: Tensor) -> Iterable[tuple[Tensor, Tensor | None]]:
         if exact:
             return [(label, share.sqrt()) for label, share in loss.all_targets(outputs)]  # type: ignore[attr-defined]
@@ -230,7 +230,7 @@ def fit_curvature(
             def seeded(stage: int = stage, start: int = start) -> Any:
                 return contextlib.nullcontext() if seed is None else seeded_labels(device, seed, stage, start)
 
-            for number, pieces in enumerate(gradients.each(inputs, _labels(loss, targets, exact, seeded))):
+            for number, pieces in enumerate(gradients.each(inputs, labels_for(loss, targets, exact, seeded))):
                 if stage == SIDES:
                     _add_sides(sums, pieces, number, start, gradient_sides)
                 else:

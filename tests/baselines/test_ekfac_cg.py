@@ -9,7 +9,8 @@ import torch
 
 from baselines.ekfac_cg import solve
 from baselines.method import Problem, load_method
-from baselines.support.gauss_newton import GaussNewton
+from baselines.support.curvature import GradientsInBasis
+from baselines.support.gauss_newton import FisherProduct, GaussNewton
 from baselines.support.gradients import PerExampleGradients, trainable_parameters
 from retrain.examples import Examples
 from retrain.losses import CrossEntropy
@@ -80,6 +81,44 @@ def test_iterations_lead_from_kfac_to_the_exact_solve(scratch: Path) -> None:
     torch.testing.assert_close(found[0].scores, kfac.scores, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[5].train_scale, kfac.train_scale, rtol=1e-4, atol=1e-5)
     assert found[60].diagnostics["median_residual"] < 1e-3 < found[1].diagnostics["median_residual"]
+
+
+@pytest.mark.parametrize("name", ["ekfac_cg", "astra"])
+def test_products_by_gradients_lead_to_the_exact_solve_as_well(name: str, scratch: Path) -> None:
+    model, train, queries = small_network()
+    problem = problem_of(model, train, queries, scratch)
+    gradients = PerExampleGradients(model, CrossEntropy().per_example)
+    asked, own = (gradients((e.inputs, e.targets)).double() for e in (queries, train))
+    matrix = exact_matrix(model, train) + 0.01 * torch.eye(gradients.dimension)
+    exact = -(asked @ torch.linalg.solve(matrix, own.T)).float()
+
+    def error(**options: object) -> float:
+        method = load_method(name, damping=0.01, labels="exact", product="gradients", **options)
+        return float((run(method, problem).scores - exact).norm() / exact.norm())
+
+    counts = (0, 5, 60) if name == "ekfac_cg" else (0, 20, 400)
+    errors = [error(iterations=count) for count in counts]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.1
+    assert errors[-1] < (1e-3 if name == "ekfac_cg" else 0.1)
+    if name == "astra":  # half of the examples a step: noise that the mean takes out
+        assert error(iterations=400, minibatch=15) < 0.6 * errors[0]
+
+
+def test_sampled_labels_give_the_matrix_in_the_mean(scratch: Path) -> None:
+    model, train, _ = small_network()
+    kfac = load_method("kfac")
+    problem = problem_of(model, train, train, scratch)
+    rows = GradientsInBasis(kfac._gradients(problem), kfac.fit(problem))  # type: ignore[attr-defined]
+    products = [FisherProduct(rows, CrossEntropy(), train, CPU, 7, seed=1, exact=exact) for exact in (True, False)]
+    vectors = torch.eye(rows.dimension)
+    expected = products[0](vectors)
+    found = torch.stack([products[1](vectors, stream=stream) for stream in range(60)])
+    assert torch.equal(found[0], products[1](vectors, stream=0))
+    assert (found.mean(0) - expected).norm() < 0.3 * expected.norm() < 0.6 * (found[0] - expected).norm()
+    kept = np.arange(10)
+    some = FisherProduct(rows, CrossEntropy(), train.select(kept), CPU, 7, seed=1, exact=True)
+    torch.testing.assert_close(products[0](vectors, kept), some(vectors))
 
 
 def test_a_good_preconditioner_saves_iterations() -> None:

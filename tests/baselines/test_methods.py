@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict] = {
     "kfac": {"damping": 1e-8},
     "shampoo": {"damping": 1e-8},
     "ekfac_cg": {"damping": 1e-8},
+    "astra": {"damping": 1e-8, "minibatch": 200},
     "bif_gaussian": {"damping": 1e-3, "rise": 0.01, "draws": 100},
 }  # fmt: skip
 SETTINGS["bif_devinterp"] = {**SETTINGS["bif"], "draws": 10}  # three milliseconds a step
@@ -50,6 +51,7 @@ ACCURACY = {
     "kfac": 0.95,
     "shampoo": 0.95,
     "ekfac_cg": 0.95,
+    "astra": 0.95,
     "if_cg": 0.95,
     "trak": 0.8,
     "gradsim": 0.5,
