@@ -167,7 +167,7 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
         print("nothing to delete")
     elif agreed(what, arguments):
         for info in infos:
-            store.remove(info)
+            store.remove_key(info.kind, info.key)
         print(f"deleted {what}")
     return 0
 

@@ -33,7 +33,7 @@ from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_conte
 from bench.tables import show
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
-from retrain.progress import poll_progress
+from retrain.progress import progress_counter
 from retrain.reference import FULL
 from retrain.resume import read_progress
 from retrain.safe_files import one_line, write_whole
@@ -262,7 +262,7 @@ class Session:
                 elif some:
                     keys = [(unit.kind, self.store.key(unit.kind, unit.config)) for unit in some]
                     say = lambda keys=keys: "; ".join(filter(None, (read_progress(self.store, *key) for key in keys)))  # noqa: E731
-                    with poll_progress(phase, say) as progress:
+                    with progress_counter(True, phase, say) as progress:
                         report = run_units(some, self.store, name=phase, progress=progress, **jobs)
                 else:
                     continue

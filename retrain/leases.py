@@ -29,7 +29,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -98,6 +98,10 @@ class Holder:
             work=work,
         )
 
+    def is_earlier_than(self, other: Holder) -> bool:
+        """Whether this is the same Slurm job before it was put back into the queue."""
+        return bool(self.job) and self.job == other.job and self.restart < other.restart
+
     def __str__(self) -> str:
         return f"{self.host} pid {self.pid}" + (f" (Slurm job {self.job})" if self.job else "")
 
@@ -141,8 +145,7 @@ class Lease:
         self.release()
 
 
-@dataclass(frozen=True)
-class _SeenLease:
+class _SeenLease(NamedTuple):
     """A lease as it was seen; it is another one after every renewal."""
 
     holder: Holder
@@ -250,19 +253,14 @@ class Leases:
     def _stale(self, path: Path, seen: _SeenLease, now: float, asker: Holder | None = None) -> bool:
         holder = seen.holder
         if holder.pid and holder.host == host_name():
-            if not process_alive(holder.pid):
-                return True
             began = process_started(holder.pid)
-            if began and holder.started and began != holder.started:
+            if not process_alive(holder.pid) or (began and holder.started and began != holder.started):
                 return True
             if holder.pid == os.getpid():
                 # Ours, and if we do not hold it we could not remove it when we were done.
                 return holder.token not in _MINE
-        else:
-            if asker is not None and holder.job and holder.job == asker.job and holder.restart < asker.restart:
-                return True
-            if now - seen.renewed > STALE_SECONDS:
-                return True
+        elif now - seen.renewed > STALE_SECONDS or (asker is not None and holder.is_earlier_than(asker)):
+            return True
         mark, since = self._watched.get(path, (None, 0.0))
         if mark != seen.mark:
             self._watched[path] = (seen.mark, time.monotonic())
@@ -353,16 +351,12 @@ def _see(path: Path) -> _SeenLease | None:
     """What is in a lease's place; None when there is nothing."""
     try:
         status = os.lstat(path)
-        mark: tuple[Any, ...] = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
-        try:
-            holder = Holder(**read_checked(path, HolderContent, 65536))
-        except PassingFileError:
-            # It cannot be read just now. Whoever has it keeps it; a watcher sees no change by that.
-            return _SeenLease(UNKNOWN, time.time(), mark)
-        except SafeFileError:
-            if not os.path.lexists(path):
-                return None
-            holder = UNKNOWN
+        mark = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
+        return _SeenLease(Holder(**read_checked(path, HolderContent, 65536)), status.st_mtime, mark)
+    except PassingFileError:
+        # It cannot be read just now. Whoever has it keeps it; a watcher sees no change by that.
+        return _SeenLease(UNKNOWN, time.time(), mark)
+    except SafeFileError:
+        return _SeenLease(UNKNOWN, status.st_mtime, mark) if os.path.lexists(path) else None
     except OSError:
         return None
-    return _SeenLease(holder, status.st_mtime, mark)

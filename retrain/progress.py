@@ -65,50 +65,37 @@ def beside_bars() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def progress_counter(progress: bool | Progress, name: str) -> Iterator[Progress]:
-    """A function to call with (done, all): the caller's own, a bar's, or one that does nothing."""
+def progress_counter(progress: bool | Progress, name: str, say: Callable[[], str] | None = None) -> Iterator[Progress]:
+    """A function to call with (done, all): the caller's own, a bar's, or one that does nothing.
+
+    say: what the bar also shows, asked once a second: how far the units in progress are.
+    """
     if callable(progress):
         yield progress
-    elif not progress:
-        yield lambda _done, _total: None
-    else:
-        made: list[Any] = []
-
-        def show(num_done: int, num_total: int) -> None:
-            if not made:
-                # What was there before the run says nothing about its speed.
-                made.append(bar(desc=name or None, total=num_total, initial=num_done, unit="unit", smoothing=0.1))
-            made[0].update(num_done - made[0].n)
-
-        try:
-            yield show
-        finally:
-            for one in made:
-                one.close()
-
-
-@contextlib.contextmanager
-def poll_progress(name: str, say: Callable[[], str]) -> Iterator[Progress]:
-    """A bar of units that also shows what `say` answers, once a second: how far the units in progress are."""
-    stop = threading.Event()
+        return
     made: list[Any] = []
+    stop = threading.Event()
 
     def show(num_done: int, num_total: int) -> None:
-        if not made:
-            made.append(bar(desc=name, total=num_total, initial=num_done, unit="unit", smoothing=0.1))
-        made[0].update(num_done - made[0].n)
+        if progress and not made:
+            # What was there before the run says nothing about its speed.
+            made.append(bar(desc=name or None, total=num_total, initial=num_done, unit="unit", smoothing=0.1))
+        for one in made:
+            one.update(num_done - one.n)
 
     def ask() -> None:
         while not stop.wait(WATCH_SECONDS):
-            if made and (words := say()):
+            if made and say is not None and (words := say()):
                 made[0].set_postfix_str(words, refresh=sys.stderr.isatty())
 
     thread = threading.Thread(target=ask, name="watching", daemon=True)
-    thread.start()
+    if say is not None:
+        thread.start()
     try:
         yield show
     finally:
         stop.set()
-        thread.join()
+        if say is not None:
+            thread.join()
         for one in made:
             one.close()

@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from retrain.safe_files import (
     write_safetensors,
     write_whole,
 )
-from retrain.store import KEY, KIND, OLD_SECONDS, Sha256, Store, StoreError, Table, plain_data
+from retrain.store import KEY, KIND, OLD_SECONDS, Sha256, Store, StoreError, Table, folder_names, plain_data
 
 WORK = ".work"  # beside the store's kinds
 PROGRESS = ".progress.json"  # hidden: saying how far it is is no saved work
@@ -89,8 +88,6 @@ class ResumeState:
             turn = 1 - int((before or {}).get("turn", 0))
             with whole_file(self._arrays(name, turn)) as file:
                 digest = write_safetensors(file, arrays)
-                file.flush()
-                os.fsync(file.fileno())
             self._own.add(name)
             seconds = round(self.earlier_seconds + time.monotonic() - self._began, 3)
             content = {
@@ -113,13 +110,8 @@ class ResumeState:
         if content is None:
             return None
         digest = hashlib.sha256()
-        try:
-            arrays = read_safetensors(self._arrays(name, content["turn"]), digest=digest)
-        except PassingFileError:
-            raise
-        except SafeFileError:
-            return None
-        if digest.hexdigest() != content["arrays_sha256"]:
+        arrays = _unless_damaged(lambda: read_safetensors(self._arrays(name, content["turn"]), digest=digest))
+        if arrays is None or digest.hexdigest() != content["arrays_sha256"]:
             return None
         if name not in self._own:
             self.earlier_seconds = max(self.earlier_seconds, content.get("seconds", 0.0))
@@ -153,13 +145,17 @@ class ResumeState:
         return self.folder / f"{name}.{turn}.safetensors"
 
     def _description(self, name: str) -> dict[str, Any] | None:
-        path = self.folder / f"{name}.json"
-        try:
-            return read_checked(path, StateContent)
-        except PassingFileError:
-            raise
-        except SafeFileError:
-            return None
+        return _unless_damaged(lambda: read_checked(self.folder / f"{name}.json", StateContent))
+
+
+def _unless_damaged(read: Callable[[], Any]) -> Any:
+    """What was read; None for a damaged file. An error of the system is raised."""
+    try:
+        return read()
+    except PassingFileError:
+        raise
+    except SafeFileError:
+        return None
 
 
 def progress_to_file(work: ResumeState) -> Callable[..., Iterator[Any]]:
@@ -239,20 +235,9 @@ def resume_folder(root: Path, kind: str, key: str) -> Path:
 
 def unfinished_units(store: Store) -> list[UnfinishedUnit]:
     """Every folder of work in a cache, by name; whatever else lies there is passed over."""
-    found = []
     parent = store.root / WORK
-    try:
-        if not stat.S_ISDIR(os.lstat(parent).st_mode):
-            return []
-        with os.scandir(parent) as items:
-            names = sorted(item.name for item in items if item.is_dir(follow_symlinks=False))
-    except OSError:
-        return []
-    for name in names:
-        kind, _, key = name.rpartition(".")
-        if KIND.fullmatch(kind) and KEY.fullmatch(key):
-            found.append(UnfinishedUnit(parent / name, kind, key))
-    return found
+    names = folder_names(parent, re.compile(rf"{KIND.pattern}\.{KEY.pattern}")) if not os.path.islink(parent) else []
+    return [UnfinishedUnit(parent / name, *name.split(".")) for name in names]
 
 
 def clean_resume_states(store: Store, held: Container[tuple[str, str]]) -> None:

@@ -32,7 +32,7 @@ from typing import IO, Any, get_args, get_origin
 
 import msgspec
 import numpy as np
-import safetensors
+import safetensors.numpy
 
 MAX_JSON_BYTES = 16 * 2**20
 MAX_JSON_DEPTH = 64
@@ -90,8 +90,8 @@ def one_line(text: str, limit: int = 400) -> str:
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
-def quoted(text: str, limit: int = 80) -> str:
-    return f"'{one_line(text, limit)}'"
+def quoted(text: str) -> str:
+    return f"'{one_line(text, 80)}'"
 
 
 def is_text(value: str) -> bool:
@@ -248,7 +248,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise _Refused(f"has the JSON key {quoted(twice, 60)} twice")
+        raise _Refused(f"has the JSON key {quoted(twice)} twice")
     return table
 
 
@@ -375,7 +375,7 @@ def read_safetensors(
         del data
         arrays = {}
         for name, tensor in tensors:
-            what = f"array {quoted(name, 60)}"
+            what = f"array {quoted(name)}"
             dtype = SAFETENSORS_DTYPES.get(tensor["dtype"])
             if dtype is None:
                 choices = ", ".join(SAFETENSORS_DTYPES)
@@ -396,10 +396,9 @@ def checked_shape(shape: Sequence[int], what: str, path: str | os.PathLike[str])
 def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
     """Write `arrays` to an open file in the safetensors format and return the sha256 of what was written.
 
-    Deterministic: larger items first (which keeps every array aligned), then by name. Object, string, complex and
-    structured dtypes are refused with a TypeError, as they have no place in the format.
+    Object, string, complex and structured dtypes are refused with a TypeError, as they have no place in the format.
     """
-    prepared: list[tuple[str, str, np.ndarray]] = []
+    tensors = {}
     for name, array in arrays.items():
         if not isinstance(name, str) or not name or not is_text(name) or name == "__metadata__":
             raise TypeError(f"an array's name must be a non-empty text other than __metadata__, not {name!r}")
@@ -409,26 +408,12 @@ def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
         if little not in SAFETENSORS_NAMES:
             raise TypeError(f"array {name!r} has dtype {array.dtype}; supported: {', '.join(SAFETENSORS_DTYPES)}")
         # asarray, not ascontiguousarray: the latter turns a scalar into a vector.
-        prepared.append((name, SAFETENSORS_NAMES[little], np.asarray(array, dtype=little, order="C")))
-    prepared.sort(key=lambda item: (-item[2].itemsize, item[0]))
-    header: dict[str, Any] = {}
-    position = 0
-    for name, dtype_name, array in prepared:
-        offsets = [position, position + array.nbytes]
-        header[name] = {"dtype": dtype_name, "shape": list(array.shape), "data_offsets": offsets}
-        position += array.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER_BYTES or len(prepared) > MAX_ARRAYS:
-        raise TypeError(f"{len(prepared):,} arrays with {len(text):,} bytes of names are more than can be read back")
-    digest = hashlib.sha256()
-    chunks = [memoryview(len(text).to_bytes(8, "little")), memoryview(text)]
-    chunks += [array.reshape(-1).view(np.uint8).data for *_, array in prepared]
-    for data in chunks:
-        digest.update(data)
-        for begin in range(0, len(data), 2**24):
-            file.write(data[begin : begin + 2**24])
-    return digest.hexdigest()
+        tensors[name] = np.asarray(array, dtype=little, order="C")
+    data = safetensors.numpy.save(tensors)
+    if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES or len(tensors) > MAX_ARRAYS:
+        raise TypeError(f"{len(tensors):,} arrays are more than can be read back")
+    file.write(data)
+    return hashlib.sha256(data).hexdigest()
 
 
 # ---- .npy and .npz, which others make ----
@@ -436,24 +421,14 @@ def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
 # Deflate reaches about 1,000:1 on zeros; losses, scores and masks stay below 50:1.
 MAX_COMPRESSION_RATIO = 200
 ALWAYS_ALLOWED_BYTES = 16 * 2**20
-
-
-def read_npy(
-    path: str | os.PathLike[str], max_bytes: int = MAX_ARRAY_BYTES, *, follow_links: bool = False
-) -> np.ndarray:
-    """The array of a .npy file: booleans, integers and floats only; objects (pickle) are refused by their dtype."""
-    with open_plain(path, max_bytes, follow_links=follow_links) as (file, size):
-        return _load_npy(file, size, path, "the file")
+MEMBER = re.compile(r"\w[\w .-]*(/\w[\w .-]*)*\.npy")  # leads nowhere else, wherever somebody unpacks it
 
 
 def _load_npy(file: IO[bytes], size: int, path: str | os.PathLike[str], what: str) -> np.ndarray:
-    """By numpy, after what the header declares was compared with the `size` that is there."""
+    """By numpy, after the header's claims were compared with the `size` that is there; objects (pickle) are refused."""
     try:
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"version {version[0]}.{version[1]}; 1.0 and 2.0 are read")
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(file)
+        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, _, dtype = readers[np.lib.format.read_magic(file)](file)
     except OSError:
         raise
     except Exception as error:  # numpy reads the header as a Python literal: damage ends in whatever the parser raises
@@ -478,11 +453,11 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """The arrays of a .npz file, whose declared sizes are checked before any member is decompressed."""
     with open_plain(path, max_bytes, follow_links=follow_links) as (file, size):
-        if file.read(4) not in (b"PK\x03\x04", b"PK\x05\x06"):
+        if file.read(4) not in (b"PK\x03\x04", b"PK\x05\x06"):  # zipfile would take an error of the disk for damage
             raise SafeFileError(path, "does not begin like a .npz (zip) file")
-        file.seek(0)
         try:
-            return _load_npz(file, size, max_bytes, path)
+            with zipfile.ZipFile(file) as archive:
+                return {name: _member(archive, name, path) for name in _names(archive, size, max_bytes, path)}
         except (SafeFileError, MemoryError):
             raise
         except Exception as error:  # BadZipFile, zlib.error, struct.error, and whatever else zipfile meets in damage
@@ -492,45 +467,34 @@ def read_npz(
             raise SafeFileError(path, f"is a damaged .npz file ({type(error).__name__}: {error})") from None
 
 
-def _load_npz(file: IO[bytes], size: int, max_bytes: int, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    arrays = {}
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        if len(members) > MAX_ARRAYS:
-            raise SafeFileError(path, f"has {len(members):,} members; at most {MAX_ARRAYS:,} are read")
-        names = set()
-        for member in members:
-            name = member.filename
-            what = f"member {quoted(name, 80)}"
-            parts = re.split(r"[/\\]", name)
-            if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0] or not name.isprintable():
-                raise SafeFileError(path, f"{what} has a path that leads out of the archive")
-            if not name.endswith(".npy"):
-                raise SafeFileError(path, f"{what} is not a .npy array")
-            if name in names:
-                raise SafeFileError(path, f"{what} is there twice")
-            names.add(name)
-            if member.flag_bits & 0x1:
-                raise SafeFileError(path, f"{what} is encrypted")
-            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise SafeFileError(path, f"{what} uses compression {member.compress_type}; stored or deflated is read")
-        declared = sum(member.file_size for member in members)
-        if declared > max_bytes:
-            raise SafeFileError(path, f"unpacks to {declared:,} bytes; at most {max_bytes:,} are read (a zip bomb?)")
-        if declared > ALWAYS_ALLOWED_BYTES and declared > MAX_COMPRESSION_RATIO * size:
-            raise SafeFileError(
-                path,
-                f"unpacks from {size:,} to {declared:,} bytes, more than {MAX_COMPRESSION_RATIO}:1 (a zip bomb?); "
-                "if it is yours, save it with numpy.savez, uncompressed",
-            )
-        for member in members:
-            with archive.open(member) as stream:
-                name = member.filename.removesuffix(".npy")
-                arrays[name] = _load_npy(stream, member.file_size, path, f"member {quoted(name, 80)}")
-                # Reading to the end makes zipfile compare the member's checksum.
-                if stream.read(1):
-                    raise SafeFileError(path, f"member {quoted(name, 80)} is longer than it declares")
-    return arrays
+def _names(archive: zipfile.ZipFile, size: int, max_bytes: int, path: str | os.PathLike[str]) -> list[str]:
+    """Of the arrays in an archive of `size` bytes."""
+    members, methods = archive.infolist(), (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    for member in members:
+        if not MEMBER.fullmatch(member.filename) or member.compress_type not in methods:
+            raise SafeFileError(path, f"member {quoted(member.filename)} is no .npy array, stored or deflated")
+    names = [member.filename.removesuffix(".npy") for member in members]
+    if not len(set(names)) == len(names) <= MAX_ARRAYS:
+        raise SafeFileError(path, f"has {len(names):,} members; expected at most {MAX_ARRAYS:,} of different names")
+    declared = sum(member.file_size for member in members)
+    if declared > max_bytes:
+        raise SafeFileError(path, f"unpacks to {declared:,} bytes; at most {max_bytes:,} are read (a zip bomb?)")
+    if declared > ALWAYS_ALLOWED_BYTES and declared > MAX_COMPRESSION_RATIO * size:
+        raise SafeFileError(
+            path,
+            f"unpacks from {size:,} to {declared:,} bytes, more than {MAX_COMPRESSION_RATIO}:1 (a zip bomb?); "
+            "if it is yours, save it with numpy.savez, uncompressed",
+        )
+    return names
+
+
+def _member(archive: zipfile.ZipFile, name: str, path: str | os.PathLike[str]) -> np.ndarray:
+    what, member = f"member {quoted(name)}", archive.getinfo(f"{name}.npy")
+    with archive.open(member) as stream:
+        array = _load_npy(stream, member.file_size, path, what)
+        if stream.read(1):  # reading to the end makes zipfile compare the member's checksum
+            raise SafeFileError(path, f"{what} is longer than it declares")
+    return array
 
 
 def read_arrays(
@@ -543,7 +507,8 @@ def read_arrays(
     if suffix == ".npz":
         return read_npz(path, max_bytes, follow_links=follow_links)
     if suffix == ".npy":
-        return {"array": read_npy(path, max_bytes, follow_links=follow_links)}
+        with open_plain(path, max_bytes, follow_links=follow_links) as (file, size):
+            return {"array": _load_npy(file, size, path, "the file")}
     raise SafeFileError(path, "has an unknown ending; .safetensors, .npz and .npy are read")
 
 

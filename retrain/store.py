@@ -44,6 +44,7 @@ from retrain.safe_files import (
     SAFETENSORS_NAMES,
     PassingFileError,
     SafeFileError,
+    folder_bytes,
     is_text,
     make_folder,
     matching,
@@ -53,7 +54,9 @@ from retrain.safe_files import (
     read_safetensors,
     remove_folder,
     sync_folder,
+    whole_file,
     write_safetensors,
+    write_whole,
 )
 
 FORMAT_VERSION = 1
@@ -131,18 +134,13 @@ class EntryInfo:
     key: str
 
     def num_bytes(self) -> int:
-        return sum(self._stat(name).st_size for name in (ARRAYS_FILE, ENTRY_FILE) if self._stat(name))
+        return folder_bytes(self.path)
 
     def modified(self) -> float:
         """When it was written, in seconds since 1970; 0 when it is gone."""
-        status = self._stat(ENTRY_FILE)
-        return status.st_mtime if status else 0.0
-
-    def _stat(self, name: str) -> Any:
-        try:
-            return os.lstat(self.path / name)
-        except OSError:
-            return None
+        with contextlib.suppress(OSError):
+            return os.lstat(self.path / ENTRY_FILE).st_mtime
+        return 0.0
 
 
 # ---- what can be kept ----
@@ -150,16 +148,14 @@ class EntryInfo:
 
 def plain_data(value: Any, where: str = "config") -> Any:
     """`value` as plain JSON data: tuples become lists, numpy scalars Python ones; anything else is refused by name."""
+    if isinstance(value, (np.bool_, np.integer, np.floating)):
+        value = value.item()
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         if not is_text(value):
             raise StoreError(f"{where} holds half of a surrogate pair, which is no character")
         return value
-    if isinstance(value, np.generic) and isinstance(value, (np.bool_, np.integer, np.floating)):
-        value = value.item()
-        if isinstance(value, bool):
-            return value
     if isinstance(value, int):
         if abs(value) >= 10**MAX_INTEGER_DIGITS:
             raise StoreError(f"{where} is a number of more than {MAX_INTEGER_DIGITS} digits; keep it as text")
@@ -202,25 +198,18 @@ def entry_key(kind: str, config: Mapping[str, Any]) -> str:
 
 def read_entry(path: Path, kind: str, key: str) -> Entry:
     """The entry in the folder `path`, fully checked; raises `SafeFileError` with one line that names the file."""
-    entry_file = path / ENTRY_FILE
-    arrays_file = path / ARRAYS_FILE
-    content = read_checked(entry_file, EntryContent)
-    claimed = content.pop("sha256")
+    content, digest = read_checked(path / ENTRY_FILE, EntryContent), hashlib.sha256()
+    arrays = read_safetensors(path / ARRAYS_FILE, MAX_ENTRY_BYTES, digest=digest)
     try:
-        sealed = _sha256(content)
-        belongs = content["kind"] == kind and content["key"] == key and entry_key(kind, content["config"]) == key
+        if content.pop("sha256") != _sha256(content):
+            raise SafeFileError(path / ENTRY_FILE, "does not match its checksum (edited or damaged)")
+        if content["kind"] != kind or not content["key"] == key == entry_key(kind, content["config"]):
+            reason = f"does not belong here: its configuration has another key than {key}"
+            raise SafeFileError(path / ENTRY_FILE, reason)
     except StoreError as error:
-        raise SafeFileError(entry_file, str(error)) from None
-    if claimed != sealed:
-        raise SafeFileError(entry_file, "does not match its checksum (edited or damaged)")
-    if not belongs:
-        raise SafeFileError(entry_file, f"does not belong here: its configuration has another key than {key}")
-    digest = hashlib.sha256()
-    arrays = read_safetensors(arrays_file, MAX_ENTRY_BYTES, digest=digest)
-    if digest.hexdigest() != content["arrays_sha256"]:
-        raise SafeFileError(arrays_file, "does not match its checksum (edited or damaged)")
-    if _describe(arrays) != content["arrays"]:
-        raise SafeFileError(arrays_file, f"holds other arrays than {ENTRY_FILE} describes")
+        raise SafeFileError(path / ENTRY_FILE, str(error)) from None
+    if digest.hexdigest() != content["arrays_sha256"] or _describe(arrays) != content["arrays"]:
+        raise SafeFileError(path / ARRAYS_FILE, f"does not match its checksum in {ENTRY_FILE} (edited or damaged)")
     return Entry(path, key, kind, content["config"], content["record"], arrays)
 
 
@@ -236,10 +225,8 @@ def fill_entry(
     num_bytes = sum(array.nbytes for array in arrays.values() if isinstance(array, (np.ndarray, np.generic)))
     if num_bytes > MAX_ENTRY_BYTES - MAX_HEADER_BYTES - 8:
         raise StoreError(f"{kind} {key} cannot be kept: {num_bytes:,} bytes of arrays are more than can be read back")
-    with open(folder / ARRAYS_FILE, "xb") as file:
+    with whole_file(folder / ARRAYS_FILE) as file:
         arrays_sha256 = write_safetensors(file, arrays)
-        file.flush()
-        os.fsync(file.fileno())
     content: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "kind": kind,
@@ -260,11 +247,7 @@ def fill_entry(
         parse_json(text, folder / ENTRY_FILE)
     except SafeFileError as error:
         raise StoreError(f"{kind} {key} cannot be kept, as it could not be read back: {error.reason}") from None
-    with open(folder / ENTRY_FILE, "x", encoding="ascii") as text_file:
-        text_file.write(text)
-        text_file.flush()
-        os.fsync(text_file.fileno())
-    sync_folder(folder)
+    write_whole(folder / ENTRY_FILE, text)
 
 
 def _describe(arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
@@ -310,12 +293,11 @@ class Store:
     root: Path
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = True):
-        if not os.fspath(root):
-            raise StoreError("the cache folder is an empty path; give a folder, for example --cache ~/.cache/tda-bench")
+        expanded = os.path.expanduser(os.fspath(root))
+        if not expanded or expanded.startswith("~"):
+            problem = "is below an unknown home" if expanded else "is an empty path"
+            raise StoreError(f"the cache folder {root} {problem}; give another, as in --cache /folder")
         try:
-            expanded = os.path.expanduser(root)
-            if os.fspath(expanded).startswith("~"):
-                raise StoreError(f"the cache folder {root} is below an unknown home; give another with --cache")
             self.root = Path(os.path.abspath(expanded))
             if create:
                 self.root.mkdir(parents=True, exist_ok=True)
@@ -406,7 +388,7 @@ class Store:
         try:
             if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise DamagedEntryError(f"{path}: is not a folder")
-            if not self._inside(path):
+            if not path.resolve().is_relative_to(self.root.resolve()):
                 raise DamagedEntryError(f"{path}: leads out of the cache through a symbolic link")
             return read_entry(path, kind, key)
         except (PassingFileError, MemoryError) as error:
@@ -417,10 +399,6 @@ class Store:
             if error.errno not in ABOUT_THE_FILE:
                 raise PassingStoreError(path, error) from None
             raise DamagedEntryError(f"{path}: cannot be read ({error.strerror})") from None
-
-    def _inside(self, path: Path) -> bool:
-        real_root = os.path.realpath(self.root)
-        return os.path.commonpath([real_root, os.path.realpath(path)]) == real_root
 
     def arriving(self, info: EntryInfo) -> bool:
         """Whether an entry changed a moment ago: when it is unsound, somebody may still be copying it."""
@@ -461,18 +439,18 @@ class Store:
         existing = self._read_key(kind, key)
         if existing is not None:
             return existing
-        content = (kind, key, plain_data(config), plain_data(record, "record"))
+        content = (kind, key, plain_data(config), plain_data(record, "record"), arrays)
         try:
             for seconds in RETRY_SECONDS:
                 try:
-                    return self._write(*content, arrays)
+                    return self._write(*content)
                 except OSError as error:
                     # What took an hour to compute is not given up for an error of a moment. A missing file is one too:
                     # a cleaner on a host of the same name took the temporary folder for a dead process's.
                     if error.errno not in PASSING | {errno.ENOENT}:
                         raise
                     time.sleep(seconds)
-            return self._write(*content, arrays)
+            return self._write(*content)
         except OSError as error:
             raise self.unwritable(error) from None
         except TypeError as error:
@@ -485,7 +463,7 @@ class Store:
         temporary = self._temporary_folder()
         try:
             fill_entry(temporary, kind, key, config, record, arrays)
-            winner = self._publish(temporary, path, kind, config)
+            winner = self._publish(temporary, path, kind, key)
         finally:
             remove_folder(temporary)
         loaded = {name: np.asarray(array) for name, array in arrays.items()}
@@ -505,13 +483,13 @@ class Store:
             )
         return UnwritableStoreError(f"the cache {self.root} cannot be written ({error})")
 
-    def _publish(self, temporary: Path, path: Path, kind: str, config: Mapping[str, Any]) -> Entry | None:
+    def _publish(self, temporary: Path, path: Path, kind: str, key: str) -> Entry | None:
         """Rename a filled folder to its place; the entry of another writer who was first, or None when ours is it."""
-        created = [folder for folder in (path.parent.parent, path.parent) if not folder.exists()]
         for folder in (path.parent.parent, path.parent):
+            is_new = not folder.exists()
             make_folder(folder)
-        for folder in created:
-            sync_folder(folder.parent)
+            if is_new:
+                sync_folder(folder.parent)
         for _ in range(3):
             try:
                 os.rename(temporary, path)
@@ -520,7 +498,7 @@ class Store:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
-            existing = self.read(kind, config)  # a damaged one is moved out of the way by this
+            existing = self._read_key(kind, key)  # a damaged one is moved out of the way by this
             if existing is not None:
                 return existing
         raise StoreError(f"{path}: a damaged entry is in the way and cannot be moved")
@@ -543,7 +521,7 @@ class Store:
     def _clean_temporary(self) -> None:
         """Remove temporary folders of dead processes of this host, and those of other hosts older than a week."""
         host, parent = host_name(), self.root / TEMPORARY
-        for name in _folder_names(parent, TEMPORARY_NAME) if not os.path.islink(parent) else []:
+        for name in folder_names(parent, TEMPORARY_NAME) if not os.path.islink(parent) else []:
             owner, pid, _ = name.split(".")
             try:
                 old = time.time() - os.lstat(parent / name).st_mtime > OLD_SECONDS
@@ -552,17 +530,11 @@ class Store:
             if not process_alive(int(pid)) if owner == host else old:
                 remove_folder(parent / name)
 
-    def remove(self, info: EntryInfo) -> None:
-        """Delete an entry, as atomically as it was written: it is moved aside first."""
-        self.remove_key(info.kind, info.key)
-
     def remove_key(self, kind: str, key: str) -> bool:
-        """The same by name, at the cost of one entry; whether there was one."""
+        """Delete an entry, as atomically as it was written: it is moved aside first. Whether there was one."""
         path = self.place(kind, key)
         if not KIND.fullmatch(kind) or not KEY.fullmatch(key) or kind in RESERVED_KINDS:
             raise StoreError(f"{kind} {key} is not the name of an entry")
-        if not os.path.lexists(path):
-            return False
         try:
             trash = make_folder(self.root / TEMPORARY) / f"{process_name()}.{secrets.token_hex(8)}"
             os.rename(path, trash)
@@ -577,12 +549,12 @@ class Store:
 
     def entries(self, kind: str | None = None) -> Iterator[EntryInfo]:
         """Every entry (of one kind), sorted by kind and key, unread; whatever else lies there is passed over."""
-        kinds = [kind] if kind is not None else _folder_names(self.root, KIND)
+        kinds = [kind] if kind is not None else folder_names(self.root, KIND)
         for name in kinds:
             if name in RESERVED_KINDS:
                 continue
-            for prefix in _folder_names(self.root / name, re.compile("[0-9a-f]{2}")):
-                for key in _folder_names(self.root / name / prefix, KEY):
+            for prefix in folder_names(self.root / name, re.compile("[0-9a-f]{2}")):
+                for key in folder_names(self.root / name / prefix, KEY):
                     if key.startswith(prefix):
                         yield EntryInfo(self.root / name / prefix / key, name, key)
 
@@ -617,7 +589,7 @@ def _look(path: Path) -> _Look | None:
     )
 
 
-def _folder_names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
+def folder_names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
     try:
         with os.scandir(folder) as items:
             return sorted(

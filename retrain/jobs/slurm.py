@@ -19,6 +19,7 @@ import math
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -82,25 +83,21 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True):
     time: Seconds
 
 
-# -- the driver -------------------------------------------------------------------------------------------------------
-
-
-def live_jobs() -> dict[str, str] | None:
-    """{job: state} of this user's jobs in the queue, array tasks as `array_task`; None when Slurm does not answer."""
+def live_jobs() -> dict[str, str]:
+    """{job: state} of this user's jobs in the queue, array tasks as `array_task`; empty when Slurm does not answer."""
     found = _ask_queue()
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _ask_queue() -> dict[str, str] | str:
     """The jobs, or why there is no answer."""
     command = ["squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i|%T"]
     try:
-        listing = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except subprocess.CalledProcessError as error:
+        return one_line(error.stderr.strip().split("\n")[-1] or str(error), 200)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    if listing.returncode:
-        lines = [line for line in listing.stderr.splitlines() if line.strip()]
-        return one_line(lines[-1] if lines else f"squeue exited with {listing.returncode}", 200)
     return dict(line.strip().split("|", 1) for line in listing.stdout.splitlines() if "|" in line)
 
 
@@ -112,13 +109,8 @@ def submissions(batch: JobBatch) -> list[dict[str, Any]]:
 def live_run(batch: JobBatch) -> str | None:
     """The run whose jobs are still in the queue, which a new driver joins; None when there is none."""
     submitted = submissions(batch)
-    if not submitted:
-        return None
-    live = live_jobs() or {}
-    for content in reversed(submitted):
-        if any(job in live for job in content["jobs"]):
-            return content["run"]
-    return None
+    live = live_jobs() if submitted else {}
+    return next((content["run"] for content in reversed(submitted) if live.keys() & content["jobs"]), None)
 
 
 def run_slurm(
@@ -164,14 +156,15 @@ def sbatch_parameters(
     additional: dict[str, Any] = {"requeue": True}
     paths = os.pathsep.join(os.path.abspath(entry or os.curdir) for entry in sys.path)
     # The tasks find modules where the driver does; one thread unless the user asks for more cores.
-    setup = [f"export PYTHONPATH={_quoted(paths)}", "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}"]
+    setup = [f"export PYTHONPATH={shlex.quote(paths)}", "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}"]
     ours = {"time": "--timeout-min", "timeout_min": "--timeout-min", "array": "--jobs", "array_parallelism": "--jobs"}
     for key, text in options.items():
         if key in ours:
             raise UsageError(f"--slurm {key}=... is set by {ours[key]}")
-        value = _option_value(text)
+        text = str(text)
+        value = int(text) if text.isdigit() else text.lower() in ("true", "yes") or text
         if key == "setup":
-            setup.append(str(text))
+            setup.append(text)
         elif key in ("nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node"):
             parameters[key] = value
         elif key in SlurmExecutor._valid_parameters():
@@ -181,19 +174,6 @@ def sbatch_parameters(
     parameters["slurm_setup"] = setup
     parameters["slurm_additional_parameters"] = additional
     return parameters
-
-
-def _option_value(text: Any) -> Any:
-    if isinstance(text, str):
-        if text.isdigit():
-            return int(text)
-        if text.lower() in ("true", "yes"):
-            return True
-    return text
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 class _Driver:
@@ -272,7 +252,7 @@ class _Driver:
             self.lock.release()
 
     def say_how_to_come_back(self) -> None:
-        live = live_jobs() or {}
+        live = live_jobs()
         names = [job for job in self.submitted if job in live]
         kept = f"{len(self.tracker.done)} of {len(self.tracker.units)} units are finished and kept"
         if names:
@@ -299,7 +279,7 @@ class _Driver:
             unit = self.tracker.units.get(key)
             if kind == "done" and unit is not None:
                 self.seconds.append(event.get("seconds", 0.0))
-                self.tracker.same.done(unit.kind)
+                self.tracker.same.kinds_done.add(unit.kind)
                 if self.tracker.in_store(key):
                     self.tracker.finish(key, 0.0)
             elif kind in ("failed", "died") and unit is not None:
@@ -533,7 +513,7 @@ class _Task:
         if attempt.status == "done":
             self.num_done += 1
             self.longest = max(self.longest, attempt.seconds)
-            self.same.done(unit.kind)
+            self.same.kinds_done.add(unit.kind)
             self.log.add("done", key=key, seconds=attempt.seconds)
         elif attempt.status == "failed":
             values = {"reason": attempt.reason, "error": attempt.error, "place": attempt.place}
@@ -560,7 +540,7 @@ class _Task:
                 if why := self.same.failed(self.units[key].kind, key, Attempt.from_event(event)):
                     self._fatal(why, RepeatedFailureError.__name__)
             elif event["event"] == "done":
-                self.same.done(self.units[key].kind)
+                self.same.kinds_done.add(self.units[key].kind)
 
     def _take_over(self, key: str, holder: Holder) -> str:
         """Enter the death of a unit's last holder; why not to try the unit once more, or nothing."""
@@ -611,9 +591,14 @@ HINT = "name a folder of your own that the nodes see, too: export TDA_BENCH_STAT
 
 def private_path(batch: JobBatch) -> Path | None:
     """Where a batch's private folder is, whether or not it exists; None where nobody knows a home folder."""
-    state = _state_folder()
-    if state is None:
+    try:
+        parent = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        parent = ""
+    given = os.environ.get("TDA_BENCH_STATE") or (parent and Path(parent) / "tda-bench")
+    if not given:
         return None
+    state = Path(os.path.abspath(os.path.expanduser(given)))
     digest = hashlib.sha256(os.path.realpath(batch.store.root).encode("utf-8", "surrogateescape")).hexdigest()
     return state / "slurm" / f"{batch.id}-{digest[:12]}"
 
@@ -633,17 +618,6 @@ def private_folder(batch: JobBatch) -> Path:
     except OSError as error:
         raise JobError(f"the private folder {path} cannot be made ({error.strerror}); {HINT}") from None
     return path
-
-
-def _state_folder() -> Path | None:
-    given = os.environ.get("TDA_BENCH_STATE")
-    if given:
-        return Path(os.path.abspath(os.path.expanduser(given)))
-    try:
-        parent = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    except RuntimeError:
-        return None
-    return Path(os.path.abspath(parent)) / "tda-bench"
 
 
 def _check_private(folder: Path) -> None:

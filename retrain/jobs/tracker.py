@@ -143,10 +143,8 @@ def failure(error: Exception, batch: JobBatch | None, unit: Unit, key: str) -> A
     words = str(error).split("\n")[0] if needed else error_line(error, 500)
     first = one_line(words, 600) + (f" ({one_line(shortened(file))}:{line})" if file else "")
     log = _log_traceback(text, batch, unit, key)
-    if log is not None:
-        lines = [first, f"    the traceback is in {log}"]
-    else:
-        lines = [first, *indented(text.strip().splitlines()[-LOG_LINES:])]
+    where = [f"the traceback is in {log}"] if log is not None else text.strip().splitlines()[-LOG_LINES:]
+    lines = [first, *indented(where)]
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     return Attempt("failed", reason=_utf8("\n".join(lines)), error=_utf8(name)[:200], place=_utf8(place)[:5000])
 
@@ -165,31 +163,29 @@ def blamed(error: BaseException) -> tuple[str, int]:
 
 def _is_plugin(file: str) -> bool:
     """Whether a file is somebody's task or method: outside this suite and every library, or where its own are."""
-    path = os.path.realpath(file)
-    if not path.startswith(f"{PACKAGES}{os.sep}"):
-        return _is_no_library(file)
-    parts = Path(path).relative_to(PACKAGES).parts
-    if parts[0] in ("retrain", "baselines", "bench"):
-        return parts[0] == "baselines" or parts[:2] == ("retrain", "tasks")
-    return _is_no_library(file)
+    parts = _parts_of_suite(file)
+    return _is_no_library(file) if not parts else parts[0] == "baselines" or parts[:2] == ("retrain", "tasks")
 
 
 def _is_no_library(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = os.path.realpath(file)
-    if path.startswith(tuple(f"{PACKAGES}{os.sep}{name}{os.sep}" for name in ("retrain", "baselines", "bench"))):
-        return True  # also where it was installed among the libraries
-    parts = Path(path).parts
-    return not path.startswith(LIBRARIES) and not {"site-packages", "dist-packages"} & set(parts)
+    installed = path.startswith(LIBRARIES) or {"site-packages", "dist-packages"} & set(Path(path).parts)
+    return not installed or bool(_parts_of_suite(file))  # also where the suite was installed among the libraries
+
+
+def _parts_of_suite(file: str) -> tuple[str, ...]:
+    """The path of one of the suite's own files from its root; empty for any other file."""
+    path = Path(os.path.realpath(file))
+    parts = path.relative_to(PACKAGES).parts if path.is_relative_to(PACKAGES) else ()
+    return parts if parts[:1] in (("retrain",), ("baselines",), ("bench",)) else ()
 
 
 def shortened(file: str) -> str:
     """A file as one would type it from here."""
     with contextlib.suppress(ValueError, OSError):
-        relative = os.path.relpath(file)
-        if not relative.startswith(os.pardir):
-            return relative
+        return os.fspath(Path(file).relative_to(Path.cwd()))
     return file
 
 
@@ -299,9 +295,6 @@ class SameFailure:
         self.kinds_done = set(kinds_done)
         self._failed: dict[tuple[str, str], dict[str, str]] = {}  # {(error, place): {key: kind}}
 
-    def done(self, kind: str) -> None:
-        self.kinds_done.add(kind)
-
     def failed(self, kind: str, key: str, attempt: Attempt) -> str:
         """Why to stop, now that this unit has failed so; empty to go on."""
         if not attempt.error or not attempt.place or not self.limit:
@@ -364,7 +357,7 @@ class JobTracker:
         self.done.add(key)
         self._open.pop(key, None)
         self.failed.pop(key, None)
-        self.same.done(self.units[key].kind)
+        self.same.kinds_done.add(self.units[key].kind)
         if seconds is not None:
             self.num_computed += 1
         self.progress(len(self.done), len(self.units))

@@ -20,7 +20,6 @@ import os
 import re
 import secrets
 import shlex
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,7 +44,7 @@ from retrain.safe_files import (
     validate,
     write_whole,
 )
-from retrain.store import Key, Kind, Sha256, Store, Table, entry_key, plain_data
+from retrain.store import Key, Kind, Sha256, Store, Table, entry_key, folder_names, plain_data
 
 CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -159,18 +158,8 @@ class JobBatch:
     @classmethod
     def all(cls, store: Store) -> list[JobBatch]:
         """Every batch of a store, the one started last first; what is not one of ours is passed over."""
-        try:
-            with os.scandir(store.root / JOBS) as items:
-                names = [
-                    item.name
-                    for item in items
-                    if BATCH_ID.fullmatch(item.name)
-                    and item.is_dir(follow_symlinks=False)
-                    and os.path.lexists(f"{item.path}/batch.json")
-                ]
-        except OSError:
-            return []
-        found = [cls(store, name) for name in names]
+        names = folder_names(store.root / JOBS, BATCH_ID)
+        found = [cls(store, name) for name in names if os.path.lexists(store.root / JOBS / name / "batch.json")]
         return sorted(found, key=lambda batch: (-batch.started(), batch.id))
 
     # -- writing --------------------------------------------------------------------------------------------------
@@ -200,19 +189,10 @@ class JobBatch:
 
     def _write_units(self, units: Mapping[str, Unit]) -> str:
         """The list, named by its content: jobs in a queue find the very list that they were submitted with."""
-        draft = self.folder / f".units.{secrets.token_hex(4)}"
-        digest = hashlib.sha256()
-        try:
-            with open(draft, "xb") as file:
-                for key, unit in units.items():
-                    line = json.dumps({"key": key, **unit.to_json()}).encode() + b"\n"
-                    digest.update(line)
-                    file.write(line)
-            os.replace(draft, self._units_file(digest.hexdigest()))
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-        return digest.hexdigest()
+        text = "".join(json.dumps({"key": key, **unit.to_json()}) + "\n" for key, unit in units.items())
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        write_whole(self._units_file(digest), text, sync=False)
+        return digest
 
     def _units_file(self, digest: str) -> Path:
         return self.folder / f"units-{digest[:16]}.jsonl"
@@ -221,13 +201,10 @@ class JobBatch:
 
     def describe(self) -> dict[str, Any]:
         """batch.json, or an empty table when it cannot be read or is not one."""
-        path = self.folder / "batch.json"
-        try:
-            if not stat.S_ISDIR(os.lstat(self.folder).st_mode):
-                return {}
-            return read_checked(path, BatchContent)
-        except (SafeFileError, OSError):
-            return {}
+        with contextlib.suppress(SafeFileError, OSError):
+            if not os.path.islink(self.folder):
+                return read_checked(self.folder / "batch.json", BatchContent)
+        return {}
 
     def started(self) -> float:
         return float(self.describe().get("started", 0.0))
@@ -290,11 +267,11 @@ class EventReader:
                 yield line
 
 
+@dataclass(frozen=True)
 class EventLog:
     """An append-only file of one writer."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    path: Path
 
     def add(self, event: str, **values: Any) -> None:
         append_line(self.path, {"event": event, "time": time.time(), **values})

@@ -39,7 +39,7 @@ def test_status_counts_what_is_done_running_failed_and_missing(store, capsys, ca
     capsys.readouterr()
     for index in (1, 2, 3):
         (info,) = [i for i in store.entries() if i.key == store.key("numbers", {"index": index})]
-        store.remove(info)
+        store.remove_key(info.kind, info.key)
     with Leases(store.root).take("numbers", store.key("numbers", {"index": 1})):
         (state,) = states(store, capsys)
         assert cache.main(["status", "--cache", str(store.root)]) == 0

@@ -22,7 +22,6 @@ from retrain.safe_files import (
     one_line,
     read_arrays,
     read_json,
-    read_npy,
     read_npz,
     read_safetensors,
     read_text,
@@ -211,10 +210,10 @@ def test_what_is_not_a_plain_file_is_refused():
         "nul\0.npy": "not a valid file name",
     }.items():
         with pytest.raises(SafeFileError, match=reason):
-            read_npy(name)
+            read_arrays(name)
     with pytest.raises(SafeFileError, match="device"):
-        read_npy("device.npy", follow_links=True)
-    assert read_npy("link.npy", follow_links=True).shape == (2,)
+        read_arrays("device.npy", follow_links=True)
+    assert read_arrays("link.npy", follow_links=True)["array"].shape == (2,)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EACCES])
@@ -276,16 +275,16 @@ def test_every_truncation_and_bit_flip_of_sound_files_is_refused_or_sound():
         write_safetensors(file, ARRAYS)
     for name in ("a.npz", "a.npy", "a.safetensors"):
         data = Path(name).read_bytes()
-        for cut in range(0, len(data), 7):
-            Path(f"cut_{name}").write_bytes(data[:cut])
+        with open(name, "r+b", buffering=0) as file:
+            for position in rng.integers(len(data), size=300):
+                os.pwrite(file.fileno(), bytes([data[position] ^ 1 << int(rng.integers(8))]), position)
+                with contextlib.suppress(SafeFileError):
+                    read_arrays(name)
+                os.pwrite(file.fileno(), data[position : position + 1], position)
+        for cut in reversed(range(0, len(data), 7)):
+            os.truncate(name, cut)
             with pytest.raises(SafeFileError):
-                read_arrays(f"cut_{name}")
-        for _ in range(300):
-            flipped = bytearray(data)
-            flipped[rng.integers(len(data))] ^= 1 << rng.integers(8)
-            Path(f"flip_{name}").write_bytes(flipped)
-            with contextlib.suppress(SafeFileError):
-                read_arrays(f"flip_{name}")
+                read_arrays(name)
 
 
 def test_sound_files_come_back_exactly():
@@ -303,7 +302,7 @@ def test_sound_files_come_back_exactly():
             assert loaded[name].shape == array.shape
     for array in (np.asfortranarray(ARRAYS["loss"]), ARRAYS["loss"].astype(">f8"), np.array(True), np.zeros((0, 2))):
         np.save("one.npy", array)
-        np.testing.assert_array_equal(read_npy("one.npy"), array)
+        np.testing.assert_array_equal(read_arrays("one.npy")["array"], array)
     with open("big_endian.safetensors", "wb") as file:
         write_safetensors(file, {"a": np.arange(3, dtype=">i4"), "t": ARRAYS["loss"].T})
     loaded = read_safetensors("big_endian.safetensors")

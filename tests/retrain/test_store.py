@@ -367,7 +367,7 @@ def write_for_ever(root, ready):
         store.write("losses", {"index": index % 200}, {"loss": np.full(20_000, index % 200)}, {})
         if index % 50 == 49:
             for info in list(store.entries())[::2]:
-                store.remove(info)
+                store.remove_key(info.kind, info.key)
 
 
 def test_killed_writers_leave_nothing_half_done(store):
@@ -434,10 +434,10 @@ def test_listing_passes_over_junk_and_removal_is_whole(store):
     for kind, key in (("..", infos[0].key), ("losses", "../../x"), ("quarantine", infos[0].key)):
         with pytest.raises(StoreError, match="not the name of an entry"):
             store.remove_key(kind, key)
-    store.remove(infos[0])
+    store.remove_key(infos[0].kind, infos[0].key)
     assert not entry.path.exists()
     assert infos[0].num_bytes() == 0
-    store.remove(infos[0])
+    store.remove_key(infos[0].kind, infos[0].key)
 
 
 def test_six_thousand_lookups_take_less_than_a_second(store):

@@ -72,7 +72,7 @@ def test_fifty_random_kills_lose_corrupt_and_duplicate_nothing(store, log):
             wait_for(lambda: not workers_of(store))
             # Done too early: some are thrown away, so that there is always something to kill.
             for info in list(store.entries())[::2]:
-                store.remove(info)
+                store.remove_key(info.kind, info.key)
             Path(log).unlink()
     wait_for(lambda: not workers_of(store))
     before = len(list(store.entries()))
