@@ -29,8 +29,9 @@ USUAL_GROUND = {
 }  # fmt: skip
 # Of a method's description: what changes no score.
 NO_SETTING = {"asked", "keep_traces", "label", "name", "origin", "rows", "settings", "source", "train_covariance"}
-# Nobody sets a version, and batches follow the machine; where they differ, the name of the series says so.
-UNTOLD = NO_SETTING | {"version", "fit_batch_size", "gradient_batch_size"}
+# Nobody sets a version, batches follow the machine, and the models that a method looks at are told beside its name;
+# where they differ, the name of the series says so.
+UNTOLD = NO_SETTING | {"version", "fit_batch_size", "gradient_batch_size", "reference", "models"}
 PILOTED = ("bif", "bif_cv")  # methods whose 0 leaves these to a pilot run
 LEFT_TO_PILOT = ("draws", "gamma", "n_beta", "step_size")
 LONG = 48  # letters of settings from which a name gives their digest instead
@@ -66,7 +67,7 @@ class Identity:
         task = self.config["task"]
         asked = {name: value for name, value in self.config.items() if name not in NOT_GROUND}
         self._asked = {**USUAL_GROUND, **asked, "task": {name: task[name] for name in task if name != "source"}}
-        self._series: dict[tuple[str, str, bool], dict[str, str]] = {}
+        self._series: dict[tuple[str, str, bool], dict[str, Any]] = {}
 
     def of(self, row: Mapping[str, Any]) -> dict[str, str]:
         ground = canonical({**self._asked, "of": row["task"], "protocol": row["protocol"]})
@@ -74,9 +75,12 @@ class Identity:
         measured = [self.config.get("replicated_subsets"), row["num_subsets"], row["num_queries"], replicates]
         # The task's own code decides the losses as its settings do, but names no other question.
         truth = ground + canonical([*measured, self.config["task"].get("source")])
-        return {"ground_id": ground, "truth_id": truth, **self.series(row, row.get("label") or row["method"])}
+        asked = {name: value for name, value in self._asked.items() if name != "scheme"}
+        question = short_digest(canonical({**asked, "of": row["task"], "protocol": row["protocol"]}))
+        ids = {"ground_id": ground, "truth_id": truth, "question": question, "scheme": self._asked["scheme"]}
+        return {**ids, **self.series(row, row.get("label") or row["method"])}
 
-    def series(self, row: Mapping[str, Any], label: str) -> dict[str, str]:
+    def series(self, row: Mapping[str, Any], label: str) -> dict[str, Any]:
         """The base name, the label and the settings in full of the method that is called so in this row or pair."""
         key = (row.get("method", ""), label, row["normalised"])
         if key not in self._series:
@@ -91,6 +95,8 @@ class Identity:
                 "options": canonical(settings),
                 "series_id": canonical([name, label, settings]),
                 "source": str(described.get("source", "")),
+                "reference": str(described.get("reference", "full")),  # the models that it looks at, and how many
+                "models": int(described.get("models", 1)),
             }
         return self._series[key]
 
@@ -203,6 +209,20 @@ def series_label(method: str, label: str) -> str:
         if label.startswith(method + sign):
             return name + between + label.removeprefix(method + sign)
     return label
+
+
+def model_words(label: str, reference: str, models: int) -> str:
+    """The label; of a method that looks at other models than the full one, with those: kfac, subset x 8."""
+    if reference == "full":
+        return label
+    return f"{without_models(label)}, {reference}" + (f" x {models}" if models > 1 else "")
+
+
+def without_models(label: str) -> str:
+    """kfac@damping=1,models=8 as kfac@damping=1."""
+    name, *options = label.replace("@", ",").split(",")
+    kept = ",".join(option for option in options if not option.startswith("models="))
+    return f"{name}@{kept}" if kept else name
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -245,10 +245,16 @@ NUMBERS = [
     "fit_seconds", "score_seconds", "peak_memory_bytes", "num_replicates", "num_subsets_replicated", "ceiling_subsets",
     "linear_share",
 ]  # fmt: skip
+# LDS and what goes with it -> the same within groups, of tasks that have groups.
+WITHIN = {
+    "lds": "lds_within_groups", "ci_low": "within_groups_low", "ci_high": "within_groups_high",
+    "ceiling": "ceiling_within_groups", "reliability": "reliability_within_groups",
+    "ceiling_low": "ceiling_within_groups_low", "ceiling_high": "ceiling_within_groups_high",
+}  # fmt: skip
 ROW_COLUMNS = [
-    *EXPERIMENT, "task", "protocol", "method", "label", "settings", "options", "ground_words", "num_subsets",
-    "num_queries", "num_undefined", *NUMBERS, "ceiling_from", "seconds", "device", "machine", "description", "run_id",
-    "finished", "note", "source",
+    *EXPERIMENT, "task", "protocol", "scheme", "question", "method", "label", "settings", "options", "reference",
+    "models", "ground_words", "num_subsets", "num_queries", "num_undefined", *NUMBERS, *WITHIN.values(), "group_name",
+    "ceiling_from", "seconds", "device", "machine", "description", "run_id", "finished", "note", "source",
 ]  # fmt: skip
 IDS = ["ground_id", "truth_id", "series_id"]
 
@@ -307,6 +313,20 @@ class Results:
         return here
 
 
+def within_groups(results: Results) -> Results:
+    """LDS within groups, its interval, ceiling and paired differences in the place of LDS; only of tasks with groups.
+
+    A method that knows the groups alone has NaN there: nothing is left of it.
+    """
+    rows = results.rows[results.rows["group_name"].notna()].reset_index(drop=True)
+    rows = rows.assign(**{name: rows[within] for name, within in WITHIN.items()}, linear_share=math.nan)
+    pairs = results.pairs
+    if len(pairs):
+        pairs = pairs.assign(**{name: pairs[one] for name, one in zip(DIFFERENCES, WITHIN_DIFFERENCES)})
+        pairs = pairs[pairs["difference"].notna()]
+    return replace(results, rows=rows, pairs=pairs)
+
+
 def load_results(folder: str | Path) -> Results:
     results = Results(Path(folder))
     rows: list[dict[str, Any]] = []
@@ -334,7 +354,7 @@ def load_results(folder: str | Path) -> Results:
     if rows:
         _find_ceilings(rows)
         frame = pd.DataFrame(rows).reindex(columns=[*ROW_COLUMNS, *IDS])
-        for name in NUMBERS:
+        for name in (*NUMBERS, *WITHIN.values()):
             frame[name] = pd.to_numeric(frame[name])
         frame["seconds"] = frame["fit_seconds"] + frame["score_seconds"]
         give_names(frame)
@@ -370,6 +390,8 @@ def _rows(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]]
             measured["reliability"] = row["ceiling"] ** 2
         own = {"run_id": record["run_id"]} | {f"ceiling_{end}": ceiling.get(f"ci_{end}") for end in ("low", "high")}
         own["linear_share"] = ceiling.get("linear_share") if is_known(ceiling) else None
+        names = ("group_name", *(name for name in WITHIN.values() if "ceiling" in name or "reliability" in name))
+        own |= {name: ceiling.get(name) for name in names}
         found.append({**known, **row, **measured, **own, **identity.of(row)})
     return found
 
@@ -385,7 +407,9 @@ def _pairs(record: Mapping[str, Any], identity: Identity) -> list[dict[str, Any]
     return found
 
 
-PAIR = [*AXES, "normalised", "difference", "ci_low", "ci_high", "p_value"]
+DIFFERENCES = ["difference", "ci_low", "ci_high"]
+WITHIN_DIFFERENCES = ["difference_within_groups", "within_groups_low", "within_groups_high"]
+PAIR = [*AXES, "normalised", *DIFFERENCES, "p_value", *WITHIN_DIFFERENCES]
 
 
 def _named_pairs(pairs: list[dict[str, Any]], frame: pd.DataFrame) -> pd.DataFrame:
@@ -396,7 +420,7 @@ def _named_pairs(pairs: list[dict[str, Any]], frame: pd.DataFrame) -> pd.DataFra
     rows = frame[[*keys, "series_id", "ground", "truth", "series", "finished"]]
     rivals = frame[[*keys, "series_id", "series"]].rename(columns={"series_id": "rival_id", "series": "against"})
     found = pd.DataFrame(pairs).merge(rows, on=[*keys, "series_id"]).merge(rivals, on=[*keys, "rival_id"])
-    for name in ("difference", "ci_low", "ci_high", "p_value"):
+    for name in (*DIFFERENCES, "p_value", *WITHIN_DIFFERENCES):
         found[name] = pd.to_numeric(found[name])
     found = found.drop(columns=["series_id", "rival_id"]).sort_values(["finished", "run_id"], kind="stable")
     return found.drop_duplicates([*EXPERIMENT, "against"], keep="last").reset_index(drop=True)
@@ -534,7 +558,8 @@ def over_seeds(cell: pd.DataFrame, value: str = "lds") -> tuple[float, float, fl
     mean, error = mean_and_standard_error(cell[value].to_numpy(dtype=float))
     if len(cell) >= MANY_SEEDS:
         return mean, mean - error, mean + error
-    return mean, float(cell["ci_low"].min()), float(cell["ci_high"].max())
+    low, high = (WITHIN["ci_low"], WITHIN["ci_high"]) if value == WITHIN["lds"] else ("ci_low", "ci_high")
+    return mean, float(cell[low].min()), float(cell[high].max())
 
 
 def bars_of(seeds: Iterable[int]) -> str:

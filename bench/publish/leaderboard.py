@@ -16,21 +16,32 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.answers import ANSWERS_FILE, amount_asked
-from bench.identity import Identity, canonical, short_digest
+from bench.identity import Identity, canonical, model_words, short_digest
 from bench.publish import compare
-from bench.records import DATAMODEL, CeilingOverSeeds, Results, ceiling_over_seeds, last_made, load_results
+from bench.records import (
+    DATAMODEL,
+    CeilingOverSeeds,
+    Results,
+    ceiling_over_seeds,
+    last_made,
+    load_results,
+    within_groups,
+)
 from bench.schema import AnswersRecord
 from bench.tables import bytes_text, number, short_number, table
 from retrain.errors import UsageError
+from retrain.reference import FULL
 from retrain.safe_files import write_whole
 
+WITHIN = "lds within groups"
+LDS = (WITHIN, "lds")
 END_AT_ONE = ("lds", "AUC", "precision", "Spearman")  # words in the names of such metrics
 ROW_CHOICES = ("task", "protocol", "metric", "scores", "alpha")
 MOST_COLUMNS = 5  # of questions in one table, so that it fits a page beside method, seconds and memory
@@ -47,13 +58,15 @@ class LeaderboardRow:
     protocol: str
     ground: str  # what was asked, in words
     truth: str  # how well it was measured, in words
-    metric: str  # lds, removal, brittleness, mislabel AUC ...
+    metric: str  # lds, lds within groups, removal, brittleness, mislabel AUC ...
     at: float | None  # of a metric with a place: the share removed, the k of a precision
     scores: str  # raw or normalised
     alpha: float | None
     alpha_attribution: float
     method: str
     label: str
+    reference: str  # the models that it looks at: full, attributed or subset; and how many
+    models: int
     settings: str
     value: float  # mean over seeds; NaN where it is undefined
     low: float  # 95 %: of one seed its own interval, of several what `interval_words` says
@@ -77,6 +90,11 @@ class LeaderboardRow:
         if not self.rank_best:
             return "-"
         return f"{self.rank_best}" if self.rank_best == self.rank_worst else f"{self.rank_best}-{self.rank_worst}"
+
+    @property
+    def name(self) -> str:
+        """The label, with the models that it looks at where those are not the full model."""
+        return model_words(self.label, self.reference, self.models)
 
     @property
     def num_seeds(self) -> int:
@@ -130,11 +148,12 @@ _Pairs = dict[tuple[_Place, int, str, str], tuple[float, float, float]]
 def rows(results: Path | str | Results) -> list[LeaderboardRow]:
     """Every column's methods, best first; columns by task, metric, alpha."""
     found = results if isinstance(results, Results) else load_results(results)
-    measured, pairs = _of_lds(found)
-    others, other_pairs = _of_answers(found)
-    pairs |= other_pairs
+    inside = within_groups(found)  # of balanced subsets LDS is that already
+    inside = replace(inside, rows=inside.rows[inside.rows["scheme"] != "balanced"])
+    parts = [_of_lds(found, "lds"), _of_lds(inside, WITHIN), _of_answers(found)]
+    pairs = {key: pair for _, own in parts for key, pair in own.items()}
     by_place: dict[_Place, dict[str, dict[int, _Measured]]] = {}
-    for one in [*measured, *others]:
+    for one in [one for measured, _ in parts for one in measured]:
         by_place.setdefault(one.place, {}).setdefault(one.method_config, {})[one.seed] = one
     made: list[LeaderboardRow] = []
     for place, configs in by_place.items():
@@ -143,15 +162,17 @@ def rows(results: Path | str | Results) -> list[LeaderboardRow]:
             here = {
                 name: [by_seed[s] for s in seeds] for name, by_seed in configs.items() if set(seeds) <= set(by_seed)
             }
-            made += _column(place, seeds, here, pairs, found)
+            made += _column(place, seeds, here, pairs, inside if place.metric == WITHIN else found)
     return sorted(made, key=_order)
 
 
 def _order(row: LeaderboardRow) -> tuple[Any, ...]:
     value = row.value if math.isfinite(row.value) else -math.inf
     at = -1.0 if row.at is None else row.at
-    which = (row.metric != "lds", row.metric, row.alpha or 0.0, at, row.scores != "raw", -row.num_seeds, row.column)
-    return (row.task, row.protocol, row.alpha_attribution, *which, -value if row.higher_is_better else value, row.label)
+    # LDS within groups before LDS, one beside the other: what the labels alone predict is no reason to be first.
+    lds = (0, "", row.alpha or 0.0, -row.num_seeds, row.scores != "raw", row.metric == "lds", row.column)
+    which = lds if row.metric in LDS else (1, row.metric, at, row.scores != "raw", -row.num_seeds, 0, row.column)
+    return (row.task, row.protocol, row.alpha_attribution, *which, -value if row.higher_is_better else value, row.name)
 
 
 def _column(
@@ -177,6 +198,8 @@ def _column(
                 **{k: v for k, v in vars(place).items() if k not in ("ground_id", "truth_id")},
                 method=told[0]["method"],
                 label=told[0]["label"],
+                reference=told[0]["reference"],
+                models=told[0]["models"],
                 settings=told[0]["settings"] or "",
                 value=spans[name].mean,
                 low=spans[name].low,
@@ -221,7 +244,7 @@ def _ahead(place: _Place, here: Mapping[str, Sequence[_Measured]], one: str, oth
 # ---- what the records hold ----
 
 
-def _of_lds(results: Results) -> tuple[list[_Measured], _Pairs]:
+def _of_lds(results: Results, metric: str) -> tuple[list[_Measured], _Pairs]:
     measured, places = [], dict[tuple[Any, ...], _Place]()
     # Tuned apart for raw and for normalised scores, a method runs twice, and the first time it may warm the machine up:
     # seconds and memory of both are those of the faster.
@@ -230,13 +253,14 @@ def _of_lds(results: Results) -> tuple[list[_Measured], _Pairs]:
     for row in results.rows.drop(columns=costs).merge(faster, on=runs, how="left").to_dict("records"):
         place = _Place(
             ground_id=row["ground"], truth_id=row["truth"], task=row["task"], protocol=row["protocol"],
-            ground=row["ground_words"], truth=row["truth"], metric="lds", at=None,
+            ground=row["ground_words"], truth=row["truth"], metric=metric, at=None,
             scores="normalised" if row["normalised"] else "raw", alpha=float(row["alpha"]),
             alpha_attribution=float(row["alpha_attribution"]),
         )  # fmt: skip
         names = ("ground", "truth", "normalised", "alpha", "alpha_attribution")
         places[tuple(row[name] for name in names)] = place
-        told = {name: row[name] for name in ("method", "label", "settings", "seconds", "device", "note", "run_id")}
+        names = ("method", "label", "settings", "reference", "models", "seconds", "device", "note", "run_id")
+        told = {name: row[name] for name in names}
         told["note"] = told["note"] if isinstance(told["note"], str) else ""
         told["memory"] = row["peak_memory_bytes"]
         measured.append(
@@ -256,7 +280,7 @@ def _of_lds(results: Results) -> tuple[list[_Measured], _Pairs]:
 
 
 def _ceiling(place: _Place, seeds: Sequence[int], results: Results) -> CeilingOverSeeds | None:
-    if place.metric != "lds":
+    if place.metric not in LDS:
         return None
     frame = results.rows
     cell = frame[
@@ -297,6 +321,7 @@ def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:
                 "method": method_config["method"], "label": row["label"], "settings": method_config["settings"],
                 "seconds": None if None in seconds else sum(map(float, seconds)), "device": record["device"],
                 "note": row.get("note") or "", "run_id": record["run_id"], "memory": row.get("peak_memory_bytes"),
+                "reference": method_config["reference"], "models": method_config["models"],
             }  # fmt: skip
             place = place_of(row)
             key = (place, method_config["series_id"], int(row["seed"]))
@@ -355,7 +380,7 @@ def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
         for row in group:
             families.setdefault(_family(row), []).append(row)
         for family, rows in _by_truth(families):
-            costs = _costs([*(row for row in rows if row.metric == "lds"), *group], names)
+            costs = _costs([*(row for row in rows if row.metric in LDS), *group], names)
             columns = list(dict.fromkeys(row.column for row in rows))
             tables = math.ceil(len(columns) / MOST_COLUMNS)
             width = math.ceil(len(columns) / tables)
@@ -374,7 +399,7 @@ def _tasks(found: Sequence[LeaderboardRow]) -> list[list[LeaderboardRow]]:
 
 def _family(row: LeaderboardRow) -> str:
     """LDS, mislabel, removal ...: the first word of its metric; with its seeds."""
-    name = "LDS" if row.metric == "lds" else row.metric.partition(" ")[0]
+    name = "LDS" if row.metric in LDS else row.metric.partition(" ")[0]
     return f"{name}, {_seeds(row)}"
 
 
@@ -384,12 +409,13 @@ def _by_truth(families: Mapping[str, list[LeaderboardRow]]) -> Iterator[tuple[st
     So is each alpha of a truth where a method retrains by itself, which takes other seconds.
     """
     for family, rows in families.items():
-        if rows[0].metric != "lds":
+        if rows[0].metric not in LDS:
             yield family, rows
             continue
         known = f"task {rows[0].task}, protocol {rows[0].protocol}, "  # which the title has
         for words, own in _parted(rows, ("ground", "truth")):
-            retrains = len({row.alpha for row in own}) > 1 and any(row.method == DATAMODEL for row in own)
+            itself = any(row.method == DATAMODEL or row.reference != FULL for row in own)
+            retrains = len({row.alpha for row in own}) > 1 and itself
             for more, some in _parted(own, ("alpha",)) if retrains else [("", own)]:
                 yield f"{family}{words.replace(known, '')}{more}", some
 
@@ -411,7 +437,7 @@ def _costs(group: Sequence[LeaderboardRow], names: Names) -> dict[str, tuple[flo
     """
     found: dict[str, tuple[float, float]] = {}
     for row in group:
-        name = names[row.column, row.label, row.settings]
+        name = names[row.column, row.name, row.settings]
         if not math.isfinite(found.get(name, (math.nan,))[0]):
             found[name] = (row.seconds, row.memory)
     return found
@@ -428,7 +454,7 @@ def _board(
     columns = list(dict.fromkeys(row.column for row in group))
     lines: dict[str, dict[str, LeaderboardRow]] = {}
     for row in group:
-        lines.setdefault(names[row.column, row.label, row.settings], {})[row.column] = row
+        lines.setdefault(names[row.column, row.name, row.settings], {})[row.column] = row
     heads = {column: _head(next(row for row in group if row.column == column)) for column in columns}
     shown = _apart(heads, group)
     header = ["method", *(shown[column] for column in columns), "seconds", "memory"]
@@ -455,12 +481,12 @@ def _names(group: Sequence[LeaderboardRow]) -> Names:
     """Of each (column, label, settings): the label, with its settings where one column has several of them."""
     by_column: dict[tuple[str, str], set[str]] = {}
     for row in group:
-        by_column.setdefault((row.column, row.label), set()).add(row.settings)
-    several = {label for (_, label), settings in by_column.items() if len(settings) > 1}
+        by_column.setdefault((row.column, row.name), set()).add(row.settings)
+    several = {name for (_, name), settings in by_column.items() if len(settings) > 1}
     return {
-        (row.column, row.label, row.settings): f"{row.label} ({row.settings or 'defaults'})"
-        if row.label in several
-        else row.label
+        (row.column, row.name, row.settings): f"{row.name} ({row.settings or 'defaults'})"
+        if row.name in several
+        else row.name
         for row in group
     }
 
@@ -473,8 +499,8 @@ def _settings(cells: Iterable[LeaderboardRow]) -> str:
 
 
 def _head(row: LeaderboardRow) -> str:
-    if row.metric == "lds":
-        return f"LDS, alpha {row.alpha:g}, {row.scores}"
+    if row.metric in LDS:
+        return f"{'LDS' if row.metric == 'lds' else 'within class'}, alpha {row.alpha:g}, {row.scores}"
     if row.at is None:
         return row.metric
     # Of subsets it is how much they keep; else how much is removed, or looked at.
@@ -506,6 +532,8 @@ def _seeds(row: LeaderboardRow) -> str:
 def _cell(row: LeaderboardRow | None, wide: bool) -> str:
     if row is None:
         return "-"
+    if row.metric == WITHIN and not math.isfinite(row.value):
+        return "nothing"  # it knows the groups alone
     numbers = [row.value, row.low, row.high]
     large = any(abs(one) >= LARGE for one in numbers)
     value, low, high = (short_number(one) if large else number(one) for one in numbers)

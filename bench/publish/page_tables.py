@@ -1,7 +1,8 @@
 """The tables that a page may ask for, as Markdown: `<!-- table KIND ARGUMENTS -->`.
 
     lds FOLDER [task=...] [protocol=...] [alpha_attribution=...] [labels=a,b] [scores=raw|normalised|both]
-               [metric=lds_across_queries]      a row a label, a column an alpha, mean over seeds; the ceiling last
+               [metric=lds_within_groups|lds_across_queries]
+                                                a row a method, a column an alpha, mean over seeds; the ceiling last
     settings FOLDER [the same choices]          the settings of every label
     printed RUN.json [scores=raw]               the first table that the run printed, as it was printed
     speed FILE [reference=LABEL]                seconds, ratio to the reference, how alike the scores are
@@ -23,15 +24,24 @@ from typing import Any
 import pandas as pd
 
 from bench.answers import amount_asked
+from bench.identity import model_words
 from bench.publish.leaderboard import boards, rows, rows_with
 from bench.publish.values import Records, equals
-from bench.records import MANY_SEEDS, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
+from bench.records import (
+    MANY_SEEDS,
+    WITHIN,
+    bars_of,
+    ceiling_over_seeds,
+    linear_ceiling_over_seeds,
+    over_seeds,
+    within_groups,
+)
 from bench.tables import bytes_text, interval, markdown_table, number, show
 from retrain.errors import UsageError
 
-CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device")
+CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device", "scheme", "reference", "models")
 SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
-METRICS = ("lds", "lds_across_queries")
+METRICS = ("lds", WITHIN["lds"], "lds_across_queries")
 
 
 def table_text(records: Records, words: str, page: Path) -> str:
@@ -52,10 +62,11 @@ def table_text(records: Records, words: str, page: Path) -> str:
 
 
 def chosen_rows(records: Records, folder: str, options: Mapping[str, str]) -> pd.DataFrame:
-    """Rows of one question, and of each label one setting."""
-    rows = records.results(folder).rows
+    """Rows of one question; at each alpha one setting of each name: a label with the models that it looks at."""
+    results = records.results(folder)
+    rows = (within_groups(results) if options.get("metric") == WITHIN["lds"] else results).rows
     if not len(rows):
-        raise UsageError(f"{folder} holds no runs")
+        raise UsageError(f"{folder} holds no runs{' of a task with groups' if len(results.rows) else ''}")
     for name in CHOICES:
         if name in options:
             kept = rows[[equals(value, options[name]) for value in rows[name].tolist()]]
@@ -67,10 +78,11 @@ def chosen_rows(records: Records, folder: str, options: Mapping[str, str]) -> pd
         if unknown := set(labels) - set(rows["label"]):
             raise UsageError(f"{folder}: no row of {', '.join(sorted(unknown))}; there is {_some(rows['label'])}")
         rows = rows[rows["label"].isin(labels)]
+    rows = rows.assign(name=[model_words(*one) for one in zip(rows["label"], rows["reference"], rows["models"])])
     for name in ("ground", "alpha_attribution", "device"):
         if rows[name].nunique() > 1:
             raise UsageError(f"{folder}: rows of several kinds in one table; choose {name}= of {_some(rows[name])}")
-    for keys in (["alpha"], ["label", "normalised"]):
+    for keys in (["alpha"], ["name", "normalised", "alpha"]):
         column = "truth" if keys == ["alpha"] else "options"
         for key, cell in rows.groupby(keys):
             if cell[column].nunique() > 1:
@@ -95,23 +107,25 @@ def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str
     if metric not in METRICS or scores not in SCORE_KINDS:
         raise UsageError(f"metric={metric}, scores={scores}: expected one of {METRICS} and one of {tuple(SCORE_KINDS)}")
     kinds, alphas = SCORE_KINDS[scores], sorted(rows["alpha"].unique())
+    within, metric = metric == WITHIN["lds"], "lds" if metric == WITHIN["lds"] else metric
     first = rows[(rows["alpha"] == alphas[0]) & (rows["normalised"] == kinds[-1])]
-    best = first.groupby("label")[metric].mean()
-    labels = sorted(rows["label"].unique(), key=lambda label: (-best.get(label, -math.inf), label))
+    best = first.groupby("name")[metric].mean().fillna(-math.inf)
+    names = sorted(rows["name"].unique(), key=lambda name: (-best.get(name, -math.inf), name))
     if "labels" in options:
-        labels = options["labels"].split(",")
+        label = dict(zip(rows["name"], rows["label"]))
+        names.sort(key=lambda name: options["labels"].split(",").index(label[name]))
     lines = []
-    for label in labels:
-        mine = rows[rows["label"] == label]
+    for name in names:
+        mine = rows[rows["name"] == name]
         cells = [[_cell(mine[(mine["alpha"] == a) & (mine["normalised"] == k)], metric) for k in kinds] for a in alphas]
-        lines.append([f"`{label}`", *(" / ".join(cell) for cell in cells)])
+        lines.append([f"`{name}`", *(" / ".join(cell) for cell in cells)])
     if metric == "lds":
         lines.append(["noise ceiling", *(_ceiling(rows[rows["alpha"] == alpha]) for alpha in alphas)])
         linear = [linear_ceiling_over_seeds(rows[rows["alpha"] == alpha]) for alpha in alphas]
         if any(map(math.isfinite, linear)):
             lines.append(["linear ceiling", *map(number, linear)])
     text = markdown_table(["", *(f"alpha {alpha:g}" for alpha in alphas)], lines)
-    return f"{text}\n\n{_caption(rows, metric, scores)}"
+    return f"{text}\n\n{'Within groups: ' if within else ''}{_caption(rows, metric, scores)}"
 
 
 def _cell(cell: pd.DataFrame, metric: str) -> str:
@@ -134,7 +148,7 @@ def _ceiling(cell: pd.DataFrame) -> str:
 
 def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
     seeds = sorted(rows["seed"].unique())
-    counts = rows.groupby(["label", "normalised", "alpha"]).size()
+    counts = rows.groupby(["name", "normalised", "alpha"]).size()
     bars = bars_of(counts) if metric == "lds" else "standard error over seeds"
     if metric == "lds" and len(seeds) > 1 and rows["ceiling"].notna().any():
         bars += ". Ceiling: of the seeds' mean reliability, with its 95 % interval"
@@ -153,11 +167,17 @@ def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
 def settings_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
     rows = chosen_rows(records, places[0], options)
     lines = []
-    for label in sorted(rows["label"].unique()):
-        mine = rows[rows["label"] == label].drop_duplicates("normalised").sort_values("normalised")
-        texts = list(dict.fromkeys(str(text) or "defaults" for text in mine["settings"]))
-        words = texts[0] if len(texts) == 1 else f"raw: {texts[0]}; train-normalised: {texts[1]}"
-        lines.append([f"`{label}`", str(mine["method"].iloc[0]), words])
+    for name, mine in rows.groupby("name", sort=True):
+        told: dict[str, list[str]] = {}
+        for row in mine.drop_duplicates(["normalised", "alpha", "settings"]).itertuples():
+            kind = "train-normalised" if row.normalised else "raw"
+            told.setdefault(str(row.settings) or "defaults", []).append(f"{kind} {row.alpha:g}")
+        kinds = {text: dict.fromkeys(one.partition(" ")[0] for one in places) for text, places in told.items()}
+        several = mine.groupby("normalised")["settings"].nunique().max() > 1  # chosen for each alpha
+        words = [f"{', '.join(told[text] if several else kinds[text])}: {text}" for text in told]
+        lines.append(
+            [f"`{name}`", str(mine["method"].iloc[0]), "; ".join(words) if len(told) > 1 else next(iter(told))]
+        )
     return markdown_table(["label", "method", "settings"], lines)
 
 

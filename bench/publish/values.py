@@ -34,8 +34,9 @@ FUNCTIONS = ("mean", "se", "median", "min", "max", "sum", "count")
 OVER_SEEDS = ("mean", "se", "median")
 # Two rows that differ in one of these are no two seeds of one experiment.
 ONE_EXPERIMENT = (
-    "task", "protocol", "ground", "method", "label", "settings", "normalised", "alpha", "alpha_attribution", "against",
-    "num_subsets", "num_replicates", "num_queries", "device", "model", "queries", "fit_examples",
+    "task", "protocol", "ground", "method", "label", "reference", "models", "settings", "normalised", "alpha",
+    "alpha_attribution", "against", "num_subsets", "num_replicates", "num_queries", "device", "model", "queries",
+    "fit_examples",
 )  # fmt: skip
 _STEP = re.compile(r"([A-Za-z0-9_-]+)((?:\[[^\]]*\])*)")
 _CONDITION = re.compile(r'\s*([A-Za-z0-9_]+)=("[^"]*"|[^,"]*)\s*(?:,|$)')

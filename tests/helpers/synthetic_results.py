@@ -11,6 +11,7 @@ import pandas as pd
 
 METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
 QUALITY = {"bif": 0.34, "ekfac": 0.40, "trak": 0.22, "gradsim": 0.31, "random": 0.0}
+CONTROLS = ("same_class", "random")
 SECONDS = {"bif": 6.0, "ekfac": 24.0, "trak": 40.0, "gradsim": 3.0, "random": 0.2}
 
 
@@ -33,10 +34,15 @@ def write_run(
     shift: float = 0.0,
     folder_name: str | None = None,
     linear_ceiling: bool = False,
+    scheme: str = "fixed",
+    reference: str = "full",
+    within: Mapping[str, float | None] | None = None,
+    quality: Mapping[str, float] = {},
 ) -> Path:
     """One record a call: <folder>/<run_id>/run.json. A method "ekfac@damping=1e-4" is that variant of ekfac.
 
-    `options`: of a label; `shift`: added to every LDS.
+    `options`: of a label; `shift`: added to every LDS; `quality`: a label's LDS before alpha takes its share;
+    `within`: of a task with groups, each label's LDS within them.
     """
     rows: list[dict[str, Any]] = []
     ceilings: list[dict[str, Any]] = []
@@ -47,6 +53,7 @@ def write_run(
         own = dict(part.split("=") for part in variant.split(",")) if variant else {}
         entries.append(
             {"name": name, "version": 1, **({"label": label} if variant else {}), **own, **options.get(label, {})}
+            | ({"reference": reference} if reference != "full" and name not in CONTROLS else {})
         )
     for protocol, share, alpha, seed in product(protocols, shares, alphas, seeds):
         generator = np.random.default_rng([seed, round(1000 * share), round(100 * alpha)])
@@ -56,12 +63,14 @@ def write_run(
         reach = {"ci_low": ceiling - 0.02, "ci_high": ceiling + 0.02}
         linear = {"linear_share": 0.8 * ceiling**2, "linear_low": 0.85 * ceiling, "linear_high": 0.95 * ceiling}
         known = {"reliability": ceiling**2, "num_replicates": 2, **(linear if linear_ceiling else {})}
-        ceilings.append(where | {"ceiling": ceiling, **known, **reach})
+        grouped = {"group_name": "class", "ceiling_within_groups": ceiling - 0.1, "ceiling_within_groups_low": 0.2,
+                   "ceiling_within_groups_high": 0.9, "reliability_within_groups": (ceiling - 0.1) ** 2}  # fmt: skip
+        ceilings.append(where | {"ceiling": ceiling, **known, **reach} | (grouped if within else {}))
         for normalised in (False, True):
             for label in methods:
                 method = label.partition("@")[0]
                 lds = (
-                    QUALITY.get(method, 0.2) * (1.1 if normalised else 1) * (1 - 0.7 * alpha)
+                    quality.get(label, QUALITY.get(method, 0.2)) * (1.1 if normalised else 1) * (1 - 0.7 * alpha)
                     + 0.02 * generator.normal()
                     + shift
                 )
@@ -73,6 +82,7 @@ def write_run(
                         "fit_seconds": 0.2, "score_seconds": seconds,
                         "peak_memory_bytes": 2**31, "device": device, "run_id": run_id,
                         **({"label": label, "settings": label.partition("@")[2]} if "@" in label else {}),
+                        **(_within(within.get(label, 0.1), 1 - alpha) if within else {}),
                     }
                 )  # fmt: skip
             for k, label in enumerate(methods):
@@ -83,12 +93,13 @@ def write_run(
                             **where, **sizes, "method": label.partition("@")[0], "label": label, "against": against,
                             "normalised": normalised, "difference": gap, "ci_low": gap - 0.03, "ci_high": gap + 0.03,
                             "p_value": 0.001, "run_id": run_id,
+                            **(_gap_within(within.get(label, 0.1), within.get(against, 0.1)) if within else {}),
                         }
                     )  # fmt: skip
     place = folder / (folder_name or run_id)
     place.mkdir(parents=True)
     config = {
-        "task": {"name": task, **task_settings}, "query_split": split, "queries": None, "scheme": "fixed",
+        "task": {"name": task, **task_settings}, "query_split": split, "queries": None, "scheme": scheme,
         "subsets": subsets, "methods": entries,
     }  # fmt: skip
     record = {
@@ -99,6 +110,49 @@ def write_run(
     }  # fmt: skip
     (place / "run.json").write_text(json.dumps(record))
     return place
+
+
+def _within(value: float | None, share: float) -> dict[str, float | None]:
+    """A row's columns within groups; None of what knows the groups alone."""
+    value = None if value is None else share * value
+    ends = {"within_groups_low": value and value - 0.02, "within_groups_high": value and value + 0.02}
+    return {"lds_within_groups": value, **ends, "ceiling_within_groups": 0.8}
+
+
+def _gap_within(one: float | None, other: float | None) -> dict[str, float | None]:
+    gap = None if one is None or other is None else one - other
+    ends = {"within_groups_low": gap and gap - 0.02, "within_groups_high": gap and gap + 0.02}
+    return {"difference_within_groups": gap, **ends, "p_value_within_groups": gap and 0.001}
+
+
+ASKED_OF = {  # method -> LDS within class at the full model, at one model like those asked about, at eight
+    "kfac": (0.14, 0.66, 0.74), "ekfac": (0.13, 0.65, 0.73), "trak": (0.07, 0.57, 0.62), "gradsim": (0.07, 0.51, 0.55),
+    "bif": (0.13, 0.45, 0.50), "repsim": (-0.01, 0.02, 0.03),
+}  # fmt: skip
+
+
+def write_question(folder: Path, **known: Any) -> None:
+    """Records as a campaign leaves them: <folder>/question-<scheme>-<reference>, two schemes x two references."""
+    controls: dict[str, float | None] = {"same_class": None, "random": 0.0}
+    for scheme, reference in product(("fixed", "balanced"), ("full", "subset")):
+        counts = (1,) if reference == "full" else (1, 8)
+        within = dict(controls)
+        for (method, values), count in product(ASKED_OF.items(), counts):
+            label = method if count == 1 else f"{method}@models={count}"
+            within[label] = values[0 if reference == "full" else 1 + (count > 1)]
+        more = {"bif-paper": 0.03, "ekfac-library": 0.15} if reference == "full" else {}
+        options = {label: {"label": label, "name": label.partition("-")[0]} for label in more}
+        within |= more
+        lds = {label: 0.4 + 0.5 * (0.4 if value is None else value) for label, value in within.items()} | {
+            "random": 0.0
+        }
+        name = f"question-{scheme}-{reference}"
+        write_run(
+            folder, run_id=f"{scheme[:3]}{reference[:3]}".ljust(12, "0"), folder_name=name, scheme=scheme,
+            reference=reference, methods=tuple(within), options=options, within=within,
+            quality=lds if scheme == "fixed" else {label: value or 0.0 for label, value in within.items()},
+            **{"shares": (0.1,), "seeds": (1, 2), "alphas": (0.1, 0.5), "protocols": ("scratch",), **known},
+        )  # fmt: skip
 
 
 def write_sweep(folder: Path, **more: Any) -> None:

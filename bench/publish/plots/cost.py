@@ -1,10 +1,10 @@
 """What one gets for the seconds: LDS against cost, what retraining and further models buy, and seconds themselves.
 
-`cost` is LDS against seconds; `within-class` the same for LDS within groups of queries, where records have it.
-`retraining` has a curve over the number of retrains for every prior of the datamodel, `ensembles` one over the number
-of base models that scores are averaged over. A method has one point: raw or train-normalised scores, whichever it does
-better with. `seconds` (paper: fig:timings_bif-vs-ekfac) is cost against the share that is attributed. Seconds of
-different machines never share an axis.
+`cost` is LDS against seconds, of records without LDS within groups (see `front` in question.py). `retraining` has a
+curve over the number of retrains for every prior of the datamodel, `ensembles` one over the number of base models that
+scores are averaged over. A method has one point: raw or train-normalised scores, whichever it does better with.
+`seconds` (paper: fig:timings_bif-vs-ekfac) is cost against the share that is attributed. Seconds of different machines
+never share an axis.
 """
 
 import json
@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 
 import bench.publish.plots.captions as words
 from baselines.support.nested import parts_of
-from bench.identity import USUAL, file_slug, series_label
+from bench.identity import USUAL, file_slug, series_label, without_models
 from bench.publish.plots.frame import (
     ALPHA_ATTRIBUTION,
     ALPHA_RETRAIN,
@@ -38,9 +38,9 @@ from bench.publish.plots.frame import (
 from bench.publish.plots.lds import CEILINGS, PLACES, ceiling_called, series_shapes
 from bench.publish.plots.style import CONTROLS, INK, look
 from bench.records import DATAMODEL, Results, bars_of, over_seeds
+from retrain.reference import FULL
 
 KINDS_OF_SCORES = "Filled: raw scores; hollow: train-normalised; whichever a method does better with."
-WITHIN = "lds_within_groups"
 NO_PRIOR = USUAL[DATAMODEL]["prior"]
 ALONE = "retraining alone"
 SHORTEST = 1e-3  # seconds: a part that takes less is no part of the method
@@ -58,7 +58,7 @@ def timed_rows(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
         yield str(ground), str(machine), group
 
 
-def best_scores(rows: pd.DataFrame, column: str = "lds") -> pd.DataFrame:
+def best_scores(rows: pd.DataFrame) -> pd.DataFrame:
     """Of every series the rows of the kind of scores with the higher mean LDS; raw where they are equal.
 
     A method that is tuned for each kind has a series of each under one label: the better of the two. Means are over
@@ -68,7 +68,7 @@ def best_scores(rows: pd.DataFrame, column: str = "lds") -> pd.DataFrame:
     kept = [rows.iloc[:0]]
     for _, own in rows.groupby(rows["series"].where(both, rows["label"])):
         kinds = own.groupby(["truth", "alpha", "seed"])["normalised"].transform("nunique")
-        means = own[kinds == kinds.max()].groupby(["series", "normalised"])[column].mean()
+        means = own[kinds == kinds.max()].groupby(["series", "normalised"])["lds"].mean()
         series, normalised = max(means.index, key=lambda key: (means[key], not key[1]))
         kept.append(own[(own["series"] == series) & (own["normalised"] == normalised)])
     return pd.concat(kept).sort_index()
@@ -87,28 +87,19 @@ class Curve:
 
 
 def draw_cost(results: Results) -> Iterator[Drawing]:
-    yield from _costs(results.rows, "cost", "lds", "LDS against seconds")
-
-
-def draw_within_class(results: Results) -> Iterator[Drawing]:
-    """For records that hold LDS within groups of queries, which knowing a query's class alone does not raise."""
-    if WITHIN in results.rows:
-        known = results.rows[results.rows[WITHIN].notna()]
-        yield from _costs(known, "within-class", WITHIN, "LDS within class against seconds")
-
-
-def _costs(rows: pd.DataFrame, kind: str, column: str, what: str) -> Iterator[Drawing]:
-    for ground, machine, everything in timed_rows(rows):
-        best = best_scores(everything, column)
+    """Of records without LDS within groups, whose picture is the front one."""
+    rows = results.rows
+    for ground, machine, everything in timed_rows(rows[rows["group_name"].isna()]):
+        best = best_scores(everything)
         places = list(best.groupby(PLACES, sort=True))
         for (share, _), group in places:
             group = words.short_names(group)
             curves = [Curve(shape, [name]) for name, shape in series_shapes(group).items()]
             apart = f"-of-{file_slug(f'{share:g}')}" if len(places) > 1 else ""
-            stem = f"{kind}-{ground}{apart}-{file_slug(machine)}"
-            title = f"{first_value(group, 'description')}: {what}"
+            stem = f"cost-{ground}{apart}-{file_slug(machine)}"
+            title = f"{first_value(group, 'description')}: LDS against seconds"
             front = "The line joins what no other method beats on both axes, controls aside."
-            yield cost_drawing(stem, title, machine, group, curves, [front, KINDS_OF_SCORES], column)
+            yield cost_drawing(stem, title, machine, group, curves, [front, KINDS_OF_SCORES])
 
 
 def cost_drawing(
@@ -118,7 +109,6 @@ def cost_drawing(
     group: pd.DataFrame,
     curves: Sequence[Curve],
     sentences: Sequence[str],
-    column: str = "lds",
     more_settings: Sequence[str] = (),
 ) -> Drawing:
     """A panel for each alpha; one panel alone names its points, several have a legend."""
@@ -128,18 +118,18 @@ def cost_drawing(
     named = len(alphas) == 1 or len(curves) > MOST_NAMES + 1
     figure, axes = panel_row(len(alphas), 2.9 if named else 2.0, across=1 if named else 2)
     for axis, alpha in zip(axes, alphas, strict=True):
-        own = cost_panel(axis, group[group["alpha"] == alpha], curves, column)
+        own = cost_panel(axis, group[group["alpha"] == alpha], curves)
         labels += own if named else [label for label in own if label.text in ("random", "labels alone")]
         if len(alphas) > 1:
             axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
     for axis in axes[-1 if named else -2 :]:
         axis.set_xlabel("time")
     for axis in axes[:: 1 if named else 2]:
-        axis.set_ylabel("LDS" if column == "lds" else "LDS within class")
+        axis.set_ylabel("LDS")
     share = float(group["alpha_attribution"].iloc[0])
     alpha_words = f"alpha {alphas[0]:g}, " if len(alphas) == 1 else ""
     about = [first_value(group, "ground_words"), f"{alpha_words}alpha_attribution {share:g}", machine]
-    bars = f"Bars: {bars_of(group.groupby(['alpha', 'series']).size())}." if column == "lds" else ""
+    bars = f"Bars: {bars_of(group.groupby(['alpha', 'series']).size())}."
     others = group[group["method"] != DATAMODEL]
     settings = words.settings_text(others if len(others) else group, more_settings)
     if group["label"].str.endswith("-paper").any():
@@ -152,7 +142,7 @@ def cost_drawing(
     return Drawing(stem, title, caption, words.run_ids(group, True), figure, words.facts_of(group, [False, True]))
 
 
-def cost_panel(axis: Axes, rows: pd.DataFrame, curves: Sequence[Curve], column: str) -> list[Label]:
+def cost_panel(axis: Axes, rows: pd.DataFrame, curves: Sequence[Curve]) -> list[Label]:
     """Rows of one truth and one alpha; the words for its points."""
     if not all(curve.counts for curve in curves):  # curves alone are compared with each other, far from 0
         axis.axhline(0, color=INK, linewidth=0.5)
@@ -161,7 +151,7 @@ def cost_panel(axis: Axes, rows: pd.DataFrame, curves: Sequence[Curve], column: 
         found, counts, hollow = [], [], False
         for name, count in zip(curve.series, curve.counts or [""] * len(curve.series), strict=True):
             if len(cell := rows[rows["series"] == name]):
-                found.append((max(float(cell["seconds"].median()), SHORTEST), *over_seeds(cell, column)))
+                found.append((max(float(cell["seconds"].median()), SHORTEST), *over_seeds(cell)))
                 counts.append(count)
                 hollow = hollow or bool(cell["normalised"].iloc[0])
                 if str(cell["label"].iloc[0]).endswith("-paper"):
@@ -185,15 +175,14 @@ def cost_panel(axis: Axes, rows: pd.DataFrame, curves: Sequence[Curve], column: 
     front = pareto_front(points)
     if len(front) > 1 and not any(len(curve.series) > 1 for curve in curves):
         axis.plot(*np.array(front).T, color=INK, linewidth=0.6, zorder=0, drawstyle="steps-post", label="_front")
-    if column == "lds":
-        # Other methods' records may be of other seeds, or without enough subsets to know the linear ceiling.
-        retrained = rows[rows["method"] == DATAMODEL]
-        for label, style in CEILINGS.items():
-            seen = rows if label == "noise ceiling" else retrained
-            if len(retrained) and np.isfinite(height := ceiling_called(label, seen)):
-                axis.axhline(height, color=INK, label=f"_{label}", **style)
-                if label == "noise ceiling":
-                    label_line(axis, height, label)
+    # Other methods' records may be of other seeds, or without enough subsets to know the linear ceiling.
+    retrained = rows[rows["method"] == DATAMODEL]
+    for label, style in CEILINGS.items():
+        seen = rows if label == "noise ceiling" else retrained
+        if len(retrained) and np.isfinite(height := ceiling_called(label, seen)):
+            axis.axhline(height, color=INK, label=f"_{label}", **style)
+            if label == "noise ceiling":
+                label_line(axis, height, label)
     seconds_axis(axis, "x")
     return labels
 
@@ -271,7 +260,8 @@ def models_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def draw_ensembles(results: Results) -> Iterator[Drawing]:
-    for ground, machine, rows in timed_rows(results.rows):
+    known = results.rows
+    for ground, machine, rows in timed_rows(known[known["reference"] == FULL]):  # others are in the front picture
         rows = best_scores(rows)
         rows = rows.assign(models=models_of(rows))
         runs = set(rows[rows["models"] > 1]["run_id"])
@@ -281,7 +271,7 @@ def draw_ensembles(results: Results) -> Iterator[Drawing]:
                 continue
             families: dict[tuple[str, str], Curve] = {}
             for _, row in group.drop_duplicates("series").sort_values("models").iterrows():
-                name = _without_models(row["method"], row["label"])
+                name = series_label(row["method"], without_models(row["label"]))
                 curve = families.setdefault((row["method"], name), Curve(look(name, row["method"]) | {"label": name}))
                 curve.series.append(row["series"])
                 curve.counts.append(str(row["models"]))
@@ -289,11 +279,6 @@ def draw_ensembles(results: Results) -> Iterator[Drawing]:
             told = ["Numbers: base models. Seconds: fit, score and training further models.", KINDS_OF_SCORES]
             stem = f"ensembles-{ground}-alpha-{file_slug(f'{alpha:g}')}-{file_slug(machine)}"
             yield cost_drawing(stem, title, machine, group, list(families.values()), told)
-
-
-def _without_models(method: str, label: str) -> str:
-    kept = [part for part in label.replace("@", ",").split(",") if not part.startswith("models=")]
-    return series_label(method, "@".join(filter(None, (kept[0], ",".join(kept[1:])))))
 
 
 # ---- seconds ----

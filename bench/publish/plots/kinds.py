@@ -23,7 +23,6 @@ from bench.publish.plots.cost import (
     draw_ensembles,
     draw_retraining,
     draw_seconds,
-    draw_within_class,
     models_of,
 )
 from bench.publish.plots.evaluations import draw_agreement, draw_removal
@@ -31,6 +30,7 @@ from bench.publish.plots.examples import draw_examples, draw_tokens
 from bench.publish.plots.frame import Kind
 from bench.publish.plots.lds import draw_difference, draw_lds
 from bench.publish.plots.limit import draw_limit
+from bench.publish.plots.question import draw_collapse, draw_front, draw_reference
 from bench.publish.plots.scaling import draw_scaling
 from bench.publish.plots.sweep import draw_budget, draw_sweep
 from bench.records import FEW, Results, load_results, without_curves, without_scored_again
@@ -51,11 +51,19 @@ KINDS = (
         "records of one method under two settings, in one run", f"{LDS_COMMAND} --methods bif bif@n_beta=200",
         draw_difference, ("fig:absolute_difference_LDS_sweep",),
     ),
-    Kind("cost", "LDS against seconds, and what no other method beats on both", RECORDS, LDS_COMMAND, draw_cost),
     Kind(
-        "within-class", "LDS within class against seconds", "records of bench.lds with LDS within class", LDS_COMMAND,
-        draw_within_class,
+        "front", "LDS within class against seconds, every method", f"{RECORDS} on a task with classes", LDS_COMMAND,
+        draw_front,
     ),
+    Kind(
+        "collapse", "LDS beside LDS within class, a line a method", f"{RECORDS} on a task with classes", LDS_COMMAND,
+        draw_collapse,
+    ),
+    Kind(
+        "reference", "LDS against how much more data the model looked at has seen than those asked about",
+        "records of two references", f"{LDS_COMMAND} --reference subset --checkpoints 1 8", draw_reference,
+    ),
+    Kind("cost", "LDS against seconds, and what no other method beats on both", RECORDS, LDS_COMMAND, draw_cost),
     Kind(
         "retraining", "LDS against seconds, retraining included: the datamodel with every prior, and the other methods",
         "records of the datamodel", "python -m bench.lds --experiment results/digits/datamodel.toml", draw_retraining,
@@ -118,7 +126,7 @@ def without_crowds(results: Results, kind: str) -> Results:
     """The rows for a kind: curves over retrains or base models have a figure of their own, and crowd the others."""
     if kind != "retraining":
         results = without_curves(without_scored_again(results))
-    if kind != "ensembles":
+    if kind not in ("ensembles", "front", "reference"):
         rows = results.rows
         counts = rows[models_of(rows) > 1].groupby("run_id")["series"].nunique()
         results = replace(results, rows=rows[~rows["run_id"].isin(counts[counts > FEW].index)])

@@ -12,7 +12,7 @@ from bench.answers import amount_asked
 from bench.publish.__main__ import main
 from bench.publish.leaderboard import LeaderboardRow, boards, rows, rows_with
 from retrain.errors import UsageError
-from tests.helpers.synthetic_results import write_run
+from tests.helpers.synthetic_results import write_question, write_run
 
 
 def edit(path: Path, change: Any) -> None:
@@ -186,6 +186,23 @@ def test_an_undefined_value_has_no_rank_and_takes_none(tmp_path: Path) -> None:
     assert math.isnan(found["ekfac"].value)
     assert found["bif"].num_ranked == 4
     assert found["bif"].rank_best == 1
+
+
+def test_ranks_are_by_lds_within_groups_with_lds_beside_it(tmp_path: Path) -> None:
+    """same_class has the most LDS and nothing within classes; at subset models methods are other ones than at full."""
+    write_question(tmp_path, seeds=(1,), alphas=(0.1,))
+    fixed = [row for row in rows(tmp_path) if "balanced" not in row.ground and row.scores == "raw"]
+    (board,) = boards(fixed)
+    assert [head.partition(",")[0] for head in board.header] == ["method", "within class", "LDS", "seconds", "memory"]
+    names = [line[0] for line in board.lines]
+    assert names[:2] == ["kfac, subset x 8", "ekfac, subset x 8"]
+    assert {"kfac", "kfac, subset"} <= set(names)
+    assert next(line[1] for line in board.lines if line[0] == "same_class") == "nothing"
+    within = {row.name: row for row in fixed if row.metric == "lds within groups"}
+    assert within["kfac, subset x 8"].rank == "1-2"  # 0.74 and 0.73 +- 0.01
+    assert within["same_class"].rank == "-"
+    assert within["kfac"].value == pytest.approx(0.9 * 0.14)
+    assert within["kfac"].ceiling != next(row.ceiling for row in fixed if row.metric == "lds")
 
 
 def test_the_command_prints_and_writes_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

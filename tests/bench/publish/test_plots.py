@@ -28,11 +28,19 @@ from bench.publish.plots.cost import best_scores, pareto_front
 from bench.publish.plots.evaluations import cell_text
 from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis
 from bench.publish.plots.kinds import KINDS, without_crowds
+from bench.publish.plots.question import one_of_each, points, seen, spread
 from bench.publish.plots.scaling import measured_fits, read_scaling
 from bench.records import ELSEWHERE, Results, load_results, without_curves, without_scored_again
 from tests.bench.test_records import change_record
 from tests.helpers.synthetic_answers import write_agreement, write_removal
-from tests.helpers.synthetic_results import write_budget, write_examples, write_run, write_scaling, write_sweep
+from tests.helpers.synthetic_results import (
+    write_budget,
+    write_examples,
+    write_question,
+    write_run,
+    write_scaling,
+    write_sweep,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "plots.json"
@@ -200,11 +208,12 @@ def write_everything(folder: Path) -> None:
     write_agreement(folder / "agreement")
     write_removal(folder / "removal")
     write_limit(folder / "limit")
+    write_question(folder / "question", seeds=(1,))
 
 
 def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     write_everything(tmp_path / "results")
-    again = [kind.name for kind in KINDS if kind.name != "within-class"][::3]  # drawing is most of this test
+    again = [kind.name for kind in KINDS][::3]  # drawing is most of this test
     for out, more in (("a", []), ("b", ["--only", *again])):
         assert main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / out), *more]) == 0
     first, second = digests(tmp_path / "a"), digests(tmp_path / "b")
@@ -212,7 +221,7 @@ def test_every_kind_is_drawn_and_twice_gives_the_same_bytes(tmp_path: Path) -> N
     assert len(second) > 8
     assert second.items() <= first.items()
     index = json.loads((tmp_path / "a" / "figures.json").read_text())
-    assert {entry["kind"] for entry in index.values()} == {kind.name for kind in KINDS} - {"within-class"}
+    assert {entry["kind"] for entry in index.values()} == {kind.name for kind in KINDS}
     assert {file for entry in index.values() for file in entry["files"]} == set(first) - {"figures.json"}
     for stem, entry in index.items():
         words = stem.split("-")
@@ -509,16 +518,51 @@ def test_pareto_front() -> None:
     assert pareto_front(points) == [(1.0, 0.1), (2.0, 0.3), (4.0, 0.4)]
 
 
-def test_lds_within_class_has_its_own_values(tmp_path: Path) -> None:
-    write_run(tmp_path, methods=("bif", "ekfac"), shares=(1.0,), seeds=(1,), alphas=(0.5,))
-    results = load_results(tmp_path)
-    known = {"BIF": 0.21, "EK-FAC": 0.34}
-    results.rows = results.rows.assign(lds_within_groups=results.rows["series"].map(known))
-    (drawing,) = draw("within-class", results)
-    (axis,) = drawing.figure.axes
-    assert {one.get_label(): float(one.lines[0].get_ydata()[0]) for one in error_bars(axis)} == known
-    results.rows["lds_within_groups"] = np.nan
-    assert not draw("within-class", results)
+# ---- within class ----
+
+
+def test_points_of_a_method_its_models_and_its_better_scores(tmp_path: Path) -> None:
+    write_question(tmp_path, shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    path = tmp_path / "question-fixed-subset" / "run.json"
+    record = json.loads(path.read_text())
+    for row in record["rows"]:
+        if row["lds_within_groups"]:
+            row["lds_within_groups"] += 0.1 * row["normalised"]
+    path.write_text(json.dumps(record))
+    rows = load_results(tmp_path).rows.query("scheme == 'fixed'")
+    found = points(rows).set_index(["name", "reference", "models"])
+    assert found.loc[("EK-FAC (kfac)", "subset", 8), "within"] == pytest.approx(0.9 * 0.74 + 0.1)
+    assert found.loc[("EK-FAC (kfac)", "full", 1), "within"] == pytest.approx(0.9 * 0.14)
+    assert found.loc[("labels alone", "full", 1), ["within", "alone"]].tolist() == [0.0, True]
+    kept = one_of_each(points(rows[rows["reference"] == "full"]))
+    assert {"BIF", "EK-FAC"} <= set(kept["name"])
+    assert not {"bif-paper", "ekfac-library"} & set(kept["name"])
+
+
+@pytest.mark.parametrize(
+    ("reference", "share", "alpha", "times"),
+    [("full", 0.1, 0.1, 100), ("full", 0.1, 0.5, 20), ("attributed", 0.1, 0.5, 2), ("subset", 0.1, 0.1, 1)],
+)
+def test_how_much_more_data_a_reference_has_seen(reference: str, share: float, alpha: float, times: float) -> None:
+    assert seen({"reference": reference, "alpha_attribution": share, "alpha": alpha}) == pytest.approx(times)
+
+
+def test_labels_of_lines_are_moved_as_little_as_they_must_be() -> None:
+    assert spread([0.5, 0.1, 0.9], 0.1, 0.0) == pytest.approx([0.5, 0.1, 0.9])
+    assert spread([0.5, 0.5, 0.5], 0.2, 0.0) == pytest.approx([0.3, 0.5, 0.7])
+    assert spread([0.0, 0.0, 1.0], 0.2, 0.1) == pytest.approx([0.1, 0.3, 1.0])
+
+
+def test_the_front_picture_has_every_method_and_a_ceiling(tmp_path: Path) -> None:
+    write_question(tmp_path, shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    fixed = next(one for one in draw("front", tmp_path) if "balanced" not in one.stem)
+    (axis,) = fixed.figure.axes
+    shown = {text.get_text() for text in axis.texts}
+    assert {"labels alone", "random", "BIF", "bif-paper", "EK-FAC (kfac)", "TRAK", "noise ceiling", "x8"} <= shown
+    assert len([line for line in axis.lines if line.get_label() == "_paper"]) == 3  # bif-paper, ekfac-library, gradsim
+    (ceiling,) = [line for line in axis.lines if line.get_label() == "_ceiling"]
+    known = json.loads((tmp_path / "question-fixed-full" / "run.json").read_text())["ceilings"][0]
+    assert ceiling.get_ydata()[0] == pytest.approx(known["ceiling_within_groups"])  # type: ignore[index]
 
 
 def test_a_prior_s_settings_are_said_once_however_many_rows_learn_from_it(tmp_path: Path) -> None:
