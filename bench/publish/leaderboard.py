@@ -257,9 +257,9 @@ def _of_lds(results: Results, metric: str) -> tuple[list[_Measured], _Pairs]:
             scores="normalised" if row["normalised"] else "raw", alpha=float(row["alpha"]),
             alpha_attribution=float(row["alpha_attribution"]),
         )  # fmt: skip
-        names = ("ground", "truth", "normalised", "alpha", "alpha_attribution")
+        names = ["ground", "truth", "normalised", "alpha", "alpha_attribution"]
         places[tuple(row[name] for name in names)] = place
-        names = ("method", "label", "settings", "reference", "models", "seconds", "device", "note", "run_id")
+        names = ["method", "label", "settings", "reference", "models", "seconds", "device", "note", "run_id"]
         told = {name: row[name] for name in names}
         told["note"] = told["note"] if isinstance(told["note"], str) else ""
         told["memory"] = row["peak_memory_bytes"]

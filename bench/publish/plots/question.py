@@ -273,7 +273,12 @@ def front_panel(axis: Axes, found: pd.DataFrame, ceiling: float) -> list[Label]:
                 place = (one["seconds"], one["within"])
                 axis.annotate(f"x{one['models']}", place, (4, -2), textcoords="offset points", va="top", fontsize=5.5)
             if one["full"] and one["label"] in AS_PAPER:
-                ring = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 0.7}
+                ring: dict[str, Any] = {
+                    "marker": "o",
+                    "markersize": 9,
+                    "markerfacecolor": "none",
+                    "markeredgewidth": 0.7,
+                }
                 axis.plot(one["seconds"], one["within"], color=INK, linestyle="none", label="_paper", **ring)
             if method not in CONTROLS:
                 stairs.append((one["seconds"], one["within"]))
