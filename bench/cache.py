@@ -6,9 +6,9 @@
     python -m bench.cache list --kind retrain              every entry, with its configuration
     python -m bench.cache verify                           read everything; damaged entries are quarantined, exit code 1
     python -m bench.cache prune --kind scores --older-than 30       delete (asks first; --yes does not)
-    python -m bench.cache prune --quarantine               delete what was quarantined
-    python -m bench.cache list --work                      what unfinished units have saved, to go on from
-    python -m bench.cache prune --work                     delete it, where nobody is at it
+    python -m bench.cache prune quarantine                 delete what was quarantined; also: logs of idle batches
+    python -m bench.cache list work                        what unfinished units have saved, to go on from
+    python -m bench.cache prune work                       delete it, where nobody is at it
 
 Entries are found by what they are, so pruning costs time but never correctness: whatever a command needs again is
 computed again. Caches are merged by copying one folder over another.
@@ -16,6 +16,7 @@ computed again. Caches are merged by copying one folder over another.
 
 import argparse
 import fnmatch
+import itertools
 import json
 import math
 import shutil
@@ -24,14 +25,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from bench.arguments import Parser
+from bench.arguments import Parser, run_cli
 from bench.tables import bytes_text, duration, table
 from retrain.jobs.slurm import private_path
 from retrain.jobs.tracker import MAX_ATTEMPTS
-from retrain.jobs.unit import JOBS, JobBatch
+from retrain.jobs.unit import JobBatch
 from retrain.leases import Holder, Leases
 from retrain.resume import UnfinishedUnit, unfinished_units
 from retrain.safe_files import SafeFileError, folder_bytes, one_line, read_json
@@ -46,6 +46,9 @@ from retrain.store import (
     canonical_json,
     default_cache,
 )
+
+PRUNED = ("all", "quarantine", "logs", "work")
+CONFIG_WIDTH = 120  # characters of a configuration in a list
 
 
 def config_of(info: EntryInfo) -> dict[str, Any]:
@@ -79,39 +82,30 @@ def chosen_work(store: Store, arguments: argparse.Namespace) -> Iterator[Unfinis
 
 
 def summary(store: Store) -> int:
-    kinds: dict[str, list[int]] = {}
-    for info in store.entries():
-        counts = kinds.setdefault(info.kind, [0, 0])
-        counts[0] += 1
-        counts[1] += info.num_bytes()
+    found: list[tuple[str, list[int], str]] = []  # kind, bytes of each, what they are
+    for kind, infos in itertools.groupby(store.entries(), key=lambda info: info.kind):
+        found.append((kind, [info.num_bytes() for info in infos], "entries"))
+    found.append((QUARANTINE, [folder_bytes(path) for path in (store.root / QUARANTINE).glob("*")], "entries"))
+    found.append(("unfinished work", [work.num_bytes() for work in unfinished_units(store)], "folders"))
+    found.append(("batch logs", [folder_bytes(batch.folder) for batch in JobBatch.all(store)], "folders"))
     print(store.root)
-    for kind, (count, num_bytes) in kinds.items():
-        print(f"  {kind:20} {count:8,} entries  {bytes_text(num_bytes):>10}")
-    if not kinds:
+    for name, sizes, what in found:
+        if sizes:
+            print(f"  {name:20} {len(sizes):8,} {what}  {bytes_text(sum(sizes)):>10}")
+    if not any(sizes for _, sizes, _ in found):
         print("  empty")
-    quarantined = list((store.root / QUARANTINE).glob("*"))
-    if quarantined:
-        num_bytes = folder_bytes(store.root / QUARANTINE)
-        print(f"  {QUARANTINE:20} {len(quarantined):8,} entries  {bytes_text(num_bytes):>10}")
-    work = unfinished_units(store)
-    if work:
-        num_bytes = sum(one.num_bytes() for one in work)
-        print(f"  {'unfinished work':20} {len(work):8,} folders  {bytes_text(num_bytes):>10}")
-    batches = JobBatch.all(store)
-    if batches:
-        print(f"  {'batch logs':20} {len(batches):8,} folders  {bytes_text(folder_bytes(store.root / JOBS)):>10}")
     return 0
 
 
 def show_list(store: Store, arguments: argparse.Namespace) -> int:
-    if arguments.work:
+    if arguments.what == "work":
         held = Leases(store.root).held()
         for work in chosen_work(store, arguments):
             holder = held.get((work.kind, work.key))
             print(f"{line_of(work)}  {one_line(f'held by {holder}') if holder else 'nobody is at it'}")
         return 0
     for info in chosen(store, arguments):
-        print(f"{line_of(info)}  {one_line(canonical_json(config_of(info)), arguments.width)}")
+        print(f"{line_of(info)}  {one_line(canonical_json(config_of(info)), CONFIG_WIDTH)}")
     return 0
 
 
@@ -131,10 +125,9 @@ def verify(store: Store, arguments: argparse.Namespace) -> int:
             if store.arriving(info):
                 num_unread += 1
                 print(f"changed just now, perhaps still being copied: {error}", file=sys.stderr)
-                continue
-            num_damaged += 1
-            print(f"damaged: {error}", file=sys.stderr)
-            if not arguments.keep:
+            else:
+                num_damaged += 1
+                print(f"damaged: {error}", file=sys.stderr)
                 store.quarantine(info, str(error))
         except PassingStoreError as error:
             num_unread += 1
@@ -145,53 +138,48 @@ def verify(store: Store, arguments: argparse.Namespace) -> int:
 
 
 def prune(store: Store, arguments: argparse.Namespace) -> int:
-    if arguments.quarantine:
+    # One clock, the disk's: by this host's, the live work of another could look abandoned.
+    held = Leases(store.root).held(by_disk=True) if arguments.what in ("logs", "work") else {}
+    if arguments.what == "quarantine":
         folders = list((store.root / QUARANTINE).glob("*"))
-        return delete_folders(folders, "quarantined entries", arguments)
-    if arguments.logs:
-        busy = {holder.batch for holder in Leases(store.root).held(by_disk=True).values()}
+    elif arguments.what == "logs":
+        busy = {holder.batch for holder in held.values()}
         idle = [batch for batch in JobBatch.all(store) if batch.id not in busy]
         folders = [batch.folder for batch in idle]
         folders += [path for batch in idle if (path := private_path(batch)) is not None and path.is_dir()]
-        return delete_folders(folders, "folders of batch logs", arguments)
-    if arguments.work:
-        # One clock, the disk's: by this host's, the live work of another could look abandoned.
-        held = Leases(store.root).held(by_disk=True)
+    elif arguments.what == "work":
         folders = [work.path for work in chosen_work(store, arguments) if (work.kind, work.key) not in held]
-        return delete_folders(folders, "folders of unfinished work", arguments)
-    if arguments.kind is None and arguments.older_than is None and not arguments.match and not arguments.all:
-        raise StoreError("say what to delete: --kind, --older-than, --match, --quarantine, --logs, --work or --all")
-    infos = list(chosen(store, arguments))
-    what = f"{len(infos):,} entries ({bytes_text(sum(info.num_bytes() for info in infos))})"
-    if not infos:
-        print("nothing to delete")
-    elif agreed(what, arguments):
-        for info in infos:
-            store.remove_key(info.kind, info.key)
-        print(f"deleted {what}")
-    return 0
-
-
-def delete_folders(folders: list[Path], kind: str, arguments: argparse.Namespace) -> int:
-    what = f"{len(folders):,} {kind} ({bytes_text(sum(map(folder_bytes, folders)))})"
-    if not folders:
-        print("nothing to delete")
-    elif agreed(what, arguments):
+    elif arguments.what or arguments.kind or arguments.older_than is not None or arguments.match:
+        infos = list(chosen(store, arguments))
+        what = f"{len(infos):,} entries ({bytes_text(sum(info.num_bytes() for info in infos))})"
+        if agreed(infos, what, arguments):
+            for info in infos:
+                store.remove_key(info.kind, info.key)
+        return 0
+    else:
+        raise StoreError(f"say what to delete: --kind, --older-than, --match, or one of {', '.join(PRUNED)}")
+    what = f"{len(folders):,} folders of {arguments.what} ({bytes_text(sum(map(folder_bytes, folders)))})"
+    if agreed(folders, what, arguments):
         for folder in folders:
             shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
-        print(f"deleted {what}")
     return 0
 
 
-def agreed(what: str, arguments: argparse.Namespace) -> bool:
+def agreed(things: Sequence[Any], what: str, arguments: argparse.Namespace) -> bool:
+    """Whether they are to be deleted; says what becomes of them."""
+    if not things:
+        print("nothing to delete")
+        return False
     if arguments.dry_run:
         print(f"would delete {what}")
         return False
-    if arguments.yes:
-        return True
-    if not sys.stdin.isatty():
-        raise StoreError(f"would delete {what}: add --yes (or --dry-run)")
-    return input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")
+    if not arguments.yes:
+        if not sys.stdin.isatty():
+            raise StoreError(f"would delete {what}: add --yes (or --dry-run)")
+        if input(f"delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
+            return False
+    print(f"deleting {what}")
+    return True
 
 
 # ---- the status of batches ----
@@ -286,19 +274,14 @@ def details(state: dict[str, Any], now: float) -> str:
         lines.append(one_line(f"{held['kind']} {held['key']} is held by {holder} for {age}"))
     if len(state["holders"]) > MAX_HOLDERS:
         lines.append(f"and {len(state['holders']) - MAX_HOLDERS:,} more are held")
-    if state["stopped"]:
-        lines += reason_lines(state["stopped"])
-    for key, reason in state["failed"].items():
-        lines += reason_lines(f"failed {key}: {reason}")
+    reasons = [state["stopped"]] if state["stopped"] else []
+    for reason in [*reasons, *(f"failed {key}: {reason}" for key, reason in state["failed"].items())]:
+        # From a log, whoever wrote it: further lines are indented, so that none passes for one of ours.
+        first, *others = (one_line(line) for line in reason.split("\n"))
+        lines += [first, *(f"    {line.strip()}" for line in others)]
     if state["num_missing"] and not state["num_running"]:
         lines.append("nobody works on it: run its command again to go on")
     return "\n".join(lines)
-
-
-def reason_lines(reason: str) -> list[str]:
-    """A reason from a log, whoever wrote it: further lines are indented, so that none passes for one of ours."""
-    first, *others = (one_line(line) for line in reason.split("\n"))
-    return [first, *(f"    {line.strip()}" for line in others)]
 
 
 def show_status(store: Store, arguments: argparse.Namespace) -> int:
@@ -353,15 +336,11 @@ def make_parser() -> argparse.ArgumentParser:
     state.add_argument("batch", nargs="?", help="the beginning of a batch's id (default: all)")
     state.add_argument("--json", action="store_true", help="print a JSON list")
     listing = commands.add_parser("list", parents=[common, which], help="every entry")
-    listing.add_argument("--work", action="store_true", help="what unfinished units have saved instead")
-    listing.add_argument("--width", type=int, default=120, help="characters of the configuration shown")
-    checking = commands.add_parser("verify", parents=[common, which], help="check every checksum")
-    checking.add_argument("--keep", action="store_true", help="only report damaged entries, leave them where they are")
+    listing.add_argument("what", nargs="?", choices=("work",), help="what unfinished units have saved instead")
+    commands.add_parser("verify", parents=[common, which], help="check every checksum, quarantine what is damaged")
     pruning = commands.add_parser("prune", parents=[common, which], help="delete entries")
-    pruning.add_argument("--all", action="store_true", help="every entry")
-    pruning.add_argument("--quarantine", action="store_true", help="what was quarantined")
-    pruning.add_argument("--logs", action="store_true", help="logs of batches that nobody works on")
-    pruning.add_argument("--work", action="store_true", help="what unfinished units have saved, where nobody is at it")
+    others = "all entries; what was quarantined; logs of batches, or work of units, that nobody is at"
+    pruning.add_argument("what", nargs="?", choices=PRUNED, help=others)
     pruning.add_argument("--dry-run", action="store_true", help="only say what would go")
     pruning.add_argument("--yes", action="store_true", help="do not ask")
     return parser
@@ -373,23 +352,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0].startswith("--cache"):
         words.insert(0, "summary")
     arguments = parser.parse_args(words)
-    try:
+
+    def work() -> int:
         store = Store(arguments.cache, create=False)
-        if arguments.command == "status":
-            return show_status(store, arguments)
-        if arguments.command == "list":
-            return show_list(store, arguments)
-        if arguments.command == "verify":
-            return verify(store, arguments)
-        if arguments.command == "prune":
-            return prune(store, arguments)
-        return summary(store)
-    except StoreError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # ... | head
-        sys.stderr.close()
-        return 0
+        commands = {"status": show_status, "list": show_list, "verify": verify, "prune": prune}
+        return commands[arguments.command](store, arguments) if arguments.command in commands else summary(store)
+
+    return run_cli(parser.prog, work)
 
 
 if __name__ == "__main__":

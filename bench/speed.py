@@ -9,8 +9,7 @@ For BIF the table adds the time a draw takes, and how that compares with the ari
 operations of one forward pass over all examples and of its minibatch gradients (three forward passes each), at the
 speed of a large matrix product on this machine, measured in the same run. `agrees` is how alike two methods rank the
 training examples: the Spearman correlation of raw scores with those of the first method, mean over queries.
-A method that fails is named, and the others are timed. Interrupted, it keeps the methods that were timed, unless there
-is a record already, and names the others.
+A method that fails is named, and the others are timed.
 
 `retrain` times how fast a task's models are retrained, and compares losses with the plain way's. Retrains go the way of
 any run: as units, through the job layer, into a (temporary) store, with every query's loss. Beside it stands the plain
@@ -19,14 +18,13 @@ seeds, so that their losses differ by rounding alone; how much replicates of a s
 """
 
 import argparse
-import contextlib
 import hashlib
 import logging
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,8 +47,8 @@ from bench.metrics import spearman_per_column
 from bench.records import command_line, keep_earlier, provenance, try_write, write_json
 from bench.tables import bytes_text, number, table
 from retrain.errors import UsageError
-from retrain.progress import close_bars, progress_counter
-from retrain.store import Store, UnwritableStoreError, canonical_json
+from retrain.progress import bar
+from retrain.store import Store, canonical_json
 
 COMPARED_QUERIES = 500  # the first so many tell how alike two methods are
 TIMED_METHODS = ("bif", "ekfac", "trak", "gradsim")
@@ -65,7 +63,6 @@ class Timings:
     rows: list[dict[str, Any]] = field(default_factory=list)
     first_scores: np.ndarray = field(default_factory=lambda: np.empty(0))  # of the first row, for `agrees`
     failed: dict[str, str] = field(default_factory=dict)  # label -> why
-    untimed: list[str] = field(default_factory=list)  # labels that an interrupt left
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -82,18 +79,15 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def time_method(
-    variant: Any, problem: Any, repeats: int, show_done: Callable[[int], None]
-) -> tuple[dict[str, Any], np.ndarray]:
+def time_method(variant: Any, problem: Any, repeats: int) -> tuple[dict[str, Any], np.ndarray]:
     """The row of the run whose total is the median, the lower of two; and the scores of some queries."""
     from bench.measure import measure
     from bench.scoring import warm_up
 
     method = variant.method
     warm_up(method, problem)
-    show_done(1)
     rows = []
-    for repeat in range(repeats):
+    for _ in range(repeats):
         # Gone when the method fails, too: the next one starts from an empty folder.
         with tempfile.TemporaryDirectory(dir=problem.scratch, ignore_cleanup_errors=True) as scratch:
             attribution, cost = measure(method, replace(problem, scratch=Path(scratch), shared={}))
@@ -101,15 +95,14 @@ def time_method(
         rows.append({"method": method.name, "seconds": total, **cost, "diagnostics": attribution.diagnostics})
         scores = attribution.scores[:COMPARED_QUERIES].float().cpu().numpy()
         del attribution
-        show_done(2 + repeat)
     rows.sort(key=lambda row: row["seconds"])
     known = {"label": variant.label, "settings": variant.settings, "options": method.config}
     return {**rows[(len(rows) - 1) // 2], **known, "all_seconds": [row["seconds"] for row in rows]}, scores
 
 
-def rank_agreement(first: np.ndarray, second: np.ndarray) -> float:
-    """Mean over queries of the Spearman correlation over training examples."""
-    return float(np.nanmean(spearman_per_column(first.T.astype(np.float64), second.T.astype(np.float64))))
+def mean_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Mean over columns of Spearman's correlation."""
+    return float(np.nanmean(spearman_per_column(first.astype(np.float64), second.astype(np.float64))))
 
 
 def operations_per_example(problem: Any) -> float:
@@ -178,23 +171,12 @@ def speed_table(found: Timings) -> str:
     )
 
 
-@contextlib.contextmanager
-def _scratch(store: Store) -> Iterator[Path]:
-    """Nothing of a timing is kept: where the cache can only be read, any other disk will do."""
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(store.scratch())
-        except UnwritableStoreError:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tda-bench-speed-")))
-        yield folder
-
-
-def time_one(found: Timings, variant: Any, problem: Any, repeats: int, show_done: Callable[[int], None]) -> None:
+def time_one(found: Timings, variant: Any, problem: Any, repeats: int) -> None:
     """Adds its row, or why there is none: a method that fails costs its own row alone."""
     from baselines.bif.method import BIF
 
     try:
-        row, scores = time_method(variant, problem, repeats, show_done)
+        row, scores = time_method(variant, problem, repeats)
         if isinstance(variant.method, BIF) and not variant.method.control_variate:
             method = variant.method.fit(problem).method  # with the numbers that its pilot chose
             add_floor(row, method, problem, found.peak["flops"])
@@ -203,7 +185,7 @@ def time_one(found: Timings, variant: Any, problem: Any, repeats: int, show_done
         return
     if not found.rows:
         found.first_scores = scores
-    row["agrees"] = rank_agreement(found.first_scores, scores)
+    row["agrees"] = mean_correlation(found.first_scores.T, scores.T)
     row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
     found.rows.append(row)
 
@@ -219,30 +201,14 @@ def time_all(session: Any, repeats: int) -> Timings:
             session.skipped[variant.label] = "its seconds are those of retraining, which bench.lds counts"
     session.active = [variant for variant in session.active if variant.label not in session.skipped]
     session.report_skipped()
-    device, left = session.execution.device, list(session.active)
-    (block,) = session.blocks
+    device, (block,) = session.execution.device, session.blocks
     question = session.question(*block)
-    with _scratch(session.store) as scratch:
+    with tempfile.TemporaryDirectory(prefix="tda-bench-speed-") as scratch:  # nothing of a timing is kept
         model, _ = base_model(session.task, question.seed, session.store, device)
-        problem = problem_of(question, model, session.store, device, scratch)
+        problem = problem_of(question, model, session.store, device, Path(scratch))
         found = Timings(question, {**matmul_peak(problem.device), "device": session.device()})
-        num_all = len(left)
-
-        def show_done(runs: int) -> None:
-            show((num_all - len(left)) * (1 + repeats) + runs, num_all * (1 + repeats))
-
-        with progress_counter(True, "runs of methods, warm-ups included") as show:
-            show_done(0)
-            try:
-                while left:
-                    time_one(found, left[0], problem, repeats, show_done)
-                    del left[0]
-                    show_done(0)
-            except KeyboardInterrupt:
-                if not found.rows:
-                    raise
-                close_bars()
-                found.untimed = [variant.label for variant in left]
+        for variant in bar(session.active, desc="methods", unit="method", leave=False):
+            time_one(found, variant, problem, repeats)
     return found
 
 
@@ -274,16 +240,10 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
         print(f"skipped {label}: {reason}", file=sys.stderr)
     problems = [*session.out.problems, *(f"{label} failed: {reason}" for label, reason in found.failed.items())]
     if arguments.out and found.rows:
-        path = Path(arguments.out) / "speed.json"
-        if unwritten := write_record(path, timing_record(found, session, command, arguments.repeats)):
-            problems.append(unwritten)
-        else:
-            print(f"\nrecord: {path}")
+        record = timing_record(found, session, command, arguments.repeats)
+        problems += write_record(Path(arguments.out) / "speed.json", record, record["run_id"])
     for problem in problems:
         print(f"{prog}: {problem}", file=sys.stderr)
-    if found.untimed:
-        print(f"{prog}: interrupted; these were not timed: {', '.join(found.untimed)}", file=sys.stderr)
-        return 130
     return 1 if problems else 0
 
 
@@ -299,17 +259,15 @@ def timing_record(found: Timings, session: Any, command: str, repeats: int) -> d
         "rows": found.rows,
         "peak": found.peak,
         "failed": found.failed,
-        "untimed": found.untimed,
         **provenance(session.device()),
     }
 
 
-def write_record(path: Path, record: dict[str, Any]) -> str:
-    """Why it was not written; empty when it was. A whole record is worth more than the part that an interrupt left."""
-    if record["untimed"] and path.exists():
-        return f"{path} was not written: it holds an earlier record, which is kept, and this one is not whole"
-    unwritten = try_write(lambda: keep_earlier(path, record["run_id"]), path)
-    return unwritten or try_write(lambda: write_json(path, record), path)
+def write_record(path: Path, record: dict[str, Any], run_id: str = "") -> list[str]:
+    """Why it was not written; empty when it was. Another run's record is put aside."""
+    unwritten = try_write(lambda: (run_id and keep_earlier(path, run_id), write_json(path, record)), path)
+    print("" if unwritten else f"\nrecord: {path}")
+    return [unwritten] if unwritten else []
 
 
 # ---- how fast models are retrained ----
@@ -352,11 +310,6 @@ def one_by_one(task: Any, plan: Any, device: str) -> tuple[np.ndarray, float]:
     return np.stack(rows), time.perf_counter() - start
 
 
-def correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Mean over queries of Spearman's correlation across subsets; both are (subsets, queries)."""
-    return float(np.nanmean(spearman_per_column(first.astype(np.float64), second.astype(np.float64))))
-
-
 def timed_both_ways(task: Any, plan: Any, device: str, repeats: int) -> dict[str, Any]:
     from retrain.units import task_from, task_specification
 
@@ -386,8 +339,8 @@ def timed_both_ways(task: Any, plan: Any, device: str, repeats: int) -> dict[str
         "same_again": all(np.array_equal(losses, again, equal_nan=True) for again, _ in fast),
         "difference_from_plain": float(np.abs(first - plain[0][0]).mean()),
         "difference_of_replicates": float(np.abs(first - second).mean()),
-        "correlation_with_plain": correlation(first, plain[0][0]),
-        "correlation_of_replicates": correlation(first, second),
+        "correlation_with_plain": mean_correlation(first, plain[0][0]),
+        "correlation_of_replicates": mean_correlation(first, second),
     }
 
 
@@ -448,14 +401,12 @@ def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int
         rows.append(timed_both_ways(task, plan, arguments.device, arguments.repeats))
         print(f"alpha {plan.alpha:g}: {rows[-1]['a_second']:.1f} retrains a second", file=sys.stderr)
     print(retrain_table(rows, task.description, device))
-    if arguments.out:
-        known = {"command": command, "description": task.description, "task": task.config, "rows": rows}
-        path = Path(arguments.out) / "retrain_speed.json"
-        if unwritten := try_write(lambda: write_json(path, {**known, **provenance(device)}), path):
-            print(f"{prog}: {unwritten}", file=sys.stderr)
-            return 1
-        print(f"\nrecord: {path}")
-    return 0
+    known = {"command": command, "description": task.description, "task": task.config, "rows": rows}
+    record, path = {**known, **provenance(device)}, Path(arguments.out or "") / "retrain_speed.json"
+    problems = write_record(path, record) if arguments.out else []
+    for problem in problems:
+        print(f"{prog}: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

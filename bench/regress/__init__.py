@@ -27,6 +27,6 @@ with a seed of its own, at the same weights, and makes these checks:
   `--cost warn` makes every miss a warning.
 
 What seeds explain is Student's prediction limit for one more value, at TAIL probability a check. Changed versions or
-options are a warning, not a failure. `--junit FILE` writes JUnit XML; in a GitHub workflow the table also goes to the
-step summary. The limits' names are constants of `bench/regress/gate.py`.
+options are a warning, not a failure. `--junit FILE` writes JUnit XML. The limits are constants of
+`bench/regress/gate.py`.
 """

@@ -9,14 +9,15 @@ A slow method and a busy machine both make wall time long; what the machine itse
 that went to others or to a hypervisor, and kernels that had to wait.
 """
 
-import contextlib
 import copy
+import math
 import os
 import resource
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,79 +58,40 @@ class Timing:
         }
 
 
-# ---- what the machine says ----
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The clocks at one moment; differences of two are what happened between."""
-
-    wall: float
-    own_cpu: float
-    all_cpu: float | None  # seconds that all cores were busy since the machine started, this process included
-    stolen: float | None
-
-    @classmethod
-    def now(cls) -> "Moment":
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        own = time.process_time() + children.ru_utime + children.ru_stime
-        busy, stolen = _processor_seconds()
-        return cls(time.perf_counter(), own, busy, stolen)
-
-
-def _processor_seconds() -> tuple[float | None, float | None]:
-    """(busy, stolen) of all cores, from Linux; None elsewhere."""
-    try:
+def clocks() -> np.ndarray:
+    """Seconds: wall, own processor time (with children), that of all cores, and stolen; NaN where nobody says."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own = time.process_time() + children.ru_utime + children.ru_stime
+    busy = stolen = math.nan
+    try:  # Linux, since the machine started
         line = Path("/proc/stat").read_text().split("\n", 1)[0].split()
         user, nice, system, _, _, interrupt, soft_interrupt, stolen = (float(text) for text in line[1:9])
+        busy = user + nice + system + interrupt + soft_interrupt
     except (OSError, ValueError):
-        return None, None
+        pass
     ticks = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + interrupt + soft_interrupt) / ticks, stolen / ticks
+    return np.array([time.perf_counter(), own, busy / ticks, stolen / ticks])
 
 
-def why_busy(start: Moment, end: Moment, before: "Slices", after: "Slices", everything: "Slices") -> str:
-    """One reason for which a timing between these moments is not to be trusted, or nothing."""
-    wall, cores = max(end.wall - start.wall, 1e-9), os.cpu_count() or 1
-    if start.all_cpu is not None and end.all_cpu is not None:
-        others = (end.all_cpu - start.all_cpu - (end.own_cpu - start.own_cpu)) / wall
-        if others > OTHERS_SHARE * cores:
-            return f"others used {others:.1f} of {cores} cores"
-    elif os.getloadavg()[0] > 1 + OTHERS_SHARE * cores:
-        return f"the load is {os.getloadavg()[0]:.1f} on {cores} cores"
-    if start.stolen is not None and end.stolen is not None and end.stolen - start.stolen > STOLEN_SHARE * wall:
-        return f"the hypervisor took {100 * (end.stolen - start.stolen) / wall:.0f} % of a core"
-    waiting = everything.total("wall") / max(everything.total("cpu"), 1e-9)
-    if waiting > WAITING_RATIO:
-        return f"the calibration had to wait: {waiting:.2f} times its processor time"
-    for kernel in KERNELS:
-        drift = after.median("cpu", kernel) / before.median("cpu", kernel)
+def why_busy(passed: np.ndarray, before: np.ndarray, slices: np.ndarray, after: np.ndarray) -> str:
+    """One reason for which a timing is not to be trusted, or nothing.
+
+    passed: by each of the `clocks`; slices: all of them, (slices, kernels, wall and processor seconds), as the first
+    and last ones are.
+    """
+    (wall, own, all_cores, stolen), cores = passed, os.cpu_count() or 1
+    if (others := (all_cores - own) / wall) > OTHERS_SHARE * cores:
+        return f"others used {others:.1f} of {cores} cores"
+    if stolen > STOLEN_SHARE * wall:
+        return f"the hypervisor took {100 * stolen / wall:.0f} % of a core"
+    took, worked = slices.sum(axis=(0, 1))
+    if took > WAITING_RATIO * worked:
+        return f"the calibration had to wait: {took / worked:.2f} times its processor time"
+    drifts = np.median(after, axis=0)[:, 1] / np.median(before, axis=0)[:, 1]
+    for kernel, drift in zip(KERNELS, drifts, strict=True):
         if not 1 / DRIFT_RATIO < drift < DRIFT_RATIO:
             return f"the calibration ({kernel}) took {drift:.2f} times as long after as before"
     return ""
-
-
-# ---- calibration ----
-
-
-@dataclass
-class Slices:
-    """Seconds of calibration kernels."""
-
-    wall: dict[str, list[float]] = field(default_factory=lambda: {kernel: [] for kernel in KERNELS})
-    cpu: dict[str, list[float]] = field(default_factory=lambda: {kernel: [] for kernel in KERNELS})
-
-    def total(self, clock: str) -> float:
-        return sum(sum(values) for values in getattr(self, clock).values())
-
-    def median(self, clock: str, kernel: str) -> float:
-        return float(np.median(getattr(self, clock)[kernel]))
-
-    def __add__(self, other: "Slices") -> "Slices":
-        return Slices(
-            {kernel: self.wall[kernel] + other.wall[kernel] for kernel in KERNELS},
-            {kernel: self.cpu[kernel] + other.cpu[kernel] for kernel in KERNELS},
-        )
 
 
 class Calibration:
@@ -141,16 +103,17 @@ class Calibration:
         self.model = copy.deepcopy(model).eval()  # a method may have hooks on its own in the middle of a run
         self.source = np.ones(MEMORY_NUMBERS, dtype=np.float32)
         self.target = np.zeros_like(self.source)
-        self.run(Slices(), 2)  # the first pays for set-up
+        self.run(2)  # the first pays for set-up
 
-    def run(self, slices: Slices, count: int = 1) -> Slices:
+    def run(self, count: int = 1) -> np.ndarray:
+        """(count, kernels, 2) wall and processor seconds."""
+        found = []
         for _ in range(count):
-            for kernel, work in zip(KERNELS, (self._train, self._walk), strict=True):
+            for work in (self._train, self._walk):
                 wall, cpu = time.perf_counter(), time.process_time()
                 work()
-                slices.wall[kernel].append(time.perf_counter() - wall)
-                slices.cpu[kernel].append(time.process_time() - cpu)
-        return slices
+                found.append((time.perf_counter() - wall, time.process_time() - cpu))
+        return np.array(found).reshape(count, len(KERNELS), 2)
 
     def _train(self) -> None:
         with torch.inference_mode(False), torch.enable_grad():
@@ -161,16 +124,13 @@ class Calibration:
         np.add(self.source, 1, out=self.target)
 
 
-# ---- timing a method ----
-
-
 class Clock:
     """Times a method's fit and score, with slices of calibration before, between and after."""
 
     def __init__(self, calibration: Calibration):
         self.calibration = calibration
-        self.before, self.during, self.after = Slices(), Slices(), Slices()
-        self.seconds = self.cpu_seconds = 0.0
+        self.during: list[np.ndarray] = []
+        self.spent = np.zeros(2)  # wall and processor seconds of the method
         self._last_slice = 0.0
 
     def progress(self, items: Iterable[_Item], total: int | None = None, description: str = "") -> Iterator[_Item]:
@@ -178,52 +138,31 @@ class Clock:
         for item in items:
             yield item
             if time.perf_counter() - self._last_slice > SECONDS_BETWEEN:
-                self.calibration.run(self.during)
+                self.during.append(self.calibration.run())
                 self._last_slice = time.perf_counter()
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """The method's time, without that of the slices in it."""
-        start, wall, cpu = Moment.now(), self.during.total("wall"), self.during.total("cpu")
-        self._last_slice = start.wall
-        try:
-            yield
-        finally:
-            end = Moment.now()
-            self.seconds += end.wall - start.wall - (self.during.total("wall") - wall)
-            self.cpu_seconds += end.own_cpu - start.own_cpu - (self.during.total("cpu") - cpu)
+    def timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The same work; its time, without that of the slices in it, is the method's."""
+
+        def run(*arguments: Any) -> Any:
+            start, count = clocks(), len(self.during)
+            self._last_slice = start[0]
+            try:
+                return work(*arguments)
+            finally:
+                self.spent += (clocks() - start)[:2] - sum(one.sum(axis=(0, 1)) for one in self.during[count:])
+
+        return run
 
     def time(self, method: Method, problem: Problem) -> tuple[Attribution, Timing]:
         """problem: one whose `progress` is this clock's."""
-        start = Moment.now()
-        self.calibration.run(self.before, SLICES_AROUND)
-        attribution, _ = measure(_Clocked(method, self), problem)  # type: ignore[arg-type]
-        self.calibration.run(self.after, SLICES_AROUND)
-        end = Moment.now()
-        slices = self.before + self.during + self.after
-        timing = Timing(
-            seconds=self.seconds,
-            cpu_seconds=self.cpu_seconds,
-            kernel_seconds={kernel: slices.median("wall", kernel) for kernel in KERNELS},
-            kernel_cpu_seconds={kernel: slices.median("cpu", kernel) for kernel in KERNELS},
-            busy=why_busy(start, end, self.before, self.after, slices),
-        )
-        return attribution, timing
-
-
-class _Clocked:
-    """A method whose fit and score are timed by this clock as well."""
-
-    def __init__(self, method: Method, clock: Clock):
-        self._method, self._clock = method, clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._method, name)
-
-    def fit(self, problem: Problem) -> Any:
-        with self._clock.running():
-            return self._method.fit(problem)
-
-    def score(self, problem: Problem, state: Any) -> Attribution:
-        with self._clock.running():
-            return self._method.score(problem, state)
+        start = clocks()
+        before = self.calibration.run(SLICES_AROUND)
+        stages: Any = SimpleNamespace(fit=self.timed(method.fit), score=self.timed(method.score))
+        attribution, _ = measure(stages, problem)
+        after = self.calibration.run(SLICES_AROUND)
+        slices = np.concatenate([before, *self.during, after])
+        wall, cpu = np.median(slices, axis=0).T.tolist()
+        busy = why_busy(clocks() - start, before, slices, after)
+        spent = self.spent.tolist()
+        return attribution, Timing(*spent, dict(zip(KERNELS, wall)), dict(zip(KERNELS, cpu)), busy)

@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,12 +27,12 @@ from bench import metrics
 from bench.ground_truth import base_model, ground_truth
 from bench.metrics.intervals import t_quantile
 from bench.prediction import subset_sums
-from bench.records import code_commit, code_fingerprint, versions, without_nan
+from bench.records import code_commit, code_fingerprint, versions, write_json
 from bench.regress.clock import KERNELS, Calibration, Clock, Timing
 from bench.scoring import AttributionProblem
 from retrain.errors import UsageError, error_line
 from retrain.progress import bar
-from retrain.safe_files import read_json, read_safetensors, whole_file, write_safetensors, write_whole
+from retrain.safe_files import read_json, read_safetensors, whole_file, write_safetensors
 from retrain.store import Store, canonical_json
 from retrain.subsets import masks
 from retrain.task import Task
@@ -56,7 +56,7 @@ COST_RATIO = 2.0
 COST_REPEATS = 3
 # Seconds beyond the baseline that stop nobody, however short the method. Of a run of 0.1 s the wall's seconds are the
 # scheduler's as much as the method's; processor seconds are its own.
-COST_SLACK = {"cpu": 0.3, "wall": 1.0}
+COST_SLACK = (0.3, 1.0)  # processor, wall
 QUIET_TIMINGS = 3  # of a baseline, to be its measure by themselves
 
 CostMode = Literal["fail", "warn"]
@@ -100,10 +100,8 @@ def write_baseline(folder: Path, name: str, record: dict[str, Any], arrays: dict
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / f"{name}.safetensors") as file:
         digest = write_safetensors(file, arrays)
-    write_whole(
-        folder / f"{name}.json",
-        json.dumps({"format": BASELINE_FORMAT, "arrays_sha256": digest, **without_nan(record)}, indent=1) + "\n",
-    )
+    made_by = {"versions": versions(), "commit": code_commit(), "code": code_fingerprint()}
+    write_json(folder / f"{name}.json", {"format": BASELINE_FORMAT, "arrays_sha256": digest, **record, **made_by})
 
 
 def read_baseline(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -140,10 +138,9 @@ def known_task_baseline(folder: Path, task: Task) -> TaskBaseline | None:
         except UsageError:  # of an older gate: recorded again
             continue
         if found is not None and found.record["task"] == json.loads(canonical_json(task.config)):
-            if place != folder:
-                folder.mkdir(parents=True, exist_ok=True)
-                for ending in (".safetensors", ".json"):
-                    shutil.copyfile(place / f"{task.name}{ending}", folder / f"{task.name}{ending}")
+            folder.mkdir(parents=True, exist_ok=True)
+            for ending in (".safetensors", ".json") if place != folder else ():
+                shutil.copyfile(place / f"{task.name}{ending}", folder / f"{task.name}{ending}")
             return found
     return None
 
@@ -160,7 +157,6 @@ def record_task(folder: Path, task: Task, store: Store) -> TaskBaseline:
         "task": json.loads(canonical_json(task.config)),
         "plan": {"alpha": ALPHA, "seed": plan.seed, "num_subsets": NUM_SUBSETS, "replicates": NUM_REPLICATES},
         "ceiling": metrics.noise_ceiling(losses).ceiling,
-        **made_by(),
     }
     arrays = {"losses": losses.mean(axis=0).astype(np.float32), "queries": queries.astype(np.int64)}
     arrays |= {f"weights.{name}": np.asarray(value) for name, value in entry.arrays.items()}
@@ -179,10 +175,6 @@ def read_method_baseline(folder: Path, task: str, label: str) -> MethodBaseline:
         )
     record, arrays = read_baseline(folder, baseline_name(task, label))
     return MethodBaseline(record, arrays["scores"].astype(np.float32), arrays["prediction"])
-
-
-def made_by() -> dict[str, Any]:
-    return {"versions": versions(), "commit": code_commit(), "code": code_fingerprint()}
 
 
 # ---- one run of a method ----
@@ -305,15 +297,11 @@ def noise_level(agreements: Sequence[float]) -> np.ndarray:
 
 def record_method(runner: GateRunner, method: Method, num_seeds: int) -> MethodBaseline:
     """Runs the method with several seeds."""
-    numbers = range(FIRST_RECORDED_SEED, FIRST_RECORDED_SEED + num_seeds)
-    seeds = bar(numbers, desc=f"{runner.task.name} {method.name}", unit="seed", leave=False)
-    samples = [runner.sample(method, seed) for seed in seeds]
+    seeds = range(FIRST_RECORDED_SEED, FIRST_RECORDED_SEED + num_seeds)
+    shown = bar(seeds, desc=f"{runner.task.name} {method.name}", unit="seed", leave=False)
+    samples = [runner.sample(method, seed) for seed in shown]
     if bad := sum(sample.num_not_finite for sample in samples):
         raise UsageError(f"{method.name} gave {bad} scores that are not finite; a baseline needs finite ones")
-    return baseline_of(samples, numbers, method, runner)
-
-
-def baseline_of(samples: Sequence[Sample], seeds: Sequence[int], method: Method, runner: GateRunner) -> MethodBaseline:
     rows = [standardised(sample.rows) for sample in samples]
     total = np.sum(rows, axis=0)
     values: dict[str, list[Any]] = {
@@ -334,7 +322,6 @@ def baseline_of(samples: Sequence[Sample], seeds: Sequence[int], method: Method,
         "values": values,
         "per_query_lds": metrics.spearman_per_column(runner.recorded.losses, prediction).round(4).tolist(),
         "diagnostics": samples[middle].diagnostics,
-        **made_by(),
     }
     return MethodBaseline(record, (total / len(rows)).astype(np.float16), prediction)
 
@@ -409,8 +396,9 @@ def judge_scores(samples: Sequence[Sample], reference: MethodBaseline, losses: n
     zeros = float(np.mean(values["zeros"])) + ZERO_MARGIN
     checks.append(Check("zeros", sample.zeros, zeros, sample.zeros <= zeros, "share of scores that are exactly 0"))
     checks.append(judge_agreement(samples, reference))
-    if check := judge_draws(sample, reference):
-        checks.append(check)
+    if before := reference.record["diagnostics"].get("num_draws"):
+        draws, least = sample.diagnostics.get("num_draws") or 0, DRAWS_SHARE * before
+        checks.append(Check("draws", draws, least, draws >= least, "posterior draws it reports"))
 
     pair = metrics.paired_difference(losses, sample.prediction, reference.prediction)
     margin = tolerance(values["lds"], LDS_MARGIN)
@@ -423,10 +411,9 @@ def judge_scores(samples: Sequence[Sample], reference: MethodBaseline, losses: n
 
     if values["lds_normalised"]:
         least = float(np.mean(values["lds_normalised"])) - tolerance(values["lds_normalised"], LDS_MARGIN)
+        lost = sample.lds_normalised is None
         value = -1.0 if sample.lds_normalised is None else sample.lds_normalised
-        note = (
-            "train-normalised LDS" if sample.lds_normalised is not None else "the method no longer gives a train scale"
-        )
+        note = "the method no longer gives a train scale" if lost else "train-normalised LDS"
         checks.append(Check("lds-normalised", value, least, value >= least, note))
     return checks
 
@@ -448,15 +435,6 @@ def judge_agreement(samples: Sequence[Sample], reference: MethodBaseline) -> Che
     return Check("agreement", mean, limit, mean >= limit, note)
 
 
-def judge_draws(sample: Sample, reference: MethodBaseline) -> Check | None:
-    before, now = (found.get("num_draws") for found in (reference.record["diagnostics"], sample.diagnostics))
-    if not before:
-        return None
-    return Check(
-        "draws", now or 0, DRAWS_SHARE * before, (now or 0) >= DRAWS_SHARE * before, "posterior draws it reports"
-    )
-
-
 # ---- cost ----
 
 
@@ -468,103 +446,69 @@ def usual_costs(reference: MethodBaseline) -> dict[str, float]:
     return {name: float(np.median([cost[name] for cost in costs])) for name in costs[0]}
 
 
-@dataclass(frozen=True)
-class RelativeCost:
-    """A timing against the baseline's; each clock by the kernel that excuses most, as work is of both kinds."""
+def cost_ratios(timing: Timing, usual: dict[str, float]) -> list[float]:
+    """Processor and wall seconds over the baseline's; each by the kernel that excuses most, as work is of both."""
+    found = {name: cost / usual[name] for name, cost in timing.costs().items()}
+    return [min(found[f"{kernel} {clock}"] for kernel in KERNELS) for clock in ("cpu", "wall")]
 
-    timing: Timing
-    cpu: float
-    wall: float
 
-    @classmethod
-    def of(cls, timing: Timing, usual: dict[str, float]) -> "RelativeCost":
-        ratios = {name: cost / usual[name] for name, cost in timing.costs().items()}
-        return cls(timing, *(min(ratios[f"{kernel} {clock}"] for kernel in KERNELS) for clock in ("cpu", "wall")))
-
-    @property
-    def ratio(self) -> float:
-        return max(self.cpu, self.wall)
-
-    @property
-    def dear(self) -> bool:
-        """By either clock: a method that waits costs no processor time."""
-        clocks = (("cpu", self.cpu, self.timing.cpu_seconds), ("wall", self.wall, self.timing.seconds))
-        return any(r > COST_RATIO and seconds * (1 - 1 / r) > COST_SLACK[name] for name, r, seconds in clocks)
-
-    def text(self) -> str:
-        return (
-            f"{self.timing.cpu_seconds:.1f} s of processor time ({self.cpu:.2f} times the baseline's, calibrated), "
-            f"{self.timing.seconds:.1f} s in all ({self.wall:.2f} times)"
-        )
+def is_dear(timing: Timing, usual: dict[str, float]) -> bool:
+    """By either clock: a method that waits costs no processor time."""
+    clocks = zip(cost_ratios(timing, usual), (timing.cpu_seconds, timing.seconds), COST_SLACK)
+    return any(ratio > COST_RATIO and seconds * (1 - 1 / ratio) > slack for ratio, seconds, slack in clocks)
 
 
 def judge_cost(first: Timing, reference: MethodBaseline, again: Callable[[], Timing], mode: CostMode = "fail") -> Check:
     """Whether the method has become dearer. A timing on a busy machine can clear it, but never convict it."""
-    usual = usual_costs(reference)
-    found = [RelativeCost.of(first, usual)]
-    while found[-1].dear and len(found) <= COST_REPEATS:
-        found.append(RelativeCost.of(again(), usual))
-    last = found[-1]
-    if not last.dear:
-        note = last.text()
-        if last.ratio > COST_RATIO:
-            note += "; passed, because that is little beyond the baseline"
-        return Check("cost", last.ratio, COST_RATIO, True, note)
-    quiet = [one for one in found if not one.timing.busy]
-    best = min(quiet or found, key=lambda one: one.ratio)
+    usual, timings = usual_costs(reference), [first]
+    while (dear := is_dear(timings[-1], usual)) and len(timings) <= COST_REPEATS:
+        timings.append(again())
+    quiet = [one for one in timings if not one.busy]
+    shown = min(quiet or timings, key=lambda one: max(cost_ratios(one, usual))) if dear else timings[-1]
+    cpu, wall = cost_ratios(shown, usual)
+    note = (
+        f"{shown.cpu_seconds:.1f} s of processor time ({cpu:.2f} times the baseline's, calibrated), "
+        f"{shown.seconds:.1f} s in all ({wall:.2f} times); {len(timings)} timings, {len(quiet)} on a quiet machine"
+    )
     warning = ""
-    if not quiet:
-        warning = f"the machine was busy ({best.timing.busy}); run it again on a quiet one"
-    elif mode == "warn":
+    if dear and not quiet:
+        warning = f"the machine was busy ({shown.busy}); run it again on a quiet one"
+    elif dear and mode == "warn":
         warning = "dearer than the baseline (--cost warn)"
-    note = f"{best.text()}, {len(found)} timings, {len(quiet)} of them on a quiet machine"
-    return Check("cost", best.ratio, COST_RATIO, bool(warning), note, warning)
+    return Check("cost", max(cpu, wall), COST_RATIO, not dear or bool(warning), note, warning)
 
 
 # ---- the whole ----
 
 
-def changes(
-    record: dict[str, Any], now: dict[str, Any], label: str, defaults: dict[str, Any] | None = None
-) -> list[str]:
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], label: str, defaults: Mapping[str, Any]) -> list[str]:
     """What differs. What the baseline has no word of, because it is younger, is no change at its default."""
-    unchanged = {name for name, value in (defaults or {}).items() if name not in record and now.get(name) == value}
+    unchanged = {name for name, value in defaults.items() if name not in before and now.get(name) == value}
     return [
-        f"{label} {name}: {record.get(name)!r} in the baseline, {now.get(name)!r} now"
-        for name in sorted({*record, *now} - unchanged - {"python", "name"})
-        if record.get(name) != now.get(name)
+        f"{label} {name}: {before.get(name)!r} in the baseline, {now.get(name)!r} now"
+        for name in sorted({*before, *now} - unchanged - {"python", "name", "data"})
+        if before.get(name) != now.get(name)
     ]
 
 
 def what_changed(runner: GateRunner, method: Method, reference: MethodBaseline) -> list[str]:
     defaults = {option.name: option.default for option in dataclasses.fields(method)}
-    before, now = runner.recorded.record["task"], json.loads(canonical_json(runner.task.config))
+    options, task = (json.loads(canonical_json(one.config)) for one in (method, runner.task))
     return [
         *changes(reference.record["versions"], versions(), "version of", versions()),
-        *changes(reference.record["method"], json.loads(canonical_json(method.config)), "option", defaults),
-        *changes(
-            {k: v for k, v in before.items() if k != "data"},
-            {k: v for k, v in now.items() if k != "data"},
-            f"{runner.task.name}'s",
-        ),
+        *changes(reference.record["method"], options, "option", defaults),
+        *changes(runner.recorded.record["task"], task, f"{runner.task.name}'s", {}),
     ]
-
-
-def run_as_often_as_needed(runner: GateRunner, method: Method, reference: MethodBaseline, seed: int) -> list[Sample]:
-    """Once; and if that looks noisy, but not beyond all chance, some more times with seeds of their own."""
-    return with_more_runs([runner.sample(method, seed)], runner, method, reference, seed)
 
 
 def with_more_runs(
     samples: list[Sample], runner: GateRunner, method: Method, reference: MethodBaseline, seed: int
 ) -> list[Sample]:
+    """And, if the first looks noisy but not beyond all chance, some more, with seeds of their own."""
     if suspicious(samples[0], reference) and judge_agreement(samples, reference).passed:
-        samples = samples + [runner.sample(method, seed_of_run(seed, run)) for run in range(1, MORE_RUNS + 1)]
+        seeds = [int(np.random.SeedSequence([seed, run, 77]).generate_state(1)[0]) for run in range(1, MORE_RUNS + 1)]
+        samples = samples + [runner.sample(method, one) for one in seeds]
     return samples
-
-
-def seed_of_run(seed: int, run: int) -> int:
-    return int(np.random.SeedSequence([seed, run, 77]).generate_state(1)[0])
 
 
 def gate(
@@ -574,7 +518,7 @@ def gate(
     start = time.perf_counter()
     verdict = Verdict(runner.task.name, label, [], what_changed(runner, method, reference), 0.0)
     try:
-        samples = run_as_often_as_needed(runner, method, reference, seed)
+        samples = with_more_runs([runner.sample(method, seed)], runner, method, reference, seed)
         verdict.checks = judge_scores(samples, reference, runner.recorded.losses)
         check = judge_cost(samples[0].timing, reference, lambda: runner.attribute(method, seed)[1], cost)
         verdict.checks.append(check)

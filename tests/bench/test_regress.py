@@ -17,8 +17,8 @@ import pytest
 
 from bench.regress import __main__ as command
 from bench.regress import clock, gate
-from bench.regress.__main__ import junit, main, markdown, verdict_table
-from bench.regress.clock import KERNELS, Calibration, Clock, Moment, Slices, Timing, why_busy
+from bench.regress.__main__ import junit, main, verdict_table
+from bench.regress.clock import KERNELS, Calibration, Clock, Timing, clocks, why_busy
 from bench.regress.gate import (
     BASELINE_FORMAT,
     COST_REPEATS,
@@ -40,7 +40,6 @@ from bench.regress.gate import (
     tolerance,
     usual_costs,
 )
-from retrain.errors import UsageError
 
 NUM_SUBSETS, NUM_QUERIES, NUM_TRAIN = 60, 40, 200
 BROKEN = """
@@ -222,24 +221,21 @@ def test_busy_timings_of_the_baseline_do_not_count_where_there_are_quiet_ones(wo
     assert usual_costs(replace(world.reference, record=record))["training cpu"] == pytest.approx(10.0)
 
 
-def slices(cpu: float, wall: float, count: int = 5) -> Slices:
-    return Slices(*({kernel: [seconds] * count for kernel in KERNELS} for seconds in (wall, cpu)))
+def slices(cpu: float, wall: float, count: int = 5) -> np.ndarray:
+    return np.tile([wall, cpu], (count, len(KERNELS), 1))
 
 
 def test_what_the_machine_says_makes_it_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
-    start, calm = Moment(0.0, 0.0, 100.0, 5.0), slices(0.02, 0.0201)
-    quiet = Moment(10.0, 9.9, 111.0, 5.1)
-    assert why_busy(start, quiet, calm, calm, calm) == ""
-    assert why_busy(start, replace(quiet, all_cpu=125.0), calm, calm, calm) == "others used 1.5 of 4 cores"
-    assert why_busy(start, replace(quiet, stolen=7.0), calm, calm, calm) == "the hypervisor took 20 % of a core"
-    waited = slices(0.02, 0.03)
-    assert "had to wait: 1.50 times" in why_busy(start, quiet, waited, waited, waited)
-    assert "2.00 times as long after" in why_busy(start, quiet, calm, slices(0.04, 0.0401), calm)
-    # Elsewhere than on Linux only the load is known.
-    unknown = Moment(0.0, 0.0, None, None)
-    monkeypatch.setattr("os.getloadavg", lambda: (3.0, 0.0, 0.0))
-    assert why_busy(unknown, unknown, calm, calm, calm) == "the load is 3.0 on 4 cores"
+    calm, waited = slices(0.02, 0.0201), slices(0.02, 0.03)
+    quiet = np.array([10.0, 9.9, 11.0, 0.1])  # wall, own, all cores, stolen
+    assert why_busy(quiet, calm, calm, calm) == ""
+    assert why_busy(quiet + np.array([0, 0, 14, 0]), calm, calm, calm) == "others used 1.5 of 4 cores"
+    assert why_busy(quiet + np.array([0, 0, 0, 1.9]), calm, calm, calm) == "the hypervisor took 20 % of a core"
+    assert "had to wait: 1.50 times" in why_busy(quiet, waited, waited, waited)
+    assert "2.00 times as long after" in why_busy(quiet, calm, calm, slices(0.04, 0.0401))
+    # Elsewhere than on Linux only the kernels say.
+    assert why_busy(quiet * np.array([1, 1, np.nan, np.nan]), calm, calm, calm) == ""
 
 
 def test_busy_loops_are_noticed() -> None:
@@ -250,11 +246,10 @@ def test_busy_loops_are_noticed() -> None:
         for loop in loops:
             assert loop.stdout is not None
             loop.stdout.readline()
-        start = Moment.now()
-        found = slices(0.02, 0.02)
-        while Moment.now().wall - start.wall < 0.5:
+        start, found = clocks(), slices(0.02, 0.02)
+        while (clocks() - start)[0] < 0.5:
             pass
-        assert why_busy(start, Moment.now(), found, found, found).startswith("others used")
+        assert why_busy(clocks() - start, found, found, found).startswith("others used")
     finally:
         for loop in loops:
             loop.kill()
@@ -275,11 +270,10 @@ def test_calibration_during_a_run_is_not_the_methods_time(monkeypatch: pytest.Mo
             pass
 
     watch = Clock(Slow())
-    with watch.running():
-        assert list(watch.progress(range(4), total=4, description="x")) == [0, 1, 2, 3]
-    assert len(watch.during.wall["training"]) == 4
-    assert watch.during.total("wall") >= 0.2
-    assert watch.seconds < 0.1
+    assert watch.timed(lambda: list(watch.progress(range(4), total=4, description="x")))() == [0, 1, 2, 3]
+    assert len(watch.during) == 4
+    assert np.concatenate(watch.during)[..., 0].sum() >= 0.2
+    assert watch.spent[0] < 0.1
 
 
 def test_the_tolerance_is_a_prediction_limit() -> None:
@@ -307,30 +301,24 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_gate_passes_and_writes_its_reports(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+def test_the_gate_passes_and_writes_its_report(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--task", "digits", "--methods", "gradsim", "--junit", "gate.xml", "--seed", "5"]) == 0
     said = capsys.readouterr().out
     assert "passed (1 methods" in said
     suite = ElementTree.fromstring((mine / "gate.xml").read_text())[0]
     assert suite.get("failures") == "0"
     assert {case.get("name") for case in suite} == {"finite", "zeros", "agreement", "lds", "lds-normalised", "cost"}
-    assert "| digits | `gradsim` | pass |" in (mine / "summary.md").read_text()
 
 
-def test_reports_that_cannot_be_written_come_after_the_table(
+def test_a_report_that_cannot_be_written_comes_after_the_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     verdict = Verdict("digits", "bif", [Check("lds", 0.0, -0.02, True, "")], [], 1.0)
     monkeypatch.setattr(command, "gate_all", lambda *_: [verdict])
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "s.md"))
     assert main(["--junit", str(tmp_path / "absent" / "gate.xml")]) == 1
     captured = capsys.readouterr()
     assert "passed (1 methods" in captured.out
-    assert captured.err.endswith("gate.xml cannot be written: No such file or directory\n")
-    assert (tmp_path / "s.md").exists()
+    assert captured.err.count("\n") == 1
 
 
 def test_broken_methods_fail_with_the_reason(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,16 +352,10 @@ def test_what_is_missing_or_damaged_is_one_line(mine: Path, capsys: pytest.Captu
         assert said.count("\n") == 1
 
 
-def test_changed_versions_are_a_warning(world: World) -> None:
-    found = changes({"torch": "2.6", "numpy": "2.0", "python": "3.10"}, {"torch": "2.7", "numpy": "2.0"}, "version of")
-    assert found == ["version of torch: '2.6' in the baseline, '2.7' now"]
-    verdict = Verdict("digits", "bif", [Check("lds", 0.0, -0.02, True, "")], found, 1.0)
-    assert verdict.passed
-    assert "warning: version of torch" in markdown([verdict])
-    assert "version of torch" in junit([verdict])
-
-
-def test_an_option_that_is_younger_than_the_baseline_is_no_change_at_its_default() -> None:
+def test_what_changed_since_the_baseline_is_named() -> None:
+    before, now = {"torch": "2.6", "numpy": "2.0", "python": "3.10"}, {"torch": "2.7", "numpy": "2.0"}
+    assert changes(before, now, "version of", {}) == ["version of torch: '2.6' in the baseline, '2.7' now"]
+    # An option that is younger than the baseline is no change at its default.
     now = {"draws": 50, "localiser": "isotropic", "shrinkage": True}
     found = changes({"draws": 50}, now, "option", {"draws": 100, "localiser": "isotropic", "shrinkage": False})
     assert found == ["option shrinkage: None in the baseline, True now"]
@@ -384,9 +366,8 @@ def test_a_warning_shows_in_every_report_and_fails_none() -> None:
     verdict = Verdict("digits", "bif", [check], [f"cost: {check.warning}"], 1.0)
     assert verdict.passed
     assert " warn " in verdict_table([verdict])
-    assert "cost 2.500 (<= 2.000) (warning)" in markdown([verdict])
-    assert "others used 1.9 of 2 cores" in junit([verdict])
-    assert 'failures="0"' in junit([verdict])
+    (case,) = junit([verdict])[0]
+    assert (case.findtext("system-out"), case.find("failure")) == (verdict.warnings[0], None)
 
 
 def test_the_table_fits_a_hundred_columns() -> None:
@@ -394,26 +375,13 @@ def test_the_table_fits_a_hundred_columns() -> None:
     verdict = Verdict("digits", "ekfac@damping=1e-4", checks, [], 1.0)
     narrow = verdict_table([verdict])
     assert max(map(len, narrow.splitlines())) <= 100
-    assert narrow.endswith("cost of ekfac@damping=1e-4 on digits: dearer")
+    assert "cost of ekfac@damping=1e-4 on digits: dearer" in narrow
 
 
 def test_variants_have_baselines_of_their_own() -> None:
     names = {baseline_name("digits", f"ekfac@damping={value}") for value in ("1e-4", "1e4", "-1e4", "+1e4")}
     assert len(names) == 4
     assert baseline_name("digits", "mypkg.mymodule:MyMethod") == "digits-mypkg.mymodule-MyMethod"
-
-
-def test_a_variant_is_a_name_with_options() -> None:
-    from retrain.tasks import load_task
-
-    task = load_task("digits")
-    label, method = command.build_gated_method(
-        "ekfac@damping=1e-4", task, ["ekfac.damping=1", "ekfac.fit_batch_size=7"]
-    )
-    assert label == "ekfac@damping=0.0001"
-    assert (method.damping, method.fit_batch_size) == (1e-4, 7)  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match='"ekfac@damping" is no variant; expected METHOD@OPTION=VALUE'):
-        command.build_gated_method("ekfac@damping", task, [])
 
 
 def test_a_variant_is_gated_against_another(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:

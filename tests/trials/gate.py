@@ -37,7 +37,6 @@ from bench.regress.gate import (
     judge_scores,
     read_method_baseline,
     read_task_baseline,
-    run_as_often_as_needed,
     with_more_runs,
 )
 from retrain.tasks import load_task
@@ -79,7 +78,7 @@ def scores_trial(
     line["seconds"] = round(time.perf_counter() - start, 1)
     if broken and "bif" in methods:
         half = replace(methods["bif"], draws=methods["bif"].draws // 2)  # type: ignore[attr-defined,call-arg]
-        samples = run_as_often_as_needed(runner, half, references["bif"], trial)
+        samples = with_more_runs([runner.sample(half, trial)], runner, half, references["bif"], trial)
         found = judge_scores(samples, references["bif"], losses)
         line["caught_by"]["half the draws, bif"] = [c.name for c in found if not c.passed]
         line["agreement"]["bif, half the draws"] = next(c.value for c in found if c.name == "agreement")
@@ -106,7 +105,7 @@ def cost_trials(
     runner: GateRunner, methods: dict[str, Method], references: dict[str, MethodBaseline], runs: int, loops: int
 ) -> Iterator[dict]:
     """The unchanged methods beside busy loops, and the slow one beside them and without."""
-    label, slow = build_gated_method(SLOW_METHOD, runner.task, [])
+    label, slow = build_gated_method(SLOW_METHOD, runner.task)
     for trial in range(runs):
         start = time.perf_counter()
         with busy_loops(loops):
@@ -207,7 +206,7 @@ def main() -> None:
     assert recorded is not None
     runner = GateRunner(task, recorded)
     references = {name: read_method_baseline(arguments.baseline, task.name, name) for name in arguments.methods}
-    methods = {name: build_gated_method(name, task, [])[1] for name in arguments.methods}
+    methods = {name: build_gated_method(name, task)[1] for name in arguments.methods}
     if arguments.command == "cost":
         trials = cost_trials(runner, methods, references, arguments.runs, arguments.loops)
     else:

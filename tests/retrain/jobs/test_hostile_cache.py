@@ -107,7 +107,7 @@ def test_a_batch_that_is_a_link_is_neither_read_nor_written(store, batch, tmp_pa
     with pytest.raises(RuntimeError, match="link"):
         run_units(units(2), store, name="fine")
     assert sorted(os.listdir(outside)) == before
-    assert cache.main(["prune", "--logs", "--yes", "--cache", str(store.root)]) == 0
+    assert cache.main(["prune", "logs", "--yes", "--cache", str(store.root)]) == 0
     assert sorted(os.listdir(outside)) == before
 
 

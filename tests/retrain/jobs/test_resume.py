@@ -187,14 +187,14 @@ def test_bench_cache_lists_and_prunes_it(store, capsys):
     assert cache.main(where) == 0
     assert "unfinished work             3 folders" in capsys.readouterr().out
     with Leases(store.root).take("numbers", KEY):
-        assert cache.main(["list", "--work", *where]) == 0
+        assert cache.main(["list", "work", *where]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 3
         assert "nobody is at it" in lines[0]
         assert f"held by {Leases(store.root).holder('numbers', KEY)}" in lines[1]
-        assert cache.main(["prune", "--work", "--older-than", "1", "--yes", *where]) == 0
+        assert cache.main(["prune", "work", "--older-than", "1", "--yes", *where]) == 0
         assert capsys.readouterr().out == "nothing to delete\n"
-        assert cache.main(["prune", "--work", "--kind", "numbers", "--yes", *where]) == 0
+        assert cache.main(["prune", "work", "--kind", "numbers", "--yes", *where]) == 0
     assert [(work.kind, work.key) for work in unfinished_units(store)] == [("chain", KEY), ("numbers", KEY)]
-    assert cache.main(["prune", "--work", "--yes", *where]) == 0
+    assert cache.main(["prune", "work", "--yes", *where]) == 0
     assert unfinished_units(store) == []

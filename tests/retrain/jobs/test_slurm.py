@@ -254,7 +254,7 @@ def test_pickles_lie_outside_the_cache_where_only_their_owner_may_write(store):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         assert path.stat().st_uid == os.geteuid()
     assert private_path(JobBatch(Store(store.root.parent / "other"), batch.id)) != folder
-    assert cache_command.main(["prune", "--logs", "--yes", "--cache", str(store.root)]) == 0
+    assert cache_command.main(["prune", "logs", "--yes", "--cache", str(store.root)]) == 0
     assert not folder.exists()
 
 
