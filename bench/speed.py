@@ -265,7 +265,13 @@ def timing_record(found: Timings, session: Any, command: str, repeats: int) -> d
 
 def write_record(path: Path, record: dict[str, Any], run_id: str = "") -> list[str]:
     """Why it was not written; empty when it was. Another run's record is put aside."""
-    unwritten = try_write(lambda: (run_id and keep_earlier(path, run_id), write_json(path, record)), path)
+
+    def write() -> None:
+        if run_id:
+            keep_earlier(path, run_id)
+        write_json(path, record)
+
+    unwritten = try_write(write, path)
     print("" if unwritten else f"\nrecord: {path}")
     return [unwritten] if unwritten else []
 

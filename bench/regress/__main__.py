@@ -143,7 +143,9 @@ def gate_all(arguments: argparse.Namespace, folder: Path) -> list[Verdict]:
         for label, method in chosen_methods(arguments, folder, task):
             runs.append((runner, label, method, read_method_baseline(folder, task.name, arguments.against or label)))
     turns = bar(runs, desc="methods", unit="method", leave=False)
-    return [gate(*one, arguments.seed, arguments.cost) for one in turns]
+    return [
+        gate(runner, label, method, known, arguments.seed, arguments.cost) for runner, label, method, known in turns
+    ]
 
 
 def tell(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -> int:

@@ -164,5 +164,5 @@ class Clock:
         slices = np.concatenate([before, *self.during, after])
         wall, cpu = np.median(slices, axis=0).T.tolist()
         busy = why_busy(clocks() - start, before, slices, after)
-        spent = self.spent.tolist()
-        return attribution, Timing(*spent, dict(zip(KERNELS, wall)), dict(zip(KERNELS, cpu)), busy)
+        spent_wall, spent_cpu = self.spent.tolist()
+        return attribution, Timing(spent_wall, spent_cpu, dict(zip(KERNELS, wall)), dict(zip(KERNELS, cpu)), busy)
