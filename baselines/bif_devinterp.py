@@ -45,6 +45,7 @@ from baselines.method import Attribution, Method, Problem, Size
 from baselines.support.copies import detached_copy
 from baselines.support.gradients import trainable_parameters
 from retrain.errors import UsageError
+from retrain.outputs import LOSS
 from retrain.task import Task
 
 DEVINTERP_SAMPLERS = {"sgld": "sgmcmc_sgld", "rmsprop_sgld": "rmsprop_sgld"}
@@ -60,6 +61,7 @@ class BIFDevinterp(Method):
 
     version: ClassVar[int] = 2
     libraries: ClassVar[tuple[str, ...]] = ("devinterp",)
+    knows_output: ClassVar[bool] = True  # and refuses any but the loss
     paper: ClassVar[str] = BIF.paper
     grid: ClassVar[Sequence[Mapping[str, tuple[Any, ...]]]] = [
         {"gamma": (1e4,), "step_size": (1e-5, 1e-4), "n_beta": (200.0, 1000.0)},
@@ -132,6 +134,8 @@ class BIFDevinterp(Method):
             return self._score(problem, Path(folder))
 
     def _score(self, problem: Problem, folder: Path) -> Attribution:
+        if problem.output != LOSS:
+            raise UsageError(f"devinterp's covariance is of losses; the output is {problem.output}")
         devinterp_bif, devinterp_sampling = import_devinterp()
         train, queries, device = problem.train, problem.queries, problem.device
         apart = [] if problem.pool is None else [problem.attributed]  # the model was trained on some of them only

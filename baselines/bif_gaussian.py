@@ -31,6 +31,7 @@ from baselines.kfac import KFAC
 from baselines.method import Attribution, Problem, Size, batch_size_option
 from baselines.support.curvature import Block
 from baselines.support.damping import damped
+from retrain.outputs import output_of
 
 BLOCK = 50  # pairs that are summed at once, and drawn from one stream
 _DRAW_STREAM = 51
@@ -41,6 +42,7 @@ PARTS = ("odd part", "even part")
 @dataclass(frozen=True, kw_only=True)
 class BIFGaussian(KFAC):
     version: ClassVar[int] = 1
+    knows_output: ClassVar[bool] = True
     paper: ClassVar[str] = (
         "Kreer et al. 2025, Bayesian Influence Functions for Hessian-Free Data Attribution (the covariance); Ritter et "
         "al. 2018, A scalable Laplace approximation for neural networks (the Gaussian)"
@@ -168,7 +170,9 @@ class Gaussian:
                 torch.add(start, part.reshape(start.shape), alpha=sign, out=weight)
 
     def _losses(self) -> Tensor:
-        return torch.cat([losses() for losses in self.passes])
+        """(q + n,): the queries' outputs, then the training examples' losses."""
+        queries, attributed = self.passes
+        return torch.cat([output_of(queries(), self.problem.output), attributed()])
 
 
 def _covariance(sums: StreamingCovariance) -> tuple[Tensor, Tensor]:

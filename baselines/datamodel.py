@@ -38,6 +38,7 @@ QUERIES_AT_ONCE = 512  # ranks are made in float64
 
 @dataclass(frozen=True, kw_only=True)
 class Datamodel(Method):
+    knows_output: ClassVar[bool] = True  # of what it learns from, and of its prior
     paper: ClassVar[str] = "Ilyas et al. 2022, Datamodels: Predicting predictions from training data"
 
     retrains: int = 500  # models retrained on subsets of its own

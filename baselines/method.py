@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from baselines.support.attribution import Attribution
 from retrain import plugins
 from retrain.examples import Examples
+from retrain.outputs import LOSS
 from retrain.resume import NullResumeState, ResumeState
 from retrain.source import KeyedPlugin
 from retrain.task import Task
@@ -87,6 +88,7 @@ class Problem:
     pool: Examples | None = None
     trained_on: Callable[[int], np.ndarray] | None = None
     training_seeds: Mapping[str, int] = field(default_factory=dict)
+    output: str = LOSS  # of the queries: what is to be predicted in place of their loss (retrain/outputs.py)
     checkpoint_number: int = 0  # which of the checkpoints `model` is: 0 is the base model, others differ in every seed
     work: ResumeState = field(
         default_factory=NullResumeState
@@ -136,6 +138,9 @@ class Method(KeyedPlugin, ABC):
 
     version: ClassVar[int] = 1  # raised when its scores would change
     paper: ClassVar[str] = ""  # who proposed it
+    # Whether it answers in `problem.output`. Others answer in the loss, linearly in a query's gradient, and the harness
+    # multiplies each query's scores by the output's slope in its loss.
+    knows_output: ClassVar[bool] = False
     library_settings: ClassVar[Mapping[str, Any]] = {}  # options with which the library behind it runs by default
     paper_settings: ClassVar[Mapping[str, Any]] = {}  # options that Kreer et al. give
     warm_up: ClassVar[Mapping[str, Any]] = {}  # options that make it short without changing what it runs

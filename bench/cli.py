@@ -111,6 +111,8 @@ def lds_parser() -> Parser:
     add_query_arguments(parser)
     looked_at = "models that methods look at: the base model, or those trained on the attributed examples or on subsets"
     add("--reference", choices=("full", "attributed", "subset"), help=f"{looked_at} (default: full)")
+    outputs = ("loss", "margin", "probability")
+    add("--output", choices=outputs, help="of the queries, measured and predicted (default: loss)")
     models = "models that every method's scores are averaged over; several numbers: a row each (default: 1)"
     add("--checkpoints", nargs="+", type=at_least(1), metavar="K", help=models)
     add("--out", default=RUNS, help="where run records go, a folder each (default: %(default)s)")

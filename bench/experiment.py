@@ -21,6 +21,7 @@ from bench.methods import SETTINGS
 from bench.metrics import MINIMUM_SUBSETS
 from bench.schema import ExperimentFile, ExperimentRecord
 from retrain.errors import UsageError
+from retrain.outputs import LOSS, OUTPUTS
 from retrain.reference import FULL, REFERENCES
 from retrain.safe_files import SafeFileError, read_json, read_text, validate
 from retrain.seeds import STARTS
@@ -52,6 +53,7 @@ class Experiment:
     initialisation: str = "shared"  # or "fresh", "replayed": see retrain/seeds.py
     query_split: str = "report"
     queries: int | None = None  # only the first so many of the split
+    output: str = LOSS  # of the queries: or margin, probability: retrain/outputs.py
     reference: str = FULL  # models that methods look at: the base model, or attributed, subset: retrain/reference.py
     checkpoints: Sequence[int] = (1,)  # base models that each method's scores are averaged over, a row a number
 
@@ -62,7 +64,7 @@ class Experiment:
             object.__setattr__(self, name, tuple(dict.fromkeys(values)) if name != "methods" else values)
         for name, choices in (
             ("settings", SETTINGS), ("scheme", SCHEMES), ("stream", tuple(STREAMS)), ("query_split", SPLITS),
-            ("initialisation", STARTS), ("reference", REFERENCES),
+            ("initialisation", STARTS), ("reference", REFERENCES), ("output", OUTPUTS),
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise UsageError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
@@ -213,6 +215,7 @@ def asked_for(arguments: argparse.Namespace, task: str = "auto") -> dict[str, An
     for name in (
         "methods", "settings", "alpha", "alpha_attribution", "seeds", "subsets", "scheme", "replicates",
         "replicated_subsets", "initialisation", "queries", "query_split", "reference", "checkpoints",
+        "output",
     ):  # fmt: skip
         if (value := getattr(arguments, name, None)) is not None:
             given[name] = value

@@ -6,14 +6,16 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from retrain.jobs import Unit, run_units
+from retrain.outputs import LOSS, output_of
 from retrain.store import ENTRY_FILE, Entry, Store
 from retrain.task import Task
 from retrain.units import Plan, checkpoint_of, checkpoint_unit, choose_device, retrain_units
@@ -30,7 +32,7 @@ class GroundTruth:
     """Checked arrays: whose they are, ours or another's, no longer matters."""
 
     masks: np.ndarray  # (subsets, n) bool: which training examples were kept
-    losses: np.ndarray  # (replicates, subsets, queries) float32; zeros where a retrain is not `present`
+    losses: np.ndarray  # (replicates, subsets, queries) float32, or another output; zeros where not `present`
     present: np.ndarray  # (replicates, subsets) bool: which retrains there are
     subsets: np.ndarray  # which of the plan's subsets these are; all of them unless --collect found some missing
     record: dict[str, Any] = field(default_factory=dict)  # where it came from
@@ -42,6 +44,13 @@ class GroundTruth:
         """Of complete ones."""
         present = np.ones(losses.shape[:2], dtype=bool)
         return cls(masks, losses, present, np.arange(len(masks)), **known)
+
+    def of_output(self, output: str) -> "GroundTruth":
+        """The same retrains, measured by another output of the queries."""
+        if output == LOSS:
+            return self
+        measured = output_of(torch.from_numpy(self.losses), output).numpy() * self.present[:, :, None]
+        return replace(self, losses=measured)
 
     def mean(self) -> np.ndarray:
         """(subsets, queries): averaged over replicates."""

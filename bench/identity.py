@@ -66,6 +66,8 @@ class Identity:
         self.ceilings = {place(ceiling): ceiling for ceiling in record["ceilings"]}
         task = self.config["task"]
         asked = {name: value for name, value in self.config.items() if name not in NOT_GROUND}
+        if asked.get("output") == "loss":  # named where it is not, as readings of a protocol are
+            del asked["output"]
         self._asked = {**USUAL_GROUND, **asked, "task": {name: task[name] for name in task if name != "source"}}
         self._series: dict[tuple[str, str, bool], dict[str, Any]] = {}
 
@@ -182,6 +184,9 @@ def _ground_base(ground: Mapping[str, Any]) -> tuple[str, str]:
         if ground[name] != USUAL_GROUND[name]:
             parts.append(f"{ground[name]}-{noun}")
             words.append(f"{ground[name]} {noun}")
+    if "output" in ground:
+        parts.append(ground["output"])
+        words.append(f"measured by {ground['output']}")
     for name in UNUSUAL_READINGS:
         if name in ground["task"]:
             parts.append(f"{name}-{ground['task'][name]}")

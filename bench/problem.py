@@ -15,6 +15,7 @@ from baselines.method import Bill, Method, Retrained, Size
 from bench.ground_truth import RecentlyRead, UnitsFailedError, assemble, obtain
 from retrain.examples import Examples
 from retrain.jobs import Unit
+from retrain.outputs import LOSS
 from retrain.reference import FULL, Reference
 from retrain.store import Store
 from retrain.subsets import attributed_indices
@@ -36,6 +37,7 @@ class AttributionProblem:
     of_train: bool = False  # the attributed examples take the queries' place
     checkpoint: int = 0  # which base model is looked at: 0, or a further one trained like it
     extra_retrain_plan: Plan | None = None  # the further subsets that a method asks for which retrains by itself
+    output: str = LOSS  # of the queries: retrain/outputs.py
     reference: Reference | None = None  # the models that are looked at in the base models' place
 
     def of(self, method: Method, plan: Plan, reference: str = FULL) -> "AttributionProblem":
@@ -82,6 +84,8 @@ class AttributionProblem:
         }
         if self.of_train:
             config["of_train"] = True
+        if self.output != LOSS:
+            config["output"] = self.output
         if self.checkpoint:
             config["checkpoint_number"] = self.checkpoint
         if self.extra_retrain_plan is not None:  # how models are retrained decides such scores, too
@@ -96,7 +100,7 @@ class AttributionProblem:
 
     def plain_data(self) -> dict[str, Any]:
         """What a worker needs, beside the task, to ask the same."""
-        names = ("seed", "alpha_attribution", "split", "max_queries", "of_train", "checkpoint")
+        names = ("seed", "alpha_attribution", "split", "max_queries", "of_train", "checkpoint", "output")
         learns = None if self.extra_retrain_plan is None else dict(vars(self.extra_retrain_plan))
         reference = None if self.reference is None else dict(vars(self.reference))
         return {**{name: getattr(self, name) for name in names}, "extra_retrain_plan": learns, "reference": reference}
@@ -158,4 +162,4 @@ def obtain_extra_retrains(question: AttributionProblem, store: Store, device: st
         if missing := plan.num_subsets - len(found.subsets):
             raise UnitsFailedError(f"{missing} of {plan.num_subsets} further retrains are missing; run the same again")
         bill.add(seconds_of([entry.record for entry in entries]))
-    return Retrained(found.masks, found.losses[0][:, question.query_indices()])
+    return Retrained(found.masks, found.of_output(question.output).losses[0][:, question.query_indices()])

@@ -33,6 +33,7 @@ from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_conte
 from bench.tables import show
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
+from retrain.outputs import LOSS
 from retrain.progress import progress_counter
 from retrain.reference import FULL
 from retrain.resume import read_progress
@@ -76,6 +77,8 @@ class Session:
         """control: on a task with classes, `same_class` is among the methods whether it was asked for or not."""
         self.experiment, self.execution = experiment, execution
         self.task = experiment.build_task()
+        if experiment.output != LOSS and not classifies(self.task):
+            raise UsageError(f"output {experiment.output} is of one label a query, which {self.task.name} has not")
         tuned_at = (experiment.reference, tuple(experiment.alpha))
         asked = build_variants(experiment.methods, self.task, experiment.options, experiment.settings, tuned_at)
         self.variants = with_models(asked, experiment.checkpoints, experiment.reference)
@@ -139,6 +142,7 @@ class Session:
             alpha_attribution=share,
             split=self.experiment.query_split,  # type: ignore[arg-type]
             max_queries=self.experiment.queries,
+            output=self.experiment.output,
         )
 
     def scorer(self, variant: Variant, seed: int, share: float) -> Scorer:
@@ -209,7 +213,7 @@ class Session:
                         f"{missing} of {plan.num_subsets} subsets are missing at alpha {plan.alpha:g}, seed "
                         f"{plan.seed}; the same command without --collect makes them"
                     )
-                found[place] = truth
+                found[place] = truth.of_output(self.experiment.output)
         return found
 
     def extra_ground_truth(self, plan: Plan) -> GroundTruth | None:
@@ -222,7 +226,7 @@ class Session:
         most = max(alike, key=lambda one: one.num_subsets)
         units = retrain_units(self.task, most, self.execution.device)
         found = [entry for unit in units if (entry := EXTRA_RETRAINS.read(self.store, unit))]
-        return assemble(self.task, most, found) if found else None
+        return assemble(self.task, most, found).of_output(self.experiment.output) if found else None
 
     # ---- scoring ----
 
@@ -333,10 +337,11 @@ class Result:
         return self.out.problems
 
     def __str__(self) -> str:
-        return show(self.out, self.task.description, self.task.protocol)
+        return self.text()
 
     def text(self, wide: bool = False) -> str:
-        return show(self.out, self.task.description, self.task.protocol, wide)
+        measured = "" if self.experiment.output == LOSS else f", output {self.experiment.output}"
+        return show(self.out, self.task.description, f"{self.task.protocol}{measured}", wide)
 
     def config(self) -> dict[str, Any]:
         """What decided the numbers."""

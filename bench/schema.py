@@ -185,6 +185,7 @@ class ExperimentFile(Struct, forbid_unknown_fields=True):
     query_split: str = ""
     queries: int | None = None
     reference: str = ""
+    output: str = ""
     checkpoints: int | list[int] = 1
 
 

@@ -27,6 +27,7 @@ from bench.prediction import subset_sums
 from bench.problem import AttributionProblem, obtain_extra_retrains
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
+from retrain.outputs import LOSS, output_slope
 from retrain.plugins import plugin_reference
 from retrain.progress import progress_bar
 from retrain.reference import SUBSET, Reference
@@ -366,7 +367,9 @@ def problem_of(
 
     def scores_of(method: Method, of_train: bool = False, further: int = 0) -> Attribution:
         at = replace(question, checkpoint=question.checkpoint + further)
-        scorer = Scorer(replace(at, extra_retrain_plan=None, of_train=of_train), method, store, device_name, "always")
+        output = LOSS if of_train else question.output  # of training examples it is their loss that matters
+        asked = replace(at, extra_retrain_plan=None, of_train=of_train, output=output)
+        scorer = Scorer(asked, method, store, device_name, "always")
         return _scores_of(scorer, bill, fitted, _is_learnt_from(at))
 
     known: dict[str, Any] = {}
@@ -383,6 +386,7 @@ def problem_of(
         train=train.select(known["trained_on"](0)) if known else train,
         attributed_indices=question.attributed_indices(),
         queries=question.queries(),
+        output=question.output,
         seed=question.seed,
         device=choose_device(device_name),
         scratch=scratch,
@@ -659,6 +663,9 @@ def make_scores(store: Store, unit: Unit) -> None:
                 problem.work.save(DIVERGED, {"mean_losses": np.asarray(traces)}, {"reason": str(error)})
             raise
     _check(method, attribution, problem)
+    if problem.output != LOSS and not method.knows_output:
+        losses = problem.task.losses(problem.model, problem.queries, problem.device)
+        attribution = attribution.scaled(output_slope(losses, problem.output))
     # A reference model is made for the method, whoever asked for it first; the base model is there anyway. Where a
     # method retrains by itself, the one that it asks about the model has the bill.
     pays = scorer.question.reference is not None and scorer.question.extra_retrain_plan is None

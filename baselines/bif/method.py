@@ -80,6 +80,7 @@ class BIF(ChainSettings, Method):
     """Its own settings, beside those of a chain (`baselines/bif/settings.py`)."""
 
     version: ClassVar[int] = 2
+    knows_output: ClassVar[bool] = True
     paper: ClassVar[str] = "Kreer et al. 2025, Bayesian Influence Functions for Hessian-Free Data Attribution"
     paper_settings: ClassVar[Mapping[str, Mapping[str, Any]]] = PAPER_SETTINGS
     grid: ClassVar[Sequence[Mapping[str, tuple[Any, ...]]]] = GRID

@@ -28,6 +28,7 @@ from baselines.method import Problem
 from baselines.support.curvature import Metric
 from retrain.errors import UsageError
 from retrain.examples import Examples
+from retrain.outputs import LOSS, output_of
 
 
 def numbers_of(settings: ChainSettings) -> dict[str, float]:
@@ -59,7 +60,9 @@ class Runner:
             attributed = problem.task.resident(on_device(problem.attributed, problem.device), problem.device)
         measured = _joined_examples(attributed, queries)
         self.workbench = Workbench(settings, problem.task, problem.model, train, measured, metric)
-        self._checkpoint = self.workbench.losses().clone()  # no chain has moved yet
+        if problem.output != LOSS and settings.control_variate:
+            raise UsageError(f"control_variate predicts losses alone; the output is {problem.output}")
+        self._checkpoint = self._outputs(self.workbench.losses()).clone()  # no chain has moved yet
         self._start_loss = float(self._checkpoint[: self.num_train].mean())
 
     def chain(self, number: int, ticks: Iterator, *, keep: bool) -> dict[str, Tensor]:
@@ -78,7 +81,7 @@ class Runner:
             _skip(ticks, taken)
         for losses in chain.draws(ticks):
             if losses is not None:
-                collectors["own"].add(losses)
+                collectors["own"].add(self._outputs(losses))
                 if "shadow" in collectors:
                     collectors["shadow"].add(self.workbench.shadow_losses())
             self.saver.progress(name, chain.taken, lambda: _state(chain, collectors))
@@ -86,6 +89,12 @@ class Runner:
         if keep:
             self.saver.finished(name, part, time.monotonic() - start)
         return part
+
+    def _outputs(self, losses: Tensor) -> Tensor:
+        """The queries' losses in the output that is asked about, in place; training losses stay losses."""
+        if self.problem.output != LOSS:
+            losses[self.num_train :] = output_of(losses[self.num_train :], self.problem.output)
+        return losses
 
     def _collector(self) -> Traces | RunningSums:
         sizes = (self.settings.draws, self.num_train, self.num_queries, self.problem.device)

@@ -1,6 +1,6 @@
 """Attribution: what a method answers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ class Attribution:
     arrays: dict[str, Tensor] = field(default_factory=dict)
     # What the scores are made of, each a prediction of its own that deserves a row beside them ("exact part").
     components: dict[str, "Attribution"] = field(default_factory=dict)
+
+    def scaled(self, factors: Tensor) -> "Attribution":
+        """Each query's scores times its factor, (q,)."""
+        parts = {name: part.scaled(factors) for name, part in self.components.items()}
+        return replace(self, scores=self.scores * factors[:, None].to(self.scores), components=parts)
 
     def normalised(self) -> Tensor | None:
         """(q, n): scores over the training examples' scale; None where the method has no such scale."""
