@@ -1,0 +1,163 @@
+"""LDS within class on CIFAR-10, at the full model and at models like those that are asked about: the whole campaign.
+
+    python results/cifar10/question.py --data-dir PIECES --out OUT              # every step, on one GPU
+    python results/cifar10/question.py tune-subset balanced-0.1 --data-dir ...  # some of them
+
+Settings are tuned within class at each alpha and reference (seed 7, further queries and subsets) before five other
+seeds are run. A step that was interrupted goes on where it was. While the GPU goes on, other processes make the records
+of what is finished, from the cache.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+TUNED_SEED, SEEDS = 7, (1, 2, 3, 4, 42)
+ALPHAS = (0.1, 0.3, 0.5, 0.7)
+PAPER_BIF = "sampler=sgld,gradient=minibatch,chains=4,draws=100,burn_in=0,thinning=1,minibatch=1024,step_size=1e-5"
+FULL = (
+    "kfac",
+    "kfac-library=kfac@damping=1e-8",
+    "shampoo",
+    "ekfac-library=ekfac@damping=1e-8",
+    "trak",
+    "trak-library=trak@ridge=0,projection=2048,checkpoints=1",
+    "gradsim",
+    "bif@draws=370",
+    f"bif-paper=bif@{PAPER_BIF},n_beta=200,gamma=1e4",
+    "repsim",
+    "random",
+)
+ATTRIBUTED = ("kfac@reference=attributed",)
+ONE = tuple(f"{name}@reference=subset" for name in ("kfac", "shampoo", "gradsim", "trak"))
+EIGHT = ("kfac@reference=subset,models=8",)
+BIF = ("bif@reference=subset,draws=370",)
+ALL_EIGHT = (*EIGHT, *(f"{name}@reference=subset,models=8" for name in ("gradsim", "trak")))
+DATAMODELS = tuple(
+    f"datamodel@retrains={retrains},prior=kfac,reference=subset{models}"
+    for retrains, models in ((200, ""), (1000, ""), (1000, ",models=8"))
+)
+TRIED = ("kfac", "shampoo", "trak")
+# Step -> the arguments of a tuning, or a scheme, an alpha, the methods, and the seeds.
+TUNINGS = {
+    "tune-full": ("full", ALPHAS, (*TRIED, "bif")),
+    "tune-subset": ("subset", ALPHAS, TRIED),
+    "tune-subset-bif": ("subset", (0.1, 0.5), ("bif",)),
+    "tune-attributed": ("attributed", ALPHAS, ("kfac",)),
+}
+RUNS = {
+    "balanced-0.1": ("balanced", 0.1, (*FULL, *ATTRIBUTED, *ONE, *ALL_EIGHT, *BIF), SEEDS),
+    "balanced-0.5": ("balanced", 0.5, (*FULL, *ATTRIBUTED, *ONE, *EIGHT, *BIF), SEEDS),
+    "fixed-0.1": ("fixed", 0.1, (*FULL, *ATTRIBUTED, *ONE, *EIGHT), SEEDS),
+    "fixed-0.5": ("fixed", 0.5, (*FULL, *ATTRIBUTED, *ONE, *EIGHT), SEEDS),
+    "datamodel-balanced-0.1": ("balanced", 0.1, (*ONE[:1], *EIGHT, *DATAMODELS), SEEDS[:2]),
+    "datamodel-balanced-0.5": ("balanced", 0.5, (*ONE[:1], *EIGHT, *DATAMODELS), SEEDS[:1]),
+    "datamodel-fixed-0.1": ("fixed", 0.1, (*ONE[:1], *EIGHT, *DATAMODELS), SEEDS[:1]),
+    "fixed-0.3": ("fixed", 0.3, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
+    "fixed-0.7": ("fixed", 0.7, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
+    "balanced-0.3": ("balanced", 0.3, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
+    "balanced-0.7": ("balanced", 0.7, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
+    "share-0.01": ("balanced", 0.5, (*FULL, *ONE, *EIGHT), SEEDS),
+    "share-1.0": ("balanced", 0.5, ("kfac", "gradsim", *ONE[:1], "random"), SEEDS[:1]),
+}
+SHARES = {"share-0.01": 0.01, "share-1.0": 1.0}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
+    add = parser.add_argument
+    add("steps", nargs="*", help=f"of {', '.join([*TUNINGS, *RUNS])} (default: all)")
+    add("--data-dir", required=True, help="CIFAR-10, as bench.lds takes it")
+    add("--out", default="runs/question", help="where records and tuned settings go (default: %(default)s)")
+    add("--cache", help="as bench.lds takes it")
+    add("--queries", type=int, default=2000, help="the first so many (default: %(default)s)")
+    add("--subsets", type=int, default=100, help="(default: %(default)s)")
+    add("--seconds", type=float, help="start no further step after so many")
+    add("--record", action="store_true", help="of these steps make the records alone, from the cache")
+    arguments = parser.parse_args(argv)
+    steps = arguments.steps or [*TUNINGS, *RUNS]
+    if unknown := [step for step in steps if step not in {**TUNINGS, **RUNS}]:
+        parser.error(f"there is no step {unknown[0]}")
+    os.environ["TDA_BENCH_TUNED"] = str(Path(arguments.out) / "tuned")
+    Path(os.environ["TDA_BENCH_TUNED"]).mkdir(parents=True, exist_ok=True)
+    started, beside, failed = time.perf_counter(), [], 0
+    for step in steps:
+        begun = time.perf_counter()
+        if arguments.seconds and begun - started > arguments.seconds:
+            print(f"{step}: not started, {arguments.seconds:g} s have passed", flush=True)
+            continue
+        if step in TUNINGS:
+            failed += tune(step, arguments)
+        elif arguments.record:
+            failed += record(step, arguments)
+        else:
+            make(step, arguments)
+            words = [sys.executable, __file__, step, "--record", *(sys.argv[1:] if argv is None else argv)]
+            quiet = {**os.environ, "OMP_NUM_THREADS": "2"}
+            beside.append(subprocess.Popen([word for word in words if word not in steps or word == step], env=quiet))
+        print(f"{step}: {time.perf_counter() - begun:.1f} s", flush=True)
+    return failed + sum(process.wait() != 0 for process in beside)
+
+
+def tune(step: str, arguments: argparse.Namespace) -> int:
+    from bench.tune.__main__ import main as tune_main
+
+    (reference, alphas, methods), failed = TUNINGS[step], 0
+    for alpha in alphas:
+        words = ["--task", "cifar10", "--data-dir", arguments.data_dir, "--reference", reference, "--alpha", str(alpha)]
+        words += ["--alpha-attribution", "0.1", "--seeds", str(TUNED_SEED), "--replicates", "1", "--tries", "8"]
+        words += ["--subsets", str(arguments.subsets), "--queries", str(min(1000, arguments.queries))]
+        words += ["--methods", *methods, "--set", "cifar10.protocol=scratch"]
+        # Long chains are what the runs have; short ones choose where they go.
+        words += ["--set", "bif.draws=100"] if "bif" in methods else []
+        words += ["--cache", arguments.cache] if arguments.cache else []
+        out = Path(arguments.out) / f"{step}-alpha-{alpha:g}"
+        failed += tune_main([*words, "--out", str(out)])
+        for path in out.glob("cifar10-scratch-*.json"):  # where TDA_BENCH_TUNED looks
+            (Path(os.environ["TDA_BENCH_TUNED"]) / f"{path.stem}-{step}.json").write_bytes(path.read_bytes())
+    return failed
+
+
+def experiment_of(step: str, arguments: argparse.Namespace) -> "Experiment":  # noqa: F821
+    from bench import Experiment
+
+    scheme, alpha, methods, seeds = RUNS[step]
+    return Experiment(
+        task="cifar10", task_options={"protocol": "scratch", "data_dir": arguments.data_dir}, methods=methods,
+        alpha=(alpha,), alpha_attribution=(SHARES.get(step, 0.1),), seeds=seeds, subsets=arguments.subsets,
+        scheme=scheme, replicates=2, replicated_subsets=max(2, arguments.subsets // 4), queries=arguments.queries,
+    )  # fmt: skip
+
+
+def execution(arguments: argparse.Namespace) -> "Execution":  # noqa: F821
+    from bench import Execution
+
+    return Execution(progress=False, **({"cache": arguments.cache} if arguments.cache else {}))
+
+
+def make(step: str, arguments: argparse.Namespace) -> None:
+    """What needs the GPU: retrained models and scores, kept in the cache."""
+    from bench.runner import Session
+
+    session = Session(experiment_of(step, arguments), execution(arguments), control=True)
+    session.retrain()
+    session.score()
+    for problem in session.out.problems:
+        print(f"{step}: {problem}", flush=True)
+
+
+def record(step: str, arguments: argparse.Namespace) -> int:
+    from bench import run
+
+    result = run(experiment_of(step, arguments), execution(arguments))
+    folder = result.save(Path(arguments.out) / f"question-{step}", f"python results/cifar10/question.py {step}")
+    print(f"{folder}\n{result}", *result.problems, sep="\n", flush=True)
+    return bool(result.problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
