@@ -96,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed += record(step, arguments)
         else:
             make(step, arguments)
-            words = [sys.executable, __file__, step, "--record", *(sys.argv[1:] if argv is None else argv)]
+            words = [word for word in (sys.argv[1:] if argv is None else argv) if word not in steps]
             quiet = {**os.environ, "OMP_NUM_THREADS": "2"}
-            beside.append(subprocess.Popen([word for word in words if word not in steps or word == step], env=quiet))
+            beside.append(subprocess.Popen([sys.executable, __file__, *words, "--record", "--", step], env=quiet))
         print(f"{step}: {time.perf_counter() - begun:.1f} s", flush=True)
     return failed + sum(process.wait() != 0 for process in beside)
 
