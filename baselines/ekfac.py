@@ -29,7 +29,7 @@ from baselines.support.copies import detached_copy
 from baselines.support.curvature import SIDES, SIZES, seeded_labels
 from baselines.support.damping import check_damping
 from baselines.support.inner_products import parts_that_fit
-from baselines.support.kronfluence_layers import tracked_modules
+from baselines.support.kronfluence_layers import check_examples_apart, tracked_modules
 from baselines.support.memory import free_bytes
 from retrain.examples import Columns, Examples
 from retrain.losses import keep_ignored
@@ -179,6 +179,8 @@ class EKFAC(Method):
         from kronfluence.factor.covariance import fit_covariance_matrices_with_loader
         from kronfluence.factor.eigen import fit_lambda_matrices_with_loader, perform_eigendecomposition
 
+        if len(problem.train) > 1:
+            check_examples_apart(problem.model, problem.train.inputs[:2].to(problem.device))
         fitted = self._wrapped(problem, {})
         needs = FactorConfig.CONFIGS[self.strategy]
         stages = [SIDES] * needs.requires_covariance_matrices + [SIZES] * needs.requires_lambda_matrices

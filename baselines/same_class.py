@@ -2,7 +2,7 @@
 
 The control for whoever scores well on a classification: subsets that happen to hold more of a class predict that class
 better, and a method that knows the labels alone already has that much. What a method finds beyond its labels is its LDS
-less this one's.
+less this one's. Where a task has groups of its own, such as the topics of texts, these are the classes.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ class SameClass(Method):
     paper: ClassVar[str] = "no one's: a control"
 
     def skip(self, task: Task) -> str | None:
-        return None if classifies(task) else f"{task.name} has no classes: one label an example is needed"
+        grouped = task.query_data.groups is not None
+        return None if classifies(task) or grouped else f"{task.name} has no classes: one label an example is needed"
 
     @property
     def uses_model(self) -> bool:
@@ -29,5 +30,7 @@ class SameClass(Method):
         return 8 * size.num_attributed * size.num_queries
 
     def score(self, problem: Problem, state: Any) -> Attribution:
-        same = problem.queries.targets[:, None] == problem.attributed.targets[None]
+        parts = (problem.queries, problem.attributed)
+        queries, train = (part.targets if part.groups is None else part.groups for part in parts)
+        same = queries[:, None] == train[None]
         return Attribution(scores=-same.float().cpu(), train_scale=torch.ones(same.shape[1]))

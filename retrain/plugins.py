@@ -1,9 +1,9 @@
 """Tasks and methods are found by file name: adding one is adding one file, and there is no registry to edit.
 
-A name maps to `package/name.py`, or to `package/name/<interface>.py` where the plug-in needs several files. Nothing
-is imported until it is asked for, so a missing optional dependency hurts only whoever asks for it. A plug-in outside
-this repository is named by its file, `path/to/mine.py` (`path/to/mine.py:ClassName` where it defines several), or by
-`package.module:ClassName`.
+A name maps to `package/name.py`, or to `package/name/<interface>.py` where the plug-in needs several files. A package's
+PRESETS name the classes of a file that has several: name -> "file:ClassName". Nothing is imported until it is asked
+for, so a missing optional dependency hurts only whoever asks for it. A plug-in outside this repository is named by its
+file, `path/to/mine.py` (`path/to/mine.py:ClassName` where it defines several), or by `package.module:ClassName`.
 """
 
 import ast
@@ -30,6 +30,8 @@ _files: dict[str, Path] = {}  # module name -> file, of plug-ins that were loade
 def plugin_name(cls: type) -> str:
     """The name of a plug-in class in tables, records and keys."""
     module = cls.__module__
+    if preset := vars(cls).get("preset"):
+        return str(preset)
     if module in _files:
         base = next(one for one in reversed(cls.__mro__) if one.__module__ in ("baselines.method", "retrain.task"))
         alone = len(_classes_of(sys.modules[module], base)) == 1
@@ -51,8 +53,9 @@ def plugin_reference(cls: type) -> str:
 
 
 def available(package: str, interface: str) -> dict[str, str]:
-    """Command-line name -> module, for every plug-in file of a package."""
-    folder = Path(str(importlib.import_module(package).__file__)).parent
+    """Command-line name -> module, or module:ClassName, for every plug-in of a package."""
+    here = importlib.import_module(package)
+    folder = Path(str(here.__file__)).parent
     found = {
         path.stem.removesuffix(SUFFIX): f"{package}.{path.stem}"
         for path in folder.glob("*.py")
@@ -61,6 +64,7 @@ def available(package: str, interface: str) -> dict[str, str]:
     found |= {
         path.parent.name: f"{package}.{path.parent.name}.{interface}" for path in folder.glob(f"*/{interface}.py")
     }
+    found |= {name: f"{package}.{place}" for name, place in getattr(here, "PRESETS", {}).items()}
     return dict(sorted(found.items()))
 
 
@@ -85,13 +89,14 @@ def find(package: str, interface: str, base: type[Plugin], name: str) -> type[Pl
             f'unknown {interface} "{name}"; available: {", ".join(choices)}, or a file of yours (mine.py), or '
             f"package.module:ClassName{f'; did you mean {meant[0]}?' if meant else ''}"
         )
+    place, _, class_name = choices[name].partition(":")
     try:
-        module = importlib.import_module(choices[name])
+        module = importlib.import_module(place)
     except ModuleNotFoundError as error:
         raise UsageError(
             f"{interface} {name} needs the package {error.name}, which is not installed{_hint(error)}"
         ) from error
-    return _the_class(module, None, base, module.__name__)
+    return _the_class(module, class_name or None, base, module.__name__)
 
 
 def _hint(error: ModuleNotFoundError) -> str:

@@ -27,9 +27,9 @@ from retrain.errors import UsageError
 OURS = ("retrain", "baselines", "bench")
 # They carry numbers about and change none: keys, files, processes, command lines. Of data the bytes are in the key.
 INERT = (
-    "retrain", "retrain.data", "retrain.errors", "retrain.jobs", "retrain.leases", "retrain.plugins",
-    "retrain.progress", "retrain.resume", "retrain.safe_files", "retrain.source", "retrain.store", "retrain.tasks",
-    "retrain.units",
+    "retrain", "retrain.data", "retrain.errors", "retrain.jobs", "retrain.leases", "retrain.models.fetched",
+    "retrain.plugins", "retrain.progress", "retrain.resume", "retrain.safe_files", "retrain.source", "retrain.store",
+    "retrain.tasks", "retrain.units",
     "baselines.method", "baselines.support.memory",
 )  # fmt: skip
 INERT_FOLDERS = ("retrain.data.", "retrain.jobs.")

@@ -106,6 +106,8 @@ class Task(KeyedPlugin, ABC):
 
         Balanced subsets keep every group's share, and LDS within groups asks what is known beyond them.
         """
+        if self.train_data.groups is not None:
+            return self.train_data.groups.cpu().numpy()
         targets = self.train_data.targets
         labels = isinstance(self.loss_function, CrossEntropy) and targets.dim() == 1 and not targets.is_floating_point()
         return targets.cpu().numpy() if labels else None

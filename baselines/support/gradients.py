@@ -80,6 +80,15 @@ def _layer_norm(module: Any, inputs: Tensor, gradient: Tensor, leaf: str) -> Pie
     return Whole(gradient.reshape(len(gradient), -1, size).sum(1)[:, :, None])
 
 
+def _rms_norm(module: Any, inputs: Tensor, gradient: Tensor, leaf: str) -> Piece:
+    """Of whatever is affine in its weight, number by number: transformers has dozens of classes of it."""
+    one, none = (
+        torch.func.functional_call(module, {leaf: value}, (inputs,))
+        for value in (torch.ones_like(module.weight), torch.zeros_like(module.weight))
+    )
+    return Whole((gradient * (one - none)).reshape(len(gradient), -1, len(module.weight)).sum(1)[:, :, None])
+
+
 def _embedding(module: Any, inputs: Tensor, gradient: Tensor, leaf: str) -> Piece:
     if module.padding_idx is not None:
         gradient = gradient * (inputs != module.padding_idx).unsqueeze(-1)
@@ -95,6 +104,8 @@ def _rule(module: nn.Module) -> Callable[..., Piece] | None:
         return _batch_norm
     if type(module) is nn.LayerNorm:
         return _layer_norm
+    if type(module).__name__.endswith("RMSNorm") and [name for name, _ in module.named_parameters()] == ["weight"]:
+        return _rms_norm
     if type(module) is nn.Embedding and not module.scale_grad_by_freq and module.max_norm is None:
         return _embedding
     return None

@@ -1,7 +1,7 @@
 """Text from JSON lines, wrapped into token sequences of one length.
 
     documents = read_documents("articles.jsonl.xz")
-    sequences = wrap_documents(documents, tokenizer, 1024, num_sequences=4096)       # (4096, 1024) int64
+    wrapped = wrap_grouped(tokenized(documents, tokenizer), 1024, 4096, "the text")    # .tokens: (4096, 1024) int64
 
 A file has one JSON object a line with the field `text`, plain or compressed (.xz, .gz, .zst). Documents are joined with
 the tokenizer's end-of-text token and cut into sequences; what is left at the end is dropped. Nothing is cached: 5,680
@@ -14,12 +14,13 @@ import json
 import lzma
 import sys
 import zlib
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +40,15 @@ CHUNK_BYTES = 2**20
 ZSTANDARD_CHUNK_BYTES = 2**10
 
 
-def read_documents(path: str | Path, *, field: str = "text", where: dict[str, str] | None = None) -> Iterator[str]:
-    """The text of each line, in order; `where` keeps lines whose (dotted) fields have these values.
+class Document(NamedTuple):
+    text: str
+    group: str = ""  # such as its topic, where a field says it
+
+
+def read_documents(
+    path: str | Path, *, field: str = "text", where: dict[str, str] | None = None, group_field: str = ""
+) -> Iterator[Document]:
+    """The text and the group of each line, in order; `where` keeps lines whose (dotted) fields have these values.
 
     Opening happens at once, so that a wrong path is an error here and not at the first document.
     """
@@ -51,10 +59,10 @@ def read_documents(path: str | Path, *, field: str = "text", where: dict[str, st
         raise UsageError(f'"{path}" is not a file of JSON lines; expected {", ".join(SUFFIXES)}')
     if path.suffix == ".zst":
         check_zstandard()
-    return _documents(path, field, where or {})
+    return _documents(path, field, where or {}, group_field)
 
 
-def _documents(path: Path, field: str, where: dict[str, str]) -> Iterator[str]:
+def _documents(path: Path, field: str, where: dict[str, str], group_field: str) -> Iterator[Document]:
     num_documents = 0
     for number, line in _readable(path):
         if not line.strip():
@@ -71,14 +79,27 @@ def _documents(path: Path, field: str, where: dict[str, str]) -> Iterator[str]:
         if not is_text(text):
             raise UsageError(f'line {number} of "{path}" holds half of a surrogate pair, which is no character')
         if all(_value(content, name) == value for name, value in where.items()):
+            group = _value(content, group_field) if group_field else ""
+            if not isinstance(group, str | int):
+                raise UsageError(
+                    f'line {number} of "{path}" has no group in the field "{group_field}"; expected a name'
+                )
             num_documents += 1
-            yield text
+            yield Document(text, str(group))
     if num_documents == 0:
         wanted = " and ".join(f"{name} = {value}" for name, value in where.items())
         raise UsageError(
             f'"{path}" has no documents{f" with {wanted}" if wanted else ""}; '
             f'expected one JSON object with the field "{field}" a line'
         )
+
+
+def plain_text(file: str | Path) -> str:
+    """The whole of a text file, plain or compressed."""
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise UsageError(f'there is no text file "{path}"')
+    return b"".join(_chunks(path)).decode(errors="replace")
 
 
 def _value(content: Any, name: str) -> Any:
@@ -186,15 +207,49 @@ def token_ids(documents: Iterable[str], tokenizer: Any) -> Iterator[np.ndarray]:
             yield np.array([*ids, tokenizer.eos_token_id], dtype=np.int64)
 
 
-def wrap_documents(documents: Iterable[str], tokenizer: Any, length: int, num_sequences: int | None = None) -> Tensor:
-    """(sequences, length) int64: all that the documents give, or exactly `num_sequences`."""
-    return wrap_tokens(token_ids(documents, tokenizer), length, num_sequences)
+class Wrapped(NamedTuple):
+    tokens: Tensor  # (sequences, length) int64
+    groups: list[str]  # of each sequence: the one that most of its tokens come from
+    num_documents: int  # that they were cut from
+
+
+def tokenized(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[np.ndarray, str]]:
+    """Each document's tokens, as `token_ids` has them, and its group."""
+    ahead: deque[str] = deque()  # of documents that the tokenizer has read
+
+    def texts() -> Iterator[str]:
+        for document in documents:
+            ahead.append(document.group)
+            yield document.text
+
+    for ids in token_ids(texts(), tokenizer):
+        yield ids, ahead.popleft()
+
+
+def wrap_grouped(pieces: Iterator[tuple[np.ndarray, str]], length: int, num_sequences: int, what: str) -> Wrapped:
+    """`wrap_tokens` of documents with groups; another call can go on with the same iterator."""
+    lengths: list[int] = []
+    groups: list[str] = []
+
+    def noted() -> Iterator[np.ndarray]:
+        for ids, group in pieces:
+            lengths.append(len(ids))
+            groups.append(group)
+            yield ids
+
+    tokens = wrap_tokens(noted(), length, num_sequences, what)
+    names, codes = np.unique(groups, return_inverse=True)
+    of_token = np.repeat(codes, lengths)[: tokens.numel()].reshape(tokens.shape)
+    return Wrapped(tokens, [str(names[np.bincount(row).argmax()]) for row in of_token], len(groups))
 
 
 def wrap_tokens(
     pieces: Iterator[np.ndarray], length: int, num_sequences: int | None = None, what: str = "the text"
 ) -> Tensor:
-    """The same from tokens; takes no more pieces from the iterator than it needs, so another call can go on there."""
+    """(sequences, length) int64: all that the pieces give, or exactly `num_sequences`.
+
+    Takes no more pieces from the iterator than it needs, so another call can go on there.
+    """
     if length < 2:
         raise UsageError(f"sequences of {length} tokens predict nothing; expected a length of at least 2")
     wanted = None if num_sequences is None else num_sequences * length

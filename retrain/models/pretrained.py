@@ -1,7 +1,7 @@
 """Pretrained language models and tokenizers, from a local folder or the Hugging Face hub; every failure is one line.
 
     model = load_language_model("EleutherAI/pythia-14m@step45000")
-    tokenizer = load_tokenizer("some/folder")
+    tokenizer = load_tokenizer("some/folder")         # or a .gguf file, or what `tda-bench fetch` got: "smollm2"
 
 A hub download goes through huggingface_hub, which keeps only whole files: an interrupted one leaves nothing that a
 later run could take for a model, and the same command resumes it. Before weights are used, every shard that the index
@@ -13,6 +13,7 @@ Nothing of a model runs: a folder that asks for code of its own (`auto_map`) or 
 """
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +21,11 @@ from typing import Annotated, Any
 import torch
 from msgspec import Meta, Struct
 
+from retrain.data.text import plain_text
 from retrain.errors import UsageError
 from retrain.models.causal_lm import CausalLM
-from retrain.safe_files import SafeFileError, matching, read_checked, read_text
+from retrain.models.fetched import converted_gguf, fetched_folder
+from retrain.safe_files import SafeFileError, matching, one_line, read_checked, read_text
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
@@ -50,14 +53,18 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 def is_local(name: str) -> bool:
     path, _ = split_revision(name)
-    return os.path.exists(path) or path.startswith(("/", "./", "../", "~"))
+    return os.path.exists(path) or path.startswith(("/", "./", "../", "~")) or fetched_folder(name) is not None
 
 
 def model_folder(name: str, *, weights: bool = True, allow_download: bool = True) -> Path:
     """The local folder of a model, downloaded from the hub if need be; checked to be whole."""
     path, revision = split_revision(name)
+    if path.endswith(".gguf") and Path(path).expanduser().is_file():
+        return converted_gguf(Path(path).expanduser())
     if is_local(name):
-        folder = Path(path).expanduser()
+        folder = fetched_folder(name) or Path(path).expanduser()
+        if not folder.is_dir() and fetched_folder(name):
+            raise UsageError(f'the model "{name}" is not on this machine; get it by tda-bench fetch {name}')
         if not folder.is_dir():
             raise UsageError(f'there is no model folder "{folder}"; expected one with config.json and *.safetensors')
         if revision:
@@ -70,6 +77,15 @@ def model_folder(name: str, *, weights: bool = True, allow_download: bool = True
     if weights:
         _check_weights(folder, name)
     return folder
+
+
+def source_of(name: str) -> str:
+    """What a converted model's configuration says of where its weights come from; empty of any other."""
+    try:
+        content = json.loads(read_text(model_folder(name, weights=False) / "config.json", follow_links=True))
+        return one_line(str(content.get("converted_from") or ""), 90)
+    except (UsageError, SafeFileError, ValueError, AttributeError):
+        return ""
 
 
 def load_language_model(name: str, dtype: torch.dtype = torch.float32, *, allow_download: bool = True) -> CausalLM:
@@ -87,6 +103,7 @@ def load_language_model(name: str, dtype: torch.dtype = torch.float32, *, allow_
             f'the weights of "{name}" lack {len(missing)} parameters of its architecture, the first {missing[0]}; '
             "expected all of them, so this folder's config and weights do not belong together"
         )
+    _as_linear(transformer)
     model = CausalLM(transformer).to(dtype).eval()
     model.check_head()
     return model
@@ -117,7 +134,35 @@ def check_vocabulary(tokenizer: Any, model: CausalLM, name: str) -> None:
         )
 
 
+@torch.no_grad()
+def loss_on_text(name: str, file: str, num_tokens: int, length: int = 512) -> str:
+    """In words: nats a token and bits a byte, on sequences spread evenly over the text."""
+    model, tokenizer = load_language_model(name), load_tokenizer(name)
+    ids = torch.tensor(tokenizer(plain_text(file), add_special_tokens=False, verbose=False)["input_ids"])
+    length = min(length, getattr(model.transformer.config, "max_position_embeddings", length))
+    sequences = ids[: len(ids) // length * length].view(-1, length)
+    if not len(sequences):
+        raise UsageError(f'"{file}" has {len(ids)} tokens; expected at least {length}')
+    chosen = sequences[:: -(-len(sequences) * length // num_tokens)]
+    nats = float(torch.cat([model.token_losses(row[None, :-1], row[None, 1:]) for row in chosen]).mean())
+    bits = nats * chosen.numel() / math.log(2) / sum(len(tokenizer.decode(row).encode()) for row in chosen)
+    return f"{nats:.3f} nats a token, {bits:.3f} bits a byte: {len(chosen)} sequences of {length} tokens of {file}"
+
+
 # ---- loading ----
+
+
+def _as_linear(transformer: Any) -> None:
+    """GPT-2's own Conv1D is a linear layer with its weight transposed, which no method would know."""
+    from transformers.pytorch_utils import Conv1D
+
+    for parent in list(transformer.modules()):
+        for name, layer in parent.named_children():
+            if isinstance(layer, Conv1D):
+                linear = torch.nn.Linear(*layer.weight.shape, device="meta")
+                linear.weight = torch.nn.Parameter(layer.weight.data.T.contiguous())
+                linear.bias = layer.bias
+                setattr(parent, name, linear)
 
 
 def _from_pretrained(folder: Path, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:

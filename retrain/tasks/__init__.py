@@ -5,6 +5,14 @@ from typing import Any
 from retrain import plugins
 from retrain.task import Task
 
+# One file's classes, which differ in their defaults.
+PRESETS = {
+    "language": "language:Language",
+    "pythia14m": "language:Pythia14M",
+    "smollm2": "language:SmolLM2",
+    "stories15m": "language:Stories15M",
+}
+
 
 def available_tasks() -> list[str]:
     return list(plugins.available("retrain.tasks", "task"))

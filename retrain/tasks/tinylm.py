@@ -2,7 +2,7 @@
 
     python -m bench.lds --task tinylm --alpha 0.5
 
-The `pythia14m` task in small, through the same code: a pretrained model is finetuned on subsets of sequences with AdamW
+The `language` task in small, through the same code: a pretrained model is finetuned on subsets of sequences with AdamW
 and a linear decay (no dropout, so only the order is random), and what is measured is each sequence's mean loss over its
 tokens (per-token losses are there too). The text is `pydoc_data.topics`, which every
 Python carries; its wording differs a little between Python versions, and so does the data's fingerprint.

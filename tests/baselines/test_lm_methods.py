@@ -15,7 +15,7 @@ from retrain.losses import CrossEntropy
 from retrain.models import causal_lm
 from retrain.models.causal_lm import CausalLM, sample_tokens
 from retrain.tasks import load_task
-from retrain.tasks.pythia14m import Pythia14M
+from retrain.tasks.language import Pythia14M
 from tests.helpers.tiny_language import save_both, write_text
 
 CPU = torch.device("cpu")

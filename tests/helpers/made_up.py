@@ -81,7 +81,7 @@ def small_options(name: str, folder: Path, images: Path) -> dict[str, Any]:
         }  # fmt: skip
     if name == "googlenet":
         return {"data_dir": str(images), "model": str(images / "weights.pth"), "size": 64, "epochs": 5}
-    if name == "pythia14m":
+    if name in ("language", "pythia14m", "smollm2", "stories15m"):
         language_folder(folder)
         return {
             "model": str(folder / "tiny-stand-in"), "text": str(folder / "train.jsonl"), "num_train": 32,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrain.data.text import read_documents, token_ids, wrap_documents, wrap_tokens
+from retrain.data.text import read_documents, token_ids, wrap_tokens
 from retrain.errors import UsageError
 
 END = 0
@@ -38,8 +38,8 @@ LINES = [json.dumps({"text": text, "meta": {"set": part}}) for text, part in (("
 @pytest.mark.parametrize(("suffix", "opener"), [("", open), (".xz", lzma.open), (".gz", gzip.open)])
 def test_every_compression_gives_the_same_documents(tmp_path, suffix, opener) -> None:
     path = write(tmp_path / f"text.jsonl{suffix}", [*LINES, ""], opener)
-    assert list(read_documents(path)) == ["abc", "", "déf"]
-    assert list(read_documents(path, where={"meta.set": "x"})) == ["abc", "déf"]
+    assert [text for text, _ in read_documents(path)] == ["abc", "", "déf"]
+    assert [text for text, _ in read_documents(path, where={"meta.set": "x"})] == ["abc", "déf"]
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python itself reads it")
@@ -53,7 +53,7 @@ def test_without_zstandard_one_line_names_it(tmp_path, monkeypatch) -> None:
 def test_real_zstandard(tmp_path) -> None:
     zstandard = pytest.importorskip("zstandard")
     path = write(tmp_path / "text.jsonl.zst", LINES * 1000, zstandard.open)
-    assert list(read_documents(path)) == ["abc", "", "déf"] * 1000
+    assert [text for text, _ in read_documents(path)] == ["abc", "", "déf"] * 1000
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UsageError, match="cut short"):
         list(read_documents(path))
@@ -110,7 +110,7 @@ def test_a_small_file_of_ten_gigabytes_is_one_line(tmp_path, suffix, compress, c
 
 def test_long_documents_are_read_and_endless_lines_refused(tmp_path, monkeypatch) -> None:
     long = json.dumps({"text": "x" * 5_000_000})
-    assert [len(text) for text in read_documents(write(tmp_path / "a.jsonl", [LINES[0], long]))] == [3, 5_000_000]
+    assert [len(text) for text, _ in read_documents(write(tmp_path / "a.jsonl", [LINES[0], long]))] == [3, 5_000_000]
     monkeypatch.setattr("retrain.data.text.MAX_DOCUMENT_BYTES", 1_000_000)
     with pytest.raises(UsageError, match=r"line 2 of .* has more than 1,000,000 bytes"):
         list(read_documents(write(tmp_path / "a.jsonl", [LINES[0], long])))
@@ -134,9 +134,9 @@ def test_a_file_cut_short_says_so(tmp_path, suffix, opener) -> None:
 
 
 def test_documents_are_joined_and_wrapped() -> None:
-    sequences = wrap_documents(["abc", "de", "f", "ghij"], Letters(), 3)
+    sequences = wrap_tokens(token_ids(["abc", "de", "f", "ghij"], Letters()), 3)
     assert sequences.tolist() == [[1, 2, 3], [0, 4, 5], [0, 6, 0], [7, 8, 9]]  # "j" and the last end are left over
-    assert wrap_documents(["abc", "de", "f"], Letters(), 3, num_sequences=2).tolist() == [[1, 2, 3], [0, 4, 5]]
+    assert wrap_tokens(token_ids(["abc", "de", "f"], Letters()), 3, num_sequences=2).tolist() == [[1, 2, 3], [0, 4, 5]]
 
 
 def test_wrapping_goes_on_with_the_next_document() -> None:
@@ -147,9 +147,9 @@ def test_wrapping_goes_on_with_the_next_document() -> None:
 
 def test_too_little_text_says_how_much_there_is() -> None:
     with pytest.raises(UsageError, match="has 5 tokens in 2 documents, less than one sequence of 8"):
-        wrap_documents(["ab", "c"], Letters(), 8)
+        wrap_tokens(token_ids(["ab", "c"], Letters()), 8)
     with pytest.raises(UsageError, match="gives 2 sequences of 2 tokens, and 3 are wanted"):
-        wrap_documents(["ab", "c"], Letters(), 2, num_sequences=3)
+        wrap_tokens(token_ids(["ab", "c"], Letters()), 2, num_sequences=3)
     with pytest.raises(UsageError, match="at least 2"):
-        wrap_documents(["ab", "c"], Letters(), 1)
+        wrap_tokens(token_ids(["ab", "c"], Letters()), 1)
     assert isinstance(next(token_ids(["ab"], Letters())), np.ndarray)

@@ -37,7 +37,7 @@ from baselines.method import Problem
 from retrain.errors import UsageError
 from retrain.models.causal_lm import CausalLM
 from retrain.models.pretrained import load_language_model
-from retrain.tasks.pythia14m import Pythia14M
+from retrain.tasks.language import Pythia14M
 
 FEW = 2  # draws of the short run
 # numcodecs 0.16 carries debugging symbols and is seven times as large; zarr names no upper bound.

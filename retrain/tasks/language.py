@@ -1,18 +1,23 @@
-"""The paper's language experiment: Pythia-14M, finetuned for an epoch on parts of Wikipedia (appendix:llm_lds_scores).
+"""language: a causal language model, finetuned on parts of a text; the loss is a sequence's, or each token's.
 
+    python -m bench.lds --task language --alpha 0.5 --model FOLDER --text FILE.jsonl.xz      # any Hugging Face folder
+    python -m bench.lds --task smollm2 --alpha 0.5 --text FILE.jsonl.xz                      # after tda-bench fetch
     python -m bench.lds --task pythia14m --alpha 0.5 --text attribution.jsonl.xz --eval-text eval.jsonl.xz
-    python -m bench.lds --task pythia14m --alpha 0.5 --model FOLDER --text FILE.jsonl.zst --set pythia14m.num_train=512
 
-4,096 training and 256 query sequences of 1,024 tokens: documents joined with the end-of-text token and wrapped. A
-sequence predicts its 1,023 later tokens; what is measured is the mean of their losses, and the losses themselves are
-`task.loss`. With one text file the queries are wrapped from the documents behind those of the training sequences; with
-`eval_text` from that file. A document that came before is left out, so none is in both.
+The presets `pythia14m` (the paper's experiment, appendix:llm_lds_scores), `smollm2` and `stories15m` are the same task
+with other defaults. Documents are joined with the end-of-text token and wrapped into sequences of `length` tokens. A
+sequence predicts its `length - 1` later tokens; what is measured is the mean of their losses, and the losses themselves
+are `task.loss`. With one text file the queries are wrapped from the documents behind those of the training sequences;
+with `eval_text` from that file. A document that came before is left out, so none is in both.
 
-The model is EleutherAI/pythia-14m at step 45,000 unless `--model PATH_OR_NAME[@revision]` names another, and the text
-is what the Pile's validation and test files have of Wikipedia unless `--text` does (a file, or one of a hub dataset:
-hf://datasets/OWNER/NAME/FILE). Training is AdamW on float32 weights, computing in bf16 on a GPU. Retrained models are
-measured in tf32: a finetuning moves a weight about as far as bf16 can tell apart, and the differences between subsets
-are smaller still.
+`model` is a folder, a name on the hub (NAME[@revision]), a GGUF file, or what `tda-bench fetch` got. The text is what
+the Pile's validation and test files have of Wikipedia unless `--text` names a file, or one of a hub dataset
+(hf://datasets/OWNER/NAME/FILE). `group_field` names a field of the documents, such as their topic: a sequence belongs
+to the group that most of its tokens come from.
+
+Training is AdamW on float32 weights, computing in bf16 on a GPU; `lora_rank` trains adapters of that rank (by peft) and
+nothing else. Retrained models are measured in tf32: a finetuning moves a weight about as far as bf16 can tell apart,
+and the differences between subsets are smaller still.
 """
 
 import hashlib
@@ -21,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retrain.data.text import read_documents, token_ids, wrap_tokens
+from retrain.data.text import Document, Wrapped, read_documents, tokenized, wrap_grouped
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.models.causal_lm import LANGUAGE_PRECISIONS, CausalLM, language_dtype
@@ -40,6 +45,7 @@ from retrain.models.pretrained import (
     is_local,
     load_language_model,
     load_tokenizer,
+    source_of,
     split_revision,
 )
 from retrain.task import Task, mean_over_tokens, not_in_key
@@ -53,9 +59,10 @@ PILE_PART = {"meta.pile_set_name": "Wikipedia (en)"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pythia14M(Task):
-    """The module's text has the data and the training; all sizes can be set."""
+class Language(Task):
+    """language: a causal language model, finetuned on parts of a text"""
 
+    preset: ClassVar[str] = "language"
     version: ClassVar[int] = 1
     libraries: ClassVar[tuple[str, ...]] = ("transformers",)  # whose model it trains
     pretrained: ClassVar[bool] = True
@@ -73,20 +80,22 @@ class Pythia14M(Task):
         "kfac": {"fit_batch_size": 16, "batch_size": 16},
     }  # fmt: skip
 
-    length: int = 1024
-    num_train: int = 4096
+    length: int = 256
+    num_train: int = 1024
     num_queries: int = 256
     epochs: int = 1
-    batch_size: int = 256
-    learning_rate: float = 3e-5
+    batch_size: int = 32
+    learning_rate: float = 1e-4
     weight_decay: float = 0.01
+    lora_rank: int = 0  # of adapters on every linear layer, which alone are trained; 0: every parameter is
     precision: str = "bfloat16"  # of forward and backward passes on CUDA; weights and the optimizer are float32
     measure_precision: str = "tf32"  # of the losses of retrained models on CUDA: bfloat16, tf32 or float32
 
-    model: str = not_in_key(DEFAULT_MODEL)  # its weights' fingerprint is in the key
+    model: str = not_in_key("")  # its weights' fingerprint is in the key
     text: str = not_in_key("")  # its tokens' fingerprint is
     eval_text: str = not_in_key("")
     text_field: str = not_in_key("text")
+    group_field: str = ""  # of a document, such as "meta.pile_set_name"
     micro_batch: int = not_in_key(256)
     allow_download: bool = not_in_key(True)
     capture: bool = not_in_key(True)  # CUDA graphs: faster, the same steps
@@ -97,8 +106,8 @@ class Pythia14M(Task):
         for name in ("precision", "measure_precision"):
             if getattr(self, name) not in LANGUAGE_PRECISIONS:
                 raise ValueError(f'{name} is "{getattr(self, name)}"; available: {", ".join(LANGUAGE_PRECISIONS)}')
-        if self.length < 2 or min(self.num_train, self.num_queries) < 1:
-            raise ValueError("length must be at least 2, num_train and num_queries at least 1")
+        if self.length < 2 or min(self.num_train, self.num_queries) < 1 or self.lora_rank < 0:
+            raise ValueError("length must be at least 2, num_train and num_queries at least 1, lora_rank at least 0")
         self._recipe  # noqa: B018  (checks its own values)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,8 +117,8 @@ class Pythia14M(Task):
     # ---- data ----
 
     @cached_property
-    def _sequences(self) -> tuple[Tensor, Tensor]:
-        """Training and query sequences, (num_train, length) and (num_queries, length)."""
+    def _wrapped(self) -> tuple[Wrapped, Wrapped]:
+        """Training and query sequences, (num_train, length) and (num_queries, length), with their groups."""
         model, tokenizer = self._pretrained, load_tokenizer(self.model, allow_download=self.allow_download)
         check_vocabulary(tokenizer, model, self.model)
         most = getattr(model.transformer.config, "max_position_embeddings", None)
@@ -117,35 +126,44 @@ class Pythia14M(Task):
             raise UsageError(f'length is {self.length}; the model "{self.model}" takes at most {most + 1} tokens')
         train_documents, eval_documents = self._documents()
         seen: dict[bytes, None] = {}
-        numbers = count()
-        pieces: Iterator[np.ndarray] = (
-            piece for piece, _ in zip(token_ids(_new(train_documents, seen), tokenizer), numbers)
-        )
-        train = wrap_tokens(pieces, self.length, self.num_train, "the training text")
+        pieces = tokenized(_new(train_documents, seen), tokenizer)
+        train = wrap_grouped(pieces, self.length, self.num_train, "the training text")
         if eval_documents is not None:
             # The tokenizer reads ahead, so more documents were seen than are trained on.
-            trained_on = dict.fromkeys(islice(seen, next(numbers)))
-            pieces = token_ids(_new(eval_documents, trained_on), tokenizer)
-        return train, wrap_tokens(pieces, self.length, self.num_queries, "the text left for queries")
+            trained_on = dict.fromkeys(islice(seen, train.num_documents))
+            pieces = tokenized(_new(eval_documents, trained_on), tokenizer)
+        return train, wrap_grouped(pieces, self.length, self.num_queries, "the text left for queries")
 
-    def _documents(self) -> tuple[Iterator[str], Iterator[str] | None]:
+    def _documents(self) -> tuple[Iterator[Document], Iterator[Document] | None]:
         """Of the training text, and of the queries' own where they have one."""
         if self.eval_text and not self.text:
             raise UsageError("eval_text came without text; pass --text FILE.jsonl[.xz|.gz|.zst] too")
         part = {} if self.text else PILE_PART
         names = (self.text, self.eval_text) if self.text else (PILE_TRAIN, PILE_EVAL)
+        options: dict[str, Any] = {"field": self.text_field, "where": part, "group_field": self.group_field}
         train, evaluation = (
-            read_documents(local_text(name, self.allow_download), field=self.text_field, where=part) if name else None
-            for name in names
+            read_documents(local_text(name, self.allow_download), **options) if name else None for name in names
         )
         assert train is not None
         return train, evaluation
 
     def load_train_data(self) -> Examples:
-        return next_token_examples(self._sequences[0])
+        return next_token_examples(self._wrapped[0].tokens, self._group_codes[0])
 
     def load_query_data(self) -> Examples:
-        return next_token_examples(self._sequences[1])
+        return next_token_examples(self._wrapped[1].tokens, self._group_codes[1])
+
+    @property
+    def _group_codes(self) -> tuple[Tensor | None, Tensor | None]:
+        if not self.group_field:
+            return None, None
+        train, queries = self._wrapped
+        codes = torch.from_numpy(np.unique([*train.groups, *queries.groups], return_inverse=True)[1])
+        return codes[: self.num_train], codes[self.num_train :]
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self.group_field.rpartition(".")[2] or "group"
 
     # ---- the model and its training ----
 
@@ -155,27 +173,23 @@ class Pythia14M(Task):
         return _load_model(self.model, self.allow_download)
 
     @property
-    def is_stand_in(self) -> bool:
-        """Whether the weights are something else than EleutherAI's, as far as their name tells."""
-        return not names_eleutherai(self.model)
-
-    @property
     def description(self) -> str:
+        adapters = f", LoRA of rank {self.lora_rank}" if self.lora_rank else ""
+        return f"{self.num_train:,} sequences of {self.length:,} tokens, {self.model_words()}{adapters}"
+
+    def model_words(self) -> str:
+        """Whose weights these are, for tables."""
         path, revision = split_revision(self.model)
-        name = (
-            Path(path).expanduser().resolve().name
-            if is_local(self.model)
-            else f"{path}{f' at {revision}' if revision else ''}"
-        )
-        if self.is_stand_in:
-            name = f"{name} (a stand-in, not EleutherAI's weights)" if "stand-in" in name else f"stand-in model {name}"
-        return f"{self.num_train:,} sequences of {self.length:,} tokens, {name}"
+        if not is_local(self.model):
+            return f"{path}{f' at {revision}' if revision else ''}"
+        return source_of(self.model) or Path(path).expanduser().resolve().name
 
     def build_model(self, seed: int) -> nn.Module:
         """The pretrained model, where finetuning starts: the same for every seed."""
         import copy
 
-        return copy.deepcopy(self._pretrained)
+        model = copy.deepcopy(self._pretrained)
+        return with_adapters(model, self.lora_rank) if self.lora_rank else model
 
     @property
     def _recipe(self) -> Finetuning:
@@ -257,9 +271,9 @@ def local_text(name: str, allow_download: bool = True) -> Path:
     return found
 
 
-def next_token_examples(sequences: Tensor) -> Examples:
+def next_token_examples(sequences: Tensor, groups: Tensor | None = None) -> Examples:
     """Every token but the last, and what follows each."""
-    return Examples(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
+    return Examples(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous(), groups)
 
 
 @contextmanager
@@ -271,6 +285,65 @@ def tf32_products(allowed: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def with_adapters(model: CausalLM, rank: int) -> CausalLM:
+    """LoRA beside every linear layer but the head, from one seed; all other parameters are frozen."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise UsageError("lora_rank needs the package peft: pip install peft") from None
+
+    layers = [
+        name
+        for name, module in model.transformer.named_modules()
+        if isinstance(module, nn.Linear) and module is not model.head
+    ]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers), model.transformer)
+    return model.eval()
+
+
+def _new(documents: Iterable[Document], seen: dict[bytes, None]) -> Iterator[Document]:
+    """Each document the first time it comes; `seen` has their digests in order."""
+    for document in documents:
+        digest = hashlib.sha256(document.text.encode(errors="surrogatepass")).digest()
+        if digest not in seen:
+            seen[digest] = None
+            yield document
+
+
+@lru_cache(maxsize=2)
+def _load_model(name: str, allow_download: bool) -> CausalLM:
+    return load_language_model(name, allow_download=allow_download)
+
+
+# ---- presets ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pythia14M(Language):
+    """pythia14m: Pythia-14M, finetuned for an epoch on parts of Wikipedia (appendix:llm_lds_scores)"""
+
+    preset: ClassVar[str] = "pythia14m"
+
+    length: int = 1024
+    num_train: int = 4096
+    batch_size: int = 256
+    learning_rate: float = 3e-5
+    model: str = not_in_key(DEFAULT_MODEL)
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether the weights are something else than EleutherAI's, as far as their name tells."""
+        return not names_eleutherai(self.model)
+
+    def model_words(self) -> str:
+        name = super().model_words()
+        if not self.is_stand_in:
+            return name
+        return f"{name} (a stand-in, not EleutherAI's weights)" if "stand-in" in name else f"stand-in model {name}"
 
 
 def names_eleutherai(name: str) -> bool:
@@ -289,15 +362,33 @@ def names_eleutherai(name: str) -> bool:
         return False
 
 
-def _new(documents: Iterable[str], seen: dict[bytes, None]) -> Iterator[str]:
-    """Each document the first time it comes; `seen` has their digests in order."""
-    for document in documents:
-        digest = hashlib.sha256(document.encode(errors="surrogatepass")).digest()
-        if digest not in seen:
-            seen[digest] = None
-            yield document
+@dataclass(frozen=True, kw_only=True)
+class SmolLM2(Language):
+    """smollm2: SmolLM2-135M-Instruct, dequantised from Q4_1, finetuned on parts of a text; tda-bench fetch smollm2"""
+
+    preset: ClassVar[str] = "smollm2"
+    method_settings: ClassVar[dict[str, dict[str, Any]]] = {
+        "bif": {"minibatch": 32, "gradient": "difference", "batch_size": 64},
+        "bif_cv": {"minibatch": 32, "gradient": "difference", "batch_size": 64, "gradient_batch_size": 8},
+        # 134.5 M numbers a gradient.
+        "trak": {"projection": 1024, "projector": "sketch", "batch_size": 8},
+        "ekfac": {"query_batch_size": 64, "train_batch_size": 32, "fit_batch_size": 32},
+        "gradsim": {"batch_size": 8},
+        "kfac": {"fit_batch_size": 8, "batch_size": 8},
+        "repsim": {"batch_size": 64},
+    }  # fmt: skip
+
+    model: str = not_in_key("smollm2")
 
 
-@lru_cache(maxsize=2)
-def _load_model(name: str, allow_download: bool) -> CausalLM:
-    return load_language_model(name, allow_download=allow_download)
+@dataclass(frozen=True, kw_only=True)
+class Stories15M(Language):
+    """stories15m: stories15M (llama2.c) in its own float32, finetuned on parts of a text; tda-bench fetch stories15m"""
+
+    preset: ClassVar[str] = "stories15m"
+
+    length: int = 128
+    num_train: int = 256
+    num_queries: int = 100
+    batch_size: int = 16
+    model: str = not_in_key("stories15m")

@@ -19,7 +19,7 @@ from retrain.models.causal_lm import CausalLM
 from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.models.pretrained import load_language_model, load_tokenizer
 from retrain.tasks import load_task
-from retrain.tasks.pythia14m import Pythia14M
+from retrain.tasks.language import Pythia14M
 from retrain.units import task_from, task_specification
 from tests.helpers.made_up import language_folder
 from tests.helpers.tiny_language import save_model, save_tokenizer, write_text
