@@ -1,7 +1,7 @@
 """What does attribution cost as models grow? Seconds, memory and disk of each method across the Pythia suite.
 
     python -m bench.scaling                                           # the paper's setting; on a CPU a small one
-    python -m bench.scaling --models 14m 70m 410m --methods bif ekfac --fit-examples 400 2000 --out results/scaling
+    python -m bench.scaling --model 14m 70m 410m --methods bif ekfac --fit-examples 400 2000 --out results/scaling
     python -m bench.scaling --estimate --model 2.8b --train 400 --queries 18 --draws 2000    # before anything is run
     python -m bench.scaling --check                                   # every model predicted from the others
     python -m bench.scaling --merge RUN/scaling.json ... --out results/scaling    # one table from several sweeps
@@ -12,8 +12,8 @@ decides which of them is cheaper, so it is an axis like any other (`--fit-exampl
 
 Every point is measured in a process of its own (bench/scaling/point.py says what is counted). A point whose whole run
 does not fit its budget is measured at smaller sizes and projected; one that fails is a row with its reason. Finished
-points are kept, and finished parts of EK-FAC's: interrupt at any time, and the same command goes on. Weights and tokens
-are random: cost depends on shapes alone.
+points are kept: interrupt at any time, and the same command goes on. Weights and tokens are random: cost depends on
+shapes alone.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from typing import Any
 from bench.arguments import Parser, at_least, check_device, check_out, run_cli
 from bench.records import code_commit, code_fingerprint, keep_earlier, try_write, without_nan
 from bench.scaling.costs import Setting
-from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, by_device, held_out
+from bench.scaling.estimate import PAPER_FITTED, Estimator, by_device, held_out
 from bench.scaling.methods import COMPARED
 from bench.scaling.projection import merge_rows, read_records
 from bench.scaling.report import (
@@ -40,17 +40,16 @@ from bench.scaling.report import (
     estimates,
     show_held_out,
     show_rows,
-    verdict_text,
 )
 from bench.scaling.rows import RATES, named_configuration, read_rows, write_csv
-from bench.scaling.sweep import Sweep, SweepRequest
+from bench.scaling.sweep import Sweep
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE
 from retrain.safe_files import write_whole
 from retrain.store import Store, default_cache
 
 PAPER_SETTING: dict[str, Any] = {
-    "models": list(SUITE),
+    "model": list(SUITE),
     "methods": list(COMPARED),
     "train": 400,
     "tokens": 150,
@@ -59,7 +58,7 @@ PAPER_SETTING: dict[str, Any] = {
 }
 # On a CPU the paper's setting would take days: fewer, shorter sequences of the smallest models.
 CPU_SETTING: dict[str, Any] = {
-    "models": ["14m", "31m"],
+    "model": ["14m", "31m"],
     "methods": list(COMPARED),
     "train": 8,
     "tokens": 32,
@@ -67,24 +66,17 @@ CPU_SETTING: dict[str, Any] = {
     "budget_seconds": 20.0,
 }
 ESTIMATE_SETTING = {name: PAPER_SETTING[name] for name in ("train", "tokens")}
-GOES_WITH = {  # what each thing to do looks at, beside itself
-    "merge": {"out", "json"},
-    "estimate": {"model", "methods", "train", "queries", "tokens", "draws", "fit_examples", "source", "json"},
-    "check": {"source", "json"},
-    "verdict": {"source"},
-}
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m bench.scaling", description="Seconds, memory and disk across the Pythia suite.")
     add = parser.add_argument_group("what is measured").add_argument
-    add("--models", nargs="+", help=f"of {' '.join(SUITE)}, or model folders (default: all; on a CPU 14m 31m)")
+    add("--model", nargs="+", help=f"of {' '.join(SUITE)}, or model folders (default: all; on a CPU 14m 31m)")
     add("--methods", nargs="+", help=f"of baselines/, or module:Class (default: {' '.join(COMPARED)})")
     add("--train", type=at_least(2), help="training sequences (default: 400; on a CPU 8)")
     add("--queries", nargs="+", type=at_least(1), default=[18], help="one number or several (default: 18)")
     add("--tokens", type=at_least(2), help="length of every sequence (default: 150; on a CPU 32)")
     add("--draws", type=at_least(2), default=2000, help="of BIF, all chains together (default: 2000)")
-    add("--timed-draws", type=at_least(2), default=100, help="of BIF, where not all fit the budget (default: 100)")
     add(
         "--fit-examples", nargs="+", type=at_least(2), metavar="N",
         help="sequences EK-FAC is fitted on (default: 400 2000 10000 1000000, the paper's the last; on a CPU 8 16; "
@@ -98,33 +90,14 @@ def make_parser() -> argparse.ArgumentParser:
     add("--cache", default=default_cache(), help="where finished points are kept (default: %(default)s)")
     add("--out", default="runs/scaling", help="where scaling.csv and scaling.json go (default: %(default)s)")
     add("--json", action="store_true", help="print rows (or estimates) as a JSON list instead of tables")
-    add = parser.add_argument_group("instead of measuring", "one of these; nothing is run").add_argument
+    instead = parser.add_argument_group("instead of measuring", "one of these; nothing is run")
+    add = instead.add_mutually_exclusive_group().add_argument
     add("--estimate", action="store_true", help="predict the cost of --model from measured rows")
     add("--check", nargs="?", const="", metavar="FILE", help="every model predicted from the others; or FILE's rows")
-    add("--verdict", action="store_true", help="who is cheaper, as Markdown")
     add("--merge", nargs="+", metavar="JSON", help="one table from these sweeps' scaling.json")
-    add("--model", help="with --estimate: a size of the suite, or a model folder")
-    add("--from", dest="source", metavar="FILE", help="rows that estimates rest on (default: the package's)")
+    rates = "scaling.csv whose rows estimates and checks rest on (default: the package's)"
+    instead.add_argument("--results", metavar="FILE", help=rates)
     return parser
-
-
-def check_mode(arguments: argparse.Namespace) -> None:
-    """One thing at a time, and nothing that would be passed over."""
-    plain = vars(make_parser().parse_args([]))
-    given = [name for name, value in vars(arguments).items() if value != plain[name]]
-    modes = [name for name in GOES_WITH if name in given]
-    if arguments.model and not arguments.estimate:
-        raise UsageError(f"--model goes with --estimate; to measure, --models {arguments.model}")
-    if "source" in given and not modes:
-        raise UsageError("--from goes with --estimate, --check or --verdict, which rest on rates")
-    if len(modes) > 1:
-        raise UsageError(f"{' and '.join(f'--{name}' for name in modes)}: expected one of them at a time")
-    for mode in modes:
-        if over := [name for name in given if name not in {mode, *GOES_WITH[mode]}]:
-            words = ", ".join("--from" if name == "source" else f"--{name.replace('_', '-')}" for name in over)
-            raise UsageError(
-                f"{words} would be passed over: --{mode} does not take {'it' if len(over) == 1 else 'them'}"
-            )
 
 
 # ---- measuring ----
@@ -132,9 +105,11 @@ def check_mode(arguments: argparse.Namespace) -> None:
 
 def sweep_command(arguments: argparse.Namespace, command: str) -> int:
     """Measures, and writes the table after every point."""
-    request = request_of(arguments)
+    if arguments.results:
+        raise UsageError("--results goes with --estimate or --check, which rest on rates")
+    with_defaults(arguments)
     check_out(arguments.out)
-    out, sweep = Path(arguments.out), Sweep(request, Store(arguments.cache), arguments.budget_seconds)
+    out, sweep = Path(arguments.out), Sweep(arguments, Store(arguments.cache))
     unwritten = [""]
 
     def write() -> None:
@@ -148,17 +123,18 @@ def sweep_command(arguments: argparse.Namespace, command: str) -> int:
         raise
     show(sweep.rows, arguments.json)
     if not arguments.json:
-        where = "" if unwritten[0] else f"; table: {out / 'scaling.csv'}"
         kept = f"{sweep.num_kept} of {len(sweep.specs)} points from the cache"
-        print(f"\nrun {sweep.run_id} in {time.monotonic() - sweep.started:.0f} s ({kept}){where}")
+        print(
+            f"\nrun {sweep.run_id} in {time.monotonic() - sweep.started:.0f} s ({kept}); table: {out / 'scaling.csv'}"
+        )
     if unwritten[0]:
         again = f"the same command writes it, from {arguments.cache}"
         print(f"python -m bench.scaling: {unwritten[0]}; {again}", file=sys.stderr)
     return 1 if unwritten[0] or all(row["error"] for row in sweep.rows) else 0
 
 
-def request_of(arguments: argparse.Namespace) -> SweepRequest:
-    """What the options ask for, with what was not given by device; says so where it is not the paper's setting."""
+def with_defaults(arguments: argparse.Namespace) -> None:
+    """What was not given, by device; says so where it is not the paper's setting."""
     from retrain.units import choose_device
 
     check_device(arguments.device)
@@ -173,12 +149,6 @@ def request_of(arguments: argparse.Namespace) -> SweepRequest:
         print(f"on a CPU, a smaller setting: {', '.join(changed)}", file=sys.stderr)
     if not 0 < arguments.budget_seconds < math.inf:  # nor "nan"
         raise UsageError(f"--budget-seconds is {arguments.budget_seconds}; expected seconds above 0")
-    names = ("train", "tokens", "draws", "timed_draws", "device", "seed")
-    return SweepRequest(
-        models=tuple(arguments.models), methods=tuple(arguments.methods), queries=tuple(arguments.queries),
-        fit_examples=tuple(arguments.fit_examples), layers=tuple(arguments.layers or ()),
-        **{name: getattr(arguments, name) for name in names},
-    )  # fmt: skip
 
 
 def write_table(out: Path, record: dict[str, Any]) -> None:
@@ -198,34 +168,24 @@ def kept_in(cache: str) -> str:
 
 
 def merge_command(arguments: argparse.Namespace, command: str) -> int:
-    for path in arguments.merge:
-        if not Path(path).is_file():
-            raise UsageError(f"--merge {path}: there is no such file; expected a scaling.json of an earlier sweep")
     records = read_records(arguments.merge)
     check_out(arguments.out)
     of_each = ("run_id", "commit", "code", "command", "finished", "seconds", "merged")
-    rows = merge_rows(records)
     record: dict[str, Any] = {
         **{name: records[0].get(name) for name in ("run_id", "versions", "commit", "code", "cores", "finished")},
         "command": command,
         "rows_by": {"commit": code_commit(), "code": code_fingerprint()},  # the points are by the code of `merged`
         "merged": [{name: one.get(name) for name in of_each} for one in records],
-        "rows": rows,
+        "rows": merge_rows(records),
         "points": [point for one in records for point in one["points"]],
     }
-    out = Path(arguments.out)
-    unwritten = try_write(lambda: write_table(out, record), out)
-    show(rows, arguments.json)
-    if unwritten:
-        print(f"python -m bench.scaling: {unwritten}", file=sys.stderr)
-        return 1
-    if not arguments.json:
-        print(f"\ntable: {out / 'scaling.csv'}")
+    write_table(Path(arguments.out), record)
+    show(record["rows"], arguments.json)
     return 0
 
 
 def rates_of(arguments: argparse.Namespace) -> dict[str, Estimator]:
-    source = arguments.source or RATES
+    source = arguments.results or RATES
     found = by_device(read_rows(source))
     if not found:
         raise UsageError(f"{source} has no row that was measured; run python -m bench.scaling first")
@@ -233,13 +193,13 @@ def rates_of(arguments: argparse.Namespace) -> dict[str, Estimator]:
 
 
 def estimate_command(arguments: argparse.Namespace) -> int:
-    estimators, source = rates_of(arguments), arguments.source or "the package's rates"
-    if not arguments.model:
-        raise UsageError(f"--estimate needs --model: one of {', '.join(SUITE)}, or a model folder")
-    configuration = named_configuration(arguments.model)
+    estimators, source = rates_of(arguments), arguments.results or "the package's rates"
+    if len(arguments.model or ()) != 1:
+        raise UsageError(f"--estimate needs one --model: one of {', '.join(SUITE)}, or a model folder")
+    configuration = named_configuration(arguments.model[0])
     train, tokens = (getattr(arguments, name) or value for name, value in ESTIMATE_SETTING.items())
     if configuration.positions < tokens:
-        raise UsageError(f"--tokens {tokens}: {arguments.model} takes at most {configuration.positions}")
+        raise UsageError(f"--tokens {tokens}: {arguments.model[0]} takes at most {configuration.positions}")
     fit_sets = sorted(set(arguments.fit_examples or (train, LIBRARY_FITTED, PAPER_FITTED)))
     texts, plain = [], []
     for device, estimator in estimators.items():
@@ -257,34 +217,22 @@ def estimate_command(arguments: argparse.Namespace) -> int:
 
 def check_command(arguments: argparse.Namespace) -> int:
     """0 where every row is inside the interval that other models, or other sweeps, give it; else 1."""
-    estimators = rates_of(arguments)
     fresh = by_device(read_rows(arguments.check)) if arguments.check else {}
     checked = {
         device: held_out(estimator, fresh.get(device))
-        for device, estimator in estimators.items()
+        for device, estimator in rates_of(arguments).items()
         if device in fresh or not arguments.check
     }
     everything = [{"device": device, **one} for device, found in checked.items() for one in found]
-    if not everything and arguments.check:
-        raise UsageError(f"{arguments.check} has no row of a device, method and shape that the rates are of")
     if not everything:
-        raise UsageError("there are too few measured models to predict one from the others; expected at least 4")
+        whose = f"{arguments.check} has no row of a device, method and shape that the rates are of"
+        raise UsageError(whose if arguments.check else "too few models were measured; expected at least 4")
     if arguments.json:
         print(json.dumps(without_nan(everything), indent=1))
-        return 0 if all(one["inside"] for one in everything) else 1
-    for device, found in checked.items():
-        print(f"{device}, {arguments.check or 'each model'} from the others:\n{show_held_out(found)}")
+    else:
+        for device, found in checked.items():
+            print(f"{device}, {arguments.check or 'each model'} from the others:\n{show_held_out(found)}")
     return 0 if all(one["inside"] for one in everything) else 1
-
-
-def verdict_command(arguments: argparse.Namespace) -> int:
-    texts = []
-    for device, estimator in rates_of(arguments).items():
-        if not set(RIVALS) <= set(estimator.methods()):
-            raise UsageError(f"there is no measured row of both {' and '.join(RIVALS)} on {device}")
-        texts.append(verdict_text(device, estimator))
-    print("\n\n".join(texts))
-    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -295,13 +243,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = shlex.join(["python", "-m", "bench.scaling", *argv])
 
     def work() -> int:
-        check_mode(arguments)
         if arguments.merge:
             return merge_command(arguments, command)
         if arguments.estimate:
             return estimate_command(arguments)
         if arguments.check is not None:
             return check_command(arguments)
-        return verdict_command(arguments) if arguments.verdict else sweep_command(arguments, command)
+        return sweep_command(arguments, command)
 
     return run_cli(parser.prog, work, interrupted=kept_in(arguments.cache))

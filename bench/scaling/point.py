@@ -1,6 +1,6 @@
 """One point of the scaling sweep, one model and one method, in a process of its own so that its peaks are its own.
 
-    python -m bench.scaling.point      # bench.scaling starts this: it imports, then waits for a specification on stdin
+    python -m bench.scaling.point SPECIFICATION      # bench.scaling starts this
 
 What is counted. `load_seconds`: making the model, on the device. `fit_seconds` and `score_seconds`: the two
 parts of the method, by the harness's own clock, device synchronised. Not counted: imports, the CUDA context and a
@@ -24,8 +24,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,6 @@ from retrain.errors import error_line
 from retrain.examples import Examples
 from retrain.models.pythia_suite import Configuration, build_random
 from retrain.processes import die_with
-from retrain.resume import ResumeState
 from retrain.safe_files import folder_bytes, write_whole
 from retrain.units import describe_device
 
@@ -101,34 +101,6 @@ class Ticks:
         return float(np.median([b - a for a, b in pairs]))
 
 
-class Watched:
-    """A method that also says what its fit left on the disk."""
-
-    def __init__(self, method: Any):
-        self.method, self.disk_bytes = method, 0
-
-    def fit(self, problem: Problem) -> Any:
-        state = self.method.fit(problem)
-        self.disk_bytes = folder_bytes(problem.scratch)
-        return state
-
-    def score(self, problem: Problem, state: Any) -> Attribution:
-        return self.method.score(problem, state)
-
-
-@dataclass
-class TimedWork:
-    """A piece of work as the harness measures it: a fit, and nothing to score."""
-
-    work: Callable[[], Any]
-
-    def fit(self, problem: Problem) -> Any:
-        return self.work()
-
-    def score(self, problem: Problem, state: Any) -> Attribution:
-        return Attribution(scores=torch.zeros(0, 0))
-
-
 def measured_run(method: Any, problem: Problem) -> tuple[Attribution, dict[str, Any]]:
     """Fit and score by the harness: seconds of both, and peaks of both that hold the weights too."""
     device = problem.device
@@ -150,8 +122,10 @@ def measured_run(method: Any, problem: Problem) -> tuple[Attribution, dict[str, 
         return made
 
     state = stage(lambda: method.fit(problem))
+    disk_bytes = folder_bytes(problem.scratch)  # what the fit left
     attribution = stage(lambda: method.score(problem, state))
     return attribution, {
+        "disk_bytes": disk_bytes,
         "fit_seconds": costs[0].seconds,
         "score_seconds": costs[1].seconds,
         "threads": costs[1].threads,
@@ -339,24 +313,24 @@ class Point:
 
     def measure(self, model: nn.Module, size: dict[str, int]) -> dict[str, Any]:
         """One size, measured by the harness."""
-        ticks, watched = Ticks(self.device), Watched(sized(self.spec, size))
+        ticks, method = Ticks(self.device), sized(self.spec, size)
         self.free_memory()
         with self.folder() as scratch:
             train = self.train.select(range(size["train"]))
             progress = ticks if self.axis == "draws" else None
-            attribution, cost = measured_run(watched, self.problem(model, train, self.queries, scratch, progress))
+            attribution, cost = measured_run(method, self.problem(model, train, self.queries, scratch, progress))
         not_finite = int((~torch.isfinite(attribution.scores)).sum())
-        found = {"size": size, **cost, "disk_bytes": watched.disk_bytes, "num_scores_not_finite": not_finite}
+        found = {"size": size, **cost, "num_scores_not_finite": not_finite}
         return found | ({"tick_seconds": ticks.median()} if self.axis == "draws" else {})
 
     def left(self) -> float:
         return self.spec["budget_seconds"] - (time.monotonic() - self.started)
 
     def run(self) -> None:
-        parts = EkfacParts(self, ResumeState(Path(self.spec["work"]))) if self.axis == "layers" else None
+        parts = EkfacParts(self) if self.axis == "layers" else None
         if parts is not None:
             parts.check_needs()
-            self.result["storage"] = storage_of(Path(self.spec["work"]))
+            self.result["storage"] = storage_of(self.scratch)
         self.load_data()
         now(self.device)  # the CUDA context
         if self.spec.get("measure_peak"):
@@ -396,14 +370,7 @@ class Point:
 
 
 class EkfacParts:
-    """Covariance, eigendecomposition, lambda and scores as parts that are measured one by one and kept.
-
-        <cache>/.work/scaling.<key>/ledger.json          seconds and peaks of every finished part (retrain/resume.py)
-        <cache>/.work/scaling.<key>/layers-24/           what kronfluence wrote, until the point is finished
-
-    A part that was finished is never measured again: a point that is cut short goes on after its last part when the
-    same command runs again. Where the ledger is there but the factors are not (another machine), what the next part
-    needs is made again and not counted.
+    """Covariance, eigendecomposition, lambda and scores as parts that are measured one by one.
 
     First the whole run at the smallest fitting set and number of queries, at each depth; then, at the last depth,
     further fitting sets, scores of half the sequences and queries, and further numbers of queries, each if the budget
@@ -411,23 +378,22 @@ class EkfacParts:
     set are only repeated where they are quick, and its row says which parts it shares.
     """
 
-    def __init__(self, point: Point, work: ResumeState):
-        self.point, self.work = point, work
-        self.spec, self.configuration = point.spec, point.configuration
+    def __init__(self, point: Point):
+        self.point, self.spec, self.configuration = point, point.spec, point.configuration
         self.method: Any = sized(self.spec, {"fit_examples": self.spec["fit_sets"][0]})
         assert isinstance(self.method, LowMemoryEKFAC)
-        kept = work.load("ledger")
-        self.ledger: dict[str, dict[str, Any]] = kept[1] if kept else {}
+        self.taken: dict[str, dict[str, Any]] = {}  # "depth/part" -> what it took
         self.depth = 0
-        self.opened: tuple[int, nn.Module, Any] | None = None  # (depth, model, analyzer)
+        self.model: Any = None  # of that depth
+        self.analyzer: Any = None
+        self.folder = point.scratch / "factors"  # what kronfluence writes
 
     def run(self) -> None:
-        self.report()
         n, q = self.spec["train"], self.spec["query_counts"][0]
         for depth in self.spec["depths"] or choose_sizes(
             1, self.configuration.layers, self.point.sizes_and_seconds, self.point.left, self.fits_disk
         ):
-            self.depth = depth
+            self.open(depth)
             self.fit(self.spec["fit_sets"][0], first=True)
             self.score(n, q)
             self.report()
@@ -455,7 +421,7 @@ class EkfacParts:
             memory = torch.cuda.get_device_properties(self.point.device).total_memory
         else:
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        disk = self.free_disk(depth)
+        disk = self.free_disk()
         if needs.memory_bytes > memory or needs.disk_bytes > disk:
             raise RefusedError(
                 f"refused: a run of {depth} layers takes about {bytes_text(needs.memory_bytes)} of memory "
@@ -463,102 +429,52 @@ class EkfacParts:
                 "be had)"
             )
 
-    def free_disk(self, depth: int) -> int:
-        """What a run may write; what an earlier attempt at it left counts as free."""
-        self.work.folder.mkdir(parents=True, exist_ok=True)
-        there = folder_bytes(self.folder(depth)) if self.folder(depth).exists() else 0
-        return int(DISK_SHARE * shutil.disk_usage(self.work.folder).free) + there
+    def free_disk(self) -> int:
+        """What a run may write; what was written for fewer blocks is removed first."""
+        return int(DISK_SHARE * shutil.disk_usage(self.point.scratch).free) + folder_bytes(self.folder)
 
     def fits_disk(self, depth: int) -> bool:
         shape = self.configuration.with_layers(depth)
-        return ekfac_needs(shape, self.spec["tokens"], self.point.dtype.itemsize).disk_bytes < self.free_disk(depth)
+        return ekfac_needs(shape, self.spec["tokens"], self.point.dtype.itemsize).disk_bytes < self.free_disk()
 
     # ---- one depth ----
 
-    def folder(self, depth: int) -> Path:
-        return self.work.folder / f"layers-{depth}"
-
-    def open(self) -> tuple[nn.Module, Any]:
+    def open(self, depth: int) -> None:
         """A model of so many blocks and its analyzer; the factors of other depths are removed."""
-        if self.opened is None or self.opened[0] != self.depth:
-            self.opened = None
-            self.point.free_memory()
-            for other in self.work.folder.glob("layers-*"):
-                if other != self.folder(self.depth):
-                    shutil.rmtree(other, ignore_errors=True)
-            self.folder(self.depth).mkdir(parents=True, exist_ok=True)
-            model = self.point.load_model(self.depth)
-            self.opened = (self.depth, model, self.method.analyzer(self.problem(model)))
-        return self.opened[1], self.opened[2]
+        self.model = self.analyzer = None
+        self.point.free_memory()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        self.depth, self.model = depth, self.point.load_model(depth)
+        self.analyzer = self.method.analyzer(self.problem(self.spec["train"], self.spec["query_counts"][0]))
 
-    def problem(self, model: nn.Module, train: int | None = None, queries: int | None = None) -> Problem:
-        chosen = (
-            self.point.train.select(range(train or self.spec["train"])),
-            self.point.queries.select(range(queries or self.spec["query_counts"][0])),
-        )
-        return self.point.problem(model, *chosen, self.folder(self.depth))
+    def problem(self, train: int, queries: int) -> Problem:
+        chosen = self.point.train.select(range(train)), self.point.queries.select(range(queries))
+        return self.point.problem(self.model, *chosen, self.folder)
 
     def fit(self, count: int, *, first: bool) -> None:
-        if self.done(f"lambda/{count}"):
-            return
         data = self.point.fit_sequences(count)
-        self.part(f"covariance/{count}", lambda: self.method.fit_covariance(self.open()[1], data, count))
+        self.part(f"covariance/{count}", lambda: self.method.fit_covariance(self.analyzer, data, count))
         if first or self.seconds(f"eigen/{self.spec['fit_sets'][0]}") <= REPEATED_SECONDS:
-            self.require("covariance", count)
-            self.part(f"eigen/{count}", lambda: self.method.decompose(self.open()[1], count))
-        self.require("eigen", count)
-        self.part(f"lambda/{count}", lambda: self.method.fit_lambda(self.open()[1], data, count))
+            self.part(f"eigen/{count}", lambda: self.method.decompose(self.analyzer, count))
+        self.part(f"lambda/{count}", lambda: self.method.fit_lambda(self.analyzer, data, count))
 
     def score(self, train: int, queries: int) -> None:
-        if self.done(f"score/{train}x{queries}"):
-            return
-        self.require("lambda", self.spec["fit_sets"][0])
-        model, analyzer = self.open()
-        problem = self.problem(model, train, queries)
-        self.part(f"score/{train}x{queries}", lambda: self.method.score(problem, analyzer))
-
-    def require(self, kind: str, count: int) -> None:
-        """Makes the files of a part that is in the ledger but not on this machine."""
-        from kronfluence.factor.covariance import covariance_matrices_exist
-        from kronfluence.factor.eigen import eigendecomposition_exist, lambda_matrices_exist
-
-        analyzer, data = self.open()[1], self.point.fit_sequences(count)
-        exist: dict[str, Callable[..., bool]] = {
-            "covariance": covariance_matrices_exist, "eigen": eigendecomposition_exist, "lambda": lambda_matrices_exist,
-        }  # fmt: skip
-        if exist[kind](output_dir=analyzer.factors_output_dir(FACTORS)):
-            return
-        if kind == "covariance":
-            self.method.fit_covariance(analyzer, data, count)
-        elif kind == "eigen":
-            self.require("covariance", count)
-            self.method.decompose(analyzer, count)
-        else:
-            self.require("eigen", count)
-            self.method.fit_lambda(analyzer, data, count)
-
-    # ---- the ledger: "depth/part" -> what it took ----
-
-    def done(self, part: str) -> bool:
-        return f"{self.depth}/{part}" in self.ledger
-
-    def seconds(self, part: str) -> float:
-        return self.ledger[f"{self.depth}/{part}"]["seconds"]
+        problem = self.problem(train, queries)
+        self.part(f"score/{train}x{queries}", lambda: self.method.score(problem, self.analyzer))
 
     def part(self, name: str, work: Callable[[], Any]) -> None:
-        """Measures a part and keeps what it took, unless that is known."""
-        if self.done(name):
-            return
-        problem = self.problem(self.open()[0])
+        """Measures a part, and keeps what it took."""
+        problem = self.problem(self.spec["train"], self.spec["query_counts"][0])
         self.point.free_memory()
         self.remove(name.partition("/")[0])
-        _, cost = measured_run(TimedWork(work), problem)
-        self.ledger[f"{self.depth}/{name}"] = {
+        nothing = Attribution(scores=torch.zeros(0, 0))
+        _, cost = measured_run(SimpleNamespace(fit=lambda _: work(), score=lambda *_: nothing), problem)
+        self.taken[f"{self.depth}/{name}"] = {
             "seconds": cost["fit_seconds"],
-            "disk_bytes": folder_bytes(self.folder(self.depth)),
+            "disk_bytes": folder_bytes(self.folder),
             **{name: cost[name] for name in ("weight_bytes", "threads", *PEAKS)},
         }
-        self.work.save("ledger", {}, self.ledger)
 
     def remove(self, kind: str) -> None:
         """What an earlier fitting set left: a user's run writes new files, and writing over old ones takes longer."""
@@ -569,12 +485,16 @@ class EkfacParts:
             "eigen": constants.EIGENDECOMPOSITION_FACTOR_NAMES,
             "lambda": constants.LAMBDA_FACTOR_NAMES,
         }
-        analyzer = self.open()[1]
         if kind == "score":
-            shutil.rmtree(analyzer.scores_output_dir(SCORES), ignore_errors=True)
+            shutil.rmtree(self.analyzer.scores_output_dir(SCORES), ignore_errors=True)
         for factor in names.get(kind, ()):
-            for path in analyzer.factors_output_dir(FACTORS).glob(f"{factor}*.safetensors"):
+            for path in self.analyzer.factors_output_dir(FACTORS).glob(f"{factor}*.safetensors"):
                 path.unlink()
+
+    # ---- what was taken ----
+
+    def seconds(self, part: str) -> float:
+        return self.taken[f"{self.depth}/{part}"]["seconds"]
 
     def predicted_fit(self, count: int) -> float:
         """Of covariance and lambda, from the fitting sets so far; one alone counts as if all of it grew."""
@@ -595,7 +515,7 @@ class EkfacParts:
         """Every fitting set whose covariance and lambda were measured; `eigen` only where it was its own."""
         found = []
         for count in self.spec["fit_sets"]:
-            parts = {kind: self.ledger.get(f"{depth}/{kind}/{count}") for kind in ("covariance", "eigen", "lambda")}
+            parts = {kind: self.taken.get(f"{depth}/{kind}/{count}") for kind in ("covariance", "eigen", "lambda")}
             if parts["covariance"] and parts["lambda"]:
                 seconds = {kind: part["seconds"] if part else None for kind, part in parts.items()}
                 found.append({"fit_examples": count, **seconds})
@@ -603,25 +523,20 @@ class EkfacParts:
 
     def score_points(self, depth: int) -> list[tuple[int, int, float]]:
         """(sequences, queries, seconds), the whole run's first."""
-        whole = f"{depth}/score/{self.spec['train']}x{self.spec['query_counts'][0]}"
-        names = [name for name in self.ledger if name.startswith(f"{depth}/score/")]
         found = []
-        for name in sorted(names, key=lambda name: (name != whole, name)):
-            train, queries = name.rpartition("/")[2].split("x")
-            found.append((int(train), int(queries), self.ledger[name]["seconds"]))
+        for name, part in self.taken.items():
+            if name.startswith(f"{depth}/score/"):
+                train, queries = name.rpartition("/")[2].split("x")
+                found.append((int(train), int(queries), part["seconds"]))
         return found
 
-    def rung(self, depth: int) -> dict[str, Any] | None:
-        """The whole run of a depth as the rows take it; None where a part of it is missing."""
+    def rung(self, depth: int) -> dict[str, Any]:
+        """The whole run of a depth as the rows take it."""
         count, n, q = self.spec["fit_sets"][0], self.spec["train"], self.spec["query_counts"][0]
-        kinds = {kind: self.ledger.get(f"{depth}/{kind}/{count}") for kind in ("covariance", "eigen", "lambda")}
-        parts = [*kinds.values(), self.ledger.get(f"{depth}/score/{n}x{q}")]
-        if not all(parts):
-            return None
-        whole = [part for part in parts if part]
-        *fitted, score = whole
-        phases = {kind: part["seconds"] for kind, part in zip(kinds, fitted)}
-        known = {peak: [part[peak] for part in whole if part[peak] is not None] for peak in PEAKS}
+        kinds = {kind: self.taken[f"{depth}/{kind}/{count}"] for kind in ("covariance", "eigen", "lambda")}
+        phases = {kind: part["seconds"] for kind, part in kinds.items()}
+        score = self.taken[f"{depth}/score/{n}x{q}"]
+        known = {peak: [part[peak] for part in (*kinds.values(), score) if part[peak] is not None] for peak in PEAKS}
         return {
             "size": {"layers": depth, "fit_examples": count, "train": n, "queries": q, "draws": 0},
             "fit_seconds": sum(phases.values()),
@@ -631,30 +546,14 @@ class EkfacParts:
             "score_points": self.score_points(depth),
             "weight_bytes": score["weight_bytes"],
             "threads": score["threads"],
-            "disk_bytes": fitted[-1]["disk_bytes"],
+            "disk_bytes": kinds["lambda"]["disk_bytes"],
             **{peak: max(values, default=None) for peak, values in known.items()},
         }
 
     def report(self) -> None:
-        depths = sorted({int(name.partition("/")[0]) for name in self.ledger})
-        self.point.result["rungs"] = [rung for depth in depths if (rung := self.rung(depth)) is not None]
+        depths = sorted({int(name.partition("/")[0]) for name in self.taken})
+        self.point.result["rungs"] = [self.rung(depth) for depth in depths]
         self.point.save()
-
-
-def finished_parts(work: ResumeState) -> str:
-    """What an unfinished point has, in words; empty where it has nothing."""
-    kept = work.load("ledger")
-    by_depth: dict[str, list[str]] = {}
-    for name in kept[1] if kept else {}:
-        depth, _, part = name.partition("/")
-        by_depth.setdefault(depth, []).append(part.replace("/", " "))
-    return "; ".join(f"{', '.join(parts)} of {depth} layers" for depth, parts in by_depth.items())
-
-
-def drop_factors(work: ResumeState) -> None:
-    """Frees the disk and keeps the ledger."""
-    for folder in work.folder.glob("layers-*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---- the process ----
@@ -669,8 +568,6 @@ def perform_point(spec: dict[str, Any], started: float) -> dict[str, Any]:
         point.result["error"] = failure_reason(error, Path(spec["scratch"]).parent)
     finally:
         shutil.rmtree(point.scratch, ignore_errors=True)
-        if point.axis == "layers":
-            drop_factors(ResumeState(Path(spec["work"])))
     point.save()
     return point.result
 
@@ -692,13 +589,10 @@ def failure_reason(error: BaseException, place: Path) -> str:
 
 def main() -> int:
     die_with(os.getppid())  # a sweep that is killed outright cannot end its point
-    # Imported while the point before is still being measured, and idle from here on.
-    import kronfluence  # noqa: F401
+    import kronfluence  # noqa: F401  (before the clock starts)
     import transformers  # noqa: F401
 
-    path = sys.stdin.readline().strip()
-    if path:
-        perform_point(json.loads(Path(path).read_text()), time.monotonic())
+    perform_point(json.loads(Path(sys.argv[1]).read_text()), time.monotonic())
     return 0
 
 

@@ -465,32 +465,25 @@ ROW_KEY = ("model", "method", "device", "train", "queries", "tokens", "draws", "
 
 
 def read_records(paths: Sequence[str]) -> list[dict[str, Any]]:
-    """The sweeps' records, if they could have come from one sweep."""
+    """The sweeps' records, if they could have come from one sweep; every point with the id of its sweep."""
     records: list[dict[str, Any]] = []
-    first_of: dict[str, tuple[str, dict[str, Any]]] = {}
+    first: dict[str, tuple[str, Any]] = {}  # "versions", or a method's field -> where it was seen first, and its value
     for path in paths:
         try:
-            record = read_json(path, follow_links=True)
-            points = [(point["method"], point["spec"], _identity_of(point)) for point in record["points"]]
-            versions, run_id = record["versions"], record["run_id"]
+            records.append(read_json(path, follow_links=True))
+            seen = {"versions": records[-1]["versions"]}
+            for point in records[-1]["points"]:
+                seen |= {f"{point['method']}'s {name}": value for name, value in _identity_of(point).items()}
+                point.setdefault("run_id", records[-1]["run_id"])  # a merged record has several
         except (SafeFileError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path} is no scaling.json of python -m bench.scaling: {_what(error)}") from None
-        if not points:
-            raise UsageError(f"{path} has no point")
-        if records and versions != records[0]["versions"]:
-            both = f"{versions} against {records[0]['versions']}"
-            raise UsageError(f"{path} differs from {paths[0]} in versions: {both}; merge neither")
-        for method, _, identity in points:
-            where, other = first_of.setdefault(method, (path, identity))
-            for name, ours in identity.items():
-                if ours != other[name]:
-                    raise UsageError(
-                        f"{path} differs from {where} in {method}'s {name}: {ours} against {other[name]}; merge "
-                        "sweeps of one setting and one version of the code"
-                    )
-        for point in record["points"]:
-            point.setdefault("run_id", run_id)  # a merged record has several
-        records.append(record)
+        for name, value in seen.items():
+            where, other = first.setdefault(name, (path, value))
+            if value != other:
+                raise UsageError(
+                    f"{path} differs from {where} in {name}: {value} against {other}; merge sweeps of one setting, "
+                    "with one version of the code and libraries"
+                )
     return records
 
 

@@ -34,7 +34,7 @@ from bench.scaling.rows import (
     setting_of,
     total_of,
 )
-from bench.tables import bytes_text, duration, table
+from bench.tables import bytes_text, duration, markdown_table, table
 from retrain.errors import UsageError
 from retrain.models.pythia_suite import SUITE, Configuration
 
@@ -126,7 +126,7 @@ def estimates(
         if method not in estimator.methods():
             raise UsageError(
                 f'no measured row of "{method}"; measured: {", ".join(estimator.methods())}. Measure it with --methods '
-                f"{method} --out FOLDER, and give FOLDER/scaling.csv with --from"
+                f"{method} --out FOLDER, and give FOLDER/scaling.csv with --results"
             )
         sizes = fit_sets if estimator.fitted(method) else fit_sets[:1]
         found += [estimator.estimate(method, configuration, replace(setting, fit_examples=size)) for size in sizes]
@@ -141,16 +141,18 @@ def estimate_text(
     found: Sequence[Estimate],
     source: str,
 ) -> str:
-    """The question, a line a method, the cheapest, EK-FAC's fitting sets against BIF, where the two cost the same."""
+    """The question, a line a method, what does not fit, EK-FAC's fitting sets against BIF, and their crossings."""
     question = (
         f"{configuration.name} ({configuration.num_parameters:,} parameters), {setting.train:,} training sequences, "
         f"{setting.queries:,} queries,\n{setting.tokens:,} tokens; {setting.draws:,} draws for BIF\n"
         f"{device}, predicted from {source}"
     )
     parts = [question, show_estimates(found)]
-    if line := cheapest(found, device):
-        parts.append(line)
-    if set(RIVALS) <= {one.method for one in found} - {one.method for one in too_large(found, device)}:
+    unfit = {one.method: one for one in too_large(found, device)}
+    if unfit:
+        names = [f"{method_label(name)} ({bytes_text(one.peak_memory_bytes)})" for name, one in unfit.items()]
+        parts.append(f"does not fit one {device} ({bytes_text(DEVICE_MEMORY[device])}): {', '.join(names)}")
+    if set(RIVALS) <= {one.method for one in found} - set(unfit):
         header, lines = fitting_set_table(estimator, configuration, setting)
         known = " of ".join(f"{count:,.0f}" for count in timed_draws(estimator, configuration, setting))
         parts.append(f"{table(header, lines, left=(3, 4))}\nBIF's seconds: {known} draws timed")
@@ -181,44 +183,6 @@ def show_estimates(found: Sequence[Estimate]) -> str:
     sizes = ["model size"] if any(one.beyond for one in found) else []
     outside = dict.fromkeys([*sizes, *(words for one in found for words in one.unmeasured)])
     return table(header, rows) + (f"\n+ beyond what was measured in {', '.join(outside)}" if outside else "")
-
-
-def cheapest(found: Sequence[Estimate], device: str = "") -> str:
-    """What does not fit the device, and the cheapest of the others at each fitting set, with whether that is sure.
-
-    BIF with every token's loss is BIF with more to say, and no rival of it.
-    """
-    lines = []
-    if unfit := too_large(found, device):
-        names = dict.fromkeys(f"{method_label(one.method)} ({bytes_text(one.peak_memory_bytes)})" for one in unfit)
-        lines.append(f"does not fit one {device} ({bytes_text(DEVICE_MEMORY[device])}): {', '.join(names)}")
-    found = [one for one in found if one not in unfit]
-    found = [one for one in found if one.method != "bif_tokens"] or found
-    if len({one.method for one in found}) < 2:
-        if found and unfit:
-            lines.append(f"left: {method_label(found[0].method)}, {duration(found[0].seconds)}, {_room(found[0])}")
-        return "\n".join(lines)
-    sizes: list[int | None] = [*sorted({one.fit_examples for one in found if one.fit_examples})] or [None]
-    winners: dict[str, list[str]] = {}
-    for size in sizes:
-        first, second = sorted((one for one in found if one.fit_examples in (None, size)), key=lambda e: e.seconds)[:2]
-        doubts = ["unsure: intervals overlap"] if second.seconds_low <= first.seconds_high else []
-        doubts += ["its memory is not known"] if math.isnan(first.peak_memory_bytes) else []
-        name = method_label(first.method) + (f" ({'; '.join(doubts)})" if doubts else "")
-        winners.setdefault(name, []).append(f"{size:,}" if size else "")
-    if len(sizes) == 1:
-        text = ", ".join(filter(None, [name, duration(first.seconds), _room(first)]))
-        ratio = _times(second.seconds / first.seconds)
-        lines.append(f"cheapest: {text}; {method_label(second.method)} takes {ratio} times as long")
-    else:
-        where = "; ".join(f"{name} with {' or '.join(sets)}" for name, sets in winners.items())
-        lines.append(f"cheapest: {where} fitting sequences")
-    return "\n".join(lines)
-
-
-def _room(one: Estimate) -> str:
-    sizes = {"memory": one.peak_memory_bytes, "disk": one.disk_bytes}
-    return " and ".join(f"{bytes_text(size)} of {what}" for what, size in sizes.items() if size > 0)
 
 
 def fitting_set_table(
@@ -319,20 +283,13 @@ VERDICT_MODEL = "2.8b"
 TABLE_SETS = (400, 2_000, 10_000, LIBRARY_FITTED, PAPER_FITTED)
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    first = ("| " + " | ".join(header) + " |").replace("|  |", "| |")
-    return "\n".join(
-        [first, "| --- |" + " --- |" * (len(header) - 1), *("| " + " | ".join(row) + " |" for row in rows)]
-    )
-
-
 def verdict_text(device: str, estimator: Estimator) -> str:
     """Markdown; * stands at what is projected from smaller runs of the same model, ~ at what other models say."""
     bif = _few_queries(estimator)
     setting, shape = setting_of(bif[0]), SUITE[VERDICT_MODEL]
     parts = [
         f"At {VERDICT_MODEL} on one {device}, {_setting_text(setting)}:",
-        _markdown(*fitting_set_table(estimator, shape, setting)),
+        markdown_table(*fitting_set_table(estimator, shape, setting)),
         _model_table(device, estimator, bif, setting),
         "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic; "
         "a / b: the same run made again (of several, the one farthest off).",
@@ -440,7 +397,7 @@ def _model_table(device: str, estimator: Estimator, bif: list[Row], setting: Set
             own = {row["model"]: _cell(row) for row in rows if number_of(row.get("fit_examples")) == count}
             words = f" fitted on {count:,.0f}" if count else ""
             lines.append([f"{method_label(method)}{words}", *(own.get(shape.name, "") for shape in models)])
-    return _markdown(["", *(shape.name for shape in models)], lines)
+    return markdown_table(["", *(shape.name for shape in models)], lines).replace("|  |", "| |", 1)
 
 
 def _more_queries(device: str, estimator: Estimator, setting: Setting) -> list[str]:
@@ -468,7 +425,7 @@ def _more_queries(device: str, estimator: Estimator, setting: Setting) -> list[s
             words = f" fitted on {fitted:,}" if method == "ekfac" else ""
             name = f"{shape.name}, {method_label(method)}{words}"
             lines.append([name, *(cell(method, shape, count) for count in counts)])
-    return [_markdown(["queries", *(f"{count:,}" for count in counts)], lines)] if lines else []
+    return [markdown_table(["queries", *(f"{count:,}" for count in counts)], lines)] if lines else []
 
 
 def _break_even(estimator: Estimator, bif: list[Row], setting: Setting) -> str:

@@ -65,28 +65,22 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         command = f"python -m bench.scaling --out {Path(path).parent}"
         raise UsageError(f"{path} is not there; measure first: {command}")
     try:
-        text = read_text(path, follow_links=True)
+        lines = list(csv.reader(io.StringIO(text := read_text(path, follow_links=True))))
         frame = pd.read_csv(io.StringIO(text))
     except (SafeFileError, ValueError) as error:
-        raise UsageError(f"{path} is no readable CSV ({error}); give the scaling.csv of a sweep with --from") from None
-    for line, cells in enumerate(csv.reader(io.StringIO(text)), 1):
-        if cells and len(cells) < len(frame.columns):
-            known = f"{len(cells)} of {len(frame.columns)} cells"
-            raise UsageError(f"{path}, line {line}: {known}; it was cut off, or damaged")
+        raise UsageError(
+            f"{path} is no readable CSV ({error}); give the scaling.csv of a sweep with --results"
+        ) from None
+    if short := [number for number, cells in enumerate(lines, 1) if cells and len(cells) < len(frame.columns)]:
+        raise UsageError(f"{path}, line {short[0]}: it lacks cells; it was cut off, or damaged")
     if missing := [name for name in NEEDED_COLUMNS if name not in frame]:
         raise UsageError(f"{path} lacks the columns {', '.join(missing)}; expected the scaling.csv of bench.scaling")
     measured = frame["score_seconds"].notna() & (frame["error"].isna() if "error" in frame else True)
-    required = {name: pd.Series(True, frame.index) for name in SIZE_COLUMNS}
-    for method, names in OWN_COLUMNS.items():
-        for name in names:
-            required[name] = required.get(name, False) | (measured & (frame["method"] == method))
-    for name in dict.fromkeys([*COLUMNS, *required]):
+    for name in COLUMNS:
         if name not in NOT_NUMBERS:
-            _check_numbers(path, frame, name, required.get(name, pd.Series(False, frame.index)))
-    return [
-        {name: None if value is None or pd.isna(value) else value for name, value in row.items()}
-        for row in frame.to_dict("records")
-    ]
+            methods = [method for method, names in OWN_COLUMNS.items() if name in names]
+            _check_numbers(path, frame, name, (name in SIZE_COLUMNS) | (measured & frame["method"].isin(methods)))
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def _check_numbers(path: str | Path, frame: pd.DataFrame, name: str, required: pd.Series) -> None:
@@ -100,9 +94,7 @@ def _check_numbers(path: str | Path, frame: pd.DataFrame, name: str, required: p
         expected, right = "a number above 0", right & (values > 0)
     elif name != "held_out_error":
         expected, right = "a number of at least 0", right & (values >= 0)
-    wrong = ~right & (column.notna() | required)
-    if wrong.any():
-        row = int(wrong.to_numpy().argmax())
+    for row in np.flatnonzero(~right & (column.notna() | required)):
         came = "empty" if pd.isna(column[row]) else f'"{one_line(str(column[row]), 40)}"'
         raise UsageError(f"{path}, line {row + 2}: {name} is {came}; expected {expected}")
 

@@ -5,7 +5,7 @@ eigendecomposition. Its specification is plain data that holds everything it dep
 method with the paper's options, the sequences, the device and the precision.
 
 A point that fails (memory, disk, a signal) is a row with its reason, and the next one is begun; it is not kept, so that
-the same command tries again. A point of EK-FAC that was cut short keeps its finished parts and goes on after them.
+the same command tries again.
 """
 
 import contextlib
@@ -16,29 +16,27 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from bench.records import code_commit, code_fingerprint, versions, without_nan
 from bench.scaling.methods import axis_of, build_method, is_fitted, method_options
-from bench.scaling.point import MOST_FITTED, finished_parts
-from bench.scaling.projection import NO_PROJECTION, make_rows
+from bench.scaling.point import MOST_FITTED
+from bench.scaling.projection import make_rows
 from bench.scaling.report import progress_line
 from bench.scaling.rows import named_configuration
 from retrain.errors import UsageError
 from retrain.jobs.run import terminable
 from retrain.models.pythia_suite import Configuration
-from retrain.progress import WATCH_SECONDS, bar
-from retrain.resume import ResumeState
 from retrain.store import Store, canonical_json
 
 POINT_VERSION = 4  # raised when what a point measures changes
 CHAINS = 4  # of BIF, as in the paper
-START_SECONDS = 12.0  # of a point on a GPU: its context, data and warm-up
-DELAY_SECONDS = 5.0  # a point that ends before needs no bar
+TIMED_DRAWS = 100  # of BIF: so many are timed, wherever the budget has room for them
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_FILES = (
     *(f"retrain/models/{name}.py" for name in ("causal_lm", "fused_cross_entropy", "fused_cross_entropy_kernels")),
@@ -51,29 +49,12 @@ METHOD_FILES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepRequest:
-    """Every model with every method, at each fitting set and number of queries."""
-
-    models: tuple[str, ...]
-    methods: tuple[str, ...]
-    train: int = 400
-    queries: tuple[int, ...] = (18,)
-    tokens: int = 150
-    draws: int = 2000
-    timed_draws: int = 100  # of BIF: so many are timed, wherever the budget has room for them
-    fit_examples: tuple[int, ...] = (400,)
-    layers: tuple[int, ...] = ()  # depths EK-FAC is measured at; none: as the budget allows, up to all
-    device: str = "auto"
-    seed: int = 1
-
-
 # ---- specifications ----
 
 
-def specifications(request: SweepRequest) -> list[dict[str, Any]]:
+def specifications(request: Namespace) -> list[dict[str, Any]]:
     """One a point: BIF and EK-FAC side by side from the smallest model to the largest, then the other methods."""
-    models = [(name, named_configuration(name)) for name in dict.fromkeys(request.models)]
+    models = [(name, named_configuration(name)) for name in dict.fromkeys(request.model)]
     shown = [made.name for _, made in models]
     if several := [name for name, made in models if shown.count(made.name) > 1]:
         raise UsageError(
@@ -111,7 +92,7 @@ def content_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _shared_fields(request: SweepRequest) -> dict[str, Any]:
+def _shared_fields(request: Namespace) -> dict[str, Any]:
     """What every point of the request has in common."""
     from retrain.units import choose_device, describe_device
 
@@ -129,7 +110,7 @@ def _shared_fields(request: SweepRequest) -> dict[str, Any]:
 
 
 def _specifications_of(
-    request: SweepRequest, name: str, configuration: Configuration, method: str, shared: dict[str, Any]
+    request: Namespace, name: str, configuration: Configuration, method: str, shared: dict[str, Any]
 ) -> list[dict[str, Any]]:
     chains, cuda = min(CHAINS, request.draws), shared["device"].startswith("cuda")
     options = method_options(method, configuration, chains=chains, cuda=cuda)
@@ -146,13 +127,13 @@ def _specifications_of(
         "fitted": fitted,
         "chains": chains,
         "draws": -(-request.draws // chains) * chains if chains else 0,
-        "timed_draws": min(request.timed_draws, request.draws) if chains else 0,
+        "timed_draws": min(TIMED_DRAWS, request.draws) if chains else 0,
         "depths": [],
     }
     fit_sets = sorted(set(request.fit_examples)) if fitted else [0]
     counts = sorted(set(request.queries))
     if method == "ekfac":
-        depths = sorted({min(depth, configuration.layers) for depth in request.layers})
+        depths = sorted({min(depth, configuration.layers) for depth in request.layers or ()})
         lists = {"fit_sets": fit_sets, "query_counts": counts, "depths": depths}
         return [{**common, **lists, "fit_examples": fit_sets[0], "queries": counts[0]}]
     return [
@@ -187,84 +168,37 @@ def point_config(spec: dict[str, Any], budget: float | None) -> dict[str, Any]:
     }
 
 
-# ---- the processes of the points ----
+# ---- the process of a point ----
 
 
-class Processes:
-    """Starts points; on a GPU the next one's imports run while the present one is measured."""
-
-    def __init__(self, folder: Path, ahead: bool):
-        self.folder, self.ahead = folder, ahead
-        self.spare: subprocess.Popen[str] | None = None
-        self.count = 0
-
-    def _start(self) -> subprocess.Popen[str]:
-        self.count += 1
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        with open(self.folder / f"stderr-{self.count}", "w") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "bench.scaling.point"],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, text=True,
-                env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
-            )  # fmt: skip
-        process.errors = Path(errors.name)  # type: ignore[attr-defined]
-        return process
-
-    def prepare(self) -> None:
-        """Lets the next point import ahead of its turn; on a CPU that would disturb the one being measured."""
-        if self.ahead and self.spare is None:
-            self.spare = self._start()
-
-    def measure(self, spec: dict[str, Any], limit: float, more: bool) -> dict[str, Any]:
-        """The point's result; after `limit` seconds what it had measured until then."""
-        process, self.spare = self.spare or self._start(), None
-        result = Path(spec["result"])
-        try:
-            path = result.with_suffix(".spec")
-            path.write_text(json.dumps(spec))
-            assert process.stdin is not None
-            process.stdin.write(f"{path}\n")
-            process.stdin.close()
-            if more:
-                self.prepare()
-            ended = _ends_within(limit, process, spec)
-        finally:
-            end_process(process)
-        found: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"rungs": []}
-        if not ended:
-            found["stopped"] = f"stopped after {limit:.0f} s"
-        elif not found.get("finished") and not found.get("error"):
-            found["error"] = how_it_ended(process.returncode, process.errors)  # type: ignore[attr-defined]
-        return found
-
-    def close(self) -> None:
-        if self.spare is not None:
-            end_process(self.spare)
-
-
-def _ends_within(limit: float, process: subprocess.Popen[str], spec: dict[str, Any]) -> bool:
-    """Waits, and says how long already and how much is measured: a point's own clock must not be disturbed by it."""
-    started, most = time.monotonic(), START_SECONDS + spec["budget_seconds"]
-    words = f"{spec['configuration']['name']} {spec['method']}"
-    form = "{desc} {percentage:3.0f}%|{bar}| {n:.0f} s of about {total:.0f} s{postfix}"
-    with bar(desc=words, total=min(most, limit), delay=DELAY_SECONDS, leave=False, bar_format=form) as shown:
-        while (passed := time.monotonic() - started) < limit:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=min(WATCH_SECONDS, limit - passed))
-                return True
-            with contextlib.suppress(OSError, ValueError):  # there is no result before the first size
-                count = len(json.loads(Path(spec["result"]).read_text())["rungs"])
-                shown.set_postfix_str(f"{count} sizes measured", refresh=False)
-            shown.update(min(passed, shown.total) - shown.n)
-    return process.poll() is not None
-
-
-def end_process(process: subprocess.Popen[str]) -> None:
-    """The point and whatever it started."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def measure_point(spec: dict[str, Any], limit: float) -> dict[str, Any]:
+    """The point's result; after `limit` seconds what it had measured until then."""
+    result = Path(spec["result"])
+    path, errors = result.with_suffix(".spec"), result.with_suffix(".err")
+    path.write_text(json.dumps(spec))
+    search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.scaling.point", str(path)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": search},
+        )  # fmt: skip
+    stopped = ""
+    try:
+        process.wait(timeout=limit)
+    except subprocess.TimeoutExpired:
+        stopped = f"stopped after {limit:.0f} s"
+    finally:  # the point and whatever it started
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    found: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {"rungs": []}
+    if stopped:
+        found["stopped"] = stopped
+    elif not found.get("finished") and not found.get("error"):
+        found["error"] = how_it_ended(process.returncode, errors)
+    return found
 
 
 def how_it_ended(code: int, errors: Path) -> str:
@@ -280,20 +214,16 @@ def how_it_ended(code: int, errors: Path) -> str:
 
 
 class Sweep:
-    def __init__(self, request: SweepRequest, store: Store, budget_seconds: float):
-        self.store, self.budget_seconds = store, budget_seconds
+    def __init__(self, request: Namespace, store: Store):
+        self.store, self.budget_seconds = store, request.budget_seconds
         self.specs = specifications(request)
         self.started = time.monotonic()
         self.rows: list[dict[str, Any]] = []
         self.points: list[dict[str, Any]] = []
         self.num_kept = 0
         self.peak_flops: float | None = None
-        identity = [point_config(spec, budget_seconds) for spec in self.specs]
+        identity = [point_config(spec, self.budget_seconds) for spec in self.specs]
         self.run_id = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:12]
-
-    def work(self, spec: dict[str, Any]) -> ResumeState:
-        """Where a point that takes several commands keeps its finished parts."""
-        return ResumeState.of(self.store, "scaling", self.store.key("scaling", point_config(spec, None)))
 
     def kept(self, spec: dict[str, Any]) -> dict[str, Any] | None:
         for budget in (None, self.budget_seconds):
@@ -304,52 +234,35 @@ class Sweep:
 
     def run(self, after_each: Callable[[], None]) -> None:
         known = [self.kept(spec) for spec in self.specs]
-        to_do = [index for index, result in enumerate(known) if result is None]
         self.peak_flops = next((result["peak_flops"] for result in known if result and result.get("peak_flops")), None)
         with terminable(), self.store.scratch() as folder:
-            processes = Processes(folder, ahead=self.specs[0]["device"].startswith("cuda"))
-            try:
-                if to_do:
-                    processes.prepare()
-                for index, spec in enumerate(self.specs):
-                    result = known[index]
-                    if result is None:
-                        name = f"{spec['configuration']['name']} {spec['method']}"
-                        print(f"[{index + 1}/{len(self.specs)}] {name}: measuring ...", file=sys.stderr, flush=True)
-                        result = self.measure(spec, processes, folder, more=index < to_do[-1])
-                        self.peak_flops = self.peak_flops or result.get("peak_flops")
-                        result["peak_flops"] = self.peak_flops
-                        self.keep(spec, result)
-                    else:
-                        self.num_kept += 1
-                    self.add(spec, result, index)
-                    after_each()
-            finally:
-                processes.close()
+            for index, (spec, result) in enumerate(zip(self.specs, known, strict=True)):
+                if result is None:
+                    name = f"{spec['configuration']['name']} {spec['method']}"
+                    print(f"[{index + 1}/{len(self.specs)}] {name}: measuring ...", file=sys.stderr, flush=True)
+                    result = self.measure(spec, folder)
+                    self.peak_flops = self.peak_flops or result.get("peak_flops")
+                    result["peak_flops"] = self.peak_flops
+                    self.keep(spec, result)
+                else:
+                    self.num_kept += 1
+                self.add(spec, result, index)
+                after_each()
 
-    def measure(self, spec: dict[str, Any], processes: Processes, folder: Path, more: bool) -> dict[str, Any]:
+    def measure(self, spec: dict[str, Any], folder: Path) -> dict[str, Any]:
         here = {
-            "budget_seconds": self.budget_seconds, "scratch": str(folder), "work": str(self.work(spec).folder),
+            "budget_seconds": self.budget_seconds, "scratch": str(folder),
             "result": f"{folder}/{len(self.points)}.json", "rehearse": spec["device"].startswith("cuda"),
             "measure_peak": self.peak_flops is None,
         }  # fmt: skip
-        result = processes.measure({**spec, **here}, 3 * self.budget_seconds + 300, more)
-        parts = finished_parts(self.work(spec)) if spec["axis"] == "layers" else ""
-        for ending in ("stopped", "error"):
-            if result.get(ending) and parts:
-                result[ending] += f"; kept, and the same command goes on after it: {parts}"
-        return result
+        return measure_point({**spec, **here}, 3 * self.budget_seconds + 300)
 
     def keep(self, spec: dict[str, Any], result: dict[str, Any]) -> None:
         """A point that came to its end with every row it was asked for; one measured whole is good for any budget."""
         rows = make_rows(spec, result, None)
-        if any(str(row["error"]).startswith(NO_PROJECTION) for row in rows):
-            self.work(spec).clear()  # its parts contradict each other: they are measured anew
-        if result.get("error") or result.get("stopped") or any(row["error"] for row in rows):
-            return
-        config = point_config(spec, self.budget_seconds if any(row["projected"] for row in rows) else None)
-        self.store.write("scaling", config, {}, {"result": without_nan(result)})
-        self.work(spec).clear()
+        if not (result.get("error") or result.get("stopped") or any(row["error"] for row in rows)):
+            config = point_config(spec, self.budget_seconds if any(row["projected"] for row in rows) else None)
+            self.store.write("scaling", config, {}, {"result": without_nan(result)})
 
     def add(self, spec: dict[str, Any], result: dict[str, Any], index: int) -> None:
         rows = make_rows(spec, result, result.get("peak_flops"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import cache, scaling
+from bench import cache
 from bench.inspect.__main__ import main as inspect_command
 from bench.truth import __main__ as truth
 from retrain import progress
@@ -37,7 +37,6 @@ def said(main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.
         (cache.main, ["--cahce", "x"], "unknown option --cahce; did you mean --cache?"),
         (cache.main, ["prnue"], "did you mean prune?"),
         (cache.main, ["status", "--jsno"], "unknown option --jsno; did you mean --json?"),
-        (scaling.main, ["--merge", "/nope.json"], "--merge /nope.json: there is no such file"),
         (truth.main, ["export", "--alpha", "0.1", "--sed", "1", "--out", "x"], "unknown option --sed; did you mean"),
         (truth.main, ["export", "--alpha", "0.1", "--out", "/dev/null/x"], '--out "/dev/null/x" cannot be made'),
     ],

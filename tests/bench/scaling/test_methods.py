@@ -196,8 +196,9 @@ def test_peaks_of_the_fit_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peaks[stage[-1]])
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * peaks[stage[-1]])
     problem = SimpleNamespace(
-        device=torch.device("cuda"), model=torch.nn.Linear(2, 2), seed=0, task=SimpleNamespace(cpu_threads=0)
-    )
+        device=torch.device("cuda"), model=torch.nn.Linear(2, 2), seed=0, task=SimpleNamespace(cpu_threads=0),
+        scratch="nowhere",
+    )  # fmt: skip
     _, cost = points.measured_run(method, problem)  # type: ignore[arg-type]
     assert (cost["peak_memory_bytes"], cost["peak_reserved_bytes"]) == (900, 1800)
 

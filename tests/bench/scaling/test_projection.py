@@ -192,7 +192,7 @@ def test_several_sweeps_are_merged_row_by_row(tmp_path: Path, capsys: pytest.Cap
     assert [(one["run_id"], one["commit"]) for one in merged] == [(str(number), f"c{number}") for number in range(4)]
     (tmp_path / "x.json").write_text("{}")
     capsys.readouterr()
-    for path, said in ((paths[4], "versions"), (paths[5], "bif's tokens"), (str(tmp_path / "x.json"), "no 'points'")):
+    for path, said in ((paths[4], "versions"), (paths[5], "bif's tokens"), (str(tmp_path / "x.json"), "it has no")):
         assert scaling.main(["--merge", paths[1], path, *out]) == 2
         assert said in capsys.readouterr().err
 

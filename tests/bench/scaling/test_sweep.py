@@ -1,4 +1,4 @@
-"""bench.scaling at work on tiny models: ladders and rows, EK-FAC's parts that resume, sweeps that outlive failures."""
+"""bench.scaling at work on tiny models: ladders and rows, EK-FAC's parts, sweeps that outlive failures."""
 
 import json
 import os
@@ -12,12 +12,11 @@ import pytest
 
 from bench import scaling
 from bench.scaling import point as points
+from bench.scaling import sweep as sweeps
 from bench.scaling.point import EkfacParts, choose_sizes
 from bench.scaling.projection import asked_rows, make_rows
 from bench.scaling.rows import read_rows
-from bench.scaling.sweep import Processes, Sweep
-from retrain.resume import ResumeState
-from tests.helpers.scaling_laws import TINY, ekfac_rung, specification
+from tests.helpers.scaling_laws import TINY, specification
 
 # ---- which sizes are measured ----
 
@@ -61,21 +60,17 @@ def ekfac_spec(tmp_path: Path) -> dict[str, Any]:
     scratch.mkdir()
     return specification(
         "ekfac", fit_sets=[4, 8, 1_000_000], fit_examples=4, query_counts=[2, 6], depths=[2],
-        budget_seconds=600.0, scratch=str(scratch), work=str(tmp_path / "work"), result=str(tmp_path / "result.json"),
+        budget_seconds=600.0, scratch=str(scratch), result=str(tmp_path / "result.json"),
         rehearse=False,
     )  # fmt: skip
 
 
-def measured_parts(monkeypatch: pytest.MonkeyPatch, stop_before: str = "") -> list[str]:
-    """The parts as they are measured; the run is ended, as by a kill, before the one named."""
+def measured_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The parts as they are measured."""
     seen: list[str] = []
     part = EkfacParts.part
 
     def watch(self: EkfacParts, name: str, work: Any) -> None:
-        if self.done(name):
-            return
-        if name == stop_before:
-            raise KeyboardInterrupt
         seen.append(name)
         part(self, name, work)
 
@@ -83,32 +78,30 @@ def measured_parts(monkeypatch: pytest.MonkeyPatch, stop_before: str = "") -> li
     return seen
 
 
-PARTS = [
-    "covariance/4", "eigen/4", "lambda/4", "score/8x2", "covariance/8", "eigen/8", "lambda/8", "score/4x2",
-    "score/8x1", "score/4x1", "score/8x6",
-]  # fmt: skip
-
-
-def test_a_point_of_ekfac_goes_on_after_its_last_finished_part(
+def test_a_point_of_ekfac_has_every_part_and_new_files_for_every_fitting_set(
     ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = ResumeState(Path(ekfac_spec["work"]))
-    for stop, before in (("eigen/4", []), ("lambda/8", PARTS[:1])):
-        with monkeypatch.context() as context:
-            seen = measured_parts(context, stop_before=stop)
-            # A kill gives no time to tidy up: what kronfluence wrote stays.
-            context.setattr(points, "drop_factors", lambda work: None)
-            with pytest.raises(KeyboardInterrupt):
-                points.perform_point(ekfac_spec, time.monotonic())
-        assert seen == PARTS[len(before) : PARTS.index(stop)]
-    assert points.finished_parts(work).endswith("covariance 8, eigen 8 of 2 layers")
-    with monkeypatch.context() as context:
-        seen = measured_parts(context)
-        shutil.rmtree(work.folder / "layers-2")  # another machine has the ledger, but not the files
-        result = points.perform_point(ekfac_spec, time.monotonic())
-    assert seen == PARTS[PARTS.index("lambda/8") :]
+    """As a user's run has: nothing of an earlier fitting set is there when the clock starts."""
+    before: dict[str, list[str]] = {}
+    run = points.measured_run
+
+    def look(timed: Any, problem: Any) -> Any:
+        before[names[-1] if names else "warm-up"] = sorted(path.name for path in problem.scratch.rglob("*.safetensors"))
+        return run(timed, problem)
+
+    names = measured_parts(monkeypatch)
+    monkeypatch.setattr(points, "measured_run", look)
+    result = points.perform_point(ekfac_spec, time.monotonic())
     assert result.get("error") is None
-    assert not list(work.folder.glob("layers-*")), "factors are dropped, the ledger is not"
+    assert names == [
+        "covariance/4", "eigen/4", "lambda/4", "score/8x2", "covariance/8", "eigen/8", "lambda/8", "score/4x2",
+        "score/8x1", "score/4x1", "score/8x6",
+    ]  # fmt: skip
+    assert not any("covariance" in name for name in before["covariance/8"])
+    assert not any("eigen" in name for name in before["eigen/8"])
+    assert not any("lambda" in name for name in before["lambda/8"])
+    assert any("eigen" in name for name in before["covariance/8"]), "there was something to remove"
+    assert not any("pairwise" in name for name in before["score/4x2"])
     rows = make_rows(ekfac_spec, result, None)
     assert [row["projected"] for row in rows] == [False, False, True, False]
     assert all(row["error"] is None for row in rows)
@@ -134,29 +127,10 @@ def test_slow_eigendecompositions_are_shared_and_fitting_sets_beyond_the_budget_
     assert rows[0]["shared_parts"] is None
 
 
-def test_every_fitting_set_writes_new_files(ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a user's run does: nothing of an earlier fitting set is there when the clock starts."""
-    before: dict[str, list[str]] = {}
-    run = points.measured_run
-
-    def look(timed: Any, problem: Any) -> Any:
-        before[names[-1] if names else "warm-up"] = sorted(path.name for path in problem.scratch.rglob("*.safetensors"))
-        return run(timed, problem)
-
-    names = measured_parts(monkeypatch)
-    monkeypatch.setattr(points, "measured_run", look)
-    assert points.perform_point(ekfac_spec, time.monotonic()).get("error") is None
-    assert not any("covariance" in name for name in before["covariance/8"])
-    assert not any("eigen" in name for name in before["eigen/8"])
-    assert not any("lambda" in name for name in before["lambda/8"])
-    assert any("eigen" in name for name in before["covariance/8"]), "there was something to remove"
-    assert not any("pairwise" in name for name in before["score/4x2"])
-
-
 def test_ekfac_is_refused_with_the_bytes_it_would_take(
     ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EkfacParts, "free_disk", lambda self, depth: 1000)
+    monkeypatch.setattr(EkfacParts, "free_disk", lambda self: 1000)
     result = points.perform_point(ekfac_spec, time.monotonic())
     rows = make_rows(ekfac_spec, result, None)
     assert [(row["fit_examples"], row["queries"]) for row in rows] == asked_rows(ekfac_spec)
@@ -185,13 +159,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         folders.append(str(folder))
     monkeypatch.setattr(points, "matmul_peak", lambda device: {"flops": 1e10})
 
-    def here(self: Any, spec: dict[str, Any], limit: float, more: bool) -> dict[str, Any]:
-        self.count += 1
-        return points.perform_point(spec, time.monotonic())
-
-    monkeypatch.setattr(Processes, "measure", here)
+    monkeypatch.setattr(sweeps, "measure_point", lambda spec, limit: points.perform_point(spec, time.monotonic()))
     return [
-        "--models", *folders, "--train", "6", "--queries", "2", "--tokens", "8",
+        "--model", *folders, "--train", "6", "--queries", "2", "--tokens", "8",
         "--device", "cpu", "--draws", "8", "--fit-examples", "4", "6",
         "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
     ]  # fmt: skip
@@ -267,16 +237,16 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured: list[str] = []
-    measure = Processes.measure
+    measure = sweeps.measure_point
 
-    def until_stopped(self: Any, spec: dict[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
+    def until_stopped(spec: dict[str, Any], limit: float) -> dict[str, Any]:
         if len(measured) == 1:
             measured.append("stop")
             raise KeyboardInterrupt
         measured.append(spec["configuration"]["name"])
-        return measure(self, spec, *rest, **more)
+        return measure(spec, limit)
 
-    monkeypatch.setattr(Processes, "measure", until_stopped)
+    monkeypatch.setattr(sweeps, "measure_point", until_stopped)
     arguments = [*tiny, "--methods", "gradsim", "--budget-seconds", "60"]
     assert scaling.main(arguments) == 130
     assert "the same command goes on" in capsys.readouterr().err
@@ -284,54 +254,6 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert scaling.main(arguments) == 0
     assert measured == ["tiny-a", "stop", "tiny-b"]
     assert len(rows_of(tmp_path)) == 2
-
-
-def test_a_point_of_ekfac_that_is_cut_short_is_a_row_and_goes_on_with_the_same_command(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its process is ended in the middle; the next command starts after the parts that it had finished."""
-    arguments = [*tiny, "--methods", "ekfac", "--budget-seconds", "60", "--layers", "2"]
-    arguments[arguments.index("--models") + 1 : arguments.index("--train")] = [str(tmp_path / "tiny-a")]
-    measure = Processes.measure
-
-    def cut(self: Any, spec: dict[str, Any], *rest: Any, **more: Any) -> dict[str, Any]:
-        with pytest.raises(KeyboardInterrupt):
-            measure(self, spec, *rest, **more)
-        return {"rungs": [], "stopped": "stopped after 5 s"}
-
-    with monkeypatch.context() as context:
-        first = measured_parts(context, stop_before="lambda/4")
-        context.setattr(Processes, "measure", cut)
-        assert scaling.main(arguments) == 1
-    assert [row["fit_examples"] for row in rows_of(tmp_path)] == [4, 6]
-    row = rows_of(tmp_path)[0]
-    assert row["error"].startswith("no time left: stopped after 5 s; kept, and the same command goes on after it: ")
-    assert row["error"].endswith("covariance 4, eigen 4 of 2 layers")
-    second = measured_parts(monkeypatch)
-    assert scaling.main(arguments) == 0
-    assert first == ["covariance/4", "eigen/4"]
-    assert second[0] == "lambda/4"
-    assert [row["error"] for row in rows_of(tmp_path)] == [None, None]
-    assert not list((tmp_path / "cache" / ".work").iterdir()), "a finished point leaves no work behind"
-
-
-def test_parts_that_contradict_each_other_are_measured_anew(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a busy machine two blocks may take less than one: that point is not kept, and neither are its parts."""
-    monkeypatch.setattr(Processes, "measure", lambda *_, **__: {"rungs": busy, "finished": True})
-    busy = [ekfac_rung(1), ekfac_rung(2)]
-    busy[1]["fit_seconds"] = busy[1]["score_seconds"] = 1.0
-    config = json.loads((tmp_path / "tiny-a" / "config.json").read_text())
-    (tmp_path / "tiny-a" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
-    work = tmp_path / "cache" / ".work"
-    monkeypatch.setattr(Sweep, "work", lambda self, spec: ResumeState(work))
-    ResumeState(work).save("ledger", {}, {})
-    arguments = [*tiny, "--methods", "ekfac"]
-    arguments[arguments.index("--models") + 1 : arguments.index("--train")] = [str(tmp_path / "tiny-a")]
-    assert scaling.main(arguments) == 1
-    assert rows_of(tmp_path)[0]["error"].endswith("the machine is too busy to tell them apart, run again")
-    assert not work.exists()
 
 
 def test_what_exceeds_the_budget_is_projected_and_flagged(
@@ -342,7 +264,7 @@ def test_what_exceeds_the_budget_is_projected_and_flagged(
     def by_law(watched: Any, problem: Any) -> Any:
         """The real run, with the seconds of a law: what a busy machine adds is no part of this test."""
         attribution, cost = measured_run(watched, problem)
-        draws = getattr(getattr(watched, "method", watched), "draws", 0)
+        draws = getattr(watched, "draws", 0)
         return attribution, {**cost, "fit_seconds": 0.0, "score_seconds": 0.5 + 0.4 * draws}
 
     monkeypatch.setattr(points, "measured_run", by_law)
@@ -357,12 +279,15 @@ def test_what_exceeds_the_budget_is_projected_and_flagged(
     assert "* projected" in capsys.readouterr().out
 
 
-def test_few_sequences_and_few_draws_are_measured_too(tiny: list[str], tmp_path: Path) -> None:
+def test_few_sequences_and_few_draws_are_measured_too(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many sequences as a warm-up has, whose vocabulary is smaller; fewer draws than two a chain."""
-    arguments = [*tiny, "--methods", "bif", "kfac", "--timed-draws", "2", "--budget-seconds", "60"]
+    arguments = [*tiny, "--methods", "bif", "kfac", "--budget-seconds", "60"]
     for name, value in (("--train", "8"), ("--fit-examples", "4")):
         place = arguments.index(name) + 1
         arguments[place : place + 1] = [value]
+    monkeypatch.setattr(sweeps, "TIMED_DRAWS", 2)
     assert scaling.main(arguments) == 0
     assert [row["error"] for row in rows_of(tmp_path)] == [None] * len(rows_of(tmp_path))
 
@@ -371,10 +296,9 @@ def test_a_point_killed_by_the_system_is_a_row_and_leaves_nothing_behind(tmp_pat
     """A real process, as every point has one."""
     spec = specification(
         f"{METHODS}:Killed", budget_seconds=60, scratch=str(tmp_path), result=str(tmp_path / "point.json"),
-        work=str(tmp_path / "work"), rehearse=False,
+        rehearse=False,
     )  # fmt: skip
-    processes = Processes(tmp_path, ahead=False)
-    result = processes.measure(spec, limit=120, more=False)
+    result = sweeps.measure_point(spec, limit=120)
     assert "signal 9" in result["error"]
     (row,) = make_rows(spec, result, None)
     assert row["error"] == result["error"]
@@ -395,7 +319,7 @@ def test_a_terminated_sweep_says_what_is_kept(
     tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`kill` and a queue's end are SIGTERM: an ordinary exit, so that the point in progress is ended too."""
-    monkeypatch.setattr(Processes, "measure", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(sweeps, "measure_point", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as ended:
         scaling.main([*tiny, "--methods", "gradsim"])
     assert ended.value.code == 128 + signal.SIGTERM
