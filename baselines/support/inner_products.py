@@ -4,17 +4,18 @@
     inner_products(problem, gradients, batch_size, "kfac", weights=1 / h)        # minus sum_k g_query,k g_train,k / h_k
 
 The smaller of the two sets is held, as much of it as fits at once, and the other streams past it: each block of scores
-is one matrix product. What is finished is kept as the work goes on, and resumed.
+is one matrix product. What is finished is kept as the work goes on, and resumed. The attributed examples' gradients may
+come from a file (`baselines/support/kept_rows.py`).
 """
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from baselines.method import Attribution, Problem
+from baselines.support.kept_rows import KEPT_ROWS, KeptRows
 from baselines.support.memory import free_bytes
 from retrain.examples import Batch, Examples
 
@@ -40,6 +41,15 @@ def inner_products(
     queries, attributed = problem.queries, problem.attributed
     holds_train = len(attributed) < len(queries)
     held, streaming = (attributed, queries) if holds_train else (queries, attributed)
+    kept: KeptRows | None = problem.shared.get(KEPT_ROWS)
+    kept = None if kept is None else kept.open(len(attributed), dimension)
+
+    def rows_of(examples: Examples, start: int, stop: int, out: Tensor) -> Tensor:
+        def make() -> Tensor:
+            return gradients(_batch(examples, start, stop, device), out=out)
+
+        return make() if kept is None or examples is not attributed else kept.rows(start, stop, out, make)
+
     free = free_bytes(device)
     batch_size = parts_that_fit(batch_size, BATCH_SHARE * free / (4 * dimension))
     at_once = parts_that_fit(len(held), HELD_SHARE * free / (4 * dimension) - 2 * batch_size)
@@ -64,11 +74,16 @@ def inner_products(
         if block is None or start == 0:
             last = min(first + at_once, len(held))
             block = None  # given back before the next is made
-            block = _hold(gradients, held, first, last, batch_size, device, scale if holds_train else None, norms)
+            block = torch.empty(last - first, dimension, device=device)
+            for begin in range(first, last, batch_size):
+                end = min(begin + batch_size, last)
+                rows = rows_of(held, begin, end, block[begin - first : end - first])
+                if holds_train:
+                    scale[begin:end] = norms(rows)
             if weights is not None:
                 block *= weights
         stop = min(start + batch_size, len(streaming))
-        rows = gradients(_batch(streaming, start, stop, device), out=buffer[: stop - start])
+        rows = rows_of(streaming, start, stop, buffer[: stop - start])
         scores[first : first + len(block), start:stop] = -_products(block, rows).cpu()
         if not holds_train and first == 0:
             scale[start:stop] = norms(rows)
@@ -109,23 +124,3 @@ def _products(left: Tensor, right: Tensor) -> Tensor:
 
 def _batch(examples: Examples, start: int, stop: int, device: torch.device) -> Batch:
     return examples.inputs[start:stop].to(device), examples.targets[start:stop].to(device)
-
-
-def _hold(
-    gradients: Rows,
-    examples: Examples,
-    first: int,
-    last: int,
-    batch_size: int,
-    device: torch.device,
-    scale: Tensor | None,
-    norms: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """(last - first, dimension); their norms go to `scale`."""
-    block = torch.empty(last - first, gradients.dimension, device=device)
-    for start in range(first, last, batch_size):
-        stop = min(start + batch_size, last)
-        rows = gradients(_batch(examples, start, stop, device), out=block[start - first : stop - first])
-        if scale is not None:
-            scale[start:stop] = norms(rows)
-    return block

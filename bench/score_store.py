@@ -1,0 +1,241 @@
+"""A fitted method in a folder that one can move: new queries are scored without fitting again.
+
+    tda-bench store make --task digits --methods kfac trak gradsim --out FOLDER
+    tda-bench store ask FOLDER --queries 3 17 99                # of the task's queries
+    tda-bench store ask FOLDER --inputs new.npz --out scores    # arrays `inputs` and `targets`
+
+The folder holds the model, each method's fit and, where its scores are inner products, the training examples'
+gradients as the method has them, up to `--most-gib`; larger ones are computed again, which a GPU does faster than a
+disk reads them. The task's data is not in it. What is asked of it costs no fit, and has the fresh run's scores.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from baselines.method import Attribution, Method, Problem, load_method
+from baselines.support.kept_rows import KEPT_ROWS, KeptRows
+from bench.arguments import Parser, add_method_arguments, add_task_arguments, at_least, check_out, run_cli, share
+from bench.experiment import execution_of, experiment_of
+from bench.measure import metered
+from bench.problem import AttributionProblem
+from bench.runner import Session
+from bench.scoring import problem_of, refuse_edited
+from bench.tables import bytes_text, duration, table
+from retrain.errors import UsageError
+from retrain.examples import Examples
+from retrain.plugins import plugin_reference
+from retrain.safe_files import (
+    folder_bytes,
+    make_folder,
+    read_arrays,
+    read_checked,
+    read_safetensors,
+    whole_file,
+    write_safetensors,
+    write_whole,
+)
+from retrain.units import choose_device, task_from, task_specification
+
+CONTENT, MODEL, FIT, ROWS = "store.json", "model.safetensors", "fit.safetensors", "rows.npy"
+
+
+class KeptMethod(msgspec.Struct):
+    name: str
+    options: dict[str, Any]
+    source: str
+    fit_seconds: float
+    score_seconds: float  # of `num_queries`
+    num_queries: int
+
+
+class Content(msgspec.Struct):
+    task: str
+    question: dict[str, Any]
+    methods: dict[str, KeptMethod]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a kept method says of new queries, and what it took beside a fresh run."""
+
+    attribution: Attribution
+    load_seconds: float
+    score_seconds: float
+    fresh_seconds: float  # of the run that made it: its fit, and its scores of as many queries as it had
+    num_bytes: int
+
+
+# ---- into the folder ----
+
+
+def make_store(session: Session, folder: str | Path, most_bytes: float) -> list[list[str]]:
+    """A line a method: its label, what a fresh run took, and what is kept of it."""
+    folder = make_folder(folder)
+    (block,) = session.blocks
+    question, kept, lines = session.question(*block), dict[str, dict[str, Any]](), list[list[str]]()
+    for variant in session.active:
+        method, scorer = variant.method, session.scorer(variant, *block)
+        place = make_folder(folder / variant.label)
+        (place / ROWS).unlink(missing_ok=True)
+        with session.store.scratch() as scratch:
+            problem = problem_of(question, scorer.base[0], session.store, session.execution.device, scratch)
+            problem = replace(problem, shared={KEPT_ROWS: KeptRows(place / ROWS, most_bytes)})
+            costs = (problem.seed, problem.device, session.task.cpu_threads)
+            state, fitted = metered(lambda: method.fit(problem), *costs)  # noqa: B023  (called at once)
+            _, scored = metered(lambda: method.score(problem, state), *costs)  # noqa: B023
+            packed = method.pack_fit(state) or {}
+        if not packed and not (place / ROWS).exists():
+            raise UsageError(
+                f"{variant.label} has neither a fit to keep nor gradients of at most {most_bytes:.3g} bytes"
+            )
+        _write_arrays(place / FIT, packed)
+        if not kept:
+            _write_arrays(folder / MODEL, scorer.base[0].state_dict())
+        kept[variant.label] = {
+            "name": plugin_reference(type(method)),
+            "options": {f.name: getattr(method, f.name) for f in fields(method)},
+            "source": method.source,
+            "fit_seconds": fitted.seconds,
+            "score_seconds": scored.seconds,
+            "num_queries": len(problem.queries),
+        }
+        seconds = duration(fitted.seconds + scored.seconds)
+        lines.append([variant.label, str(len(problem.queries)), seconds, bytes_text(folder_bytes(place))])
+    content = {"task": task_specification(session.task), "question": question.plain_data(), "methods": kept}
+    write_whole(folder / CONTENT, json.dumps(content, indent=1))
+    return lines
+
+
+def _write_arrays(path: Path, tensors: Any) -> None:
+    with whole_file(path) as file:
+        write_safetensors(file, {name: value.detach().cpu().contiguous().numpy() for name, value in tensors.items()})
+
+
+# ---- out of it ----
+
+
+class ScoreStore:
+    """A folder of `make_store`, read; `options` of the task (its data's folder) are of this machine."""
+
+    def __init__(self, folder: str | Path, device: str = "auto", **options: Any):
+        self.folder, self.device = Path(folder), choose_device(device)
+        self.content = msgspec.convert(read_checked(self.folder / CONTENT, Content), Content)
+        specification = json.loads(self.content.task)
+        specification["options"] |= options
+        self.task = task_from(json.dumps(specification, sort_keys=True))
+        self.question = AttributionProblem.from_plain_data(self.task, self.content.question)
+
+    def method(self, label: str) -> Method:
+        if label not in self.content.methods:
+            raise UsageError(f'{self.folder} has no method "{label}"; it has {", ".join(self.content.methods)}')
+        kept = self.content.methods[label]
+        options = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.options.items()}
+        method = load_method(kept.name, **options)
+        refuse_edited(method, method.source, kept.source)
+        return method
+
+    def ask(self, label: str, queries: Examples) -> Answer:
+        """The method's scores of these queries, whoever they are, (queries, attributed examples)."""
+        method, kept, place = self.method(label), self.content.methods[label], self.folder / label
+        threads = self.task.cpu_threads
+
+        def load() -> tuple[Problem, Any]:
+            model = self.task.build_model(0)
+            arrays = read_safetensors(self.folder / MODEL)
+            model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+            rows = {KEPT_ROWS: KeptRows(place / ROWS)} if (place / ROWS).exists() else {}
+            problem = Problem(
+                task=self.task, model=model.to(self.device).eval(), train=self.task.train_data, queries=queries,
+                attributed_indices=self.question.attributed_indices(), seed=self.question.seed, device=self.device,
+                scratch=Path(scratch), shared=rows,
+            )  # fmt: skip
+            fit = {name: torch.from_numpy(array) for name, array in read_safetensors(place / FIT).items()}
+            return problem, method.unpack_fit(problem, fit) if fit else None
+
+        with tempfile.TemporaryDirectory() as scratch:
+            (problem, state), loaded = metered(load, self.question.seed, self.device, threads)
+            found, scored = metered(lambda: method.score(problem, state), self.question.seed, self.device, threads)
+        fresh = kept.fit_seconds + kept.score_seconds
+        return Answer(found, loaded.seconds, scored.seconds, fresh, folder_bytes(place))
+
+
+# ---- commands ----
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="tda-bench store", description="Fitted methods in a folder, and new queries scored by them.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("make", help="fit methods, and keep what new queries need")
+    add_task_arguments(making)
+    add_method_arguments(making, ("kfac", "trak", "gradsim"))
+    add = making.add_argument
+    add("--seed", dest="seeds", nargs=1, type=at_least(0), help="the base model's, as in lds (default: 1)")
+    add("--alpha-attribution", nargs=1, type=share, help="share of the training set (default: the task's)")
+    add("--most-gib", type=float, default=4.0, help="of gradients kept, for each method (default: %(default)s)")
+    add("--out", required=True, metavar="FOLDER", help="where the store is made")
+    making.set_defaults(alpha=[0.5], queries=1)  # nothing is retrained, and a query makes every gradient needed
+    asking = commands.add_parser("ask", help="score new queries")
+    add = asking.add_argument
+    add("folder", help="of `store make`, wherever it lies now")
+    add("--queries", nargs="+", type=at_least(0), default=[0], metavar="K", help="of the task's (default: the first)")
+    add("--inputs", metavar="FILE", help="queries of your own: an .npz or .safetensors with `inputs` and `targets`")
+    add("--methods", nargs="+", metavar="LABEL", help="of the store's (default: all)")
+    add("--data-dir", help="folder with the task's data on this machine")
+    add("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
+    add("--out", metavar="FOLDER", help="scores, a LABEL.npy each, and attributed.npy: which training examples")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = make_parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    work = make_command if arguments.command == "make" else ask_command
+    return run_cli(f"tda-bench store {arguments.command}", lambda: work(arguments), "nothing was written")
+
+
+def make_command(arguments: argparse.Namespace) -> int:
+    check_out(arguments.out)
+    session = Session(experiment_of(arguments), execution_of(arguments))
+    session.report_skipped()
+    lines = make_store(session, arguments.out, arguments.most_gib * 2**30)
+    print(table(["method", "queries", "fresh run", "kept"], lines))
+    return 0
+
+
+def ask_command(arguments: argparse.Namespace) -> int:
+    store = ScoreStore(
+        arguments.folder, arguments.device, **({"data_dir": arguments.data_dir} if arguments.data_dir else {})
+    )
+    if arguments.inputs:
+        arrays = read_arrays(arguments.inputs, follow_links=True)
+        if missing := {"inputs", "targets"} - set(arrays):
+            raise UsageError(f"{arguments.inputs} has no {' and no '.join(sorted(missing))}")
+        queries = Examples(torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["targets"]))
+    else:
+        count = len(store.task.query_data)
+        if max(arguments.queries) >= count:
+            raise UsageError(f"--queries {max(arguments.queries)}: there are {count}, counted from 0")
+        queries = store.task.query_data.select(arguments.queries)
+    lines = []
+    for label in arguments.methods or store.content.methods:
+        answer = store.ask(label, queries)
+        part = (answer.load_seconds + answer.score_seconds) / answer.fresh_seconds
+        times = [duration(one) for one in (answer.load_seconds, answer.score_seconds, answer.fresh_seconds)]
+        lines.append([label, str(len(queries)), *times, f"{part:.2f}", bytes_text(answer.num_bytes)])
+        if arguments.out:
+            np.save(make_folder(arguments.out) / f"{label}.npy", answer.attribution.scores.numpy())
+    if arguments.out:
+        np.save(Path(arguments.out) / "attributed.npy", store.question.attributed_indices())
+    print(table(["method", "queries", "load", "score", "fresh run", "of fresh", "kept"], lines))
+    return 0
