@@ -61,7 +61,7 @@ def test_kept_gradients_of_others_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_commands_make_it_and_ask_it(tmp_path: Path) -> None:
-    task = ["--task", LOGISTIC, "--set", "logistic.num_train=60", "--cache", str(tmp_path / "cache")]
+    task = ["--task", LOGISTIC, "--set", f"{LOGISTIC}.num_train=60", "--cache", str(tmp_path / "cache")]
     assert main(["make", *task, "--methods", "gradsim", "--out", str(tmp_path / "store")]) == 0
     own = Examples(torch.randn(2, 16), torch.tensor([3, 4]))
     np.savez(tmp_path / "own.npz", inputs=own.inputs.numpy(), targets=own.targets.numpy())
