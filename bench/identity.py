@@ -224,9 +224,9 @@ def model_words(label: str, reference: str, models: int) -> str:
 
 
 def without_models(label: str) -> str:
-    """kfac@damping=1,models=8 as kfac@damping=1."""
+    """kfac@damping=1,reference=subset,models=8 as kfac@damping=1."""
     name, *options = label.replace("@", ",").split(",")
-    kept = ",".join(option for option in options if not option.startswith("models="))
+    kept = ",".join(option for option in options if not option.startswith(("models=", "reference=")))
     return f"{name}@{kept}" if kept else name
 
 

@@ -1,7 +1,7 @@
-"""LDS within class on CIFAR-10, at the full model and at models like those that are asked about: the whole campaign.
+"""LDS within class, at the full model and at models like those that are asked about: the whole campaign of a task.
 
-    python results/cifar10/question.py --data-dir PIECES --out OUT              # every step, on one GPU
-    python results/cifar10/question.py tune-subset balanced-0.1 --data-dir ...  # some of them
+    python results/question.py --data-dir PIECES --out OUT       # CIFAR-10, every step, on one GPU
+    python results/question.py tune-subset balanced-0.1 --task digits --out OUT  # some of them, of another task
 
 Settings are tuned within class at each alpha and reference (seed 7, further queries and subsets) before five other
 seeds are run. A step that was interrupted goes on where it was. While the GPU goes on, other processes make the records
@@ -41,6 +41,12 @@ DATAMODELS = tuple(
     f"datamodel@retrains={retrains},prior=kfac,reference=subset{models}"
     for retrains, models in ((200, ""), (1000, ""), (1000, ",models=8"))
 )
+# Draws from K-FAC's Gaussian, against draws; kfac at the same damping is where they tend to.
+GAUSSIAN = tuple(
+    f"{name}-{reference}={name}@reference={reference},relative_damping={damping}{more}"
+    for reference, damping, draws in (("subset", 10, 10000), ("full", 0.1, 3000))
+    for name, more in (("kfac", ""), ("bif_gaussian", f",curve=true,draws={draws}"))
+)
 TRIED = ("kfac", "shampoo", "trak")
 # Step -> the arguments of a tuning, or a scheme, an alpha, the methods, and the seeds.
 TUNINGS = {
@@ -61,6 +67,7 @@ RUNS = {
     "fixed-0.7": ("fixed", 0.7, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
     "balanced-0.3": ("balanced", 0.3, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
     "balanced-0.7": ("balanced", 0.7, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
+    "gaussian": ("balanced", 0.1, GAUSSIAN, SEEDS[:1]),
     "share-0.01": ("balanced", 0.5, (*FULL, *ONE, *EIGHT), SEEDS),
     "share-1.0": ("balanced", 0.5, ("kfac", "gradsim", *ONE[:1], "random"), SEEDS[:1]),
 }
@@ -71,12 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     add = parser.add_argument
     add("steps", nargs="*", help=f"of {', '.join([*TUNINGS, *RUNS])} (default: all)")
-    add("--data-dir", required=True, help="CIFAR-10, as bench.lds takes it")
+    add("--task", default="cifar10", help="(default: %(default)s)")
+    add("--data-dir", help="CIFAR-10, as bench.lds takes it")
     add("--out", default="runs/question", help="where records and tuned settings go (default: %(default)s)")
     add("--cache", help="as bench.lds takes it")
     add("--queries", type=int, default=2000, help="the first so many (default: %(default)s)")
     add("--subsets", type=int, default=100, help="(default: %(default)s)")
     add("--seconds", type=float, help="start no further step after so many")
+    add("--beside", help="the cores that make records, as taskset takes them (default: all)")
     add("--record", action="store_true", help="of these steps make the records alone, from the cache")
     arguments = parser.parse_args(argv)
     steps = arguments.steps or [*TUNINGS, *RUNS]
@@ -98,7 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             make(step, arguments)
             words = [word for word in (sys.argv[1:] if argv is None else argv) if word not in steps]
             quiet = {**os.environ, "OMP_NUM_THREADS": "2"}
-            beside.append(subprocess.Popen([sys.executable, __file__, *words, "--record", "--", step], env=quiet))
+            apart = ["taskset", "-c", arguments.beside] if arguments.beside else []
+            words = [*apart, sys.executable, __file__, *words, "--record", "--", step]
+            beside.append(subprocess.Popen(words, env=quiet))
         print(f"{step}: {time.perf_counter() - begun:.1f} s", flush=True)
     return failed + sum(process.wait() != 0 for process in beside)
 
@@ -108,27 +119,34 @@ def tune(step: str, arguments: argparse.Namespace) -> int:
 
     (reference, alphas, methods), failed = TUNINGS[step], 0
     for alpha in alphas:
-        words = ["--task", "cifar10", "--data-dir", arguments.data_dir, "--reference", reference, "--alpha", str(alpha)]
-        words += ["--alpha-attribution", "0.1", "--seeds", str(TUNED_SEED), "--replicates", "1", "--tries", "8"]
+        words = ["--task", arguments.task, "--reference", reference, "--alpha", str(alpha), "--tries", "8"]
+        words += ["--data-dir", arguments.data_dir, "--set", "cifar10.protocol=scratch"] if arguments.data_dir else []
+        words += ["--alpha-attribution", str(share(step, arguments)), "--seeds", str(TUNED_SEED), "--replicates", "1"]
         words += ["--subsets", str(arguments.subsets), "--queries", str(min(1000, arguments.queries))]
-        words += ["--methods", *methods, "--set", "cifar10.protocol=scratch"]
+        words += ["--methods", *methods]
         # Long chains are what the runs have; short ones choose where they go.
         words += ["--set", "bif.draws=100"] if "bif" in methods else []
         words += ["--cache", arguments.cache] if arguments.cache else []
         out = Path(arguments.out) / f"{step}-alpha-{alpha:g}"
         failed += tune_main([*words, "--out", str(out)])
-        for path in out.glob("cifar10-scratch-*.json"):  # where TDA_BENCH_TUNED looks
+        for path in out.glob(f"{arguments.task}-*.json"):  # where TDA_BENCH_TUNED looks
             (Path(os.environ["TDA_BENCH_TUNED"]) / f"{path.stem}-{step}.json").write_bytes(path.read_bytes())
     return failed
+
+
+def share(step: str, arguments: argparse.Namespace) -> float:
+    """Of the training set: how much is attributed."""
+    return SHARES.get(step, 0.1 if arguments.task == "cifar10" else 1.0)
 
 
 def experiment_of(step: str, arguments: argparse.Namespace) -> "Experiment":  # noqa: F821
     from bench import Experiment
 
     scheme, alpha, methods, seeds = RUNS[step]
+    options = {"protocol": "scratch", "data_dir": arguments.data_dir} if arguments.data_dir else {}
     return Experiment(
-        task="cifar10", task_options={"protocol": "scratch", "data_dir": arguments.data_dir}, methods=methods,
-        alpha=(alpha,), alpha_attribution=(SHARES.get(step, 0.1),), seeds=seeds, subsets=arguments.subsets,
+        task=arguments.task, task_options=options, methods=methods, alpha=(alpha,),
+        alpha_attribution=(share(step, arguments),), seeds=seeds, subsets=arguments.subsets,
         scheme=scheme, replicates=2, replicated_subsets=max(2, arguments.subsets // 4), queries=arguments.queries,
     )  # fmt: skip
 
@@ -154,7 +172,9 @@ def record(step: str, arguments: argparse.Namespace) -> int:
     from bench import run
 
     result = run(experiment_of(step, arguments), execution(arguments))
-    folder = result.save(Path(arguments.out) / f"question-{step}", f"python results/cifar10/question.py {step}")
+    folder = result.save(
+        Path(arguments.out) / f"question-{step}", f"python results/question.py {step} --task {arguments.task}"
+    )
     print(f"{folder}\n{result}", *result.problems, sep="\n", flush=True)
     return bool(result.problems)
 
