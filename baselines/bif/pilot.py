@@ -3,7 +3,8 @@
 - `gamma`: the localising Gaussian is as wide as the losses bear. Weights drawn from it alone raise the mean training
   loss by RISE nats: wide enough for the losses to move by amounts that matter, not so wide that the model is gone.
 - `n_beta`: where the loss is curved most, it pulls a chain back as hard as LOSS_PULL times the Gaussian does. More
-  would need shorter steps and many more of them.
+  would need shorter steps and many more of them. A model that fits a few hundred examples is flat at its weights and
+  steep beside them: there a pilot chain runs away, and a tenth of n_beta is taken until none does.
 - `step_size`: 1 / gamma, which halves a displacement's memory of itself at every step (for `rmsprop_sgld`, whose step
   is as much longer as its metric allows at the most, that much less).
 - `draws`: enough for EFFECTIVE_DRAWS independent ones, by how many of a pilot chain's draws are, within bounds.
@@ -44,6 +45,8 @@ PILOT_CHAINS, PILOT_DRAWS = 2, 50
 LEAST_SHARE = 0.02  # of effective draws: fewer cannot be told apart in a pilot this short
 SMALLEST_GAMMA, LARGEST_GAMMA = 1e-2, 1e10
 SMALLEST_CURVATURE = 1e-6
+RUN_AWAY = 5.0  # nats above the checkpoint's mean loss
+SMALLEST_N_BETA = 1e-3
 FIRST_PILOT_CHAIN = 10**6  # no chain of the scores has its noise
 _PILOT_STREAM = 31
 
@@ -92,13 +95,20 @@ def run_pilot(settings: ChainSettings, problem: Problem, metric: Metric | None) 
         curvature = place.largest_curvature(gamma)
         n_beta = rounded(LOSS_PULL * gamma / curvature)
     step_size = settings.step_size or _step_size(settings.sampler, gamma)
+    start = place.start
     del place
     draws, share = settings.draws, math.nan
-    if not draws:
-        own = {f.name: getattr(settings, f.name) for f in fields(ChainSettings)}
+    own = {f.name: getattr(settings, f.name) for f in fields(ChainSettings)}
+    while not draws or not settings.n_beta:
         numbers = {"gamma": gamma, "n_beta": n_beta, "step_size": step_size, "draws": PILOT_DRAWS}
         with_numbers = ChainSettings(**(own | numbers | {"control_variate": False}))
-        share = _effective_share(with_numbers, problem, train, measured, metric)
+        traces = _pilot_traces(with_numbers, problem, train, measured, metric)
+        risen = float(traces[:, PILOT_DRAWS // 2 :].mean(dim=(1, 2)).max()) - start
+        if settings.n_beta or risen <= RUN_AWAY or n_beta < SMALLEST_N_BETA:  # not so where it is not a number
+            share = math.nan if draws else _effective_share(traces)
+            break
+        n_beta = rounded(n_beta / 10)
+    if not draws:
         wanted = rounded(EFFECTIVE_DRAWS / (settings.chains * share))
         draws = int(min(max(wanted, FEWEST_DRAWS), MOST_DRAWS))
     return Pilot(gamma, step_size, n_beta, draws, rise, curvature, share)
@@ -198,18 +208,22 @@ def _scaled(tensors: list[Tensor], factor: float) -> list[Tensor]:
     return [tensor * factor for tensor in tensors]
 
 
-def _effective_share(
+def _pilot_traces(
     settings: ChainSettings, problem: Problem, train: Examples, measured: Examples, metric: Metric | None
-) -> float:
-    """Of a pilot chain's draws, how many are worth an independent one: the median over training examples."""
+) -> Tensor:
+    """(chains, draws, examples) losses."""
     workbench = Workbench(settings, problem.task, problem.model, train, measured, metric)
-    traces = torch.stack(
+    return torch.stack(
         [
             torch.stack([losses.clone() for losses in workbench.draws(problem.seed, FIRST_PILOT_CHAIN + chain)])
             for chain in range(PILOT_CHAINS)
         ]
     )
-    chosen = diagnosed_examples(len(measured)).to(traces.device)
+
+
+def _effective_share(traces: Tensor) -> float:
+    """Of the pilot chains' draws, how many are worth an independent one: the median over training examples."""
+    chosen = diagnosed_examples(traces.shape[2]).to(traces.device)
     sizes = effective_sample_size(traces[:, :, chosen].cpu().numpy())
     sizes = sizes[np.isfinite(sizes)]
     share = float(np.median(sizes)) / (PILOT_CHAINS * PILOT_DRAWS) if len(sizes) else 0.0

@@ -1,6 +1,7 @@
 """The pilot chooses what is left open: known answers on a quadratic, the same at every call, and blind to queries."""
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from scipy.stats import spearmanr
 
 from baselines.bif.engine import Workbench
 from baselines.bif.method import BIF
-from baselines.bif.pilot import FEWEST_DRAWS, LOSS_PULL, MOST_DRAWS, RISE, Pilot, rounded
+from baselines.bif.pilot import FEWEST_DRAWS, LOSS_PULL, MOST_DRAWS, RISE, Pilot, _Place, rounded
 from baselines.bif.presets import GRID, PAPER_SETTINGS
 from baselines.bif_cv import BIFControlVariate
 from baselines.method import Problem, load_method
@@ -137,3 +138,14 @@ def test_the_papers_settings_leave_nothing_to_a_pilot() -> None:
     images = BIF(**BIF().settings_in_paper(TASK))
     assert (images.chains, images.draws, images.step_size, images.n_beta, images.gamma) == (4, 100, 1e-5, 200.0, 1e4)
     assert BIFControlVariate(gamma=1e4, n_beta=200.0).left_to_the_pilot == ("step_size",)
+
+
+def test_a_chain_that_runs_away_gets_a_smaller_n_beta(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a model that is flat at its weights and steep beside them: the curvature there says too little."""
+    usual = pilot_of(BIF(), problem)
+    monkeypatch.setattr(_Place, "largest_curvature", lambda place, gamma: usual.curvature / 1000)
+    careful = pilot_of(BIF(), problem)
+    assert usual.n_beta <= careful.n_beta * 10 <= 100 * usual.n_beta
+    assert math.isfinite(careful.effective_share)
+    scores = BIF(draws=20).score(problem, None).scores
+    assert torch.isfinite(scores).all()
