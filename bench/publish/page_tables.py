@@ -3,6 +3,7 @@
     lds FOLDER [task=...] [protocol=...] [alpha_attribution=...] [labels=a,b] [scores=raw|normalised|both]
                [metric=lds_within_groups|lds_across_queries]
                                                 a row a method, a column an alpha, mean over seeds; the ceiling last
+    outputs FOLDER [alpha=...] [scores=raw|normalised]    LDS / within class by loss, margin and probability
     settings FOLDER [the same choices]          the settings of every label
     printed RUN.json [scores=raw]               the first table that the run printed, as it was printed
     speed FILE [reference=LABEL]                seconds, ratio to the reference, how alike the scores are
@@ -38,6 +39,7 @@ from bench.records import (
 )
 from bench.tables import bytes_text, interval, markdown_table, number, show
 from retrain.errors import UsageError
+from retrain.outputs import LOSS, OUTPUTS
 
 CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device", "scheme", "reference", "models")
 SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
@@ -162,6 +164,29 @@ def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
         f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}. Bars: {bars}. "
         f"Device: {rows['machine'].iloc[0]}. Runs: {', '.join(f'`{run}`' for run in runs)}."
     )
+
+
+def outputs_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
+    """Runs of one experiment that differ in the output alone: a column an alpha and output."""
+    results = records.results(places[0])
+    rows = results.rows[results.rows["normalised"] == (options.get("scores") == "normalised")]
+    asked = [results.records[run]["config"].get("output", LOSS) for run in rows["run_id"]]
+    rows = rows.assign(output=asked, name=rows["label"] + asked)
+    if "alpha" in options:
+        rows = rows[[equals(value, options["alpha"]) for value in rows["alpha"].tolist()]]
+    outputs = [output for output in OUTPUTS if output in set(rows["output"])]
+    columns = [(alpha, output) for alpha in sorted(rows["alpha"].unique()) for output in outputs]
+    if not columns or any(rows.groupby(["alpha", "output", "label"])["truth"].nunique() > 1):
+        raise UsageError(f"{places[0]}: expected runs of one experiment that differ in the output alone")
+    cells = dict(list(rows.groupby(["label", "alpha", "output"])))
+    order = rows.groupby("label")[WITHIN["lds"]].mean().fillna(-math.inf).sort_values(ascending=False).index
+    lines = []
+    for label in order:
+        mine = [cells.get((label, *column)) for column in columns]
+        text = ["-" if c is None else " / ".join(number(c[m].mean()) for m in ("lds", WITHIN["lds"])) for c in mine]
+        lines.append([f"`{label}`", *text])
+    text = markdown_table(["", *(f"{output}, alpha {alpha:g}" for alpha, output in columns)], lines)
+    return f"{text}\n\nLDS / within class. {_caption(rows, 'lds', options.get('scores', 'raw'))}"
 
 
 def settings_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
@@ -359,6 +384,7 @@ def printed_block(records: Records, places: Sequence[str], options: Mapping[str,
 
 TABLE_KINDS: dict[str, tuple[Make, int, tuple[str, ...]]] = {
     "lds": (lds_block, 1, (*CHOICES, "labels", "scores", "metric")),
+    "outputs": (outputs_block, 1, ("alpha", "scores")),
     "settings": (settings_block, 1, (*CHOICES, "labels")),
     "printed": (printed_block, 1, ("scores",)),
     "speed": (speed_block, 1, ("reference",)),
