@@ -21,7 +21,7 @@ _HOMES = {
     "Execution": "bench.experiment",
     "Experiment": "bench.experiment",
     "Result": "bench.runner",
-    "lds": "bench.arrays",
+    "lds": "bench.metrics.arrays:score_arrays",
     "load_checkpoint": "bench.api",
     "load_results": "bench.records",
     "plot": "bench.api",
@@ -36,8 +36,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from bench.api import load_checkpoint, plot, scores
-    from bench.arrays import lds
     from bench.experiment import Execution, Experiment, read_experiment
+    from bench.metrics.arrays import score_arrays as lds
     from bench.records import load_results
     from bench.runner import Result, run
 
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'bench' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(import_module(module), attribute or name)
 
 
 def __dir__() -> list[str]:

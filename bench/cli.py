@@ -151,9 +151,8 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    from bench.dry_run import dry_run
     from bench.experiment import execution_of, experiment_of
-    from bench.runner import run
+    from bench.runner import dry_run, run
 
     experiment, execution = experiment_of(arguments), execution_of(arguments)
     if arguments.dry_run:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench import schema
+import bench.schema as schema
 from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
 from bench.metrics import MANY_SEEDS, average_ranks, ceiling_of_ends, mean_and_standard_error
@@ -84,11 +84,11 @@ def code_commit() -> str | None:
 def _checked_out() -> str | None:
     here = Path(__file__).resolve().parent
     try:
-        run_git: Callable[..., str] = lambda *words: subprocess.run(  # noqa: E731
-            ["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True
+        run_git: Callable[[str], str] = lambda words: subprocess.run(  # noqa: E731
+            ["git", *words.split()], cwd=here, capture_output=True, text=True, timeout=10, check=True
         ).stdout.strip()
-        run_git("ls-files", "--error-unmatch", Path(__file__).name)  # installed into somebody else's checkout: not its
-        return run_git("rev-parse", "--short=12", "HEAD") + ("+" if run_git("status", "--porcelain", "-uno") else "")
+        run_git(f"ls-files --error-unmatch {Path(__file__).name}")  # installed into somebody else's checkout: not its
+        return run_git("rev-parse --short=12 HEAD") + ("+" if run_git("status --porcelain -uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

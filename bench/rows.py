@@ -6,16 +6,17 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from bench import metrics
+import bench.metrics as metrics
 from bench.additive import linear_numbers, retrains_alone, unlimited_numbers
 from bench.ground_truth import GroundTruth
 from bench.methods import Variant
 from bench.scoring import Prediction
+from bench.tables import RunRows
 from retrain.seeds import REPLAYED
 from retrain.task import Task
 from retrain.units import Plan, groups_of
@@ -36,18 +37,6 @@ MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting thre
 CHEAPER = 8  # a difference of two that are known than a score
 
 Made = tuple[str, bool]  # label, normalised
-
-
-@dataclass
-class RunRows:
-    """What a run came to, as plain data: lists of dictionaries, as they stand in a record."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    pairs: list[dict[str, Any]] = field(default_factory=list)
-    ceilings: list[dict[str, Any]] = field(default_factory=list)
-    diagnostics: list[dict[str, Any]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    tracebacks: dict[str, str] = field(default_factory=dict)  # label -> of what failed
 
 
 def add_rows(

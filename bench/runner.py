@@ -27,10 +27,10 @@ from bench.methods import Variant, build_variants, with_models
 from bench.metrics import MINIMUM_SUBSETS
 from bench.problem import EXTRA_RETRAINS, AttributionProblem, extra_retrain_units, largest_plans
 from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, versions
-from bench.rows import COLUMNS, PAIR_COLUMNS, RunRows, add_rows
+from bench.rows import COLUMNS, PAIR_COLUMNS, add_rows
 from bench.schema import RunRecord
 from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_context
-from bench.tables import show
+from bench.tables import RunRows, show
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.outputs import LOSS
@@ -305,6 +305,46 @@ class Session:
             named = {"method": variant.method.name, "label": variant.label}
             self.out.diagnostics.append({**named, **where, **record["diagnostics"]})
         return predictions
+
+
+# ---- what a run would compute ----
+
+
+def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
+    """What a run would compute, and with `force` or `rescore` what it would do again."""
+    execution = execution or Execution()
+    session = Session(experiment, execution, control=True)
+    store, force = session.store, execution.force
+    lines = []
+    for seed in experiment.seeds:
+        base = checkpoint_unit(session.task, seed, 0, execution.device)
+        is_trained = store.has(base.kind, base.config)
+        lines.append(f"seed {seed}: base model {_state(is_trained, force, 'to train')}")
+        for share in experiment.shares(session.task):
+            for plan in session.plans(seed, share):
+                units = retrain_units(session.task, plan, execution.device)
+                done = sum(store.has(unit.kind, unit.config) for unit in units)
+                todo = f"{len(units)} to do, of which {done} again" if force and done else f"{len(units) - done} to do"
+                lines.append(f"  alpha {plan.alpha:g} of {share:g}: {done} of {len(units)} retrains cached, {todo}")
+            for variant in session.active:
+                cached = is_trained and all(
+                    scorer.is_trained() and scorer.cached(some)
+                    for scorer, some in session.scorers(variant, seed, share)
+                )
+                which = f" ({variant.settings})" if variant.rows != "both" else ""  # raw and normalised have their own
+                lines.append(f"  {variant.label}{which}: {_state(cached, force or execution.rescore, 'to score')}")
+    if references := session.reference_units(session.blocks):
+        done = sum(store.has(unit.kind, unit.config) for unit in references)
+        lines.append(f"reference models that methods look at: {done} of {len(references)} trained")
+    if further := {store.key(unit.kind, unit.config) for unit in session.further(session.active)}:
+        done = len(store.present(("retrain", key) for key in further))
+        lines.append(f"further retrains that methods ask for: {done} of {len(further)} cached")
+    lines += [f"  {label}: skipped, {reason}" for label, reason in session.skipped.items()]
+    return "\n".join([*session.notes, *lines, *(f"  {problem}" for problem in session.out.problems)])
+
+
+def _state(cached: bool, again: bool, todo: str) -> str:
+    return todo if not cached else f"{todo} again" if again else "cached"
 
 
 # ---- what comes back ----

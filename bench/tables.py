@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tabulate import tabulate
 
-from bench import metrics
+import bench.metrics as metrics
 from bench.additive import is_known, pooled_linear_ceiling
 from bench.publish import compare
 
 if TYPE_CHECKING:  # tables of records are read without torch, and numbers are written without pandas
     import pandas as pd
-
-    from bench.rows import RunRows
 
 MAX_WIDTH = 160  # of a table that has as many columns as somebody asked for
 SCORES_CALLED = {False: "raw", True: "norm."}
@@ -125,6 +124,18 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> s
 
 
 # ---- what a run prints ----
+
+
+@dataclass
+class RunRows:
+    """What a run came to, as plain data: lists of dictionaries, as they stand in a record."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    ceilings: list[dict[str, Any]] = field(default_factory=list)
+    diagnostics: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    tracebacks: dict[str, str] = field(default_factory=dict)  # label -> of what failed
 
 
 def show(out: RunRows, description: str, protocol: str, wide: bool = False) -> str:

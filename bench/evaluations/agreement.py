@@ -1,7 +1,7 @@
 """Do methods agree? Spearman's correlation of their scores and the overlap of their top examples, as a matrix.
 
     python -m bench.evaluations agreement                         # the embedded task, every two of the default methods
-    python -m bench.evaluations agreement --methods bif ekfac kfac trak gradsim --tops 0.01 0.1 --seeds 1 2 3
+    python -m bench.evaluations agreement --methods bif ekfac kfac trak gradsim --shares 0.01 0.1 --seeds 1 2 3
 
 For every query, the scores of two methods over the attributed examples are correlated, and their most helpful shares
 compared: an overlap of 1 means that both name the same examples; two random orders share as much as the top is large.
@@ -32,7 +32,7 @@ from bench.evaluations.common import (
     scoring_session,
     sizes_of,
 )
-from bench.experiment import Execution, Experiment, asked_for, execution_of
+from bench.experiment import Experiment, asked_for, execution_of
 from bench.metrics import spearman_per_column
 from bench.metrics.removal import mean_change
 from bench.tables import number, tables
@@ -44,13 +44,8 @@ AGREEMENT = "agreement"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared_arguments(parser)
-    tops = " ".join(f"{share:g}" for share in TOP_SHARES)
-    parser.add_argument("--tops", nargs="+", type=fraction, help=f"shares whose overlap is measured (default: {tops})")
-
-
-def evaluate(arguments: argparse.Namespace) -> MetricResult:
-    experiment = Experiment(**asked_for(arguments))
-    return agreement(experiment, execution_of(arguments), tops=arguments.tops or (), scores=arguments.scores)
+    usual = " ".join(f"{share:g}" for share in TOP_SHARES)
+    parser.add_argument("--shares", nargs="+", type=fraction, help=f"whose overlap is measured (default: {usual})")
 
 
 def overlap(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
@@ -59,49 +54,45 @@ def overlap(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
     return np.array(shared) / size
 
 
-def agreement(
-    experiment: Experiment, execution: Execution, *, tops: Sequence[float] = (), scores: str = "raw"
-) -> MetricResult:
-    """tops: shares of the attributed examples; none: TOP_SHARES, of each one example at least."""
-    session = scoring_session(experiment, execution)
+def evaluate(arguments: argparse.Namespace) -> MetricResult:
+    """Of the shares' default, each is one example at least."""
+    experiment, kind_of_scores = Experiment(**asked_for(arguments)), SCORE_CHOICES[arguments.scores]
+    session = scoring_session(experiment, execution_of(arguments))
     if len(session.active) < 2:
         raise UsageError(f"agreement is between two methods; --methods leaves {len(session.active)} that can run here")
     n = enough_to_correlate(session)
-    sizes = sizes_of("--tops", tops, TOP_SHARES, n)
+    sizes = sizes_of("--shares", arguments.shares or (), TOP_SHARES, n)
     scored = score_methods(session)
     num_queries = len(session.question(*session.blocks[0]).query_indices())
     out = new_answers(
         session,
         AGREEMENT,
-        {"tops": list(tops or TOP_SHARES), "scores": scores},
+        {"tops": list(arguments.shares or TOP_SHARES), "scores": arguments.scores},
         {"query_split": experiment.query_split, "queries": experiment.queries, "num_attributed": n},
         f"{num_queries} queries, {n:,} attributed examples",
     )
     cells: list[dict[str, Any]] = []
     for block, found in scored.items():
         where = place_of(session.task, block)
-        for kind in SCORE_CHOICES[scores]:
+        for kind in kind_of_scores:
             named = {
                 (one.variant.label, normalised): (values.T.astype(np.float64), orders_of(values))
                 for one, normalised, values in score_matrices(found, [kind])
             }
             for names, (first, first_order), (second, second_order) in pairs_of(named):
-                ranks = mean_change(spearman_per_column(first, second))
-                cells.append(where | names | {"metric": "Spearman", "at": None} | _numbers(ranks))
-                for size in sizes:
-                    shared = mean_change(overlap(first_order, second_order, size))
-                    cells.append(where | names | {"metric": "overlap", "at": size / n, "size": size} | _numbers(shared))
+                numbers = {("Spearman", None, None): spearman_per_column(first, second)}
+                numbers |= {("overlap", size / n, size): overlap(first_order, second_order, size) for size in sizes}
+                for (metric, at, size), values in numbers.items():
+                    one = mean_change(values)
+                    counts = {"num_queries": one.num_queries, "num_undefined": one.num_undefined}
+                    cell = {"metric": metric, "at": at, **({} if size is None else {"size": size})}
+                    cells.append(where | names | cell | {"value": one.mean, **ends_of(one), **counts})
     if not cells:
         reasons = "".join(f"; {problem}" for problem in session.out.problems)
         raise UsageError(f"agreement is between two methods; fewer than two have such scores here{reasons}")
     out.detail["cells"] = cells
     out.problems += session.out.problems
     return out
-
-
-def _numbers(found: Any) -> dict[str, Any]:
-    counts = {"num_queries": found.num_queries, "num_undefined": found.num_undefined}
-    return {"value": found.mean, **ends_of(found), **counts}
 
 
 def matrix_of(cells: Sequence[dict[str, Any]]) -> tuple[list[str], np.ndarray]:

@@ -34,7 +34,7 @@ from bench.evaluations.common import (
     scores_words,
     variant_columns,
 )
-from bench.experiment import Execution, Experiment, execution_of, experiment_of
+from bench.experiment import execution_of, experiment_of
 from bench.metrics import MINIMUM_SUBSETS
 from bench.metrics.calibration import UnitsOfLoss, calibration, reachable_share
 from bench.runner import Session
@@ -65,11 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
-    return calibrate(experiment_of(arguments), execution_of(arguments), scores=arguments.scores)
-
-
-def calibrate(experiment: Experiment, execution: Execution, *, scores: str = "raw") -> MetricResult:
-    session = Session(experiment, execution)
+    experiment, scores = experiment_of(arguments), arguments.scores
+    session = Session(experiment, execution_of(arguments))
     session.report_skipped()
     truths, predictions = session.retrain(), session.score()
     plan = session.plans(*session.blocks[0])[0]

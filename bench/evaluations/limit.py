@@ -45,6 +45,7 @@ from retrain.units import describe_device
 DAMPING = 0.05  # gamma / n_beta, the influence function's
 STEP_LENGTH = 0.04  # times the largest precision: the length of the step adds a hundredth to the variance
 BURN_IN = 8  # draws; they are half a relaxation time apart
+COPIES = 1000
 N_BETAS = (10.0, 30.0, 100.0, 300.0, 1000.0)
 NEWTON_STEPS = 40
 LARGEST_NORM = 10.0  # of the minimum: beyond it lie separable classes, whose minimum is nowhere
@@ -179,13 +180,9 @@ def measured(task: LogisticCopies, n_beta: float, draws: int, seed: int, store: 
     entry = store.read("limit", config)
     if entry is None:
         found = distances(task, sampled_losses(task, n_beta, draws, seed), n_beta)
-        columns = {name: np.array([one[name] for one in found]) for name in found[0]}
-        entry = store.write("limit", config, columns, {})
-    arrays = entry.arrays
-    return [
-        {"n_beta": n_beta, "draws": int(arrays["draws"][k]), "distance": float(arrays["distance"][k])}
-        for k in range(len(arrays["draws"]))
-    ]
+        entry = store.write("limit", config, {name: np.array([one[name] for one in found]) for name in found[0]}, {})
+    counts, apart = (entry.arrays[name].tolist() for name in ("draws", "distance"))
+    return [{"n_beta": n_beta, "draws": n, "distance": d} for n, d in zip(counts, apart, strict=True)]
 
 
 def sampled_losses(task: LogisticCopies, n_beta: float, draws: int, seed: int) -> Tensor:
@@ -238,8 +235,6 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 def make_record(
     task: LogisticCopies, n_betas: Sequence[float], draws: int, seeds: Sequence[int], store: Store
 ) -> dict[str, Any]:
-    if len(set(n_betas)) < 2:
-        raise UsageError(f"a slope needs two values of --n-beta; got {', '.join(f'{one:g}' for one in n_betas)}")
     exact = [
         {
             "n_beta": n_beta,
@@ -297,22 +292,8 @@ def limit_table(record: Mapping[str, Any]) -> str:
 # ---- the evaluation ----
 
 
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no positive number; expected such as 10 100 1000")
-    return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    betas = " ".join(f"{one:g}" for one in N_BETAS)
-    add("--n-beta", nargs="+", type=positive, default=list(N_BETAS), metavar="N",
-        help=f"inverse temperatures, two or more (default: {betas})")  # fmt: skip
-    add("--copies", type=at_least(16), default=1000, help="of the regression, each a chain (default: %(default)s)")
     add("--draws", type=at_least(4), default=32, help="of each copy (default: %(default)s)")
     add("--seeds", "--seed", nargs="+", type=at_least(0), default=[1], help="of the chains (default: 1)")
     add("--cache", default=default_cache(), help="where finished chains are kept (default: %(default)s)")
@@ -342,9 +323,8 @@ class LimitResult:
 
 def evaluate(arguments: argparse.Namespace) -> LimitResult:
     logging.getLogger().setLevel(logging.ERROR)  # a warning of short chains says nothing here: they are many
-    n_betas, seeds = sorted(set(arguments.n_beta)), sorted(set(arguments.seeds))
-    task = LogisticCopies(copies=arguments.copies)
-    return LimitResult(make_record(task, n_betas, arguments.draws, seeds, Store(arguments.cache)))
+    task, seeds = LogisticCopies(copies=COPIES), sorted(set(arguments.seeds))
+    return LimitResult(make_record(task, N_BETAS, arguments.draws, seeds, Store(arguments.cache)))
 
 
 def show(out: LimitResult) -> str:

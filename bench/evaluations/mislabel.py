@@ -34,7 +34,7 @@ from bench.evaluations.common import (
     score_methods,
     scoring_session,
 )
-from bench.experiment import Execution, Experiment, asked_for, execution_of
+from bench.experiment import Experiment, asked_for, execution_of
 from bench.ground_truth import base_model
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
 from bench.runner import Session
@@ -57,11 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
-    return mislabelling(Experiment(**asked_for(arguments)), execution_of(arguments), share=arguments.share)
-
-
-def mislabelling(experiment: Experiment, execution: Execution, *, share: float = 0.1) -> MetricResult:
     """Each seed's task gets wrong labels of its own."""
+    experiment, execution, share = Experiment(**asked_for(arguments)), execution_of(arguments), arguments.share
     options = {"of": experiment.task, "of_options": json.dumps(dict(experiment.task_options), default=str)}
     out: MetricResult | None = None
     for seed in experiment.seeds:

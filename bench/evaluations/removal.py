@@ -53,6 +53,7 @@ RANDOM_REMOVAL, SAME_CLASS = "random removal", "same-class removal"
 MOST_NUMBERS = 100_000  # of the queries' own changes in a record
 SHARES = (0.001, 0.01, 0.05, 0.1, 0.2)
 NUM_QUERIES = 100
+CONTROLS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,13 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shares", nargs="+", type=fraction, help=f"of the attributed examples that are removed (default: {shares})")
     add("--replicates", type=at_least(1), default=3, help="retrains of every set (default: %(default)s)")
     add("--reference", type=at_least(2), default=20, help="models with nothing removed (default: %(default)s)")
-    add("--controls", type=at_least(2), default=10, help="random sets of a size, or class and size (default: 10)")
     add("--brittleness", action="store_true", help="also find the smallest share that flips each prediction")
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
     asked = asked_for(argparse.Namespace(**{**vars(arguments), "replicates": None, "reference": None}))
-    names = ("replicates", "reference", "controls", "scores", "brittleness")
+    names = ("replicates", "reference", "scores", "brittleness")
     return removal(
         Experiment(**{"queries": NUM_QUERIES, **asked}),
         execution_of(arguments),
@@ -104,7 +104,7 @@ def removal(
     shares: Sequence[float] = (),  # of the attributed examples; empty: SHARES, of each one example at least
     replicates: int = 3,  # retrains of every query's set
     reference: int = 20,  # models with nothing removed
-    controls: int = 10,  # random sets of every size; of every class and size for the second control
+    controls: int = CONTROLS,  # random sets of every size; of every class and size for the second control
     scores: str = "raw",  # whose order is removed
     brittleness: bool = False,
 ) -> MetricResult:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bench.metrics.ceilings import Ceiling, CeilingRatio, lds_over_ceiling, noise_ceiling
-from bench.metrics.intervals import MINIMUM_SUBSETS, FloatArray, mean_over_replicates
+from bench.metrics.intervals import MINIMUM_SUBSETS, NUM_BOOTSTRAP, FloatArray, mean_over_replicates
 from bench.metrics.lds import LDS, GroupCounts, linear_datamodelling_score
 from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR, LinearCeiling, linear_ceiling
 from bench.prediction import subset_sums
@@ -27,7 +27,6 @@ class ArrayScore:
     lds: float  # mean over queries of Spearman's correlation across subsets; NaN when no query has one
     ci_low: float
     ci_high: float
-    confidence: float
     num_subsets: int
     num_queries: int
     num_undefined: int  # queries without a correlation: constant or not finite
@@ -53,8 +52,7 @@ def score_arrays(
     groups: ArrayLike | None = None,
     present: ArrayLike | None = None,
     seed: int = 0,
-    num_bootstrap: int = 1000,
-    confidence: float = 0.95,
+    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> ArrayScore:
     """The linear datamodelling score of `scores`, with its 95 % interval over subsets and queries.
 
@@ -78,7 +76,7 @@ def score_arrays(
         raise ValueError(f"scores has shape {predicted.shape}; expected {expected}: queries x training examples{hint}.")
     truth = mean_over_replicates(values, present=present)
     prediction = subset_sums(kept, predicted)
-    options: dict[str, Any] = {"seed": seed, "num_bootstrap": num_bootstrap, "confidence": confidence}
+    options: dict[str, Any] = {"seed": seed, "num_bootstrap": num_bootstrap}
     result = linear_datamodelling_score(truth, prediction, **options)
     counts = None if groups is None else GroupCounts.of(kept, groups)
     within = None if counts is None else linear_datamodelling_score(truth, prediction, within=counts, **options)
@@ -90,22 +88,15 @@ def score_arrays(
             ceiling_within = noise_ceiling(values, present=present, within=counts, **options)
         ratio = lds_over_ceiling(values, prediction, present=present, ceiling=ceiling, **options)
     if len(kept) >= MINIMUM_SUBSETS_LINEAR:
-        linear = linear_ceiling(kept, values, present=present, confidence=confidence)
+        linear = linear_ceiling(kept, values, present=present)
+    shared = ("lds", "ci_low", "ci_high", "num_subsets", "num_queries", "num_undefined", "across_queries", "per_query")
     return ArrayScore(
-        lds=result.lds,
-        ci_low=result.ci_low,
-        ci_high=result.ci_high,
-        confidence=confidence,
-        num_subsets=result.num_subsets,
-        num_queries=result.num_queries,
-        num_undefined=result.num_undefined,
-        across_queries=result.across_queries,
+        **{name: getattr(result, name) for name in shared},
         ceiling=ceiling,
         over_ceiling=ratio,
         linear_ceiling=linear,
         within_groups=within,
         ceiling_within_groups=ceiling_within,
-        per_query=result.per_query,
     )
 
 

@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bench.metrics.intervals import (
+    CONFIDENCE,
     MINIMUM_SUBSETS,
+    NUM_BOOTSTRAP,
+    BoolArray,
     FloatArray,
     IntArray,
     Sampling,
     TwoWayInterval,
     as_replicates,
-    check_confidence,
     check_num_subsets,
     check_pair,
     mean_of_defined,
@@ -28,7 +30,8 @@ from bench.metrics.intervals import (
     two_way_interval,
 )
 from bench.metrics.lds import GroupCounts
-from bench.metrics.linear import LinearCeiling, best_spearman
+
+MOST_SPLITS = 20  # of the replicates into halves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +45,9 @@ class Ceiling:
     reliability_low: float
     reliability_high: float
     split_half: float  # mean correlation between the halves, before the step-up
-    confidence: float
     num_subsets: int  # all subsets
     num_subsets_replicated: int  # those with two or more replicates, which the estimate rests on
     num_replicates: float  # harmonic mean over subsets
-    num_splits: int
     num_queries: int
     num_undefined: int
     per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,) split-half correlation
@@ -67,7 +68,6 @@ class CeilingRatio:
     ci_low: float
     ci_high: float
     standard_error: float
-    confidence: float
     lds: float
     ceiling: float
     num_subsets: int
@@ -103,15 +103,15 @@ class StepUp:
         return math.nan if math.isnan(reliability) else math.sqrt(max(0.0, reliability))
 
 
-def _replicate_orders(num_replicates: int, num_splits: int, seed: int) -> Iterator[IntArray]:
+def _replicate_orders(num_replicates: int, seed: int) -> Iterator[IntArray]:
     """Orders of the replicates; taken alternately they fall into two halves, the first one larger when the number is
     odd.
 
-    All the splits there are when that is no more than `num_splits`, else that many at random.
+    All the splits there are when these are no more than MOST_SPLITS, else that many at random.
     """
     larger = (num_replicates + 1) // 2
     even = num_replicates % 2 == 0
-    if math.comb(num_replicates, larger) // (2 if even else 1) <= num_splits:
+    if math.comb(num_replicates, larger) // (2 if even else 1) <= MOST_SPLITS:
         for chosen in combinations(range(num_replicates), larger):
             if even and 0 not in chosen:
                 continue  # the same split with the halves swapped
@@ -121,26 +121,36 @@ def _replicate_orders(num_replicates: int, num_splits: int, seed: int) -> Iterat
             yield order
     else:
         rng = np.random.default_rng([seed, 2])
-        for _ in range(num_splits):
+        for _ in range(MOST_SPLITS):
             yield rng.permutation(num_replicates)
 
 
+def _halves(values: FloatArray, exists: BoolArray, order: IntArray, subsets: IntArray) -> list[FloatArray]:
+    """The means of both halves of these subsets' replicates, (subsets, queries) each."""
+    ordered = exists[order][:, subsets]
+    turn = np.cumsum(ordered, axis=0) % 2 == 1
+    halves = []
+    for chosen in (ordered & turn, ordered & ~turn):
+        half = np.zeros((len(subsets), values.shape[2]))
+        for slot, replicate in enumerate(order):
+            half[chosen[slot]] += values[replicate, subsets[chosen[slot]]]
+        halves.append(half / chosen.sum(axis=0)[:, None])
+    return halves
+
+
 def noise_ceiling(
-    replicates: ArrayLike | Sequence[ArrayLike],
+    replicates: ArrayLike,
     *,
     present: ArrayLike | None = None,
     within: GroupCounts | None = None,
-    num_splits: int = 20,
     seed: int = 0,
-    num_bootstrap: int = 1000,
-    confidence: float = 0.95,
+    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> Ceiling:
     """What LDS a perfect prediction could be expected to reach, from how well replicates agree with each other.
 
-    replicates: (num_replicates, num_subsets, num_queries) retrained losses. Where subsets differ in their number of
-    replicates, give either a list with one (num_replicates_k, num_queries) array a subset, or the array with anything
-    in the missing blocks and `present`, (num_replicates, num_subsets), False for them. NaN alone does not mark a
-    replicate as missing: a run that diverged makes its queries undefined, and they are counted.
+    replicates: (num_replicates, num_subsets, num_queries) retrained losses; where subsets differ in their number of
+    replicates, with anything in the missing blocks, and `present`, (num_replicates, num_subsets), False for them. NaN
+    alone does not mark a replicate as missing: a run that diverged makes its queries undefined, and they are counted.
 
     For each split of the replicates into halves (the same split for every subset, since replicates may share seeds
     across subsets), each query's half-means are correlated by Spearman across the subsets that have two replicates or
@@ -155,60 +165,36 @@ def noise_ceiling(
     """
     values, exists = as_replicates(replicates, present)
     check_num_subsets(values.shape[1])
-    check_confidence(confidence, num_bootstrap)
-    if num_splits < 1:
-        raise ValueError(f"num_splits is {num_splits}; expected at least 1.")
     num_subsets, num_queries = values.shape[1:]
     counts = exists.sum(axis=0)
     replicated = np.flatnonzero(counts >= 2)
     whole = float((1.0 / counts).mean())
-    nothing = np.full(num_queries, np.nan)
     within = None if within is None else within.rows(replicated)
     lost = 0 if within is None else within.lost
+    sizes = {
+        "num_subsets": num_subsets, "num_subsets_replicated": len(replicated), "num_replicates": 1.0 / whole,
+        "num_queries": num_queries,
+    }  # fmt: skip
     if len(replicated) - lost < MINIMUM_SUBSETS:
+        unknown = ("ceiling", "ci_low", "ci_high", "reliability", "reliability_low", "reliability_high", "split_half")
+        nothing = np.full(num_queries, np.nan)
         return Ceiling(
-            ceiling=math.nan,
-            ci_low=math.nan,
-            ci_high=math.nan,
-            reliability=math.nan,
-            reliability_low=math.nan,
-            reliability_high=math.nan,
-            split_half=math.nan,
-            confidence=confidence,
-            num_subsets=num_subsets,
-            num_subsets_replicated=len(replicated),
-            num_replicates=1.0 / whole,
-            num_splits=0,
-            num_queries=num_queries,
-            num_undefined=num_queries,
-            per_query=nothing,
-            sampling=None,
+            **dict.fromkeys(unknown, math.nan), **sizes, num_undefined=num_queries, per_query=nothing, sampling=None,
             step_up=None,
-        )
+        )  # fmt: skip
     larger = (counts[replicated] + 1) // 2
     step_up = StepUp(float((1.0 / larger).mean()), float((1.0 / (counts[replicated] - larger)).mean()), whole)
 
-    splits_done = 0
-    total: Sampling | None = None
-    for order in _replicate_orders(values.shape[0], num_splits, seed):
-        ordered = exists[order][:, replicated]
-        turn = np.cumsum(ordered, axis=0) % 2 == 1
-        halves = []
-        for chosen in (ordered & turn, ordered & ~turn):
-            half = np.zeros((len(replicated), num_queries))
-            for slot, replicate in enumerate(order):
-                half[chosen[slot]] += values[replicate, replicated[chosen[slot]]]
-            halves.append(half / chosen.sum(axis=0)[:, None])
+    orders, total = list(_replicate_orders(values.shape[0], seed)), None
+    for order in orders:
+        halves = _halves(values, exists, order, replicated)
         if within is not None:
             halves = [within.take_out(half, np.float32) for half in halves]
         sampling = sample_spearman(halves[0], halves[1], lost)
         total = sampling if total is None else total.combine(1.0, sampling, 1.0)
-        splits_done += 1
     assert total is not None
-    sampling = total.combine(1.0 / splits_done, total, 0.0)
-    interval = two_way_interval(
-        sampling, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence, correlation=True
-    )
+    sampling = total.combine(1.0 / len(orders), total, 0.0)
+    interval = two_way_interval(sampling, seed=seed, num_bootstrap=num_bootstrap, correlation=True)
 
     # The interval is about the value less its bias, which for nearly perfect agreement of a few subsets is larger than
     # the interval is wide: it is stretched to hold the plain value too, which is the one that is reported.
@@ -225,12 +211,7 @@ def noise_ceiling(
         reliability_low=step_up.reliability(low),
         reliability_high=step_up.reliability(high),
         split_half=interval.mean,
-        confidence=confidence,
-        num_subsets=num_subsets,
-        num_subsets_replicated=len(replicated),
-        num_replicates=1.0 / whole,
-        num_splits=splits_done,
-        num_queries=num_queries,
+        **sizes,
         num_undefined=sampling.num_undefined,
         per_query=sampling.plain,
         sampling=Sampling(sampling.plain, sampling.corrected, influence),
@@ -239,14 +220,13 @@ def noise_ceiling(
 
 
 def lds_over_ceiling(
-    replicates: ArrayLike | Sequence[ArrayLike],
+    replicates: ArrayLike,
     prediction: ArrayLike,
     *,
     present: ArrayLike | None = None,
     ceiling: Ceiling | None = None,
     seed: int = 0,
-    num_bootstrap: int = 1000,
-    confidence: float = 0.95,
+    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> CeilingRatio:
     """LDS divided by the noise ceiling of the same truth: 1 for a prediction that is as good as the noise lets it be.
 
@@ -256,11 +236,8 @@ def lds_over_ceiling(
     """
     truth, prediction = check_pair(mean_over_replicates(replicates, present=present), prediction)
     check_num_subsets(truth.shape[0])
-    check_confidence(confidence, num_bootstrap)
     if ceiling is None:
-        ceiling = noise_ceiling(
-            replicates, present=present, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence
-        )
+        ceiling = noise_ceiling(replicates, present=present, seed=seed, num_bootstrap=num_bootstrap)
     if truth.shape != (ceiling.num_subsets, ceiling.num_queries):
         raise ValueError(
             f"the replicates have {truth.shape[0]} subsets and {truth.shape[1]} queries, but the ceiling was made from "
@@ -281,9 +258,7 @@ def lds_over_ceiling(
             ends = [ceiling.step_up.ceiling(split_half + side * step) for side in (-1, 1)]
             slope = (ends[1] - ends[0]) / (2.0 * step)
             linearised = score.combine(1.0 / height, ceiling.sampling, -lds * slope / height**2)
-            interval = two_way_interval(
-                linearised, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence, correlation=False
-            )
+            interval = two_way_interval(linearised, seed=seed, num_bootstrap=num_bootstrap, correlation=False)
             # The linear form gives the deviations; its own mean lacks a constant.
             offset = lds / height - interval.mean
             interval = replace(interval, low=interval.low + offset, high=interval.high + offset)
@@ -292,7 +267,6 @@ def lds_over_ceiling(
         ci_low=interval.low,
         ci_high=interval.high,
         standard_error=interval.standard_error,
-        confidence=confidence,
         lds=lds,
         ceiling=height,
         num_subsets=truth.shape[0],
@@ -317,16 +291,15 @@ def mean_and_standard_error(values: ArrayLike) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class PooledCeiling:
-    """One ceiling for several seeds, from the mean of their reliabilities, or of their additive shares."""
+    """One ceiling for several seeds, from the mean of their reliabilities."""
 
     ceiling: float  # 0.0 when the mean is not positive
     ci_low: float
     ci_high: float
-    mean: float  # of the reliabilities or shares
+    mean: float  # of the reliabilities
     mean_low: float  # may be negative, where the ceiling's end is 0
     mean_high: float
     standard_error: float  # of the mean
-    confidence: float
     num_seeds: int  # of those that are known
     num_unknown: int
 
@@ -336,55 +309,45 @@ class PooledCeiling:
         return not self.mean > 0.0 or self.mean_low <= 0.0  # where no interval is known, the mean says it
 
 
-def pooled_ceiling(
-    seeds: Sequence[Ceiling | LinearCeiling | float],
-    *,
-    errors: Sequence[float] | None = None,
-    linear: bool = False,
-    confidence: float = 0.95,
-) -> PooledCeiling:
-    """One ceiling for several seeds: of their noise ceilings, or of their linear ceilings.
+def pooled_ceiling(reliabilities: Sequence[float], errors: Sequence[float]) -> PooledCeiling:
+    """One ceiling for several seeds, of their reliabilities and these' standard errors (NaN where none is known).
 
-    Numbers are reliabilities, or additive shares if `linear`; `errors` are their standard errors. A mean of roots
-    counts a seed whose reliability came out below 0 as 0, and is the root of nothing where the reliability is small;
-    chance cancels in the mean of reliabilities. The interval is Student's over seeds. Where ceilings or errors are
-    given, they say how far chance alone spreads a seed, and the wider of the two intervals counts: seeds may agree by
-    chance. A single seed has its own. Seeds of which nothing is known are left out and counted.
+    A mean of roots counts a seed whose reliability came out below 0 as 0, and is the root of nothing where the
+    reliability is small; chance cancels in the mean of reliabilities. The interval is Student's over seeds. Errors say
+    how far chance alone spreads a seed, and the wider of the two intervals counts: seeds may agree by chance. A single
+    seed has its own. Seeds of which nothing is known are left out and counted.
     """
-    check_confidence(confidence, 1)
-    shares, found, linear = _shares(seeds, linear)
-    own = found if errors is None else np.asarray(errors, dtype=np.float64)
-    known = np.isfinite(shares)
-    shares, own = shares[known], own[known]
-    num_seeds = len(shares)
-    mean, error, reach = (float(shares.mean()) if num_seeds else math.nan), math.nan, math.nan
+    values, own = np.asarray(reliabilities, dtype=np.float64), np.asarray(errors, dtype=np.float64)
+    if not values.size:
+        raise ValueError("got no seeds; expected a reliability for each, one or more.")
+    known = np.isfinite(values)
+    values, own = values[known], own[known]
+    num_seeds = len(values)
+    mean, error, reach = (float(values.mean()) if num_seeds else math.nan), math.nan, math.nan
     if num_seeds == 1:
         error = float(own[0])
-        reach = error * normal_quantile(0.5 + 0.5 * confidence)
+        reach = error * normal_quantile(0.5 + 0.5 * CONFIDENCE)
     elif num_seeds > 1:
-        between = math.sqrt(float(shares.var(ddof=1)) / num_seeds)
+        between = math.sqrt(float(values.var(ddof=1)) / num_seeds)
         within = math.sqrt(float((own**2).sum())) / num_seeds
-        error, reach = between, between * t_quantile(0.5 + 0.5 * confidence, num_seeds - 1)
+        error, reach = between, between * t_quantile(0.5 + 0.5 * CONFIDENCE, num_seeds - 1)
         if within > 0:  # not NaN, which stays unknown
-            error, reach = max(error, within), max(reach, within * normal_quantile(0.5 + 0.5 * confidence))
+            error, reach = max(error, within), max(reach, within * normal_quantile(0.5 + 0.5 * CONFIDENCE))
     low, high = mean - reach, mean + reach
     return PooledCeiling(
-        ceiling=_ceiling(mean, linear),
-        ci_low=_ceiling(low, linear),
-        ci_high=_ceiling(high, linear),
+        ceiling=_root(mean),
+        ci_low=_root(low),
+        ci_high=_root(high),
         mean=mean,
         mean_low=low,
         mean_high=high,
         standard_error=error,
-        confidence=confidence,
         num_seeds=num_seeds,
-        num_unknown=len(seeds) - num_seeds,
+        num_unknown=len(known) - num_seeds,
     )
 
 
-def ceiling_of_ends(
-    reliabilities: Sequence[float], lows: Sequence[float], highs: Sequence[float], *, confidence: float = 0.95
-) -> PooledCeiling:
+def ceiling_of_ends(reliabilities: Sequence[float], lows: Sequence[float], highs: Sequence[float]) -> PooledCeiling:
     """`pooled_ceiling` of seeds whose noise ceilings were written down: reliability and the ends of the ceiling.
 
     An end that was cut at 0 says nothing of the width below, so there the width above counts for both. A seed's
@@ -395,8 +358,8 @@ def ceiling_of_ends(
     """
     middle, below, above = (np.asarray(values, dtype=np.float64) for values in (reliabilities, lows, highs))
     half = np.where(below > 0.0, 0.5 * (above**2 - below**2), above**2 - middle)
-    errors = np.maximum(half, 0.0) / normal_quantile(0.5 + 0.5 * confidence)
-    pooled = pooled_ceiling(middle.tolist(), errors=errors.tolist(), confidence=confidence)
+    errors = np.maximum(half, 0.0) / normal_quantile(0.5 + 0.5 * CONFIDENCE)
+    pooled = pooled_ceiling(middle.tolist(), errors.tolist())
     if pooled.num_seeds != 1:
         known = np.isfinite(middle) & np.isfinite(below) & np.isfinite(above)
         if not known.any():
@@ -407,81 +370,12 @@ def ceiling_of_ends(
             high = max(high, float((above[known] ** 2).mean()))
         if pooled.num_seeds < MANY_SEEDS and (below[known] > 0.0).all():
             low, high = max(low, float(below[known].min()) ** 2), min(high, float(above[known].max()) ** 2)
-        ci_low, ci_high = (_ceiling(end, linear=False) for end in (low, high))
+        ci_low, ci_high = map(_root, (low, high))
         return replace(pooled, mean_low=low, mean_high=high, ci_low=ci_low, ci_high=ci_high)
     one = int(np.isfinite(middle).argmax())  # its own interval, to the last digit
     low, high = float(below[one]), float(above[one])
     return replace(pooled, ci_low=low, ci_high=high, mean_low=low**2, mean_high=high**2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PooledRatio:
-    """The mean LDS over seeds divided by their pooled ceiling."""
-
-    ratio: float  # NaN when the ceiling's interval touches 0
-    ci_low: float
-    ci_high: float
-    standard_error: float
-    confidence: float
-    num_seeds: int
-
-
-def lds_over_pooled_ceiling(
-    scores: Sequence[float],
-    seeds: Sequence[Ceiling | LinearCeiling | float],
-    *,
-    linear: bool = False,
-    confidence: float = 0.95,
-) -> PooledRatio:
-    """The mean of `scores`, each seed's LDS, over the pooled ceiling of `seeds`, in the same order.
-
-    Both are averaged before they are divided, since a single seed's ceiling may be close to 0. The interval is
-    Student's over two seeds or more, of the linearised ratio, so that what a seed does to both cancels; one seed has
-    `lds_over_ceiling`.
-    """
-    if len(scores) != len(seeds) or len(seeds) < 2:
-        raise ValueError(f"got {len(scores)} scores and {len(seeds)} seeds; expected as many of both, two or more.")
-    shares, _, linear = _shares(seeds, linear)
-    values = np.array([scores, shares])
-    known = np.isfinite(values).all(axis=0)
-    values = values[:, known]
-    num_seeds = int(known.sum())
-    ratio = low = high = error = math.nan
-    pooled = pooled_ceiling([seed for seed, use in zip(seeds, known) if use], linear=linear) if num_seeds > 1 else None
-    if pooled is not None and not pooled.touches_zero:
-        ratio = float(values[0].mean()) / pooled.ceiling
-        step = 1e-3 * min(pooled.mean, 1.0)
-        at = min(pooled.mean, 1.0 - step)  # a share above 1 is chance: the linear ceiling ends there
-        slope = (_ceiling(at + step, linear) - _ceiling(at - step, linear)) / (2.0 * step)
-        _, error = mean_and_standard_error((values[0] - ratio * slope * values[1]) / pooled.ceiling)
-        reach = error * t_quantile(0.5 + 0.5 * confidence, num_seeds - 1)
-        low, high = ratio - reach, ratio + reach
-    return PooledRatio(
-        ratio=ratio, ci_low=low, ci_high=high, standard_error=error, confidence=confidence, num_seeds=num_seeds
-    )
-
-
-def _shares(seeds: Sequence[Ceiling | LinearCeiling | float], linear: bool) -> tuple[FloatArray, FloatArray, bool]:
-    """Each seed's reliability or share, its standard error (NaN for a number), and whether these are linear."""
-    if not len(seeds):
-        raise ValueError("got no seeds; expected a ceiling or a number for each, one or more.")
-    kinds = {type(seed) if isinstance(seed, Ceiling | LinearCeiling) else float for seed in seeds}
-    if len(kinds) > 1:
-        raise ValueError("got seeds of different kinds; pass noise ceilings, linear ceilings or numbers, all alike.")
-    found = []
-    for seed in seeds:
-        if isinstance(seed, Ceiling):
-            width = (seed.reliability_high - seed.reliability_low) / normal_quantile(0.5 + 0.5 * seed.confidence)
-            found.append((seed.reliability, 0.5 * width))
-        elif isinstance(seed, LinearCeiling):
-            found.append((seed.share.share, seed.share.standard_error))
-        else:
-            found.append((float(seed), math.nan))
-    shares, errors = np.array(found).T
-    return shares, errors, linear or isinstance(seeds[0], LinearCeiling)
-
-
-def _ceiling(share: float, linear: bool) -> float:
-    if linear or math.isnan(share):
-        return best_spearman(share)
-    return math.sqrt(min(max(share, 0.0), 1.0))
+def _root(reliability: float) -> float:
+    return reliability if math.isnan(reliability) else math.sqrt(min(max(reliability, 0.0), 1.0))

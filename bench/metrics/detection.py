@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bench.metrics.intervals import BoolArray, FloatArray, average_ranks, normal_above, normal_quantile
+from bench.metrics.intervals import CONFIDENCE, BoolArray, FloatArray, average_ranks, normal_above, normal_quantile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def _ranks(values: FloatArray) -> FloatArray:
     return average_ranks(values[:, None])[:, 0]
 
 
-def area_under_curve(known: ArrayLike, score: ArrayLike, confidence: float = 0.95) -> Area:
+def area_under_curve(known: ArrayLike, score: ArrayLike) -> Area:
     """known: (n,) bool; score: (n,), higher where an example is thought to be known. The interval is on the logit."""
     mask, values = _checked(known, score)
     ranks, m, k = _ranks(values), int(mask.sum()), int((~mask).sum())
@@ -69,7 +69,7 @@ def area_under_curve(known: ArrayLike, score: ArrayLike, confidence: float = 0.9
     error = math.sqrt(of_known.var(ddof=1) / m + of_others.var(ddof=1) / k)
     low = high = auc
     if 0.0 < auc < 1.0 and error > 0.0:
-        reach = normal_quantile(0.5 + 0.5 * confidence) * error / (auc * (1.0 - auc))
+        reach = normal_quantile(0.5 + 0.5 * CONFIDENCE) * error / (auc * (1.0 - auc))
         centre = math.log(auc / (1.0 - auc))
         low, high = (1.0 / (1.0 + math.exp(-end)) for end in (centre - reach, centre + reach))
     return Area(
@@ -78,14 +78,14 @@ def area_under_curve(known: ArrayLike, score: ArrayLike, confidence: float = 0.9
     )  # fmt: skip
 
 
-def auc_difference(first: Area, second: Area, confidence: float = 0.95) -> Detected:
+def auc_difference(first: Area, second: Area) -> Detected:
     """Of two scores of the same examples, in the same order."""
     difference = first.auc - second.auc
     known, others = first.of_known - second.of_known, first.of_others - second.of_others
     error = math.sqrt(known.var(ddof=1) / len(known) + others.var(ddof=1) / len(others))
     if error == 0.0:
         return Detected(value=difference, ci_low=difference, ci_high=difference, p_value=float(difference == 0.0))
-    reach = normal_quantile(0.5 + 0.5 * confidence) * error
+    reach = normal_quantile(0.5 + 0.5 * CONFIDENCE) * error
     p_value = 2.0 * normal_above(abs(difference) / error)
     return Detected(value=difference, ci_low=difference - reach, ci_high=difference + reach, p_value=p_value)
 
@@ -121,9 +121,9 @@ def precision_draws(
     return np.array(found)
 
 
-def resampled(value: float, draws: FloatArray, confidence: float = 0.95) -> Detected:
+def resampled(value: float, draws: FloatArray) -> Detected:
     """The percentile interval, and twice the smaller share of draws on either side of 0."""
-    tail = 0.5 * (1.0 - confidence)
+    tail = 0.5 * (1.0 - CONFIDENCE)
     low, high = (float(end) for end in np.quantile(draws, [tail, 1.0 - tail]))
     below, above = float((draws <= 0).mean()), float((draws >= 0).mean())
     return Detected(

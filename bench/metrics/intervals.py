@@ -6,7 +6,7 @@ Subsets and queries are both draws. STATISTICS.md derives the interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,6 +19,8 @@ BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 
 MINIMUM_SUBSETS = 3
+CONFIDENCE = 0.95  # of every interval
+NUM_BOOTSTRAP = 1000  # resamples, for steady ends
 
 
 def as_table(values: ArrayLike, name: str) -> FloatArray:
@@ -54,38 +56,13 @@ def check_num_subsets(num_subsets: int) -> None:
         )
 
 
-def check_confidence(confidence: float, num_bootstrap: int) -> None:
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence is {confidence}; expected a fraction between 0 and 1, such as 0.95.")
-    if num_bootstrap < 1:
-        raise ValueError(f"num_bootstrap is {num_bootstrap}; expected at least 1, and 1000 for steady interval ends.")
-
-
-def as_replicates(
-    replicates: ArrayLike | Sequence[ArrayLike], present: ArrayLike | None
-) -> tuple[FloatArray, BoolArray]:
+def as_replicates(replicates: ArrayLike, present: ArrayLike | None) -> tuple[FloatArray, BoolArray]:
     """(R, K, q) losses and (R, K) which of them exist."""
-    if isinstance(replicates, Sequence):
-        if present is not None:
-            raise ValueError("got `present` with a list of replicates; the lengths already say it: drop `present`.")
-        tables = [as_table(table, f"replicates[{k}]") for k, table in enumerate(replicates)]
-        shapes = [table.shape for table in tables]
-        if not tables or len({shape[1] for shape in shapes}) != 1 or min(shape[0] for shape in shapes) < 1:
-            raise ValueError(
-                f"replicates is a list with shapes {shapes[:5]}{'...' if len(shapes) > 5 else ''}; expected one "
-                "(num_replicates, num_queries) array a subset, one replicate or more each, all with the same queries."
-            )
-        values = np.full((max(shape[0] for shape in shapes), len(tables), shapes[0][1]), np.nan)
-        exists = np.zeros(values.shape[:2], dtype=bool)
-        for k, table in enumerate(tables):
-            values[: len(table), k] = table
-            exists[: len(table), k] = True
-        return values, exists
     values = np.asarray(replicates, dtype=np.float64)
     if values.ndim != 3:
         raise ValueError(
-            f"replicates has shape {values.shape}; expected (num_replicates, num_subsets, num_queries), or a list with "
-            "one (num_replicates, num_queries) array a subset. Stack the replicates along a new first axis."
+            f"replicates has shape {values.shape}; expected (num_replicates, num_subsets, num_queries). Stack the "
+            "replicates along a new first axis, and say in `present` which are missing."
         )
     exists = np.ones(values.shape[:2], dtype=bool) if present is None else np.asarray(present, dtype=bool)
     if exists.shape != values.shape[:2] or not exists.any(axis=0).all():
@@ -96,9 +73,7 @@ def as_replicates(
     return values, exists
 
 
-def mean_over_replicates(
-    replicates: ArrayLike | Sequence[ArrayLike], *, present: ArrayLike | None = None
-) -> FloatArray:
+def mean_over_replicates(replicates: ArrayLike, *, present: ArrayLike | None = None) -> FloatArray:
     """The truth, (num_subsets, num_queries): what each subset's replicates average to.
 
     Arguments as `bench.metrics.noise_ceiling` takes them.
@@ -387,9 +362,7 @@ def _draws(n: int, num_bootstrap: int, seed: int, side: int) -> IntArray:
     return np.random.default_rng([seed, side]).integers(0, n, size=(num_bootstrap, n))
 
 
-def two_way_interval(
-    sampling: Sampling, *, seed: int, num_bootstrap: int, confidence: float, correlation: bool
-) -> TwoWayInterval:
+def two_way_interval(sampling: Sampling, *, seed: int, num_bootstrap: int, correlation: bool) -> TwoWayInterval:
     """The two-way bootstrap interval of STATISTICS.md; `correlation` asks for Fisher's z scale."""
     defined = ~np.isnan(sampling.plain)
     num_queries, num_subsets = int(defined.sum()), sampling.influence.shape[1]
@@ -426,7 +399,7 @@ def two_way_interval(
     if shared > 0.0:
         scale = math.sqrt(shared / observed * num_subsets / (num_subsets - 1))
         deviation += scale * _resampled_means(by_subset, num_bootstrap, seed, 1)
-    tail = 0.5 * (1.0 - confidence)
+    tail = 0.5 * (1.0 - CONFIDENCE)
     stretch = t_quantile(1.0 - tail, degrees_of_freedom) / normal_quantile(1.0 - tail)
     low, high = (stretch * float(end) for end in np.quantile(deviation, [tail, 1.0 - tail]))
     if correlation:

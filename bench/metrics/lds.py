@@ -12,10 +12,10 @@ from numpy.typing import ArrayLike
 
 from bench.metrics.intervals import (
     MINIMUM_SUBSETS,
+    NUM_BOOTSTRAP,
     FloatArray,
     IntArray,
     Sampling,
-    check_confidence,
     check_num_subsets,
     check_pair,
     mean_of_defined,
@@ -92,7 +92,6 @@ class LDS:
     ci_high: float
     standard_error: float
     bias: float  # of `lds`, from having finitely many subsets; the interval is centred on lds - bias
-    confidence: float
     num_subsets: int
     num_queries: int  # all queries, the undefined ones included
     num_undefined: int
@@ -115,7 +114,6 @@ class Difference:
     standard_error: float
     p_value: float  # two-sided, Student's t on the jackknife standard error; 1 when the two are the same
     bias: float
-    confidence: float
     num_subsets: int
     num_queries: int
     num_undefined: int  # queries undefined for a or for b
@@ -142,8 +140,7 @@ def linear_datamodelling_score(
     *,
     within: GroupCounts | None = None,
     seed: int = 0,
-    num_bootstrap: int = 1000,
-    confidence: float = 0.95,
+    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> LDS:
     """LDS of one method, with its interval over subsets and queries.
 
@@ -152,9 +149,7 @@ def linear_datamodelling_score(
     share little) `lds` can lie below `ci_low`; `lds_corrected` lies inside. within: LDS within groups, their counts
     taken out of both sides first; a prediction that knows the groups alone is undefined there.
     """
-    return sampled_score(
-        truth, prediction, within=within, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence
-    )[0]
+    return sampled_score(truth, prediction, within=within, seed=seed, num_bootstrap=num_bootstrap)[0]
 
 
 def sampled_score(
@@ -163,23 +158,18 @@ def sampled_score(
     *,
     within: GroupCounts | None = None,
     seed: int = 0,
-    num_bootstrap: int = 1000,
-    confidence: float = 0.95,
+    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> tuple[LDS, Sampling]:
     """As `linear_datamodelling_score`, with the sampling that `difference_of_samplings` compares with others'."""
     truth, prediction, lost = _taken_out(*check_pair(truth, prediction), within, (truth, prediction))
-    check_confidence(confidence, num_bootstrap)
     sampling = sample_spearman(truth, prediction, lost)
-    interval = two_way_interval(
-        sampling, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence, correlation=True
-    )
+    interval = two_way_interval(sampling, seed=seed, num_bootstrap=num_bootstrap, correlation=True)
     score = LDS(
         lds=interval.mean,
         ci_low=interval.low,
         ci_high=interval.high,
         standard_error=interval.standard_error,
         bias=interval.bias,
-        confidence=confidence,
         num_subsets=truth.shape[0],
         num_queries=truth.shape[1],
         num_undefined=sampling.num_undefined,
@@ -211,8 +201,7 @@ def paired_difference(
     *,
     within: GroupCounts | None = None,
     seed: int = 0,
-    num_bootstrap: int = 1000,
-    confidence: float = 0.95,
+    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> Difference:
     """LDS of method a minus LDS of method b on the same truth: positive when a predicts better.
 
@@ -224,18 +213,15 @@ def paired_difference(
     for name, prediction in (("prediction_a", prediction_a), ("prediction_b", prediction_b)):
         tables = check_pair(truth, prediction, name)
         samplings.append(sample_spearman(*_taken_out(*tables, within, (truth, prediction))))
-    check_confidence(confidence, num_bootstrap)
-    return difference_of_samplings(*samplings, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence)
+    return difference_of_samplings(*samplings, seed=seed, num_bootstrap=num_bootstrap)
 
 
 def difference_of_samplings(
-    first: Sampling, second: Sampling, *, seed: int = 0, num_bootstrap: int = 1000, confidence: float = 0.95
+    first: Sampling, second: Sampling, *, seed: int = 0, num_bootstrap: int = NUM_BOOTSTRAP
 ) -> Difference:
     """As `paired_difference`, of what `sampled_score` gave for two predictions of one truth."""
     sampling = first.combine(1.0, second, -1.0)
-    interval = two_way_interval(
-        sampling, seed=seed, num_bootstrap=num_bootstrap, confidence=confidence, correlation=False
-    )
+    interval = two_way_interval(sampling, seed=seed, num_bootstrap=num_bootstrap, correlation=False)
     centre = interval.mean - interval.bias
     if interval.standard_error > 0.0:
         p_value = 2.0 * t_above(abs(centre) / interval.standard_error, interval.degrees_of_freedom)
@@ -250,7 +236,6 @@ def difference_of_samplings(
         standard_error=interval.standard_error,
         p_value=p_value,
         bias=interval.bias,
-        confidence=confidence,
         num_subsets=sampling.influence.shape[1],
         num_queries=sampling.influence.shape[0],
         num_undefined=sampling.num_undefined,

@@ -19,12 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from bench.metrics.intervals import (
+    CONFIDENCE,
     BoolArray,
     FloatArray,
     as_replicates,
-    check_confidence,
     defined_columns,
-    normal_quantile,
     rank_rows,
     t_quantile,
 )
@@ -60,7 +59,6 @@ class LinearCeiling:
     share: AdditiveShare  # of the replicate mean's variance
     share_of_run: AdditiveShare  # of a single run's variance
     share_of_signal: AdditiveShare | None  # of what is not noise of retraining; None without replicates
-    confidence: float
     num_subsets: int
     num_examples: int
     num_queries: int
@@ -181,7 +179,7 @@ class _Pool:
     def means(self) -> FloatArray:
         return np.concatenate(self.values, axis=1).mean(axis=1)
 
-    def interval(self, weights: Sequence[float], centre: float, on_pairs: float, confidence: float) -> AdditiveShare:
+    def interval(self, weights: Sequence[float], centre: float, on_pairs: float) -> AdditiveShare:
         """The interval around `centre` of the sum of means that these weights make.
 
         Leaving subsets out in turn counts the variance that lives on pairs of subsets twice (Efron and Stein), and
@@ -203,7 +201,7 @@ class _Pool:
             return AdditiveShare(share=centre, ci_low=centre, ci_high=centre, standard_error=0.0)
         degrees = variance**2 / (from_queries**2 / (num_queries - 1) + shared**2 / (num_subsets - 1))
         error = math.sqrt(variance)
-        reach = error * t_quantile(0.5 + 0.5 * confidence, degrees)
+        reach = error * t_quantile(0.5 + 0.5 * CONFIDENCE, degrees)
         return AdditiveShare(share=centre, ci_low=centre - reach, ci_high=centre + reach, standard_error=error)
 
 
@@ -262,7 +260,7 @@ class _Estimate:
         self.of_mean.append((mean / np.sqrt(variance, dtype=np.float32)[:, None])[for_pairs])
         return share
 
-    def shares(self, confidence: float) -> tuple[AdditiveShare, AdditiveShare, AdditiveShare | None]:
+    def shares(self) -> tuple[AdditiveShare, AdditiveShare, AdditiveShare | None]:
         """Of the replicate mean's variance, of a run's, and of the signal's."""
         nothing = AdditiveShare(share=math.nan, ci_low=math.nan, ci_high=math.nan, standard_error=math.nan)
         knows_noise = _knows_noise(self.exists)
@@ -270,26 +268,25 @@ class _Estimate:
             return nothing, nothing, nothing if knows_noise else None
         share, additive, signal = self.pool.means().tolist()
         on_pairs = _variance_on_pairs(self.weights, np.concatenate(self.of_mean))
-        of_mean = self.pool.interval((1.0, 0.0, 0.0), share, on_pairs, confidence)
+        of_mean = self.pool.interval((1.0, 0.0, 0.0), share, on_pairs)
         if len(self.exists) == 1:
             return of_mean, of_mean, None
         on_pairs = _variance_on_pairs(self.weights, np.concatenate(self.of_run))
-        of_run = self.pool.interval((0.0, 1.0, 0.0), additive, on_pairs, confidence)
+        of_run = self.pool.interval((0.0, 1.0, 0.0), additive, on_pairs)
         of_signal = nothing if knows_noise else None
         if knows_noise and signal > 0.0:
             ratio = additive / signal
             weights = (0.0, 1.0 / signal, -ratio / signal)
-            of_signal = self.pool.interval(weights, ratio, on_pairs / signal**2, confidence)
+            of_signal = self.pool.interval(weights, ratio, on_pairs / signal**2)
         return of_mean, of_run, of_signal
 
 
 def linear_ceiling(
     masks: ArrayLike,
-    replicates: ArrayLike | Sequence[ArrayLike],
+    replicates: ArrayLike,
     *,
     present: ArrayLike | None = None,
     normal_scores: bool = True,
-    confidence: float = 0.95,
 ) -> LinearCeiling:
     """What LDS the best additive score could be expected to reach: a number for each example, summed over the members.
 
@@ -306,7 +303,6 @@ def linear_ceiling(
     kept = np.asarray(masks, dtype=bool)
     values, exists = as_replicates(replicates, present)
     num_subsets, num_queries = values.shape[1:]
-    check_confidence(confidence, 1)
     if kept.ndim != 2 or len(kept) != num_subsets:
         raise ValueError(f"masks has shape {kept.shape}; expected ({num_subsets}, num_examples), one row a subset.")
     if num_subsets < MINIMUM_SUBSETS_LINEAR:
@@ -323,7 +319,7 @@ def linear_ceiling(
     for start in range(0, len(defined), size):
         block = defined[start : start + size]
         per_query[block] = estimate.add(values[:, :, block], for_pairs[block])
-    of_mean, of_run, of_signal = estimate.shares(confidence)
+    of_mean, of_run, of_signal = estimate.shares()
     return LinearCeiling(
         ceiling=best_spearman(of_mean.share),
         ci_low=best_spearman(of_mean.ci_low),
@@ -334,7 +330,6 @@ def linear_ceiling(
         share=of_mean,
         share_of_run=of_run,
         share_of_signal=of_signal,
-        confidence=confidence,
         num_subsets=num_subsets,
         num_examples=kept.shape[1],
         num_queries=num_queries,
@@ -342,37 +337,6 @@ def linear_ceiling(
         num_replicates=1.0 / float((1.0 / exists.sum(axis=0)).mean()),
         per_query=per_query,
     )
-
-
-# ---- what a method leaves on the table ----
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearRatio:
-    """LDS divided by the linear ceiling."""
-
-    ratio: float  # NaN when the ceiling's interval touches 0
-    ci_low: float
-    ci_high: float
-    standard_error: float
-    confidence: float
-
-
-def lds_over_linear_ceiling(score: LDS, linear: LinearCeiling) -> LinearRatio:
-    """1 for the best additive score there is; what is missing, a better additive method could have.
-
-    The two may come from different subsets, as long as these are drawn alike. Their errors are taken as independent:
-    on the same subsets and queries they move together, and the interval is wider than it need be.
-    """
-    ratio = low = high = error = math.nan
-    if not linear.touches_zero:
-        height, share = linear.ceiling, min(linear.share.share, 1.0)
-        slope = 1.5 / (math.pi * math.sqrt(share * (1.0 - 0.25 * share)))
-        ratio = score.lds_corrected / height
-        error = math.hypot(score.standard_error, ratio * slope * linear.share.standard_error) / height
-        reach = error * normal_quantile(0.5 + 0.5 * score.confidence)
-        low, high = ratio - reach, ratio + reach
-    return LinearRatio(ratio=ratio, ci_low=low, ci_high=high, standard_error=error, confidence=score.confidence)
 
 
 # ---- how regression on subsets learns: its LDS at m retrains says what it would be at unlimited ones ----

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.metrics.intervals import FloatArray, t_above, t_quantile
+from bench.metrics.intervals import CONFIDENCE, FloatArray, t_above, t_quantile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def shared_variance(shared: Shared, num_queries: int) -> tuple[float, int]:
     return variance / models * (queries / num_queries) ** 2, models - 1
 
 
-def mean_change(change: FloatArray, shared: Sequence[Shared] = (), confidence: float = 0.95) -> MeanChange:
+def mean_change(change: FloatArray, shared: Sequence[Shared] = ()) -> MeanChange:
     """change: (queries,), NaN where there is none; shared: models that enter it for several queries at once."""
     values = np.asarray(change, dtype=np.float64)
     defined = np.isfinite(values)
@@ -77,7 +77,7 @@ def mean_change(change: FloatArray, shared: Sequence[Shared] = (), confidence: f
     else:
         # Welch and Satterthwaite.
         degrees = variance**2 / sum(part**2 / freedom for part, freedom in parts)
-        reach = error * t_quantile(0.5 + 0.5 * confidence, degrees)
+        reach = error * t_quantile(0.5 + 0.5 * CONFIDENCE, degrees)
         ends = (mean - reach, mean + reach)
         p_value = 2.0 * t_above(abs(mean) / error, degrees)
     return MeanChange(

@@ -29,9 +29,9 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+import bench.schema as schema
 from baselines.bif.diagnostics import RHAT_LIMIT
 from baselines.bif.presets import PAPER_SETTINGS
-from bench import schema
 from bench.publish import compare
 from bench.publish.compare import Estimate
 from bench.records import MANY_SEEDS, Results, ceiling_over_seeds, load_results, without_curves, without_scored_again

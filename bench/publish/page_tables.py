@@ -371,7 +371,7 @@ Make = Callable[[Records, Sequence[str], Mapping[str, str], Path], str]
 
 
 def printed_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
-    from bench.rows import RunRows
+    from bench.tables import RunRows
 
     record = records.read(places[0])
     rows = [row for row in record["rows"] if row["normalised"] in SCORE_KINDS[options.get("scores", "both")]]

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from PIL import Image
 
-from bench import schema
+import bench.schema as schema
 from bench.arguments import RUNS, check_out
 from bench.identity import file_slug
 from bench.publish import leaderboard

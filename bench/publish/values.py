@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import schema
+import bench.schema as schema
 from bench.metrics import mean_and_standard_error
 from bench.records import Results, load_results
 from bench.tables import bytes_text, duration

@@ -22,8 +22,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+import bench.metrics as metrics
 from baselines.method import Attribution, Method, Problem
-from bench import metrics
 from bench.ground_truth import base_model, ground_truth
 from bench.metrics.intervals import t_quantile
 from bench.prediction import subset_sums

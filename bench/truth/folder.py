@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import metrics
+import bench.metrics as metrics
 from bench.ground_truth import GroundTruth
 from bench.records import write_json
 from bench.schema import TruthRecord

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+import bench.metrics as metrics
 from baselines.method import available_methods, load_method
-from bench import metrics
 from bench.arguments import at_least, check_out
 from bench.experiment import Experiment, execution_of, experiment_of
 from bench.methods import TUNED_FORMAT, check_named, tuned_file

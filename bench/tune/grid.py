@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+import bench.metrics as metrics
+import bench.schema as schema
 from baselines.method import Method
-from bench import metrics, schema
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import GroundTruth
 from bench.methods import MethodSpec, variants_of

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
+import bench.metrics as metrics
 from baselines.bif.covariance import covariance
 from baselines.method import load_method
-from bench import metrics
 from bench.arguments import add_settings_argument, check_out, one_of_each
 from bench.experiment import execution_of, experiment_of
 from bench.methods import build_variants, check_named

@@ -61,17 +61,9 @@ def test_nothing_is_pruned_by_a_slip(tmp_path: Path) -> None:
 
 def test_examples_names_the_command_that_makes_its_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
-        "examples",
-        "--task",
-        "digits",
-        "--methods",
-        "ekfac",
-        "bif",
-        "--set",
-        "bif.draws=5",
-        "--set",
+        "examples", "--task", "digits", "--methods", "ekfac", "bif", "--set", "bif.draws=5", "--set",
         "ekfac.damping=0.25",
-    ]
+    ]  # fmt: skip
     words += ["--set", "digits.epochs=3", "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]
     code, error = said(inspect_command, words, capsys)
     assert code == 2

@@ -235,7 +235,7 @@ def test_force_computes_again(arguments: list[str], capsys: pytest.CaptureFixtur
         (["--subsets", "many"], "no whole number"),
         (["--replicates", "0"], "at least 1"),
         (["--task", "cifra10"], "available: "),
-        (["--methods", "efkac"], "available: arnoldi, bif, "),
+        (["--methods", "efkac"], "did you mean ekfac?"),
         (["--methods", "no.such:Thing"], "cannot import"),
         (["--methods", "tests.helpers.planted:Planted"], "is not a baselines.method.Method"),
         (["--device", "tpu9"], "device"),

@@ -11,8 +11,7 @@ import torch
 from baselines.gradsim import GradSim
 from baselines.method import Problem, load_method
 from bench import Execution, Experiment, read_experiment, run
-from bench.dry_run import dry_run
-from bench.runner import Session
+from bench.runner import Session, dry_run
 from bench.scoring import Ensemble, problem_of
 from retrain import subsets
 from retrain.errors import UsageError

@@ -54,7 +54,7 @@ COMMANDS = {
     "tune": ("tune", *TASK, *PLAN, "--methods", "kfac", "ekfac", "--tries", "3", "--further", "0", *INLINE),
     "evaluate removal": (
         *("evaluate", "removal", *TASK, *FEW, "--queries", "3", "--shares", "0.1"),
-        *("--replicates", "1", "--controls", "2", *INLINE),
+        *("--replicates", "1", *INLINE),
     ),
     "evaluate mislabel": ("evaluate", "mislabel", *TASK, *FEW, *INLINE),
     "inspect examples": (

@@ -15,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from bench import schema
+import bench.schema as schema
 from bench.identity import file_slug, series_label
 from bench.publish.plots.frame import Drawing, UnusableError, finish, plain_number, text_width
 from bench.publish.plots.style import INK, WIDTH, new_figure

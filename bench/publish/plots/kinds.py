@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 
 import bench.publish.plots.style as style
-from bench import schema
+import bench.schema as schema
 from bench.arguments import check_out
 from bench.publish.plots.cost import (
     draw_cost,

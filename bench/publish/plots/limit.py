@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from bench import schema
+import bench.schema as schema
 from bench.publish.plots.frame import MOST_NAMES, Drawing, Label, bars_at, finish, handles_of, logarithmic, panel_row
 from bench.publish.plots.style import INK, QUIET, look
 from bench.records import Results

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patheffects import withStroke
 
-from bench import schema
+import bench.schema as schema
 from bench.identity import file_slug
 from bench.publish.plots.frame import (
     MOST_NAMES,

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 
-from bench import schema
+import bench.schema as schema
 from bench.identity import file_slug, series_label, settings_words
 from bench.publish.plots.frame import (
     MOST_NAMES,

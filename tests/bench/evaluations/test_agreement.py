@@ -26,16 +26,8 @@ def test_two_labels_of_one_method_agree_wholly_and_random_with_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
-        "agreement",
-        "--task",
-        DUPLICATES,
-        "--methods",
-        "gradsim",
-        "again=gradsim",
-        "random",
-        "--settings",
-        "default",
-    ]
+        "agreement", "--task", DUPLICATES, "--methods", "gradsim", "again=gradsim", "random", "--settings", "default",
+    ]  # fmt: skip
     words += ["--cluster", "inline", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]
     assert main(words) == 0
     assert "overlap of the top 6" in capsys.readouterr().out

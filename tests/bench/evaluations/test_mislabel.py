@@ -115,16 +115,9 @@ def test_self_influence_is_influence_on_oneself(tmp_path: Path) -> None:
 
 def test_the_command_ranks_methods_beside_the_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
-        "mislabel",
-        "--task",
-        LOGISTIC,
-        "--set",
-        f"{LOGISTIC}.num_train=120",
-        "--settings",
-        "default",
-        "--cluster",
+        "mislabel", "--task", LOGISTIC, "--set", f"{LOGISTIC}.num_train=120", "--settings", "default", "--cluster",
         "inline",
-    ]
+    ]  # fmt: skip
     words += ["--methods", "gradsim", "random", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]
     assert main(words) == 0
     printed = capsys.readouterr()

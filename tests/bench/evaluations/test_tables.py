@@ -8,11 +8,8 @@ from typing import Any
 from bench import tables
 from bench.evaluations.agreement import show as show_agreement
 from bench.evaluations.brittleness import show_brittleness
-from bench.evaluations.calibration import CALIBRATION_LEGEND, CALIBRATION_METRICS, calibration_table
 from bench.evaluations.leave_one_out import best_first
-from bench.evaluations.limit import limit_table
 from bench.evaluations.removal import change_cell
-from bench.speed import retrain_table
 
 
 def test_a_wide_table_becomes_several_with_the_first_column_each() -> None:
@@ -42,15 +39,6 @@ def test_what_never_flips_is_a_lower_bound_without_an_interval() -> None:
     assert second.split() == ["random", ">=", "20.00", "%", "-", "0", "of", "3"]
 
 
-def test_every_number_of_calibration_has_its_interval_and_an_explanation() -> None:
-    common = {"label": "ekfac", "value": 0.5, "ci_low": 0.25, "ci_high": 0.75, "num_undefined": 1, "median": 0.4}
-    text = calibration_table([common | {"metric": metric} for metric in CALIBRATION_METRICS.values()])
-    assert text.count("[0.25, 0.75]") == 3
-    assert text.splitlines()[2].split()[-1] == "1"
-    assert text.endswith(CALIBRATION_LEGEND)
-    assert max(map(len, text.splitlines())) <= tables.MAX_WIDTH
-
-
 def test_undefined_values_come_last() -> None:
     rows = [{"value": value} for value in (math.nan, 0.1, 0.9)]
     assert [row["value"] for row in sorted(rows, key=best_first)][:2] == [0.9, 0.1]
@@ -73,26 +61,3 @@ def test_agreement_has_no_negative_zero_and_no_interval_of_nan() -> None:
     assert "nan" not in text
     text = show_agreement(Found({"cells": [cell | {"ci_low": -0.1, "ci_high": 0.1}]}))  # type: ignore[arg-type]
     assert "95 % intervals at most +-0.100" in text
-
-
-def test_small_alphas_keep_their_digits_and_examples_are_no_images() -> None:
-    names = ("a_second", "plain_a_second", "difference_from_plain", "difference_of_replicates",
-             "correlation_with_plain", "correlation_of_replicates")  # fmt: skip
-    row: dict[str, Any] = {"alpha": 0.005, "num_kept": 20, "same_again": True, **dict.fromkeys(names, 1.0)}
-    row |= {"protocol": "p", "num_retrains": 20, "num_queries": 20, "seconds": [1.0]}
-    text = retrain_table([row], "a task", "CPU")
-    assert "0.005" in text
-    assert "images" not in text
-    assert "plain: one by one" in text
-
-
-def test_the_limit_shows_the_range_of_seeds() -> None:
-    sampled = {"n_beta": 10.0, "draws": 64, "distance": 0.2, "low": 0.1, "high": 0.3}
-    slopes = {"n_beta": {"measured": -0.9, "theory": -1.0}}
-    record = {"description": "d", "exact": [{"n_beta": 10.0, "distance": 0.15}], "sampled": [sampled], "slopes": slopes}
-    several = limit_table(record | {"config": {"seeds": [1, 2]}})
-    assert "range of 2 seeds" in several
-    assert "[0.1000, 0.3000]" in several
-    alone = limit_table(record | {"config": {"seeds": [1]}})
-    assert "range" not in alone
-    assert "one seed" in alone

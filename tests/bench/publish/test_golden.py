@@ -13,8 +13,7 @@ import pytest
 
 from bench.publish.leaderboard import rows as ranked_rows
 from bench.records import load_results
-from bench.rows import RunRows
-from bench.tables import show
+from bench.tables import RunRows, show
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "results"
