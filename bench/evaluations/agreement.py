@@ -80,7 +80,7 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
                 for one, normalised, values in score_matrices(found, [kind])
             }
             for names, (first, first_order), (second, second_order) in pairs_of(named):
-                numbers = {("Spearman", None, None): spearman_per_column(first, second)}
+                numbers: dict[Any, np.ndarray] = {("Spearman", None, None): spearman_per_column(first, second)}
                 numbers |= {("overlap", size / n, size): overlap(first_order, second_order, size) for size in sizes}
                 for (metric, at, size), values in numbers.items():
                     one = mean_change(values)
