@@ -4,12 +4,13 @@
     model(tokens)                                   # logits (batch, length, vocabulary)
     model.token_losses(tokens, targets)             # (batch, length) float32; the logits are never all there
 
-GPT-NeoX (Pythia) with scaled-dot-product attention runs through a forward pass of its own over the very same modules:
-no mask, no cache, a quarter of the host's work, and safe to capture in a CUDA graph. Everything else runs as
+GPT-NeoX (Pythia) and Llama with scaled-dot-product attention run through forward passes of their own over the very same
+modules: no mask, no cache, a quarter of the host's work, and safe to capture in a CUDA graph. Everything else runs as
 transformers has it.
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class CausalLM(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits (batch, length, vocabulary); with targets (batch, length) their losses instead, float32."""
         if targets is None:
-            if _runs_directly(self.transformer):
+            if _direct_pass(self.transformer) is not None:
                 return self.head(self.hidden_states(tokens))
             return self.transformer(input_ids=tokens, use_cache=False).logits
         if not self.has_plain_head:
@@ -57,9 +58,10 @@ class CausalLM(nn.Module):
 
     def hidden_states(self, tokens: Tensor) -> Tensor:
         """(batch, length, width): what the head sees."""
-        if _runs_directly(self.transformer):
-            return _neox_hidden_states(self.transformer.gpt_neox, tokens)
-        return self.transformer.base_model(input_ids=tokens, use_cache=False).last_hidden_state  # type: ignore[operator]
+        body, direct = self.transformer.base_model, _direct_pass(self.transformer)
+        if direct is not None:
+            return direct(body, tokens)
+        return body(input_ids=tokens, use_cache=False).last_hidden_state  # type: ignore[operator]
 
     def token_losses(self, tokens: Tensor, targets: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """(batch, length) float32, differentiable in the parameters.
@@ -124,14 +126,10 @@ def language_dtype(precision: str, model: nn.Module, device: torch.device) -> to
     return None if narrow or device.type != "cuda" else LANGUAGE_PRECISIONS[precision]
 
 
-def _runs_directly(transformer: nn.Module) -> bool:
+def _direct_pass(transformer: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
     config: Any = transformer.config
-    return (
-        config.model_type == "gpt_neox"
-        and config._attn_implementation == "sdpa"
-        and config.hidden_dropout == 0
-        and config.attention_dropout == 0
-    )
+    dropout = config.attention_dropout or getattr(config, "hidden_dropout", 0) if config.model_type in DIRECT else 1
+    return None if dropout or config._attn_implementation != "sdpa" else DIRECT[config.model_type]
 
 
 def _neox_hidden_states(body: Any, tokens: Tensor) -> Tensor:
@@ -165,3 +163,31 @@ def _neox_hidden_states(body: Any, tokens: Tensor) -> Tensor:
             hidden = attended + hidden
             hidden = layer.mlp(layer.post_attention_layernorm(hidden)) + hidden
     return body.final_layer_norm(hidden)
+
+
+def _llama_hidden_states(body: Any, tokens: Tensor) -> Tensor:
+    """LlamaModel's forward pass, likewise."""
+    hidden = body.embed_tokens(tokens)
+    batch, length, _ = hidden.shape
+    positions = torch.arange(length, device=tokens.device)[None]
+    cosine, sine = (part[:, None] for part in body.rotary_emb(hidden, position_ids=positions))  # one axis for the heads
+    for layer in body.layers:
+        attention, seen = layer.self_attn, layer.input_layernorm(hidden)
+        query, key, value = (
+            projection(seen).view(batch, length, -1, attention.head_dim).transpose(1, 2)
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        cosine, sine = cosine.to(query.dtype), sine.to(query.dtype)
+        query, key = (
+            part * cosine + torch.cat((-part.chunk(2, dim=-1)[1], part.chunk(2, dim=-1)[0]), dim=-1) * sine
+            for part in (query, key)
+        )
+        shared = query.shape[1] // key.shape[1]  # so many query heads look at one key
+        key, value = (part.repeat_interleave(shared, dim=1) for part in (key, value))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=attention.scaling)
+        hidden = hidden + attention.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return body.norm(hidden)
+
+
+DIRECT = {"gpt_neox": _neox_hidden_states, "llama": _llama_hidden_states}

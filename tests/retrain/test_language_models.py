@@ -106,6 +106,16 @@ def test_hooks_have_every_gradient_of_a_tied_model_with_other_norms(kind: str, t
         torch.testing.assert_close(found[row], torch.cat([g.flatten() for g in expected]), rtol=1e-3, atol=1e-6)
 
 
+def test_llamas_direct_forward_pass_is_transformers_own_in_either_precision(tmp_path: Path) -> None:
+    model = load_language_model(str(save(tmp_path, "llama")))
+    tokens, targets = torch.randint(64, (2, 3, 17))
+    expected = model.transformer(input_ids=tokens, use_cache=False).logits
+    torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=1e-5)
+    losses = model.token_losses(tokens, targets)
+    torch.testing.assert_close(losses, F.cross_entropy(expected.transpose(1, 2), targets, reduction="none"))
+    torch.testing.assert_close(model.token_losses(tokens, targets, torch.bfloat16), losses, rtol=0.05, atol=0.05)
+
+
 def test_gpt2_is_the_same_model_with_linear_layers(tmp_path: Path) -> None:
     model = load_language_model(str(save(tmp_path, "gpt2")))
     assert not any(type(module).__name__ == "Conv1D" for module in model.modules())
