@@ -11,15 +11,14 @@ import hashlib
 import json
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from retrain.errors import UsageError
-from retrain.examples import Batch, Examples, Indices
+from retrain.examples import Examples
 from retrain.plugins import plugin_reference
 from retrain.task import TRAINING, Task, classifies, not_in_key
 from retrain.tasks import load_task
@@ -36,6 +35,11 @@ def flipped_labels(num_train: int, share: float, flip_seed: int) -> np.ndarray:
     """(training examples,) bool: whose label is wrong."""
     order = np.random.default_rng([_FLIP_STREAM, flip_seed]).permutation(num_train)
     return np.isin(np.arange(num_train), order[: max(1, round(share * num_train))])
+
+
+def _asked_of(task: str, name: str) -> Any:
+    """The method `name` of one of the two tasks behind this one."""
+    return lambda self, *args, **options: getattr(getattr(self, task), name)(*args, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,44 +110,21 @@ class Mislabelled(Task):
     def load_query_data(self) -> Examples:
         return self.clean.query_data
 
-    def tune_queries(self) -> np.ndarray:
-        return self.clean.tune_queries()
-
-    def image_shape(self) -> tuple[int, int, int] | None:
-        return self.clean.image_shape()
-
-    def build_model(self, seed: int) -> nn.Module:
-        return self.inside.build_model(seed)
-
-    def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
-        return self.inside.train(indices, init_seed=init_seed, order_seed=order_seed, device=device)
-
-    def train_base(self, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
-        return self.inside.train_base(init_seed=init_seed, order_seed=order_seed, device=device)
-
-    def retrained_losses(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> Tensor:
-        return self.inside.retrained_losses(indices, init_seed=init_seed, order_seed=order_seed, device=device)
-
-    def trainings_at_once(self, device: torch.device) -> int:
-        return self.inside.trainings_at_once(device)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return self.inside.loss(model, batch)
-
-    def losses(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
-        return self.inside.losses(model, examples, device)
-
-    def resident(self, examples: Examples, device: torch.device) -> Examples:
-        return self.inside.resident(examples, device)
+    tune_queries = _asked_of("clean", "tune_queries")
+    image_shape = _asked_of("clean", "image_shape")
+    key_files = _asked_of("clean", "key_files")
+    given_weights = _asked_of("clean", "given_weights")
+    build_model = _asked_of("inside", "build_model")
+    train = _asked_of("inside", "train")
+    train_base = _asked_of("inside", "train_base")
+    retrained_losses = _asked_of("inside", "retrained_losses")
+    trainings_at_once = _asked_of("inside", "trainings_at_once")
+    loss = _asked_of("inside", "loss")
+    losses = _asked_of("inside", "losses")
+    resident = _asked_of("inside", "resident")
 
     def key_modules(self) -> tuple[str, ...]:
         return (type(self.clean).__module__, __name__, *TRAINING)
-
-    def key_files(self) -> tuple[Path, ...]:
-        return self.clean.key_files()
-
-    def given_weights(self) -> str:
-        return self.clean.given_weights()
 
     @cached_property
     def data_fingerprint(self) -> str:

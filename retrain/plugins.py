@@ -14,6 +14,7 @@ import inspect
 import math
 import re
 import sys
+import traceback
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,29 +95,9 @@ def find(package: str, interface: str, base: type[Plugin], name: str) -> type[Pl
         module = importlib.import_module(place)
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{interface} {name} needs the package {error.name}, which is not installed{_hint(error)}"
+            f"{interface} {name} needs the package {error.name}, which is not installed; pip install 'tda-bench[all]'"
         ) from error
     return _the_class(module, class_name or None, base, module.__name__)
-
-
-def _hint(error: ModuleNotFoundError) -> str:
-    """How to get a package that the suite asks for only where it is used."""
-    from importlib import metadata
-
-    top = (error.name or "").partition(".")[0]
-    try:
-        requirements = metadata.requires("tda-bench") or []
-    except metadata.PackageNotFoundError:
-        requirements = []
-    for requirement in requirements:
-        extra = re.search(r"""extra == ['"]([\w-]+)['"]""", requirement)
-        wanted = re.split(r"[^\w-]", requirement, maxsplit=1)[0].replace("-", "_").lower()
-        if extra and top.lower() in (wanted, IMPORTED_AS.get(wanted)):
-            return f"; pip install 'tda-bench[{extra[1]}]'"
-    return f"; pip install {top}"
-
-
-IMPORTED_AS = {"scikit_learn": "sklearn", "traker": "trak"}  # distributions whose package has another name
 
 
 def _module_of_file(path: Path, interface: str) -> Any:
@@ -154,11 +135,8 @@ def _where(error: Exception, path: Path) -> str:
     """The line of the plug-in's own file in which an error came up."""
     if isinstance(error, SyntaxError):
         return ""
-    lines, trace = [], error.__traceback__
-    while trace is not None:
-        if Path(trace.tb_frame.f_code.co_filename) == path:
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
     return f" (line {lines[-1]})" if lines else ""
 
 

@@ -57,21 +57,14 @@ def _attributed(seed: int, alpha_attribution: float, num_train: int) -> np.ndarr
     return attributed_indices(seed, alpha_attribution, num_train)
 
 
-def removal_unit(
-    task: Task, plan: RemovalPlan, removed: np.ndarray, replicate: int, device: str, margins: bool = False
-) -> Unit:
-    """removed: positions among the attributed examples, each once; none is the reference.
+def removal_units(
+    task: Task, plan: RemovalPlan, wanted: Sequence[tuple[np.ndarray, Sequence[int]]], device: str, margins: bool
+) -> list[Unit]:
+    """Of every set its replicates, in order. A set: positions among the attributed examples; none is the reference.
 
     margins: of a classification, beside the losses. A task that trains several models side by side does so for losses
     alone.
     """
-    return removal_units(task, plan, [(removed, [replicate])], device, margins)[0]
-
-
-def removal_units(
-    task: Task, plan: RemovalPlan, wanted: Sequence[tuple[np.ndarray, Sequence[int]]], device: str, margins: bool
-) -> list[Unit]:
-    """Of every set its replicates, in order."""
     known = {
         "task": task.config,
         "seed": plan.seed,
@@ -91,15 +84,9 @@ def removal_units(
         digest = hashlib.sha256(packed).hexdigest()[:32]
         text = base64.b64encode(zlib.compress(packed)).decode()
         for replicate in replicates:
-            own = {"num_removed": len(removed), "removed": digest, "replicate": replicate}
-            units.append(
-                Unit(
-                    kind=KIND_OF_REMOVAL,
-                    config={**known, **own},
-                    call="retrain.removal:retrain_without",
-                    payload={**payload, "removed": text},
-                )
-            )
+            config = {**known, "num_removed": len(removed), "removed": digest, "replicate": replicate}
+            call = "retrain.removal:retrain_without"
+            units.append(Unit(KIND_OF_REMOVAL, config, call, {**payload, "removed": text}))
     return units
 
 
@@ -139,11 +126,7 @@ def retrain_without(store: Store, unit: Unit) -> Entry:
             losses = task.retrained_losses(attributed[~gone], init_seed=init_seed, order_seed=order_seed, device=device)
             asked = task.query_indices(config["split"])[: config["num_queries"]]
             arrays = {"losses": losses.numpy()[asked]}
-    record = {
-        "seconds": seconds(),
-        "device": describe_device(device),
-        "code": code_fingerprint(),
-    }
+    record = {"seconds": seconds(), "device": describe_device(device), "code": code_fingerprint()}
     return write_entry(store, unit, task, arrays, record)
 
 

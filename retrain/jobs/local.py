@@ -54,9 +54,7 @@ def visible_gpus() -> list[str]:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [
-        str(index) for index, _ in enumerate(line for line in listing.stdout.splitlines() if line.startswith("GPU"))
-    ]
+    return [str(index) for index in range(sum(line.startswith("GPU") for line in listing.stdout.splitlines()))]
 
 
 def devices(units: Iterable[Unit]) -> set[str]:
@@ -86,12 +84,10 @@ def run_local(
     tracker: JobTracker, run: str, jobs: int | None, gpus_per_job: int | None, timeout_min: float | None
 ) -> None:
     """Do a batch's open units in worker processes."""
+    wanted = devices(tracker.units.values()) != {"cpu"} if gpus_per_job is None else gpus_per_job > 0
+    gpus = visible_gpus() if wanted else []
     if gpus_per_job is None:
-        # Without this, every core would start a process on the same GPU.
-        gpus = visible_gpus() if devices(tracker.units.values()) != {"cpu"} else []
-        gpus_per_job = min(1, len(gpus))
-    else:
-        gpus = visible_gpus() if gpus_per_job else []
+        gpus_per_job = min(1, len(gpus))  # else every core would start a process on the same GPU
     if gpus_per_job > len(gpus):
         raise UsageError(f"--gpus-per-job {gpus_per_job} asks for more GPUs than this machine has ({len(gpus)})")
     if jobs is None:
@@ -308,10 +304,8 @@ class _Pool:
                 self.busy.discard(key)
                 self.queue.append(key)
         self._wake()
-        if len(self.busy) == self.tracker.num_open:
-            for key in list(self.busy)[:1]:
-                unit = self.tracker.units[key]
-                self.waiting.say(unit, key, self.leases.holder(unit.kind, key), len(self.busy))
+        if self.busy and len(self.busy) == self.tracker.num_open:
+            self.waiting.say(self.tracker.units[min(self.busy)], self.leases, len(self.busy))
         for worker in self.workers.values():
             self._stop_if_overdue(worker)
 

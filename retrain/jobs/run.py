@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from retrain.errors import UsageError
-from retrain.jobs.local import LOCAL_POLL_SECONDS, devices, run_local
+from retrain.jobs.local import LOCAL_POLL_SECONDS, run_local
 from retrain.jobs.slurm import live_run, run_slurm
 from retrain.jobs.tracker import (
     MAX_ATTEMPTS,
@@ -67,6 +67,50 @@ def run_units(
     same_failures: how many different units must fail alike before any is done for the run to stop; 0: never.
     Raises UsageError or UnwritableStoreError at once when a unit does: another unit would fare no better.
     """
+    _check_arguments(cluster, jobs, gpus_per_job, timeout_min)
+    start = time.perf_counter()
+    by_key = {unit.key: unit for unit in units}
+    present = {key for _, key in store.present((unit.kind, key) for key, unit in by_key.items())}
+    if len(present) == len(by_key) or (collect and cluster != "slurm"):
+        pending = [key for key in by_key if key not in present]
+        return Report([key for key in by_key if key in present], {}, pending, 0, time.perf_counter() - start)
+    batch, run = JobBatch.of(store, by_key), new_run()
+    if cluster == "slurm":
+        run = live_run(batch) or (collect and batch.describe().get("run")) or run
+    leases = Leases(store.root)
+    with progress_counter(progress, name) as report_progress, terminable():
+        digest = ""
+        try:
+            # A nameless step in this process is over before anyone could ask how it stands.
+            if not collect and (name or cluster != "inline"):
+                digest = batch.write(by_key, name=name, cluster=cluster, run=run)
+        except OSError as error:
+            raise store.unwritable(error) from None
+        leases.clean(store)
+        clean_resume_states(store, leases.held(by_disk=True))
+        tracker = JobTracker(
+            store=store,
+            units=by_key,
+            batch=batch,
+            log=batch.log(run, "driver"),
+            progress=report_progress,
+            max_attempts=max_attempts,
+            same=SameFailure({by_key[key].kind for key in present}, same_failures),
+            retry_errors=retry_errors,
+            print_tracebacks=traceback,
+            units_sha256=digest,
+            done=set(present),
+        )
+        report_progress(len(tracker.done), len(by_key))
+        if cluster == "slurm":
+            run_slurm(tracker, run, jobs or 16, gpus_per_job, timeout_min, dict(slurm or {}), collect)
+        else:
+            with _saying_what_is_kept(store, by_key):
+                run_inline(tracker) if cluster == "inline" else run_local(tracker, run, jobs, gpus_per_job, timeout_min)
+    return tracker.report(time.perf_counter() - start)
+
+
+def _check_arguments(cluster: str, jobs: int | None, gpus_per_job: int | None, timeout_min: float | None) -> None:
     if cluster not in CLUSTERS:
         raise UsageError(f'Unknown cluster "{cluster}"; available: {", ".join(CLUSTERS)}')
     if jobs is not None and jobs < 1:
@@ -75,72 +119,36 @@ def run_units(
         raise UsageError(f"--gpus-per-job must be at least 0, not {gpus_per_job}")
     if timeout_min is not None and not timeout_min > 0:
         raise UsageError(f"--timeout-min must be above 0, not {timeout_min}")
-    start = time.perf_counter()
-    by_key = {unit.key: unit for unit in units}
-    present = {key for _, key in store.present((unit.kind, key) for key, unit in by_key.items())}
-    if len(present) == len(by_key) or (collect and cluster != "slurm"):
-        pending = [key for key in by_key if key not in present]
-        return Report([key for key in by_key if key in present], {}, pending, 0, time.perf_counter() - start)
-    with progress_counter(progress, name) as report_progress:
-        batch = JobBatch.of(store, by_key)
-        run = new_run()
-        if cluster == "slurm":
-            run = live_run(batch) or (collect and batch.describe().get("run")) or run
-        digest = ""
-        try:
-            # A nameless step in this process is over before anyone could ask how it stands.
-            if not collect and (name or cluster != "inline"):
-                digest = batch.write(by_key, name=name, cluster=cluster, run=run)
-        except OSError as error:
-            raise store.unwritable(error) from None
-        leases = Leases(store.root)
-        leases.clean(store)
-        clean_resume_states(store, leases.held(by_disk=True))
-        same = SameFailure({by_key[key].kind for key in present}, same_failures)
-        log = batch.log(run, "driver")
-        tracker = JobTracker(
-            store=store,
-            units=by_key,
-            batch=batch,
-            log=log,
-            progress=report_progress,
-            max_attempts=max_attempts,
-            same=same,
-            retry_errors=retry_errors,
-            print_tracebacks=traceback,
-            units_sha256=digest,
-            done=set(present),
-        )
-        report_progress(len(tracker.done), len(by_key))
-        with terminable():
-            try:
-                if cluster == "inline":
-                    run_inline(tracker)
-                elif cluster == "local":
-                    run_local(tracker, run, jobs, gpus_per_job, timeout_min)
-                else:
-                    if gpus_per_job is None:
-                        gpus_per_job = int("cuda" in devices(by_key.values()))
-                    run_slurm(tracker, run, jobs or 16, gpus_per_job, timeout_min, dict(slurm or {}), collect)
-            except (KeyboardInterrupt, SystemExit):
-                close_bars()
-                if cluster != "slurm" and len(by_key) > 1:  # of one, whoever asked for it says what is kept
-                    kept = len(store.present((unit.kind, key) for key, unit in by_key.items()))
-                    logger.warning(
-                        "stopped: %d of %d units are finished and kept; the same command goes on from there",
-                        kept,
-                        len(by_key),
-                    )
-                raise
-    return Report(
-        done=[key for key in by_key if key in tracker.done],
-        failed=tracker.failed,
-        pending=tracker.open(),
-        num_computed=tracker.num_computed,
-        seconds=time.perf_counter() - start,
-        batch=batch.id,
-        tracebacks=tracker.tracebacks,
-    )
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Make SIGTERM an ordinary exit (code 143), so that workers are ended and the log says what is kept."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise Terminated(128 + signal.SIGTERM)
+
+    if ours:
+        signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _saying_what_is_kept(store: Store, units: Mapping[str, Unit]) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        close_bars()
+        if len(units) > 1:  # of one, whoever asked for it says what is kept
+            kept = len(store.present((unit.kind, key) for key, unit in units.items()))
+            told = "stopped: %d of %d units are finished and kept; the same command goes on from there"
+            logger.warning(told, kept, len(units))
+        raise
 
 
 def run_inline(tracker: JobTracker) -> None:
@@ -205,9 +213,7 @@ class _Queue:
         if self._open[0] in self._busy and self._busy.issuperset(self._open):
             if not wait:
                 return None
-            unit = self.tracker.units[self._open[0]]
-            holder = self.leases.holder(unit.kind, self._open[0])
-            self._waiting.say(unit, self._open[0], holder, len(self._busy))
+            self._waiting.say(self.tracker.units[self._open[0]], self.leases, len(self._busy))
             time.sleep(LOCAL_POLL_SECONDS / max(1, len(self._busy)))
         return self._open.popleft()
 
@@ -219,20 +225,3 @@ class _Queue:
         self._busy.discard(key)
         if self.tracker.record(key, attempt):
             self._open.append(key)
-
-
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Make SIGTERM an ordinary exit (code 143), so that workers are ended and the log says what is kept."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-    def stop(_signal: int, _frame: object) -> None:
-        raise Terminated(128 + signal.SIGTERM)
-
-    if ours:
-        signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -36,6 +36,7 @@ from typing import Any
 import msgspec
 
 from retrain.errors import UsageError
+from retrain.jobs.local import devices
 from retrain.jobs.tracker import (
     Attempt,
     JobError,
@@ -117,7 +118,7 @@ def run_slurm(
     tracker: JobTracker,
     run: str,
     jobs: int,
-    gpus_per_job: int,
+    gpus_per_job: int | None,
     timeout_min: float | None,
     options: dict[str, Any],
     collect: bool,
@@ -127,6 +128,8 @@ def run_slurm(
         raise JobError(
             "Slurm is not here (no sbatch and squeue on PATH); log in to the cluster, or use --cluster local"
         )
+    if gpus_per_job is None:
+        gpus_per_job = int("cuda" in devices(tracker.units.values()))
     parameters = sbatch_parameters(tracker.batch, jobs, gpus_per_job, timeout_min or DEFAULT_TIMEOUT_MIN, options)
     driver = _Driver(tracker, run, jobs, parameters, timeout_min or DEFAULT_TIMEOUT_MIN, collect)
     try:

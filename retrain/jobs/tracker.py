@@ -332,6 +332,10 @@ class JobTracker:
     def __post_init__(self) -> None:
         self._open = dict.fromkeys(key for key in self.units if key not in self.done and key not in self.failed)
 
+    def report(self, seconds: float) -> Report:
+        done = [key for key in self.units if key in self.done]
+        return Report(done, self.failed, self.open(), self.num_computed, seconds, self.batch.id, self.tracebacks)
+
     @property
     def num_open(self) -> int:
         return len(self._open)
@@ -420,12 +424,13 @@ class WaitingNotice:
     def __init__(self) -> None:
         self._next = 0.0
 
-    def say(self, unit: Unit, key: str, holder: Holder | None, num_waiting: int) -> None:
-        """holder: who has this unit, one of `num_waiting` that nothing but waiting is left for."""
-        if holder is None or time.monotonic() < self._next:
+    def say(self, unit: Unit, leases: Leases, num_waiting: int) -> None:
+        """unit: one of `num_waiting` that nothing but waiting is left for."""
+        holder = leases.holder(unit.kind, unit.key) if time.monotonic() >= self._next else None
+        if holder is None:
             return
         self._next = time.monotonic() + SAY_SECONDS
         more = f" and {num_waiting - 1:,} more" if num_waiting > 1 else ""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since)) if holder.since else "some time"
         with beside_bars():
-            logger.warning("waiting for %s since %s: it has %s %s%s", holder, since, unit.kind, key, more)
+            logger.warning("waiting for %s since %s: it has %s %s%s", holder, since, unit.kind, unit.key, more)
