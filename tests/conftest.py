@@ -22,6 +22,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from retrain.store import Store
+
 torch.set_num_threads(1)
 
 
@@ -51,6 +53,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damage_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test has just damaged would be waited for: somebody might be copying it into the cache."""
     monkeypatch.setattr("retrain.store.QUIET_SECONDS", 0.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """Where the units of `tests/helpers/job_units.py` write what they do."""
+    return str(tmp_path / "diary")
 
 
 @pytest.fixture

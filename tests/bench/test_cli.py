@@ -3,11 +3,18 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bench import cache
 from bench.cli import COMMANDS, OLD_COMMANDS, main
+from bench.inspect.__main__ import main as inspect_command
+from bench.truth import __main__ as truth
+from retrain import progress
+from retrain.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,3 +75,68 @@ def test_a_bench_folder_of_the_users_is_no_obstacle(tmp_path: Path) -> None:
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert "no batch in" in done.stdout, done.stderr
+
+
+# ---- what the commands say to slips of the pen, and how their progress looks where nobody watches ----
+
+
+def said(main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code  # type: ignore[assignment]
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "words"),
+    [
+        (cache.main, ["prune", "--older-than", "nan"], '"nan" is no number of days; expected 0 or more'),
+        (cache.main, ["prune", "--older-than", "-5"], '"-5" is no number of days'),
+        (cache.main, ["prune", "--older-than", "inf"], '"inf" is no number of days'),
+        (cache.main, ["prune", "--older-thn", "5"], "unknown option --older-thn; did you mean --older-than?"),
+        (cache.main, ["list", "--yes"], "unknown option --yes; see --help"),
+        (cache.main, ["--cahce", "x"], "unknown option --cahce; did you mean --cache?"),
+        (cache.main, ["prnue"], "did you mean prune?"),
+        (cache.main, ["status", "--jsno"], "unknown option --jsno; did you mean --json?"),
+        (truth.main, ["export", "--alpha", "0.1", "--sed", "1", "--out", "x"], "unknown option --sed; did you mean"),
+        (truth.main, ["export", "--alpha", "0.1", "--out", "/dev/null/x"], '--out "/dev/null/x" cannot be made'),
+    ],
+)
+def test_a_slip_is_one_line_that_says_what_was_meant(
+    main: Callable[[list[str]], int], arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = said(main, arguments, capsys)
+    assert code == 2
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_nothing_is_pruned_by_a_slip(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write("numbers", {"index": 1}, {"number": np.zeros(1)}, {})
+    for days in ("nan", "-1"):
+        with pytest.raises(SystemExit):
+            cache.main(["prune", "--older-than", days, "--yes", "--cache", str(tmp_path)])
+    assert store.has("numbers", {"index": 1})
+
+
+def test_examples_names_the_command_that_makes_its_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "examples", "--task", "digits", "--methods", "ekfac", "bif", "--set", "bif.draws=5", "--set",
+        "ekfac.damping=0.25",
+    ]  # fmt: skip
+    words += ["--set", "digits.epochs=3", "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]
+    code, error = said(inspect_command, words, capsys)
+    assert code == 2
+    assert "--methods ekfac@damping=0.25 --settings default --set digits.epochs=3 --cache" in error
+
+
+# ---- progress ----
+def test_in_a_log_a_bar_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in progress.bar(range(3), desc="outer"):
+        for _ in progress.bar(range(1000), desc="inner", leave=False):
+            pass
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["outer", *["inner"] * 6, "outer"]
+    assert not any(mark in "".join(lines) for mark in ("\x1b", "\r"))

@@ -1,12 +1,20 @@
 """An Experiment is a value: checked, written into every record, read back from it, and run without a command line."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench import Execution, Experiment, load_checkpoint, read_experiment, run, scores
+from bench import Execution, Experiment, cache, load_checkpoint, read_experiment, run, scores
+from bench.cli import lds_main as main
+from bench.methods import build_variants, parse_method_spec
+from bench.records import load_results
+from bench.tune.__main__ import main as tune
+from retrain import plugins, source
 from retrain.errors import UsageError
+from retrain.tasks import load_task
 
 PLANTED = "tests.helpers.planted:Planted"
 
@@ -112,3 +120,192 @@ def test_fresh_initialisations_are_another_ground_truth(execution: Execution) ->
     assert fresh.out.ceilings[0]["initialisation"] == "fresh"
     assert "fresh initialisations" in str(fresh)
     assert shared.out.ceilings[0]["mean_loss"] != fresh.out.ceilings[0]["mean_loss"]
+
+
+# ---- what a user does next: an edit undone, a name misspelt, a record run again after its method was edited ----
+
+
+METHOD = """
+from dataclasses import dataclass
+import torch
+from baselines.method import Attribution, Method
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Method):
+    def score(self, problem, state):
+        {line}
+        noise = torch.randn(len(problem.queries), len(problem.attributed), generator=torch.Generator().manual_seed(0))
+        return Attribution(scores={sign}noise)
+"""
+
+SMALL = (
+    "--task digits --alpha 0.5 --set digits.num_train=60 --set digits.epochs=1 --subsets 5 --replicates 1 --queries 9"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TDA_BENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def write(sign: str, line: str = "pass") -> None:
+    """The file, and a process that has not imported it."""
+    Path("mine.py").write_text(METHOD.format(sign=sign, line=line))
+    for name in [name for name, path in plugins._files.items() if path.name == "mine.py"]:
+        del plugins._files[name], sys.modules[name]
+    source._first_fingerprint.cache_clear()  # the next module may have the last one's id
+
+
+def measure(*words: str) -> int:
+    return main([*SMALL.split(), "--methods", "mine.py", "--cache", "cache", "--cluster", "inline", *words])
+
+
+def shown() -> float:
+    rows = load_results("runs").rows
+    return float(rows[~rows["normalised"].astype(bool) & rows["label"].eq("mine")]["lds"].iloc[0])
+
+
+def test_an_edit_that_is_undone_is_undone_in_the_figures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(["2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"])
+    time = ""
+    monkeypatch.setattr("bench.records.timestamp", lambda: time)
+    found = []
+    for sign in ("", "-", ""):
+        time = next(times)
+        write(sign)
+        assert measure() == 0
+        found.append(shown())
+    assert found[0] == -found[1] == found[2] != 0
+
+
+def test_a_record_run_again_says_that_its_method_was_edited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("")
+    assert measure() == 0
+    (record,) = Path("runs").glob("*/run.json")
+    assert main(["--experiment", str(record), "--cache", "cache", "--cluster", "inline"]) == 0
+    assert "edited" not in capsys.readouterr().err
+    write("-")
+    assert main(["--experiment", str(record), "--cache", "cache", "--cluster", "inline"]) == 0
+    assert "its code was edited since that record" in capsys.readouterr().err
+
+
+def test_a_method_that_failed_is_failed_in_the_status(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("", 'raise KeyError("nokey")')
+    assert measure() == 1
+    found = capsys.readouterr()
+    assert "1 went wrong" in found.out
+    assert cache.main(["status", "--cache", "cache", "--json"]) == 0
+    campaigns = json.loads(capsys.readouterr().out)
+    assert max(one["num_failed"] for one in campaigns) == 1
+
+
+@pytest.mark.parametrize("name", ["gradsm", "random"])
+def test_tuning_refuses_a_name_before_it_retrains(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("retrained for nothing")
+
+    monkeypatch.setattr("bench.tune.grid.SettingsGrid.__init__", never)
+    assert tune(["--task", "digits", "--alpha", "0.5", "--methods", name, "--cache", "cache"]) == 2
+    assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [('subsets = "5"', "'5'"), ('alpha = "x"', "'x'"), ("options = {gradsim = 3}", "options")],
+)
+def test_wrong_kinds_in_a_file_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], line: str, told: str
+) -> None:
+    Path("e.toml").write_text(f'task = "digits"\n{line}\n')
+    assert main(["--experiment", "e.toml"]) == 2
+    assert told in capsys.readouterr().err
+
+
+# ---- variants: the same method with other settings is another row, never the same one ----
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options", "label"),
+    [
+        ("ekfac", "ekfac", {}, ""),
+        ("ekfac@damping=1e-4", "ekfac", {"damping": "1e-4"}, ""),
+        ("stiff=ekfac@damping=1,strategy=kfac", "ekfac", {"damping": "1", "strategy": "kfac"}, "stiff"),
+        ("mine=pkg.mod:Cls@a=b=c", "pkg.mod:Cls", {"a": "b=c"}, "mine"),
+        ("dir/mine.py:Cls", "dir/mine.py:Cls", {}, ""),
+    ],
+)
+def test_spelling(text: str, name: str, options: dict[str, str], label: str) -> None:
+    found = parse_method_spec(text)
+    assert (found.name, dict(found.options), found.label) == (name, options, label)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["@damping=1", "ekfac@", "ekfac@damping", "a\nb=ekfac", "=", "<b>=ekfac", "=ekfac", "ekfac@damping=1,damping=2"],
+)
+def test_bad_spelling_is_one_line(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_method_spec(text)
+
+
+def variants(*texts: str, **options: Any) -> list[Any]:
+    return build_variants(texts, load_task(PLANTED), options, "default")
+
+
+def test_labels_and_settings_say_what_differs() -> None:
+    plain, soft, named = variants("ekfac", "ekfac@damping=1e-4", "stiff=ekfac@damping=1")
+    assert [one.label for one in (plain, soft, named)] == ["ekfac", "ekfac@damping=0.0001", "stiff"]
+    assert soft.settings == "damping=0.0001"
+    assert named.settings == "damping=1"
+
+
+def test_two_settings_under_one_label_are_refused() -> None:
+    with pytest.raises(UsageError, match='two variants are called "same"'):
+        variants("same=ekfac@damping=1", "same=ekfac@damping=2")
+    assert len(variants("ekfac@damping=1", "ekfac@damping=1.0")) == 1
+
+
+def test_an_absolute_number_takes_the_place_of_a_tuned_relative_one() -> None:
+    """digits' tuned dampings differ for raw and normalised scores; spelled out, there is one variant without either."""
+    task = load_task("digits")
+    assert len(build_variants(["ekfac"], task, {}, "tuned")) == 2
+    (library,) = build_variants(["library=ekfac@damping=1e-8"], task, {}, "tuned")
+    assert library.settings == "damping=1e-08"
+    assert library.rows == "both"
+    (given,) = build_variants(["ekfac@damping=1e-8"], task, {"ekfac": {"relative_damping": "3"}}, "tuned")
+    assert given.settings == "damping=1e-08", "the last word counts"
+    (relative,) = build_variants(["ekfac"], task, {"ekfac": {"damping": None, "relative_damping": 3.0}}, "tuned")
+    assert relative.settings == "relative_damping=3"
+    with pytest.raises(UsageError, match="relative_damping does nothing beside damping"):
+        build_variants(["ekfac@damping=1e-8,relative_damping=3"], task, {}, "tuned")
+
+
+def test_a_label_is_no_other_methods_name() -> None:
+    with pytest.raises(UsageError, match='"kfac=ekfac": kfac is another method'):
+        variants("kfac=ekfac")
+    assert variants("ekfac=ekfac@damping=1")[0].label == "ekfac"
+
+
+def test_set_reaches_every_variant_and_the_variant_has_the_last_word() -> None:
+    first, second = variants("ekfac", "ekfac@damping=3", ekfac={"damping": "2", "self_influence": "false"})
+    assert (first.method.damping, second.method.damping) == (2.0, 3.0)
+    assert not second.method.self_influence
+    with pytest.raises(UsageError, match="neither the task"):
+        variants("ekfac", trak={"ridge": "1"})
+
+
+def test_two_dampings_in_one_run_with_their_paired_difference(tmp_path: Path) -> None:
+    experiment = Experiment(
+        task=PLANTED, alpha=0.5, subsets=12, replicates=1, methods=("ekfac", "ekfac@damping=100"), settings="default"
+    )
+    result = run(experiment, Execution(device="cpu", cache=str(tmp_path), progress=False))
+    raw = result.frame()[lambda frame: ~frame["normalised"]].set_index("label")
+    assert list(raw.index) == ["ekfac", "ekfac@damping=100"]
+    assert raw.loc["ekfac@damping=100", "settings"] == "damping=100"
+    (pair,) = [pair for pair in result.out.pairs if not pair["normalised"]]
+    assert (pair["label"], pair["against"]) == ("ekfac", "ekfac@damping=100")
+    assert pair["difference"] == pytest.approx(raw["lds"].iloc[0] - raw["lds"].iloc[1], abs=1e-9)

@@ -1,11 +1,7 @@
 """The command as a user meets it: what it prints, what it keeps, and how it takes bad input and accidents."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,6 @@ from retrain.source import source_fingerprint
 from retrain.store import Store
 
 PLANTED = "tests.helpers.planted:Planted"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -83,13 +78,6 @@ def test_rows_have_the_documented_columns_and_one_row_a_method_and_normalisation
     gradsim = frame[(frame.method == "gradsim") & ~frame.normalised].iloc[0]
     assert gradsim.lds > 0.3, "the sign is right and the subsets match the losses"
     assert gradsim.ci_low < gradsim.lds < gradsim.ci_high
-
-
-def test_the_table_names_what_it_shows(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--replicates", "2"]) == 0
-    out = capsys.readouterr().out
-    for text in ("gradsim", "norm.", "95 % interval", "noise ceiling", "12 subsets x 2", "run.json"):
-        assert text in out
 
 
 def test_several_alphas_and_seeds_give_a_row_each(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +147,7 @@ def test_an_offset_of_all_scores_changes_nothing_on_any_number_of_threads_inline
 ) -> None:
     """LDS to the last digit; in float32, sums lose it from offsets of 1e4 on."""
     first = arguments.index("--methods") + 1
-    methods = ("gradsim", "kfac", "ekfac", "trak", "bif")
+    methods = ("gradsim", "bif")
     shifted = "{of}-shifted=tests.helpers.bad_methods:Shifted@of={of},offset={offset}"
     words = [*arguments[:first], *methods, *arguments[first + 2 :]]
     words[words.index("--subsets") + 1] = "40"
@@ -438,52 +426,6 @@ def test_a_damaged_entry_is_named_and_made_again(
     again = json.loads(captured.out)
     assert [row["lds"] for row in again] == [row["lds"] for row in first]
     assert list((tmp_path / "cache" / "quarantine").rglob("*.safetensors"))
-
-
-def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from retrain.leases import Leases
-
-    cache = tmp_path / "cache"
-    words = [
-        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--replicates", "1", "--methods", "random",
-        "--device", "cpu", "--cluster", "inline", "--out", str(tmp_path / "runs"), "--cache",
-    ]  # fmt: skip
-
-    def finish(folder: Path) -> list[dict]:
-        return rows_of([*words, str(folder)], capsys)
-
-    untouched = finish(tmp_path / "other")
-    keys = [info.key for info in Store(tmp_path / "other").entries("retrain")]
-    # Retrains take milliseconds. While this process holds four of them the other one cannot be done too early.
-    held = [Leases(Store(cache).root).take("retrain", key) for key in keys[:4]]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.lds", *words, str(cache)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 600
-    while count_quietly(cache) < 3:
-        assert time.monotonic() < deadline, "nothing was finished in ten minutes"
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for claim in held:
-        assert claim is not None
-        claim.release()
-    finished = {info.key: info.modified() for info in Store(cache).entries("retrain")}
-    assert 3 <= len(finished) <= 8
-
-    resumed = finish(cache)
-    after = {info.key: info.modified() for info in Store(cache).entries("retrain")}
-    assert len(after) == 12
-    assert all(after[key] == finished[key] for key in finished), "finished subsets are not retrained"
-    assert [row["lds"] for row in resumed] == [row["lds"] for row in untouched]
-
-
-def count_quietly(cache: Path) -> int:
-    return sum(1 for _ in cache.glob("retrain/*/*")) if cache.exists() else 0
 
 
 def test_a_failure_whose_traceback_cannot_be_kept_is_one_short_line(

@@ -77,12 +77,6 @@ def run(command: str) -> int:
         return int(stopped.code or 0)
 
 
-def test_it_is_a_door() -> None:
-    assert len(README.splitlines()) <= 150
-    assert len(README) <= 12_000
-    assert max(len(text.splitlines()) for text in PYTHON) <= 25
-
-
 @pytest.mark.parametrize("command", [line for line in LINES if line.startswith("make ")])
 def test_make_knows_its_commands(command: str) -> None:
     found = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True)

@@ -1,5 +1,6 @@
 """What a run leaves behind: damaged files are written again, and our reader takes all that our writer writes."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -43,8 +44,6 @@ def one_record(folder: Path) -> Path:
 
 
 # ---- damaged files are written again (trust, item 6) ----
-
-
 @pytest.mark.parametrize("command", [scored, lds])
 def test_a_damaged_record_and_a_missing_table_come_back(tmp_path: Path, command: Any) -> None:
     words = command(tmp_path)
@@ -75,8 +74,6 @@ def test_files_and_their_folder_are_flushed_to_disk(tmp_path: Path, monkeypatch:
 
 
 # ---- one schema for writer and reader (trust, item 7) ----
-
-
 @pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "x" * 200, "\u202ebackwards", "=1+1"])
 def test_a_score_file_of_any_name_gives_a_record_that_is_read(tmp_path: Path, name: str) -> None:
     assert main(scored(tmp_path, name)) == 0
@@ -123,8 +120,6 @@ def test_committed_answers_match_their_ids() -> None:
 
 
 # ---- tables (trust, items 8 and 11) ----
-
-
 def test_cells_that_begin_like_formulas_are_escaped() -> None:
     frame = pd.DataFrame({"label": ["=1+1", "+1", "-1", "@x", "bif", None], "lds": [-0.5, 0.1, 0, 1, 2, 3]})
     lines = csv_text(frame).splitlines()
@@ -139,3 +134,28 @@ def test_a_record_without_rows_leaves_no_table(tmp_path: Path) -> None:
     with pytest.raises(SafeFileError):  # the record itself is none
         save_record(tmp_path / "run" / "answers.json", {}, AnswersRecord, {"answers.csv": pd.DataFrame([])})
     assert not (tmp_path / "run" / "answers.csv").exists()
+
+
+# ---- every committed record loads, and what `load_results` gives of them stays the same to the last byte ----
+
+
+GOLDEN = ROOT / "tests" / "golden" / "records.json"
+
+
+def digest(frame: pd.DataFrame) -> str:
+    return hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return load_results(ROOT / "results")
+
+
+def test_every_committed_record_loads(committed) -> None:
+    assert committed.problems == []
+    assert sorted(committed.records) == json.loads(GOLDEN.read_text())["records"]
+
+
+@pytest.mark.parametrize("name", ["rows", "timed", "pairs"])
+def test_frames_of_the_committed_records_are_unchanged(committed, name: str) -> None:
+    assert digest(getattr(committed, name)) == json.loads(GOLDEN.read_text())[name]

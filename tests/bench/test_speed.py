@@ -6,15 +6,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import bench.scoring
+from baselines.method import Method, Problem
 from bench import speed
+from bench.cli import lds_main
+from bench.speed import mean_correlation
 
 SMALL = ["--task", "digits", "--device", "cpu", "--queries", "4", "--alpha-attribution", "0.02"]
+
 # With every number given there is no pilot.
 GIVEN = ("digits.epochs=1", "bif.draws=3", "bif.chains=1", "bif.gamma=1e4", "bif.n_beta=1000", "bif.step_size=1e-4")
+
 PEAK = {"flops": 1e10, "dtype": "float32", "size": 64}
+
 QUICK = [word for setting in GIVEN for word in ("--set", setting)]
 
 
@@ -99,15 +107,84 @@ def test_the_median_of_an_even_number_of_runs_is_the_lower(
     assert (row["seconds"], row["fit_seconds"], row["all_seconds"]) == (taken, taken, sorted(seconds))
 
 
-def test_a_long_label_stands_below_the_table_and_not_in_its_head() -> None:
-    cost = {"fit_seconds": 1.0, "score_seconds": 1.0, "seconds": 2.0, "peak_memory_bytes": 2**20, "agrees": 1.0}
-    known = {"settings": "", "num_train": 24, "num_queries": 4, "all_seconds": [2.0, 3.0]}
-    draws = {"seconds_per_draw": 0.1, "floor_seconds": 0.1, "share_of_peak": 0.1}
-    label = "bif@draws=20,chains=1"
-    task = SimpleNamespace(description="digits")
-    found = speed.Timings(SimpleNamespace(task=task), {**PEAK, "device": "CPU"})
-    found.rows = [{**cost, **known, **draws, "method": "bif", "label": label}]
-    title, *lines = speed.speed_table(found).splitlines()
-    assert title.endswith("lower median of 2")
-    assert max(map(len, lines)) <= 100
-    assert f"relative: total s over that of {label}" in lines
+# ---- the command that times retraining: both ways train the same models, and its record says how it was made ----
+
+
+def test_both_ways_give_the_same_losses_where_nothing_is_faster(tmp_path, capsys):
+    words = ["retrain", "--task", "digits", "--set", "digits.epochs=1", "--set", "digits.num_train=200"]
+    words += ["--alpha", "0.1", "--subsets", "10", "--repeats", "2"]
+    assert speed.main([*words, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
+    assert "retrains/s" in capsys.readouterr().out
+    record = json.loads((tmp_path / "out" / "retrain_speed.json").read_text())
+    (row,) = record["rows"]
+    assert row["same_again"]
+    assert row["difference_from_plain"] == 0
+    assert row["correlation_with_plain"] == pytest.approx(1)
+    assert row["difference_of_replicates"] > 0
+    assert row["num_retrains"] == 20
+    assert record["code"]
+    assert record["command"].startswith("python -m bench.speed retrain --task digits")
+
+
+def test_correlation_of_known_orders():
+    first = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0]])
+    assert mean_correlation(first, first) == pytest.approx(1)
+    assert mean_correlation(first, -first) == pytest.approx(-1)
+    assert mean_correlation(first, np.array([[1.0, 5.0], [3.0, 4.0], [2.0, 3.0]])) == pytest.approx(0.75)
+
+
+def test_errors_are_one_line(tmp_path, capsys):
+    command = ["retrain", "--task", "cifar10", "--alpha", "0.1", "--data-dir", str(tmp_path), "--device", "cpu"]
+    assert speed.main(command) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert "holds neither" in error[0]
+
+
+# ---- methods are warmed up before they are timed, once a process, and what they answer is the same ----
+
+
+@pytest.fixture
+def warmed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods that are warmed up, on this device as on a GPU."""
+    names: list[str] = []
+    real = bench.scoring.warm_up
+
+    def counted(method: Method, problem: Problem) -> None:
+        real(method, problem)
+        names.append(method.name)
+
+    monkeypatch.setattr(bench.scoring, "warm_up", counted)
+    monkeypatch.setattr(bench.scoring, "SLOW_AT_FIRST", {"cpu"})
+    monkeypatch.setattr(bench.scoring, "_warm", set())
+    return names
+
+
+def scores_of(folder: Path, *methods: str) -> dict[str, float]:
+    command = ["--task", "tests.helpers.planted:Planted", "--alpha", "0.5", "--subsets", "8", "--seeds", "1", "2"]
+    command += ["--device", "cpu", "--cluster", "inline", "--cache", str(folder / "cache")]
+    assert lds_main([*command, "--out", str(folder / "out"), "--methods", *methods]) == 0
+    (path,) = (folder / "out").glob("*/run.json")
+    rows = json.loads(path.read_text())["rows"]
+    return {f"{row['label']} {row['seed']} {row['normalised']}": row["lds"] for row in rows}
+
+
+METHODS = ("bif@draws=20,step_size=0.004,gamma=1", "gradsim", "random")
+
+
+def test_each_is_warmed_up_once_and_answers_the_same(
+    tmp_path: Path, warmed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = scores_of(tmp_path / "warm", *METHODS)
+    assert sorted(warmed) == ["bif", "gradsim"], "not once a seed, and not what does not gain by it"
+    monkeypatch.setattr(bench.scoring, "SLOW_AT_FIRST", set())
+    assert scores_of(tmp_path / "cold", *METHODS) == found
+    assert sorted(warmed) == ["bif", "gradsim"]
+
+
+def test_a_warm_up_that_fails_stops_nothing(tmp_path: Path, warmed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("too few examples")
+
+    monkeypatch.setattr(bench.scoring, "measure", broken)
+    assert scores_of(tmp_path, "gradsim")
+    assert warmed == ["gradsim"]

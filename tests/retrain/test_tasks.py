@@ -1,6 +1,8 @@
 """Conformance: the same tests over every file in retrain/tasks/, so a new task is covered too."""
 
+import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from baselines.method import Problem, Retrained, available_methods, load_method
+from bench.cli import lds_main as main
 from retrain import subsets
 from retrain.errors import UsageError
 from retrain.jobs import Unit
@@ -18,6 +21,7 @@ from retrain.tasks import available_tasks, load_task
 from retrain.train import train_checkpoint, train_one
 from retrain.units import Plan, retrain_units, task_from, task_specification
 from tests.helpers.made_up import small_options
+from tests.helpers.tiny_language import END, WORDS
 
 CPU = torch.device("cpu")
 
@@ -89,12 +93,18 @@ def test_one_example_is_enough_to_train_on(task: Task) -> None:
 
 # A skip that hides a failure is a defect: beside a missing extra, only what stands here with its reason is excused.
 IMAGES = ("cifar10", "digits", "googlenet", "smooth_digits")
+
 LANGUAGE = ("language", "pythia14m", "smollm2", "stories15m")
+
 NOT_REPLAYED = ("cifar10", "googlenet", *LANGUAGE)  # CIFAR-10 under its protocol `paper`
+
 CANNOT: set[tuple[str, str]] = {(task, "bm25") for task in IMAGES} | {
     (task, method) for task in NOT_REPLAYED for method in ("magic", "tracin")
 }
+
+
 CANNOT |= {(task, "same_class") for task in ("tinylm", *LANGUAGE)}  # no classes
+
 QUICK = {
     "bif": {"chains": 2, "draws": 3, "minibatch": 16, "gamma": 1e5, "step_size": 1e-5, "n_beta": 200.0},
     "trak": {"projection": 110, "ridge": 1.0},
@@ -102,6 +112,7 @@ QUICK = {
     "arnoldi": {"iterations": 4, "damping": 10.0},
     "if_cg": {"iterations": 1, "damping": 10.0},
 }
+
 QUICK["bif_cv"] = QUICK["bif_devinterp"] = QUICK["bif"]
 
 
@@ -125,8 +136,6 @@ def test_every_method_runs_on_every_task(task: Task, name: str, scratch) -> None
 
 
 # ---- subsets ----
-
-
 def test_fixed_subsets_have_exactly_their_size_and_are_pure() -> None:
     masks = subsets.masks(seed=3, num_subsets=20, alpha=0.1, n=200)
     assert (masks.sum(1) == 20).all()
@@ -211,3 +220,153 @@ def test_a_base_model_that_diverged_says_so(monkeypatch: pytest.MonkeyPatch, tmp
     unit = Unit("model", {"init_seed": 0, "order_seed": 0}, call, payload)
     with pytest.raises(FloatingPointError, match="the base model's loss on the queries is nan: its training diverged"):
         train_checkpoint(Store(tmp_path / "cache"), unit)
+
+
+# ---- the GoogLeNet task on made-up images and weights: no download, and one clear line for whatever is missing ----
+
+
+@pytest.fixture
+def folder(images: Path) -> Path:
+    return images
+
+
+def test_it_trains_its_last_layer(folder: Path) -> None:
+    task = load_task("googlenet", data_dir=str(folder), model=str(folder / "weights.pth"), size=64, epochs=40)
+    assert len(task.train_data) == 30
+    assert task.class_names == ("cat", "dog")
+    assert len(task.query_data) == 16
+    assert task.train_data.inputs.shape[1:] == task.image_shape() == (3, 64, 64)
+    device = torch.device("cpu")
+    before = task.build_model(1)
+    model = task.train(np.arange(30), init_seed=1, order_seed=2, device=device)
+    again = task.train(np.arange(30), init_seed=1, order_seed=2, device=device)
+    assert torch.equal(model.fc.weight, again.fc.weight)  # type: ignore[union-attr]
+    assert torch.equal(model.conv1.conv.weight, before.conv1.conv.weight)  # type: ignore[union-attr]
+    assert task.losses(model, task.train_data, device).mean() < task.losses(before, task.train_data, device).mean()
+    assert "weights" in task.config
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"data_dir": ""}, "needs --data-dir with the folders train/<class> and val/<class>"),
+        ({"data_dir": "/nowhere"}, '"/nowhere/train" is no folder'),
+    ],
+)
+def test_missing_data_is_one_line(folder: Path, options: dict[str, str], text: str) -> None:
+    with pytest.raises(UsageError, match=text) as error:
+        _ = load_task("googlenet", **options).train_data
+    assert "\n" not in str(error.value)
+
+
+def test_unusable_weights_are_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torchvision.models import GoogLeNet_Weights
+
+    (tmp_path / "text.pth").write_text("no weights")
+    torch.save({"fc.weight": torch.zeros(2)}, tmp_path / "other.pth")
+    for name in ("text.pth", "other.pth", "absent.pth"):
+        task = load_task("googlenet", data_dir=str(folder), model=str(tmp_path / name), size=64)
+        with pytest.raises(UsageError) as error:
+            task.build_model(0)
+        assert "\n" not in str(error.value)
+
+    def offline(*arguments: object, **options: object) -> None:
+        raise OSError("no network")
+
+    def announce(*arguments: object, **options: object) -> dict[str, torch.Tensor]:
+        print("Downloading: ...")
+        return {}
+
+    monkeypatch.setattr(GoogLeNet_Weights, "get_state_dict", announce)
+    assert load_task("googlenet", data_dir=str(folder), size=64)._pretrained == {}  # type: ignore[attr-defined]
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "Downloading: ...\n"), "stdout is for --json"
+    monkeypatch.setattr(GoogLeNet_Weights, "get_state_dict", offline)
+    with pytest.raises(UsageError, match=r"cannot be downloaded \(no network\); give a file of them with --model"):
+        load_task("googlenet", data_dir=str(folder), size=64).build_model(0)
+
+
+# ---- A task in a file of one's own, around a Hugging Face model with padding: every method of the default run finish
+
+
+TASK = str(Path(__file__).resolve().parents[1] / "helpers" / "huggingface_task.py")
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bert/ with a tokenizer, and sentences whose label is their first word's."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("bert")
+    words = [END, *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token=END))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=END, unk_token=END, model_max_length=16
+    ).save_pretrained(folder / "bert")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        configuration = BertConfig(
+            vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            max_position_embeddings=16, pad_token_id=0, num_labels=2,
+        )  # fmt: skip
+        BertForSequenceClassification(configuration).save_pretrained(folder / "bert")
+    chooser = random.Random(0)
+    with open(folder / "sentences.jsonl", "w") as file:
+        for _ in range(150):
+            text = chooser.choices(WORDS, k=chooser.randint(3, 9))
+            file.write(json.dumps({"text": " ".join(text), "label": WORDS.index(text[0]) % 2}) + "\n")
+    return folder
+
+
+def test_every_method_runs_on_a_bert_in_a_file_of_ones_own(
+    bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "--task", TASK, "--model", str(bert_folder / "bert"), "--text", str(bert_folder / "sentences.jsonl"),
+        "--alpha", "0.5", "--subsets", "4", "--replicates", "1", "--device", "cpu", "--cluster", "inline", "--json",
+        "--methods", "gradsim", "trak", "ekfac", "kfac", "random", "bif@draws=4,chains=2,gamma=1000,step_size=1e-4",
+        "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs"),
+    ]  # fmt: skip
+    assert main(command) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["task"] for row in rows} == {"huggingface_task"}
+    assert {row["method"] for row in rows} == {"gradsim", "trak", "ekfac", "kfac", "random", "bif", "same_class"}
+    assert main([word for word in [*command, "--dry-run"] if word != "--json"]) == 0
+    assert "4 of 4 retrains cached, 0 to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("no_such_file.py", "there is no such file"),
+        ("two words.py", "no such file"),
+        ("../../evil:Cls", "names no task"),
+        ("tests.nowhere:Cls", "cannot import"),
+        ("tests.helpers.planted:Nobody", "has no class Nobody"),
+        ("tests.helpers.planted:RIDGE", "is not a retrain.task.Task"),
+    ],
+)
+def test_bad_names_are_one_line(task: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--task", task, "--alpha", "0.5", "--cache", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_broken_file_says_which_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text, words in (
+        ("x = 1 / 0\n", "ZeroDivisionError"),
+        ("def f(:\n", "SyntaxError"),
+        ("x = 1\n", "defines 0 Task"),
+    ):
+        path = tmp_path / f"broken_{len(text)}.py"
+        path.write_text(text)
+        assert main(["--task", str(path), "--alpha", "0.5", "--cache", str(tmp_path / "cache")]) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1

@@ -307,9 +307,3 @@ def test_a_fingerprint_is_quick_where_an_environment_sees_another_ones_libraries
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     command = [str(tmp_path / "env" / "bin" / "python"), "-c", program]
     subprocess.run(command, env={**environment, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)
-
-
-def test_a_long_fingerprint_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(source, "SAY_AFTER_SECONDS", -1.0)
-    source.current_fingerprint("retrain.tasks.digits")
-    assert "retrain.tasks.digits" in capsys.readouterr().err

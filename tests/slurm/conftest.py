@@ -6,7 +6,6 @@ import tempfile
 
 import pytest
 
-from retrain.store import Store
 from tests.slurm.cluster import Cluster, missing
 from tests.slurm.helpers import wait_for
 
@@ -21,50 +20,45 @@ def slurm_installed():
 
 
 def brought_up(name, accounting):
-    with pytest.MonkeyPatch.context() as patch:
-        # Sockets have short names: not below pytest's deep folders.
-        folder = tempfile.mkdtemp(prefix=f"tda-{name}-", dir="/tmp")
-        with Cluster(folder, accounting=accounting) as cluster:
-            patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
-            patch.setenv("PATH", cluster.environment["PATH"])
-            yield cluster
-        shutil.rmtree(folder, ignore_errors=True)
+    # Sockets have short names: not below pytest's deep folders.
+    folder = tempfile.mkdtemp(prefix=f"tda-{name}-", dir="/tmp")
+    with Cluster(folder, accounting=accounting) as cluster:
+        yield cluster
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def cluster(slurm_installed):
-    """A Slurm with accounting."""
+@pytest.fixture(scope="session")
+def accounting_cluster(slurm_installed):
     yield from brought_up("slurm", True)
 
 
-@pytest.fixture(scope="module")
-def bare_cluster(slurm_installed):
-    """A Slurm without accounting: sacct knows nothing."""
+@pytest.fixture(scope="session")
+def plain_cluster(slurm_installed):
     yield from brought_up("bare", False)
 
 
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "cache")
+def used(cluster, monkeypatch):
+    """The cluster as the one that this test's commands talk to; its queue is left as it was found."""
+    for name in ("SLURM_CONF", "PATH"):
+        monkeypatch.setenv(name, cluster.environment[name])
+    yield cluster
+    cluster.run("scancel", "-u", "root", check=False)
+    wait_for(lambda: not cluster.run("squeue", "-h").strip())
 
 
 @pytest.fixture
-def log(tmp_path):
-    return str(tmp_path / "diary")
+def cluster(accounting_cluster, monkeypatch):
+    """A Slurm with accounting."""
+    yield from used(accounting_cluster, monkeypatch)
+
+
+@pytest.fixture
+def bare_cluster(plain_cluster, monkeypatch):
+    """A Slurm without accounting: sacct knows nothing."""
+    yield from used(plain_cluster, monkeypatch)
 
 
 @pytest.fixture
 def gate(tmp_path):
     """A file that is not there yet: units wait for it."""
     return str(tmp_path / "gate")
-
-
-@pytest.fixture(autouse=True)
-def empty_queue(request):
-    """Each test leaves the queue as it found it."""
-    yield
-    for name in ("cluster", "bare_cluster"):
-        if name in request.fixturenames:
-            cluster = request.getfixturevalue(name)
-            cluster.run("scancel", "-u", "root", check=False)
-            wait_for(lambda cluster=cluster: not cluster.run("squeue", "-h").strip())

@@ -1,12 +1,20 @@
 """What the tests on Slurm share."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 from retrain.jobs import run_units
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ("fit_seconds", "score_seconds", "peak_memory_bytes", "run_id")
 
 
 def wait_for(condition, seconds=300.0, step=0.1):
@@ -43,6 +51,29 @@ class Background:
         return self.report
 
 
+def start_lds(command, folder, name, *options, first=None):
+    """`bench.lds` on a cache of this name; `first` is a folder that its processes import from before all others."""
+    where = ["--device", "cpu", "--json", "--cache", str(folder / name), "--out", str(folder / f"{name}-runs")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(path) for path in (first, ROOT) if path)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench.lds", *command, *where, *options],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def rows(process):
+    """What such a command printed, without what it measured."""
+    output, errors = process.communicate(timeout=1200)
+    assert process.returncode == 0, errors
+    return [{name: value for name, value in row.items() if name not in MEASURED} for row in json.loads(output)]
+
+
+def arrays(store, kind=None):
+    """{(kind, key): {name: bytes}} of every entry."""
+    entries = [store.verified(info.kind, info.key) for info in store.entries(kind)]
+    return {(e.kind, e.key): {name: array.tobytes() for name, array in e.arrays.items()} for e in entries}
+
+
 def running(cluster):
     lines = cluster.run("squeue", "-h", "-r", "-t", "RUNNING", "-o", "%i").split()
     return sorted(lines)
@@ -58,8 +89,11 @@ def held_by(store, job=None):
     return [h for h in Leases(store.root).held().values() if h.job and (job is None or h.job == job)]
 
 
+def all_events(store):
+    (batch,) = JobBatch.all(store)
+    return batch.events(batch.describe()["run"])
+
+
 def done_events(store):
     """How often each unit was finished, by the logs of all tasks."""
-    (batch,) = JobBatch.all(store)
-    events = batch.events(batch.describe()["run"])
-    return Counter(event["key"] for event in events if event["event"] == "done")
+    return Counter(event["key"] for event in all_events(store) if event["event"] == "done")

@@ -1,29 +1,23 @@
 """Attribution on a real Slurm: four chains and four methods as array tasks through every mishap, inline's bits."""
 
-import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
 from retrain.store import Store
-from tests.slurm.helpers import running, wait_for
+from tests.slurm.helpers import arrays, rows, running, start_lds, wait_for
 
-ROOT = Path(__file__).parent.parent.parent
 METHODS = ("bif", "ekfac", "kfac", "trak")
 MINUTES = 3  # Slurm warns a task up to a minute too early; what is left must do for a slow start and one unit
 SAVED_AT, STAYS_AT = 20, 30  # draws
-MEASURED = ("fit_seconds", "score_seconds", "peak_memory_bytes", "run_id")
 COMMAND = [
-    *(sys.executable, "-m", "bench.lds", "--task", "digits", "--set", "digits.num_train=200"),
-    *("--set", "digits.epochs=2", "--alpha", "0.5", "--subsets", "10", "--replicates", "1", "--queries", "20"),
-    *("--settings", "default", "--device", "cpu", "--json"),
+    *("--task", "digits", "--set", "digits.num_train=200", "--set", "digits.epochs=2"),
+    *("--alpha", "0.5", "--subsets", "10", "--replicates", "1", "--queries", "20"),
+    *("--settings", "default"),
 ]
 SLURM = ["--cluster", "slurm", "--jobs", "4", "--timeout-min", str(MINUTES)]
 # What every process of the command imports first: what befalls a chain, once each. All are at the same draw then.
@@ -62,26 +56,6 @@ NUM_DRAWS = 65  # and those of the burn-in
 BIF = ["--set", "bif.chains=4", "--set", "bif.draws=60", "--set", "bif.burn_in=5"]
 
 
-def start(tmp_path, name, *options, first=None):
-    command = [*COMMAND, "--cache", str(tmp_path / name), "--out", str(tmp_path / f"{name}-runs"), *options]
-    paths = os.pathsep.join(str(path) for path in (first, ROOT) if path)
-    environment = os.environ | {"PYTHONPATH": paths}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def rows(process):
-    output, errors = process.communicate(timeout=900)
-    assert process.returncode == 0, errors
-    return [{name: value for name, value in row.items() if name not in MEASURED} for row in json.loads(output)]
-
-
-def arrays(store):
-    entries = [store.verified(info.kind, info.key) for info in store.entries()]
-    return {(e.kind, e.key): {name: array.tobytes() for name, array in e.arrays.items()} for e in entries}
-
-
 def stopped_tasks(store, kind, count, process):
     """{job: pid} of tasks with a unit of this kind, each stopped in the middle of it as soon as it has it."""
     found = {}
@@ -104,15 +78,15 @@ def states(cluster, job):
 
 
 def test_four_chains_and_four_methods_survive_a_kill_a_warning_a_requeue_and_a_time_limit(cluster, tmp_path):
-    rows(start(tmp_path, "truth", "--methods", "random", "--cluster", "inline"))
+    rows(start_lds(COMMAND, tmp_path, "truth", "--methods", "random", "--cluster", "inline"))
     for name in ("inline", "slurm"):
         shutil.copytree(tmp_path / "truth", tmp_path / name)
-    inline = rows(start(tmp_path, "inline", "--methods", *METHODS, *BIF, "--cluster", "inline"))
+    inline = rows(start_lds(COMMAND, tmp_path, "inline", "--methods", *METHODS, *BIF, "--cluster", "inline"))
     first = tmp_path / "first"
     first.mkdir()
     text = FIRST.replace("SAVED_AT", str(SAVED_AT)).replace("STAYS_AT", str(STAYS_AT)).replace("FOLDER", str(first))
     (first / "sitecustomize.py").write_text(text)
-    process = start(tmp_path, "slurm", "--methods", *METHODS, *BIF, *SLURM, first=first)
+    process = start_lds(COMMAND, tmp_path, "slurm", "--methods", *METHODS, *BIF, *SLURM, first=first)
     store = Store(tmp_path / "slurm")
 
     def met(fate):

@@ -16,7 +16,7 @@ from bench.experiment import Execution, Experiment
 from bench.metrics.removal import Shared, mean_change, shared_variance
 from bench.publish.leaderboard import rows
 from bench.schema import AnswersRecord
-from retrain.removal import RemovalPlan, removal_unit
+from retrain.removal import RemovalPlan, removal_units
 from retrain.safe_files import read_checked
 from retrain.store import Store
 from tests.helpers.removal_tasks import WithDuplicates
@@ -86,7 +86,8 @@ def test_finished_retrains_are_kept_and_equal_sets_shared(cache: str, monkeypatc
     again = small_removal(cache)
     assert again.detail["num_retrains"] > 0
     task, plan = WithDuplicates(), RemovalPlan(seed=1, alpha_attribution=1.0, max_queries=4)
-    first, second = (removal_unit(task, plan, np.array(some), 0, "cpu") for some in ([3, 5], [5, 3]))
+    sets = [(np.array(some), [0]) for some in ([3, 5], [5, 3])]
+    first, second = removal_units(task, plan, sets, "cpu", margins=False)
     store = Store(cache)
     assert store.key(first.kind, first.config) == store.key(second.kind, second.config), "a set has no order"
 

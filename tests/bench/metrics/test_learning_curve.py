@@ -13,7 +13,7 @@ from bench.metrics import best_spearman, linear_datamodelling_score, unlimited_r
 from bench.metrics.lds import LDS
 from bench.metrics.linear import additive_share, explained_variance
 from bench.tables import linear_ceiling_text
-from tests.bench.test_additive import EXAMPLES, QUERIES, truth
+from tests.bench.test_ensembles import EXAMPLES, QUERIES, truth
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -11,13 +10,7 @@ from bench import cache
 from retrain.jobs import run_units, slurm
 from retrain.jobs.unit import EventReader, JobBatch
 from retrain.safe_files import SafeFileError
-from retrain.store import Store
 from tests.helpers.job_units import units
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "cache")
 
 
 @pytest.fixture
@@ -252,8 +245,3 @@ def test_logs_are_not_written_through_links(store, batch, tmp_path):
     log.path.symlink_to(precious)
     log.add("done")
     assert precious.read_text() == "precious"
-
-
-def test_there_are_enough():
-    assert len(BATCHES) + len(UNIT_LINES) + len(EVENTS) + len(SUBMISSIONS) >= 60
-    assert not Path("executed").exists()

@@ -24,20 +24,11 @@ from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
 from retrain.resume import unfinished_units
 from retrain.store import Store, StoreError, UnwritableStoreError
+from retrain.units import SharedSeconds
 from tests.helpers.job_units import begun_by, diary, unit, units
 from tests.helpers.pace import at_most
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "cache")
-
-
-@pytest.fixture
-def log(tmp_path):
-    return str(tmp_path / "diary")
 
 
 def numbers(store, count):
@@ -106,7 +97,7 @@ def test_a_unit_that_takes_too_long_is_stopped_and_goes_on_where_it_saved_its_wo
     work = [unit(0, "work", seconds=100, diary=log), unit(1, diary=log)]
     work += [unit(2, "saves", steps=2, per_attempt=1, diary=log)]
     # The limit is for the quick units too, and these have one attempt: seconds, where they need milliseconds.
-    report = run_units(work, store, cluster="local", jobs=2, timeout_min=4 / 60, max_attempts=1)
+    report = run_units(work, store, cluster="local", jobs=2, timeout_min=2 / 60, max_attempts=1)
     assert len(report.done) == 2
     assert "--timeout-min" in report.failed[store.key("numbers", {"index": 0})]
     assert diary(log) == {0: 1, 1: 1, 2: 2}
@@ -181,7 +172,6 @@ def test_units_are_plain_data():
 
 
 # -- a batch in a process of its own, to be killed -----------------------------------------------------------------
-
 DRIVER = """
 import sys, json
 sys.path[:0] = [{root!r}]
@@ -246,17 +236,6 @@ def test_stopping_keeps_what_is_finished_and_says_so(store, log, cluster, stop):
     report = run_units(units(kept + 3, diary=log), store)
     assert report.num_computed <= 3 + 2
     assert set(diary(log, "end").values()) == {1}
-
-
-def test_workers_end_with_a_killed_driver(store, log):
-    process = driver(store, 500, "local", seconds=0.05, diary=log, hold_after=2)
-    # Both are in the middle of a unit that they will not come to the end of.
-    wait_for(lambda: sum(diary(log).values()) - 2 == sum(diary(log, "end").values()) >= 2, process)
-    assert len(workers_of(store)) == 2
-    process.kill()
-    process.communicate()
-    wait_for(lambda: not workers_of(store))
-    assert 2 <= len(list(store.entries())) <= 3
 
 
 def test_workers_end_with_a_killed_driver_whatever_they_do(store, log):
@@ -327,8 +306,6 @@ def test_a_full_disk_is_one_error_and_resumes(tmp_path, log):
 
 
 # -- records and flags ------------------------------------------------------------------------------------------------
-
-
 def test_a_batch_can_be_read_back(store, log, caplog):
     work = [*units(3, diary=log), unit(3, "fail")]
     with caplog.at_level(logging.WARNING):
@@ -397,3 +374,70 @@ def test_a_unit_of_another_configuration_has_its_own_key_and_leaves_the_first_al
     assert first.with_config(subset=0).key == key
     with pytest.raises(StoreError, match=r"config\.subset"):
         first.with_config(subset=object())
+
+
+# ---- units that share one process: done in threads, each once, and the bill for them adds up ----
+
+
+def test_units_that_may_run_side_by_side_do(store, log):
+    """Each of three waits for the other two: one at a time, the run would never end."""
+    alone = units(2, diary=log)
+    together = [unit(index, "meet", diary=log, at_once=3, meeting=[3, 4, 5]) for index in range(2, 6)]
+    together[0].payload["meeting"] = []  # the first one sets everything up, alone
+    report = run_units([*together, *alone], store)
+    assert report.complete
+    assert report.num_computed == 6
+    assert diary(log) == dict.fromkeys(range(6), 1)
+    assert run_units([*together, *alone], store).num_computed == 0
+
+
+def test_a_failure_beside_others_is_told_and_the_others_are_kept(store, log):
+    work = [unit(index, "mistake" if index == 3 else "work", diary=log, at_once=4) for index in range(8)]
+    report = run_units(work, store)
+    assert list(report.failed) == [store.key("numbers", {"index": 3})]
+    assert len(report.done) == 7
+    assert diary(log, "end") == {index: 1 for index in range(8) if index != 3}
+
+
+def test_an_interrupt_lets_what_has_begun_finish(store, log):
+    seen = []
+
+    def interrupt(done, _all):
+        seen.append(done)
+        if done == 3:
+            raise KeyboardInterrupt
+
+    work = [unit(index, diary=log, at_once=2, seconds=0.01) for index in range(20)]
+    with pytest.raises(KeyboardInterrupt):
+        run_units(work, store, progress=interrupt)
+    assert diary(log) == diary(log, "end")
+    assert 3 <= sum(diary(log).values()) <= 5
+    assert not Leases(store.root).held()
+    assert run_units(work, store).complete
+    assert set(diary(log).values()) == {1}
+
+
+def test_a_unit_that_another_process_has_is_waited_for(store, log):
+    work = [unit(index, diary=log, at_once=2) for index in range(4)]
+    lease = Leases(store.root).take("numbers", store.key("numbers", {"index": 2}))
+    released = threading.Timer(0.5, lease.__exit__, (None, None, None))
+    with lease:
+        released.start()
+        assert run_units(work, store).complete
+    assert set(diary(log).values()) == {1}
+
+
+def test_shared_seconds_add_up_to_the_time_in_which_anybody_worked():
+    now = 0.0
+    shared = SharedSeconds(lambda: now)
+    with shared.measured() as first:
+        now = 4.0
+        with shared.measured() as second:
+            now = 10.0
+        assert second() == pytest.approx(3)  # six seconds, shared by two
+        now = 11.0
+    assert first() == pytest.approx(4 + 3 + 1)
+    now = 50.0
+    with shared.measured() as third:
+        now = 52.0
+    assert third() == pytest.approx(2)

@@ -11,20 +11,9 @@ from bench import cache
 from retrain.jobs import JobError, Unit, run_units
 from retrain.jobs.tracker import RepeatedFailureError, blamed
 from retrain.jobs.unit import JobBatch
-from retrain.store import Store
 from tests.helpers.job_units import diary, unit, units
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "cache")
-
-
-@pytest.fixture
-def log(tmp_path):
-    return str(tmp_path / "diary")
 
 
 def line_of(text):
@@ -83,13 +72,6 @@ def test_a_worker_that_dies_after_a_failure_takes_no_other_unit_with_it(store, l
     assert "cannot be done" in fail
     assert "the worker" in die
     assert diary(log) == {0: 3, 1: 3, 2: 1}
-
-
-def test_one_odd_unit_stops_nobody(store, log):
-    """It fails three times, at the same place; the others go on."""
-    report = run_units([unit(0, "mistake", diary=log), *units(5, diary=log)[1:]], store)
-    assert len(report.done) == 4
-    assert diary(log)[0] == 3
 
 
 def test_many_odd_units_stop_nobody_once_one_of_their_kind_is_done(store, log):

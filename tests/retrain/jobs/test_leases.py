@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import json
-import logging
 import os
 import re
 import signal
@@ -15,19 +14,14 @@ import time
 import pytest
 
 from retrain import leases as leases_module
-from retrain.jobs import run_units, tracker
+from retrain.jobs import run_units
 from retrain.leases import Holder, Leases
 from retrain.processes import boot_id, host_name, process_alive, process_started
-from retrain.store import Store, UnwritableStoreError
+from retrain.store import UnwritableStoreError
 from tests.helpers.job_units import units
 from tests.retrain.jobs.test_jobs import driver, wait_for
 
 KEY = "b" * 20
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "cache")
 
 
 def test_a_lease_is_exclusive_until_released(store):
@@ -221,10 +215,6 @@ def test_nothing_in_a_leases_place_is_waited_for_for_ever(store, monkeypatch, wh
     assert set(os.listdir(leases.folder)) <= {".lock"}
 
 
-def test_the_hostile_leases_are_many():
-    assert len(HOSTILE) >= 25
-
-
 def test_a_holder_that_was_stopped_loses_its_lease(store, monkeypatch):
     monkeypatch.setattr(leases_module, "STALE_SECONDS", 0.3)
     leases = Leases(store.root)
@@ -334,26 +324,6 @@ def test_leases_folder_that_is_a_link_is_refused(store, tmp_path):
     with pytest.raises(UnwritableStoreError, match="link"):
         run_units(units(1), store)
     assert os.listdir(tmp_path / "outside") == []
-
-
-@pytest.mark.parametrize("cluster", ["inline", "local"])
-def test_a_run_says_for_whom_it_waits(store, monkeypatch, caplog, cluster):
-    monkeypatch.setattr(tracker, "SAY_SECONDS", 0.2)
-    caplog.set_level(logging.WARNING)
-    leases = Leases(store.root)
-    held = [leases.take("numbers", store.key("numbers", {"index": index})) for index in range(2)]
-    outcome = {}
-    thread = threading.Thread(target=lambda: outcome.update(report=run_units(units(3), store, cluster=cluster, jobs=2)))
-    thread.start()
-    said = lambda: [r.getMessage() for r in caplog.records if r.getMessage().startswith("waiting for")]  # noqa: E731
-    wait_for(lambda: len(said()) >= 2)
-    for lease in held:
-        lease.release()
-    thread.join(120)
-    assert outcome["report"].complete
-    pattern = rf"waiting for {host_name()} pid {os.getpid()} since \d{{4}}-.* \d\d:\d\d:\d\d: it has numbers \w{{20}}.*"
-    assert all(re.fullmatch(pattern, line) for line in said()), said()
-    assert said()[0].endswith(" and 1 more")
 
 
 def test_a_stopped_driver_does_not_stop_another(store, monkeypatch, tmp_path):

@@ -16,16 +16,10 @@ from retrain.jobs import run_units
 from retrain.leases import Leases
 from retrain.resume import NullResumeState, ResumeState, clean_resume_states, unfinished_units
 from retrain.safe_files import PassingFileError
-from retrain.store import Store
 from tests.helpers.job_units import diary, unit
 
 KEY = "a" * 20
 ARRAYS = {"draws": np.arange(6.0).reshape(2, 3)}
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "cache")
 
 
 @pytest.fixture

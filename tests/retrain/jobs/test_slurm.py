@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from retrain.resume import ResumeState, unfinished_units
 from retrain.store import Store
 from tests.helpers import fake_slurm
 from tests.helpers.job_units import diary, unit, units
+from tests.retrain.jobs.test_jobs import wait_for
 
 
 @pytest.fixture
@@ -35,18 +35,6 @@ def store(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "GRACE_SECONDS", 0.3)
     yield Store(tmp_path / "cache")
     fake_slurm.scancel(list(fake_slurm.jobs()))
-
-
-@pytest.fixture
-def log(tmp_path):
-    return str(tmp_path / "diary")
-
-
-def wait_for(condition, seconds=120.0):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited too long"
-        time.sleep(0.02)
 
 
 def in_background(*arguments, **options):
