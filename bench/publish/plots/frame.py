@@ -231,11 +231,11 @@ def _write(
         )  # fmt: skip
 
 
-def label_line(axis: Axes, height: float, text: str) -> None:
-    """Words on a horizontal line, at its right end."""
+def label_line(axis: Axes, height: float, text: str, at: float = 1.0) -> None:
+    """Words on a horizontal line, at its right end, or at its left one (0)."""
     axis.annotate(
-        text, (1, height), (-2, 1.5), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
-        va="bottom", fontsize=SMALL, color=QUIET, in_layout=False,
+        text, (at, height), (2 - 4 * at, 1.5), xycoords=("axes fraction", "data"), textcoords="offset points",
+        ha="right" if at else "left", va="bottom", fontsize=SMALL, color=QUIET, in_layout=False,
     )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def without_crowds(results: Results, kind: str) -> Results:
     """The rows for a kind: curves over retrains or base models have a figure of their own, and crowd the others."""
     if kind != "retraining":
         results = without_curves(without_scored_again(results))
-    if kind not in ("ensembles", "front", "reference"):
+    if kind not in ("ensembles", "front", "reference", "collapse"):
         rows = results.rows
         counts = rows[models_of(rows) > 1].groupby("run_id")["series"].nunique()
         results = replace(results, rows=rows[~rows["run_id"].isin(counts[counts > FEW].index)])

@@ -95,8 +95,8 @@ def notes_of(rows: pd.DataFrame, more: Sequence[str]) -> list[str]:
     return [" ".join([*more, KINDS, bars, words.sizes(rows)]), words.settings_text(rows)]
 
 
-def spread(values: Sequence[float], gap: float, floor: float) -> list[float]:
-    """The same values, moved as little as they must be to stand `gap` apart and above the floor."""
+def spread(values: Sequence[float], gap: float, floor: float, top: float) -> list[float]:
+    """The same values, moved as little as they must be to stand `gap` apart, between the floor and the top."""
     order = np.argsort(values, kind="stable")
     steps = gap * np.arange(len(order))
     # Of values less their steps, the nearest that never fall: neighbours that would fall have their mean.
@@ -107,7 +107,8 @@ def spread(values: Sequence[float], gap: float, floor: float) -> list[float]:
             last = pools.pop()
             pools[-1] += last
     found = np.empty(len(order))
-    found[order] = [max(float(np.mean(pool)), floor) for pool in pools for _ in pool] + steps
+    highest = max(floor, top - steps[-1]) if len(steps) else floor
+    found[order] = [min(max(float(np.mean(pool)), floor), highest) for pool in pools for _ in pool] + steps
     return found.tolist()
 
 
@@ -118,7 +119,9 @@ def name_lines(axis: Axes, ends: Sequence[tuple[float, str, str]], height: float
     """
     low, high = axis.get_ylim()
     gap = APART / height * (high - low)
-    for (y, text, colour), at in zip(ends, spread([y for y, _, _ in ends], gap, low + gap / 2), strict=True):
+    for (y, text, colour), at in zip(
+        ends, spread([y for y, _, _ in ends], gap, low + gap / 2, high - gap / 2), strict=True
+    ):
         axis.plot((x, x + aside), (y, at), color=colour, linewidth=0.4, label="_name", clip_on=False)
         axis.annotate(f" {text}", (x + aside, at), va="center", fontsize=6.5, color=colour, annotation_clip=False,
                       path_effects=[withStroke(linewidth=1.6, foreground="white")])  # fmt: skip
@@ -213,17 +216,19 @@ def reference_panel(axis: Axes, rows: pd.DataFrame) -> None:
         axis.plot(one["seen"], one["lds"], **shape)
         axis.vlines(one["seen"], one["lds_low"], one["lds_high"], color=shape["color"], linewidth=0.6)
         axis.plot(several["seen"], several["lds"], **{**shape, "linestyle": "none", "markerfacecolor": "white"})
-        ends.append((float(one["lds"].iloc[-1]), shape["label"], shape["color"]))
+        ends.append((float(one["lds"].iloc[0]), shape["label"], shape["color"]))
     if math.isfinite(ceiling := ceiling_over_seeds(rows).value):
         axis.axhline(ceiling, color=INK, label="_ceiling", **CEILINGS["noise ceiling"])
-        label_line(axis, ceiling, "noise ceiling")
+        label_line(axis, ceiling, "noise ceiling", at=0.0)
     ticks = sorted(found["seen"].unique())
+    reach = ticks[-1] / ticks[0]
     axis.set_xscale("log")
     axis.set_xticks(ticks, [f"{tick:.3g}x" for tick in ticks])
     axis.minorticks_off()
-    axis.set_xlim(ticks[0] / 1.3, ticks[-1] ** 1.6 * 1.3)
+    # From the model that has seen most to those like the models asked about, where lines are named.
+    axis.set_xlim(ticks[-1] * 1.3 * reach**0.05, ticks[0] / 1.3 / reach**0.75)
     axis.set_ylim(-0.05, 1.0)
-    name_lines(axis, ends, 1.6, ticks[-1], 0.12 * ticks[-1])
+    name_lines(axis, ends, 1.6, ticks[0], ticks[0] * (reach**-0.06 - 1))
 
 
 # ---- LDS within class against seconds: the front picture ----

@@ -548,9 +548,9 @@ def test_how_much_more_data_a_reference_has_seen(reference: str, share: float, a
 
 
 def test_labels_of_lines_are_moved_as_little_as_they_must_be() -> None:
-    assert spread([0.5, 0.1, 0.9], 0.1, 0.0) == pytest.approx([0.5, 0.1, 0.9])
-    assert spread([0.5, 0.5, 0.5], 0.2, 0.0) == pytest.approx([0.3, 0.5, 0.7])
-    assert spread([0.0, 0.0, 1.0], 0.2, 0.1) == pytest.approx([0.1, 0.3, 1.0])
+    assert spread([0.5, 0.1, 0.9], 0.1, 0.0, 1.0) == pytest.approx([0.5, 0.1, 0.9])
+    assert spread([0.5, 0.5, 0.5], 0.2, 0.0, 1.0) == pytest.approx([0.3, 0.5, 0.7])
+    assert spread([0.0, 0.0, 1.0], 0.2, 0.1, 0.9) == pytest.approx([0.1, 0.3, 0.9])
 
 
 def test_the_front_picture_has_every_method_and_a_ceiling(tmp_path: Path) -> None:
