@@ -14,6 +14,7 @@ import argparse
 import csv
 import io
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +46,7 @@ LDS = (WITHIN, "lds")
 END_AT_ONE = ("lds", "AUC", "precision", "Spearman")  # words in the names of such metrics
 ROW_CHOICES = ("task", "protocol", "metric", "scores", "alpha")
 MOST_COLUMNS = 5  # of questions in one table, so that it fits a page beside method, seconds and memory
+DIGEST = re.compile(r" \([0-9a-f]{6}\)$")  # which tells a truth from one of the same size
 LARGE = 100.0  # from here on three digits behind the point say nothing
 Names = dict[tuple[str, str, str], str]  # column, label, settings -> what a line is called
 
@@ -385,8 +387,10 @@ def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
             tables = math.ceil(len(columns) / MOST_COLUMNS)
             width = math.ceil(len(columns) / tables)
             for first in range(0, len(columns), width):
-                some = set(columns[first : first + width])
-                made.append(_board([row for row in rows if row.column in some], names, costs, wide, family))
+                some = [row for row in rows if row.column in columns[first : first + width]]
+                alphas = dict.fromkeys(f"{row.alpha:g}" for row in some if row.alpha is not None)
+                at = f", alpha {' and '.join(alphas)}" if tables > 1 and alphas else ""
+                made.append(_board(some, names, costs, wide, f"{family}{at}"))
     return made
 
 
@@ -426,7 +430,13 @@ def _parted(rows: Sequence[LeaderboardRow], names: Sequence[str]) -> list[tuple[
     for row in rows:
         parts.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
     telling = [k for k, name in enumerate(names) if len({key[k] for key in parts}) > 1]
-    told = {key: [f"alpha {key[k]:g}" if names[k] == "alpha" else str(key[k]) for k in telling] for key in parts}
+    told = {
+        key: [
+            f"alpha {key[k]:g}" if names[k] == "alpha" else DIGEST.sub(", other code of the task", str(key[k]))
+            for k in telling
+        ]
+        for key in parts
+    }
     return [("".join(f", {text}" for text in told[key]), own) for key, own in parts.items()]
 
 

@@ -41,12 +41,14 @@ WIDEST = 1_200  # pixels of a picture
 FIRST_COMMAND = "python -m bench.lds --alpha 0.1"
 # Pictures in this order, as long as there is room; the first is the front picture.
 KINDS = (
-    "front", "pareto", "lds", "lds-normalised", "retraining", "scaling", "seconds", "removal", "sweep", "budget",
-    "ensembles", "limit", "agreement", "overlap", "examples", "tokens", "seeds", "difference",
+    "front", "cost", "collapse", "reference", "lds", "retraining", "scaling", "seconds", "removal", "sweep", "budget",
+    "ensembles", "limit", "agreement", "examples", "tokens", "difference",
 )  # fmt: skip
 COST_KINDS = ("scaling", "seconds", "ensembles", "budget")
 TITLE = re.compile(r"\A\s*# .*\n")
 SCORES = {"raw": "raw", "normalised": "train-normalised"}
+HEADS = {"lds": "LDS", leaderboard.WITHIN: "LDS within class"}
+MOST_TIES = 2  # that are named
 
 
 def write_page(results: Results, out: Path, figures: Path) -> bytes:
@@ -54,7 +56,7 @@ def write_page(results: Results, out: Path, figures: Path) -> bytes:
     base = Path(os.path.relpath(results.folder, out)).as_posix() + "/"
     tasks = list(dict.fromkeys(row.task for row in ranked))
     values: dict[str, Any] = {
-        "answers": markdown(TITLE.sub("", page_beside(results, "README.md")).partition("\n## ")[0], base),
+        "answers": markdown(answers_in(page_beside(results, "README.md")), base),
         "best": best_methods(ranked),
         "boards": [(board, file_slug(board.title)) for board in leaderboard.boards(ranked)],
         "claims": markdown(TITLE.sub("", page_beside(results, "reproduction.md")), base),
@@ -85,68 +87,72 @@ def page_beside(results: Results, name: str) -> str:
     return ""
 
 
+def answers_in(page: str) -> str:
+    """The sections of a page whose heads are questions."""
+    sections = ["## " + part for part in page.split("\n## ")[1:]]
+    return "\n".join("#" + section for section in sections if section.partition("\n")[0].rstrip().endswith("?"))
+
+
 def titles(results: Results) -> dict[str, str]:
     frame = results.rows.drop_duplicates("task", keep="last") if len(results.rows) else results.rows
     return {str(task): str(words) for task, words in zip(frame["task"], frame["description"])}
 
 
 def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
-    """Of each task and protocol, where most seeds and methods were measured: who is best at each alpha, raw LDS.
+    """Of each task and protocol, where most seeds and methods were measured: who is best at each alpha, raw scores.
 
-    Methods that learn from retrained models are left out: they pay for what the others predict.
+    By LDS within groups where it is known. Methods that learn from many retrained models are left out: they pay for
+    what the others predict.
     """
-    groups: dict[tuple[str, str], list[LeaderboardRow]] = {}
+    columns: dict[tuple[str, str, float], dict[str, list[LeaderboardRow]]] = {}
     for row in ranked:
-        if row.metric == "lds" and row.scores == "raw" and math.isfinite(row.value) and row.method != DATAMODEL:
-            groups.setdefault((row.task, row.protocol), []).append(row)
+        if row.metric in leaderboard.LDS and row.scores == "raw" and row.method != DATAMODEL and row.rank_best:
+            place = (row.task, row.protocol, row.alpha or 0.0)
+            columns.setdefault(place, {}).setdefault(row.column, []).append(row)
     found = []
-    for (task, protocol), rows in groups.items():
-        columns: dict[float, dict[str, list[LeaderboardRow]]] = {}
-        for row in rows:
-            columns.setdefault(row.alpha or 0.0, {}).setdefault(row.column, []).append(row)
-        for alpha, by_column in sorted(columns.items()):
-            here = max(by_column.values(), key=lambda own: (own[0].num_seeds, len(own), own[0].alpha_attribution))
-            first = max(here, key=lambda row: row.value)
-            best = min(row.rank_best for row in here)  # those that retrain may be ahead of all of them
-            ties = [row.label for row in here if row.rank_best == best and row is not first]
-            name = first.label.partition("@")[0] if first.low > 0 else "nobody above chance"
-            found.append(
-                {
-                    "task": task, "protocol": protocol, "alpha": f"{alpha:g}", "method": name,
-                    "share": f"{first.alpha_attribution:g}",
-                    "lds": f"{first.value:.3f} [{number(first.low)}, {number(first.high)}]", "seeds": first.num_seeds,
-                    "ties": ", ".join(ties) or "nobody", "seconds": duration(first.seconds),
-                    "ceiling": "may be 0" if first.ceiling_touches_zero else number(first.ceiling),
-                }
-            )  # fmt: skip
+    for (task, protocol, alpha), by_column in columns.items():
+        here = max(
+            by_column.values(),
+            key=lambda own: (own[0].metric != "lds", own[0].num_seeds, len(own), own[0].alpha_attribution),
+        )
+        first = max(here, key=lambda row: row.value)
+        best = min(row.rank_best for row in here)  # those that retrain may be ahead of all of them
+        ties = [row.name for row in here if row.rank_best == best and row is not first]
+        within = first.metric != "lds"
+        found.append(
+            {
+                "task": task, "protocol": protocol, "alpha": f"{alpha:g}", "share": f"{first.alpha_attribution:g}",
+                "method": first.name if first.low > 0 else "nobody above chance",
+                "ties": ", ".join(ties) if len(ties) <= MOST_TIES else f"{len(ties)} others",
+                "lds": f"{first.value:.3f} [{number(first.low)}, {number(first.high)}]", "within": within,
+                "ceiling": "may be 0" if first.ceiling_touches_zero else number(first.ceiling),
+                "seconds": duration(first.seconds), "seeds": first.num_seeds,
+            }
+        )  # fmt: skip
     return found
 
 
 def method_cards(rows: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
-    """One card a method and task: what is known of it, with its settings."""
+    """One card a method and task, the best first: what is known of it, with its settings."""
     cards: dict[str, list[LeaderboardRow]] = {}
     for row in rows:
-        cards.setdefault(row.label, []).append(row)
+        cards.setdefault(row.method, []).append(row)
     found = []
-    for label, own in cards.items():
+    for method, own in cards.items():
         timed = [row for row in own if math.isfinite(row.seconds)]
         lines = [
             [
-                row.metric.replace("lds", "LDS") + ("" if row.at is None else f" at {row.at:.3g}"), row.protocol,
-                f"{row.alpha_attribution:g}", "" if row.alpha is None else f"{row.alpha:g}", SCORES[row.scores],
-                f"{number(row.value)} [{number(row.low)}, {number(row.high)}]", f"{row.rank} of {row.num_ranked}",
-                str(row.num_seeds), row.settings or "defaults",
+                row.name, HEADS.get(row.metric, row.metric) + ("" if row.at is None else f" at {row.at:.3g}"),
+                row.protocol, f"{row.alpha_attribution:g}", "" if row.alpha is None else f"{row.alpha:g}",
+                SCORES[row.scores], f"{number(row.value)} [{number(row.low)}, {number(row.high)}]",
+                f"{row.rank} of {row.num_ranked}", str(row.num_seeds), row.settings or "defaults",
             ]
             for row in own
         ]  # fmt: skip
         cost = f"{duration(timed[0].seconds)}, {bytes_text(timed[0].memory)} on {timed[0].device}" if timed else ""
-        about = about_method(own[0].method)
-        found.append({"label": label, "about": about, "cost": cost, "lines": lines, "best": min(_place(own))})
+        best = min([row.rank_best for row in own if row.rank_best] or [10**6])
+        found.append({"label": method, "about": about_method(method), "cost": cost, "lines": lines, "best": best})
     return sorted(found, key=lambda card: (card["best"], card["label"]))
-
-
-def _place(rows: Sequence[LeaderboardRow]) -> list[int]:
-    return [row.rank_best for row in rows if row.rank_best] or [10**6]
 
 
 def about_method(name: str) -> str:
@@ -200,8 +206,7 @@ def read_pictures(results: Results, folder: Path, out: Path, room: int) -> list[
         return []
     found = []
     room -= sum(len(entry["caption"]) + 1_000 for entry in index.values())  # what stands around each of them
-    place = {kind: position for position, kind in enumerate(KINDS)}
-    for stem, entry in sorted(index.items(), key=lambda item: (place.get(item[1]["kind"], len(place)), item[0])):
+    for stem, entry in sorted(index.items(), key=_picture_order):
         files = {Path(name).suffix: folder / name for name in entry["files"]}
         source = ""
         if ".png" in files and room > 0:
@@ -221,6 +226,13 @@ def read_pictures(results: Results, folder: Path, out: Path, room: int) -> list[
             }
         )  # fmt: skip
     return found
+
+
+def _picture_order(item: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
+    """By kind; of one kind that of any subset and most methods first, which makes it the front picture."""
+    stem, entry = item
+    kind = KINDS.index(entry["kind"]) if entry["kind"] in KINDS else len(KINDS)
+    return kind, "balanced" in stem, -len(entry.get("facts", {}).get("method", [])), stem
 
 
 def picture_uri(path: Path) -> str:
