@@ -263,7 +263,7 @@ IDS = ["ground_id", "truth_id", "series_id"]
 class Results:
     """What a results folder holds."""
 
-    folder: Path
+    folder: Path = Path()
     rows: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ROW_COLUMNS))
     timed: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=ROW_COLUMNS))  # and those of worse truths
     pairs: pd.DataFrame = field(default_factory=pd.DataFrame)  # EXPERIMENT, against, difference and its interval

@@ -16,6 +16,7 @@ import io
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -430,14 +431,13 @@ def _parted(rows: Sequence[LeaderboardRow], names: Sequence[str]) -> list[tuple[
     for row in rows:
         parts.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
     telling = [k for k, name in enumerate(names) if len({key[k] for key in parts}) > 1]
-    told = {
-        key: [
-            f"alpha {key[k]:g}" if names[k] == "alpha" else DIGEST.sub(", other code of the task", str(key[k]))
-            for k in telling
-        ]
-        for key in parts
-    }
-    return [("".join(f", {text}" for text in told[key]), own) for key, own in parts.items()]
+    found, count = [], Counter[str]()
+    for key, own in parts.items():
+        told = [f"alpha {key[k]:g}" if names[k] == "alpha" else DIGEST.sub("", str(key[k])) for k in telling]
+        text = "".join(f", {one}" for one in told)
+        count[text] += 1
+        found.append((f"{text}, version {count[text]} of the task" if count[text] > 1 else text, own))
+    return found
 
 
 def _costs(group: Sequence[LeaderboardRow], names: Names) -> dict[str, tuple[float, float]]:

@@ -24,7 +24,7 @@ from PIL import Image
 
 import bench.schema as schema
 from bench.arguments import RUNS, check_out
-from bench.identity import file_slug
+from bench.identity import file_slug, model_words
 from bench.publish import leaderboard
 from bench.publish.html import built_page, markdown
 from bench.publish.leaderboard import LeaderboardRow
@@ -41,10 +41,10 @@ WIDEST = 1_200  # pixels of a picture
 FIRST_COMMAND = "python -m bench.lds --alpha 0.1"
 # Pictures in this order, as long as there is room; the first is the front picture.
 KINDS = (
-    "front", "cost", "collapse", "reference", "lds", "retraining", "scaling", "seconds", "removal", "sweep", "budget",
-    "ensembles", "limit", "agreement", "examples", "tokens", "difference",
+    "front", "collapse", "reference", "retraining", "lds", "scaling", "seconds", "removal", "sweep", "budget", "limit",
+    "agreement", "examples", "tokens",
 )  # fmt: skip
-COST_KINDS = ("scaling", "seconds", "ensembles", "budget")
+COST_KINDS = ("scaling", "seconds", "budget")
 TITLE = re.compile(r"\A\s*# .*\n")
 SCORES = {"raw": "raw", "normalised": "train-normalised"}
 HEADS = {"lds": "LDS", leaderboard.WITHIN: "LDS within class"}
@@ -119,10 +119,11 @@ def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
         best = min(row.rank_best for row in here)  # those that retrain may be ahead of all of them
         ties = [row.name for row in here if row.rank_best == best and row is not first]
         within = first.metric != "lds"
+        name = model_words(first.label.partition("@")[0], first.reference, first.models)
         found.append(
             {
                 "task": task, "protocol": protocol, "alpha": f"{alpha:g}", "share": f"{first.alpha_attribution:g}",
-                "method": first.name if first.low > 0 else "nobody above chance",
+                "method": name if first.low > 0 else "nobody above chance",
                 "ties": ", ".join(ties) if len(ties) <= MOST_TIES else f"{len(ties)} others",
                 "lds": f"{first.value:.3f} [{number(first.low)}, {number(first.high)}]", "within": within,
                 "ceiling": "may be 0" if first.ceiling_touches_zero else number(first.ceiling),

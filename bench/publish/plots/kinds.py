@@ -18,19 +18,13 @@ import matplotlib
 import bench.publish.plots.style as style
 import bench.schema as schema
 from bench.arguments import check_out
-from bench.publish.plots.cost import (
-    draw_cost,
-    draw_ensembles,
-    draw_retraining,
-    draw_seconds,
-    models_of,
-)
 from bench.publish.plots.evaluations import draw_agreement, draw_removal
 from bench.publish.plots.examples import draw_examples, draw_tokens
 from bench.publish.plots.frame import Kind
-from bench.publish.plots.lds import draw_difference, draw_lds
+from bench.publish.plots.front import draw_front, draw_retraining, draw_seconds
+from bench.publish.plots.lds import draw_lds
 from bench.publish.plots.limit import draw_limit
-from bench.publish.plots.question import draw_collapse, draw_front, draw_reference
+from bench.publish.plots.question import draw_collapse, draw_reference
 from bench.publish.plots.scaling import draw_scaling
 from bench.publish.plots.sweep import draw_budget, draw_sweep
 from bench.records import FEW, Results, load_results, without_curves, without_scored_again
@@ -46,15 +40,7 @@ KINDS = (
         "lds", "LDS against alpha, raw and train-normalised, a panel for each attributed share", RECORDS, LDS_COMMAND,
         draw_lds, ("fig:retraining", "fig:individual_LDS_scores", "fig:individual_LDS_scores_2", "tab:LLM_LDS_scores"),
     ),
-    Kind(
-        "difference", "two settings of one method, and their paired difference",
-        "records of one method under two settings, in one run", f"{LDS_COMMAND} --methods bif bif@n_beta=200",
-        draw_difference, ("fig:absolute_difference_LDS_sweep",),
-    ),
-    Kind(
-        "front", "LDS within class against seconds, every method", f"{RECORDS} on a task with classes", LDS_COMMAND,
-        draw_front,
-    ),
+    Kind("front", "LDS, within class where there are classes, against seconds", RECORDS, LDS_COMMAND, draw_front),
     Kind(
         "collapse", "LDS beside LDS within class, a line a method", f"{RECORDS} on a task with classes", LDS_COMMAND,
         draw_collapse,
@@ -63,14 +49,9 @@ KINDS = (
         "reference", "LDS against how much more data the model looked at has seen than those asked about",
         "records of two references", f"{LDS_COMMAND} --reference subset --checkpoints 1 8", draw_reference,
     ),
-    Kind("cost", "LDS against seconds, and what no other method beats on both", RECORDS, LDS_COMMAND, draw_cost),
     Kind(
-        "retraining", "LDS against seconds, retraining included: the datamodel with every prior, and the other methods",
+        "retraining", "the same for the datamodel with every prior, over its retrains, beside the others",
         "records of the datamodel", "python -m bench.lds --experiment results/digits/datamodel.toml", draw_retraining,
-    ),
-    Kind(
-        "ensembles", "LDS against seconds, for scores averaged over base models", "records of bench.lds --checkpoints",
-        "python -m bench.lds --alpha 0.1 --checkpoints 1 2 4 8", draw_ensembles,
     ),
     Kind(
         "seconds", "seconds against the attributed share, fit and score apart",
@@ -126,11 +107,11 @@ def without_crowds(results: Results, kind: str) -> Results:
     """The rows for a kind: curves over retrains or base models have a figure of their own, and crowd the others."""
     if kind != "retraining":
         results = without_curves(without_scored_again(results))
-    if kind not in ("ensembles", "front", "reference", "collapse"):
-        rows = results.rows
-        counts = rows[models_of(rows) > 1].groupby("run_id")["series"].nunique()
-        results = replace(results, rows=rows[~rows["run_id"].isin(counts[counts > FEW].index)])
-    return replace(results, problems=[])
+    rows = results.rows
+    if kind not in ("front", "collapse", "reference"):
+        counts = rows[rows["models"] > 1].groupby("run_id")["series"].nunique()
+        rows = rows[~rows["run_id"].isin(counts[counts > FEW].index)]
+    return replace(results, rows=rows, problems=[])
 
 
 def draw_kind(name: str, results: Results, out: Path) -> Drawn:
@@ -172,7 +153,7 @@ def draw_all(kinds: Sequence[Kind], results: Results, out: Path, progress: Progr
     try:
         progress(0, len(calls))
         # The kinds that take longest are started first.
-        slow = sorted(range(len(calls)), key=lambda number: calls[number][0] not in ("lds", "difference", "cost"))
+        slow = sorted(range(len(calls)), key=lambda number: calls[number][0] not in ("lds", "front", "retraining"))
         waiting = {number: pool.submit(_draw_number, number) for number in slow}
         for done, _ in enumerate(as_completed(waiting.values()), 1):
             progress(done, len(calls))

@@ -1,9 +1,7 @@
-"""LDS against the share of data that models are retrained on; and what the settings of one method change.
+"""LDS against the share of data that models are retrained on (paper: fig:retraining).
 
-`lds` (paper: fig:retraining): a line a method, each seed by itself as a faint dot (fig:individual_LDS_scores). One or
-two shares make no curve: there the methods stand below each other, a panel a share. `difference` (paper:
-fig:absolute_difference_LDS_sweep): LDS under every setting of a method, and below it the paired difference, on the same
-subsets and queries, to the settings that its paper or library comes with, or else to the method's defaults.
+A line a method, each seed by itself as a faint dot (fig:individual_LDS_scores). One or two shares make no curve: there
+the methods stand below each other, a panel a share.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import bench.publish.plots.captions as words
-from bench.identity import file_slug
 from bench.publish.plots.frame import (
     ALPHA_ATTRIBUTION,
     ALPHA_RETRAIN,
@@ -26,11 +23,10 @@ from bench.publish.plots.frame import (
     finish,
     first_value,
     handles_of,
-    panel_grid,
     panel_row,
     text_width,
 )
-from bench.publish.plots.style import FAINT, INK, QUIET, WIDTH, look, looks, new_figure
+from bench.publish.plots.style import FAINT, INK, QUIET, WIDTH, looks, new_figure
 from bench.records import Results, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 
 Shapes = Mapping[str, dict[str, Any]]
@@ -223,111 +219,3 @@ def dots_panel(axis: Axes, rows: pd.DataFrame, names: list[str], shapes: Shapes)
                     label, (ceiling, 0.5), (-2, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
                     rotation=90, ha="right", va="center", fontsize=6, in_layout=False,
                 )  # fmt: skip
-
-
-# ---- the settings of one method ----
-
-PUBLISHED = ("-paper", "-library")  # how labels of published settings end
-
-
-def draw_difference(results: Results) -> Iterator[Drawing]:
-    for (ground, method), group in results.rows.groupby(["ground", "method"], sort=True):
-        panels = list(_panels(results.pairs, str(ground), group))
-        stem = f"difference-{ground}-{file_slug(str(method))}"
-        if not panels:
-            continue
-        if len(panels) <= MOST_PANELS // 2:
-            yield _difference(stem, str(method), panels)
-            continue
-        for normalised in (False, True):  # a figure each, for the sake of room
-            if own := [panel for panel in panels if panel["normalised"] == normalised][: MOST_PANELS // 2]:
-                yield _difference(f"{stem}{'-normalised' * normalised}", str(method), own)
-
-
-def _panels(pairs: pd.DataFrame, ground: str, group: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """For each kind of scores, share and truth with two settings that one run has beside each other."""
-    for (normalised, share, truth), rows in group.groupby(["normalised", *PLACES], sort=True):
-        known = rows.drop_duplicates("series")
-        if len(known) < 2:
-            continue
-        base = reference(known)
-        others = {}
-        for other in sorted(set(known["series"]) - {base}):
-            found = differences_between(pairs, ground, other, base, bool(normalised))
-            if len(found):
-                found = found[(found["alpha_attribution"] == share) & (found["truth"] == truth)]
-            if len(found):
-                others[other] = found
-        if others:
-            kept = rows[rows["series"].isin([base, *others])]
-            yield {"normalised": bool(normalised), "share": share, "rows": kept, "base": base, "others": others}
-
-
-def reference(known: pd.DataFrame) -> str:
-    """Of rows, one a series: the published settings, else the method's own defaults, else the first by name."""
-
-    def place(row: Any) -> tuple[bool, bool, str]:
-        return (not str(row["label"]).endswith(PUBLISHED), row["label"] != row["method"], row["series"])
-
-    return str(min((row for _, row in known.iterrows()), key=place)["series"])
-
-
-def differences_between(pairs: pd.DataFrame, ground: str, one: str, other: str, normalised: bool) -> pd.DataFrame:
-    """Rows of LDS of `one` minus LDS of `other`, whichever way round the runs have them."""
-    if not len(pairs):
-        return pairs
-    here = pairs[(pairs["ground"] == ground) & (pairs["normalised"].astype(bool) == normalised)]
-    straight = here[(here["series"] == one) & (here["against"] == other)]
-    turned = here[(here["series"] == other) & (here["against"] == one)]
-    swapped = turned.assign(
-        difference=-turned["difference"],
-        ci_low=-turned["ci_high"],
-        ci_high=-turned["ci_low"],
-        series=one,
-        against=other,
-    )
-    found = pd.concat([straight, swapped]) if len(swapped) else straight
-    return found.drop_duplicates(["truth", "alpha", "alpha_attribution", "seed"])
-
-
-def _difference(stem: str, method: str, panels: list[dict[str, Any]]) -> Drawing:
-    rows = pd.concat([panel["rows"] for panel in panels])
-    shapes = series_shapes(rows)
-    figure, grid = panel_grid(2, len(panels), 1.5, share_y="row")
-    for (upper, lower), panel in zip(grid.T, panels, strict=True):
-        lds_panel(upper, panel["rows"], shapes, upper is grid[0, 0])
-        kind = words.kind_of_scores(panel["normalised"])
-        note = panel_note(panel["rows"], rows)
-        upper.set_title(f"{kind}\n{ALPHA_ATTRIBUTION} = {panel['share']:g}{note}", parse_math=True)
-        difference_panel(lower, panel["others"], shapes)
-        lower.set_xticks(upper.get_xticks(), [text.get_text() for text in upper.get_xticklabels()])
-        lower.set_xlim(upper.get_xlim())
-        lower.set_xlabel(ALPHA_RETRAIN, parse_math=True)
-    grid[0, 0].set_ylabel("LDS")
-    grid[1, 0].set_ylabel("paired difference")
-    bases = list(dict.fromkeys(panel["base"] for panel in panels))
-    description, about = first_value(rows, "description"), first_value(rows, "ground_words")
-    title = f"{description}: what the settings of {look(method)['label']} change"
-    below = f"Below: LDS minus that of {' or '.join(bases)}, paired over subsets and queries."
-    counts = [found.groupby("alpha").size() for panel in panels for found in panel["others"].values()]
-    bars = f"Bars: {bars_of(pd.concat(counts))}."
-    scores = list(dict.fromkeys(words.kind_of_scores(panel["normalised"]) for panel in panels))
-    names = handles_of(grid.ravel(), [shape["label"] for shape in shapes.values()])[:MOST_NAMES]
-    finish(figure, title, [about, " and ".join(scores)], [below, *words.notes_of(bars, rows)], names)
-    caption = (
-        f"LDS of {' and '.join(scores)} under {rows['series'].nunique()} settings of one method, and their paired "
-        f"differences; {description}, {about}. {below} {bars} {words.ceiling_caption(rows)}{words.sizes(rows)} "
-        f"{words.settings_text(rows)}"
-    )
-    kinds = sorted({panel["normalised"] for panel in panels})
-    return Drawing(stem, title, caption, words.run_ids(rows, True), figure, words.facts_of(rows, kinds))
-
-
-def difference_panel(axis: Axes, others: dict[str, pd.DataFrame], shapes: Shapes) -> None:
-    """Every other setting's difference to the reference, in the look that its LDS has above."""
-    alphas = sorted({alpha for found in others.values() for alpha in found["alpha"]})
-    axis.axhline(0, color=INK, linewidth=0.5)
-    for (series, found), place in zip(others.items(), side_by_side(axis, alphas, len(others)), strict=True):
-        points = [(alpha + place, *over_seeds(cell, "difference")) for alpha, cell in found.groupby("alpha", sort=True)]
-        bars_at(axis, points, shapes[series] | {"label": "_", "capsize": 1.5})
-    axis.grid(axis="x", visible=False)

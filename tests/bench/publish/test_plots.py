@@ -23,12 +23,11 @@ from matplotlib.text import Text
 
 from bench.publish.__main__ import main as publish
 from bench.publish.plots import draw_figures, frame, style
-from bench.publish.plots.captions import settings_text
-from bench.publish.plots.cost import best_scores, pareto_front
 from bench.publish.plots.evaluations import cell_text
 from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis
+from bench.publish.plots.front import pareto_front, points, seen
 from bench.publish.plots.kinds import KINDS, without_crowds
-from bench.publish.plots.question import one_of_each, points, seen, spread
+from bench.publish.plots.question import one_of_each, spread
 from bench.publish.plots.scaling import measured_fits, read_scaling
 from bench.records import ELSEWHERE, Results, load_results, without_curves, without_scored_again
 from tests.bench.test_records import change_record
@@ -329,25 +328,6 @@ def test_points_stay_in_the_band_of_their_share(tmp_path: Path) -> None:
         assert away.max() < 0.15 * 0.2
 
 
-def test_a_borrowed_ceiling_is_said_and_a_missing_one_too(tmp_path: Path) -> None:
-    kept: dict[str, Any] = {"task": "pythia14m", "shares": (1.0,), "alphas": (0.5,)}
-    place = write_run(tmp_path, run_id="without00000", seeds=(1, 2), **kept)
-    change_record(place, {"ceiling": None, "reliability": None, "num_replicates": 1})
-    assert "Ceiling unknown: no replicates." in draw("lds", tmp_path)[0].caption
-    replicated = write_run(tmp_path, run_id="replicated00", seeds=(1,), methods=("random",), **kept)
-    measured = {"ceiling": 0.6**0.5, "reliability": 0.6, "num_replicates": 2, "num_subsets_replicated": 25}
-    change_record(replicated, measured)
-    drawing, _ = draw("lds", tmp_path)
-    assert drawing.runs == ["replicated00", "without00000"]
-    assert "Ceiling from replicates in run replicated00 (25 subsets)" in drawing.caption
-    assert len(drawing.figure.axes) == 2  # two truths, two panels
-
-
-def test_a_ceiling_whose_interval_touches_zero_says_so(results: Path) -> None:
-    change_record(results / "cifar10" / "aaaabbbbcccc", {"ceiling": 0.2, "reliability": 0.04, "ci_low": 0.0})
-    assert "The ceiling's interval touches 0 at alpha 0.1, 0.5 of 0.1" in draw("lds", results)[0].caption
-
-
 def test_a_linear_ceiling_of_one_seed_alone_is_not_drawn_over_seeds(tmp_path: Path) -> None:
     place = write_run(tmp_path, shares=(0.1,), seeds=(1, 2), alphas=(0.5,), linear_ceiling=True)
     assert "Linear ceiling" in draw("lds", tmp_path)[0].caption
@@ -373,43 +353,9 @@ def test_a_series_of_fewer_seeds_says_so_wherever_it_is_named(tmp_path: Path) ->
     asked: dict[str, Any] = {"shares": (0.1,)}
     write_run(tmp_path, run_id="many00000000", methods=("ekfac", "random"), seeds=(1, 2), **asked)
     write_run(tmp_path, run_id="few000000000", methods=("bif",), seeds=(1,), **asked)
-    for kind in ("lds", "cost"):
-        assert names_of(draw(kind, tmp_path)[0])[:2] == ["BIF (1 seed)", "EK-FAC"]
-
-
-def test_settings_that_a_name_has_are_not_said_twice(tmp_path: Path) -> None:
-    options = {"ekfac@damping=0.3": {"damping": 0.3}}
-    write_run(tmp_path, methods=("ekfac@damping=0.3",), options=options, shares=(0.1,), seeds=(1,), alphas=(0.1,))
-    rows = load_results(tmp_path).rows
-    assert set(rows["series"]) == {"EK-FAC, damping=0.3"}
-    assert settings_text(rows) == ""
-    given = {"method": "mine", "series": "mine", "settings": "scores_are=loss-change, scores_sha256=b3bc01683bc3"}
-    assert "scores from a file" in settings_text(pd.DataFrame([given]))
-
-
-def test_two_settings_are_drawn_with_their_difference(tmp_path: Path) -> None:
-    write_run(tmp_path, methods=("bif", "bif@n_beta=200", "ekfac"), shares=(0.1,), seeds=(1,))
-    (drawing,) = draw("difference", tmp_path)
-    assert drawing.stem == "difference-cifar10-paper-bif"
-    raw, normalised, below, below_normalised = drawing.figure.axes
-    pairs = load_results(tmp_path).pairs.query("series == 'BIF' and against == 'BIF, n_beta=200' and not normalised")
-    for axis in (below, below_normalised):
-        (line,) = error_bars(axis)
-        assert line.has_yerr
-        np.testing.assert_allclose(line.lines[0].get_ydata(), -pairs.sort_values("alpha")["difference"])
-    assert len(raw.containers) == len(normalised.containers) == 2
-
-
-def test_settings_are_held_against_published_ones_and_many_panels_make_two_figures(tmp_path: Path) -> None:
-    many = ("bif", "bif@n_beta=200", "bif@n_beta=900")
-    place = write_run(tmp_path, methods=many, shares=(0.01, 0.1, 1.0), seeds=(1,))
-    path = place / "run.json"
-    path.write_text(path.read_text().replace("bif@n_beta=900", "bif-paper"))
-    raw, normalised = draw("difference", tmp_path)
-    assert (raw.stem, normalised.stem) == ("difference-cifar10-paper-bif", "difference-cifar10-paper-bif-normalised")
-    assert "LDS minus that of bif-paper, paired" in raw.caption
-    assert len(raw.figure.axes) == 6
-    assert len(raw.figure.axes[-1].containers) == 2  # of three settings two differences, not three
+    assert names_of(draw("lds", tmp_path)[0])[:2] == ["BIF (1 seed)", "EK-FAC"]
+    (axis,) = draw("front", tmp_path)[0].figure.axes
+    assert {"BIF (1 seed)", "EK-FAC"} <= {text.get_text() for text in axis.texts}
 
 
 # ---- what may not be mixed ----
@@ -422,7 +368,7 @@ def test_seconds_of_two_machines_never_share_an_axis(results: Path) -> None:
             alphas=(0.1,),
         )  # fmt: skip
     write_scaling(results / "scaling", devices=("NVIDIA H200", "NVIDIA A100"))
-    for kind, count in (("seconds", 3), ("cost", 6), ("scaling", 2)):
+    for kind, count in (("seconds", 3), ("front", 8), ("scaling", 2)):
         drawings = draw(kind, results)
         assert len(drawings) == count
         for drawing in drawings:
@@ -445,20 +391,6 @@ def test_other_task_settings_have_a_figure_of_their_own(results: Path) -> None:
     assert stems["lds-cifar10-paper-epochs-2"].runs == ["more00000000"]
 
 
-def test_ensembles_are_curves_of_one_figure_and_no_crowd_elsewhere(tmp_path: Path) -> None:
-    methods = ("bif", "ekfac", "gradsim")
-    names = [name for method in methods for name in (method, *(f"{method}@models={k}" for k in (2, 4, 8)))]
-    write_run(tmp_path, run_id="averaged0000", methods=tuple(names), shares=(0.1,), seeds=(1,), alphas=(0.1,))
-    (drawing,) = draw("ensembles", tmp_path)
-    assert drawing.runs == ["averaged0000"]
-    (axis,) = drawing.figure.axes
-    assert [len(one.lines[0].get_xdata()) for one in error_bars(axis)] == [4, 4, 4]
-    assert not len(without_crowds(load_results(tmp_path), "lds").rows)
-    few = tmp_path / "few"
-    write_run(few, run_id="few000000000", methods=("bif", "bif@models=2"), shares=(0.1,), seeds=(1,), alphas=(0.1,))
-    assert len(without_crowds(load_results(few), "lds").rows)
-
-
 def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path: Path) -> None:
     """Made by other code of the task, it is a truth of its own: its methods would stand in a second row of panels."""
     kept: dict[str, Any] = {"shares": (0.1,), "seeds": (1,), "alphas": (0.1,)}
@@ -469,8 +401,10 @@ def test_a_run_of_many_datamodels_is_one_figure_and_no_panel_elsewhere(tmp_path:
     write_run(tmp_path, run_id="retrained000", methods=methods, options=known, task_settings={"source": "new"}, **kept)
     (drawing,) = draw("retraining", tmp_path)
     assert drawing.runs == ["retrained000"]
-    _, curve = error_bars(drawing.figure.axes[0])
-    assert len(curve.lines[0].get_xdata()) == len(many)
+    (curve,) = [
+        line for line in drawing.figure.axes[0].lines if line.get_label() == "_joined" and len(line.get_xdata()) > 1
+    ]  # type: ignore[arg-type]
+    assert len(curve.get_xdata()) == len(many)  # type: ignore[arg-type]
     assert set(without_curves(load_results(tmp_path)).rows["run_id"]) == {"usual0000000"}
     alone = tmp_path / "alone"
     write_run(alone, run_id="retrained000", methods=methods, options=known, **kept)
@@ -491,34 +425,12 @@ def test_a_stored_truth_scored_again_is_shown_where_nothing_else_is(tmp_path: Pa
     assert set(without_scored_again(load_results(tmp_path)).rows["run_id"]) == {"usual0000000"}
 
 
-# ---- cost ----
-
-
-def test_scores_of_one_kind_alone_are_the_better_ones() -> None:
-    """By what both kinds have: raw scores at an easier alpha are no reason for raw ones."""
-    rows = pd.DataFrame(
-        [
-            ("one", "both", False, 0.1, 0.3), ("one", "both", True, 0.1, 0.4), ("one", "both", True, 0.7, 0.1),
-            ("tuned", "for raw", False, 0.1, 0.2),
-            ("tuned", "for normalised", False, 0.1, 0.3), ("tuned", "for normalised", True, 0.1, 0.5),
-            ("two settings", "first", False, 0.1, 0.1), ("two settings", "first", True, 0.1, 0.1),
-            ("two settings", "second", False, 0.1, 0.2), ("two settings", "second", True, 0.1, 0.1),
-        ],
-        columns=["label", "series", "normalised", "alpha", "lds"],
-    ).assign(truth="t", seed=1)  # fmt: skip
-    found = best_scores(rows)
-    assert list(zip(found["series"], found["normalised"], found["alpha"])) == [
-        ("both", True, 0.1), ("both", True, 0.7), ("for normalised", True, 0.1),
-        ("first", False, 0.1), ("second", False, 0.1),
-    ]  # fmt: skip
+# ---- seconds, and within class ----
 
 
 def test_pareto_front() -> None:
     points = [(1.0, 0.1), (2.0, 0.3), (3.0, 0.2), (4.0, 0.4), (1.0, 0.05), (5.0, float("nan"))]
     assert pareto_front(points) == [(1.0, 0.1), (2.0, 0.3), (4.0, 0.4)]
-
-
-# ---- within class ----
 
 
 def test_points_of_a_method_its_models_and_its_better_scores(tmp_path: Path) -> None:
@@ -531,12 +443,24 @@ def test_points_of_a_method_its_models_and_its_better_scores(tmp_path: Path) -> 
     path.write_text(json.dumps(record))
     rows = load_results(tmp_path).rows.query("scheme == 'fixed'")
     found = points(rows).set_index(["name", "reference", "models"])
-    assert found.loc[("EK-FAC (kfac)", "subset", 8), "within"] == pytest.approx(0.9 * 0.74 + 0.1)
-    assert found.loc[("EK-FAC (kfac)", "full", 1), "within"] == pytest.approx(0.9 * 0.14)
-    assert found.loc[("labels alone", "full", 1), ["within", "alone"]].tolist() == [0.0, True]
+    assert found.loc[("EK-FAC (kfac)", "subset", 8), "value"] == pytest.approx(0.9 * 0.74 + 0.1)
+    assert found.loc[("EK-FAC (kfac)", "full", 1), "value"] == pytest.approx(0.9 * 0.14)
+    assert found.loc[("labels alone", "full", 1), ["value", "alone"]].tolist() == [0.0, True]
+    assert not found.loc["BIF"].isna().any().any()
     kept = one_of_each(points(rows[rows["reference"] == "full"]))
     assert {"BIF", "EK-FAC"} <= set(kept["name"])
     assert not {"bif-paper", "ekfac-library"} & set(kept["name"])
+
+
+def test_settings_under_one_label_and_grounds_without_groups_have_points_of_their_own(tmp_path: Path) -> None:
+    for number, draws in enumerate((100, 250)):
+        options = {"bif": {"draws": draws}}
+        write_run(
+            tmp_path, run_id=f"run{number}", methods=("bif",), options=options, shares=(0.1,), seeds=(1,), alphas=(0.1,)
+        )
+    rows = load_results(tmp_path).rows
+    found = points(rows).set_index("name")["value"]
+    assert found.to_dict() == rows[rows["normalised"]].set_index("series")["lds"].to_dict()
 
 
 @pytest.mark.parametrize(
@@ -560,21 +484,9 @@ def test_the_front_picture_has_every_method_and_a_ceiling(tmp_path: Path) -> Non
     shown = {text.get_text() for text in axis.texts}
     assert {"labels alone", "random", "BIF", "bif-paper", "EK-FAC (kfac)", "TRAK", "noise ceiling", "x8"} <= shown
     assert len([line for line in axis.lines if line.get_label() == "_paper"]) == 3  # bif-paper, ekfac-library, gradsim
-    (ceiling,) = [line for line in axis.lines if line.get_label() == "_ceiling"]
+    (ceiling,) = [line for line in axis.lines if line.get_label() == "_noise ceiling"]
     known = json.loads((tmp_path / "question-fixed-full" / "run.json").read_text())["ceilings"][0]
     assert ceiling.get_ydata()[0] == pytest.approx(known["ceiling_within_groups"])  # type: ignore[index]
-
-
-def test_a_prior_s_settings_are_said_once_however_many_rows_learn_from_it(tmp_path: Path) -> None:
-    learnt = [
-        f"datamodel@prior=bif+gamma:100.0+step_size:1e+4,retrains={count}{more}"
-        for count in (100, 300)
-        for more in ("", ",covariance=queries")
-    ]
-    known = {label: {"retrains": 100 * (1 + k // 2)} for k, label in enumerate(learnt)}
-    write_run(tmp_path, methods=("bif", *learnt), options=known, shares=(1.0,), seeds=(1,), alphas=(0.1,))
-    (drawing,) = draw("retraining", tmp_path)
-    assert drawing.caption.count("prior BIF: gamma=100, step_size=1e+4") == 1
 
 
 # ---- scaling and sweeps ----
@@ -670,17 +582,6 @@ def test_drawing_into_the_results_does_not_change_them_and_takes_away_what_is_ol
     assert main(["--results", str(results)]) == 0
     assert not (results / "figures" / "lds-digits-paper.png").exists()
     assert (results / "figures" / "mine.png").exists()
-
-
-def test_without_results_it_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "results"
-    folder.mkdir()
-    assert main(["--results", str(folder)]) == 0
-    said = capsys.readouterr().out
-    for kind in KINDS:
-        assert f"{kind.name}: missing, needs {kind.needs}" in said
-        assert kind.command in said
-    assert [path.name for path in (folder / "figures").iterdir()] == ["figures.json"]
 
 
 def test_damaged_files_are_named_and_the_rest_is_drawn(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
