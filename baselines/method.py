@@ -13,7 +13,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -177,7 +177,8 @@ class Method(KeyedPlugin, ABC):
         return None
 
     @abstractmethod
-    def score(self, problem: Problem, state: Any) -> Attribution: ...
+    def score(self, problem: Problem, state: Any) -> Attribution:
+        """The answer: a score for every query with every attributed example; a bare (q, n) tensor is taken, too."""
 
     # ---- what survives: kept fits, and scores in parts ----
 
@@ -217,6 +218,60 @@ class Method(KeyedPlugin, ABC):
     def config(self) -> dict[str, Any]:
         in_key = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("key", True)}
         return {"name": self.name, "version": self.version, **in_key}
+
+
+class AnswerError(RuntimeError):
+    """What a method returned is no answer; the message is one line, and the place that is blamed its `score`."""
+
+    place: tuple[str, int]
+
+
+def checked_answer(answer: Any, method: Method, num_queries: int, num_train: int) -> Attribution:
+    """A method's answer as an Attribution on the CPU; the scores alone may come as a tensor or an array."""
+    try:
+        return _checked(answer, method.name, num_queries, num_train)
+    except AnswerError as error:
+        code = type(method).score.__code__
+        error.place = code.co_filename, code.co_firstlineno
+        raise
+
+
+def _checked(answer: Any, name: str, num_queries: int, num_train: int) -> Attribution:
+    expected = f"expected ({num_queries}, {num_train}): queries x training examples"
+    if answer is None:
+        raise AnswerError(f"{name} returned nothing; {expected} (is its last line `return Attribution(scores=...)`?)")
+    if not isinstance(answer, Attribution):
+        if not isinstance(answer, Tensor | np.ndarray):
+            raise AnswerError(f"{name} returned a {type(answer).__name__}; {expected}, as a tensor or an Attribution")
+        answer = Attribution(scores=answer)  # type: ignore[arg-type]
+    scores = _numbers(answer.scores, f"{name} gave scores", expected)
+    if tuple(scores.shape) != (num_queries, num_train):
+        hint = "; they are transposed" if tuple(scores.shape) == (num_train, num_queries) else ""
+        raise AnswerError(f"{name} gave scores of shape {tuple(scores.shape)}; {expected}{hint}")
+    scale = answer.train_scale
+    if scale is not None:
+        meant = f"expected ({num_train},): one scale a training example, at least 0"
+        scale = _numbers(scale, f"{name} gave a train_scale", meant)
+        if tuple(scale.shape) != (num_train,):
+            raise AnswerError(f"{name} gave a train_scale of shape {tuple(scale.shape)}; {meant}")
+        if not bool((scale >= 0).all()):
+            raise AnswerError(f"{name} gave a train_scale that holds {float(scale.min()):g}; {meant}")
+    parts = {
+        key: checked_answer(one, f"{name}: {key}", num_queries, num_train) for key, one in answer.components.items()
+    }
+    return replace(answer, scores=scores, train_scale=scale, components=parts)
+
+
+def _numbers(values: Any, what: str, expected: str) -> Tensor:
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        values = torch.from_numpy(np.ascontiguousarray(values))
+    if not isinstance(values, Tensor):
+        kind = f"{values.dtype} array" if isinstance(values, np.ndarray) else type(values).__name__
+        raise AnswerError(f"{what} that are a {kind}; {expected}, as a tensor of numbers")
+    if values.is_complex():
+        raise AnswerError(f"{what} of complex numbers; {expected}, of real ones")
+    wide = values.dtype in (torch.float32, torch.float64)
+    return (values if wide else values.float()).detach().cpu()
 
 
 def batch_size_option(default: int) -> Any:

@@ -1,6 +1,6 @@
 """How well training-data attribution methods predict what happens when training data is left out.
 
-From Python, ten names are enough; each says in its docstring what it takes:
+From Python, eleven names are enough; each says in its docstring what it takes:
 
     from bench import Experiment, run, lds
 
@@ -8,6 +8,8 @@ From Python, ten names are enough; each says in its docstring what it takes:
     print(result)                                       # the table of `python -m bench.lds`
     frame = result.frame()                              # a pandas DataFrame
     found = lds(masks, losses, scores)                  # plain arrays: LDS, its interval, the ceiling
+    task = OwnModel(model, train=(x, y), queries=(new_x, new_y))     # a model of your own, as it is
+    print(scores("ekfac", task).top(10))                # the examples that matter most to its first queries
 
 Names are imported when they are first used, so that a command that needs no torch does not wait for it.
 """
@@ -20,6 +22,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "Execution": "bench.experiment",
     "Experiment": "bench.experiment",
+    "OwnModel": "retrain.own_model",
     "Result": "bench.runner",
     "lds": "bench.metrics.arrays:score_arrays",
     "load_checkpoint": "bench.api",
@@ -30,8 +33,8 @@ _HOMES = {
     "scores": "bench.api",
 }
 __all__ = [
-    "Execution", "Experiment", "Result", "lds", "load_checkpoint", "load_results", "plot", "read_experiment", "run",
-    "scores",
+    "Execution", "Experiment", "OwnModel", "Result", "lds", "load_checkpoint", "load_results", "plot",
+    "read_experiment", "run", "scores",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from bench.metrics.arrays import score_arrays as lds
     from bench.records import load_results
     from bench.runner import Result, run
+    from retrain.own_model import OwnModel
 
 
 def __getattr__(name: str) -> Any:

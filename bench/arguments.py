@@ -32,6 +32,12 @@ DEFAULT_METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
 TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task with a flag of their own
 
 
+def program(command: str) -> str:
+    """What a command calls itself: as it was called."""
+    by_name = Path(sys.argv[0]).name.startswith("tda-bench")
+    return f"tda-bench {command}" if by_name else f"python -m bench.{command}"
+
+
 class Parser(argparse.ArgumentParser):
     """One line on stderr, exit code 2. A misspelt option or command is named, with the one that was probably meant."""
 
@@ -105,6 +111,10 @@ def at_least(minimum: int) -> Callable[[str], int]:
     return parse
 
 
+def count_or_file(text: str) -> int | str:
+    return at_least(1)(text) if text.lstrip("-").isdigit() or "." not in text else text
+
+
 def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     """What names a task, its data and its options; `build_task` reads them."""
     add = parser.add_argument
@@ -117,6 +127,7 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
     add("--data-dir", help="folder with the task's data, where it needs one")
     add("--model", help="model folder or name, where the task takes one")
+    add("--train", metavar="FILE", help="training data of yours: a table, or texts with labels (.csv, .jsonl)")
     add("--text", help="text file, where the task takes one")
     add("--eval-text", help="text file of the queries, where the task takes one of their own")
     add("--set", action="append", default=[], metavar="NAME.OPTION=VALUE", help="option of a method or of the task")
@@ -165,7 +176,8 @@ def add_settings_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_query_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--queries", type=at_least(1), help="only the first so many queries of the split")
+    told = "only the first so many queries of the split; or a file of yours, beside --train"
+    parser.add_argument("--queries", type=count_or_file, metavar="N|FILE", help=told)
     parser.add_argument("--query-split", choices=SPLITS, help="which queries (default: report)")
 
 
@@ -176,6 +188,14 @@ def one_of_each(arguments: argparse.Namespace, *names: str) -> None:
             raise UsageError(
                 f"--{name.replace('_', '-').removesuffix('s')} takes one value here; run the command for each"
             )
+
+
+def own_task(model: str | None) -> tuple[str, str]:
+    """Of a file of one's own, and the way its model is taken: as it is where there is one."""
+    if model is None:
+        return "table", ""
+    is_file = Path(model).is_file() or Path(model).suffix in (".pt", ".pth", ".safetensors")
+    return ("table" if is_file else "text_classifier"), "given"
 
 
 def choose_task(name: str, data_dir: str | None) -> tuple[str, str]:
@@ -213,11 +233,19 @@ def task_words(
     arguments: argparse.Namespace, default: str = "auto"
 ) -> tuple[str, dict[str, Any], dict[str, dict[str, str]]]:
     """What the command line says of the task: its name, its options, and the --set options of everybody else."""
+    own = {}
+    if arguments.train:
+        own["train_file"] = arguments.train
+    if isinstance(getattr(arguments, "queries", None), str):
+        own["query_file"], arguments.queries = arguments.queries, None
+    if own and arguments.task == "auto":
+        default, protocol = own_task(arguments.model)
+        own |= {"protocol": protocol} if protocol else {}
     name, line = choose_task(default if arguments.task == "auto" else arguments.task, arguments.data_dir)
     if line:
         print(line, file=sys.stderr)
     others = options_by_owner(arguments.set)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = own
     for owner in (name, Path(name.partition(".py")[0]).name):  # a file is called by its path or by its name
         options |= others.pop(owner, {})
     if arguments.protocol:

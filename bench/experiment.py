@@ -52,7 +52,7 @@ class Experiment:
     replicated_subsets: int | None = None  # only the first so many are replicated
     initialisation: str = "shared"  # or "fresh", "replayed": see retrain/seeds.py
     query_split: str = "report"
-    queries: int | None = None  # only the first so many of the split
+    queries: int | Sequence[int] | None = None  # only the first so many of the split, or these of the task's queries
     output: str = LOSS  # of the queries: or margin, probability: retrain/outputs.py
     reference: str = FULL  # models that methods look at: the base model, or attributed, subset: retrain/reference.py
     checkpoints: Sequence[int] = (1,)  # base models that each method's scores are averaged over, a row a number
@@ -74,10 +74,12 @@ class Experiment:
         for name, least in (("seeds", 0), ("checkpoints", 1)):
             for value in getattr(self, name):
                 _check(name, value, int, least, 10**18 - 1, f"whole numbers from {least} on, of at most 18 digits")
+        if isinstance(self.queries, Sequence):
+            object.__setattr__(self, "queries", tuple(dict.fromkeys(self.queries)))
         for name, least in (
             ("subsets", MINIMUM_SUBSETS), ("replicates", 1), ("replicated_subsets", MINIMUM_SUBSETS), ("queries", 1),
         ):  # fmt: skip
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), tuple):
                 _check(name, getattr(self, name), int, least, math.inf, f"at least {least}")
         for name, tables in (
             ("task_options", [self.task_options]),

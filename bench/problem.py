@@ -33,7 +33,7 @@ class AttributionProblem:
     seed: int
     alpha_attribution: float
     split: Split = "report"
-    max_queries: int | None = None
+    max_queries: int | tuple[int, ...] | None = None  # the first so many of the split, or these of the task's queries
     of_train: bool = False  # the attributed examples take the queries' place
     checkpoint: int = 0  # which base model is looked at: 0, or a further one trained like it
     extra_retrain_plan: Plan | None = None  # the further subsets that a method asks for which retrains by itself
@@ -72,6 +72,8 @@ class AttributionProblem:
         """Into the task's queries, or its training examples."""
         if self.of_train:
             return self.attributed_indices()
+        if isinstance(self.max_queries, tuple):
+            return np.array(self.max_queries)
         return self.task.query_indices(self.split)[: self.max_queries]
 
     def config(self) -> dict[str, Any]:
@@ -86,6 +88,8 @@ class AttributionProblem:
             config["of_train"] = True
         if self.output != LOSS:
             config["output"] = self.output
+        if isinstance(self.max_queries, tuple):
+            config["chosen"] = list(self.max_queries)
         if self.checkpoint:
             config["checkpoint_number"] = self.checkpoint
         if self.extra_retrain_plan is not None:  # how models are retrained decides such scores, too
@@ -108,7 +112,9 @@ class AttributionProblem:
     @classmethod
     def from_plain_data(cls, task: Task, content: Mapping[str, Any]) -> "AttributionProblem":
         learns, reference = content["extra_retrain_plan"], content["reference"]
-        plans = {"extra_retrain_plan": None if learns is None else Plan(**learns)}
+        plans: dict[str, Any] = {"extra_retrain_plan": None if learns is None else Plan(**learns)}
+        if isinstance(content["max_queries"], list):
+            plans["max_queries"] = tuple(content["max_queries"])
         return cls(
             task=task, **{**content, **plans, "reference": None if reference is None else Reference(**reference)}
         )

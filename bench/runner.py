@@ -107,7 +107,7 @@ class Session:
         """One line for each option that asks for more than there is, and for each method edited since its record."""
         asked, notes = self.experiment, []
         count = len(self.task.query_indices(asked.query_split))  # type: ignore[arg-type]
-        if asked.queries is not None and asked.queries > count:
+        if isinstance(asked.queries, int) and asked.queries > count:
             notes.append(f"--queries {asked.queries}: there are {count} ({asked.query_split}), and all are used")
         if asked.replicated_subsets is not None and asked.replicated_subsets > asked.subsets:
             replicated = f"--replicated-subsets {asked.replicated_subsets}"

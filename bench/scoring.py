@@ -20,7 +20,17 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from baselines.method import TRAIN_COVARIANCE, Attribution, Bill, Method, Problem, Retrained, load_method, no_progress
+from baselines.method import (
+    TRAIN_COVARIANCE,
+    Attribution,
+    Bill,
+    Method,
+    Problem,
+    Retrained,
+    checked_answer,
+    load_method,
+    no_progress,
+)
 from bench.ground_truth import obtain
 from bench.measure import Cost, measure, metered
 from bench.prediction import subset_sums
@@ -662,7 +672,7 @@ def make_scores(store: Store, unit: Unit) -> None:
             if (traces := getattr(error, "mean_losses", None)) is not None:  # for whoever asks where the chains went
                 problem.work.save(DIVERGED, {"mean_losses": np.asarray(traces)}, {"reason": str(error)})
             raise
-    _check(method, attribution, problem)
+    attribution = checked_answer(attribution, method, len(problem.queries), len(problem.attributed_indices))
     if problem.output != LOSS and not method.knows_output:
         losses = problem.task.losses(problem.model, problem.queries, problem.device)
         attribution = attribution.scaled(output_slope(losses, problem.output))
@@ -692,12 +702,3 @@ def make_scores(store: Store, unit: Unit) -> None:
     store.write(unit.kind, unit.config, arrays, record)
     for part in parts.values():  # what they were for is there
         store.remove_key(part.kind, part.key)
-
-
-def _check(method: Method, attribution: Attribution, problem: Problem) -> None:
-    expected = (len(problem.queries), len(problem.attributed_indices))
-    if tuple(attribution.scores.shape) != expected:
-        raise MethodFailedError(
-            f"{method.name} gave scores of shape {tuple(attribution.scores.shape)}; "
-            f"expected {expected}: queries x training examples"
-        )

@@ -2,10 +2,13 @@
 
     Examples(images, labels)
     Examples({"input_ids": ids, "attention_mask": mask}, labels)     # several tensors: the model gets them as Columns
+    Examples.of(dataset)                                             # a torch data set, a pair, a mapping with "labels"
 
-A model is called as model(inputs), whatever inputs are: one with several takes them apart itself, self.bert(**inputs).
+Numpy arrays and pandas frames are taken like tensors. A model is called as model(inputs), whatever inputs are: one with
+several takes them apart itself, self.bert(**inputs).
 """
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 Indices = Sequence[int] | np.ndarray | Tensor
 
@@ -79,6 +83,43 @@ class Columns:
         return cls({name: torch.cat([part[name] for part in parts]) for name in parts[0]._tensors})
 
 
+def _plain(values: Any, what: str) -> Tensor:
+    """Numbers of any kind as a tensor without a gradient."""
+    if not isinstance(values, Tensor):
+        try:
+            array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
+        except ValueError:
+            raise ValueError(f"{what} have rows of different lengths; pad them to one length") from None
+        if array.dtype == object and hasattr(values, "dtypes"):  # a frame of several kinds of columns
+            with contextlib.suppress(ValueError, TypeError):
+                array = array.astype(np.float64)
+        if array.dtype.kind not in "biuf":
+            _refuse_text(values, array, what)
+        values = torch.from_numpy(np.array(array))
+    return values.detach() if values.requires_grad else values
+
+
+def _in_float32(values: Any) -> Any:
+    """A tensor or Columns, itself where there is nothing to do."""
+    if isinstance(values, Columns):
+        made = {name: _in_float32(values[name]) for name in values.keys()}  # noqa: SIM118
+        return values if all(made[name] is values[name] for name in made) else Columns(made)
+    return values.float() if values.is_floating_point() else values
+
+
+def _refuse_text(values: Any, array: np.ndarray, what: str) -> None:
+    """Names the column, where there are columns."""
+    where = ""
+    for name, column in values.items() if hasattr(values, "columns") else ():
+        if column.to_numpy().dtype.kind not in "biuf":
+            where, array = f' in the column "{name}"', column.to_numpy()
+            break
+    first = f'"{str(array.reshape(-1)[0])[:40]}"' if array.size else "nothing"
+    advice = "pandas.factorize numbers labels" if what == "targets" else "pandas.get_dummies makes columns of numbers"
+    raise ValueError(f"{what} hold {first}{where}; expected numbers ({advice})")
+
+
+LABELS = ("labels", "label", "targets", "target", "y")  # of a mapping: which of its entries are the targets
 Inputs = Tensor | Columns
 Batch = tuple[Any, Tensor]  # inputs (batch, ...), or Columns of them; targets (batch,) or (batch, tokens)
 
@@ -92,17 +133,55 @@ class Examples:
     groups: Tensor | None = None  # (n,) int: the kind of each, such as its topic, where no label says it
 
     def __post_init__(self) -> None:
-        if isinstance(self.inputs, Mapping):
-            object.__setattr__(self, "inputs", Columns(self.inputs))
-        if isinstance(self.inputs, tuple | list):
+        inputs, targets = self.inputs, _plain(self.targets, "targets")
+        if isinstance(inputs, tuple | list):
             raise ValueError(
-                f"inputs are a {type(self.inputs).__name__} of {len(self.inputs)}; expected a tensor, or several by "
+                f"inputs are a {type(inputs).__name__} of {len(inputs)}; expected a tensor, or several by "
                 'name: {"input_ids": ..., "attention_mask": ...}'
             )
+        if isinstance(inputs, Mapping):
+            inputs = Columns({name: _plain(values, name) for name, values in inputs.items()})
+        elif not isinstance(inputs, Columns):
+            inputs = _plain(inputs, "inputs")
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "targets", targets)
         if len(self.inputs) != len(self.targets):
             raise ValueError(
                 f"{len(self.inputs)} inputs came with {len(self.targets)} targets; expected one target an input"
             )
+
+    @classmethod
+    def of(cls, data: Any) -> "Examples":
+        """Of (inputs, targets), of a mapping with "labels", or of a data set whose items are one of the two.
+
+        Real numbers become float32 and labels int64, which models and losses expect.
+        """
+        if isinstance(data, Examples):
+            inputs, targets = _in_float32(data.inputs), _in_float32(data.targets)
+            if not targets.is_floating_point() and targets.dtype != torch.long:
+                targets = targets.long()
+            if targets.dim() == 2 and targets.shape[1] == 1 and not isinstance(inputs, Columns) and inputs.dim() == 2:
+                targets = targets.squeeze(1)  # a frame of one column
+            return data if inputs is data.inputs and targets is data.targets else cls(inputs, targets)
+        if isinstance(data, tuple) and len(data) == 2:
+            return cls.of(cls(*data))
+        if isinstance(data, Mapping):
+            name = next((one for one in LABELS if one in data), None)
+            if name is None:
+                raise ValueError(
+                    f'the data hold {", ".join(map(str, data))}; expected one more that is called "labels"'
+                )
+            return cls.of(cls({key: values for key, values in data.items() if key != name}, data[name]))
+        if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "shape"):
+            rows = [data[k] for k in range(len(data))]
+            if rows and isinstance(rows[0], Mapping):  # Hugging Face's keep the texts beside their numbers
+                rows = [{name: value for name, value in row.items() if not isinstance(value, str)} for row in rows]
+            if rows and isinstance(rows[0], Mapping | tuple | list) and len(rows[0]) >= 2:
+                made = default_collate(rows)
+                return cls.of(made if isinstance(made, Mapping) else tuple(made))
+        raise ValueError(
+            f"the data are a {type(data).__name__}; expected (inputs, targets), a data set of such pairs, or Examples"
+        )
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -11,7 +11,7 @@ replicates of a subset differ in order_seed alone.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.losses import CrossEntropy, Loss, mean_over_tokens
 from retrain.plugins import plugin_name
@@ -50,6 +51,7 @@ class Task(KeyedPlugin, ABC):
 
     pretrained: ClassVar[bool] = False  # models start from given weights: no seed decides them
     class_names: ClassVar[tuple[str, ...]] = ()  # of a classification task, where they are more than numbers
+    feature_names: ClassVar[tuple[str, ...]] = ()  # of the columns of a table
     group_name: ClassVar[str] = "class"  # what one of `groups` is, in tables
 
     protocol: str = ""
@@ -76,12 +78,23 @@ class Task(KeyedPlugin, ABC):
     def build_model(self, seed: int) -> nn.Module:
         """The freshly initialised model, on the CPU; the same seed gives the same weights. model(inputs) -> outputs."""
 
-    @abstractmethod
     def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
-        """The model retrained on these training examples under `self.protocol`; in eval mode, on `device`."""
+        """The model retrained on these training examples under `self.protocol`; in eval mode, on `device`.
+
+        Needed only where methods are judged; a task without it says which examples matter to the model it builds.
+        """
+        raise UsageError(
+            f"task {self.name} has no `train`: `inspect` and `scores` work without one, but to judge methods, models "
+            "are retrained"
+        )
 
     def train_base(self, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
-        """The checkpoint the methods look at: by default the same training on the whole training set."""
+        """The checkpoint the methods look at: by default the same training on the whole training set.
+
+        Without a `train` it is what `build_model` gives, which then loads the weights.
+        """
+        if type(self).train is Task.train:
+            return self.build_model(init_seed).to(device).eval()
         return self.train(np.arange(len(self.train_data)), init_seed=init_seed, order_seed=order_seed, device=device)
 
     def retrained_losses(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> Tensor:
@@ -116,6 +129,14 @@ class Task(KeyedPlugin, ABC):
         """(channels, height, width) if inputs are images that can be shown; None otherwise."""
         return None
 
+    def text_of(self, examples: Examples, index: int) -> str:
+        """What people read of an example, such as its text; empty where its picture, features or tokens say it."""
+        return ""
+
+    def downloads(self) -> str:
+        """What it would have to download first, in a few words such as "CIFAR-10, 170 MB"; empty: nothing."""
+        return ""
+
     # ---- what follows from it ----
 
     @property
@@ -129,11 +150,35 @@ class Task(KeyedPlugin, ABC):
 
     @cached_property
     def train_data(self) -> Examples:
-        return self.load_train_data()
+        return self._checked(self.load_train_data, "training examples")
 
     @cached_property
     def query_data(self) -> Examples:
-        return self.load_query_data()
+        return self._checked(self.load_query_data, "queries")
+
+    def _checked(self, load: Callable[[], Any], what: str) -> Examples:
+        """As Examples, whatever they came as; what no model can be trained on is named here and not inside of it."""
+        try:
+            found = Examples.of(load())
+        except UsageError:
+            raise
+        except ValueError as error:
+            raise UsageError(f"the {what} of task {self.name}: {error}") from None
+        if not len(found):
+            raise UsageError(f"task {self.name} has no {what}; expected at least one")
+        for tensor in found.tensors():
+            if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+                row = int((~torch.isfinite(tensor)).flatten(1).any(1).nonzero()[0]) if tensor.dim() > 1 else 0
+                raise UsageError(
+                    f"the {what} of task {self.name} hold what is not finite, first in row {row}; fill in or drop "
+                    "missing values"
+                )
+        if isinstance(self.loss_function, CrossEntropy) and found.targets.is_floating_point():
+            raise UsageError(
+                f"the {what} of task {self.name} have real numbers as targets, but its loss is CrossEntropy, which "
+                "expects whole numbers from 0; declare loss_function = SquaredError() where they are values"
+            )
+        return found
 
     def query_indices(self, split: Split) -> np.ndarray:
         everything = np.arange(len(self.query_data))

@@ -1,1 +1,1 @@
-"""Looking at scores: `python -m bench.inspect examples` (training examples that matter) and `... tokens`."""
+"""Looking at scores: `tda-bench inspect` (training examples that matter to a query) and `tda-bench inspect tokens`."""

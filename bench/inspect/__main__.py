@@ -1,10 +1,16 @@
-"""`python -m bench.inspect examples|tokens`: which training examples, or tokens, bear on which queries."""
+"""`tda-bench inspect`: which training examples matter to a query; `tda-bench inspect tokens`: which of their tokens.
+
+tda-bench inspect --task digits --query 3 17 --methods kfac gradsim     # three queries by rule without --query
+tda-bench inspect --model mlp.pt --train train.csv --queries test.csv   # a model and data of your own
+"""
 
 import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from bench.api import scored
 from bench.arguments import (
     RUNS,
     Parser,
@@ -13,51 +19,103 @@ from bench.arguments import (
     add_settings_argument,
     add_task_arguments,
     at_least,
+    check_out,
+    program,
     run_cli,
     share,
 )
+from bench.experiment import execution_of, experiment_of
+from bench.ground_truth import base_model
 from bench.inspect import examples, tokens
-from bench.records import command_line
+from bench.records import command_line, provenance
+from bench.runner import Session
+from retrain.errors import UsageError
+from retrain.units import choose_device
+
+METHODS = ("kfac", "gradsim")
+QUERIES, EXAMPLES = 3, 10
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.inspect", description="Which training examples bear on which queries.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    shown = commands.add_parser("examples", help="the training examples that matter most to some queries")
-    add_method_arguments(shown, examples.SHOWN_IMAGE_METHODS)
-    add = shown.add_argument
-    queries, pairs = examples.SHOWN_QUERIES, examples.SHOWN_PAIRS
-    add("--show", type=at_least(1), help=f"how many queries (default: {queries}; pairs of a language task: {pairs})")
-    add("--shown", type=at_least(1), help="most and least influential of each (default: 4; 3 for more than 2 methods)")
-    add("--candidates", type=at_least(1), default=64, help="language tasks: training sequences looked at (default: 64)")
-    add("--scores", choices=("both", "normalised", "raw"), default="both", help="of images (default: %(default)s)")
-    single = commands.add_parser("tokens", help="which tokens of a training sequence bear on which tokens of a query")
-    add = single.add_argument
-    add("--method", default="bif", help="bif or ekfac, with @options where you like (default: bif)")
-    add_settings_argument(single)
-    chosen = single.add_mutually_exclusive_group()
-    pair_type = tokens.parse_pair
-    chosen.add_argument("--pairs", nargs="+", type=pair_type, metavar="QUERY:TRAIN", help="indices of the task's data")
-    chosen.add_argument("--top", type=at_least(1), default=3, help="the strongest pairs by sequence score (default: 3)")
-    for name, command in (("examples", shown), ("tokens", single)):
-        add_task_arguments(command)
-        add_query_arguments(command)
-        add = command.add_argument
-        add("--seed", dest="seeds", nargs=1, type=at_least(0), help="the experiment, as in bench.lds (default: 1)")
-        add("--alpha-attribution", nargs=1, type=share, help="share of the training set (default: the task's)")
-        add("--out", default=f"{RUNS}/{name}", help="folder to write to (default: %(default)s)")
-        command.set_defaults(alpha=[0.5])  # nothing is retrained
+def make_parser(of_tokens: bool) -> argparse.ArgumentParser:
+    if of_tokens:
+        parser = Parser(
+            prog=program("inspect tokens"), description="Which tokens of a training sequence bear on which of a query."
+        )
+        add = parser.add_argument
+        add("--method", default="bif", help="bif or ekfac, with @options where you like (default: bif)")
+        add_settings_argument(parser)
+        chosen = parser.add_mutually_exclusive_group()
+        pairs = "indices of the task's data"
+        chosen.add_argument("--pairs", nargs="+", type=tokens.parse_pair, metavar="QUERY:TRAIN", help=pairs)
+        chosen.add_argument(
+            "--top", type=at_least(1), default=3, help="the strongest pairs by sequence score (default: 3)"
+        )
+        chosen.add_argument("--show", type=at_least(1), help="write the examples.json of a figure, of so many pairs")
+    else:
+        parser = Parser(
+            prog=program("inspect"),
+            description="Which training examples help a query most, and which harm it.",
+            epilog="tda-bench inspect tokens --help: which tokens of a training sequence bear on which of a query.",
+        )
+        add = parser.add_argument
+        add_method_arguments(parser, METHODS)
+        add("--query", nargs="+", type=at_least(0), metavar="INDEX", help="these of the task's queries")
+        add("--show", type=at_least(1), default=QUERIES, help="without --query: how many (default: %(default)s)")
+        add("--top", type=at_least(1), default=EXAMPLES, help="most helpful and harmful of each (default: %(default)s)")
+        add("--scores", choices=("raw", "normalised"), default="raw", help="divided by each example's scale, or not")
+    add_task_arguments(parser)
+    add_query_arguments(parser)
+    add("--seed", dest="seeds", nargs=1, type=at_least(0), help="the experiment, as in lds (default: 1)")
+    add("--alpha-attribution", nargs=1, type=share, help="share of the training set (default: the task's)")
+    add("--out", default=f"{RUNS}/{'tokens' if of_tokens else 'inspect'}", help="where to write (default: %(default)s)")
+    parser.set_defaults(alpha=[0.5])  # nothing is retrained
     return parser
 
 
+def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    check_out(arguments.out)
+    arguments.methods = arguments.methods or list(METHODS)
+    arguments.query_split = arguments.query_split or "all"
+    if arguments.query:
+        arguments.queries = tuple(arguments.query)
+    session = Session(experiment_of(arguments), execution_of(arguments))
+    normalised = arguments.scores == "normalised"
+    found, problems = scored(session, normalised)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if not found:
+        raise UsageError("no method is left; name others with --methods")
+    task, seed, indices = session.task, session.blocks[0][0], found[0].queries
+    if arguments.query:
+        chosen = [(k, "") for k in range(len(indices))]
+    else:
+        model, _ = base_model(task, seed, session.store, session.execution.device)
+        model = model.to(choose_device(session.execution.device)).eval()
+        chosen = examples.choose_queries(task, model, indices, arguments.show, seed)
+    shown = examples.influential(found, arguments.top, [int(indices[k]) for k, _ in chosen])
+    print(shown)
+    folder = Path(arguments.out) / f"{task.name}-seed{seed}{'' if normalised else '-raw'}"
+    written = shown.save(folder)
+    if task.image_shape() is not None:
+        known = {"seed": seed, "alpha_attribution": session.blocks[0][1], "command": command}
+        known["settings"] = {variant.label: variant.settings for variant in session.active}
+        why = {int(indices[k]): reason for k, reason in chosen}
+        content, picture = shown.record(why, {one.method: one.values for one in found}, **known)
+        examples.write_record(folder, {**content, **provenance(session.device())}, picture)
+    print(f"\nwritten: {' '.join(map(str, written))}")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
-    arguments = parser.parse_args(words)
-    prog, line = f"{parser.prog} {arguments.command}", command_line("bench.inspect", words)
+    of_tokens = words[:1] == ["tokens"]
+    parser = make_parser(of_tokens)
+    arguments = parser.parse_args(words[1:] if of_tokens else words)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    work = examples.inspect_examples if arguments.command == "examples" else tokens.inspect_tokens
-    return run_cli(prog, lambda: work(arguments, line, prog), "nothing was written")
+    work = tokens.inspect_tokens if of_tokens else inspect_examples
+    return run_cli(
+        parser.prog, lambda: work(arguments, command_line("bench.inspect", words), parser.prog), "nothing was written"
+    )
 
 
 if __name__ == "__main__":

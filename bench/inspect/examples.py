@@ -1,62 +1,49 @@
-"""What the scores look like: for queries chosen by rule, the training examples that matter most under some methods.
+"""Which training examples matter most to a query: as text, as a table, and as a page with pictures or texts.
 
-    python -m bench.lds --task digits --alpha 0.1                       # leaves its scores in the cache
-    python -m bench.inspect examples --task digits --out results/examples   # reads them
-    python -m bench.inspect examples --task tinylm --out results/examples   # token by token
-
-For an image task, `examples.json` lists each query's most and least influential training images and how often two
-methods name the same ones over all queries, and `images.png` holds every image once; raw scores have a folder beside
-that of train-normalised ones. For a language task it holds, for a few pairs of sequences, the correlation of every
-query token's loss with every training token's under the posterior (the paper's normalised BIF, sign included).
-Queries and pairs are chosen by rule, never by hand: RULE and TOKEN_RULE.
+`influential` takes scores (bench/api.py) of one method or several and gives an `Influential`: its `text()` is for a
+terminal, `frame()` a row for every example shown, and `save(folder)` writes inspect.csv and inspect.html. `record()` is
+what figures of images are drawn from. Where nobody names the queries, RULE chooses them.
 """
 
-import argparse
+import base64
+import io
 import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from PIL import Image
 
-from bench.arguments import check_out
-from bench.experiment import execution_of, experiment_of
-from bench.ground_truth import base_model
-from bench.inspect.tokens import score_tokens, strongest_of_each_query
-from bench.methods import Variant
 from bench.metrics import mean_and_standard_error
-from bench.records import provenance, try_write
-from bench.runner import Session
-from retrain.errors import UsageError
-from retrain.examples import Examples
+from bench.publish.html import built_page
+from bench.tables import table
+from retrain.examples import Columns, Examples
+from retrain.losses import SquaredError
 from retrain.safe_files import write_whole
-from retrain.store import default_cache
-from retrain.task import Task
-from retrain.units import checkpoint_unit, choose_device
+from retrain.task import Task, classifies
 
 MAX_TILE = 64  # pixels: larger images are shrunk
 TILES_ACROSS = 32
-SHOWN_METHODS = ("bif", "ekfac")
-SHOWN_IMAGE_METHODS = (*SHOWN_METHODS, "trak")
-SHOWN_QUERIES, SHOWN_PAIRS = 8, 5
-POOL = 4  # language tasks: queries that are looked at for each pair that is shown
 UNCERTAIN = 2  # of the queries that are shown
 NAMED = (1, 3, 10, 30, 100)  # how many images a method may name when it is asked whether another names the same
+CHARACTERS = 128  # ids below this are characters where a task has no tokenizer
+WORDS_SHOWN = 60  # characters of an example's text in a terminal
 RULE = (
     "Queries: one drawn at random from each of as many classes, drawn at random by the seed; the last two are those "
     "that the model is least sure of (highest entropy)."
 )
-TOKEN_RULE = "Pairs: of each query with the sequence that moves it most, those whose strongest two different words are"
+SIDES = (("helpful", 1), ("harmful", -1))
+COLUMNS = ["query", "method", "side", "rank", "train", "score", "label", "text"]
 ChosenQuery = tuple[int, str]  # position of a query, why it is shown
 
 
-# ---- which queries and pairs ----
+# ---- which queries ----
 
 
 def queries_by_rule(classes: np.ndarray, entropy: np.ndarray, count: int, seed: int) -> list[ChosenQuery]:
@@ -82,6 +69,19 @@ def entropies(probabilities: np.ndarray) -> np.ndarray:
     return -(probabilities * np.log(np.clip(probabilities, 1e-12, None))).sum(1)
 
 
+def choose_queries(task: Task, model: Any, indices: np.ndarray, count: int, seed: int) -> list[ChosenQuery]:
+    """Positions in `indices`: all where they are few; of a classification task by RULE; otherwise the first."""
+    if len(indices) <= count or not classifies(task):
+        return [(k, "") for k in range(min(count, len(indices)))]
+    examples = task.query_data.select(indices)
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        parts = [
+            model(inputs.to(device)).float().softmax(1).cpu() for inputs, _ in examples.batches(task.eval_batch_size)
+        ]
+    return queries_by_rule(examples.targets.numpy(), entropies(torch.cat(parts).numpy()), count, seed)
+
+
 def shared_images(scores: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """For every two methods, side and number named: the share of images both name, mean over all queries.
 
@@ -92,7 +92,7 @@ def shared_images(scores: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         return found
     num_train = next(iter(scores.values())).shape[1]
     counts = [count for count in NAMED if count < num_train]
-    for side, sign in (("helpful", 1.0), ("harmful", -1.0)):
+    for side, sign in SIDES:
         orders = {label: np.argsort(sign * matrix, axis=1, kind="stable") for label, matrix in scores.items()}
         for one, other in combinations(scores, 2):
             for count in counts:
@@ -108,139 +108,64 @@ def shared_images(scores: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     return found
 
 
-def strongest_of_different_words(
-    matrix: np.ndarray, query_tokens: Sequence[str], train_tokens: Sequence[str]
-) -> tuple[int, int, float] | None:
-    """(query token, training token, correlation) of the largest size among tokens that are not the same word."""
-    one = np.array([token.strip().casefold() for token in query_tokens])
-    other = np.array([token.strip().casefold() for token in train_tokens])
-    apart = (one[:, None] != other[None, :]) & (one != "")[:, None] & (other != "")[None, :] & np.isfinite(matrix)
-    if not apart.any():
-        return None
-    sizes = np.where(apart, np.abs(matrix), -1.0)
-    row, column = (int(k) for k in np.unravel_index(int(np.argmax(sizes)), sizes.shape))
-    return row, column, float(matrix[row, column])
+# ---- an example as people read it ----
 
 
-def pairs_by_rule(strengths: Sequence[tuple[int, int, float]], count: int) -> list[int]:
-    """Positions of the strongest, each query and training sequence once; strengths: (query, train, size)."""
-    chosen: list[int] = []
-    queries, trains = set[int](), set[int]()
-    for position in sorted(range(len(strengths)), key=lambda k: (-strengths[k][2], k)):
-        query, train, size = strengths[position]
-        if size >= 0 and query not in queries and train not in trains and len(chosen) < count:
-            chosen.append(position)
-            queries.add(query)
-            trains.add(train)
-    return chosen
+def label_of(task: Task, examples: Examples, index: int) -> str:
+    """Its class by name, or its value; empty of a sequence."""
+    target = examples.targets[index]
+    if target.dim():
+        return ""
+    if target.is_floating_point() or isinstance(task.loss_function, SquaredError):
+        return f"{float(target):.4g}"
+    return task.class_names[int(target)] if int(target) < len(task.class_names) else str(int(target))
 
 
-# ---- images ----
+def text_of(task: Task, examples: Examples, index: int) -> str:
+    """What the task says of it; else its tokens, or its features by name; empty where a picture shows it."""
+    if text := task.text_of(examples, index):
+        return text
+    if task.image_shape() is not None:
+        return ""
+    if examples.targets.dim() == 2:
+        return "".join(token_texts(task, examples, index))
+    inputs = examples.inputs["input_ids"] if isinstance(examples.inputs, Columns) else examples.inputs
+    values = inputs[index].flatten().tolist()
+    if not inputs.is_floating_point():
+        decode = _decoder(task)
+        return str(decode(values)) if decode is not None else " ".join(map(str, values))
+    names = task.feature_names if len(task.feature_names) == len(values) else ()
+    return ", ".join(f"{name}={value:.4g}" for name, value in zip(names, values)) or " ".join(
+        f"{v:.4g}" for v in values
+    )
 
 
-def stored_scores(session: Session, variant: Variant, raw: bool) -> np.ndarray:
-    """(queries, train) float32, from the cache and from nowhere else."""
-    (block,) = session.blocks
-    base = checkpoint_unit(session.task, block[0], 0, session.execution.device)
-    attribution = None
-    if session.store.has(base.kind, base.config):
-        attribution = session.scorer(variant, *block).stored_scores()
-    if attribution is None:
-        raise UsageError(
-            f"the cache {session.store.root} has no scores of {variant.label} on {session.task.name}, seed {block[0]}, "
-            f"alpha_attribution {block[1]:g}, with these options; make them with `{command_for(session, variant)}`"
-        )
-    scaled = None if raw else attribution.normalised()
-    return (attribution.scores if scaled is None else scaled).numpy()
+def token_texts(task: Any, examples: Any, index: int) -> list[str]:
+    """The text of the tokens whose losses are measured, the targets, each decoded as the task's tokenizer has it."""
+    ids = [int(i) for i in examples.targets[index] if i >= 0]  # padding does not count
+    decode = _decoder(task)
+    if decode is not None:
+        return [str(decode([i])) for i in ids]
+    if max(ids, default=0) < CHARACTERS:
+        return [chr(i) if 32 <= i < 127 else "\n" if i == 10 else "\ufffd" for i in ids]
+    return [f"#{i}" for i in ids]  # of a vocabulary that nobody here knows
 
 
-def command_for(session: Session, variant: Variant) -> str:
-    """The bench.lds that leaves the scores that are asked for here."""
-    experiment, (block,) = session.experiment, session.blocks
-    words = ["python", "-m", "bench.lds", "--task", experiment.task, "--alpha", "0.1", "--seeds", str(block[0])]
-    words += ["--alpha-attribution", f"{block[1]:g}", "--methods"]
-    words += [f"{variant.asked}@{variant.settings}" if variant.settings else variant.asked, "--settings", "default"]
-    if experiment.queries is not None:
-        words += ["--queries", str(experiment.queries)]
-    for option, value in experiment.task_options.items():
-        words += ["--set", f"{session.task.name}.{option}={value}"]
-    if session.execution.cache != default_cache():
-        words += ["--cache", session.execution.cache]
-    return shlex.join(words)
+def _decoder(task: Any) -> Any:
+    if getattr(task, "decode", None) is not None:
+        return task.decode
+    if getattr(task, "tokenizer", None) is not None:
+        return task.tokenizer.decode
+    if isinstance(getattr(task, "model", None), str):
+        return _tokenizer(task.model).decode
+    return None
 
 
-def label_of(task: Task, target: int) -> str:
-    return task.class_names[target] if task.class_names else str(target)
+@lru_cache(maxsize=2)
+def _tokenizer(model: str) -> Any:
+    from retrain.models.pretrained import load_tokenizer
 
-
-def image_examples(session: Session, num_queries: int, shown: int, raw: bool) -> tuple[dict[str, Any], Any]:
-    task, (block,) = session.task, session.blocks
-    question = session.question(*block)
-    kind = "raw" if raw else "normalised"
-    variants = [variant for variant in session.active if variant.rows in ("both", kind)]
-    scores = {variant.label: stored_scores(session, variant, raw) for variant in variants}
-    query_indices, attributed = question.query_indices(), question.attributed_indices()
-    entropy = entropies(probabilities(session, query_indices))
-    classes = task.query_data.targets[query_indices].numpy()
-    chosen = queries_by_rule(classes, entropy, num_queries, question.seed)
-    sheet = Sheet(task)
-
-    def describe(examples: Examples, index: int) -> dict[str, Any]:
-        return {"label": label_of(task, int(examples.targets[index])), "image": sheet.add(examples, index)}
-
-    queries = []
-    for position, why in chosen:
-        index = int(query_indices[position])
-        methods = {}
-        for name, matrix in scores.items():
-            order = np.argsort(matrix[position], kind="stable")
-            sides = {"helpful": order[:shown], "harmful": order[::-1][:shown]}
-            methods[name] = {
-                side: [
-                    {
-                        "train": int(attributed[i]),
-                        "score": float(f"{matrix[position, i]:.3g}"),
-                        **describe(task.train_data, int(attributed[i])),
-                    }
-                    for i in found
-                ]
-                for side, found in sides.items()
-            }
-        shown_query = {"query": index, "chosen": why, "entropy": float(f"{entropy[position]:.3g}")}
-        queries.append({**shown_query, **describe(task.query_data, index), "methods": methods})
-    content = {
-        "kind": "images",
-        "task": task.name,
-        "protocol": task.protocol,
-        "description": task.description,
-        "seed": question.seed,
-        "alpha_attribution": question.alpha_attribution,
-        "scores": "raw" if raw else "train-normalised",
-        "methods": list(scores),
-        "settings": {variant.label: variant.settings for variant in variants},
-        "sprite": "images.png",
-        "tile": list(sheet.tile),
-        "rule": RULE,
-        "queries": queries,
-        "num_train": len(attributed),
-        "num_queries": len(query_indices),
-        "agreement": shared_images(scores),
-    }
-    return content, sheet.picture()
-
-
-def probabilities(session: Session, indices: np.ndarray) -> np.ndarray:
-    """(queries, classes) of the model that the methods look at."""
-    task, (block,) = session.task, session.blocks
-    model, _ = base_model(task, block[0], session.store, session.execution.device)
-    device = choose_device(session.execution.device)
-    model = model.to(device).eval()
-    with torch.no_grad():
-        parts = [
-            torch.softmax(model(part.to(device)).float(), 1).cpu()
-            for part in task.query_data.inputs[indices].split(task.eval_batch_size)
-        ]
-    return torch.cat(parts).numpy()
+    return load_tokenizer(model, allow_download=False)
 
 
 class Sheet:
@@ -263,18 +188,19 @@ class Sheet:
         if key not in self.places:
             pixels = examples.inputs[index].numpy().reshape(self.channels, -1)
             scaled = (pixels - self.low[:, None]) / np.maximum(self.high - self.low, 1e-9)[:, None]
-            image = (
-                (scaled.clip(0, 1) * 255)
-                .round()
-                .astype(np.uint8)
-                .reshape(self.channels, *examples.inputs[index].shape[-2:])
-            )
+            image = (scaled.clip(0, 1) * 255).round().astype(np.uint8)
+            image = image.reshape(self.channels, *examples.inputs[index].shape[-2:])
             picture = Image.fromarray(image[0] if self.channels == 1 else image.transpose(1, 2, 0))
             if picture.size != self.tile[::-1]:
                 picture = picture.resize(self.tile[::-1], Image.Resampling.BOX)
             self.places[key] = len(self.tiles)
             self.tiles.append(np.asarray(picture))
         return self.places[key]
+
+    def data_uri(self, examples: Examples, index: int) -> str:
+        file = io.BytesIO()
+        Image.fromarray(self.tiles[self.add(examples, index)]).save(file, "PNG", optimize=True)
+        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
     def picture(self) -> Any:
         height, width = self.tile
@@ -287,97 +213,152 @@ class Sheet:
         return Image.fromarray(canvas)
 
 
-# ---- tokens ----
+# ---- what is shown ----
 
 
-def token_examples(session: Session, num_pairs: int, candidates: int) -> dict[str, Any]:
-    """Query tokens against training tokens: each query with the training sequence that moves it most, by BIF; of these
-    the pairs with the strongest correlation of two different words."""
-    task, (block,) = session.task, session.blocks
-    question = session.question(*block)
-    device = choose_device(session.execution.device)
-    model, _ = base_model(task, question.seed, session.store, session.execution.device)
-    variants = {variant.method.name: variant for variant in session.active}
-    if missing := {"bif", "ekfac"} - set(variants):
-        raise UsageError(f"per-token examples are of bif and ekfac; {sorted(missing)[0]} is missing from --methods")
-    bif, ekfac = variants["bif"].method, variants["ekfac"].method
-    places = strongest_of_each_query(question, bif, model, device, POOL * num_pairs, candidates)
-    found, diagnostics = score_tokens(question, bif, model, device, places)
-    strongest = [
-        strongest_of_different_words(pair.measures["correlation"], pair.query_tokens, pair.train_tokens)
-        for pair in found
-    ]
-    sizes = [(pair.query, pair.train, -1.0 if top is None else abs(top[2])) for pair, top in zip(found, strongest)]
-    kept = pairs_by_rule(sizes, num_pairs)
-    both, tops = [found[k] for k in kept], [strongest[k] for k in kept]
-    of_train, _ = score_tokens(question, ekfac, model, device, [places[k] for k in kept])
-    pairs = [
-        {
-            "query": pair.query,
-            "train": pair.train,
-            "query_tokens": pair.query_tokens,
-            "train_tokens": pair.train_tokens,
-            # The paper's sign: tokens that rise and fall together are negative.
-            "bif": np.round(np.asarray(pair.measures["correlation"], dtype=float), 3).tolist(),
-            "ekfac": [float(f"{value:.3g}") for value in other.measures["score"][0]],
-            **({} if top is None else {"strongest": {"query": top[0], "train": top[1], "bif": round(top[2], 3)}}),
+@dataclass(frozen=True, eq=False)
+class Influential:
+    """The training examples that help and harm some queries most, by one method or several side by side."""
+
+    task: Task = field(repr=False)
+    methods: tuple[str, ...]
+    scores: str  # "raw" or "normalised"
+    queries: tuple[int, ...]  # indices into the task's query data
+    num_train: int
+    rows: list[dict[str, Any]] = field(repr=False)  # of COLUMNS, an example each
+
+    def frame(self) -> pd.DataFrame:
+        """A row for every example shown: query, method, side, rank, train, score, label, text."""
+        return pd.DataFrame(self.rows, columns=COLUMNS)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def of(self, query: int, side: str) -> list[list[dict[str, Any]]]:
+        """Rank by rank, each method's example."""
+        found = {
+            m: [r for r in self.rows if (r["query"], r["method"], r["side"]) == (query, m, side)] for m in self.methods
         }
-        for pair, other, top in zip(both, of_train, tops, strict=True)
-    ]
-    return {
-        "kind": "tokens",
-        "task": task.name,
-        "protocol": task.protocol,
-        "description": task.description,
-        "seed": question.seed,
-        "scores": "normalised BIF",
-        "methods": ["bif", "ekfac"],
-        "settings": {name: variants[name].settings for name in ("bif", "ekfac")},
-        "num_draws": diagnostics["num_draws"],
-        "rule": f"{TOKEN_RULE} most correlated: {len(pairs)} of {len(places)}.",
-        "pairs": pairs,
-    }
+        return [list(of_rank) for of_rank in zip(*found.values(), strict=True)]
+
+    def text(self) -> str:
+        """Tables for a terminal; examples' words are shown where there is one method."""
+        known = f"{len(self.task.train_data):,} training examples of {self.task.name}, {self.scores} scores"
+        parts = [f"{', '.join(self.methods)}: {known}; negative scores help"]
+        alone = len(self.methods) == 1
+        for query in self.queries:
+            examples = self.task.query_data
+            words = [label_of(self.task, examples, query), _shortened(text_of(self.task, examples, query))]
+            parts.append(f"\nquery {query}: {'; '.join(filter(None, words))}".rstrip(": "))
+            for side, _ in SIDES:
+                header = [side]
+                for method in self.methods:
+                    header += ["train", "score" if alone else method, "label", *(["example"] if alone else [])]
+                lines = []
+                for rank, examples_of_rank in enumerate(self.of(query, side), 1):
+                    line = [str(rank)]
+                    for one in examples_of_rank:
+                        line += [str(one["train"]), f"{one['score']:.3g}", one["label"]]
+                        line += [_shortened(one["text"])] if alone else []
+                    lines.append(line)
+                left = {k for k, name in enumerate(header) if name in ("label", "example")}
+                kept = [k for k in range(len(header)) if k not in left or any(line[k] for line in lines)]
+                places = [place for place, k in enumerate(kept) if k in left]
+                parts.append(table([header[k] for k in kept], [[line[k] for k in kept] for line in lines], places))
+        return "\n".join(parts)
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """inspect.csv and inspect.html; the files that were written."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "inspect.csv", self.frame().to_csv(index=False))
+        write_whole(folder / "inspect.html", self.page())
+        return [folder / "inspect.csv", folder / "inspect.html"]
+
+    def page(self) -> str:
+        """One file that needs nothing else: every query with its examples, as pictures or texts."""
+        sheet = Sheet(self.task) if self.task.image_shape() is not None else None
+
+        def shown(examples: Examples, index: int) -> dict[str, Any]:
+            picture = "" if sheet is None else sheet.data_uri(examples, index)
+            said = {"label": label_of(self.task, examples, index), "text": text_of(self.task, examples, index)}
+            return {"index": index, "picture": picture, **said}
+
+        queries = []
+        for query in self.queries:
+            own = shown(self.task.query_data, query)
+            sides = {
+                side: [
+                    [
+                        {**shown(self.task.train_data, one["train"]), "score": f"{one['score']:.3g}",
+                         "same": bool(one["label"]) and one["label"] == own["label"]}
+                        for one in of_rank
+                    ]
+                    for of_rank in self.of(query, side)
+                ]
+                for side, _ in SIDES
+            }  # fmt: skip
+            queries.append({**own, "sides": sides})
+        lead = f"{self.num_train:,} training examples of {self.task.description}; {self.scores} scores: negative helps."
+        return built_page("inspect", title=f"What matters to {self.task.name}", lead=lead, methods=self.methods,
+                          queries=queries)  # fmt: skip
+
+    def record(
+        self, why: Mapping[int, str], scores: Mapping[str, np.ndarray], **known: Any
+    ) -> tuple[dict[str, Any], Any]:
+        """examples.json of images and its picture: what figures are drawn from."""
+        task, sheet = self.task, Sheet(self.task)
+        queries = []
+        for query in self.queries:
+            methods: dict[str, Any] = {method: {} for method in self.methods}
+            for side, _ in SIDES:
+                for of_rank in self.of(query, side):
+                    for one in of_rank:
+                        tile = {"image": sheet.add(task.train_data, one["train"])}
+                        made = {"train": one["train"], "score": float(f"{one['score']:.3g}"), "label": one["label"]}
+                        methods[one["method"]].setdefault(side, []).append(made | tile)
+            shown = {"label": label_of(task, task.query_data, query), "image": sheet.add(task.query_data, query)}
+            queries.append({"query": query, "chosen": why.get(query, ""), **shown, "methods": methods})
+        content = {
+            "kind": "images", "task": task.name, "protocol": task.protocol, "description": task.description,
+            "scores": "raw" if self.scores == "raw" else "train-normalised", "methods": list(self.methods),
+            "sprite": "images.png", "tile": list(sheet.tile), "rule": RULE if any(why.values()) else "",
+            "queries": queries, "num_train": self.num_train, "num_queries": len(next(iter(scores.values()))),
+            "agreement": shared_images(scores), **known,
+        }  # fmt: skip
+        return content, sheet.picture()
 
 
-# ---- what is written ----
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= WORDS_SHOWN else f"{text[: WORDS_SHOWN - 1]}\u2026"
 
 
-def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    check_out(arguments.out)
-    if not arguments.methods:
-        arguments.methods = list(SHOWN_IMAGE_METHODS)
-        session = Session(experiment_of(arguments), execution_of(arguments))
-        if session.task.image_shape() is None:
-            arguments.methods = list(SHOWN_METHODS)
-    session = Session(experiment_of(arguments), execution_of(arguments))
-    task, seed = session.task, session.blocks[0][0]
-    made: list[tuple[str, dict[str, Any], Any]] = []  # ending of the folder's name, content, picture
-    if task.image_shape() is not None:
-        asked = arguments.show or SHOWN_QUERIES
-        kinds = ("normalised", "raw") if arguments.scores == "both" else (arguments.scores,)
-        shown = arguments.shown or (4 if len(session.active) <= 2 else 3)
-        for kind in kinds:
-            made.append(("-raw" * (kind == "raw"), *image_examples(session, asked, shown, kind == "raw")))
-    elif task.train_data.targets.ndim == 2:
-        asked = arguments.show or SHOWN_PAIRS
-        made.append(("", token_examples(session, asked, arguments.candidates), None))
-    else:
-        raise UsageError(f"task {task.name} has neither images nor tokens to show")
-    for ending, content, picture in made:
-        content |= {"command": command, **provenance(session.device())}
-        folder = Path(arguments.out) / f"{task.name}-seed{seed}{ending}"
-        if unwritten := try_write(partial(write_examples, folder, content, picture), folder):
-            print(f"{prog}: {unwritten}", file=sys.stderr)
-            return 1
-        count = len(content.get("queries", content.get("pairs", [])))
-        if count < asked:
-            print(f"--show {asked}: there are {count} (report), and all are shown", file=sys.stderr)
-        print(f"{count} {'pairs' if 'pairs' in content else 'queries'} written to {folder}")
-    return 0
+def influential(scores: Sequence[Any], k: int, queries: Sequence[int] | np.ndarray) -> Influential:
+    """Of these `Scores` of one task: the k most helpful and most harmful examples of each query."""
+    first, rows = scores[0], []
+    for query in map(int, queries):
+        for one in scores:
+            places = np.flatnonzero(one.queries == query)
+            if not len(places):
+                raise ValueError(
+                    f"{one.method} has no scores of query {query}; it has those of {one.queries.tolist()[:10]}"
+                )
+            values = one.values[places[0]]
+            for side, sign in SIDES:
+                order = np.argsort(sign * values, kind="stable")  # what is not finite comes last
+                for rank, place in enumerate(order[:k], 1):
+                    index = int(one.train[place])
+                    said = {"label": label_of(one.task, one.task.train_data, index)}
+                    said["text"] = text_of(one.task, one.task.train_data, index)
+                    where = {"query": query, "method": one.method, "side": side, "rank": rank, "train": index}
+                    rows.append({**where, "score": float(values[place]), **said})
+    kind = "normalised" if first.normalised else "raw"
+    return Influential(
+        first.task, tuple(one.method for one in scores), kind, tuple(map(int, queries)), len(first.train), rows
+    )
 
 
-def write_examples(folder: Path, content: dict[str, Any], picture: Any) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    if picture is not None:
-        picture.save(folder / "images.png", optimize=True)
+def write_record(folder: Path, content: dict[str, Any], picture: Any) -> None:
+    picture.save(folder / "images.png", optimize=True)
     write_whole(folder / "examples.json", json.dumps(content, separators=(",", ":")) + "\n")

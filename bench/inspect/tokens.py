@@ -7,8 +7,9 @@
 BIF gives a score to every query token with every training token, from the chains that `bif` runs with these options
 and seed (the paper's per-token BIF; `correlation` is its normalised form). EK-FAC gives one to every training token,
 for the query as a whole, from labels seeded alike; they sum to its sequence score. Negative scores help, as everywhere.
-Written to --out: `tokens.html` (open it: nothing else is needed), a heat map of each pair, `tokens.npz` with the
-matrices and `tokens.json` with the record of how they were made.
+Written to --out: `tokens.html` (open it: nothing else is needed), `tokens.npz` with the matrices and `tokens.json` with
+the record of how they were made. `--show N` writes the examples.json of a figure instead: N pairs of sequences, their
+correlations under BIF and EK-FAC's scores.
 
 A place is (position in the question's queries, position in its attributed sequences).
 """
@@ -20,9 +21,8 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from baselines.method import Problem
 from bench.arguments import check_out
 from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
+from bench.inspect.examples import token_texts
 from bench.measure import cpu_threads
 from bench.publish.html import built_page
 from bench.records import provenance, without_nan
@@ -45,9 +46,9 @@ from retrain.safe_files import whole_file, write_whole
 from retrain.units import choose_device
 
 Place = tuple[int, int]
-CHARACTERS = 128  # ids below this are characters where a task has no tokenizer
-LABELLED = 80  # tokens up to which a heat map names each
-HELPS, HARMS = "#0072b2", "#d55e00"  # Okabe and Ito's
+POOL = 4  # queries that are looked at for each pair of a figure
+CANDIDATES = 64  # and training sequences
+TOKEN_RULE = "Pairs: of each query with the sequence that moves it most, those whose strongest two different words are"
 LEVELS = 127  # of a packed number
 
 
@@ -62,37 +63,6 @@ class PairScores:
     score: float  # sequence level, raw
     measures: dict[str, np.ndarray]  # (query tokens or 1, training tokens) each
     correlation: float | None = None  # sequence level, normalised
-
-
-# ---- tokens as text ----
-
-
-def token_texts(task: Any, examples: Any, index: int) -> list[str]:
-    """The text of the tokens whose losses are measured, the targets, each decoded as the task's tokenizer has it."""
-    ids = [int(i) for i in examples.targets[index]]
-    decode = _decoder(task)
-    if decode is not None:
-        return [str(decode([i])) for i in ids]
-    if max(ids, default=0) < CHARACTERS:
-        return [chr(i) if 32 <= i < 127 else "\n" if i == 10 else "\ufffd" for i in ids]
-    return [f"#{i}" for i in ids]  # of a vocabulary that nobody here knows
-
-
-def _decoder(task: Any) -> Callable[[list[int]], Any] | None:
-    if getattr(task, "decode", None) is not None:
-        return task.decode
-    if getattr(task, "tokenizer", None) is not None:
-        return task.tokenizer.decode
-    if isinstance(getattr(task, "model", None), str):
-        return _tokenizer(task.model).decode
-    return None
-
-
-@lru_cache(maxsize=2)
-def _tokenizer(model: str) -> Any:
-    from retrain.models.pretrained import load_tokenizer
-
-    return load_tokenizer(model, allow_download=False)
 
 
 # ---- their scores ----
@@ -207,6 +177,33 @@ def strongest_of_each_query(
     return [(query, int(sizes[query].argmax())) for query in range(len(queries))]
 
 
+def strongest_of_different_words(
+    matrix: np.ndarray, query_tokens: Sequence[str], train_tokens: Sequence[str]
+) -> tuple[int, int, float] | None:
+    """(query token, training token, correlation) of the largest size among tokens that are not the same word."""
+    one = np.array([token.strip().casefold() for token in query_tokens])
+    other = np.array([token.strip().casefold() for token in train_tokens])
+    apart = (one[:, None] != other[None, :]) & (one != "")[:, None] & (other != "")[None, :] & np.isfinite(matrix)
+    if not apart.any():
+        return None
+    sizes = np.where(apart, np.abs(matrix), -1.0)
+    row, column = (int(k) for k in np.unravel_index(int(np.argmax(sizes)), sizes.shape))
+    return row, column, float(matrix[row, column])
+
+
+def pairs_by_rule(strengths: Sequence[tuple[int, int, float]], count: int) -> list[int]:
+    """Positions of the strongest, each query and training sequence once; strengths: (query, train, size)."""
+    chosen: list[int] = []
+    queries, trains = set[int](), set[int]()
+    for position in sorted(range(len(strengths)), key=lambda k: (-strengths[k][2], k)):
+        query, train, size = strengths[position]
+        if size >= 0 and query not in queries and train not in trains and len(chosen) < count:
+            chosen.append(position)
+            queries.add(query)
+            trains.add(train)
+    return chosen
+
+
 def parse_pair(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if not match:
@@ -240,6 +237,58 @@ def sequence_scores(session: Session) -> np.ndarray:
     return (attribution.scores if normalised is None else normalised).numpy()
 
 
+# ---- what figures are drawn from ----
+
+
+def token_examples(session: Session, num_pairs: int) -> dict[str, Any]:
+    """Query tokens against training tokens: each query with the training sequence that moves it most, by BIF; of these
+    the pairs with the strongest correlation of two different words."""
+    task, (block,) = session.task, session.blocks
+    question = session.question(*block)
+    device = choose_device(session.execution.device)
+    model, _ = base_model(task, question.seed, session.store, session.execution.device)
+    variants = {variant.method.name: variant for variant in session.active}
+    if missing := {"bif", "ekfac"} - set(variants):
+        raise UsageError(f"--show is of bif and ekfac; {sorted(missing)[0]} cannot run on {task.name}")
+    bif, ekfac = variants["bif"].method, variants["ekfac"].method
+    places = strongest_of_each_query(question, bif, model, device, POOL * num_pairs, CANDIDATES)
+    found, diagnostics = score_tokens(question, bif, model, device, places)
+    strongest = [
+        strongest_of_different_words(pair.measures["correlation"], pair.query_tokens, pair.train_tokens)
+        for pair in found
+    ]
+    sizes = [(pair.query, pair.train, -1.0 if top is None else abs(top[2])) for pair, top in zip(found, strongest)]
+    kept = pairs_by_rule(sizes, num_pairs)
+    both, tops = [found[k] for k in kept], [strongest[k] for k in kept]
+    of_train, _ = score_tokens(question, ekfac, model, device, [places[k] for k in kept])
+    pairs = [
+        {
+            "query": pair.query,
+            "train": pair.train,
+            "query_tokens": pair.query_tokens,
+            "train_tokens": pair.train_tokens,
+            # The paper's sign: tokens that rise and fall together are negative.
+            "bif": np.round(np.asarray(pair.measures["correlation"], dtype=float), 3).tolist(),
+            "ekfac": [float(f"{value:.3g}") for value in other.measures["score"][0]],
+            **({} if top is None else {"strongest": {"query": top[0], "train": top[1], "bif": round(top[2], 3)}}),
+        }
+        for pair, other, top in zip(both, of_train, tops, strict=True)
+    ]
+    return {
+        "kind": "tokens",
+        "task": task.name,
+        "protocol": task.protocol,
+        "description": task.description,
+        "seed": question.seed,
+        "scores": "normalised BIF",
+        "methods": ["bif", "ekfac"],
+        "settings": {name: variants[name].settings for name in ("bif", "ekfac")},
+        "num_draws": diagnostics["num_draws"],
+        "rule": f"{TOKEN_RULE} most correlated: {len(pairs)} of {len(places)}.",
+        "pairs": pairs,
+    }
+
+
 # ---- the page: sequences as coloured tokens, in one file that needs nothing else ----
 #
 # Matrices travel as one byte a number: k in -127..127 stands for sign(k) (k / 127)^2 times the matrix's largest size,
@@ -268,57 +317,10 @@ def page(title: str, lead: str, record: dict[str, Any], pairs: list[dict[str, An
 # ---- what is written ----
 
 
-def draw(scores: PairScores, measure: str, title: str) -> Any:
-    """The heat map: query tokens down, training tokens across; or a strip where the query counts as a whole."""
-    import matplotlib as mpl
-    from matplotlib.colors import LinearSegmentedColormap
-
-    from bench.publish.plots import style
-
-    matrix = scores.measures[measure]
-    rows, columns = matrix.shape
-    largest = float(np.abs(matrix).max()) or 1.0
-    settings: Any = {**style.RC, "axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}
-    with mpl.rc_context(settings):
-        cell = 0.145 if max(rows, columns) <= LABELLED else 5.8 / max(rows, columns)
-        width, height = max(3.6, columns * cell + 1.5), max(1.0, rows * cell + 1.05)
-        figure = style.new_figure(width, height)
-        axes = figure.add_subplot()
-        colours = LinearSegmentedColormap.from_list("helps-harms", [HELPS, "#ffffff", HARMS])
-        image = axes.imshow(matrix, cmap=colours, vmin=-largest, vmax=largest, interpolation="nearest", aspect="equal")
-        if columns <= LABELLED:
-            axes.set_xticks(range(columns), [_visible(text) for text in scores.train_tokens], family="DejaVu Sans Mono")
-        if rows == 1:
-            axes.set_yticks([])
-        elif rows <= LABELLED:
-            axes.set_yticks(range(rows), [_visible(text) for text in scores.query_tokens], family="DejaVu Sans Mono")
-        axes.tick_params(length=0, labelsize=6.5, pad=1.5)
-        if max(len(text) for text in scores.train_tokens) > 1 and columns <= LABELLED:
-            axes.tick_params(axis="x", rotation=90)
-        axes.set_xlabel(f"training sequence {scores.train}")
-        axes.set_ylabel(f"query {scores.query}" if rows > 1 else "")
-        axes.set_title(title, loc="left")
-        bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.015, aspect=max(6, 26 * min(1, rows / 32)))
-        bar.ax.tick_params(labelsize=6.5)
-        bar.outline.set_linewidth(0.4)
-    return figure
-
-
-def _visible(text: str) -> str:
-    # "$" would start a formula.
-    return text.replace("\n", "↵").replace(" ", "·").replace("$", r"\$") or "∅"
-
-
 def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> list[Path]:
-    import matplotlib as mpl
-
-    from bench.publish.plots import style
-
     folder.mkdir(parents=True, exist_ok=True)
-    settings: Any = style.RC
     arrays: dict[str, np.ndarray] = {}
     pairs: list[dict[str, Any]] = []
-    written: list[Path] = []
     for scores in found:
         stem = f"{scores.query}-{scores.train}"
         arrays |= {f"{measure}-{stem}": matrix for measure, matrix in scores.measures.items()}
@@ -329,15 +331,12 @@ def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], 
         measures = {measure: packed(matrix) for measure, matrix in scores.measures.items()}
         pairs.append({**head, **texts, "measures": measures})
         record["pairs"].append({**head, **texts, "arrays": sorted(f"{m}-{stem}" for m in scores.measures)})
-        with mpl.rc_context(settings):
-            figure = draw(scores, next(iter(scores.measures)), summary)
-            written.append(style.save(figure, folder / f"tokens-{stem}"))
     record = without_nan(record)
     write_whole(folder / "tokens.html", page(summary, lead, {k: v for k, v in record.items() if k != "pairs"}, pairs))
     with whole_file(folder / "tokens.npz") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     write_whole(folder / "tokens.json", json.dumps(record, indent=1) + "\n")
-    return [folder / "tokens.html", *written]
+    return [folder / "tokens.html"]
 
 
 def make_tokens(
@@ -394,8 +393,17 @@ def make_tokens(
 
 def inspect_tokens(arguments: argparse.Namespace, command: str, prog: str) -> int:
     check_out(arguments.out)
-    arguments.methods = [arguments.method]
+    arguments.methods = ["bif", "ekfac"] if arguments.show else [arguments.method]
     session = Session(experiment_of(arguments), execution_of(arguments))
+    if arguments.show:
+        if session.task.train_data.targets.dim() != 2:
+            raise UsageError(f"task {session.task.name} has no tokens; take a language task, such as --task tinylm")
+        content = {**token_examples(session, arguments.show), "command": command, **provenance(session.device())}
+        folder = Path(arguments.out) / f"{session.task.name}-seed{session.blocks[0][0]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "examples.json", json.dumps(content, separators=(",", ":")) + "\n")
+        print(f"{len(content['pairs'])} pairs written to {folder}")
+        return 0
     written = make_tokens(session, arguments.pairs, arguments.top, Path(arguments.out), command)
     print("\n".join(str(path) for path in written))
     return 0

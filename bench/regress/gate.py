@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import bench.metrics as metrics
-from baselines.method import Attribution, Method, Problem
+from baselines.method import Attribution, Method, Problem, checked_answer
 from bench.ground_truth import base_model, ground_truth
 from bench.metrics.intervals import t_quantile
 from bench.prediction import subset_sums
@@ -31,6 +31,7 @@ from bench.records import code_commit, code_fingerprint, versions, write_json
 from bench.regress.clock import KERNELS, Calibration, Clock, Timing
 from bench.scoring import AttributionProblem
 from retrain.errors import UsageError, error_line
+from retrain.jobs.tracker import blamed, shortened
 from retrain.progress import bar
 from retrain.safe_files import read_json, read_safetensors, whole_file, write_safetensors
 from retrain.store import Store, canonical_json
@@ -239,7 +240,8 @@ class GateRunner:
                 scratch=Path(scratch),
                 progress=clock.progress,
             )
-            return clock.time(method, problem)
+            answer, timing = clock.time(method, problem)
+            return checked_answer(answer, method, len(problem.queries), len(problem.attributed_indices)), timing
 
     def sample(self, method: Method, seed: int) -> Sample:
         return self.reduce(*self.attribute(method, seed))
@@ -247,12 +249,6 @@ class GateRunner:
     def reduce(self, attribution: Attribution, timing: Timing) -> Sample:
         scores = attribution.scores.numpy()
         losses = self.recorded.losses
-        q, n = len(self.recorded.queries), self.recorded.masks.shape[1]
-        if scores.shape != (q, n):
-            hint = "; they are transposed" if scores.shape == (n, q) else ""
-            raise UsageError(
-                f"the scores have shape {scores.shape}; expected {(q, n)}: queries x training examples{hint}"
-            )
         masks, scaled = self.recorded.masks, attribution.normalised()
         prediction = subset_sums(masks, scores)
         return Sample(
@@ -525,6 +521,7 @@ def gate(
         if check.warning:
             verdict.warnings.append(f"cost: {check.warning}; {check.note}")
     except Exception as error:
-        verdict.error = error_line(error)
+        file, line = blamed(error)
+        verdict.error = f"{error_line(error)} ({shortened(file)}:{line})"
     verdict.seconds = time.perf_counter() - start
     return verdict

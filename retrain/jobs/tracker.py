@@ -153,6 +153,8 @@ def blamed(error: BaseException) -> tuple[str, int]:
     """(file, line) of the innermost call in a task's or method's code; else in ours; else wherever it was raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
+    if place := getattr(error, "place", None):  # raised after the code that is to blame returned
+        return place
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for ours in (_is_plugin, _is_no_library):
         for file, line in reversed(frames):

@@ -1,7 +1,7 @@
 """For the paper's influential images: torchvision's GoogLeNet, last layer finetuned, on an image folder.
 
     python -m bench.lds --task googlenet --data-dir imagenette --model googlenet.pth --alpha 0.5 --methods bif ekfac
-    python -m bench.inspect examples --task googlenet --data-dir imagenette --model googlenet.pth
+    python -m bench.inspect --task googlenet --data-dir imagenette --model googlenet.pth
 
 It is Inception-v1. The folder holds `train/<class>/*.jpg` and `val/<class>/*.jpg`. The weights are a file given by
 --model, or torchvision's own, downloaded once. Retraining finetunes the pretrained network's last layer on the subset,

@@ -161,7 +161,8 @@ def test_fingerprints_know_names_and_bytes_and_keep_those_of_one_tensor() -> Non
     [
         ((torch.zeros(3), torch.zeros(3)), "by name"),
         ({}, "expected tensors by name"),
-        ({"a": [1, 2, 3]}, "a: list"),
+        ({"a": [[1], [2, 3], [4]]}, "a have rows of different lengths"),
+        ({"a": ["x", "y", "z"]}, 'a hold "x"; expected numbers'),
         ({"a": torch.zeros(3), "b": torch.zeros(2)}, "as many of each"),
         ({"a": torch.zeros(2)}, "2 inputs came with 3 targets"),
     ],

@@ -11,7 +11,6 @@ import pytest
 
 from bench import cache
 from bench.cli import COMMANDS, OLD_COMMANDS, main
-from bench.inspect.__main__ import main as inspect_command
 from bench.truth import __main__ as truth
 from retrain import progress
 from retrain.store import Store
@@ -119,17 +118,6 @@ def test_nothing_is_pruned_by_a_slip(tmp_path: Path) -> None:
         with pytest.raises(SystemExit):
             cache.main(["prune", "--older-than", days, "--yes", "--cache", str(tmp_path)])
     assert store.has("numbers", {"index": 1})
-
-
-def test_examples_names_the_command_that_makes_its_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "examples", "--task", "digits", "--methods", "ekfac", "bif", "--set", "bif.draws=5", "--set",
-        "ekfac.damping=0.25",
-    ]  # fmt: skip
-    words += ["--set", "digits.epochs=3", "--device", "cpu", "--out", str(tmp_path), "--cache", str(tmp_path / "cache")]
-    code, error = said(inspect_command, words, capsys)
-    assert code == 2
-    assert "--methods ekfac@damping=0.25 --settings default --set digits.epochs=3 --cache" in error
 
 
 # ---- progress ----

@@ -1,6 +1,8 @@
 """Data that tests make on the spot: CIFAR-10's files, an image folder with weights, a tiny language model."""
 
+import json
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 import torch
 
 from retrain.data.cifar10 import BATCHES
-from tests.helpers.tiny_language import save_both, write_text
+from tests.helpers.tiny_language import WORDS, save_bert, save_both, write_text
 
 CIFAR10_ROWS = 40
 CIFAR10_WARMUP = 50
@@ -67,6 +69,24 @@ def language_folder(folder: Path) -> Path:
     return folder
 
 
+def table_file(path: Path, rows: int = 60) -> Path:
+    """Three columns of numbers and the label `high` or `low`, which the first one decides."""
+    values = np.random.default_rng(0).normal(size=(rows, 3))
+    lines = [f"{a:.4f},{b:.4f},{c:.4f},{'high' if a > 0 else 'low'}" for a, b, c in values]
+    path.write_text("\n".join(["first,second,third,label", *lines]) + "\n")
+    return path
+
+
+def sentence_file(path: Path, rows: int = 60) -> Path:
+    """Sentences whose label is their first word's: even words are 0, odd ones 1."""
+    chooser = random.Random(0)
+    with open(path, "w") as file:
+        for _ in range(rows):
+            text = chooser.choices(WORDS, k=chooser.randint(3, 9))
+            file.write(json.dumps({"text": " ".join(text), "label": WORDS.index(text[0]) % 2}) + "\n")
+    return path
+
+
 def small_options(name: str, folder: Path, images: Path) -> dict[str, Any]:
     """Options with which a task takes seconds, on data made in `folder` or here already (`images`)."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,4 +107,9 @@ def small_options(name: str, folder: Path, images: Path) -> dict[str, Any]:
             "model": str(folder / "tiny-stand-in"), "text": str(folder / "train.jsonl"), "num_train": 32,
             "eval_text": str(folder / "eval.jsonl"), "length": 16, "num_queries": 16, "batch_size": 8,
         }  # fmt: skip
+    if name == "table":
+        return {"train_file": str(table_file(folder / "table.csv")), "epochs": 3}
+    if name == "text_classifier":
+        save_bert(folder / "bert")
+        return {"model": str(folder / "bert"), "train_file": str(sentence_file(folder / "rows.jsonl")), "epochs": 1}
     return {}

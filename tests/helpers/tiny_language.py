@@ -58,6 +58,26 @@ def write_text(path: Path, num_documents: int, *, seed: int = 0, words: int = 20
     return path
 
 
+def save_bert(folder: Path) -> Path:
+    """A classifier of two classes with its tokenizer, which pads."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    words = [END, *WORDS]
+    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token=END))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    settings = {"pad_token": END, "unk_token": END, "eos_token": END, "model_max_length": 16}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings).save_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        configuration = BertConfig(
+            vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            max_position_embeddings=16, pad_token_id=0, num_labels=2,
+        )  # fmt: skip
+        BertForSequenceClassification(configuration).save_pretrained(folder)
+    return folder
+
+
 class SentenceClassifier(nn.Module):
     """A Hugging Face encoder as a task's model: Columns of ids and masks in, logits (batch, classes) out."""
 

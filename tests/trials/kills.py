@@ -57,8 +57,8 @@ COMMANDS = {
         *("--replicates", "1", *INLINE),
     ),
     "evaluate mislabel": ("evaluate", "mislabel", *TASK, *FEW, *INLINE),
-    "inspect examples": (
-        *("inspect", "examples", *DIGITS, *METHODS, "--queries", "10", "--show", "4"),
+    "inspect": (
+        *("inspect", *DIGITS, *METHODS, "--queries", "10", "--show", "4"),
         *("--cache", "{scored}", "--out", "{out}"),
     ),
     "truth bank": ("truth", "bank", *TASK, *PLAN, *FEW, *INLINE),

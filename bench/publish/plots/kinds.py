@@ -83,11 +83,11 @@ KINDS = (
     ),
     Kind(
         "examples", "queries and their most and least influential training images", "examples.json of an image task",
-        "tda-bench inspect examples --task cifar10", draw_examples, ("fig:image-main", "fig:image-full"),
+        "tda-bench inspect --task cifar10 --show 8 --top 4", draw_examples, ("fig:image-main", "fig:image-full"),
     ),
     Kind(
         "tokens", "query tokens against training tokens", "examples.json of a language task",
-        "tda-bench inspect examples --task pythia14m", draw_tokens,
+        "tda-bench inspect tokens --task pythia14m --show 5", draw_tokens,
         ("fig:lang-main", "fig:p2.8B", "fig:p14M-1", "fig:p14M-2", "fig:ekfac_vs_bif_grid", "fig:bif_tokenwise_grid"),
     ),
 )  # fmt: skip

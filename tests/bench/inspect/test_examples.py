@@ -5,11 +5,10 @@ import pytest
 
 from bench.inspect.examples import (
     entropies,
-    pairs_by_rule,
     queries_by_rule,
     shared_images,
-    strongest_of_different_words,
 )
+from bench.inspect.tokens import pairs_by_rule, strongest_of_different_words
 
 CLASSES = np.repeat(np.arange(10), 30)
 

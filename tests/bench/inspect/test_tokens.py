@@ -72,12 +72,12 @@ def test_the_tasks_own_tokenizer_says_what_a_token_is(tmp_path: Path, question: 
 def test_examples_shows_what_token_scores_has(tmp_path: Path, question: Any) -> None:
     settings = [word for name, value in SMALL.items() for word in ("--set", f"tinylm.{name}={value}")]
     settings += [word for name, value in SAMPLING.items() for word in ("--set", f"bif.{name}={value}")]
-    command = ["examples", "--task", "tinylm", *settings, "--device", "cpu", "--show", "2", "--candidates", "6"]
+    command = ["tokens", "--task", "tinylm", *settings, "--device", "cpu", "--show", "2"]
     assert main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "tinylm-seed1" / "examples.json").read_text())
     assert content["num_draws"] == 12
     assert len(content["pairs"]) == 2
-    attributed = question.attributed_indices()[:6]
+    attributed = question.attributed_indices()
     for pair in content["pairs"]:
         assert pair["train"] in attributed
         assert np.shape(pair["bif"]) == (8, 8)

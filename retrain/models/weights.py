@@ -1,0 +1,61 @@
+"""Weights that somebody else's code wrote: a state dict as a mapping, a .safetensors file, or what torch.save wrote."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from retrain.errors import UsageError
+from retrain.task import Task, classifies
+
+
+def load_state(model: nn.Module, state: Any, where: str = "the state dict") -> None:
+    """Weights into a model: a mapping, or the file of one."""
+    if not isinstance(state, Mapping):
+        where, state = f'"{state}"', read_state(str(state))
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(f"{where} does not fit the model: {reason}") from None
+
+
+def read_state(path: str) -> dict[str, Tensor]:
+    """The state dict in a file; one that is nested under "state_dict" or "model" is found. Nothing is unpickled."""
+    try:
+        if path.endswith(".safetensors"):
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UsageError(f'"{path}": there is no such file of weights') from None
+    except Exception as error:  # torch's unpickler refuses what is not a plain state dict in its own ways
+        raise UsageError(
+            f'"{path}" is no state dict ({type(error).__name__}); write one with torch.save(model.state_dict(), path)'
+        ) from None
+    for name in ("state_dict", "model_state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise UsageError(f'"{path}" holds a {type(found).__name__}; expected a state dict: tensors by name')
+    return dict(found)
+
+
+@torch.no_grad()
+def refuse_other_order(task: Task, model: nn.Module, device: torch.device) -> None:
+    """A trained classifier that is wrong about nearly all of its training data has its labels in another order."""
+    if not classifies(task):
+        return
+    outputs = [model(inputs.to(device)).cpu() for inputs, _ in task.train_data.batches(task.eval_batch_size)]
+    classes, targets = outputs[0].shape[-1], task.train_data.targets
+    if int(targets.max()) >= classes:
+        raise UsageError(f"the model has {classes} outputs, and a label is number {int(targets.max())}, counted from 0")
+    right = float((torch.cat(outputs).argmax(-1) == targets).float().mean())
+    if len(targets) >= 20 and right < 0.5 / classes:
+        order = ", ".join(task.class_names) or "that of the numbers"
+        raise UsageError(
+            f"the model is right about {right:.0%} of its training data; are its outputs in the order of the labels "
+            f"({order})? Give their order: --set {task.name}.classes=A,B"
+        )
