@@ -102,8 +102,8 @@ def test_bad_experiments_are_one_line(text: str, words: str, tmp_path: Path) -> 
 
 def test_scores_and_checkpoints_come_as_arrays_and_models(execution: Execution) -> None:
     found = scores("gradsim", PLANTED, execution=execution)
-    assert found.shape == (20, 200)
-    assert scores("gradsim", PLANTED, execution=execution, normalised=True).shape == (20, 200)
+    assert found.shape == (25, 200)
+    assert scores("gradsim", PLANTED, execution=execution, normalised=True).shape == (25, 200)
     model = load_checkpoint(PLANTED, execution=execution)
     assert next(model.parameters()).shape == (1, 4)
 
