@@ -186,6 +186,10 @@ class Method(KeyedPlugin, ABC):
         """What `fit` made, as arrays to keep and use again for other queries; None: it is made anew each time."""
         return None
 
+    def pack_answer(self, state: Any) -> Mapping[str, Tensor] | None:
+        """The same for new queries at these very settings: more than `pack_fit`, where that leaves work undone."""
+        return self.pack_fit(state)
+
     def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Any:
         """The state that these arrays are, as if `fit` had just made it."""
         raise NotImplementedError

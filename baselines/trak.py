@@ -36,6 +36,7 @@ from retrain.errors import UsageError
 from retrain.examples import Examples
 
 PROJECTORS = ("dense", "sketch")
+KERNEL = ("mean_eigenvalue", "ridge")  # what is told of one
 SMALLEST_REDUCED = 16  # what is left of a projection without a ridge
 
 
@@ -168,14 +169,28 @@ class TRAK(Method):
             arrays |= {f"{name}|{model_id}": _tensor(store[name]) for name in ("grads", "out_to_loss")}
         return arrays
 
+    def pack_answer(self, state: Features) -> Mapping[str, Tensor]:
+        """With the features times the inverse kernel, whose ridge is chosen."""
+        arrays = dict(self.pack_fit(state))
+        for model_id, kernel in enumerate(state.kernels):
+            state.traker.saver.load_current_store(model_id)
+            arrays[f"features|{model_id}"] = _tensor(state.traker.saver.current_store["features"])
+            arrays[f"kernel|{model_id}"] = torch.tensor([kernel[name] for name in KERNEL], dtype=torch.float64)
+        return arrays
+
     def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Features:
         features = self._empty(problem)
         for model_id, weights in enumerate(features.weights):
             features.traker.load_checkpoint(weights, model_id=model_id)
-            own = {name: arrays[f"{name}|{model_id}"].numpy() for name in ("grads", "out_to_loss")}
+            names = [name for name in ("grads", "out_to_loss", "features") if f"{name}|{model_id}" in arrays]
+            own = {name: arrays[f"{name}|{model_id}"].numpy() for name in names}
             _put(features.traker.saver.current_store, slice(None), own)
+            features.traker.saver.model_ids[model_id]["is_finalized"] = int("features" in own)
             features.traker.saver.serialize_current_model_id_metadata()
-        return self._finished(features)
+        features = self._finished(features)
+        if kept := [arrays[name] for name in sorted(arrays) if name.startswith("kernel|")]:
+            features.kernels = [dict(zip(KERNEL, values.tolist(), strict=True)) for values in kept]
+        return features
 
     # ---- scores ----
 

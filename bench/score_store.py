@@ -16,12 +16,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
+from torch import nn
 
 from baselines.method import Attribution, Method, Problem, load_method
 from baselines.support.kept_rows import KEPT_ROWS, KeptRows
@@ -47,7 +49,7 @@ from retrain.safe_files import (
 )
 from retrain.units import choose_device, task_from, task_specification
 
-CONTENT, MODEL, FIT, ROWS = "store.json", "model.safetensors", "fit.safetensors", "rows.npy"
+CONTENT, MODEL, FIT, ROWS = "store.json", "model-{}.safetensors", "fit.safetensors", "rows.npy"
 
 
 class KeptMethod(msgspec.Struct):
@@ -87,21 +89,23 @@ def make_store(session: Session, folder: str | Path, most_bytes: float) -> list[
     for variant in session.active:
         method, scorer = variant.method, session.scorer(variant, *block)
         place = make_folder(folder / variant.label)
-        (place / ROWS).unlink(missing_ok=True)
+        kept_rows = KeptRows.fresh(place / ROWS, most_bytes)
         with session.store.scratch() as scratch:
             problem = problem_of(question, scorer.base[0], session.store, session.execution.device, scratch)
-            problem = replace(problem, shared={KEPT_ROWS: KeptRows(place / ROWS, most_bytes)})
+            further = partial(_keep_model, problem.checkpoint, folder)
+            problem = replace(problem, checkpoint=further, shared={KEPT_ROWS: kept_rows})
             costs = (problem.seed, problem.device, session.task.cpu_threads)
             state, fitted = metered(lambda: method.fit(problem), *costs)  # noqa: B023  (called at once)
-            _, scored = metered(lambda: method.score(problem, state), *costs)  # noqa: B023
-            packed = method.pack_fit(state) or {}
+            found, scored = metered(lambda: method.score(problem, state), *costs)  # noqa: B023
+            packed = method.pack_answer(state) or {}
+        if kept_rows.path.exists() and found.train_scale is not None:
+            kept_rows.keep_scale(found.train_scale)
         if not packed and not (place / ROWS).exists():
             raise UsageError(
                 f"{variant.label} has neither a fit to keep nor gradients of at most {most_bytes:.3g} bytes"
             )
         _write_arrays(place / FIT, packed)
-        if not kept:
-            _write_arrays(folder / MODEL, scorer.base[0].state_dict())
+        _write_arrays(folder / MODEL.format(0), scorer.base[0].state_dict())
         kept[variant.label] = {
             "name": plugin_reference(type(method)),
             "options": {f.name: getattr(method, f.name) for f in fields(method)},
@@ -115,6 +119,12 @@ def make_store(session: Session, folder: str | Path, most_bytes: float) -> list[
     content = {"task": task_specification(session.task), "question": question.plain_data(), "methods": kept}
     write_whole(folder / CONTENT, json.dumps(content, indent=1))
     return lines
+
+
+def _keep_model(checkpoint: Any, folder: Path, number: int) -> nn.Module:
+    model = checkpoint(number)
+    _write_arrays(folder / MODEL.format(number), model.state_dict())
+    return model
 
 
 def _write_arrays(path: Path, tensors: Any) -> None:
@@ -145,18 +155,21 @@ class ScoreStore:
         refuse_edited(method, method.source, kept.source)
         return method
 
+    def model(self, number: int) -> nn.Module:
+        """That was looked at, or a further one that a method asked for."""
+        model, arrays = self.task.build_model(0), read_safetensors(self.folder / MODEL.format(number))
+        model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+        return model.to(self.device).eval()
+
     def ask(self, label: str, queries: Examples) -> Answer:
         """The method's scores of these queries, whoever they are, (queries, attributed examples)."""
         method, kept, place = self.method(label), self.content.methods[label], self.folder / label
         threads = self.task.cpu_threads
 
         def load() -> tuple[Problem, Any]:
-            model = self.task.build_model(0)
-            arrays = read_safetensors(self.folder / MODEL)
-            model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
             rows = {KEPT_ROWS: KeptRows(place / ROWS)} if (place / ROWS).exists() else {}
             problem = Problem(
-                task=self.task, model=model.to(self.device).eval(), train=self.task.train_data, queries=queries,
+                task=self.task, model=self.model(0), checkpoint=self.model, train=self.task.train_data, queries=queries,
                 attributed_indices=self.question.attributed_indices(), seed=self.question.seed, device=self.device,
                 scratch=Path(scratch), shared=rows,
             )  # fmt: skip

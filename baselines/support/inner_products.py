@@ -64,6 +64,9 @@ def inner_products(
         scores, scale = torch.from_numpy(arrays["scores"].copy()), torch.from_numpy(arrays["scale"].copy())
         steps = [(a, b) for a in range(0, len(held), at_once) for b in range(0, len(streaming), batch_size)]
 
+    known = None if kept is None else kept.scale
+    scale = scale if known is None else known
+
     def norms(rows: Tensor) -> Tensor:
         squares = rows.square().sum(1) if weights is None else _products(rows.square(), weights[None])[:, 0]
         return squares.clamp(min=0).sqrt().cpu()
@@ -78,14 +81,14 @@ def inner_products(
             for begin in range(first, last, batch_size):
                 end = min(begin + batch_size, last)
                 rows = rows_of(held, begin, end, block[begin - first : end - first])
-                if holds_train:
+                if holds_train and known is None:
                     scale[begin:end] = norms(rows)
             if weights is not None:
                 block *= weights
         stop = min(start + batch_size, len(streaming))
         rows = rows_of(streaming, start, stop, buffer[: stop - start])
         scores[first : first + len(block), start:stop] = -_products(block, rows).cpu()
-        if not holds_train and first == 0:
+        if not holds_train and first == 0 and known is None:
             scale[start:stop] = norms(rows)
         if problem.work.due():
             problem.work.save(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from retrain.errors import UsageError
 
+SCALE = "scale.npy"  # beside the rows
 KEPT_ROWS = "kept rows"  # of `Problem.shared`
 
 
@@ -22,11 +23,27 @@ class KeptRows:
         self.path, self.most_bytes = path, most_bytes
         self.written = path.exists()
         self._rows: np.ndarray | None = None
+        self._scale = path.with_name(SCALE)
+
+    @classmethod
+    def fresh(cls, path: Path, most_bytes: float) -> "KeptRows":
+        """In the place of whatever lies there."""
+        for old in (path, path.with_name(SCALE)):
+            old.unlink(missing_ok=True)
+        return cls(path, most_bytes)
+
+    @property
+    def scale(self) -> Tensor | None:
+        """(examples,): the norms of the rows in the method's own metric, where they are kept too."""
+        return torch.from_numpy(np.load(self._scale, allow_pickle=False)) if self._scale.exists() else None
+
+    def keep_scale(self, scale: Tensor) -> None:
+        np.save(self._scale, scale.numpy())
 
     def open(self, num_examples: int, dimension: int) -> "KeptRows | None":
         """None where they are too large to keep: they are then computed."""
         if self.written:
-            self._rows = np.load(self.path, mmap_mode="r", allow_pickle=False)
+            self._rows = np.load(self.path, mmap_mode="c", allow_pickle=False)  # what is written stays in memory
             if self._rows.shape != (num_examples, dimension) or self._rows.dtype != np.float32:
                 raise UsageError(
                     f"{self.path} holds {self._rows.dtype} of shape {self._rows.shape}; expected float32 of shape "
@@ -45,4 +62,4 @@ class KeptRows:
         if not self.written:
             self._rows[start:stop] = make().cpu().numpy()
             return out
-        return out.copy_(torch.from_numpy(np.array(self._rows[start:stop])))
+        return out.copy_(torch.from_numpy(self._rows[start:stop]))
