@@ -1,4 +1,4 @@
-"""`tda-bench inspect`: which training examples matter to a query; `tda-bench inspect tokens`: which of their tokens.
+"""`tda-bench inspect`: which training examples matter to a query; `... inspect tokens`: which of their tokens.
 
 tda-bench inspect --task digits --query 3 17 --methods kfac gradsim     # three queries by rule without --query
 tda-bench inspect --model mlp.pt --train train.csv --queries test.csv   # a model and data of your own
@@ -26,7 +26,7 @@ from bench.arguments import (
 )
 from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
-from bench.inspect import examples, tokens
+from bench.inspect import examples, tokens, words
 from bench.records import command_line, provenance
 from bench.runner import Session
 from retrain.errors import UsageError
@@ -36,8 +36,8 @@ METHODS = ("kfac", "gradsim")
 QUERIES, EXAMPLES = 3, 10
 
 
-def make_parser(of_tokens: bool) -> argparse.ArgumentParser:
-    if of_tokens:
+def make_parser(what: str) -> argparse.ArgumentParser:
+    if what == "tokens":
         parser = Parser(
             prog=program("inspect tokens"), description="Which tokens of a training sequence bear on which of a query."
         )
@@ -51,6 +51,13 @@ def make_parser(of_tokens: bool) -> argparse.ArgumentParser:
             "--top", type=at_least(1), default=3, help="the strongest pairs by sequence score (default: 3)"
         )
         chosen.add_argument("--show", type=at_least(1), help="write the examples.json of a figure, of so many pairs")
+    elif what == "words":
+        parser = Parser(
+            prog=program("inspect words"), description="Are the tokens that a method pairs related words, by WordNet?"
+        )
+        add = parser.add_argument
+        add_method_arguments(parser, words.METHODS)
+        words.add_arguments(parser)
     else:
         parser = Parser(
             prog=program("inspect"),
@@ -67,7 +74,7 @@ def make_parser(of_tokens: bool) -> argparse.ArgumentParser:
     add_query_arguments(parser)
     add("--seed", dest="seeds", nargs=1, type=at_least(0), help="the experiment, as in lds (default: 1)")
     add("--alpha-attribution", nargs=1, type=share, help="share of the training set (default: the task's)")
-    add("--out", default=f"{RUNS}/{'tokens' if of_tokens else 'inspect'}", help="where to write (default: %(default)s)")
+    add("--out", default=f"{RUNS}/{what}", help="where to write (default: %(default)s)")
     parser.set_defaults(alpha=[0.5])  # nothing is retrained
     return parser
 
@@ -107,15 +114,14 @@ def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    of_tokens = words[:1] == ["tokens"]
-    parser = make_parser(of_tokens)
-    arguments = parser.parse_args(words[1:] if of_tokens else words)
+    given = list(sys.argv[1:] if argv is None else argv)
+    works = {"inspect": inspect_examples, "tokens": tokens.inspect_tokens, "words": words.inspect_words}
+    what = given[0] if given[:1] in (["tokens"], ["words"]) else "inspect"
+    parser = make_parser(what)
+    arguments = parser.parse_args(given if what == "inspect" else given[1:])
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    work = tokens.inspect_tokens if of_tokens else inspect_examples
-    return run_cli(
-        parser.prog, lambda: work(arguments, command_line("bench.inspect", words), parser.prog), "nothing was written"
-    )
+    line = command_line("bench.inspect", given)
+    return run_cli(parser.prog, lambda: works[what](arguments, line, parser.prog), "nothing was written")
 
 
 if __name__ == "__main__":
