@@ -1,4 +1,4 @@
-"""logra and trackstar: exact layer by layer where nothing is projected, and nearer to it the wider the projections are."""
+"""logra and trackstar: exact layer by layer where nothing is projected, and nearer to it with wider projections."""
 
 from pathlib import Path
 

@@ -34,6 +34,8 @@ METHODS: dict[str, tuple[str, str, str]] = {
     "ekfac-library": ("ekfac-library", "#8a3d00", "D"),
     "kfac": ("EK-FAC (kfac)", "#b8914a", "p"),
     "shampoo": ("Shampoo", "#7f5539", "8"),
+    "logra": ("LoGra", "#2a6f97", "v"),
+    "trackstar": ("TrackStar", "#6a994e", "*"),
     "astra": ("ASTRA", "#e377c2", "<"),
     "bif_gaussian": ("BIF, K-FAC's Gaussian", "#0f4c81", "d"),
     "ekfac_cg": ("EK-FAC, CG", "#b15928", "d"),
