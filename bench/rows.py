@@ -53,23 +53,9 @@ def add_rows(
     further: what methods retrained on, at this alpha; the linear ceiling rests on it as well.
     """
     losses = truth.mean()[:, queries]
-    where = {
-        "task": task.name,
-        "protocol": task.protocol,
-        "alpha": plan.alpha,
-        "alpha_attribution": plan.alpha_attribution,
-        "seed": plan.seed,
-    }
-    made: dict[Made, np.ndarray] = {}
-    behind: dict[Made, tuple[Variant, Prediction]] = {}
-    for normalised, kind in ((False, "raw"), (True, "normalised")):
-        for variant, whole in predictions:
-            parts = {f"{variant.label}: {name}": part for name, part in whole.components.items()}
-            for label, prediction in {variant.label: whole, **parts}.items():
-                values = prediction.normalised if normalised else prediction.raw
-                if values is not None and variant.rows in ("both", kind):
-                    made[label, normalised] = values[truth.subsets]
-                    behind[label, normalised] = variant, prediction
+    where = {"task": task.name, "protocol": task.protocol}
+    where |= {name: getattr(plan, name) for name in ("alpha", "alpha_attribution", "seed")}
+    made, behind = _values_of(predictions, truth.subsets)
     pairs = [(a, b) for a, b in itertools.combinations(made, 2) if a[1] == b[1]]
     ceiling, results, differences = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs)
     groups, within = groups_of(task, plan.attributed(task)), None
@@ -77,9 +63,9 @@ def add_rows(
         counts = metrics.GroupCounts.of(truth.masks, groups)
         within = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs, counts)
     if plan.initialisation == REPLAYED:  # nothing but the data differs: a perfect prediction would reach 1
-        ceiling = replace(ceiling, ceiling=1.0, ci_low=1.0, ci_high=1.0, reliability=1.0)
-        if within is not None:
-            within = (replace(within[0], ceiling=1.0, ci_low=1.0, ci_high=1.0, reliability=1.0), *within[1:])
+        one = {"ceiling": 1.0, "ci_low": 1.0, "ci_high": 1.0, "reliability": 1.0}
+        ceiling = replace(ceiling, **one)
+        within = within and (replace(within[0], **one), *within[1:])
     linear = linear_numbers(truth, further, queries)
     alone = {retrains_alone(behind[key][0].method, plan.alpha): one for key, one in results.items() if not key[1]}
     alone = {count: one for count, one in alone.items() if count and math.isfinite(one.lds)}
@@ -123,6 +109,23 @@ def add_rows(
             | pair_columns(pair)
             | ({} if within is None else _pair_within(within[2][(label, normalised), (against, normalised)]))
         )
+
+
+def _values_of(
+    predictions: Sequence[tuple[Variant, Prediction]], subsets: np.ndarray
+) -> tuple[dict[Made, np.ndarray], dict[Made, tuple[Variant, Prediction]]]:
+    """By row: (subsets, queries), raw before train-normalised, a whole before its parts; and what is behind each."""
+    made: dict[Made, np.ndarray] = {}
+    behind: dict[Made, tuple[Variant, Prediction]] = {}
+    for normalised, kind in ((False, "raw"), (True, "normalised")):
+        for variant, whole in predictions:
+            parts = {f"{variant.label}: {name}": part for name, part in whole.components.items()}
+            for label, prediction in {variant.label: whole, **parts}.items():
+                values = prediction.normalised if normalised else prediction.raw
+                if values is not None and variant.rows in ("both", kind):
+                    made[label, normalised] = values[subsets]
+                    behind[label, normalised] = variant, prediction
+    return made, behind
 
 
 def lds_columns(result: metrics.LDS, ceiling: metrics.Ceiling) -> dict[str, Any]:

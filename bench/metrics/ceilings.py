@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -138,6 +139,21 @@ def _halves(values: FloatArray, exists: BoolArray, order: IntArray, subsets: Int
     return halves
 
 
+def _mean_over_splits(
+    values: FloatArray, exists: BoolArray, subsets: IntArray, within: GroupCounts | None, seed: int
+) -> Sampling:
+    """Of the correlation between the halves of these subsets' replicates; within: their counts."""
+    orders, total = list(_replicate_orders(values.shape[0], seed)), None
+    for order in orders:
+        halves = _halves(values, exists, order, subsets)
+        if within is not None:
+            halves = [within.take_out(half, np.float32) for half in halves]
+        sampling = sample_spearman(halves[0], halves[1], 0 if within is None else within.lost)
+        total = sampling if total is None else total.combine(1.0, sampling, 1.0)
+    assert total is not None
+    return total.combine(1.0 / len(orders), total, 0.0)
+
+
 def noise_ceiling(
     replicates: ArrayLike,
     *,
@@ -170,12 +186,11 @@ def noise_ceiling(
     replicated = np.flatnonzero(counts >= 2)
     whole = float((1.0 / counts).mean())
     within = None if within is None else within.rows(replicated)
-    lost = 0 if within is None else within.lost
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_subsets": num_subsets, "num_subsets_replicated": len(replicated), "num_replicates": 1.0 / whole,
         "num_queries": num_queries,
     }  # fmt: skip
-    if len(replicated) - lost < MINIMUM_SUBSETS:
+    if len(replicated) - (0 if within is None else within.lost) < MINIMUM_SUBSETS:
         unknown = ("ceiling", "ci_low", "ci_high", "reliability", "reliability_low", "reliability_high", "split_half")
         nothing = np.full(num_queries, np.nan)
         return Ceiling(
@@ -185,15 +200,7 @@ def noise_ceiling(
     larger = (counts[replicated] + 1) // 2
     step_up = StepUp(float((1.0 / larger).mean()), float((1.0 / (counts[replicated] - larger)).mean()), whole)
 
-    orders, total = list(_replicate_orders(values.shape[0], seed)), None
-    for order in orders:
-        halves = _halves(values, exists, order, replicated)
-        if within is not None:
-            halves = [within.take_out(half, np.float32) for half in halves]
-        sampling = sample_spearman(halves[0], halves[1], lost)
-        total = sampling if total is None else total.combine(1.0, sampling, 1.0)
-    assert total is not None
-    sampling = total.combine(1.0 / len(orders), total, 0.0)
+    sampling = _mean_over_splits(values, exists, replicated, within, seed)
     interval = two_way_interval(sampling, seed=seed, num_bootstrap=num_bootstrap, correlation=True)
 
     # The interval is about the value less its bias, which for nearly perfect agreement of a few subsets is larger than

@@ -2,7 +2,7 @@
 
     tda-bench publish leaderboard                          # prints it, from results/
     tda-bench publish leaderboard --task digits --wide     # one task, with settings and records
-    tda-bench publish leaderboard --csv board.csv          # the same as a tidy table
+    tda-bench publish leaderboard --out board.csv          # the same as a tidy table
 
 A column is one question about one ground truth: task with all its settings, subsets, queries, metric, alpha, seeds,
 raw or train-normalised scores. Whatever differs in any of it stands in another column; nothing is ranked across.
@@ -580,7 +580,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ROW_CHOICES:
         parser.add_argument(f"--{name}", nargs="+", default=[], help=f"only rows with this {name}")
     parser.add_argument("--wide", action="store_true", help="intervals, settings and records as well")
-    parser.add_argument("--csv", metavar="FILE", help="write every row as a tidy table")
+    parser.add_argument("--out", metavar="FILE", help="write every row as a tidy table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -588,8 +588,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.results)
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder; name the one that holds run.json files with --results")
-    if arguments.csv and not Path(arguments.csv).absolute().parent.is_dir():
-        raise UsageError(f"--csv {arguments.csv}: {Path(arguments.csv).parent} is no folder")
+    if arguments.out and not Path(arguments.out).absolute().parent.is_dir():
+        raise UsageError(f"--out {arguments.out}: {Path(arguments.out).parent} is no folder")
     results = load_results(folder)
     ranked = rows(results)
     for problem in results.problems:
@@ -601,12 +601,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{folder} holds no rows; run `python -m bench.lds --alpha 0.1 --out {folder}` first")
     for board in boards(found, arguments.wide):
         print(f"{board.title}\n{table(board.header, board.lines)}\n{board.caption}\n")
-    if arguments.csv:
+    if arguments.out:
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(found[0].plain()))
         writer.writeheader()
         for row in found:
             cells = row.plain().items()
             writer.writerow({name: " ".join(map(str, one)) if isinstance(one, tuple) else one for name, one in cells})
-        write_whole(Path(arguments.csv), text.getvalue())
+        write_whole(Path(arguments.out), text.getvalue())
     return int(bool(results.problems))

@@ -13,7 +13,6 @@ Marks inside code stay as they are. bench/publish/values.py says how a value is 
 """
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from pathlib import Path
 from bench.publish.page_tables import table_text
 from bench.publish.values import Records, value_text
 from retrain.errors import UsageError
-from retrain.safe_files import SafeFileError, read_json, read_text, write_whole
+from retrain.safe_files import SafeFileError, read_text, write_whole
 
 # ---- marks in a page ----
 
@@ -112,33 +111,6 @@ def _short(text: str) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-# ---- records that do not say what code made them ----
-
-_NAMES = ("run", "tune", "speed", "retrain_speed", "sweep", "budget", "answers")
-RECORD_FILES = tuple(f"{name}.json" for name in _NAMES)
-
-
-def incomplete_records(folder: Path) -> list[str]:
-    """A line for each record under a folder without a commit, or without a fingerprint of the code."""
-    found = []
-    paths = sorted(Path(place) / name for place, _, names in os.walk(folder) for name in names if name in RECORD_FILES)
-    for path in paths:
-        try:
-            record = read_json(path)
-        except SafeFileError as error:
-            found.append(str(error))
-            continue
-        fields = record if isinstance(record, dict) else {}
-        missing = [
-            words
-            for name, words in (("commit", "no commit"), ("code", "no fingerprint of the code (code)"))
-            if not (isinstance(fields.get(name), str) and fields[name])
-        ]
-        if missing:
-            found.append(f"{path.relative_to(folder).as_posix()}: {' and '.join(missing)}")
-    return found
-
-
 # ---- the command ----
 
 
@@ -147,7 +119,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("pages", nargs="*", help="pages (default: README.md, METHODS.md and every page under results/)")
     add("--root", default=".", help="the repository, from which marks name their records (default: here)")
     add("--check", action="store_true", help="change nothing; exit 1 where a page and its record differ")
-    add("--records", action="store_true", help="also name records without a commit or a fingerprint of the code")
 
 
 def default_pages(root: Path) -> list[Path]:
@@ -185,10 +156,6 @@ def run(arguments: argparse.Namespace) -> int:
             print(line if wrong else f"{line}; rewritten", file=sys.stderr if wrong else sys.stdout)
         if wanted != page and not arguments.check:
             write_whole(path, wanted)
-    if arguments.records:
-        for line in incomplete_records(root / "results"):
-            failed = True
-            print(f"results/{line}", file=sys.stderr)
     if not failed:
         print(f"{len(pages)} {'page agrees' if len(pages) == 1 else 'pages agree'} with the records")
     return 1 if failed else 0

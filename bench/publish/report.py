@@ -254,7 +254,6 @@ def picture_uri(path: Path) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", default=RUNS, help="where the results are (default: %(default)s)")
-    parser.add_argument("--figures", help="where the figures were drawn (default: figures inside the results)")
     parser.add_argument("--out", help="where index.html goes (default: report inside the results)")
 
 
@@ -264,12 +263,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f'--results "{folder}" is no folder; expected one with run records, made by --out of bench.lds'
         )
-    if arguments.figures and not Path(arguments.figures).is_dir():
-        raise UsageError(f'--figures "{arguments.figures}" is no folder; expected the one that figures were drawn to')
     out = Path(arguments.out or folder / "report")
     check_out(str(out))
     results = load_results(folder)
-    page = write_page(results, out, Path(arguments.figures or folder / "figures"))
+    page = write_page(results, out, folder / "figures")
     write_whole(out / "index.html", page)
     for problem in results.problems:
         print(f"tda-bench publish report: {problem}", file=sys.stderr)

@@ -162,8 +162,6 @@ def test_a_slip_is_one_line(main: Main, tmp_path: Path, capsys: pytest.CaptureFi
         (publish, ["leaderboard", "--reslts", "EMPTY"], "did you mean --results?"),
         (publish, ["report", "--results", "FILE"], "is no folder; expected one with run records"),
         (publish, ["report", "--results", "EMPTY", "--out", "FILE"], "cannot be made: File exists"),
-        (publish, ["report", "--results", "EMPTY", "--figures", "FILE"], "is no folder; expected the one that figures"),
-        (publish, ["report", "--figurs", "EMPTY"], "did you mean --figures?"),
         (truth, ["check", "EMPTY"], "has no truth.json; expected a folder made by `python -m bench.truth"),
         (truth, ["check", "FILE"], "expected a folder made by `python -m bench.truth"),
         (truth, ["chek"], "did you mean check?"),
@@ -184,7 +182,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.Captu
     write_run(tmp_path / "results", alphas=(0.1,), shares=(0.1,), seeds=(1,))
     (tmp_path / "folder").mkdir()
     code, error = said(
-        publish, ["leaderboard", "--results", str(tmp_path / "results"), "--csv", str(tmp_path / "folder")], capsys
+        publish, ["leaderboard", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "folder")], capsys
     )
     assert code == 1
     assert error.splitlines()[-1].startswith("tda-bench publish leaderboard: IsADirectoryError")

@@ -209,7 +209,7 @@ def test_ranks_are_by_lds_within_groups_with_lds_beside_it(tmp_path: Path) -> No
 
 def test_the_command_prints_and_writes_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "results", alphas=(0.1,), shares=(0.1,))
-    assert main(["leaderboard", "--results", str(tmp_path / "results"), "--csv", str(tmp_path / "board.csv")]) == 0
+    assert main(["leaderboard", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "board.csv")]) == 0
     assert "0.3" in capsys.readouterr().out
     assert len((tmp_path / "board.csv").read_text().splitlines()) == 11
     assert main(["leaderboard", "--results", str(tmp_path / "results"), "--task", "digits"]) == 2
