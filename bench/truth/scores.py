@@ -2,7 +2,7 @@
 
 A score file (.npy, .npz, .safetensors) holds (num_queries, num_train): the predicted change of the query loss when the
 example is included, so helpful examples are negative; `--scores-are helpfulness` takes the other sign. Where the ground
-truth comes with recorded methods (`bench/truth/bank.py`), every file is paired with each of them.
+truth comes with recorded methods (a bank), every file is paired with each of them.
 
 The record is a run.json like any other's, with the rows of the recorded methods beside those of the files, so that
 the leaderboard and the report rank them together. A ground truth of others is a task of its own, named by where it

@@ -10,8 +10,7 @@ from scipy import stats
 
 from bench.answers import MetricResult
 from bench.evaluations.__main__ import main
-from bench.evaluations.brittleness import Bisection
-from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, removal
+from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, Bisection, removal
 from bench.experiment import Execution, Experiment
 from bench.metrics.removal import Shared, mean_change, shared_variance
 from bench.publish.leaderboard import rows

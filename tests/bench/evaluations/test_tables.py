@@ -7,9 +7,8 @@ from typing import Any
 
 from bench import tables
 from bench.evaluations.agreement import show as show_agreement
-from bench.evaluations.brittleness import show_brittleness
 from bench.evaluations.leave_one_out import best_first
-from bench.evaluations.removal import change_cell
+from bench.evaluations.removal import change_cell, show_brittleness
 
 
 def test_a_wide_table_becomes_several_with_the_first_column_each() -> None:

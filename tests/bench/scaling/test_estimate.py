@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 from bench import scaling
+from bench.scaling.command import METHOD_FILES, ROOT, SHARED_FILES, cost_fingerprint
 from bench.scaling.costs import draw_work, ekfac_needs
 from bench.scaling.estimate import (
     LAW_MODELS,
@@ -39,7 +40,6 @@ from bench.scaling.report import (
     show_estimates,
 )
 from bench.scaling.rows import RATES, read_rows, setting_of, total_of, write_csv
-from bench.scaling.sweep import METHOD_FILES, ROOT, SHARED_FILES, cost_fingerprint
 from retrain.models.pythia_suite import SUITE
 from tests.helpers.scaling_laws import LAW, bif_law, ekfac_law, ekfac_parts, rows_by_law
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from bench import scaling
+from bench.scaling.command import ROOT
 from bench.scaling.costs import draw_flops
 from bench.scaling.projection import make_rows, merge_rows
 from bench.scaling.rows import read_rows
-from bench.scaling.sweep import ROOT
 from tests.helpers.scaling_laws import TINY, ekfac_rung, rung, specification
 
 # ---- rows ----

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bench import scaling
+from bench.scaling import command as sweeps
 from bench.scaling import point as points
-from bench.scaling import sweep as sweeps
 from bench.scaling.point import EkfacParts, choose_sizes
 from bench.scaling.projection import asked_rows, make_rows
 from bench.scaling.rows import read_rows
