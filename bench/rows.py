@@ -63,7 +63,7 @@ def add_rows(
         counts = metrics.GroupCounts.of(truth.masks, groups)
         within = compute_metrics(truth.losses[:, :, queries], truth.present, losses, made, pairs, counts)
     if plan.initialisation == REPLAYED:  # nothing but the data differs: a perfect prediction would reach 1
-        one = {"ceiling": 1.0, "ci_low": 1.0, "ci_high": 1.0, "reliability": 1.0}
+        one: dict[str, Any] = {"ceiling": 1.0, "ci_low": 1.0, "ci_high": 1.0, "reliability": 1.0}
         ceiling = replace(ceiling, **one)
         within = within and (replace(within[0], **one), *within[1:])
     linear = linear_numbers(truth, further, queries)

@@ -191,10 +191,11 @@ def noise_ceiling(
         "num_queries": num_queries,
     }  # fmt: skip
     if len(replicated) - (0 if within is None else within.lost) < MINIMUM_SUBSETS:
-        unknown = ("ceiling", "ci_low", "ci_high", "reliability", "reliability_low", "reliability_high", "split_half")
+        names = ("ceiling", "ci_low", "ci_high", "reliability", "reliability_low", "reliability_high", "split_half")
+        unknown: dict[str, Any] = dict.fromkeys(names, math.nan)
         nothing = np.full(num_queries, np.nan)
         return Ceiling(
-            **dict.fromkeys(unknown, math.nan), **sizes, num_undefined=num_queries, per_query=nothing, sampling=None,
+            **unknown, **sizes, num_undefined=num_queries, per_query=nothing, sampling=None,
             step_up=None,
         )  # fmt: skip
     larger = (counts[replicated] + 1) // 2

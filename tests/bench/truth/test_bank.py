@@ -144,7 +144,7 @@ def test_scores_from_elsewhere_stand_beside_recorded_ones(
     mine = {pair["against"]: pair for pair in record["pairs"] if pair["label"] == "mine"}
     assert set(mine) == {"gradsim", "kfac", "random"}
     assert mine["kfac"]["difference"] == pytest.approx(0.0, abs=1e-12)
-    board = [row for row in rows(folder / "runs") if row.scores == "raw"]
+    board = [row for row in rows(folder / "runs") if (row.scores, row.metric) == ("raw", "lds")]
     (column,) = {row.column for row in board}
     found = {row.label: row for row in board}
     assert set(found) == {"mine", "gradsim", "kfac", "random", "same_class"}, f"all in the one column {column}"
