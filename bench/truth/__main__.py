@@ -5,6 +5,8 @@
     python -m bench.truth import trak masks.npy margins.npy --out DIR
     python -m bench.truth import dattri indices.npy values.npy --num-train 5000 --out DIR
     python -m bench.truth import bergson subsets.json losses.npy --num-train 4096 --out DIR
+    python -m bench.truth import kronfluence masks.pt losses.pt --out DIR       # its examples/wikitext/files
+    python -m bench.lds --ground-truth DIR --scores BERGSON_FOLDER --scores-are helpfulness
     python -m bench.lds --ground-truth DIR --scores FILE                        # the LDS of anybody's scores
     python -m bench.truth bank --task digits --alpha 0.1 --methods ekfac trak --out results/bank  # and recorded methods
     python -m bench.truth scores --task digits --methods ekfac gradsim --out DIR                   # our score matrices
@@ -13,12 +15,13 @@
 `bench/truth/folder.py` describes the folder that is written. What others publish is turned into that form, each by its
 own declared convention:
 
-| source  | subsets                                    | values                           | become losses by |
-| ------- | ------------------------------------------ | -------------------------------- | ---------------- |
-| arrays  | `masks` (K, n), 1 = kept                   | losses (K, q), larger = worse    | as they are      |
-| trak    | `masks` (K, n), 1 = kept                   | margins (K, q), larger = better  | minus the margin |
-| dattri  | `indices` (K, size), the *kept* ids        | flipped targets, larger = better | minus the value  |
-| bergson | `subsets.json`, K lists of *left-out* ids  | losses (K, q), larger = worse    | as they are      |
+| source      | subsets                                    | values                           | become losses by |
+| ----------- | ------------------------------------------ | -------------------------------- | ---------------- |
+| arrays      | `masks` (K, n), 1 = kept                   | losses (K, q), larger = worse    | as they are      |
+| kronfluence | `masks` (K, n), 1 = kept                   | losses (K, q), larger = worse    | as they are      |
+| trak        | `masks` (K, n), 1 = kept                   | margins (K, q), larger = better  | minus the margin |
+| dattri      | `indices` (K, size), the *kept* ids        | flipped targets, larger = better | minus the value  |
+| bergson     | `subsets.json`, K lists of *left-out* ids  | losses (K, q), larger = worse    | as they are      |
 
 `--values-are loss|output` overrides the last two columns, for instance for dattri before it flipped its values.
 
@@ -91,6 +94,7 @@ SOURCES = {
     "arrays": ("masks", "losses", "loss"),
     "trak": ("masks", "margins", "output"),
     "dattri": ("indices", "values", "output"),
+    "kronfluence": ("masks", "losses", "loss"),
     "bergson": ("subsets", "losses", "loss"),
 }
 
@@ -284,7 +288,7 @@ def make_parser() -> argparse.ArgumentParser:
         "import",
         help="turn a published ground truth into such a folder",
         description="trak's masks and dattri's ids name the examples each model was trained on; bergson's ids name "
-        "those it was trained without. Files are .npy, .npz or .safetensors; lists of ids may be .json.",
+        "those it was trained without. Files are .npy, .npz, .safetensors or .pt; lists of ids may be .json.",
     )
     add = take.add_argument
     add("source", choices=tuple(SOURCES), help="whose ground truth")

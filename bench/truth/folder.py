@@ -13,13 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 import bench.metrics as metrics
 from bench.ground_truth import GroundTruth
 from bench.records import write_json
 from bench.schema import TruthRecord
 from retrain.errors import UsageError
-from retrain.safe_files import read_arrays, read_json, read_safetensors, validate, whole_file, write_safetensors
+from retrain.safe_files import (
+    read_arrays,
+    read_checked,
+    read_json,
+    read_safetensors,
+    validate,
+    whole_file,
+    write_safetensors,
+)
 from retrain.source import code_fingerprint
 from retrain.task import Task
 from retrain.units import Plan
@@ -28,6 +37,22 @@ TRUTH_FORMAT = "tda-bench ground truth 1"
 PLAN_NAMES = (
     "alpha", "alpha_attribution", "seed", "scheme", "initialisation", "stream", "replicates", "replicated_subsets",
 )  # fmt: skip
+
+
+class ScoreDtype(Struct):
+    names: list[str]
+    formats: list[str]
+    offsets: list[int]
+    itemsize: int
+
+
+class ScoreFolder(Struct):
+    """info.json of a score folder of bergson."""
+
+    num_rows: int
+    num_scores: int
+    dtype: ScoreDtype
+    attribute_tokens: bool = False
 
 
 # ---- checking ----
@@ -182,10 +207,63 @@ def _with_further(losses: np.ndarray, arrays: dict[str, np.ndarray], path: Path)
 
 
 def one_array(path: str, wanted: str) -> np.ndarray:
-    """The array of a .npy, .npz or .safetensors file: the one called `wanted`, or the only one there is."""
+    """The array called `wanted` of a file, or the only one there is; a .pt file and a score folder have one."""
+    if Path(path).is_dir():
+        return bergson_scores(Path(path))
+    if path.endswith(".pt"):
+        return torch_array(path)
     arrays = read_arrays(path, follow_links=True)
     if wanted in arrays:
         return arrays[wanted]
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     raise UsageError(f'{path} holds {", ".join(sorted(arrays)) or "nothing"}; expected an array named "{wanted}"')
+
+
+def torch_array(path: str) -> np.ndarray:
+    """What torch.save wrote, where it is one tensor or one numpy array of numbers.
+
+    torch's own restricted unpickler reads it: it calls the functions that build an array, and no other.
+    """
+    import torch
+
+    rebuild = np.zeros(1).__reduce__()[0]
+    allowed = [
+        np.ndarray,
+        np.dtype,
+        *(type(np.dtype(kind)) for kind in ("?", "i1", "u1", "i4", "i8", "f2", "f4", "f8")),
+    ]
+    named = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    try:
+        with torch.serialization.safe_globals([*allowed, *named]):  # type: ignore[list-item]
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged or hostile file makes it stumble over
+        reason = "it names code to run" if "Unsupported" in str(error) else type(error).__name__
+        raise UsageError(f"{path} was not read ({reason}); expected one tensor or array, saved by torch.save") from None
+    array = found.numpy() if isinstance(found, torch.Tensor) and found.layout == torch.strided else found
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "bfiu":
+        raise UsageError(f"{path} holds {type(found).__name__}; expected one tensor or array of numbers")
+    return array
+
+
+def bergson_scores(folder: Path) -> np.ndarray:
+    """(num_queries, num_train) of a score folder of bergson: info.json, and scores.bin with a row an example."""
+    info = read_checked(folder / "info.json", ScoreFolder, follow_links=True)
+    if info.get("attribute_tokens"):
+        raise UsageError(f"{folder} has scores of tokens; expected one score for each query and training example")
+    dtype = info["dtype"]
+    names = [f"{kind}_{k}" for k in range(info["num_scores"]) for kind in ("score", "written")]
+    if dtype["names"] != names or not set(dtype["formats"][::2]) <= {"float16", "float32", "float64"}:
+        raise UsageError(
+            f"{folder / 'info.json'} has other fields than score_0, written_0, ...; expected bergson's own"
+        )
+    try:
+        kind = np.dtype(dict(dtype))
+        rows = np.fromfile(folder / "scores.bin", dtype=kind)
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{folder / 'scores.bin'} cannot be read ({error})") from None
+    if len(rows) != info["num_rows"]:
+        raise UsageError(f"{folder / 'scores.bin'} has {len(rows)} rows; expected the {info['num_rows']} of info.json")
+    if missing := sum(int((~rows[name]).sum()) for name in names[1::2]):
+        raise UsageError(f"{folder} lacks {missing} of {len(rows) * info['num_scores']} scores; let bergson finish")
+    return np.stack([rows[name] for name in names[::2]]).astype(np.float32)

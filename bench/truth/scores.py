@@ -119,7 +119,8 @@ def score_files(
         about = {"method": label, "label": label, **GIVEN, "normalised": False, "num_replicates": len(truth.losses)}
         found["rows"].append(where | about | lds_columns(result, ceiling) | {"note": ""})
         # As a record describes a method: a file's bytes are its settings.
-        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
+        file = Path(path) / "scores.bin" if Path(path).is_dir() else Path(path)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
         described = {"name": label, "asked": label, "label": label, "rows": "raw", **GIVEN}
         found["methods"].append(described | {"scores_are": sign, "scores_sha256": digest})
         if undefined := result.num_undefined:
