@@ -83,7 +83,7 @@ class RecentlyRead:
 
     def read(self, store: Store, unit: Unit) -> Entry | None:
         place = store.place(unit.kind, unit.key)
-        stamp = _stamp(place / ENTRY_FILE)
+        stamp = stamp_of(place / ENTRY_FILE)
         if stamp is not None and place in self._found and self._found[place][0] == stamp:
             self._found.move_to_end(place)
             return self._found[place][1]
@@ -103,7 +103,7 @@ class RecentlyRead:
             self.num_bytes -= _array_bytes(self._found.pop(place)[1])
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
+def stamp_of(file: Path) -> tuple[int, int] | None:
     try:
         status = file.stat()
     except OSError:

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,6 +71,12 @@ def cpu_threads(wanted: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@lru_cache(maxsize=1)
+def _freeze_once() -> None:
+    """What was imported by the first stage stays: a collection need not go through it before every stage."""
+    gc.freeze()
+
+
 def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -80,6 +87,7 @@ def now(device: torch.device) -> float:
 def _peak_memory(device: torch.device) -> Iterator[list[int]]:
     """The most memory in use during the block beyond what was in use before: GPU allocations, or resident memory."""
     peak = [0]
+    _freeze_once()
     gc.collect()  # what the last stage left in circles would count as there before, and be given back meanwhile
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

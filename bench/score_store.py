@@ -91,7 +91,7 @@ def make_store(session: Session, folder: str | Path, most_bytes: float) -> list[
         place = make_folder(folder / variant.label)
         kept_rows = KeptRows.fresh(place / ROWS, most_bytes)
         with session.store.scratch() as scratch:
-            problem = problem_of(question, scorer.base[0], session.store, session.execution.device, scratch)
+            problem = problem_of(question, scorer.model, session.store, session.execution.device, scratch)
             further = partial(_keep_model, problem.checkpoint, folder)
             problem = replace(problem, checkpoint=further, shared={KEPT_ROWS: kept_rows})
             costs = (problem.seed, problem.device, session.task.cpu_threads)
@@ -105,7 +105,7 @@ def make_store(session: Session, folder: str | Path, most_bytes: float) -> list[
                 f"{variant.label} has neither a fit to keep nor gradients of at most {most_bytes:.3g} bytes"
             )
         _write_arrays(place / FIT, packed)
-        _write_arrays(folder / MODEL.format(0), scorer.base[0].state_dict())
+        _write_arrays(folder / MODEL.format(0), scorer.model.state_dict())
         kept[variant.label] = {
             "name": plugin_reference(type(method)),
             "options": {f.name: getattr(method, f.name) for f in fields(method)},

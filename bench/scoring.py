@@ -31,7 +31,7 @@ from baselines.method import (
     load_method,
     no_progress,
 )
-from bench.ground_truth import obtain
+from bench.ground_truth import RecentlyRead, obtain, stamp_of
 from bench.measure import Cost, measure, metered
 from bench.prediction import subset_sums
 from bench.problem import AttributionProblem, obtain_extra_retrains
@@ -43,7 +43,7 @@ from retrain.progress import progress_bar
 from retrain.reference import SUBSET, Reference
 from retrain.resume import ResumeState, progress_to_file
 from retrain.source import code_fingerprint, source_fingerprint
-from retrain.store import Entry, Store
+from retrain.store import ENTRY_FILE, Entry, Store
 from retrain.units import (
     Plan,
     check_task,
@@ -64,6 +64,8 @@ WARM_UP_QUERIES = 64  # and as many attributed examples
 QUICK_WHEN_SMALL = frozenset({"bif", "ekfac", "kfac", "shampoo", "trak", "gradsim"})
 SLOW_AT_FIRST = frozenset({"cuda"})  # devices whose kernels are compiled and loaded when they are first needed
 
+_fingerprints: dict[Any, str] = {}
+MODELS = RecentlyRead()  # every method of a run looks at the same
 _warm: set[tuple[str, str]] = set()  # (task, method and settings) that this process has run
 
 
@@ -95,8 +97,13 @@ class Scorer:
         self.keep_scores = keep_scores
 
     @cached_property
-    def base(self) -> tuple[nn.Module, Entry]:
-        return model_of(self.question, self.store, self.device_name)
+    def checkpoint(self) -> Entry:
+        """Of the model that is looked at, trained where it is missing."""
+        return entry_of_model(self.question, self.store, self.device_name)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return checkpoint_of(self.question.task, self.checkpoint, self.device)
 
     def is_trained(self) -> bool:
         unit = self.question.model_unit(self.device_name)
@@ -109,7 +116,7 @@ class Scorer:
 
     def _made_by(self, method_config: dict[str, Any]) -> dict[str, Any]:
         return {
-            "checkpoint": checkpoint_fingerprint(self.base[1]),
+            "checkpoint": _fingerprint_of(self.checkpoint),
             "method": method_config,
             "source": self.method.source,
             "harness": source_fingerprint("bench.measure"),
@@ -288,7 +295,7 @@ class Ensemble:
         each = [member.predictions(plans) for member in self.members]
         # A reference model's training is in its own scores' seconds; of base models, the first costs a method nothing.
         further = self.members[1:] if self.question.reference is None else []
-        trained = sum(member.base[1].record.get("seconds", 0.0) for member in further)
+        trained = sum(member.checkpoint.record.get("seconds", 0.0) for member in further)
         return [mean_prediction(of_plan, trained) for of_plan in zip(*each, strict=True)]
 
 
@@ -351,10 +358,21 @@ def arrays_of(attribution: Attribution) -> dict[str, np.ndarray]:
 # ---- the units' work, in whatever process ----
 
 
-def model_of(question: AttributionProblem, store: Store, device_name: str, further: int = 0) -> tuple[nn.Module, Entry]:
-    """The model that is looked at, or one that many further on, trained where it is missing."""
-    (entry,) = obtain([question.model_unit(device_name, further)], store).values()
-    return checkpoint_of(question.task, entry, choose_device(device_name)), entry
+def entry_of_model(question: AttributionProblem, store: Store, device_name: str, further: int = 0) -> Entry:
+    """Of the model that is looked at, or of one that many further on, trained where it is missing."""
+    unit = question.model_unit(device_name, further)
+    if (found := MODELS.read(store, unit)) is not None:
+        return found
+    (entry,) = obtain([unit], store, recent=MODELS).values()
+    return entry
+
+
+def _fingerprint_of(entry: Entry) -> str:
+    """Taken once of weights that are still the file's."""
+    known = (entry.path, stamp_of(entry.path / ENTRY_FILE))
+    if known not in _fingerprints:
+        _fingerprints[known] = checkpoint_fingerprint(entry)
+    return _fingerprints[known]
 
 
 def problem_of(
@@ -366,9 +384,9 @@ def problem_of(
     def checkpoint(number: int) -> nn.Module:
         """A further model costs its training, whoever trained it first."""
         with bill.charge_recorded_cost():
-            found, entry = model_of(question, store, device_name, number)
+            entry = entry_of_model(question, store, device_name, number)
             bill.add(entry.record.get("seconds", 0.0))
-            return found
+            return checkpoint_of(question.task, entry, choose_device(device_name))
 
     def retrained() -> Retrained:
         return obtain_extra_retrains(question, store, device_name, bill)
@@ -432,7 +450,7 @@ def _scores_of(scorer: Scorer, bill: Bill, fitted: set[tuple[Method, int]], lear
         # own further checkpoints, the first base model costs nothing.
         if not learnt and number not in {known for _, known in fitted}:
             further = scorer.question.reference is None and number
-            fit_seconds += scorer.base[1].record.get("seconds", 0.0) if further else trained
+            fit_seconds += scorer.checkpoint.record.get("seconds", 0.0) if further else trained
         fitted.add((scorer.method, number))
         bill.add(fit_seconds + record["score_seconds"], record["peak_memory_bytes"])
         return attribution_of(entry)
@@ -496,11 +514,11 @@ class WorkerContext:
         self.shared: dict[str, Any] = {}
         self.fitted: tuple[Any, Cost] | None = None
         with store.scratch() as scratch:
-            warm_up_once(method, problem_of(question, self.scorer.base[0], store, payload["device"], scratch))
+            warm_up_once(method, problem_of(question, self.scorer.model, store, payload["device"], scratch))
 
     def problem(self, unit: Unit, scratch: Path) -> Problem:
         scorer = self.scorer
-        problem = problem_of(scorer.question, scorer.base[0], scorer.store, scorer.device_name, scratch)
+        problem = problem_of(scorer.question, scorer.model, scorer.store, scorer.device_name, scratch)
         work = ResumeState.of(scorer.store, unit.kind, scorer.store.key(unit.kind, unit.config))
         progress = problem.progress if os.getpid() == unit.payload["driver"] else progress_to_file(work)
         return replace(problem, work=work, shared=self.shared, progress=progress)
@@ -679,7 +697,7 @@ def make_scores(store: Store, unit: Unit) -> None:
     # A reference model is made for the method, whoever asked for it first; the base model is there anyway. Where a
     # method retrains by itself, the one that it asks about the model has the bill.
     pays = scorer.question.reference is not None and scorer.question.extra_retrain_plan is None
-    trained = scorer.base[1].record["seconds"] if pays else 0.0
+    trained = scorer.checkpoint.record["seconds"] if pays else 0.0
     record = {
         **({"reference_seconds": trained} if pays else {}),
         "fit_seconds": fitted.seconds + trained,

@@ -100,6 +100,8 @@ def imported_versions(*modules: str) -> dict[str, str]:
     The suite's modules name theirs themselves (`libraries`): most of what they import cannot change a number.
     """
     found = set()
+    if all(name.partition(".")[0] in OURS for name in modules):
+        return {}
     for name, path in _closure(modules).items():
         if name.partition(".")[0] not in OURS:
             tops = {imported.partition(".")[0] for imported in _imports(path, name, _stamp(path))}

@@ -6,6 +6,7 @@ refuse_if_too_large(method, size)           # None, or one line that says what i
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -24,10 +25,14 @@ LIMIT_AND_USAGE = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_byt
 def free_bytes(device: torch.device, root: Path = Path("/")) -> int:
     """Free memory of the device; for the CPU what system and cgroups (Slurm's --mem, a container) leave of it."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + reusable
+        return _not_ours(device) - torch.cuda.memory_allocated(device)
     return min([_system_free_bytes(root), *cgroup_free_bytes(root)])
+
+
+@lru_cache
+def _not_ours(device: torch.device) -> int:
+    """What others left of the GPU when this process first asked: the driver takes a third of a second to say so."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
 def refuse_if_too_large(method: Method, size: Size) -> str | None:

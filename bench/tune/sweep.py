@@ -210,7 +210,7 @@ def trak_curves(grid: Any, method: Any, kinds: Sequence[bool]) -> list[dict[str,
 
 def trak_projections(grid: Any, method: Any) -> list[int]:
     """Those that TRAK takes as they are: no more than there are parameters, and without a ridge than examples."""
-    limit = sum(parameter.numel() for parameter in grid.scorer(method).base[0].parameters() if parameter.requires_grad)
+    limit = sum(parameter.numel() for parameter in grid.scorer(method).model.parameters() if parameter.requires_grad)
     if not method.fit_config["ridged"]:
         limit = min(limit, len(grid.task.train_data) - 1)
     return sorted(value for value in {*TRAK_PROJECTIONS, method.projection} if value <= limit)

@@ -113,14 +113,13 @@ def test_a_method_s_own_further_models_cost_their_training_whoever_trained_them(
 ) -> None:
     from bench import scoring
 
-    plain = scoring.model_of
+    plain = scoring.entry_of_model
 
     def slow(*args):
-        model, entry = plain(*args)
-        entry.record["seconds"] = 1000.0
-        return model, entry
+        entry = plain(*args)
+        return replace(entry, record={**entry.record, "seconds": 1000.0})
 
-    monkeypatch.setattr("bench.scoring.model_of", slow)
+    monkeypatch.setattr("bench.scoring.entry_of_model", slow)
     methods = ("trak@checkpoints=3,projection=128", "trak@checkpoints=3,projection=150")
     frame = run(asked(methods=methods), execution(tmp_path)).frame()
     raw = frame[~frame["normalised"] & (frame["method"] == "trak")]

@@ -64,13 +64,13 @@ def test_a_subset_model_is_looked_at_with_its_own_examples_and_paid_for(executio
     variant = next(one for one in session.active if one.label == "gradsim@models=3")
     ((ensemble, plans),) = session.scorers(variant, *session.blocks[0])
     assert isinstance(ensemble, Ensemble)
-    seconds = [member.base[1].record["seconds"] for member in ensemble.members]
+    seconds = [member.checkpoint.record["seconds"] for member in ensemble.members]
     assert ensemble.predictions(plans)[0].record["fit_seconds"] >= sum(seconds) > 0
     # By hand: the model of further subset 2, and GradSim at it.
     member, task = ensemble.members[2], session.task
     kept = subsets.mask(1, 2, 0.3, len(task.train_data), "fixed", STREAM)
     model = task.train(np.flatnonzero(kept), init_seed=1, order_seed=0, device=CPU)
-    for name, value in member.base[0].state_dict().items():
+    for name, value in member.model.state_dict().items():
         np.testing.assert_allclose(value, model.state_dict()[name], atol=1e-5)
     problem = problem_of(member.question, model, session.store, "cpu", tmp_path)
     assert len(problem.train) == kept.sum()
@@ -182,7 +182,7 @@ def test_a_variant_names_its_own_models(execution: Execution) -> None:
 def test_a_prior_is_the_mean_of_its_models(execution: Execution, tmp_path: Path) -> None:
     session = Session(asked(reference=SUBSET, methods=("datamodel@retrains=20,prior=gradsim,models=2",)), execution)
     scorer = session.scorer(session.active[0], *session.blocks[0])
-    problem = problem_of(scorer.question, scorer.base[0], session.store, "cpu", tmp_path)
+    problem = problem_of(scorer.question, scorer.model, session.store, "cpu", tmp_path)
     given, _ = scorer.method._prior(problem)  # type: ignore[attr-defined]
     assert problem.scores_of is not None
     each = [problem.scores_of(GradSim(), further=number).scores for number in (0, 1)]
