@@ -19,27 +19,33 @@ from pathlib import Path
 TUNED_SEED, SEEDS = 7, (1, 2, 3, 4, 42)
 ALPHAS = (0.1, 0.3, 0.5, 0.7)
 PAPER_BIF = "sampler=sgld,gradient=minibatch,chains=4,draws=100,burn_in=0,thinning=1,minibatch=1024,step_size=1e-5"
-FULL = (
+CORE = (
     "kfac",
-    "kfac-library=kfac@damping=1e-8",
+    "kfac-library=kfac@damping=1e-8,layers=kronfluence",
     "shampoo",
-    "ekfac-library=ekfac@damping=1e-8",
+    "gradsim",
+    "random",
+    "kfac@reference=attributed",
+    *(f"{name}@reference=subset" for name in ("kfac", "shampoo", "gradsim", "trak")),
+    "kfac@reference=subset,models=8",
+)
+REST = (
+    "kfac@reference=subset",
     "trak",
     "trak-library=trak@ridge=0,projection=2048,checkpoints=1",
-    "gradsim",
-    "bif@draws=370",
+    "bif@draws=200",
     f"bif-paper=bif@{PAPER_BIF},n_beta=200,gamma=1e4",
     "repsim",
-    "random",
+    "bif@reference=subset,draws=370",
+    "gradsim@reference=subset,models=8",
+    "trak@reference=subset,models=8,checkpoints=1,relative_ridge=1",
 )
-ATTRIBUTED = ("kfac@reference=attributed",)
-ONE = tuple(f"{name}@reference=subset" for name in ("kfac", "shampoo", "gradsim", "trak"))
-EIGHT = ("kfac@reference=subset,models=8",)
-BIF = ("bif@reference=subset,draws=370",)
-ALL_EIGHT = (*EIGHT, *(f"{name}@reference=subset,models=8" for name in ("gradsim", "trak")))
-DATAMODELS = tuple(
-    f"datamodel@retrains={retrains},prior=kfac,reference=subset{models}"
-    for retrains, models in ((200, ""), (1000, ""), (1000, ",models=8"))
+DATAMODELS = (
+    "kfac@reference=subset,models=8",
+    *(
+        f"datamodel@retrains={retrains},prior=kfac,reference=subset{models}"
+        for retrains, models in ((200, ""), (1000, ""), (1000, ",models=8"))
+    ),
 )
 # Draws from K-FAC's Gaussian, against draws; kfac at the same damping is where they tend to.
 GAUSSIAN = tuple(
@@ -52,24 +58,20 @@ TRIED = ("kfac", "shampoo", "trak")
 TUNINGS = {
     "tune-full": ("full", ALPHAS, (*TRIED, "bif")),
     "tune-subset": ("subset", ALPHAS, TRIED),
-    "tune-subset-bif": ("subset", (0.1, 0.5), ("bif",)),
+    "tune-subset-bif": ("subset", (0.1,), ("bif",)),
     "tune-attributed": ("attributed", ALPHAS, ("kfac",)),
 }
 RUNS = {
-    "balanced-0.1": ("balanced", 0.1, (*FULL, *ATTRIBUTED, *ONE, *ALL_EIGHT, *BIF), SEEDS),
-    "balanced-0.5": ("balanced", 0.5, (*FULL, *ATTRIBUTED, *ONE, *EIGHT, *BIF), SEEDS),
-    "fixed-0.1": ("fixed", 0.1, (*FULL, *ATTRIBUTED, *ONE, *EIGHT), SEEDS),
-    "fixed-0.5": ("fixed", 0.5, (*FULL, *ATTRIBUTED, *ONE, *EIGHT), SEEDS),
-    "datamodel-balanced-0.1": ("balanced", 0.1, (*ONE[:1], *EIGHT, *DATAMODELS), SEEDS[:2]),
-    "datamodel-balanced-0.5": ("balanced", 0.5, (*ONE[:1], *EIGHT, *DATAMODELS), SEEDS[:1]),
-    "datamodel-fixed-0.1": ("fixed", 0.1, (*ONE[:1], *EIGHT, *DATAMODELS), SEEDS[:1]),
-    "fixed-0.3": ("fixed", 0.3, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
-    "fixed-0.7": ("fixed", 0.7, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
-    "balanced-0.3": ("balanced", 0.3, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
-    "balanced-0.7": ("balanced", 0.7, (*FULL, *ATTRIBUTED, *ONE), SEEDS),
+    **{f"{scheme}-{alpha}": (scheme, alpha, CORE, SEEDS) for scheme in ("balanced", "fixed") for alpha in ALPHAS},
+    "rest-balanced-0.1": ("balanced", 0.1, REST, SEEDS[:3]),
+    "rest-fixed-0.1": ("fixed", 0.1, REST, SEEDS[:3]),
+    "rest-balanced-0.5": ("balanced", 0.5, REST, SEEDS[:3]),
+    "datamodel-balanced-0.1": ("balanced", 0.1, DATAMODELS, SEEDS[:2]),
+    "datamodel-balanced-0.5": ("balanced", 0.5, DATAMODELS, SEEDS[:1]),
+    "datamodel-fixed-0.1": ("fixed", 0.1, DATAMODELS, SEEDS[:1]),
     "gaussian": ("balanced", 0.1, GAUSSIAN, SEEDS[:1]),
-    "share-0.01": ("balanced", 0.5, (*FULL, *ONE, *EIGHT), SEEDS),
-    "share-1.0": ("balanced", 0.5, ("kfac", "gradsim", *ONE[:1], "random"), SEEDS[:1]),
+    "share-0.01": ("balanced", 0.5, CORE, SEEDS),
+    "share-1.0": ("balanced", 0.5, ("kfac", "gradsim", "kfac@reference=subset", "random"), SEEDS[:1]),
 }
 SHARES = {"share-0.01": 0.01, "share-1.0": 1.0}
 
