@@ -272,6 +272,36 @@ class Results:
     left_out: list[str] = field(default_factory=list)
     methods: tuple[str, ...] = ()  # only these methods or labels; all where empty
 
+    def __str__(self) -> str:
+        return self.text()
+
+    def frame(self) -> pd.DataFrame:
+        """A row for every method, seed, alpha and kind of score of all runs."""
+        return self.rows
+
+    def text(self, wide: bool = False) -> str:
+        """Every run's tables, as the run printed them."""
+        from bench.tables import RunRows, show
+
+        parts = []
+        for run_id, record in self.records.items():
+            known = {name: record[name] for name in ("rows", "pairs", "ceilings", "diagnostics")}
+            ceilings = [
+                {**one, "ceiling": float("nan") if one["ceiling"] is None else one["ceiling"]}
+                for one in known["ceilings"]
+            ]
+            out = RunRows(**{**known, "ceilings": ceilings})
+            protocol = record["rows"][0].get("protocol", "")
+            parts.append(f"run {run_id}{show(out, record.get('description') or '', protocol, wide)}")
+        return "\n\n".join([*parts, *self.problems]) or f"{self.folder}: no runs"
+
+    def save(self, out: str | Path) -> Path:
+        """The rows of all runs as one table, lds.csv in that folder."""
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "lds.csv", csv_text(self.rows))
+        return folder / "lds.csv"
+
     def files(self, name: str) -> list[Path]:
         """Every file of that name, in order of its path; a link to a folder is a problem, and is not followed."""
         found = []
@@ -327,7 +357,12 @@ def within_groups(results: Results) -> Results:
     return replace(results, rows=rows, pairs=pairs)
 
 
-def load_results(folder: str | Path) -> Results:
+def load_results(folder: str | Path = "runs") -> Results:
+    """Every record (run.json) in a folder and those below it; `problems` has a line for each that is unreadable."""
+    if not Path(folder).is_dir():
+        raise UsageError(
+            f'"{folder}" is no folder of results; `lds` writes its records to runs/, or to the folder of its --out'
+        )
     results = Results(Path(folder))
     rows: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []

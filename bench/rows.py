@@ -90,6 +90,9 @@ def add_rows(
                 f"{kind} of {label} is undefined for every query at alpha {plan.alpha:g}, seed {plan.seed}: "
                 f"{undefined_reason(losses, made[label, normalised])}"
             )
+        elif result.num_undefined:
+            undefined = ~np.isfinite(result.per_query)
+            notes.append(undefined_reason(losses[:, undefined], made[label, normalised][:, undefined]))
         costs = ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")
         out.rows.append(
             where

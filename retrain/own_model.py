@@ -81,7 +81,8 @@ class OwnModel(Task):
             losses = self.losses(self.given.model, one, torch.device("cpu"))
         except Exception as error:
             raise UsageError(
-                f"the model cannot take one query (inputs {_shape(one.inputs)}, targets {_shape(one.targets)}): "
+                "the model does not take a query; expected inputs that model(inputs) takes, and its loss the targets, not "
+                f"{_shape(one.inputs)} and {_shape(one.targets)}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             ) from error
         if losses.shape != (1,) or not torch.isfinite(losses).all():

@@ -84,8 +84,8 @@ class Task(KeyedPlugin, ABC):
         Needed only where methods are judged; a task without it says which examples matter to the model it builds.
         """
         raise UsageError(
-            f"task {self.name} has no `train`: `inspect` and `scores` work without one, but to judge methods, models "
-            "are retrained"
+            f"task {self.name} has no `train`; `inspect` and `scores` need none, but to judge methods, models are "
+            "retrained: write one (bench/OWN_DATA.md)"
         )
 
     def train_base(self, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:

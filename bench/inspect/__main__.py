@@ -8,6 +8,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.api import scored
@@ -83,9 +84,10 @@ def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> 
     check_out(arguments.out)
     arguments.methods = arguments.methods or list(METHODS)
     arguments.query_split = arguments.query_split or "all"
+    experiment = experiment_of(arguments)
     if arguments.query:
-        arguments.queries = tuple(arguments.query)
-    session = Session(experiment_of(arguments), execution_of(arguments))
+        experiment = replace(experiment, queries=arguments.query)
+    session = Session(experiment, execution_of(arguments))
     normalised = arguments.scores == "normalised"
     found, problems = scored(session, normalised)
     for problem in problems:

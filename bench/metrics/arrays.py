@@ -20,7 +20,7 @@ from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR, LinearCeiling, linear_c
 from bench.prediction import subset_sums
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ArrayScore:
     """How well scores predict retrained losses."""
 
@@ -37,6 +37,21 @@ class ArrayScore:
     within_groups: LDS | None  # LDS beyond the groups' counts; None without groups
     ceiling_within_groups: Ceiling | None
     per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,), NaN where undefined
+
+    def __str__(self) -> str:
+        """Three lines: the score, what it is of, and what it could be."""
+        undefined = f", {self.num_undefined} of them undefined" if self.num_undefined else ""
+        within = "" if self.within_groups is None else f"; within groups {self.within_groups.lds:.3f}"
+        known = "unknown: it needs losses of two retrains a subset, (2, subsets, queries)"
+        if self.ceiling is not None:
+            known = f"{self.ceiling.ceiling:.3f} [{self.ceiling.ci_low:.3f}, {self.ceiling.ci_high:.3f}]"
+        return (
+            f"LDS {self.lds:.3f}, 95 % interval [{self.ci_low:.3f}, {self.ci_high:.3f}]{within}\n"
+            f"{self.num_subsets} subsets, {self.num_queries} queries{undefined}\n"
+            f"noise ceiling {known}"
+        )
+
+    __repr__ = __str__
 
     @property
     def lds_within_groups(self) -> float:

@@ -30,7 +30,7 @@ def read_state(path: str) -> dict[str, Tensor]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise UsageError(f'"{path}": there is no such file of weights') from None
+        raise UsageError(f'"{path}": there is no such file; expected one of weights, .pt or .safetensors') from None
     except Exception as error:  # torch's unpickler refuses what is not a plain state dict in its own ways
         raise UsageError(
             f'"{path}" is no state dict ({type(error).__name__}); write one with torch.save(model.state_dict(), path)'

@@ -1,0 +1,247 @@
+"""A model and data of one's own: the right examples are named, whatever the data came as; a mistake is one line."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from baselines.method import Attribution, Method, checked_answer
+from bench import Experiment, OwnModel, load_results, run, scores
+from bench.cli import main
+from bench.rows import RunRows
+from bench.tables import show
+from retrain.errors import UsageError
+from retrain.examples import Examples
+from tests.helpers.made_up import sentence_file, table_file
+from tests.helpers.tiny_language import save_bert
+
+CLASSES = ("low", "high")
+
+
+@pytest.fixture(scope="module")
+def data() -> SimpleNamespace:
+    """Two classes on a line, and a linear model that is not quite right about them."""
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(30, 2))
+    labels = (inputs[:, 0] + 0.3 * generator.normal(size=30) > 0).astype(int)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+    return SimpleNamespace(x=inputs[:24], y=labels[:24], new_x=inputs[24:], new_y=labels[24:], model=model)
+
+
+def expected_scores(data: SimpleNamespace) -> np.ndarray:
+    """Minus the inner products of the loss's gradients in weight and bias, in closed form."""
+
+    def residuals(inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            outputs = data.model(torch.from_numpy(inputs).float()).softmax(1).numpy()
+        return outputs - np.eye(2)[labels]
+
+    kernel = (data.new_x @ data.x.T) + 1
+    return -(residuals(data.new_x, data.new_y) @ residuals(data.x, data.y).T) * kernel
+
+
+def given_as(kind: str, inputs: np.ndarray, labels: np.ndarray) -> Any:
+    tensors = torch.from_numpy(inputs), torch.from_numpy(labels)
+    return {
+        "float64 arrays": lambda: (inputs, labels),
+        "float64 tensors that want gradients": lambda: (tensors[0].requires_grad_(), tensors[1]),
+        "frames": lambda: (pd.DataFrame(inputs, columns=["a", "b"]), pd.Series(labels)),
+        "a frame of one column as labels": lambda: (inputs, pd.DataFrame({"label": labels})),
+        "int32 labels": lambda: (tensors[0].float(), tensors[1].int()),
+        "a data set": lambda: TensorDataset(*tensors),
+        "examples": lambda: Examples(*tensors),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "float64 arrays", "float64 tensors that want gradients", "frames", "a frame of one column as labels",
+        "int32 labels", "a data set", "examples",
+    ],
+)  # fmt: skip
+def test_scores_are_those_of_all_queries_whatever_the_data_came_as(kind: str, data: SimpleNamespace) -> None:
+    task = OwnModel(data.model, given_as(kind, data.x, data.y), given_as(kind, data.new_x, data.new_y))
+    found = scores("gradsim", task)
+    assert found.queries.tolist() == list(range(6))
+    np.testing.assert_allclose(np.asarray(found), expected_scores(data), rtol=1e-4, atol=1e-6)
+    assert found.frame().loc[2, 5] == found[2, 5]
+
+
+def test_bf16_data_and_models_are_taken(data: SimpleNamespace) -> None:
+    x, new_x = (torch.from_numpy(one).bfloat16() for one in (data.x, data.new_x))
+    found = scores("gradsim", OwnModel(data.model.bfloat16(), (x, data.y), (new_x, data.new_y)))
+    data.model.float()
+    np.testing.assert_allclose(np.asarray(found), expected_scores(data), atol=0.05)
+
+
+def test_the_most_helpful_come_first_with_their_labels_and_features(data: SimpleNamespace, tmp_path: Path) -> None:
+    frame = pd.DataFrame(data.x, columns=["a", "b"])
+    task = OwnModel(data.model, (frame, data.y), (data.new_x, data.new_y), class_names=CLASSES)
+    found, other = scores("gradsim", task), scores("repsim", task)
+    shown = found.top(3, [4], beside=[other])
+    rows, expected = shown.frame(), expected_scores(data)[4]
+    helpful = rows[(rows.side == "helpful") & (rows.method == "gradsim")]
+    assert helpful.train.tolist() == np.argsort(expected)[:3].tolist()
+    harmful = rows[(rows.side == "harmful") & (rows.method == "gradsim")]
+    assert harmful.train.tolist() == np.argsort(-expected)[:3].tolist()
+    assert helpful.label.tolist() == [CLASSES[label] for label in data.y[helpful.train]]
+    assert helpful.text.iloc[0].startswith(f"a={data.x[helpful.train.iloc[0], 0]:.4g}, b=")
+    table, page = shown.save(tmp_path)
+    assert len(pd.read_csv(table)) == 12
+    assert "<script>" not in page.read_text().split("</table>")[0]
+    assert str(shown).count("\n") > 8
+
+
+def test_a_table_and_its_checkpoint_are_enough_for_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train, queries = table_file(tmp_path / "train.csv"), table_file(tmp_path / "queries.csv", 12)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    torch.save(model.state_dict(), "mlp.pt")
+    words = ["inspect", "--model", "mlp.pt", "--train", str(train), "--queries", str(queries), "--cache", "cache"]
+    words += ["--methods", "gradsim", "--device", "cpu", "--query", "5", "--top", "4"]
+    assert main(words) == 0
+    assert "query 5" in capsys.readouterr().out
+    (file,) = tmp_path.glob("runs/inspect/*/inspect.csv")
+    named = pd.read_csv(file)
+
+    def split(path: Path) -> tuple[np.ndarray, np.ndarray]:
+        frame = pd.read_csv(path)
+        return frame.drop(columns="label").to_numpy(), (frame.label == "low").astype(int).to_numpy()
+
+    own = scores("gradsim", OwnModel(model, split(train), split(queries)), queries=[5])
+    assert named[named.side == "helpful"].train.tolist() == np.argsort(own[0])[:4].tolist()
+    assert main(["lds", *words[1:7], "--alpha", "0.5", "--methods", "gradsim", "--cache", "cache"]) == 2
+
+
+def test_a_hugging_face_classifier_is_taken_as_it_is(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder, frame = save_bert(tmp_path / "bert"), pd.read_json(sentence_file(tmp_path / "rows.jsonl"), lines=True)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder)
+    found = tokenizer(list(frame.text), padding=True, return_tensors="pt")
+    inputs = {name: found[name] for name in ("input_ids", "attention_mask")}
+    task = OwnModel(model, {**inputs, "labels": frame.label}, {**inputs, "labels": frame.label}, texts=list(frame.text))
+    own = scores("gradsim", task, queries=5)
+    assert own.shape == (5, 60)
+    assert (np.asarray(own)[np.arange(5), np.arange(5)] < 0).all(), "each text helps itself"
+    assert own.top(1, [0]).frame().text[0] in set(frame.text)
+
+
+# ---- what methods may return ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Method):
+    def score(self, problem: Any, state: Any) -> Any:
+        return None
+
+
+def test_a_bare_tensor_or_array_is_an_answer() -> None:
+    for answer in (np.ones((2, 3), dtype=np.float16), torch.ones(2, 3, dtype=torch.int32), torch.ones(2, 3).bfloat16()):
+        made = checked_answer(answer, Answers(), 2, 3)
+        assert made.scores.dtype == torch.float32
+        assert made.scores.tolist() == [[1.0] * 3] * 2
+    wanted = torch.ones(2, 3, requires_grad=True)
+    assert not checked_answer(Attribution(scores=wanted, train_scale=np.ones(3)), Answers(), 2, 3).scores.requires_grad
+
+
+# ---- deliberate mistakes, each answered in one line ----
+
+
+def broken(**changed: Any) -> Callable[[SimpleNamespace, Path], Any]:
+    """An OwnModel with something wrong about it."""
+
+    def make(data: SimpleNamespace, _: Path) -> Any:
+        known = {"model": data.model, "train": (data.x, data.y), "queries": (data.new_x, data.new_y)}
+        return OwnModel(**{**known, **{name: value(data) for name, value in changed.items()}}).train_data
+
+    return make
+
+
+def answered(answer: Any) -> Callable[[SimpleNamespace, Path], Any]:
+    return lambda data, folder: checked_answer(answer, Answers(), 2, 3)
+
+
+def words_of(data: SimpleNamespace) -> pd.DataFrame:
+    return pd.DataFrame({"a": data.x[:, 0], "colour": ["red"] * len(data.x)})
+
+
+MISTAKES: dict[str, Callable[[SimpleNamespace, Path], Any]] = {
+    "scores are transposed": answered(torch.ones(3, 2)),
+    "scores are complex": answered(torch.ones(2, 3, dtype=torch.complex64)),
+    "nothing is returned": answered(None),
+    "a list is returned": answered([[1.0, 2.0, 3.0]] * 2),
+    "a scale for every score": answered(Attribution(scores=torch.ones(2, 3), train_scale=torch.ones(2, 3))),
+    "a negative scale": answered(Attribution(scores=torch.ones(2, 3), train_scale=-torch.ones(3))),
+    "a column of words": broken(train=lambda d: (words_of(d), d.y)),
+    "labels that are words": broken(queries=lambda d: (d.new_x, ["low"] * len(d.new_x))),
+    "a missing value": broken(train=lambda d: (np.where(d.x > 1, np.nan, d.x), d.y)),
+    "fewer labels than inputs": broken(queries=lambda d: (d.new_x, d.new_y[:3])),
+    "real numbers as classes": broken(train=lambda d: (d.x, d.x[:, 0]), loss=lambda d: "cross_entropy"),
+    "a column too many": broken(queries=lambda d: (np.ones((6, 3)), d.new_y)),
+    "weights of another model": broken(state=lambda d: nn.Linear(3, 2).state_dict()),
+    "weights that are not there": broken(state=lambda d: "no/such/file.pt"),
+    "a model that is a file": broken(model=lambda d: "mlp.pt"),
+    "a loss that is none": broken(loss=lambda d: "hinge"),
+    "texts of different lengths": broken(train=lambda d: {"input_ids": [[1, 2], [3]], "labels": [0, 1]}),
+    "a query that is not there": lambda d, _: scores(
+        "gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y)), queries=[99]
+    ),
+    "a folder without results": lambda d, folder: load_results(folder / "rusn"),
+    "a table without that column": lambda d, folder: scores(
+        "gradsim", "table", task_options={"train_file": str(table_file(folder / "t.csv")), "target": "weight"}
+    ),
+    "judging without a train": lambda d, folder: run(Experiment(task=str(task_without_train(folder)), subsets=5)),
+}
+
+
+def task_without_train(folder: Path) -> Path:
+    path = folder / "untrained.py"
+    path.write_text(
+        "import torch\nfrom dataclasses import dataclass\nfrom retrain.task import Task\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Untrained(Task):\n"
+        "    def load_train_data(self): return torch.ones(9, 2), torch.arange(9) % 2\n"
+        "    load_query_data = load_train_data\n"
+        "    def build_model(self, seed): return torch.nn.Linear(2, 2)\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    mistake: str, data: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TDA_BENCH_CACHE", str(tmp_path / "cache"))
+    with pytest.raises((UsageError, RuntimeError)) as error:
+        MISTAKES[mistake](data, tmp_path)
+    said = str(error.value)
+    assert "\n" not in said
+    assert len(said) < 500
+    assert re.search(r"expected|;|\?|available|fit", said), said
+
+
+def test_a_flipped_sign_is_remarked(data: SimpleNamespace) -> None:
+    known = {"alpha": 0.5, "alpha_attribution": 1.0, "seed": 1, "num_subsets": 9, "num_queries": 4, "num_undefined": 0}
+    known |= {"origin": "default", "settings": "", "lds_within_groups": None, "fit_seconds": 0.0, "score_seconds": 0.0}
+    known |= {"peak_memory_bytes": 1, "normalised": False, "ci_low": -0.7, "ci_high": -0.5, "lds": -0.6, "note": ""}
+    ceiling = {"alpha": 0.5, "alpha_attribution": 1.0, "ceiling": float("nan"), "num_replicates": 1}
+    ceiling |= {"num_subsets_replicated": 9}
+    rows = [{**known, "label": "mine", "method": "mine"}, {**known, "label": "random", "method": "random"}]
+    said = show(RunRows(rows=rows, ceilings=[ceiling]), "made up", "scratch")
+    assert [line.partition(":")[0] for line in said.splitlines() if "flipped" in line] == ["mine"]
