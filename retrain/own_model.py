@@ -81,7 +81,7 @@ class OwnModel(Task):
             losses = self.losses(self.given.model, one, torch.device("cpu"))
         except Exception as error:
             raise UsageError(
-                "the model does not take a query; expected inputs that model(inputs) takes, and its loss the targets, not "
+                "the model does not take a query; expected inputs that model(inputs) takes, with their targets, not "
                 f"{_shape(one.inputs)} and {_shape(one.targets)}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             ) from error
