@@ -10,6 +10,7 @@
     python -m bench.lds --ground-truth DIR --scores FILE                        # the LDS of anybody's scores
     python -m bench.truth bank --task digits --alpha 0.1 --methods ekfac trak --out results/bank  # and recorded methods
     python -m bench.truth scores --task digits --methods ekfac gradsim --out DIR                   # our score matrices
+    python -m bench.truth verify mine.py --task digits --alpha 0.5     # on subsets drawn at this moment
     python -m bench.truth check results/bank/*          # checksums, and every recorded LDS made again
 
 `bench/truth/folder.py` describes the folder that is written. What others publish is turned into that form, each by its
@@ -36,6 +37,7 @@ Losses are float32: in float16 some of a query's hundred losses tie, and LDS mov
 
 import argparse
 import logging
+import secrets
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,6 +47,7 @@ from typing import Any
 import numpy as np
 
 from bench.arguments import (
+    RUNS,
     Parser,
     add_cluster_arguments,
     add_method_arguments,
@@ -55,6 +58,7 @@ from bench.arguments import (
     check_device,
     check_out,
     cluster_options,
+    fraction,
     one_of_each,
     run_cli,
 )
@@ -70,9 +74,9 @@ from bench.experiment import Execution, Experiment, asked_for, execution_of, exp
 from bench.ground_truth import GroundTruth, base_model, ground_truth
 from bench.identity import file_slug
 from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score
-from bench.records import provenance, read_recorded, write_json, write_recorded
+from bench.records import command_line, provenance, read_recorded, write_json, write_recorded
 from bench.rows import add_rows
-from bench.runner import Session
+from bench.runner import Session, run
 from bench.tables import bytes_text, number, table
 from bench.truth.folder import (
     as_masks,
@@ -98,6 +102,9 @@ SOURCES = {
     "bergson": ("subsets", "losses", "loss"),
 }
 
+
+BESIDE = ("kfac", "gradsim", "random")  # methods that `verify` shows a submitted one with
+SEEDS_DRAWN = 2**31
 
 # ---- importing ----
 
@@ -311,6 +318,14 @@ def make_parser() -> argparse.ArgumentParser:
         command.set_defaults(scores="both")
     for command in (export, take, bank):
         command.add_argument("--out", required=True, help="folder to write; a bank gets one of its own in it")
+    fresh = "retrain on subsets of a seed drawn now, which nobody can have fitted, and score methods on them"
+    verify = commands.add_parser("verify", help="score methods on subsets drawn at this moment", description=fresh)
+    verify.add_argument("methods", nargs="+", metavar="METHOD", help="as in lds: mine.py, kfac@damping=1e-4, ...")
+    add_task_arguments(verify)
+    verify.add_argument("--alpha", nargs="+", type=fraction, default=[0.5], help="as in lds (default: 0.5)")
+    verify.add_argument("--subsets", type=at_least(MINIMUM_SUBSETS), help="as in lds (default: 100)")
+    add_query_arguments(verify)
+    verify.add_argument("--out", default=RUNS, help="where the record goes (default: %(default)s)")
     check = commands.add_parser("check", help="verify folders, and make recorded LDS again from them alone")
     check.add_argument("folder", nargs="+", help="made by export, import or bank")
     return parser
@@ -330,6 +345,8 @@ def work(arguments: argparse.Namespace) -> int:
         return 0 if all(same for _, same in found) else 1
     check_out(arguments.out)
     out = Path(arguments.out)
+    if arguments.command == "verify":
+        return verify_methods(arguments, out)
     if arguments.command in ("export", "import"):
         truth = export_truth(arguments) if arguments.command == "export" else import_truth(arguments)
         write_truth(out, truth)
@@ -345,6 +362,19 @@ def work(arguments: argparse.Namespace) -> int:
     for path in made:
         print(f"written: {path}")
     return 0
+
+
+def verify_methods(arguments: argparse.Namespace, out: Path) -> int:
+    """LDS at a seed that did not exist before: another base model, other attributed examples, other subsets."""
+    seed = secrets.randbelow(SEEDS_DRAWN)
+    beside = [name for name in BESIDE if name not in arguments.methods]
+    asked = {**asked_for(arguments), "methods": (*arguments.methods, *beside), "seeds": (seed,)}
+    result = run(Experiment(**asked), execution_of(arguments))
+    place = result.save(out, command_line("bench.truth", sys.argv[1:]))
+    print(f"{result}\n\nseed {seed} was drawn for this run; bench.lds --seeds {seed} makes it again; record: {place}")
+    for problem in result.problems:
+        print(problem, file=sys.stderr)
+    return 1 if result.problems else 0
 
 
 def described(truth: GroundTruth) -> str:

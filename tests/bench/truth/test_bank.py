@@ -34,6 +34,18 @@ def test_ranks_are_all_that_lds_needs() -> None:
     assert (kept.ci_low, kept.num_undefined) == (pytest.approx(whole.ci_low, abs=1e-12), 1)
 
 
+def test_a_method_is_verified_on_subsets_that_did_not_exist_before(tmp_path: Path, capsys: Any) -> None:
+    asked = ["verify", "gradsim", "--task", LOGISTIC, "--set", f"{LOGISTIC}.num_train=60", "--subsets", "8"]
+    seeds = []
+    for _ in range(2):
+        assert truth_command([*asked, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path)]) == 0
+        seeds.append(int(capsys.readouterr().out.split("seed ")[-1].split()[0]))
+    runs = load_results(tmp_path)
+    assert set(runs.rows["seed"]) == set(seeds)
+    assert len(set(seeds)) == 2
+    assert {"gradsim", "kfac", "random", "same_class"} == set(runs.rows["label"])
+
+
 def test_there_is_a_bank_to_compete_on() -> None:
     assert {path.name.split("-")[0] for path in BANKS} >= {"digits", "tinylm", "cifar10"}
     of_cifar10 = [path for folder in BANKS if folder.name.startswith("cifar10") for path in folder.iterdir()]
