@@ -193,16 +193,13 @@ def settings_block(records: Records, places: Sequence[str], options: Mapping[str
     rows = chosen_rows(records, places[0], options)
     lines = []
     for name, mine in rows.groupby("name", sort=True):
+        several = mine.groupby("normalised")["settings"].nunique().max() > 1  # chosen for each alpha by itself
         told: dict[str, list[str]] = {}
-        for row in mine.drop_duplicates(["normalised", "alpha", "settings"]).itertuples():
-            kind = "train-normalised" if row.normalised else "raw"
-            told.setdefault(str(row.settings) or "defaults", []).append(f"{kind} {row.alpha:g}")
-        kinds = {text: dict.fromkeys(one.partition(" ")[0] for one in places) for text, places in told.items()}
-        several = mine.groupby("normalised")["settings"].nunique().max() > 1  # chosen for each alpha
-        words = [f"{', '.join(told[text] if several else kinds[text])}: {text}" for text in told]
-        lines.append(
-            [f"`{name}`", str(mine["method"].iloc[0]), "; ".join(words) if len(told) > 1 else next(iter(told))]
-        )
+        for row in mine.sort_values("normalised", kind="stable").itertuples():
+            place = f"{'train-normalised' if row.normalised else 'raw'}{f' at {row.alpha:g}' if several else ''}"
+            told.setdefault(str(row.settings) or "defaults", []).append(place)
+        words = [f"{', '.join(dict.fromkeys(where))}: {text}" for text, where in told.items()]
+        lines.append([f"`{name}`", str(mine["method"].iloc[0]), "; ".join(words) if len(told) > 1 else min(told)])
     return markdown_table(["label", "method", "settings"], lines)
 
 

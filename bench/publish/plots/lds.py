@@ -1,7 +1,6 @@
 """LDS against the share of data that models are retrained on (paper: fig:retraining).
 
-A line a method, each seed by itself as a faint dot (fig:individual_LDS_scores). One or two shares make no curve: there
-the methods stand below each other, a panel a share.
+A line a method, each seed by itself as a faint dot (fig:individual_LDS_scores).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +23,11 @@ from bench.publish.plots.frame import (
     first_value,
     handles_of,
     panel_row,
-    text_width,
 )
-from bench.publish.plots.style import FAINT, INK, QUIET, WIDTH, looks, new_figure
+from bench.publish.plots.style import FAINT, INK, looks
 from bench.records import Results, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
 
 Shapes = Mapping[str, dict[str, Any]]
-FEWEST_OF_A_CURVE = 3  # shares retrained on
 BAND = 0.3  # of the way from one share to the next: at most as far as points of one share stand apart
 PLACES = ["alpha_attribution", "truth"]
 CEILINGS: dict[str, dict[str, Any]] = {
@@ -58,24 +55,22 @@ def series_shapes(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def draw_lds(results: Results) -> Iterator[Drawing]:
     for (ground, normalised), group in results.rows.groupby(["ground", "normalised"], sort=True):
+        if group["alpha"].nunique() < 2:  # no curve: its picture is the front one
+            continue
         group = words.short_names(group)
-        shapes = series_shapes(group)
-        if curves := group["alpha"].nunique() >= FEWEST_OF_A_CURVE:
-            shapes = few_of(shapes, group)
-            left_out = sorted(set(group["series"]) - set(shapes) - {"random"})
-            group = group[group["series"].isin(shapes)]
-            figure, axes = lines(group, shapes)
-        else:
-            (figure, axes), left_out = dots(group, shapes), []
+        shapes = few_of(series_shapes(group), group)
+        left_out = sorted(set(group["series"]) - set(shapes) - {"random"})
+        group = group[group["series"].isin(shapes)]
+        figure, axes = lines(group, shapes)
         bars = f"Bars: {bars_of(group.groupby([*PLACES, 'alpha', 'series']).size())}."
-        if curves and group["seed"].nunique() > 1:
+        if group["seed"].nunique() > 1:
             bars += " Faint dots: each seed."
         if left_out:
             bars += f" Not drawn: {', '.join(left_out)}."
         kind = words.kind_of_scores(bool(normalised))
         description, about = first_value(group, "description"), first_value(group, "ground_words")
         title = f"{description}: LDS of {kind}"
-        names = handles_of(axes, [shape["label"] for shape in shapes.values()]) if curves else []
+        names = handles_of(axes, [shape["label"] for shape in shapes.values()])
         finish(figure, title, [about], words.notes_of(bars, group), names)
         caption = (
             f"LDS of {kind} against the share of the attributed examples retrained on; {description}, {about}. {bars} "
@@ -171,51 +166,3 @@ def side_by_side(axis: Axes, alphas: Sequence[float], count: int) -> np.ndarray:
     for alpha in alphas:
         axis.axvspan(alpha - width / 2, alpha + width / 2, color=FAINT, alpha=0.35, linewidth=0, zorder=0)
     return width * (np.arange(count) - (count - 1) / 2) / max(1, count)
-
-
-def dots(group: pd.DataFrame, shapes: Shapes) -> tuple[Figure, list[Axes]]:
-    """A panel for each share retrained on, a row of them for each share attributed; the series below each other."""
-    alphas = sorted(group["alpha"].unique())
-    places = list(group.groupby(PLACES, sort=True))[: MOST_PANELS // len(alphas)]
-    named = [[name for name in shapes if name in set(here["series"])] for _, here in places]  # none without a point
-    heights = [0.75 + 0.17 * len(some) for some in named]
-    figure = new_figure(WIDTH, sum(heights))
-    grid = figure.subplots(len(places), len(alphas), sharey="row", squeeze=False, height_ratios=heights)
-    for line, ((share, _), here), names in zip(grid, places, named, strict=True):
-        for axis, alpha in zip(line, alphas, strict=True):
-            cell = here[here["alpha"] == alpha]
-            if len(cell):
-                dots_panel(axis, cell, names, shapes)
-            else:
-                axis.text(0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color=QUIET)
-                axis.set_xticks([])
-            at = f"{ALPHA_RETRAIN} = {alpha:g}, {ALPHA_ATTRIBUTION} = {share:g}"
-            axis.set_title(f"{at}{panel_note(here, group)}", parse_math=True)
-            labels = [shapes[name]["label"] for name in names]
-            longest = max(text_width(label, 7.5) for label in labels)
-            axis.set_yticks(range(len(names)), labels, fontsize=min(7.5, 7.5 * 1.45 / longest))
-            axis.set_ylim(len(names) - 0.5, -0.5)
-            axis.tick_params(labelleft=axis is line[0])
-    for axis in grid[-1]:
-        axis.set_xlabel("LDS")
-    return figure, list(grid.ravel())
-
-
-def dots_panel(axis: Axes, rows: pd.DataFrame, names: list[str], shapes: Shapes) -> None:
-    """Rows of one truth and one alpha."""
-    axis.axvline(0, color=INK, linewidth=0.5)
-    for position, name in enumerate(names):
-        cell = rows[rows["series"] == name]
-        if len(cell):
-            mean, low, high = over_seeds(cell)
-            ends = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
-            shape = shapes[name] | {"linestyle": "none"}
-            axis.errorbar(mean, position, xerr=ends, capsize=1.5, elinewidth=0.8, **shape)
-    for label, style in CEILINGS.items():
-        if np.isfinite(ceiling := ceiling_called(label, rows)):
-            axis.axvline(ceiling, color=INK, label=f"_{label}", **style)
-            if label == "noise ceiling":
-                axis.annotate(
-                    label, (ceiling, 0.5), (-2, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
-                    rotation=90, ha="right", va="center", fontsize=6, in_layout=False,
-                )  # fmt: skip

@@ -1,7 +1,6 @@
 """Seconds, memory and disk against model size (paper: fig:benchmark_big_ek-fac), and who is cheaper where.
 
-Filled markers were measured, hollow ones projected, with their interval; thin grey lines are the paper's laws, each
-moved to touch its method. EK-FAC has a line for each of a few fitting sets, since that is what decides its seconds.
+Filled markers were measured, hollow ones projected, with their interval. EK-FAC has a line for each of a few fitting sets, since that is what decides its seconds.
 """
 
 import io
@@ -31,9 +30,8 @@ from bench.publish.plots.frame import (
 )
 from bench.publish.plots.style import INK, in_order, look
 from bench.records import Results
-from bench.scaling.costs import Setting, draw_flops
+from bench.scaling.costs import Setting
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, ratio_ends
-from bench.scaling.lines import Curve
 from bench.scaling.report import too_large
 from bench.scaling.rows import method_label, number_of, scores_were_measured
 from bench.tables import duration
@@ -47,9 +45,7 @@ PANEL_TITLES = {
     "disk_bytes": "written by the fit, GiB",
 }
 LAW = "#8a8f98"
-LAWS = {"bif": ("draws (n + q) d", (0, (1, 1))), "ekfac": ("\u03a3 d_in\u00b3 + d_out\u00b3", (0, (4, 1, 1, 1)))}
 FIT_LINES = (400, 10_000, 1_000_000)  # fitting sets with a line of their own: small, middle, the paper's
-LEAST_SLOPED = 4  # models that a slope is said of
 FADED = (1.0, 0.7, 0.45)
 TEXTS = ("model", "method", "device")
 NOT_NUMBERS = (
@@ -87,11 +83,8 @@ def draw_scaling(results: Results) -> Iterator[Drawing]:
 def _against_size(group: pd.DataFrame, whole: pd.DataFrame, device: str, stem: str, runs: list[str]) -> Drawing:
     shown = [(name, unit) for name, unit in PANELS if name in group and (group[name] > 0).any()]
     figure, axes = panel_row(len(shown), 2.5, share_y=False)
-    laws: list[str] = []
-    slopes: list[str] = []
     for axis, (column, unit) in zip(axes, shown, strict=True):
-        slopes += draw_panel(axis, group, column, unit)
-        laws += draw_laws(axis, group) if column == "seconds" else []
+        draw_panel(axis, group, column, unit)
         logarithmic(axis, "x")
         (seconds_axis if column == "seconds" else logarithmic)(axis, "y")
         models = group.drop_duplicates("parameters")
@@ -100,10 +93,9 @@ def _against_size(group: pd.DataFrame, whole: pd.DataFrame, device: str, stem: s
         axis.set_xlabel("parameters")
         axis.set_title(PANEL_TITLES[column])
     title = "Seconds, peak memory and disk against model size"
-    explained = explain(group, whole, laws) + (f" Slopes in log-log: {', '.join(slopes)}." if slopes else "")
-    finish(
-        figure, title, [device], [explained if len(explained) < 1200 else marks(group)], handles_of(axes)[:MOST_NAMES]
-    )
+    explained = explain(group, whole)
+    note = explained if len(explained) < 1200 else marks(group)
+    finish(figure, title, [device], [note], handles_of(axes)[:MOST_NAMES])
     facts = {"method": sorted(set(group["method"]))}
     return Drawing(stem, f"{title}: {device}", f"{title} on {device}. {explained}", runs, figure, facts)
 
@@ -174,9 +166,8 @@ def _projected(block: pd.DataFrame, column: str) -> pd.Series:
     return block["depth"] < block["layers"]
 
 
-def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> list[str]:
-    """One line a method and fitting set; the slope of each in log-log, in words."""
-    slopes: list[str] = []
+def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None:
+    """One line a method and fitting set."""
     for method in in_order(rows["method"]):
         shape = look(method)
         for number, (ending, block) in enumerate(blocks_of(rows, method, column)):
@@ -198,37 +189,7 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> list
                 axis.vlines(
                     ends["parameters"], lows, ends["seconds_high"], color=shape["color"], linewidth=0.8, **faded
                 )
-            if len(block) >= LEAST_SLOPED:
-                what = {"seconds": "seconds", "peak_memory_bytes": "memory", "disk_bytes": "disk"}[column]
-                slopes.append(f"{shape['label']}{ending} {Curve(x, y).slope:.2f} ({what})")
     axis.set_yscale("log")
-    return slopes
-
-
-def draw_laws(axis: Axes, rows: pd.DataFrame) -> list[str]:
-    """O(draws (n + q) d) through BIF's largest model, sum of cubes through EK-FAC's; whose were drawn."""
-    drawn = []
-    for method, (name, dash) in LAWS.items():
-        blocks = blocks_of(rows, method, "seconds")
-        block = blocks[0][1] if blocks else rows[:0]
-        law = law_of(block, method)
-        if law is None or len(block) < 2:
-            continue
-        x = block["parameters"].to_numpy(float)
-        y = law / law[-1] * block["seconds"].to_numpy(float)[-1]
-        axis.plot(x, y, color=LAW, linestyle=dash, linewidth=0.9, zorder=0, label=f"_law {name}")
-        drawn.append(method)
-    return drawn
-
-
-def law_of(block: pd.DataFrame, method: str) -> np.ndarray | None:
-    if method == "ekfac":
-        known = "eigen_cost" in block and block["eigen_cost"].notna().all()
-        return block["eigen_cost"].to_numpy(float) if known else None
-    needed = ["token_parameters", "train", "queries", "minibatch", "tokens", "draws"]
-    if not all(name in block and block[name].notna().all() for name in needed):
-        return None
-    return np.array([row["draws"] * draw_flops(*(row[name] for name in needed[:-1])) for _, row in block.iterrows()])
 
 
 def marks(rows: pd.DataFrame) -> str:
@@ -238,8 +199,8 @@ def marks(rows: pd.DataFrame) -> str:
     return f"{hollow} {filled}".strip()
 
 
-def explain(rows: pd.DataFrame, everything: pd.DataFrame, laws: list[str]) -> str:
-    """The caption's facts: setting, what is projected, what failed, what the grey lines are."""
+def explain(rows: pd.DataFrame, everything: pd.DataFrame) -> str:
+    """The caption's facts: setting, what is projected, what failed."""
     parts = []
     first: dict[str, Any] = rows.iloc[0].to_dict()
     if {"train", "queries", "tokens"} <= set(rows):
@@ -255,9 +216,6 @@ def explain(rows: pd.DataFrame, everything: pd.DataFrame, laws: list[str]) -> st
     parts.append(marks(rows))
     if "seconds_low" in rows and (rows["seconds_low"] < rows["seconds"] / 10).any():
         parts.append("A bar that reaches zero is cut at a tenth of its value.")
-    if laws:
-        named = [f"{look(method)['label']} {LAWS[method][0]}" for method in laws]
-        parts.append(f"Grey: the paper's laws through each method's largest model ({', '.join(named)}).")
     unknown = [
         look(method)["label"] for method in in_order(rows["method"]) if not blocks_of(rows, method, PANELS[1][0])
     ]

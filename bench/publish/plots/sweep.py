@@ -92,50 +92,14 @@ def draw_sweep(results: Results) -> Iterator[Drawing]:
             continue
         parts = ["sweep", sweep["task"], sweep["protocol"], sweep["method"], *axes, f"alpha {alpha_words(sweep)}"]
         stem = "-".join(file_slug(part) for part in parts)
-        yield sweep_line(sweep, stem) if len(axes) == 1 else sweep_grids(sweep, stem)
-
-
-def sweep_line(sweep: dict[str, Any], stem: str) -> Drawing:
-    """LDS against one setting, raw and train-normalised; values that diverged are left out and counted."""
-    ((name, values),) = sweep["axes"].items()
-    by_value = {setting_text(cell[name]): cell for cell in sweep["cells"]}
-    in_turn = sorted(values, key=lambda value: (isinstance(value, str), value if not isinstance(value, str) else 0))
-    ordered = [by_value[setting_text(value)] for value in in_turn if setting_text(value) in by_value]
-    figure, (axis,) = panel_row(1)
-    shape = look(sweep["method"])
-    axis.axhline(0, color=INK, linewidth=0.5)
-    known = all(cell.get("ci_low") is not None for cell in ordered if cell["lds"] is not None)
-    for column, change in (
-        ("lds", {"label": f"{shape['label']}, raw"}),
-        ("lds_normalised", {"markerfacecolor": "white", "label": f"{shape['label']}, train-normalised"}),
-    ):
-        points = [(x, cell) for x, cell in enumerate(ordered) if cell.get(column) is not None]
-        if not points:
-            continue
-        # A little to the side of each other, so that equal scores do not hide one another.
-        x = np.array([x for x, _ in points]) + (-0.05 if column == "lds" else 0.05)
-        y = np.array([cell[column] for _, cell in points])
-        ends = None
-        if known and column == "lds":  # the record's intervals are of raw scores
-            ends = np.array([[cell["lds"] - cell["ci_low"], cell["ci_high"] - cell["lds"]] for _, cell in points])
-            ends = ends.T.clip(min=0.0)
-        axis.errorbar(x, y, yerr=ends, capsize=1.5, elinewidth=0.8, **(shape | change))
-    axis.set_xticks(range(len(ordered)), [setting_text(cell[name]) for cell in ordered])
-    axis.set_xlabel(name)
-    axis.set_ylabel("LDS")
-    missing = sum(cell["lds"] is None for cell in ordered)
-    bars = "Bars: 95 % intervals, recorded for raw scores only." if known else "No intervals recorded."
-    diverged = f"{missing} value{'s' * (missing != 1)} diverged." if missing else ""
-    title = f"{sweep.get('description') or sweep['task']}: {shape['label']} over {name}"
-    notes = [" ".join(filter(None, [bars, diverged, sweep_sizes(sweep)])), other_settings(sweep)]
-    finish(figure, title, [swept_on(sweep)], notes, handles_of([axis]))
-    caption = f"LDS of {sweep['method']} against {name}; {swept_on(sweep)}. {' '.join(notes)}".strip()
-    return Drawing(stem, title, caption, [sweep["run_id"]], figure, sweep_facts(sweep, [sweep["method"]]))
+        yield sweep_grids(sweep, stem)
 
 
 def sweep_grids(sweep: dict[str, Any], stem: str) -> Drawing:
     """Below each other, a grid of the last two settings for every value of those before them."""
     axes, cells = sweep["axes"], sweep["cells"]
+    if len(axes) == 1:  # a grid of one row
+        axes, cells = {"": [""], **axes}, [{"": "", **cell} for cell in cells]
     *outer, down, across = list(axes)
     fixed = [dict(zip(outer, values, strict=True)) for values in product(*(axes[name] for name in outer))]
     fixed = fixed[:MOST_PANELS]
