@@ -11,8 +11,6 @@ better to the number of those that are not clearly worse: 1-2 where nobody can t
 """
 
 import argparse
-import csv
-import io
 import math
 import re
 import sys
@@ -22,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from bench.answers import ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, model_words, short_digest
@@ -32,6 +30,7 @@ from bench.records import (
     CeilingOverSeeds,
     Results,
     ceiling_over_seeds,
+    csv_text,
     last_made,
     load_results,
     within_groups,
@@ -53,10 +52,11 @@ Names = dict[tuple[str, str, str], str]  # column, label, settings -> what a lin
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaderboardRow:
-    """One method in one column."""
+class Place:
+    """What a column is about, but for its seeds."""
 
-    column: str  # rows with the same text are ranked against each other, and only those
+    ground_id: str
+    truth_id: str
     task: str
     protocol: str
     ground: str  # what was asked, in words
@@ -66,6 +66,13 @@ class LeaderboardRow:
     scores: str  # raw or normalised
     alpha: float | None
     alpha_attribution: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderboardRow(Place):
+    """One method in one column."""
+
+    column: str  # rows with the same text are ranked against each other, and only those
     method: str
     label: str
     reference: str  # the models that it looks at: full, attributed or subset; and how many
@@ -103,49 +110,21 @@ class LeaderboardRow:
     def num_seeds(self) -> int:
         return len(self.seeds)
 
-    def plain(self) -> dict[str, Any]:
-        """As plain data, with the rank as text."""
-        return {**asdict(self), "rank": self.rank, "num_seeds": self.num_seeds}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """What a column is about, but for its seeds."""
-
-    ground_id: str
-    truth_id: str
-    task: str
-    protocol: str
-    ground: str
-    truth: str
-    metric: str
-    at: float | None
-    scores: str
-    alpha: float | None
-    alpha_attribution: float
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
     """One method's number of one seed."""
 
-    place: _Place
+    place: Place
     method_config: str
     seed: int
-    value: float
-    low: float
-    high: float
+    measured: compare.Measured
     higher: bool
-    finished: str
-    told: Mapping[str, Any]  # method, label, settings, seconds, memory, device, note, run_id
-
-    @property
-    def measured(self) -> compare.Measured:
-        return self.value, self.low, self.high
+    told: Mapping[str, Any]  # method, label, reference, models, settings, seconds, memory, device, note, run_id
 
 
 # place, seed, method_config, rival -> difference, low, high
-_Pairs = dict[tuple[_Place, int, str, str], tuple[float, float, float]]
+_Pairs = dict[tuple[Place, int, str, str], tuple[float, float, float]]
 
 
 def rows(results: Path | str | Results) -> list[LeaderboardRow]:
@@ -155,7 +134,7 @@ def rows(results: Path | str | Results) -> list[LeaderboardRow]:
     inside = replace(inside, rows=inside.rows[inside.rows["scheme"] != "balanced"])
     parts = [_of_lds(found, "lds"), _of_lds(inside, WITHIN), _of_answers(found)]
     pairs = {key: pair for _, own in parts for key, pair in own.items()}
-    by_place: dict[_Place, dict[str, dict[int, _Measured]]] = {}
+    by_place: dict[Place, dict[str, dict[int, _Measured]]] = {}
     for one in [one for measured, _ in parts for one in measured]:
         by_place.setdefault(one.place, {}).setdefault(one.method_config, {})[one.seed] = one
     made: list[LeaderboardRow] = []
@@ -179,7 +158,7 @@ def _order(row: LeaderboardRow) -> tuple[Any, ...]:
 
 
 def _column(
-    place: _Place, seeds: tuple[int, ...], here: Mapping[str, Sequence[_Measured]], pairs: _Pairs, results: Results
+    place: Place, seeds: tuple[int, ...], here: Mapping[str, Sequence[_Measured]], pairs: _Pairs, results: Results
 ) -> list[LeaderboardRow]:
     higher = next(iter(here.values()))[0].higher
     spans = {name: compare.over_seeds([m.measured for m in found]) for name, found in here.items()}
@@ -193,46 +172,30 @@ def _column(
     )
     made, ceiling = [], _ceiling(place, seeds, results)
     for name, found in here.items():
-        told = [one.told for one in found]
-        devices = sorted({str(one["device"]) for one in told})
+        told = pd.DataFrame([one.told for one in found])
+        devices = sorted(set(told["device"].astype(str)))
+        others = [other for other in known if other != name and name in known]
         made.append(
             LeaderboardRow(
-                column=column,
-                **{k: v for k, v in vars(place).items() if k not in ("ground_id", "truth_id")},
-                method=told[0]["method"],
-                label=told[0]["label"],
-                reference=told[0]["reference"],
-                models=told[0]["models"],
-                settings=told[0]["settings"] or "",
-                value=spans[name].mean,
-                low=spans[name].low,
-                high=spans[name].high,
-                higher_is_better=higher,
-                rank_best=1 + sum(ahead[other, name] for other in known if other != name) if name in known else 0,
-                rank_worst=len(known) - sum(ahead[name, other] for other in known if other != name)
-                if name in known
-                else 0,
-                num_ranked=len(known),
-                ceiling=ceiling.value if ceiling else math.nan,
+                **vars(place), column=column, **{one: told[one].iloc[0] for one in ("method", "label", "reference")},
+                models=int(told["models"].iloc[0]), settings=told["settings"].iloc[0] or "", value=spans[name].mean,
+                low=spans[name].low, high=spans[name].high, higher_is_better=higher,
+                rank_best=(name in known) * (1 + sum(ahead[other, name] for other in others)),
+                rank_worst=(name in known) * (len(known) - sum(ahead[name, other] for other in others)),
+                num_ranked=len(known), ceiling=ceiling.value if ceiling else math.nan,
                 ceiling_touches_zero=ceiling is not None and ceiling.touches_zero,
                 # Seconds of different machines are not averaged.
-                seconds=_median(one["seconds"] for one in told) if len(devices) == 1 else math.nan,
-                memory=max((float(m) for one in told if (m := one["memory"]) is not None), default=math.nan),
-                device=devices[0] if len(devices) == 1 else "several",
-                seeds=seeds,
-                note="; ".join(sorted({str(one["note"]) for one in told if one["note"]})),
-                record=tuple(sorted({str(one["run_id"]) for one in told})),
+                seconds=float(told["seconds"].astype(float).median()) if len(devices) == 1 else math.nan,
+                memory=float(told["memory"].astype(float).max()),
+                device=devices[0] if len(devices) == 1 else "several", seeds=seeds,
+                note="; ".join(sorted({str(one) for one in told["note"] if one})),
+                record=tuple(sorted(set(told["run_id"].astype(str)))),
             )
-        )
+        )  # fmt: skip
     return made
 
 
-def _median(values: Iterable[float | None]) -> float:
-    known = [float(value) for value in values if value is not None and math.isfinite(value)]
-    return float(np.median(known)) if known else math.nan
-
-
-def _ahead(place: _Place, here: Mapping[str, Sequence[_Measured]], one: str, other: str, pairs: _Pairs) -> bool:
+def _ahead(place: Place, here: Mapping[str, Sequence[_Measured]], one: str, other: str, pairs: _Pairs) -> bool:
     """Whether `one` is clearly better than `other`, by `bench.publish.compare`."""
     found: list[compare.Measured | None] = []
     for mine in here[one]:
@@ -248,13 +211,13 @@ def _ahead(place: _Place, here: Mapping[str, Sequence[_Measured]], one: str, oth
 
 
 def _of_lds(results: Results, metric: str) -> tuple[list[_Measured], _Pairs]:
-    measured, places = [], dict[tuple[Any, ...], _Place]()
+    measured, places = [], dict[tuple[Any, ...], Place]()
     # Tuned apart for raw and for normalised scores, a method runs twice, and the first time it may warm the machine up:
     # seconds and memory of both are those of the faster.
     runs, costs = ["run_id", "label", "alpha", "alpha_attribution", "seed"], ["seconds", "peak_memory_bytes"]
     faster = results.rows.sort_values("seconds", kind="stable").drop_duplicates(runs)[[*runs, *costs]]
     for row in results.rows.drop(columns=costs).merge(faster, on=runs, how="left").to_dict("records"):
-        place = _Place(
+        place = Place(
             ground_id=row["ground"], truth_id=row["truth"], task=row["task"], protocol=row["protocol"],
             ground=row["ground_words"], truth=row["truth"], metric=metric, at=None,
             scores="normalised" if row["normalised"] else "raw", alpha=float(row["alpha"]),
@@ -268,9 +231,8 @@ def _of_lds(results: Results, metric: str) -> tuple[list[_Measured], _Pairs]:
         told["memory"] = row["peak_memory_bytes"]
         measured.append(
             _Measured(
-                place=place, method_config=row["series"], seed=int(row["seed"]), value=float(row["lds"]),
-                low=float(row["ci_low"]), high=float(row["ci_high"]), higher=True, finished=str(row["finished"]),
-                told=told,
+                place=place, method_config=row["series"], seed=int(row["seed"]), higher=True, told=told,
+                measured=(float(row["lds"]), float(row["ci_low"]), float(row["ci_high"])),
             )
         )  # fmt: skip
     pairs: _Pairs = {}
@@ -282,7 +244,7 @@ def _of_lds(results: Results, metric: str) -> tuple[list[_Measured], _Pairs]:
     return measured, pairs
 
 
-def _ceiling(place: _Place, seeds: Sequence[int], results: Results) -> CeilingOverSeeds | None:
+def _ceiling(place: Place, seeds: Sequence[int], results: Results) -> CeilingOverSeeds | None:
     if place.metric not in LDS:
         return None
     frame = results.rows
@@ -295,7 +257,7 @@ def _ceiling(place: _Place, seeds: Sequence[int], results: Results) -> CeilingOv
 
 def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:
     """Of the questions beside LDS; where two records measured the same, the later one counts."""
-    found: dict[tuple[_Place, str, int], _Measured] = {}
+    found: dict[tuple[Place, str, int], _Measured] = {}
     pairs: _Pairs = {}
     records = [
         {**record, "finished": max(str(record.get("finished", "")), last_made(path))}
@@ -306,8 +268,8 @@ def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:
         task = {name: value for name, value in record["config"]["task"].items() if name != "source"}
         ground = canonical([record["question"], task, record["ground"]])
 
-        def place_of(row: Mapping[str, Any], ground: str = ground, record: Mapping[str, Any] = record) -> _Place:
-            return _Place(
+        def place_of(row: Mapping[str, Any], ground: str = ground, record: Mapping[str, Any] = record) -> Place:
+            return Place(
                 ground_id=ground, truth_id=canonical(record["config"]["task"].get("source")), task=row["task"],
                 protocol=row["protocol"], ground=f"task {row['task']}, protocol {row['protocol']}",
                 truth=record["truth"], metric=row["metric"], at=amount_asked(record, row["at"]),
@@ -328,20 +290,21 @@ def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:
             }  # fmt: skip
             place = place_of(row)
             key = (place, method_config["series_id"], int(row["seed"]))
+            ends = _numbers(row, "value", "ci_low", "ci_high")
             found[key] = _Measured(
-                place=place, method_config=key[1], seed=key[2], value=_number(row["value"]), low=_number(row["ci_low"]),
-                high=_number(row["ci_high"]), higher=bool(row["higher"]), finished=record["finished"], told=told,
-            )  # fmt: skip
+                place=place, method_config=key[1], seed=key[2], measured=ends, higher=bool(row["higher"]), told=told
+            )
         for pair in record["pairs"]:
             both = (pair["label"], pair["against"])
             names = [identity.series({**pair, "method": label}, label)["series_id"] for label in both]
-            ends = tuple(_number(pair[name]) for name in ("difference", "ci_low", "ci_high"))
-            pairs[place_of(pair), int(pair["seed"]), names[0], names[1]] = ends  # type: ignore[assignment]
+            ends = _numbers(pair, "difference", "ci_low", "ci_high")
+            pairs[place_of(pair), int(pair["seed"]), names[0], names[1]] = ends
     return list(found.values()), pairs
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+def _numbers(row: Mapping[str, Any], value: str, low: str, high: str) -> compare.Measured:
+    one, two, three = (math.nan if row[name] is None else float(row[name]) for name in (value, low, high))
+    return one, two, three
 
 
 # ---- as people read it: tables a page wide, a line a method, a column a question with its ranks ----
@@ -602,11 +565,8 @@ def run(arguments: argparse.Namespace) -> int:
     for board in boards(found, arguments.wide):
         print(f"{board.title}\n{table(board.header, board.lines)}\n{board.caption}\n")
     if arguments.out:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(found[0].plain()))
-        writer.writeheader()
-        for row in found:
-            cells = row.plain().items()
-            writer.writerow({name: " ".join(map(str, one)) if isinstance(one, tuple) else one for name, one in cells})
-        write_whole(Path(arguments.out), text.getvalue())
+        rank = {"rank": [row.rank for row in found], "num_seeds": [row.num_seeds for row in found]}
+        table_of_all = pd.DataFrame(map(asdict, found)).drop(columns=["ground_id", "truth_id"]).assign(**rank)
+        lists = {name: table_of_all[name].map(lambda one: " ".join(map(str, one))) for name in ("seeds", "record")}
+        write_whole(Path(arguments.out), csv_text(table_of_all.assign(**lists)))
     return int(bool(results.problems))

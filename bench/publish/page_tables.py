@@ -185,8 +185,8 @@ def outputs_block(records: Records, places: Sequence[str], options: Mapping[str,
         mine = [cells.get((label, *column)) for column in columns]
         text = ["-" if c is None else " / ".join(number(c[m].mean()) for m in ("lds", WITHIN["lds"])) for c in mine]
         lines.append([f"`{label}`", *text])
-    text = markdown_table(["", *(f"{output}, alpha {alpha:g}" for alpha, output in columns)], lines)
-    return f"{text}\n\nLDS / within class. {_caption(rows, 'lds', options.get('scores', 'raw'))}"
+    block = markdown_table(["", *(f"{output}, alpha {alpha:g}" for alpha, output in columns)], lines)
+    return f"{block}\n\nLDS / within class. {_caption(rows, 'lds', options.get('scores', 'raw'))}"
 
 
 def settings_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:

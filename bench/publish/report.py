@@ -42,7 +42,7 @@ FIRST_COMMAND = "python -m bench.lds --alpha 0.1"
 # Pictures in this order, as long as there is room; the first is the front picture.
 KINDS = (
     "front", "collapse", "reference", "retraining", "lds", "scaling", "seconds", "removal", "sweep", "budget", "limit",
-    "agreement", "examples", "tokens",
+    "examples", "tokens",
 )  # fmt: skip
 COST_KINDS = ("scaling", "seconds", "budget")
 TITLE = re.compile(r"\A\s*# .*\n")

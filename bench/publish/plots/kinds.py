@@ -1,15 +1,11 @@
-"""Every kind of figure there is, and how they are drawn into a folder, several kinds at a time."""
+"""Every kind of figure there is, and how they are drawn into a folder."""
 
 import argparse
 import json
-import os
-import signal
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +14,18 @@ import matplotlib
 import bench.publish.plots.style as style
 import bench.schema as schema
 from bench.arguments import check_out
-from bench.publish.plots.evaluations import draw_agreement, draw_removal
 from bench.publish.plots.examples import draw_examples, draw_tokens
 from bench.publish.plots.frame import Kind
 from bench.publish.plots.front import draw_front, draw_retraining, draw_seconds
 from bench.publish.plots.lds import draw_lds
 from bench.publish.plots.limit import draw_limit
 from bench.publish.plots.question import draw_collapse, draw_reference
+from bench.publish.plots.removal import draw_removal
 from bench.publish.plots.scaling import draw_scaling
 from bench.publish.plots.sweep import draw_budget, draw_sweep
 from bench.records import FEW, Results, load_results, without_curves, without_scored_again
 from retrain.errors import UsageError
-from retrain.processes import die_with
-from retrain.progress import Progress, progress_counter
+from retrain.progress import progress_counter
 from retrain.safe_files import SafeFileError, read_checked, write_whole
 
 LDS_COMMAND = "python -m bench.lds --alpha 0.1 0.3 0.5 0.7"
@@ -70,10 +65,6 @@ KINDS = (
         "budget", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget", draw_budget,
     ),
     Kind(
-        "agreement", "Spearman and top overlap of every two methods' scores", "answers.json of agreement",
-        "tda-bench evaluate agreement", draw_agreement,
-    ),
-    Kind(
         "removal", "the change of a query's loss without its most helpful examples", "answers.json of removal",
         "tda-bench evaluate removal", draw_removal,
     ),
@@ -91,7 +82,6 @@ KINDS = (
         ("fig:lang-main", "fig:p2.8B", "fig:p14M-1", "fig:p14M-2", "fig:ekfac_vs_bif_grid", "fig:bif_tokenwise_grid"),
     ),
 )  # fmt: skip
-CALLS: list[Any] = []  # of `draw_kind`, for the workers
 
 
 @dataclass
@@ -141,41 +131,6 @@ def free_stem(stem: str, taken: set[str]) -> str:
     return name
 
 
-def draw_all(kinds: Sequence[Kind], results: Results, out: Path, progress: Progress) -> list[Drawn]:
-    """In order of the kinds, drawn in several processes: forked, so that none imports or reads anything again."""
-    processes = min(4, os.cpu_count() or 1)
-    calls = [(kind.name, results, out) for kind in kinds]
-    if processes < 2 or len(calls) < 2:
-        return [draw_kind(*call) for call in calls]
-    # Workers have the results by their fork: sent, they would fill a pipe that nobody empties after an interrupt.
-    CALLS[:] = calls
-    pool = ProcessPoolExecutor(processes, get_context("fork"), _start_drawing, (os.getpid(),))
-    try:
-        progress(0, len(calls))
-        # The kinds that take longest are started first.
-        slow = sorted(range(len(calls)), key=lambda number: calls[number][0] not in ("lds", "front", "retraining"))
-        waiting = {number: pool.submit(_draw_number, number) for number in slow}
-        for done, _ in enumerate(as_completed(waiting.values()), 1):
-            progress(done, len(calls))
-        return [waiting[number].result() for number in range(len(calls))]
-    except BaseException:
-        for worker in active_children():  # or else they draw on, and this one waits for them
-            worker.kill()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _draw_number(number: int) -> Drawn:
-    return draw_kind(*CALLS[number])
-
-
-def _start_drawing(driver: int) -> None:
-    """In a worker: Ctrl-C is the driver's, and nobody draws on when that is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with(driver)
-
-
 def draw_chosen(arguments: argparse.Namespace) -> int:
     """The command: 1 where a file could not be used, or where nothing allows a kind that was asked for."""
     if arguments.list:
@@ -195,7 +150,10 @@ def draw_chosen(arguments: argparse.Namespace) -> int:
     problems = list(results.problems)
     index: dict[str, Any] = {}
     with progress_counter(True, "kinds of figures") as progress:
-        found = draw_all(chosen, results, out, progress)
+        found = []
+        for number, kind in enumerate(chosen):
+            progress(number, len(chosen))
+            found.append(draw_kind(kind.name, results, out))
     for drawn in found:
         index |= dict(drawn.entries)
         problems += [problem for problem in drawn.problems if problem not in problems]

@@ -1,6 +1,7 @@
 """Seconds, memory and disk against model size (paper: fig:benchmark_big_ek-fac), and who is cheaper where.
 
-Filled markers were measured, hollow ones projected, with their interval. EK-FAC has a line for each of a few fitting sets, since that is what decides its seconds.
+Filled markers were measured, hollow ones projected, with their interval. EK-FAC has a line for each of a few fitting
+sets, since that is what decides its seconds.
 """
 
 import io

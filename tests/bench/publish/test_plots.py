@@ -3,10 +3,6 @@ named. tests/golden/plots.json holds digests of what is drawn from the committed
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +19,6 @@ from matplotlib.text import Text
 
 from bench.publish.__main__ import main as publish
 from bench.publish.plots import draw_figures, frame, style
-from bench.publish.plots.evaluations import cell_text
 from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis
 from bench.publish.plots.front import pareto_front, points, seen
 from bench.publish.plots.kinds import KINDS, without_crowds
@@ -31,7 +26,7 @@ from bench.publish.plots.question import one_of_each, spread
 from bench.publish.plots.scaling import measured_fits, read_scaling
 from bench.records import ELSEWHERE, Results, load_results, without_curves, without_scored_again
 from tests.bench.test_records import change_record
-from tests.helpers.synthetic_answers import write_agreement, write_removal
+from tests.helpers.synthetic_answers import write_removal
 from tests.helpers.synthetic_results import (
     write_budget,
     write_examples,
@@ -155,11 +150,6 @@ def test_an_axis_of_time_is_in_units_of_time() -> None:
         assert not any("M" in text for text in ticks)
 
 
-@pytest.mark.parametrize(("value", "text"), [(1.0, "1"), (0.64, ".64"), (-0.001, ".00"), (-0.31, "-.31"), (-1.0, "-1")])
-def test_cells_of_a_matrix(value: float, text: str) -> None:
-    assert cell_text(value) == text
-
-
 # ---- every kind ----
 
 
@@ -204,7 +194,6 @@ def write_everything(folder: Path) -> None:
     write_scaling(folder / "scaling")
     write_examples(folder / "examples")
     write_long_tokens(folder / "long")
-    write_agreement(folder / "agreement")
     write_removal(folder / "removal")
     write_limit(folder / "limit")
     write_question(folder / "question", seeds=(1,))
@@ -595,32 +584,3 @@ def test_bad_arguments_are_one_line(results: Path, capsys: pytest.CaptureFixture
         said = capsys.readouterr().err
         assert text in said
         assert said.count("\n") == 1
-
-
-def test_drawing_stops_when_it_is_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C goes to the whole group: the workers leave it to the driver, which ends them and says one line."""
-    write_run(tmp_path / "runs")
-    slow = """
-import os, signal, sys, time
-import bench.publish.__main__ as publish
-import bench.publish.plots.kinds as kinds
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background would ignore
-def draw_kind(*call):
-    os.write(1, b"drawing\\n")  # at once: printed, two lines can mix
-    time.sleep(60)
-kinds.draw_kind = draw_kind
-kinds.os.cpu_count = lambda: 2
-sys.exit(publish.main(["figures", "--results", "runs"]))
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", slow], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == ["drawing\n"] * 2  # both are there: none is being forked
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=40)
-    assert process.returncode == 130
-    assert "interrupted" in errors.splitlines()[-1]
-    assert "Traceback" not in errors

@@ -1,93 +1,20 @@
-"""What other questions than LDS answer: which methods agree, and what happens without the most helpful examples.
+"""How a query's loss changes when its most helpful examples are left out, against how many are: from answers.json."""
 
-`agreement`: Spearman's correlation and top overlap of every two methods, a matrix a panel. `removal`: how a query's
-loss changes when its most helpful examples are left out, against how many are. Both from answers.json.
-"""
-
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from bench.answers import ANSWERS_FILE
-from bench.evaluations.agreement import AGREEMENT, matrices_of, matrix_of
 from bench.identity import file_slug, series_label
 from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, finish, handles_of, logarithmic, panel_row
-from bench.publish.plots.style import INK, QUIET, looks
+from bench.publish.plots.style import QUIET, looks
 from bench.records import Results
 from bench.schema import AnswersRecord
 
 REMOVAL = "removal"
 CONTROL = "control"  # the origin of a row that no method made
 DASHES = ((0, (1, 1.5)), (0, (4, 2)))
-
-
-def draw_agreement(results: Results) -> Iterator[Drawing]:
-    for _, record in results.read(ANSWERS_FILE, AnswersRecord):
-        if record["question"] != AGREEMENT:
-            continue
-        methods = {one.get("label"): one.get("name", "") for one in record["config"].get("methods", [])}
-        groups: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
-        cells = record.get("detail", {}).get("cells", [])
-        for (seed, share, normalised, metric, at), some in matrices_of(cells).items():
-            groups.setdefault((seed, share, normalised), {})[metric, at] = some
-        for (seed, share, normalised), panels in groups.items():
-            count = max(len(matrix_of(some)[0]) for some in panels.values())
-            shown = list(panels.items())[:MOST_PANELS]
-            figure, axes = panel_row(len(shown), max(1.8, 0.55 + 0.21 * count), share_y=False, across=2)
-            for axis, ((metric, at), some) in zip(axes, shown, strict=True):
-                _matrix(axis, methods, some)
-                axis.set_title("Spearman" if metric == "Spearman" else f"top {100 * (at or 0):.2g} %")
-            kind = "train-normalised" if normalised else "raw"
-            task, protocol = (str(record["config"]["task"].get(name, "")) for name in ("name", "protocol"))
-            what = f"{record.get('description') or task}: which methods agree"
-            about = [f"protocol {protocol}", record["truth"], f"alpha_attribution {share:g}", f"seed {seed}"]
-            widest = max(
-                (cell["ci_high"] - cell["ci_low"]) / 2
-                for some in panels.values()
-                for cell in some
-                if cell["ci_low"] is not None and cell["ci_high"] is not None
-            )
-            note = (
-                "Spearman's correlation of scores over the examples, and the shared part of the most helpful ones; "
-                f"means over queries, 95 % intervals at most \u00b1{widest:.3f}; {kind} scores."
-            )
-            finish(figure, what, about, [note])
-            caption = (
-                f"How alike methods rank the attributed examples; {', '.join(about)}. {note} Two random orders "
-                "share as much of their top as it is large."
-            )
-            parts = [AGREEMENT, task, protocol, f"seed-{seed}", f"share-{share:g}", record["run_id"][:6]]
-            stem = file_slug("-".join([*parts, *(["normalised"] if normalised else [])]), 120)
-            facts = {"task": [task], "protocol": [protocol], "scores": [kind]}
-            yield Drawing(stem, what, caption, [record["run_id"]], figure, facts)
-
-
-def _matrix(axis: Axes, methods: dict[Any, str], cells: Any) -> None:
-    labels, matrix = matrix_of(cells)
-    names = [series_label(methods.get(label, label), label) for label in labels]
-    axis.imshow(matrix, vmin=-1.0, vmax=1.0, cmap="RdBu_r", aspect="auto")
-    axis.grid(False)
-    axis.set_xticks(range(len(names)), names, rotation=90)
-    axis.set_yticks(range(len(names)), names)
-    axis.tick_params(length=0)
-    for row in range(len(labels)):
-        for column in range(len(labels)):
-            value = float(matrix[row, column])
-            text = "-" if math.isnan(value) else cell_text(value)
-            colour = "white" if abs(value) > 0.6 else INK
-            axis.text(column, row, text, ha="center", va="center", fontsize=5.5, color=colour)
-
-
-def cell_text(value: float) -> str:
-    """Two decimals without the zero before them, and no sign where there is nothing; a whole 1 is as short."""
-    if abs(value) >= 0.995:
-        return f"{value:.0f}"
-    return f"{value:.2f}".replace("-0.00", "0.00").replace("0.", ".", 1)
-
-
-# ---- removal ----
 
 
 def draw_removal(results: Results) -> Iterator[Drawing]:
