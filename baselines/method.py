@@ -260,9 +260,7 @@ def _checked(answer: Any, name: str, num_queries: int, num_train: int) -> Attrib
             raise AnswerError(f"{name} gave a train_scale of shape {tuple(scale.shape)}; {meant}")
         if not bool((scale >= 0).all()):
             raise AnswerError(f"{name} gave a train_scale that holds {float(scale.min()):g}; {meant}")
-    parts = {
-        key: checked_answer(one, f"{name}: {key}", num_queries, num_train) for key, one in answer.components.items()
-    }
+    parts = {key: _checked(one, f"{name}: {key}", num_queries, num_train) for key, one in answer.components.items()}
     return replace(answer, scores=scores, train_scale=scale, components=parts)
 
 

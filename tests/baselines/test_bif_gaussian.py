@@ -1,11 +1,12 @@
 """bif_gaussian: a quadratic loss in closed form, a logistic regression's kfac, and resuming."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from baselines.method import load_method
+from baselines.method import AnswerError, checked_answer, load_method
 from retrain.logistic import LogisticDigits
 from tests.baselines.test_kfac import a_problem
 from tests.baselines.test_methods import make_problem, run
@@ -71,3 +72,13 @@ def test_the_checkpoints_own_losses_are_what_draws_are_about(tmp_path: Path) -> 
     for options, said in (({"draws": 3}, "even number"), ({"rise": 0.0}, "more than 0")):
         with pytest.raises(ValueError, match=said):
             load_method("bif_gaussian", **options)
+
+
+def test_an_answer_with_parts_is_checked_part_by_part(tmp_path: Path) -> None:
+    problem = make_problem(Planted(num_train=30, num_queries=3), tmp_path)
+    method = load_method("bif_gaussian", draws=20)
+    answer = run(method, problem)
+    assert set(checked_answer(answer, method, 3, 30).components) == set(answer.components)
+    part = replace(answer.components["odd part"], scores=torch.zeros(2, 30))
+    with pytest.raises(AnswerError, match="odd part"):
+        checked_answer(replace(answer, components={"odd part": part}), method, 3, 30)
