@@ -79,7 +79,7 @@ class BIFGaussian(KFAC):
         gaussian = Gaussian(self, problem, state)
         num_pairs, num_queries = self.draws // 2, len(problem.queries)
         odd, even = (StreamingCovariance(num_queries, len(problem.attributed_indices), problem.device) for _ in PARTS)
-        done, curve = 0, {}
+        done, curve = 0, dict[str, Tensor]()
         if (saved := problem.work.load("bif_gaussian")) is not None:
             arrays = {name: torch.from_numpy(np.array(value)) for name, value in saved[0].items()}
             done = saved[1]["done"]
@@ -94,8 +94,8 @@ class BIFGaussian(KFAC):
                 curve |= {f"{2 * odd.count} draws/scores": to_host(scores), f"{2 * odd.count} draws/scale": scale.cpu()}
             if problem.work.due():
                 held = {f"{p}/{n}": v for p, sums in zip(PARTS, (odd, even)) for n, v in sums.state().items()}
-                arrays = {name: value.cpu().numpy() for name, value in {**held, **curve}.items()}
-                problem.work.save("bif_gaussian", arrays, {"done": odd.count})
+                so_far = {name: value.cpu().numpy() for name, value in {**held, **curve}.items()}
+                problem.work.save("bif_gaussian", so_far, {"done": odd.count})
         components = {name: _attribution(*_covariance(sums)) for name, sums in zip(PARTS, (odd, even), strict=True)}
         for name in [name.removesuffix("/scores") for name in curve if name.endswith("/scores")]:
             components[name] = _attribution(curve[f"{name}/scores"], curve[f"{name}/scale"])

@@ -48,7 +48,7 @@ def draw_draws(results: Results) -> Iterator[Drawing]:
         first = group.iloc[0]
         seeds = sorted(map(int, group["seed"].unique()))
         told = (
-            "Lines with bars: bif_gaussian by all its draws so far; dashed and dotted at its last draw: its odd and even "
+            "Lines with bars: bif_gaussian by all its draws so far; dashed and dotted at its last: its odd and even "
             "part alone. BIF at its chains' draws together. Levels: methods that draw nothing."
         )
         counted = (
