@@ -14,11 +14,7 @@ import matplotlib
 import bench.publish.plots.style as style
 import bench.schema as schema
 from bench.arguments import check_out
-<<<<<<< Updated upstream
-=======
 from bench.publish.plots.draws import draw_draws
-from bench.publish.plots.evaluations import draw_agreement, draw_removal
->>>>>>> Stashed changes
 from bench.publish.plots.examples import draw_examples, draw_tokens
 from bench.publish.plots.frame import Kind
 from bench.publish.plots.front import draw_front, draw_retraining, draw_seconds
@@ -70,17 +66,10 @@ KINDS = (
         "budget", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget", draw_budget,
     ),
     Kind(
-<<<<<<< Updated upstream
-=======
         "draws", "LDS within class against draws of bif_gaussian, beside BIF and EK-FAC",
-        "records of bif_gaussian@curve=true", "python -m bench.lds --experiment results/cifar10/rivals.toml", draw_draws,
+        "records of bif_gaussian@curve=true", "python -m bench.lds --methods bif_gaussian@curve=true", draw_draws,
     ),
     Kind(
-        "agreement", "Spearman and top overlap of every two methods' scores", "answers.json of agreement",
-        "tda-bench evaluate agreement", draw_agreement,
-    ),
-    Kind(
->>>>>>> Stashed changes
         "removal", "the change of a query's loss without its most helpful examples", "answers.json of removal",
         "tda-bench evaluate removal", draw_removal,
     ),
