@@ -119,7 +119,8 @@ def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str
     lines = []
     for name in names:
         mine = rows[rows["name"] == name]
-        cells = [[_cell(mine[(mine["alpha"] == a) & (mine["normalised"] == k)], metric) for k in kinds] for a in alphas]
+        at = {(a, k): mine[(mine["alpha"] == a) & (mine["normalised"] == k)] for a in alphas for k in kinds}
+        cells = [[_cell(at[a, k], metric, within) for k in kinds] for a in alphas]
         lines.append([f"`{name}`", *(" / ".join(cell) for cell in cells)])
     if metric == "lds":
         lines.append(["noise ceiling", *(_ceiling(rows[rows["alpha"] == alpha]) for alpha in alphas)])
@@ -130,9 +131,9 @@ def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str
     return f"{text}\n\n{'Within groups: ' if within else ''}{_caption(rows, metric, scores)}"
 
 
-def _cell(cell: pd.DataFrame, metric: str) -> str:
+def _cell(cell: pd.DataFrame, metric: str, within: bool = False) -> str:
     if not len(cell) or cell[metric].isna().all():
-        return "-"
+        return "nothing" if len(cell) and within else "-"  # it knows the groups alone
     if metric == "lds" and len(cell) < MANY_SEEDS:
         mean, low, high = over_seeds(cell)
         return f"{number(mean)} {interval(low, high)}"

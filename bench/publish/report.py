@@ -125,7 +125,7 @@ def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
                 "task": task, "protocol": protocol, "alpha": f"{alpha:g}", "share": f"{first.alpha_attribution:g}",
                 "method": name if first.low > 0 else "nobody above chance",
                 "ties": ", ".join(ties) if len(ties) <= MOST_TIES else f"{len(ties)} others",
-                "lds": f"{first.value:.3f} [{number(first.low)}, {number(first.high)}]", "within": within,
+                "lds": f"{first.value:.3f}", "ends": f"[{number(first.low)}, {number(first.high)}]", "within": within,
                 "ceiling": "may be 0" if first.ceiling_touches_zero else number(first.ceiling),
                 "seconds": duration(first.seconds), "seeds": first.num_seeds,
             }

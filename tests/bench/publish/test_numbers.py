@@ -11,7 +11,7 @@ from bench.publish.page_tables import table_text
 from bench.publish.values import Records, evaluate, formatted, value_text
 from bench.tables import duration
 from retrain.errors import UsageError
-from tests.helpers.synthetic_results import write_run, write_scaling
+from tests.helpers.synthetic_results import write_question, write_run, write_scaling
 
 ROOT = Path(__file__).resolve().parents[3]
 EKFAC = "results/cifar10#mean:rows[label=ekfac,alpha=0.1,alpha_attribution=0.1,normalised=false].lds .3f"
@@ -157,6 +157,16 @@ def test_other_tables(root: Path) -> None:
     assert "Park et al. 2023" in text
     assert "`--task digits`" in text
     assert numbers(["--root", str(root), "--check"]) == 0
+
+
+def test_lds_within_groups_is_a_table_with_a_line_a_reference(tmp_path: Path) -> None:
+    write_question(tmp_path / "results", seeds=(1,), alphas=(0.1,))
+    text = table_text(Records(tmp_path), "lds results scheme=fixed metric=lds_within_groups scores=raw", tmp_path)
+    lines = dict(line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `"))
+    assert next(iter(lines)) == "`kfac, subset x 8`"
+    assert lines["`kfac, subset x 8`"].startswith("0.666 ")
+    assert lines["`kfac`"].startswith("0.126 ")
+    assert lines["`same_class`"] == "nothing"
 
 
 def test_what_must_not_share_a_table_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
