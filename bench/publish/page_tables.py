@@ -184,8 +184,8 @@ def outputs_block(records: Records, places: Sequence[str], options: Mapping[str,
     lines = []
     for label in order:
         mine = [cells.get((label, *column)) for column in columns]
-        text = ["-" if c is None else " / ".join(number(c[m].mean()) for m in ("lds", WITHIN["lds"])) for c in mine]
-        lines.append([f"`{label}`", *text])
+        both = ["-" if c is None else " / ".join(number(c[m].mean()) for m in ("lds", WITHIN["lds"])) for c in mine]
+        lines.append([f"`{label}`", *both])
     block = markdown_table(["", *(f"{output}, alpha {alpha:g}" for alpha, output in columns)], lines)
     return f"{block}\n\nLDS / within class. {_caption(rows, 'lds', options.get('scores', 'raw'))}"
 

@@ -188,6 +188,10 @@ def write_everything(folder: Path) -> None:
     learnt = ("datamodel@retrains=500", "datamodel@prior=ekfac,retrains=500", "datamodel@prior=ekfac,retrains=1000")
     asked: dict[str, Any] = {"methods": ("ekfac", *learnt), "shares": (1.0,), "seeds": (1,), "alphas": (0.1, 0.3, 0.5)}
     write_run(folder / "learnt", run_id="learnt000001", task="digits", linear_ceiling=True, **asked)
+    whole = "bif_gaussian@draws=1000"
+    drawn: dict[str, Any] = {"methods": (whole, f"{whole}: 100 draws", f"{whole}: odd part", "kfac"), "seeds": (1,)}
+    known: dict[str, Any] = {"task": "smooth_digits", "shares": (1.0,), "alphas": (0.5,), "within": {"kfac": 0.2}}
+    write_run(folder / "drawn", run_id="drawn0000001", **drawn, **known)
     write_sweep(folder / "sweep")
     write_one_setting(folder / "one")
     write_budget(folder / "budget")
