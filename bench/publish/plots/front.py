@@ -139,6 +139,8 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 def draw_front(results: Results) -> Iterator[Drawing]:
     for ground, machine, everything in timed_rows(results.rows):
         for (share, _), here in everything.groupby(PLACES, sort=True):
+            if (known := here["group_name"].notna()).any():  # older rows of the same truth lack LDS within groups
+                here = here[known]
             for alpha in two_alphas(here):
                 rows = here[here["alpha"] == alpha]
                 if len(found := points(rows)) < 3:

@@ -464,10 +464,13 @@ def test_labels_of_lines_are_moved_as_little_as_they_must_be() -> None:
 
 def test_the_front_picture_has_every_method_and_a_ceiling(tmp_path: Path) -> None:
     write_question(tmp_path, shares=(0.1,), seeds=(1,), alphas=(0.1,))
+    older: dict[str, Any] = {"shares": (0.1,), "seeds": (1,), "alphas": (0.1,), "protocols": ("scratch",)}
+    write_run(tmp_path, run_id="older0000000", methods=("tracin",), finished="2026-01-01T00:00:00Z", **older)
     fixed = next(one for one in draw("front", tmp_path) if "balanced" not in one.stem)
     (axis,) = fixed.figure.axes
     shown = {text.get_text() for text in axis.texts}
     assert {"labels alone", "random", "BIF", "bif-paper", "EK-FAC (kfac)", "TRAK", "noise ceiling", "x8"} <= shown
+    assert "TracIn" not in shown, "a row without LDS within groups"
     assert len([line for line in axis.lines if line.get_label() == "_paper"]) == 3  # bif-paper, ekfac-library, gradsim
     (ceiling,) = [line for line in axis.lines if line.get_label() == "_noise ceiling"]
     known = json.loads((tmp_path / "question-fixed-full" / "run.json").read_text())["ceilings"][0]
