@@ -149,7 +149,8 @@ def draw_front(results: Results) -> Iterator[Drawing]:
                 found = front_lines(found, several)
                 figure, (axis,) = panel_row(1, 4.0)
                 labels = seconds_panel(axis, found, rows)
-                axis.set_xlabel("time: fit, scores and, where it trains models to look at, their training")
+                training = ", and training of the models that it looks at" if several else ""
+                axis.set_xlabel(f"time: fit and scores{training}")
                 told = ["Stairs: what no other method beats on both, controls aside. Ring: the paper's settings."]
                 if several:
                     told.append("Hollow: looks at the full model. Filled: at models like those asked about; x8: eight.")
