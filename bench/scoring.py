@@ -61,7 +61,9 @@ DIVERGED = "diverged"  # the name under which a method that ran away leaves its 
 MAX_FIT_BYTES = 2 * 2**30  # a larger fit is not kept
 WARM_UP_QUERIES = 64  # and as many attributed examples
 # Methods that a small version of the question makes short; others retrain, or ask other methods, whatever its size.
-QUICK_WHEN_SMALL = frozenset({"bif", "ekfac", "kfac", "shampoo", "trak", "gradsim"})
+QUICK_WHEN_SMALL = frozenset(
+    {"bif", "bif_gaussian", "ekfac", "kfac", "shampoo", "logra", "trackstar", "trak", "gradsim"}
+)
 SLOW_AT_FIRST = frozenset({"cuda"})  # devices whose kernels are compiled and loaded when they are first needed
 
 _fingerprints: dict[Any, str] = {}
