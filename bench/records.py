@@ -237,6 +237,30 @@ def try_write(write: Callable[[], Any], where: Path | str) -> str:
     return ""
 
 
+def write_pair(stem: Path, form: str, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> str:
+    """STEM.safetensors, then STEM.json, which holds the checksum of the first: readers see a whole pair or none."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(f"{stem}.safetensors") as file:
+        digest = write_safetensors(file, arrays)
+    write_json(Path(f"{stem}.json"), {"format": form, **record, "arrays_sha256": digest})
+    return digest
+
+
+def read_pair(
+    stem: Path, form: str, kind: Any = dict, advice: str = ""
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(record, arrays), verified; `advice` ends what is said where they are not."""
+    record = read_json(f"{stem}.json")
+    if not isinstance(record, dict) or record.get("format") != form:
+        raise UsageError(f'{stem}.json has another format; expected "{form}"{advice}')
+    validate(record, kind, f"{stem}.json")
+    digest = hashlib.sha256()
+    arrays = read_safetensors(f"{stem}.safetensors", digest=digest)
+    if digest.hexdigest() != record.get("arrays_sha256"):
+        raise UsageError(f"{stem}.safetensors does not match its checksum in {stem.name}.json{advice}")
+    return record, arrays
+
+
 # ---- reading ----
 
 EXPERIMENT = ["ground", "truth", "series", "normalised", "alpha", "alpha_attribution", "seed"]
@@ -676,27 +700,17 @@ def write_recorded(
         f"{label}/{'normalised' if normalised else 'raw'}": doubled_ranks(values)
         for (label, normalised), values in predictions.items()
     }
-    with whole_file(folder / "recorded.safetensors") as file:
-        digest = write_safetensors(file, arrays)
-    content = {"format": RECORDED_FORMAT, "arrays_sha256": digest, "truth_sha256": truth_sha256, **told}
-    write_json(folder / "recorded.json", content)
+    write_pair(folder / "recorded", RECORDED_FORMAT, arrays, {"truth_sha256": truth_sha256, **told})
 
 
 def read_recorded(folder: str | Path, truth_sha256: str) -> Recorded | None:
     """None where the ground truth comes without; refused where it belongs to another one."""
-    folder = Path(folder)
-    if not (folder / "recorded.json").exists():
+    stem = Path(folder) / "recorded"
+    if not stem.with_suffix(".json").exists():
         return None
-    record = read_json(folder / "recorded.json")
-    if not isinstance(record, dict) or record.get("format") != RECORDED_FORMAT:
-        raise UsageError(f'{folder / "recorded.json"} has another format; expected "{RECORDED_FORMAT}"')
-    validate(record, schema.RecordedPredictions, folder / "recorded.json")
+    record, arrays = read_pair(stem, RECORDED_FORMAT, schema.RecordedPredictions)
     if record["truth_sha256"] != truth_sha256:
-        raise UsageError(f"{folder / 'recorded.json'} belongs to another ground truth than the one beside it")
-    digest = hashlib.sha256()
-    arrays = read_safetensors(folder / "recorded.safetensors", digest=digest)
-    if digest.hexdigest() != record["arrays_sha256"]:
-        raise UsageError(f"{folder / 'recorded.safetensors'} does not match its checksum in recorded.json")
+        raise UsageError(f"{stem}.json belongs to another ground truth than the one beside it")
     ranks = {}
     for name, values in arrays.items():
         label, _, kind = name.rpartition("/")

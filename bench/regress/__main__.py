@@ -16,8 +16,9 @@ import numpy as np
 from baselines.method import Method
 from bench.arguments import Parser, at_least, run_cli
 from bench.methods import build_variants, parse_method_spec
-from bench.records import try_write
+from bench.records import try_write, write_pair
 from bench.regress.gate import (
+    BASELINE_FORMAT,
     PACKAGED,
     QUIET_TIMINGS,
     GateRunner,
@@ -30,7 +31,6 @@ from bench.regress.gate import (
     read_task_baseline,
     record_method,
     record_task,
-    write_baseline,
 )
 from bench.tables import number, table
 from retrain.errors import UsageError
@@ -128,7 +128,7 @@ def update(arguments: argparse.Namespace, folder: Path) -> int:
             if len(lds) - len(busy) < QUIET_TIMINGS:
                 print(f"warning, {label} on {task.name}: its cost was recorded on a busy machine ({busy[0]})")
             arrays = {"scores": found.scores, "prediction": found.prediction}
-            write_baseline(folder, baseline_name(task.name, label), found.record, arrays)
+            write_pair(folder / baseline_name(task.name, label), BASELINE_FORMAT, arrays, found.record)
     return 0
 
 

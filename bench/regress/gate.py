@@ -7,7 +7,6 @@ another folder, or this one in a checkout.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 import re
@@ -27,13 +26,12 @@ from baselines.method import Attribution, Method, Problem, checked_answer
 from bench.ground_truth import base_model, ground_truth
 from bench.metrics.intervals import t_quantile
 from bench.prediction import subset_sums
-from bench.records import code_commit, code_fingerprint, versions, write_json
+from bench.records import code_commit, code_fingerprint, read_pair, versions, write_pair
 from bench.regress.clock import KERNELS, Calibration, Clock, Timing
 from bench.scoring import AttributionProblem
 from retrain.errors import UsageError, error_line
 from retrain.jobs.tracker import blamed, shortened
 from retrain.progress import bar
-from retrain.safe_files import read_json, read_safetensors, whole_file, write_safetensors
 from retrain.store import Store, canonical_json
 from retrain.subsets import masks
 from retrain.task import Task
@@ -95,36 +93,13 @@ def baseline_name(task: str, label: str) -> str:
 
 # ---- baselines as files ----
 
-
-def write_baseline(folder: Path, name: str, record: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """name.safetensors, then name.json, which holds the checksum of the first: readers see a whole pair or none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with whole_file(folder / f"{name}.safetensors") as file:
-        digest = write_safetensors(file, arrays)
-    made_by = {"versions": versions(), "commit": code_commit(), "code": code_fingerprint()}
-    write_json(folder / f"{name}.json", {"format": BASELINE_FORMAT, "arrays_sha256": digest, **record, **made_by})
-
-
-def read_baseline(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    record = read_json(folder / f"{name}.json")
-    if not isinstance(record, dict) or record.get("format") != BASELINE_FORMAT:
-        raise UsageError(
-            f'{folder / name}.json is no baseline of this gate; expected "format": "{BASELINE_FORMAT}"; record it '
-            "again with --update"
-        )
-    digest = hashlib.sha256()
-    arrays = read_safetensors(folder / f"{name}.safetensors", digest=digest)
-    if digest.hexdigest() != record["arrays_sha256"]:
-        raise UsageError(
-            f"{folder / name}.safetensors does not match the checksum in {name}.json; record it again with --update"
-        )
-    return record, arrays
+AGAIN = "; record it again with --update"
 
 
 def read_task_baseline(folder: Path, task: Task) -> TaskBaseline | None:
     if not (folder / f"{task.name}.json").exists():
         return None
-    record, arrays = read_baseline(folder, task.name)
+    record, arrays = read_pair(folder / task.name, BASELINE_FORMAT, advice=AGAIN)
     plan = record["plan"]
     kept = masks(plan["seed"], plan["num_subsets"], plan["alpha"], len(task.train_data))
     weights = {name.removeprefix("weights."): value for name, value in arrays.items() if name.startswith("weights.")}
@@ -161,8 +136,12 @@ def record_task(folder: Path, task: Task, store: Store) -> TaskBaseline:
     }
     arrays = {"losses": losses.mean(axis=0).astype(np.float32), "queries": queries.astype(np.int64)}
     arrays |= {f"weights.{name}": np.asarray(value) for name, value in entry.arrays.items()}
-    write_baseline(folder, task.name, record, arrays)
+    write_pair(folder / task.name, BASELINE_FORMAT, arrays, record | made_by())
     return TaskBaseline(record, arrays["losses"], found.masks, dict(entry.arrays), queries)
+
+
+def made_by() -> dict[str, Any]:
+    return {"versions": versions(), "commit": code_commit(), "code": code_fingerprint()}
 
 
 def has_method_baseline(folder: Path, task: str, label: str) -> bool:
@@ -174,7 +153,7 @@ def read_method_baseline(folder: Path, task: str, label: str) -> MethodBaseline:
         raise UsageError(
             f"no baseline of {label} on {task} in {folder}; write it with --update, or name one with --against"
         )
-    record, arrays = read_baseline(folder, baseline_name(task, label))
+    record, arrays = read_pair(folder / baseline_name(task, label), BASELINE_FORMAT, advice=AGAIN)
     return MethodBaseline(record, arrays["scores"].astype(np.float32), arrays["prediction"])
 
 
@@ -318,6 +297,7 @@ def record_method(runner: GateRunner, method: Method, num_seeds: int) -> MethodB
         "values": values,
         "per_query_lds": metrics.spearman_per_column(runner.recorded.losses, prediction).round(4).tolist(),
         "diagnostics": samples[middle].diagnostics,
+        **made_by(),
     }
     return MethodBaseline(record, (total / len(rows)).astype(np.float16), prediction)
 

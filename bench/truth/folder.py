@@ -8,7 +8,6 @@
 - `truth.json`: what it is, where it came from, how values were turned into losses, and the checksum of the arrays.
 """
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,12 @@ from msgspec import Struct
 
 import bench.metrics as metrics
 from bench.ground_truth import GroundTruth
-from bench.records import write_json
+from bench.records import read_pair, write_pair
 from bench.schema import TruthRecord
 from retrain.errors import UsageError
 from retrain.safe_files import (
     read_arrays,
     read_checked,
-    read_json,
-    read_safetensors,
-    validate,
-    whole_file,
-    write_safetensors,
 )
 from retrain.source import code_fingerprint
 from retrain.task import Task
@@ -136,7 +130,6 @@ def of_ours(found: GroundTruth, task: Task, plan: Plan, asked: np.ndarray, **kno
 
 def write_truth(folder: Path, truth: GroundTruth) -> str:
     """The checksum of the arrays. Whatever subset has a second replicate has all of them."""
-    folder.mkdir(parents=True, exist_ok=True)
     losses = truth.losses.astype(np.float32)
     arrays = {"masks": truth.masks, "losses": losses}
     if not truth.present.all():
@@ -144,32 +137,22 @@ def write_truth(folder: Path, truth: GroundTruth) -> str:
         arrays |= {"losses": losses[:1], "further_losses": losses[1:, further], "further_subsets": further}
     indices = {"train_indices": truth.train_indices, "query_indices": truth.query_indices}
     arrays |= {name: values.astype(np.int64) for name, values in indices.items() if values is not None}
-    with whole_file(folder / "truth.safetensors") as file:
-        digest = write_safetensors(file, arrays)
     num_replicates, num_subsets, num_queries = losses.shape
     sizes = {
         "num_subsets": num_subsets, "num_train": truth.masks.shape[1], "num_queries": num_queries,
         "num_replicates": num_replicates,
     }  # fmt: skip
-    write_json(folder / "truth.json", {"format": TRUTH_FORMAT, **sizes, **truth.record, "arrays_sha256": digest})
-    return digest
+    return write_pair(folder / "truth", TRUTH_FORMAT, arrays, {**sizes, **truth.record})
 
 
 def read_truth(folder: str | Path) -> GroundTruth:
     """Verified: the checksum, every shape, and that nothing is NaN."""
-    place, path = Path(folder) / "truth.json", Path(folder) / "truth.safetensors"
-    if not place.exists():
+    path = Path(folder) / "truth.safetensors"
+    if not path.with_suffix(".json").exists():
         raise UsageError(
             f"{folder} has no truth.json; expected a folder made by `python -m bench.truth export` or `... import`"
         )
-    record = read_json(place)
-    if not isinstance(record, dict) or record.get("format") != TRUTH_FORMAT:
-        raise UsageError(f'{place} is no ground truth of this suite; expected "format": "{TRUTH_FORMAT}"')
-    validate(record, TruthRecord, place)
-    digest = hashlib.sha256()
-    arrays = read_safetensors(path, digest=digest)
-    if digest.hexdigest() != record["arrays_sha256"]:
-        raise UsageError(f"{path} does not match its checksum in truth.json (edited or damaged)")
+    record, arrays = read_pair(Path(folder) / "truth", TRUTH_FORMAT, TruthRecord)
     if missing := {"masks", "losses"} - set(arrays):
         raise UsageError(f"{path} lacks {', '.join(sorted(missing))}")
     masks = as_masks(arrays["masks"], "masks")

@@ -10,7 +10,6 @@ import pytest
 from bench.cli import lds_main as main
 from bench.publish.leaderboard import rows
 from bench.schema import RunRecord
-from bench.truth import folder
 from bench.truth.__main__ import main as truth
 from bench.truth.folder import read_truth
 from bench.truth.scores import score_files
@@ -246,7 +245,7 @@ def test_a_truth_that_cannot_be_written_is_one_line(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder, "write_safetensors", full)
+    monkeypatch.setattr("bench.records.write_safetensors", full)
     assert run_import(world, *sources(world)["trak"])[0] == 1
     said = capsys.readouterr().err
     assert "No space left on device" in said
