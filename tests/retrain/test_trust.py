@@ -81,7 +81,11 @@ class Table(Planted):
 
 
 def method_folder(folder: Path, factor: str) -> Path:
-    (folder / "residuals.py").write_text(METHOD.replace("FACTOR", factor))
+    text = METHOD.replace("FACTOR", factor)
+    if factor == "factor()":
+        text = text.replace("import torch\n", "import torch\nfrom signs import factor\n", 1)
+    folder.mkdir(exist_ok=True)
+    (folder / "residuals.py").write_text(text)
     (folder / "table.json").write_text(json.dumps({"sign": -1.0}))
     (folder / "signs.py").write_text(HELPER)
     return folder
@@ -97,28 +101,39 @@ def task_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def in_a_child(work: Callable[[], int], folder: Path) -> tuple[int, str]:
-    """Exit code and output of a process of its own; forked, as one that imports torch anew takes seconds."""
+def in_a_child(work: Callable[[], object], folder: Path) -> tuple[int, str, str]:
+    """Exit code, output and errors of a process of its own; forked, as one that imports torch anew takes seconds."""
 
     def child() -> None:
         os.chdir(folder)
         sys.path.insert(0, str(folder))
-        with (folder / "printed").open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        with (
+            (folder / "out").open("w") as out,
+            (folder / "err").open("w") as err,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
             sys.exit(work())
 
     process = get_context("fork").Process(target=child)
     process.start()
     process.join(600)
     assert process.exitcode is not None
-    return process.exitcode, (folder / "printed").read_text()
+    return process.exitcode, (folder / "out").read_text(), (folder / "err").read_text()
 
 
-def attribute(folder: Path) -> tuple[int, str]:
+def attribute(folder: Path, method: str = "residuals.py") -> tuple[int, str, str]:
     command = [
-        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--replicates", "1", "--methods", "residuals.py",
+        "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--replicates", "1", "--methods", method, "--json",
         "--cache", "cache", "--out", "runs", "--cluster", "inline", "--device", "cpu",
     ]  # fmt: skip
     return in_a_child(lambda: main(command), folder)
+
+
+def row(folder: Path, method: str = "residuals.py") -> dict:
+    code, out, err = attribute(folder, method)
+    assert code == 0, err
+    return json.loads(out)[0]
 
 
 def entries(folder: Path, kind: str) -> list[str]:
@@ -131,6 +146,63 @@ def as_version(monkeypatch: pytest.MonkeyPatch, distribution: str, version: str)
     for function in vars(source).values():
         if hasattr(function, "cache_clear"):
             function.cache_clear()
+
+
+# ---- what counts ----
+
+
+def test_an_edited_method_is_scored_again_and_a_comment_is_not(tmp_path: Path) -> None:
+    text = (method_folder(tmp_path, "factor()") / "residuals.py").read_text()
+    first = row(tmp_path)
+    assert first["lds"] > 0.3
+    edited = text.replace("model = problem.model", "model = (problem.model)  # the base")
+    (tmp_path / "residuals.py").write_text(edited)
+    assert row(tmp_path) == first, "comments and formatting may change freely: even the seconds are the first run's"
+    (tmp_path / "signs.py").write_text(HELPER.replace("-1.0", "1.0"))
+    turned = row(tmp_path)
+    assert turned["lds"] == pytest.approx(-first["lds"], abs=1e-6), "a helper that it imports counts as its own"
+    assert turned["run_id"] != first["run_id"]
+
+
+def test_two_files_of_one_name_share_nothing(tmp_path: Path) -> None:
+    method_folder(tmp_path, "factor()")
+    method_folder(tmp_path / "elsewhere", "-1.0 * -1.0")
+    first, second = row(tmp_path), row(tmp_path, method="elsewhere/residuals.py")
+    assert second["lds"] == pytest.approx(-first["lds"], abs=1e-6)
+
+
+def test_an_edited_task_is_retrained(tmp_path: Path) -> None:
+    text = (ROOT / "tests" / "helpers" / "planted.py").read_text()
+    found = []
+    for edit in (text, text.replace('"""', '"""\n', 1), text.replace("ridge", "ridge_", 1) + "\nX = 1\n"):
+        (tmp_path / "mine.py").write_text(edit)
+        found.append(in_a_child(lambda: print(load_task(str(tmp_path / "mine.py")).config["source"]), tmp_path)[1])
+    assert len(found[0].strip()) == 16
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+def test_what_counts_and_what_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("")
+    (tmp_path / "own_package" / "helper.py").write_text("import json\n")
+    (tmp_path / "own_package" / "plugin.py").write_text(
+        "import numpy as np\nfrom . import helper\n\n"
+        "def f():\n    from baselines.support.gradients import PerExampleGradients\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    counted = set(source.source_files("own_package.plugin"))
+    assert {"own_package.plugin", "own_package.helper", "baselines.support.gradients"} <= counted
+    assert not any(name.startswith(("numpy", "json", "torch")) for name in counted)
+    assert not {"retrain.store", "retrain.plugins", "baselines.method"} & counted, "these change no number"
+
+
+def test_every_method_and_task_of_ours_has_a_source() -> None:
+    for path in [*(ROOT / "baselines").glob("*.py"), *(ROOT / "retrain" / "tasks").glob("*.py")]:
+        if path.stem not in ("__init__", "method"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            assert name in source.source_files(name)
+            assert len(source.source_fingerprint(name)) == 16
 
 
 # ---- changed between two runs ----
@@ -152,7 +224,7 @@ def test_an_edit_of_the_code_that_trains_is_another_retrain(monkeypatch: pytest.
         print(load_task("digits").config["source"])
         return 0
 
-    code, printed = in_a_child(keys, tmp_path)
+    code, printed, _ = in_a_child(keys, tmp_path)
     assert code == 0
     before, after = printed.split()
     assert before != after
@@ -170,7 +242,7 @@ def test_a_declared_file_is_part_of_the_key(tmp_path: Path) -> None:
 def test_a_declared_file_that_is_missing_is_named(tmp_path: Path) -> None:
     method_folder(tmp_path, "1.0")
     (tmp_path / "table.json").unlink()
-    code, printed = attribute(tmp_path)
+    code, _, printed = attribute(tmp_path)
     assert code == 2
     assert "table.json" in printed
 
@@ -239,7 +311,7 @@ def test_a_helper_that_is_imported_late_and_edited_meanwhile_is_refused(tmp_path
     (tmp_path / "residuals.py").write_text(
         f"{text}\n\ndef late():\n    {edit}\n    from signs import factor\n\n    return factor()\n"
     )
-    code, printed = attribute(tmp_path)
+    code, _, printed = attribute(tmp_path)
     assert code == 2
     assert "was edited while" in printed
     assert entries(tmp_path, "scores") == []
