@@ -497,17 +497,15 @@ def _member(archive: zipfile.ZipFile, name: str, path: str | os.PathLike[str]) -
     return array
 
 
-def read_arrays(
-    path: str | os.PathLike[str], max_bytes: int = MAX_ARRAY_BYTES, *, follow_links: bool = False
-) -> dict[str, np.ndarray]:
+def read_arrays(path: str | os.PathLike[str], *, follow_links: bool = False) -> dict[str, np.ndarray]:
     """The arrays of a .safetensors, .npz or .npy file (the last under the name "array")."""
     suffix = Path(path).suffix.lower()
     if suffix == ".safetensors":
-        return read_safetensors(path, max_bytes, follow_links=follow_links)
+        return read_safetensors(path, follow_links=follow_links)
     if suffix == ".npz":
-        return read_npz(path, max_bytes, follow_links=follow_links)
+        return read_npz(path, follow_links=follow_links)
     if suffix == ".npy":
-        with open_plain(path, max_bytes, follow_links=follow_links) as (file, size):
+        with open_plain(path, MAX_ARRAY_BYTES, follow_links=follow_links) as (file, size):
             return {"array": _load_npy(file, size, path, "the file")}
     raise SafeFileError(path, "has an unknown ending; .safetensors, .npz and .npy are read")
 

@@ -253,11 +253,11 @@ def _read_official(folder: Path, published: bool = True) -> Arrays:
         except Exception as error:  # a damaged pickle can raise almost anything
             raise DataError(f"{path} is damaged or is no CIFAR-10 batch: {_one_line(error)}") from error
         record = record if isinstance(record, Mapping) else {}
-        pixels, labels[name] = (getattr(record.get(key), "array", record.get(key)) for key in (b"data", b"labels"))
+        pixels, given = (getattr(record.get(key), "array", record.get(key)) for key in (b"data", b"labels"))
         if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
             raise DataError(f"{path} is no CIFAR-10 batch: expected a dictionary whose 'data' is uint8 (rows, 3072)")
         images[name] = pixels.reshape(-1, 3, 32, 32)
-        labels[name] = _checked_labels(path, labels[name], len(pixels))
+        labels[name] = _checked_labels(path, given, len(pixels))
     return _in_order(images, np.concatenate([labels[name] for name in TRAIN_BATCHES]), labels["test_batch"])
 
 

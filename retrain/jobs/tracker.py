@@ -227,7 +227,7 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def tail(path: Path, offset: int = 0, lines: int = LOG_LINES) -> list[str]:
+def tail(path: Path, offset: int = 0) -> list[str]:
     """The last lines of a log from `offset` on, indented; empty when there is none."""
     try:
         with open(path, "rb") as file:
@@ -236,7 +236,7 @@ def tail(path: Path, offset: int = 0, lines: int = LOG_LINES) -> list[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return indented([line[:400] for line in text.strip().splitlines()[-lines:]])
+    return indented([line[:400] for line in text.strip().splitlines()[-LOG_LINES:]])
 
 
 def indented(lines: list[str]) -> list[str]:
