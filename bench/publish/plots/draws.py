@@ -64,8 +64,9 @@ def draw_draws(results: Results) -> Iterator[Drawing]:
 
 
 def _panel(axis: Axes, rows: pd.DataFrame, results: Results, labels: list[Label]) -> None:
-    at: dict[str, list[Any]] = {label: [float(own[name].agg(how)) for name, how in zip(VALUES, ("mean", "min", "max"), strict=True)]
-          for label, own in rows.groupby("label")}  # fmt: skip
+    at: dict[str, Any] = {}  # a label's value, and the ends of its bar
+    for label, own in rows.groupby("label"):
+        at[label] = [float(own[name].agg(how)) for name, how in zip(VALUES, ("mean", "min", "max"), strict=True)]
     known = dict(zip(rows["label"], zip(rows["method"], rows["run_id"], strict=True), strict=True))
     wholes = sorted(label for label, (method, _) in known.items() if method == "bif_gaussian" and ": " not in label)
     for number, label in enumerate(wholes):
@@ -75,7 +76,7 @@ def _panel(axis: Axes, rows: pd.DataFrame, results: Results, labels: list[Label]
         found: list[Any] = [
             (int(m["draws"]), *at[one]) for one in at if (m := SOME.fullmatch(one)) and m["whole"] == label
         ]
-        bars_at(axis, sorted([*found, (last, at[label][0], at[label][1], at[label][2])]), shape)
+        bars_at(axis, sorted([*found, (last, *at[label])]), shape)
         for part, style in PART_LINES.items():
             if (one := f"{label}: {part}") in at:
                 axis.plot((last / 3, last), [at[one][0]] * 2, color=shape["color"], linestyle=style, label="_part")
@@ -83,7 +84,7 @@ def _panel(axis: Axes, rows: pd.DataFrame, results: Results, labels: list[Label]
     for label, (method, run) in sorted(known.items()):
         shape = look(label, method) | {"label": label}
         if method == "bif" and (draws := _draws(results, run, label)):
-            bars_at(axis, [(draws, at[label][0], at[label][1], at[label][2])], shape | {"linestyle": "none"})
+            bars_at(axis, [(draws, *at[label])], shape | {"linestyle": "none"})
         elif method in LINES and method in METHODS:
             axis.axhline(at[label][0], color=shape["color"], linewidth=0.9, label=label)
 
