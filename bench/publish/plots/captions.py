@@ -1,13 +1,12 @@
 """The words of a figure: its n, its ceiling and where that comes from, and every method's settings."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pandas as pd
 
 from bench.identity import series_label
 from bench.publish.plots.style import in_order, look
-from bench.records import ceiling_over_seeds, linear_ceiling_over_seeds
+from bench.records import ceiling_over_seeds
 
 
 def kind_of_scores(normalised: bool) -> str:
@@ -109,28 +108,7 @@ def borrowed_ceiling(rows: pd.DataFrame) -> str:
     return f"Ceiling from replicates in run {', '.join(runs)}." if runs else ""
 
 
-def notes_of(bars: str, rows: pd.DataFrame, ceiling: bool = True) -> list[str]:
-    """Below the panels: bars, ceiling and n; then settings."""
-    about = [borrowed_ceiling(rows), missing_ceiling(rows), shaky_ceiling(rows)] if ceiling else []
-    return [" ".join(filter(None, [bars, *about, sizes(rows)])), settings_text(rows)]
-
-
-def has_linear_ceiling(rows: pd.DataFrame, by: Sequence[str] = ()) -> bool:
-    """Whether one is shown, in panels or lines that `by` sets apart: over seeds that is where every seed's is known."""
-    cells = rows.groupby(["truth", "alpha_attribution", "alpha", *by])
-    return any(math.isfinite(linear_ceiling_over_seeds(cell)) for _, cell in cells)
-
-
-def ceiling_caption(rows: pd.DataFrame, by: Sequence[str] = ()) -> str:
-    """The caption's sentences on the ceiling: what it is, how seeds are pooled, and where it comes from."""
-    text = "Noise ceiling: what a perfect prediction could reach. " if rows["reliability"].notna().any() else ""
-    if text and rows["seed"].nunique() > 1:
-        text += "Over seeds, it is the root of their mean reliability. "
-    if has_linear_ceiling(rows, by):
-        text += "Linear ceiling: what the best additive score could reach. "
-    if borrowed := borrowed_ceiling(rows):
-        text += (
-            f"{borrowed.removesuffix('.')}, which measured the same ground truth; its reliability is converted to the "
-            "number of replicates here. "
-        )
-    return text + "".join(f"{sentence} " for sentence in (missing_ceiling(rows), shaky_ceiling(rows)) if sentence)
+def notes_of(told: str, rows: pd.DataFrame) -> list[str]:
+    """Below the panels: what was told, ceiling and n; then settings."""
+    about = [told, borrowed_ceiling(rows), missing_ceiling(rows), shaky_ceiling(rows), sizes(rows)]
+    return [" ".join(filter(None, about)), settings_text(rows)]

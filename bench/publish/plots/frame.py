@@ -126,7 +126,7 @@ def plain_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
 
 
-def bars_at(axis: Axes, points: Sequence[tuple[float, float, float, float]], shape: dict[str, Any]) -> None:
+def bars_at(axis: Axes, points: Sequence[Sequence[float]], shape: dict[str, Any]) -> None:
     """Points (x, value, low, high) with their intervals."""
     x, y, low, high = np.array(points, dtype=float).T
     axis.errorbar(x, y, yerr=[np.maximum(0, y - low), np.maximum(0, high - y)], elinewidth=0.8, **shape)

@@ -116,12 +116,13 @@ def seen(row: Any) -> float:
 
 
 def notes_of(rows: pd.DataFrame, found: pd.DataFrame, more: Sequence[str]) -> list[str]:
-    """Below the panels that show these points of the rows: what is drawn, bars, n; then settings."""
+    """Below the panels that show these points of the rows: what is drawn, bars, ceiling, n; then settings."""
     rows = words.short_names(rows[rows["series"].isin(found["series"])])
     cells = rows.groupby(["ground", "alpha", "series", "normalised"])
     kinds = f"Raw or train-normalised scores, whichever has more {metric_words(rows)}."
-    told = " ".join(filter(None, [*more, kinds, f"Bars: {bars_of(cells.size())}.", words.sizes(rows)]))
-    return [told, words.settings_text(rows[rows["method"] != DATAMODEL])]
+    told = " ".join(filter(None, [*more, kinds, f"Bars: {bars_of(cells.size())}."]))
+    first, _ = words.notes_of(told, within_groups(Results(rows=rows)).rows if grouped(rows) else rows)
+    return [first, words.settings_text(rows[rows["method"] != DATAMODEL])]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -153,7 +154,9 @@ def draw_front(results: Results) -> Iterator[Drawing]:
                 axis.set_xlabel(f"time: fit and scores{training}")
                 told = ["Stairs: what no other method beats on both, controls aside. Ring: the paper's settings."]
                 if several:
-                    told.append("Hollow: looks at the full model. Filled: at models like those asked about; x8: eight.")
+                    told.append(
+                        "Hollow: looks at the full model. Filled: at models like those asked about; xK: K of them."
+                    )
                 told += ["Controls at the left edge take less time."] if found["edge"].any() else []
                 title = f"{first_value(rows, 'description')}: {metric_words(rows)} against seconds"
                 about = [first_value(rows, "ground_words"), f"alpha {alpha:g}, alpha_attribution {share:g}", machine]

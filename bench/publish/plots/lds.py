@@ -71,11 +71,9 @@ def draw_lds(results: Results) -> Iterator[Drawing]:
         description, about = first_value(group, "description"), first_value(group, "ground_words")
         title = f"{description}: LDS of {kind}"
         names = handles_of(axes, [shape["label"] for shape in shapes.values()])
-        finish(figure, title, [about], words.notes_of(bars, group), names)
-        caption = (
-            f"LDS of {kind} against the share of the attributed examples retrained on; {description}, {about}. {bars} "
-            f"{words.ceiling_caption(group)}{words.sizes(group)} {words.settings_text(group)}"
-        )
+        notes = words.notes_of(bars, group)
+        finish(figure, title, [about], notes, names)
+        caption = f"{title} against the share of the attributed examples retrained on; {about}. {' '.join(notes)}"
         stem = f"lds-{ground}{'-normalised' if normalised else ''}"
         facts = words.facts_of(group, [bool(normalised)])
         yield Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts)

@@ -135,7 +135,7 @@ def draw_reference(results: Results) -> Iterator[Drawing]:
             axis.set_xlabel("training examples of the model looked at,\nover those of the models asked about")
         title = f"{first_value(group, 'description')}: which model to look at"
         about = [first_value(group, "ground_words"), f"alpha_attribution {share:g}"]
-        several = "Hollow: the mean over eight models." if (group["models"] > 1).any() else ""
+        several = f"Hollow: the mean over {group['models'].max()} models." if (group["models"] > 1).any() else ""
         notes = notes_of(group, pd.concat(panels), [several])
         finish(figure, title, about, notes)
         caption = f"LDS against how much more data the reference model has seen; {', '.join(about)}. {' '.join(notes)}"
