@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retrain.losses import IGNORED
+
 # Up to this many logits (128 MB) the plain composition is as good, and can be differentiated twice or put under vmap.
 PLAIN_LOGITS = 2**25
 CHUNK_LOGITS = 2**30  # of the backward pass: 2 GB in bf16, above which nothing gets faster
@@ -47,6 +49,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
     """-log softmax(hidden @ weight.T)[targets], (tokens,) float32.
 
     From hidden (tokens, width), weight (vocabulary, width) and targets (tokens,); differentiable once in the first two.
+    A target of -100 is ignored: its loss is 0.
     A float32 product on CUDA follows `torch.backends.cuda.matmul.allow_tf32`.
     """
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1] or len(targets) != len(hidden):
@@ -58,7 +61,8 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
         if len(hidden) * len(weight) <= PLAIN_LOGITS and hidden.dtype == torch.float32:
             return F.cross_entropy(F.linear(hidden, weight), targets, reduction="none")
         # Within the function the grad mode is off, whatever it was.
-        return _LinearCrossEntropy.apply(hidden, weight, targets, torch.is_grad_enabled())
+        losses = _LinearCrossEntropy.apply(hidden, weight, targets.clamp(min=0), torch.is_grad_enabled())
+        return losses * (targets != IGNORED)
 
 
 def uses_triton(hidden: Tensor) -> bool:

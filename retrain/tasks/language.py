@@ -7,8 +7,9 @@
 The presets `pythia14m` (the paper's experiment, appendix:llm_lds_scores), `smollm2` and `stories15m` are the same task
 with other defaults. Documents are joined with the end-of-text token and wrapped into sequences of `length` tokens. A
 sequence predicts its `length - 1` later tokens; what is measured is the mean of their losses, and the losses themselves
-are `task.loss`. With one text file the queries are wrapped from the documents behind those of the training sequences;
-with `eval_text` from that file. A document that came before is left out, so none is in both.
+are `task.loss`. With `query_tokens` a query is one token: only its loss counts, over the number of tokens. With one
+text file the queries are wrapped from the documents behind those of the training sequences; with `eval_text` from that
+file. A document that came before is left out, so none is in both.
 
 `model` is a folder, a name on the hub (NAME[@revision]), a GGUF file, or what `tda-bench fetch` got. The text is what
 the Pile's validation and test files have of Wikipedia unless `--text` names a file, or one of a hub dataset
@@ -37,6 +38,7 @@ from torch import Tensor, nn
 from retrain.data.text import Document, Wrapped, read_documents, tokenized, wrap_grouped
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
+from retrain.losses import IGNORED
 from retrain.models.causal_lm import LANGUAGE_PRECISIONS, CausalLM, language_dtype
 from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.models.pretrained import (
@@ -95,6 +97,7 @@ class Language(Task):
     text: str = not_in_key("")  # its tokens' fingerprint is
     eval_text: str = not_in_key("")
     text_field: str = not_in_key("text")
+    query_tokens: int = 0  # a query is one token of a sequence, and so many of each are queries; 0: all of a sequence
     group_field: str = ""  # of a document, such as "meta.pile_set_name"
     micro_batch: int = not_in_key(256)
     allow_download: bool = not_in_key(True)
@@ -108,6 +111,8 @@ class Language(Task):
                 raise ValueError(f'{name} is "{getattr(self, name)}"; available: {", ".join(LANGUAGE_PRECISIONS)}')
         if self.length < 2 or min(self.num_train, self.num_queries) < 1 or self.lora_rank < 0:
             raise ValueError("length must be at least 2, num_train and num_queries at least 1, lora_rank at least 0")
+        if not 0 <= self.query_tokens < self.length:
+            raise ValueError(f"query_tokens is {self.query_tokens}; expected from 0 to {self.length - 1}, the tokens")
         self._recipe  # noqa: B018  (checks its own values)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -151,7 +156,15 @@ class Language(Task):
         return next_token_examples(self._wrapped[0].tokens, self._group_codes[0])
 
     def load_query_data(self) -> Examples:
-        return next_token_examples(self._wrapped[1].tokens, self._group_codes[1])
+        whole = next_token_examples(self._wrapped[1].tokens, self._group_codes[1])
+        if not self.query_tokens:
+            return whole
+        generator = np.random.default_rng(0)
+        chosen = [generator.permutation(self.length - 1)[: self.query_tokens] for _ in range(len(whole))]
+        rows = whole.select(np.repeat(np.arange(len(whole)), self.query_tokens))
+        alone = torch.full_like(rows.targets, IGNORED)
+        places = torch.from_numpy(np.concatenate(chosen))[:, None]
+        return Examples(rows.inputs, alone.scatter(1, places, rows.targets.gather(1, places)), rows.groups)
 
     @property
     def _group_codes(self) -> tuple[Tensor | None, Tensor | None]:

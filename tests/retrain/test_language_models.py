@@ -16,7 +16,7 @@ import transformers
 from baselines.method import Problem, Retrained, available_methods, load_method
 from baselines.support.gradients import PerExampleGradients
 from retrain.errors import UsageError
-from retrain.losses import CrossEntropy
+from retrain.losses import IGNORED, CrossEntropy
 from retrain.models import fetched
 from retrain.models.pretrained import load_language_model, loss_on_text
 from retrain.tasks import load_task
@@ -165,6 +165,23 @@ def test_a_sequence_belongs_to_the_group_of_most_of_its_tokens(tmp_path: Path) -
     assert same_class.score(problem, None).scores.tolist() == [[-1, 0, -1]] * 2
     with pytest.raises(UsageError, match='no group in the field "nowhere"'):
         load_task("language", **options, group_field="nowhere").groups()
+
+
+def test_a_query_may_be_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, whole = made(tmp_path, "llama", query_tokens=3), made(tmp_path, "llama")
+    assert len(task.query_data) == 3 * len(whole.query_data)
+    assert ((task.query_data.targets != IGNORED).sum(1) == 1).all()
+    model = task.build_model(0)
+    for plain in (2**25, 0):  # by torch at once, and without the logits
+        monkeypatch.setattr("retrain.models.fused_cross_entropy.PLAIN_LOGITS", plain)
+        every = whole.loss(model, (whole.query_data.inputs, whole.query_data.targets))
+        found = task.losses(model, task.query_data, CPU)
+        place = (task.query_data.targets != IGNORED).int().argmax(1)
+        torch.testing.assert_close(found * 15, every[torch.arange(30) // 3, place].detach(), rtol=1e-4, atol=1e-5)
+        batch = (task.query_data.inputs[:2], task.query_data.targets[:2])
+        gradient = torch.autograd.grad(task.loss(model, batch).sum(), [model.head.weight])[0]
+        chosen = every[torch.arange(2) // 3, place[:2]].sum()
+        torch.testing.assert_close(gradient, torch.autograd.grad(chosen, [model.head.weight])[0], rtol=1e-3, atol=1e-6)
 
 
 # ---- what is fetched ----
