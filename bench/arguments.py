@@ -32,16 +32,13 @@ DEFAULT_METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
 TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task with a flag of their own
 
 
-def program(command: str) -> str:
-    """What a command calls itself: as it was called."""
-    by_name = Path(sys.argv[0]).name.startswith("tda-bench")
-    return f"tda-bench {command}" if by_name else f"python -m bench.{command}"
-
-
 class Parser(argparse.ArgumentParser):
     """One line on stderr, exit code 2. A misspelt option or command is named, with the one that was probably meant."""
 
     def __init__(self, **options: Any):
+        if "prog" in options and Path(sys.argv[0]).name.startswith("tda-bench"):  # speaks of itself as it was called
+            prog = options["prog"].replace("python -m bench.evaluations", "tda-bench evaluate")
+            options["prog"] = prog.replace("python -m bench.", "tda-bench ")
         super().__init__(**{"allow_abbrev": False, **options})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

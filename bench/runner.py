@@ -12,6 +12,7 @@ go on.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from baselines.support.memory import refuse_if_too_large
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import GroundTruth, assemble, make_units, obtain
+from bench.measure import cpu_threads, now
 from bench.methods import Variant, build_variants, with_models
 from bench.metrics import MINIMUM_SUBSETS
 from bench.problem import EXTRA_RETRAINS, AttributionProblem, extra_retrain_units, largest_plans
@@ -30,7 +33,7 @@ from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, ver
 from bench.rows import COLUMNS, PAIR_COLUMNS, add_rows
 from bench.schema import RunRecord
 from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_context
-from bench.tables import RunRows, show
+from bench.tables import RunRows, duration, show
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.outputs import LOSS
@@ -45,6 +48,7 @@ from retrain.units import Plan, checkpoint_unit, choose_device, describe_device,
 logger = logging.getLogger("tda-bench")
 # Of an experiment: what a record's config describes otherwise.
 DESCRIBED = ("task", "methods", "checkpoints", "reference")
+WORTH_SAYING = 30.0  # seconds of retraining
 Block = tuple[int, float]  # a seed, and the share of the training set that is attributed
 
 
@@ -53,6 +57,9 @@ def run(experiment: Experiment, execution: Execution | None = None) -> Result:
     started = time.perf_counter()
     session = Session(experiment, execution or Execution(), control=True)
     session.report_skipped()
+    seconds, words = retraining_time(session)
+    if seconds > WORTH_SAYING:
+        logger.info("%s", words)
     truths = session.retrain()
     predictions = session.score()
     for block in session.blocks:
@@ -340,7 +347,44 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
         done = len(store.present(("retrain", key) for key in further))
         lines.append(f"further retrains that methods ask for: {done} of {len(further)} cached")
     lines += [f"  {label}: skipped, {reason}" for label, reason in session.skipped.items()]
+    lines += filter(None, [retraining_time(session)[1]])
     return "\n".join([*session.notes, *lines, *(f"  {problem}" for problem in session.out.problems)])
+
+
+def retraining_time(session: Session) -> tuple[float, str]:
+    """About how long the retraining takes: by the base model's training where there is one, else by one batch."""
+    task, execution, device = session.task, session.execution, choose_device(session.execution.device)
+    wanted = [*(unit for units in session.retrains().values() for unit in units), *session.further(session.active)]
+    present = set() if execution.force else {key for _, key in session.store.present((u.kind, u.key) for u in wanted)}
+    missing = {unit.key: unit.config for unit in wanted if unit.key not in present}
+    full = sum(config["alpha"] * config["alpha_attribution"] for config in missing.values())
+    base = checkpoint_unit(task, session.blocks[0][0], 0, execution.device)
+    entry = session.store.read(base.kind, base.config)
+    each = entry.record["seconds"] if entry is not None else _seconds_of_training(task, device)
+    at_once = 1
+    if execution.jobs.get("cluster") == "local":
+        at_once = execution.jobs.get("jobs") or (os.cpu_count() or 1 if device.type == "cpu" else 1)
+    if not missing or not each or execution.jobs.get("cluster") == "slurm":
+        return 0.0, ""
+    seconds = each * (full + (entry is None)) / at_once
+    return (
+        seconds,
+        f"about {duration(seconds)} to retrain {len(missing)} models, {at_once} at once; scoring comes on top",
+    )
+
+
+def _seconds_of_training(task: Task, device: Any) -> float:
+    """On the whole training set, by the second of two steps; 0 of a task that does not say its epochs."""
+    epochs, few = getattr(task, "epochs", 0), task.train_data.select(range(min(64, len(task.train_data))))
+    try:
+        with torch.random.fork_rng(), cpu_threads(1 if device.type == "cpu" else 0):
+            model, batch = task.build_model(0).to(device).train(), few.to(device)
+            for _ in range(2):
+                start = now(device)
+                task.example_loss(model, (batch.inputs, batch.targets)).mean().backward()
+            return (now(device) - start) / len(few) * len(task.train_data) * epochs
+    except Exception:  # an estimate is not worth a failure; the training itself will say what is wrong
+        return 0.0
 
 
 def _state(cached: bool, again: bool, todo: str) -> str:

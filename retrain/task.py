@@ -133,10 +133,6 @@ class Task(KeyedPlugin, ABC):
         """What people read of an example, such as its text; empty where its picture, features or tokens say it."""
         return ""
 
-    def downloads(self) -> str:
-        """What it would have to download first, in a few words such as "CIFAR-10, 170 MB"; empty: nothing."""
-        return ""
-
     # ---- what follows from it ----
 
     @property

@@ -21,7 +21,6 @@ from bench.arguments import (
     add_task_arguments,
     at_least,
     check_out,
-    program,
     run_cli,
     share,
 )
@@ -40,7 +39,8 @@ QUERIES, EXAMPLES = 3, 10
 def make_parser(what: str) -> argparse.ArgumentParser:
     if what == "tokens":
         parser = Parser(
-            prog=program("inspect tokens"), description="Which tokens of a training sequence bear on which of a query."
+            prog="python -m bench.inspect tokens",
+            description="Which tokens of a training sequence bear on which of a query.",
         )
         add = parser.add_argument
         add("--method", default="bif", help="bif or ekfac, with @options where you like (default: bif)")
@@ -54,14 +54,15 @@ def make_parser(what: str) -> argparse.ArgumentParser:
         chosen.add_argument("--show", type=at_least(1), help="write the examples.json of a figure, of so many pairs")
     elif what == "words":
         parser = Parser(
-            prog=program("inspect words"), description="Are the tokens that a method pairs related words, by WordNet?"
+            prog="python -m bench.inspect words",
+            description="Are the tokens that a method pairs related words, by WordNet?",
         )
         add = parser.add_argument
         add_method_arguments(parser, words.METHODS)
         words.add_arguments(parser)
     else:
         parser = Parser(
-            prog=program("inspect"),
+            prog="python -m bench.inspect",
             description="Which training examples help a query most, and which harm it.",
             epilog="tda-bench inspect tokens --help: which tokens of a training sequence bear on which of a query.",
         )
