@@ -94,6 +94,7 @@ def points(rows: pd.DataFrame) -> pd.DataFrame:
     several = rows.groupby([*keys, "normalised"])["series"].transform("nunique") > 1  # settings under one label
     several = several.groupby([rows[key] for key in keys]).transform("any")
     rows["name"] = rows["name"].where(~several, rows["series"])
+    rows = rows.drop_duplicates([*keys, "normalised", "seed"])  # of a seed that two records have, one
     means = rows.groupby([*keys, "normalised"])[measure].mean()
     order = sorted(means.index, key=lambda key: (means[key], not key[-1]))
     kind = {key[:-1]: key[-1] for key in order}  # the last one is the best
