@@ -180,6 +180,8 @@ def _from_gguf(files: list[Path], folder: Path) -> None:
         del config.quantization_config
     name, dot, kind = file.stem.rpartition(".")
     config.converted_from = f"{name}, dequantised from {kind}" if dot else f"{file.stem}, dequantised"
+    # Versions of transformers disagree on which token ends a text; the file itself says it.
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
     clean = type(loaded)(config)
     clean.load_state_dict(loaded.state_dict())
     clean.save_pretrained(folder)

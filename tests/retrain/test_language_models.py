@@ -18,7 +18,7 @@ from baselines.support.gradients import PerExampleGradients
 from retrain.errors import UsageError
 from retrain.losses import IGNORED, CrossEntropy
 from retrain.models import fetched
-from retrain.models.pretrained import load_language_model, loss_on_text
+from retrain.models.pretrained import load_language_model, load_tokenizer, loss_on_text
 from retrain.tasks import load_task
 from retrain.tasks.language import Language
 from tests.helpers.tiny_language import WORDS, save_tokenizer, write_text
@@ -194,6 +194,7 @@ def test_a_gguf_file_becomes_a_clean_folder_and_is_a_model(tmp_path: Path, monke
     write_gguf(gguf, file)
     task = load_task("language", model=str(file), text=str(write_text(tmp_path / "t.jsonl", 60)), length=8, num_train=8)
     assert task.description == "8 sequences of 8 tokens, Tiny-2L, dequantised from Q8_0"
+    assert load_tokenizer(str(file)).eos_token == "<|end|>"
     model = load_language_model(str(file))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     embedding = model.transformer.get_input_embeddings().weight
