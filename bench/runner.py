@@ -148,7 +148,7 @@ class Session:
             seed=seed,
             alpha_attribution=share,
             split=self.experiment.query_split,  # type: ignore[arg-type]
-            max_queries=self.experiment.queries,
+            max_queries=self.experiment.queries,  # type: ignore[arg-type]
             output=self.experiment.output,
         )
 

@@ -161,8 +161,8 @@ def show(out: RunRows, description: str, protocol: str, wide: bool = False) -> s
             f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
             f"{within_ceiling_text(ceilings)}{linear_ceiling_text(ceilings)}"
         )
-        made = one_seed_table if len(seeds) == 1 else many_seeds_table
-        parts.append(made(group, ceilings, wide))
+        written = one_seed_table if len(seeds) == 1 else many_seeds_table
+        parts.append(written(group, ceilings, wide))
         text = pairs_text if len(seeds) == 1 else pairs_over_seeds_text
         parts.append(text(pairs, alpha, alpha_attribution))
     parts += settings_lines(frame)

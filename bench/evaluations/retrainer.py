@@ -24,7 +24,7 @@ class RemovalRetrainer:
             seed=seed,
             alpha_attribution=share,
             split=asked.query_split,  # type: ignore[arg-type]
-            max_queries=asked.queries,
+            max_queries=asked.queries,  # type: ignore[arg-type]
             initialisation=asked.initialisation,  # type: ignore[arg-type]
         )
         self.attributed = self.plan.attributed(self.task)

@@ -195,7 +195,7 @@ def analyse(arrays: dict[str, np.ndarray], texts: dict[str, Any], wordnet: WordN
             raise UsageError("no pair of sequences has whole words that WordNet knows on both sides")
         sizes = {"method": label, "pairs": len(pairings), "words": sum(one.words for one in pairings)}
         for kind, chosen in (*((name, k) for k, name in enumerate(KINDS)), ("any of these", slice(0, len(KINDS)))):
-            rows.append(sizes | {"kind": kind} | shares(pairings, chosen))
+            rows.append(sizes | {"kind": kind} | shares(pairings, chosen))  # type: ignore[arg-type]
     return rows
 
 

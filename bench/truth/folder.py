@@ -241,7 +241,7 @@ def bergson_scores(folder: Path) -> np.ndarray:
             f"{folder / 'info.json'} has other fields than score_0, written_0, ...; expected bergson's own"
         )
     try:
-        kind = np.dtype(dict(dtype))
+        kind = np.dtype(dict(dtype))  # type: ignore[call-overload]
         rows = np.fromfile(folder / "scores.bin", dtype=kind)
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{folder / 'scores.bin'} cannot be read ({error})") from None

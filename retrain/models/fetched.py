@@ -195,7 +195,7 @@ def _from_llama2c(files: list[Path], folder: Path) -> None:
     content = files[0].read_bytes()
     width, hidden, layers, heads, key_heads, vocabulary, length = struct.unpack("<7i", content[:28])
     numbers = np.frombuffer(content, dtype="<f4", count=(LLAMA2C_BYTES - 28) // 4, offset=28)
-    config = LlamaConfig(
+    config = LlamaConfig(  # type: ignore[call-arg]
         vocab_size=vocabulary, hidden_size=width, intermediate_size=hidden, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=key_heads, max_position_embeddings=length,
         rms_norm_eps=1e-5, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, dtype="float32",

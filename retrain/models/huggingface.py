@@ -73,7 +73,7 @@ def wrapped(model: nn.Module) -> nn.Module:
     if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
         return CausalLM(model)
     if hasattr(model, "set_attn_implementation"):  # methods take gradients example by example, which this one allows
-        model.set_attn_implementation("eager")
+        model.set_attn_implementation("eager")  # type: ignore[operator]
     return Logits(model)
 
 

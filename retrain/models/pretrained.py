@@ -159,7 +159,7 @@ def _as_linear(transformer: Any) -> None:
     for parent in list(transformer.modules()):
         for name, layer in parent.named_children():
             if isinstance(layer, Conv1D):
-                linear = torch.nn.Linear(*layer.weight.shape, device="meta")
+                linear = torch.nn.Linear(*layer.weight.shape, device="meta")  # type: ignore[misc]
                 linear.weight = torch.nn.Parameter(layer.weight.data.T.contiguous())
                 linear.bias = layer.bias
                 setattr(parent, name, linear)

@@ -108,7 +108,9 @@ class Table(Task):
 
     @cached_property
     def _scale(self) -> tuple[Tensor, Tensor]:
-        inputs = Examples((self._frames[0][list(self.feature_names)]), np.zeros(len(self._frames[0]))).inputs.double()
+        inputs = Examples(
+            (self._frames[0][list(self.feature_names)]), torch.zeros(len(self._frames[0]))
+        ).inputs.double()
         deviation = inputs.std(0)
         return inputs.mean(0).float(), torch.where(deviation > 0, deviation, torch.ones_like(deviation)).float()
 

@@ -82,7 +82,8 @@ class TextClassifier(Task):
         (texts, labels), (query_texts, query_labels) = self._rows["train"], self._rows["queries"]
         numbers = [class_numbers(labels, self._classes, self.train_file)]
         numbers.append(class_numbers(query_labels, self._classes, self.query_file or self.train_file))
-        whole = Examples(tokenized(self.tokenizer, texts + query_texts, self.length), np.concatenate(numbers))
+        labels_of_all = torch.from_numpy(np.concatenate(numbers))
+        whole = Examples(tokenized(self.tokenizer, texts + query_texts, self.length), labels_of_all)
         count = len(texts)
         return {"train": whole.select(range(count)), "queries": whole.select(range(count, len(whole)))}
 
