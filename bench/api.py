@@ -189,7 +189,7 @@ def load_checkpoint(
     return base_model(load_task(task, **task_options), seed, Store(execution.cache), execution.device, number)[0]
 
 
-def plot(source: Result | str | Path, kind: str = "lds") -> Any:
+def plot(source: Result | str | Path, kind: str = "front") -> Any:
     """A matplotlib figure of a run, or of a folder of records; `kind` is one of `tda-bench publish figures --list`.
 
     Where the results allow several figures of that kind (several tasks, say), the first is given.

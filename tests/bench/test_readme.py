@@ -102,7 +102,7 @@ def test_the_notebook_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
     out = capsys.readouterr().out
     assert "ceiling" in out
     assert "gradsim" in out
-    assert (folder / "lds.png").stat().st_size > 1000
+    assert (folder / "front.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("command", INLINE)

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     return draw_chosen(arguments)
 
 
-def draw_figures(source: Any, kind: str = "lds") -> Any:
+def draw_figures(source: Any, kind: str = "front") -> Any:
     """The first figure of a kind that a folder of records, or a result that can be saved as one, allows."""
     from tempfile import TemporaryDirectory
 

@@ -149,8 +149,8 @@ def test_a_variant_that_diverges_costs_its_own_curve_alone(
     ],
 )
 def test_trak_is_drawn_at_the_projections_that_it_takes_as_they_are(options: dict, expected: list[int]) -> None:
-    base = (nn.Linear(1100, 1, bias=False), None)
-    cells = SimpleNamespace(scorer=lambda _: SimpleNamespace(base=base), task=SimpleNamespace(train_data=range(300)))
+    model = nn.Linear(1100, 1, bias=False)
+    cells = SimpleNamespace(scorer=lambda _: SimpleNamespace(model=model), task=SimpleNamespace(train_data=range(300)))
     assert trak_projections(cells, load_method("trak", **options)) == expected
 
 
