@@ -121,7 +121,7 @@ def notes_of(rows: pd.DataFrame, found: pd.DataFrame, more: Sequence[str]) -> li
     rows = words.short_names(rows[rows["series"].isin(found["series"])])
     cells = rows.groupby(["ground", "alpha", "series", "normalised"])
     kinds = f"Raw or train-normalised scores, whichever has more {metric_words(rows)}."
-    told = " ".join(filter(None, [*more, kinds, f"Bars: {bars_of(cells.size())}."]))
+    told = " ".join(filter(None, [*more, kinds, f"Bars: {bars_of(cells['seed'].nunique())}."]))
     first, _ = words.notes_of(told, within_groups(Results(rows=rows)).rows if grouped(rows) else rows)
     return [first, words.settings_text(rows[rows["method"] != DATAMODEL])]
 

@@ -119,7 +119,7 @@ def draw_reference(results: Results) -> Iterator[Drawing]:
     for (question, share), group in rows.groupby(["question", "alpha_attribution"], sort=True):
         schemes = [scheme for scheme in SCHEMES if scheme in set(group["scheme"])]
         alphas = two_alphas(group)
-        same = ["series", "truth", "reference", "models", "normalised", "scheme", "alpha", "seed"]
+        same = ["series", "reference", "models", "normalised", "scheme", "alpha", "seed"]
         group = group[group["alpha"].isin(alphas)].drop_duplicates(same)  # of a seed that two records have, one
         if group["reference"].nunique() < 2:
             continue
