@@ -4,7 +4,7 @@
     tda-bench list methods               every method with its options, defaults and paper; also: list tasks
     tda-bench --version
 
-`python -m bench.X` needs a folder without a `bench/` of its own; this does not.
+`python -m bench.X` needs a folder without a `bench/` of its own; this does not. `python -m bench` is the same.
 """
 
 import argparse
@@ -281,3 +281,7 @@ def fetch_command(words: Sequence[str]) -> int:
 
         print(loss_on_text(arguments.name, arguments.loss_on, arguments.tokens))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,7 +20,7 @@ from retrain.errors import UsageError
 from retrain.examples import Columns, Examples
 from retrain.losses import CrossEntropy, Loss, SquaredError
 from retrain.models.huggingface import is_transformer, next_tokens, wrapped
-from retrain.models.weights import load_state
+from retrain.models.weights import load_state, refuse_labels
 from retrain.task import Task
 
 
@@ -61,13 +61,15 @@ class OwnModel(Task):
         if state is not None:
             load_state(model, state)
         language = is_transformer(model) and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-        names = tuple(map(str, getattr(train[0], "columns", ()))) if isinstance(train, tuple) and len(train) else ()
+        names = columns_of(train)
+        if names and (columns := columns_of(queries)) and columns != names:
+            queries = (in_order(queries[0], names), *queries[1:])
         given = SimpleNamespace(
             model=wrapped(model.float().eval().cpu()), train=train, queries=queries, name=name, language=language,
             image_shape=image_shape, texts={"train": texts, "queries": query_texts},
         )  # fmt: skip
         attributes = {
-            "given": given, "protocol": "given", "tokenizer": tokenizer, "feature_names": names,
+            "given": given, "protocol": "given", "tokenizer": tokenizer, "feature_names": tuple(map(str, names)),
             "class_names": tuple(class_names), "loss_function": as_loss(loss, targets_of(train)),
         }  # fmt: skip
         for attribute, value in attributes.items():
@@ -75,33 +77,47 @@ class OwnModel(Task):
         self._try()
 
     def _try(self) -> None:
-        """One example goes through the model and its loss, so that what does not fit is said before an hour's work."""
-        one = self.query_data.select([0])
+        """An example goes through the model and its loss, so that what does not fit is said before an hour's work."""
+        for what, examples in (("the training examples", self.train_data), ("the queries", self.query_data)):
+            self._try_one(what, examples)
+
+    @torch.no_grad()
+    def _try_one(self, what: str, examples: Examples) -> None:
+        one = examples.select([0])
         try:
+            outputs = self.given.model(one.inputs)
+            refuse_labels(self.loss_function, outputs, examples.targets, what, self.class_names)
             losses = self.losses(self.given.model, one, torch.device("cpu"))
+        except UsageError:
+            raise
         except Exception as error:
             raise UsageError(
-                "the model does not take a query; expected inputs that model(inputs) takes, with their targets, not "
-                f"{_shape(one.inputs)} and {_shape(one.targets)}: "
+                f"the model does not take the first of {what}; expected inputs that model(inputs) takes, with their "
+                f"targets, not {_shape(one.inputs)} and {_shape(one.targets)}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             ) from error
         if losses.shape != (1,) or not torch.isfinite(losses).all():
-            raise UsageError(f"the loss of one query is {losses.tolist()}; expected one finite number")
+            raise UsageError(f"the loss of the first of {what} is {losses.tolist()}; expected one finite number")
 
     @property
     def name(self) -> str:
         return self.given.name
 
     def load_train_data(self) -> Any:
-        return self._as_examples(self.given.train)
+        return self._as_examples(self.given.train, "training examples")
 
     def load_query_data(self) -> Any:
-        return self._as_examples(self.given.queries)
+        return self._as_examples(self.given.queries, "queries")
 
-    def _as_examples(self, data: Any) -> Any:
+    def _as_examples(self, data: Any, what: str) -> Examples:
         if self.given.language and isinstance(data, Mapping) and "labels" not in data:
-            return next_tokens(data["input_ids"], data.get("attention_mask"))
-        return data
+            data = next_tokens(data["input_ids"], data.get("attention_mask"))
+        found = Examples.of(data)
+        if len(rows := found.targets.isnan().reshape(len(found), -1).any(1).nonzero()):
+            raise UsageError(
+                f"the {what} have no label in row {int(rows[0])}, counted from 0; fill it in or drop the row"
+            )
+        return found
 
     def build_model(self, seed: int) -> nn.Module:
         return copy.deepcopy(self.given.model)
@@ -112,6 +128,20 @@ class OwnModel(Task):
     def text_of(self, examples: Examples, index: int) -> str:
         texts = self.given.texts["train" if examples is self.train_data else "queries"]
         return "" if texts is None else str(texts[index])
+
+
+def columns_of(data: Any) -> list[Any]:
+    """Of a pair whose inputs are a frame."""
+    return list(getattr(data[0], "columns", ())) if isinstance(data, tuple) and len(data) else []
+
+
+def in_order(frame: Any, names: list[Any]) -> Any:
+    """The frame with these columns, which are all that it has."""
+    missing, more = [n for n in names if n not in frame.columns], [n for n in frame.columns if n not in names]
+    if missing or more:
+        said = f'no column "{missing[0]}"' if missing else f'a column "{more[0]}"'
+        raise UsageError(f"the queries have {said}; expected those of the training data: {', '.join(map(str, names))}")
+    return frame[names]
 
 
 def targets_of(data: Any) -> Tensor | None:

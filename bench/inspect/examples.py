@@ -23,6 +23,7 @@ from PIL import Image
 from bench.metrics import mean_and_standard_error
 from bench.publish.html import built_page
 from bench.tables import table
+from retrain.errors import UsageError
 from retrain.examples import Columns, Examples
 from retrain.losses import SquaredError
 from retrain.safe_files import write_whole
@@ -300,8 +301,8 @@ class Influential:
             }  # fmt: skip
             queries.append({**own, "sides": sides})
         lead = f"{self.num_train:,} training examples of {self.task.description}; {self.scores} scores: negative helps."
-        return built_page("inspect", title=f"What matters to {self.task.name}", lead=lead, methods=self.methods,
-                          queries=queries)  # fmt: skip
+        title = f"What matters to queries of {self.task.name}"
+        return built_page("inspect", title=title, lead=lead, methods=self.methods, queries=queries)
 
     def record(
         self, why: Mapping[int, str], scores: Mapping[str, np.ndarray], **known: Any
@@ -341,9 +342,8 @@ def influential(scores: Sequence[Any], k: int, queries: Sequence[int] | np.ndarr
         for one in scores:
             places = np.flatnonzero(one.queries == query)
             if not len(places):
-                raise ValueError(
-                    f"{one.method} has no scores of query {query}; it has those of {one.queries.tolist()[:10]}"
-                )
+                known = f"{len(one.queries)} queries, {one.queries.min()} to {one.queries.max()}"
+                raise UsageError(f"{one.method} has no scores of query {query}; it has {known}")
             values = one.values[places[0]]
             for side, sign in SIDES:
                 order = np.argsort(sign * values, kind="stable")  # what is not finite comes last

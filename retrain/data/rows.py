@@ -34,14 +34,27 @@ def read_rows(path: str, what: str) -> Any:
     return frame
 
 
-def named_column(frame: Any, asked: str, usual: tuple[str, ...], what: str, path: str) -> str:
+def named_column(frame: Any, asked: str, usual: tuple[str, ...], what: str, path: str, option: str) -> str:
     """The column that was asked for, or the one that is called as such columns usually are."""
     names = [str(name) for name in frame.columns]
     found = [asked] if asked in names else [] if asked else [name for name in usual if name in map(str.lower, names)]
     if not found:
         wanted = f'called "{asked}"' if asked else f"called {', '.join(usual[:3])} ..."
-        raise UsageError(f'"{path}" has no {what} column {wanted}; it has {", ".join(names)[:300]}')
+        raise UsageError(
+            f'"{path}" has no {what} column {wanted}; name one by --set {option}=COLUMN: {", ".join(names)[:300]}'
+        )
     return names[[name if asked else name.lower() for name in names].index(found[0])]
+
+
+def filled(frame: Any, column: str, path: str) -> Any:
+    """The column, where every row has a value; pandas would make an empty text the word "nan"."""
+    values = frame[column]
+    if (missing := (values.isna() | (values.astype(str).str.strip() == "")).to_numpy()).any():
+        raise UsageError(
+            f'"{path}" has nothing in the column "{column}" of row {frame.index[missing][0]}, counted from 0; '
+            "fill it in or drop the row"
+        )
+    return values
 
 
 def class_numbers(labels: Any, classes: list[Any], path: str) -> np.ndarray:

@@ -1,12 +1,13 @@
 """Weights that somebody else's code wrote: a state dict as a mapping, a .safetensors file, or what torch.save wrote."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from retrain.errors import UsageError
+from retrain.losses import IGNORED, CrossEntropy, Loss, SquaredError
 from retrain.task import Task, classifies
 
 
@@ -41,6 +42,32 @@ def read_state(path: str) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
         raise UsageError(f'"{path}" holds a {type(found).__name__}; expected a state dict: tensors by name')
     return dict(found)
+
+
+def refuse_labels(loss: Loss, outputs: Tensor, targets: Tensor, what: str, names: Sequence[str] = ()) -> None:
+    """Labels that the model has no output for; outputs: of one example."""
+    if isinstance(loss, SquaredError) and outputs[0].numel() != 1:
+        raise UsageError(
+            f"the labels of {what} are real numbers, so the loss is squared error and the model needs one output, not "
+            f"{outputs[0].numel()}; give whole numbers for classes"
+        )
+    if not isinstance(loss, CrossEntropy) or outputs.dim() < 2:
+        return
+    if targets.dim() != outputs.dim() - 1:
+        raise UsageError(
+            f"the labels of {what} have the shape {tuple(targets.shape)}; expected one whole number an example, which "
+            "argmax(1) makes of one-hot rows"
+        )
+    classes, counted = outputs.shape[-1], targets[targets != IGNORED]
+    if len(counted) and not 0 <= int(counted.min()) <= int(counted.max()) < classes:
+        raise UsageError(
+            f"the labels of {what} are {int(counted.min())} to {int(counted.max())}; expected whole numbers from 0, "
+            f"below the model's {classes} outputs"
+        )
+    if names and len(names) != classes:
+        raise UsageError(
+            f"{len(names)} classes are named, but the model has {classes} outputs; expected a name for each"
+        )
 
 
 @torch.no_grad()

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retrain.data.rows import LABEL_NAMES, class_numbers, named_column, read_rows
+from retrain.data.rows import LABEL_NAMES, class_numbers, filled, named_column, read_rows
 from retrain.errors import UsageError, error_line
 from retrain.examples import Examples, Indices
 from retrain.losses import CrossEntropy, Loss, SquaredError
-from retrain.models.weights import load_state, read_state, refuse_other_order
+from retrain.models.weights import load_state, read_state, refuse_labels, refuse_other_order
 from retrain.task import Task, not_in_key
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "sigmoid": nn.Sigmoid, "silu": nn.SiLU}
@@ -42,7 +42,7 @@ class Table(Task):
     query_file: str = not_in_key("")
     model: str = not_in_key("")  # a file of weights, which are in the key
     classes: str = ""  # the labels in the order of the model's outputs, "no,yes"; else sorted
-    target: str = ""  # the label's column; else one that is called label, target, class or y, or the last
+    target: str = ""  # the label's column; else one that is called label, target, class or y
     network: str = ""  # FILE.py:CLASS that makes the model that `model` has the weights of
     activation: str = "relu"
     hidden: tuple[int, ...] = (32,)
@@ -72,15 +72,13 @@ class Table(Task):
 
     @cached_property
     def _target(self) -> str:
-        names = [str(name) for name in self._frames[0].columns]
-        if not self.target and not {name.lower() for name in names} & set(LABEL_NAMES):
-            return names[-1]
-        return named_column(self._frames[0], self.target, LABEL_NAMES, "label", self.train_file)
+        option = f"{self.name}.target"
+        return named_column(self._frames[0], self.target, LABEL_NAMES, "label", self.train_file, option)
 
     @cached_property
     def _classes(self) -> list[Any]:
         """In the order of the model's outputs; empty where the target is a value."""
-        labels = self._frames[0][self._target]
+        labels = filled(self._frames[0], self._target, self.train_file)
         if self.classes:
             known = {str(one): one for one in labels.unique().tolist()}
             return [known.get(name.strip(), name.strip()) for name in self.classes.split(",")]
@@ -101,10 +99,28 @@ class Table(Task):
     def _examples(self, frame: Any, path: str) -> Examples:
         if missing := [name for name in (*self.feature_names, self._target) if name not in frame.columns]:
             raise UsageError(f'"{path}" has no column "{missing[0]}", which the training data have')
-        labels = frame[self._target]
+        labels = filled(frame, self._target, path)
         targets: Any = class_numbers(labels, self._classes, path) if self._classes else labels
         found = Examples.of((frame[list(self.feature_names)], targets))
-        return found if self.model else Examples((found.inputs - self._scale[0]) / self._scale[1], found.targets)
+        if self.model:
+            self._refuse_unfit(found, path)
+            return found
+        return Examples((found.inputs - self._scale[0]) / self._scale[1], found.targets)
+
+    @torch.no_grad()
+    def _refuse_unfit(self, found: Examples, path: str) -> None:
+        """One row goes through the model, before any unit fails at it."""
+        count = found.inputs.shape[1]
+        try:
+            outputs = self._given.eval()(found.inputs[:1])
+        except Exception as error:  # whatever a network of one's own raises
+            linear = next((one for one in self._given.modules() if isinstance(one, nn.Linear)), None)
+            takes = count if linear is None else linear.in_features
+            reason = f"the model takes {takes} columns," if takes != count else f"{error_line(error, 200)}:"
+            raise UsageError(
+                f"{reason} {Path(path).name} has {count}; give it those that the model was trained on, in their order"
+            ) from None
+        refuse_labels(self.loss_function, outputs, found.targets, path, self.class_names if self.classes else ())
 
     @cached_property
     def _scale(self) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from retrain.data.rows import LABEL_NAMES, TEXT_NAMES, class_numbers, named_column, read_rows
+from retrain.data.rows import LABEL_NAMES, TEXT_NAMES, class_numbers, filled, named_column, read_rows
 from retrain.errors import UsageError, error_line
 from retrain.examples import Examples, Indices
 from retrain.models.huggingface import tokenized, wrapped
@@ -56,10 +56,13 @@ class TextClassifier(Task):
             every_fifth = np.arange(len(train)) % 5 == 0
             train, queries = train[~every_fifth], train[every_fifth]
         found = {}
-        for name, frame, path in (("train", train, self.train_file), ("queries", queries, self.query_file)):
-            text = named_column(frame, self.text_column, TEXT_NAMES, "text", path or self.train_file)
-            label = named_column(frame, self.target, LABEL_NAMES, "label", path or self.train_file)
-            found[name] = [str(one) for one in frame[text]], frame[label].tolist()
+        for name, frame, path in (
+            ("train", train, self.train_file),
+            ("queries", queries, self.query_file or self.train_file),
+        ):
+            text = named_column(frame, self.text_column, TEXT_NAMES, "text", path, f"{self.name}.text_column")
+            label = named_column(frame, self.target, LABEL_NAMES, "label", path, f"{self.name}.target")
+            found[name] = [str(one) for one in filled(frame, text, path)], filled(frame, label, path).tolist()
         return found
 
     @cached_property

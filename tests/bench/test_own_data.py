@@ -21,6 +21,7 @@ from bench.rows import RunRows
 from bench.tables import show
 from retrain.errors import UsageError
 from retrain.examples import Examples
+from retrain.tasks import load_task
 from tests.helpers.made_up import sentence_file, table_file
 from tests.helpers.tiny_language import save_bert
 
@@ -77,6 +78,11 @@ def test_scores_are_those_of_all_queries_whatever_the_data_came_as(kind: str, da
     assert found.queries.tolist() == list(range(6))
     np.testing.assert_allclose(np.asarray(found), expected_scores(data), rtol=1e-4, atol=1e-6)
     assert found.frame().loc[2, 5] == found[2, 5]
+
+
+def test_columns_of_queries_are_put_in_the_order_of_the_training_frame(data: SimpleNamespace) -> None:
+    task = OwnModel(data.model, (framed(data.x), data.y), (framed(data.new_x)[["b", "a"]], data.new_y))
+    np.testing.assert_allclose(np.asarray(scores("gradsim", task)), expected_scores(data), rtol=1e-4, atol=1e-6)
 
 
 def test_bf16_data_and_models_are_taken(data: SimpleNamespace) -> None:
@@ -182,6 +188,24 @@ def words_of(data: SimpleNamespace) -> pd.DataFrame:
     return pd.DataFrame({"a": data.x[:, 0], "colour": ["red"] * len(data.x)})
 
 
+def framed(inputs: np.ndarray) -> pd.DataFrame:
+    return pd.DataFrame(inputs, columns=["a", "b"])
+
+
+def of_file(task: str, folder: Path, lines: str, **options: str) -> Any:
+    (folder / "rows.csv").write_text(lines)
+    if task == "text_classifier":
+        options["model"] = str(save_bert(folder / "bert"))
+    return load_task(
+        task, train_file=str(folder / "rows.csv"), query_file=str(folder / "rows.csv"), **options
+    ).train_data
+
+
+def weights_file(data: SimpleNamespace, folder: Path) -> str:
+    torch.save(data.model.state_dict(), folder / "mlp.pt")
+    return str(folder / "mlp.pt")
+
+
 MISTAKES: dict[str, Callable[[SimpleNamespace, Path], Any]] = {
     "scores are transposed": answered(torch.ones(3, 2)),
     "scores are complex": answered(torch.ones(2, 3, dtype=torch.complex64)),
@@ -202,6 +226,29 @@ MISTAKES: dict[str, Callable[[SimpleNamespace, Path], Any]] = {
     "texts of different lengths": broken(train=lambda d: {"input_ids": [[1, 2], [3]], "labels": [0, 1]}),
     "a query that is not there": lambda d, _: scores(
         "gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y)), queries=[99]
+    ),
+    "labels from 1": broken(train=lambda d: (d.x, d.y + 1)),
+    "query labels from 1": broken(queries=lambda d: (d.new_x, d.new_y + 1)),
+    "labels as real numbers": broken(train=lambda d: (d.x, d.y.astype(float)), queries=lambda d: (d.x, d.y * 1.0)),
+    "a label that is missing": broken(train=lambda d: (d.x, np.where(np.arange(24) == 5, np.nan, d.y))),
+    "one-hot labels": broken(train=lambda d: (d.x, np.eye(2)[d.y]), queries=lambda d: (d.x, np.eye(2)[d.y])),
+    "one-hot whole numbers": broken(train=lambda d: (d.x, np.eye(2, dtype=int)[d.y])),
+    "a class name too many": broken(class_names=lambda d: ["a", "b", "c"]),
+    "a query column missing": broken(train=lambda d: (framed(d.x), d.y), queries=lambda d: (framed(d.x)[["a"]], d.y)),
+    "a query column too many": broken(
+        train=lambda d: (framed(d.x), d.y), queries=lambda d: (framed(d.x).assign(c=1.0), d.y)
+    ),
+    "the top of a query that is not there": lambda d, _: scores(
+        "gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y))
+    ).top(1, [99]),
+    "an empty text": lambda d, folder: of_file("text_classifier", folder, "text,label\ngood,1\n,0\n"),
+    "an empty label": lambda d, folder: of_file("table", folder, "a,label\n1.5,1\n2.5,\n"),
+    "no column of labels": lambda d, folder: of_file("table", folder, "a,b\n1.5,1\n2.5,0\n"),
+    "a column missing for the model": lambda d, folder: of_file(
+        "table", folder, "a,label\n1.5,1\n2.5,0\n", model=weights_file(d, folder)
+    ),
+    "a class too many for the model": lambda d, folder: of_file(
+        "table", folder, "a,b,label\n1.5,2,1\n2.5,3,0\n", model=weights_file(d, folder), classes="0,1,2"
     ),
     "a folder without results": lambda d, folder: load_results(folder / "rusn"),
     "a table without that column": lambda d, folder: scores(
