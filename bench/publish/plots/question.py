@@ -21,6 +21,7 @@ from bench.publish.plots.style import CONTROLS, INK, look
 from bench.records import DATAMODEL, Results, ceiling_over_seeds
 from retrain.reference import FULL
 
+LARGE = 10  # points: a mark that stands for several models
 APART = 0.13  # inches between two labels of lines
 
 
@@ -136,7 +137,7 @@ def draw_reference(results: Results) -> Iterator[Drawing]:
             axis.set_xlabel("training examples of the model looked at,\nover those of the models asked about")
         title = f"{first_value(group, 'description')}: which model to look at"
         about = [first_value(group, "ground_words"), f"alpha_attribution {share:g}"]
-        several = f"x{group['models'].max()}: the mean over so many models." if (group["models"] > 1).any() else ""
+        several = f"Large: the mean over {group['models'].max()} models." if (group["models"] > 1).any() else ""
         notes = notes_of(group, pd.concat(panels), [several])
         finish(figure, title, about, notes)
         caption = f"LDS against how much more data the reference model has seen; {', '.join(about)}. {' '.join(notes)}"
@@ -156,11 +157,7 @@ def reference_panel(axis: Axes, rows: pd.DataFrame) -> pd.DataFrame:
         several = own[own["models"] > 1].sort_values("models").drop_duplicates("seen", keep="last")
         axis.plot(one["seen"], one["lds"], **shape)
         axis.vlines(one["seen"], one["lds_low"], one["lds_high"], color=shape["color"], linewidth=0.6)
-        axis.plot(several["seen"], several["lds"], **{**shape, "linestyle": "none"})
-        for seen, lds, count in several[["seen", "lds", "models"]].itertuples(index=False):
-            axis.annotate(
-                f"x{count:.0f}", (seen, lds), (-6, 0), textcoords="offset points", ha="right", va="center", fontsize=7
-            )
+        axis.plot(several["seen"], several["lds"], **{**shape, "linestyle": "none", "markersize": LARGE})
         ends.append((float(one["lds"].iloc[0]), shape["label"], shape["color"]))
     if math.isfinite(ceiling := ceiling_over_seeds(rows).value):
         axis.axhline(ceiling, color=INK, label="_ceiling", **CEILINGS["noise ceiling"])
