@@ -51,8 +51,8 @@ def filled(frame: Any, column: str, path: str) -> Any:
     values = frame[column]
     if (missing := (values.isna() | (values.astype(str).str.strip() == "")).to_numpy()).any():
         raise UsageError(
-            f'"{path}" has nothing (or a word like NA) in the column "{column}" of row {frame.index[missing][0]}, counted from 0; '
-            "fill it in or drop the row"
+            f'"{path}" has nothing (or a word like NA) in the column "{column}" of row '
+            f"{frame.index[missing][0]}, counted from 0; fill it in or drop the row"
         )
     return values
 
