@@ -156,7 +156,8 @@ def draw_front(results: Results) -> Iterator[Drawing]:
                 told = ["Stairs: what no other method beats on both, controls aside. Ring: the paper's settings."]
                 if several:
                     told.append(
-                        "Hollow: looks at the full model. Filled: at models like those asked about; xK: K of them."
+                        "Hollow: looks at the full model. Filled: at models of fewer examples; xK: K of them. "
+                        "Lines join one method's."
                     )
                 told += ["Controls at the left edge take less time."] if found["edge"].any() else []
                 title = f"{first_value(rows, 'description')}: {metric_words(rows)} against seconds"
