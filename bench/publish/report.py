@@ -107,7 +107,9 @@ def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
     columns: dict[tuple[str, str, float], dict[str, list[LeaderboardRow]]] = {}
     for row in ranked:
         if row.metric in leaderboard.LDS and row.scores == "raw" and row.method != DATAMODEL and row.rank_best:
-            place = (row.task, row.protocol, row.alpha or 0.0)
+            # LDS on balanced subsets asks for more than the class, so it is a line of its own.
+            balanced = ", balanced" if "balanced subsets" in row.ground else ""
+            place = (row.task, row.protocol + balanced, row.alpha or 0.0)
             columns.setdefault(place, {}).setdefault(row.column, []).append(row)
     found = []
     for (task, protocol, alpha), by_column in columns.items():
