@@ -315,8 +315,7 @@ class Results:
                 for one in known["ceilings"]
             ]
             out = RunRows(**{**known, "ceilings": ceilings})
-            protocol = record["rows"][0].get("protocol", "")
-            parts.append(f"run {run_id}{show(out, record.get('description') or '', protocol, wide)}")
+            parts.append(f"run {run_id}{show(out, record.get('description') or '', told_protocol(record), wide)}")
         return "\n\n".join([*parts, *self.problems]) or f"{self.folder}: no runs"
 
     def save(self, out: str | Path) -> Path:
@@ -421,6 +420,12 @@ def load_results(folder: str | Path = "runs") -> Results:
         results.timed = _once(frame, results.left_out)
         results.rows = _of_most_replicates(results.timed, results.left_out)
     return results
+
+
+def told_protocol(record: Mapping[str, Any]) -> str:
+    """As a table's first line has it, with the task's version where the record has one."""
+    version = record.get("task_version")
+    return record["rows"][0].get("protocol", "") + (f", task {version}" if version else "")
 
 
 def last_made(path: Path) -> str:

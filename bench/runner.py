@@ -425,7 +425,8 @@ class Result:
 
     def text(self, wide: bool = False) -> str:
         measured = "" if self.experiment.output == LOSS else f", output {self.experiment.output}"
-        return show(self.out, self.task.description, f"{self.task.protocol}{measured}", wide)
+        protocol = f"{self.task.protocol}{measured}, task {one_line(self.task.versioned_name, 200)}"
+        return show(self.out, self.task.description, protocol, wide)
 
     def config(self) -> dict[str, Any]:
         """What decided the numbers."""
@@ -455,6 +456,7 @@ class Result:
             "run_id": self.run_id,
             "command": command,
             "description": one_line(self.task.description, 2000),
+            "task_version": one_line(self.task.versioned_name, 200),
             "experiment": self.experiment.to_json(),
             "config": self.config(),
             **provenance(self.device),

@@ -146,6 +146,7 @@ class RunRecord(Struct, kw_only=True):
     ceilings: list[CeilingRow]
     pairs: list[PairRow] = []
     description: Words | None = None
+    task_version: Name = ""  # none in a record that is older than it
     command: Command = ""
     finished: Date = ""
     machine: Machine = Machine()

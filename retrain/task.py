@@ -140,6 +140,13 @@ class Task(KeyedPlugin, ABC):
         return plugin_name(type(self))
 
     @property
+    def versioned_name(self) -> str:
+        """By which a number of this task is cited, cifar10-scratch/1, with the options that are not the usual ones."""
+        told = [f for f in fields(self) if f.metadata.get("key", True) and f.name != "protocol"]
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in told if getattr(self, f.name) != f.default]
+        return f"{self.name}-{self.protocol}/{self.version}{' with ' * bool(changed)}{','.join(changed)}"
+
+    @property
     def description(self) -> str:
         """A few words for tables and captions; says so if a stand-in model or data is in use."""
         return self.name
