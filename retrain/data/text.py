@@ -1,7 +1,7 @@
 """Text from JSON lines, wrapped into token sequences of one length.
 
     documents = read_documents("articles.jsonl.xz")
-    wrapped = wrap_grouped(tokenized(documents, tokenizer), 1024, 4096, "the text")    # .tokens: (4096, 1024) int64
+    wrapped = wrap(tokenized(documents, tokenizer), 1024, 4096, "the text")    # .tokens: (4096, 1024) int64
 
 A file has one JSON object a line with the field `text`, plain or compressed (.xz, .gz, .zst). Documents are joined with
 the tokenizer's end-of-text token and cut into sequences; what is left at the end is dropped. Nothing is cached: 5,680
@@ -12,9 +12,7 @@ refused before it fills the memory.
 import gzip
 import json
 import lzma
-import sys
 import zlib
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, nullcontext
 from importlib.util import find_spec
@@ -57,8 +55,8 @@ def read_documents(
         raise UsageError(f'there is no text file "{path}"; expected {", ".join(SUFFIXES)} with the field "{field}"')
     if not path.name.endswith((".jsonl", ".json", ".xz", ".gz", ".zst")):
         raise UsageError(f'"{path}" is not a file of JSON lines; expected {", ".join(SUFFIXES)}')
-    if path.suffix == ".zst":
-        check_zstandard()
+    if path.suffix == ".zst" and find_spec("zstandard") is None:
+        raise UsageError("reading .zst needs the package zstandard: pip install zstandard")
     return _documents(path, field, where or {}, group_field)
 
 
@@ -161,25 +159,14 @@ def _chunks(path: Path) -> Generator[bytes, None, None]:
 
 
 def _unpacked(path: Path, packed: IO[bytes]) -> Generator[bytes, None, None]:
-    if path.suffix == ".zst" and sys.version_info < (3, 14):
+    if path.suffix == ".zst":
         yield from _zstandard_chunks(packed)
         return
-    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open, ".zst": _zstandard_opener}
+    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
     opener = openers.get(path.suffix, lambda file, _: nullcontext(file))
     with opener(packed, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
-
-
-def check_zstandard() -> None:
-    if find_spec("zstandard") is None and sys.version_info < (3, 14):
-        raise UsageError("reading .zst needs the package zstandard: pip install zstandard")
-
-
-def _zstandard_opener(packed: IO[bytes], mode: str) -> Any:
-    from compression import zstd  # Python 3.14
-
-    return zstd.open(packed, mode)
 
 
 def _zstandard_chunks(packed: IO[bytes]) -> Iterator[bytes]:
@@ -197,14 +184,15 @@ def _zstandard_chunks(packed: IO[bytes]) -> Iterator[bytes]:
         raise EOFError("the last frame does not end")
 
 
-def token_ids(documents: Iterable[str], tokenizer: Any) -> Iterator[np.ndarray]:
-    """Each document's tokens with the end-of-text token behind, in order; tokenised in batches."""
+def tokenized(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[np.ndarray, str]]:
+    """Each document's tokens with the end-of-text token behind, and its group, in order; tokenised in batches."""
     iterator = iter(documents)
     while batch := list(islice(iterator, TOKENIZED_AT_ONCE)):
+        texts = [document.text for document in batch]
         # No special tokens but the one between documents; long documents are meant to be long.
-        encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        for ids in encoded:
-            yield np.array([*ids, tokenizer.eos_token_id], dtype=np.int64)
+        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        for ids, document in zip(encoded, batch, strict=True):
+            yield np.array([*ids, tokenizer.eos_token_id], dtype=np.int64), document.group
 
 
 class Wrapped(NamedTuple):
@@ -213,64 +201,26 @@ class Wrapped(NamedTuple):
     num_documents: int  # that they were cut from
 
 
-def tokenized(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[np.ndarray, str]]:
-    """Each document's tokens, as `token_ids` has them, and its group."""
-    ahead: deque[str] = deque()  # of documents that the tokenizer has read
-
-    def texts() -> Iterator[str]:
-        for document in documents:
-            ahead.append(document.group)
-            yield document.text
-
-    for ids in token_ids(texts(), tokenizer):
-        yield ids, ahead.popleft()
-
-
-def wrap_grouped(pieces: Iterator[tuple[np.ndarray, str]], length: int, num_sequences: int, what: str) -> Wrapped:
-    """`wrap_tokens` of documents with groups; another call can go on with the same iterator."""
-    lengths: list[int] = []
-    groups: list[str] = []
-
-    def noted() -> Iterator[np.ndarray]:
-        for ids, group in pieces:
-            lengths.append(len(ids))
-            groups.append(group)
-            yield ids
-
-    tokens = wrap_tokens(noted(), length, num_sequences, what)
-    names, codes = np.unique(groups, return_inverse=True)
-    of_token = np.repeat(codes, lengths)[: tokens.numel()].reshape(tokens.shape)
-    return Wrapped(tokens, [str(names[np.bincount(row).argmax()]) for row in of_token], len(groups))
-
-
-def wrap_tokens(
-    pieces: Iterator[np.ndarray], length: int, num_sequences: int | None = None, what: str = "the text"
-) -> Tensor:
-    """(sequences, length) int64: all that the pieces give, or exactly `num_sequences`.
+def wrap(pieces: Iterator[tuple[np.ndarray, str]], length: int, num_sequences: int, what: str) -> Wrapped:
+    """Exactly `num_sequences`, of documents one behind the other.
 
     Takes no more pieces from the iterator than it needs, so another call can go on there.
     """
     if length < 2:
         raise UsageError(f"sequences of {length} tokens predict nothing; expected a length of at least 2")
-    wanted = None if num_sequences is None else num_sequences * length
+    wanted, total = num_sequences * length, 0
     taken: list[np.ndarray] = []
-    total = 0
-    while wanted is None or total < wanted:
-        piece = next(pieces, None)
-        if piece is None:
-            break
-        taken.append(piece)
-        total += len(piece)
-    if total < length:
+    groups: list[str] = []
+    while total < wanted and (piece := next(pieces, None)) is not None:
+        taken.append(piece[0])
+        groups.append(piece[1])
+        total += len(piece[0])
+    if total < wanted:
         raise UsageError(
-            f"{what} has {total:,} tokens in {len(taken):,} documents, less than one sequence of {length:,}; "
-            "pass more text or a shorter length"
+            f"{what} has {total:,} tokens in {len(taken):,} documents, {total // length:,} sequences of {length:,}, "
+            f"and {num_sequences:,} are wanted; pass more text, or ask for fewer or shorter ones"
         )
-    if wanted is not None and total < wanted:
-        raise UsageError(
-            f"{what} gives {total // length:,} sequences of {length:,} tokens, and {num_sequences:,} are wanted; "
-            "pass more text or ask for fewer"
-        )
-    tokens = np.concatenate(taken)
-    count = len(tokens) // length if num_sequences is None else num_sequences
-    return torch.from_numpy(tokens[: count * length].reshape(count, length))
+    names, codes = np.unique(groups, return_inverse=True)
+    of_token = np.repeat(codes, [len(ids) for ids in taken])[:wanted].reshape(num_sequences, length)
+    tokens = torch.from_numpy(np.concatenate(taken)[:wanted].reshape(num_sequences, length))
+    return Wrapped(tokens, [str(names[np.bincount(row).argmax()]) for row in of_token], len(groups))

@@ -1,7 +1,7 @@
 """Worker processes on this machine: started once, they take unit after unit, each with its share of the hardware.
 
 They are our own and not submitit's LocalExecutor, which starts a process for every submission (importing torch takes
-seconds, a retrain often less) and pins nothing. A worker never outlives its driver: it ends with its stdin, and Linux
+seconds, a retrain often less) and pins nothing. A worker never outlives its driver: it ends with its pipe, and Linux
 kills it when the driver dies.
 """
 
@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from retrain.errors import UsageError
 from retrain.jobs.tracker import MAX_ATTEMPTS, Attempt, JobError, JobTracker, WaitingNotice, do_unit, logger, tail
@@ -103,11 +102,12 @@ def run_local(
     try:
         pool.run()
     finally:
-        pool.end()
+        for worker in pool.workers.values():
+            worker.end()
 
 
 class LocalWorker:
-    """The driver's end of one worker process: units go down its stdin, attempts come up a pipe of their own."""
+    """The driver's end of one worker process: units go down its pipe, attempts come up."""
 
     def __init__(self, root: Path, batch: str, log_path: Path, environment: dict[str, str]):
         self.log_path = log_path
@@ -118,55 +118,43 @@ class LocalWorker:
         self.killed_because = ""
         self.stopped_since: float | None = None
         self._log_offset = 0
-        self._buffer = b""
-        read_end, write_end = os.pipe()
-        code = f"from retrain.jobs.local import local_worker; local_worker({write_end}, {os.getpid()})"
+        self.pipe, end = Pipe()
+        code = f"from retrain.jobs.local import local_worker; local_worker({end.fileno()}, {os.getpid()})"
         try:
-            with open(log_path, "ab") as log:
+            with end, open(log_path, "ab") as log:
                 self.process = subprocess.Popen(
                     [sys.executable, "-c", code],
-                    stdin=subprocess.PIPE,
+                    stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=[write_end],
+                    pass_fds=[end.fileno()],
                     env=environment,
                     start_new_session=True,  # Ctrl-C is for the driver, which then ends its workers
                 )
         except BaseException:
-            os.close(read_end)
+            self.pipe.close()
             raise
-        finally:
-            os.close(write_end)
-        os.set_blocking(read_end, False)
-        self.attempts = read_end
-        self.send({"root": str(root), "batch": batch})
+        self._send((str(root), batch))
 
-    def send(self, message: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a dead worker is noticed by the end of its other pipe
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
+    def _send(self, message: Any) -> None:
+        with contextlib.suppress(OSError):  # a dead worker is noticed by the end of its pipe
+            self.pipe.send(message)
 
     def give(self, key: str, unit: Unit, saved_before: str) -> None:
         self.key, self.since, self.saved_before = key, time.monotonic(), saved_before
         with contextlib.suppress(OSError):
             self._log_offset = self.log_path.stat().st_size
-        self.send({"key": key, **unit.to_json()})
+        self._send((key, unit))
 
-    def messages(self) -> tuple[list[dict[str, Any]], bool]:
-        """(messages that have arrived, whether the worker is gone)."""
-        gone = False
-        while True:
-            try:
-                data = os.read(self.attempts, 65536)
-            except BlockingIOError:
-                break
-            if not data:
-                gone = True
-                break
-            self._buffer += data
-        *lines, self._buffer = self._buffer.split(b"\n")
-        return [json.loads(line) for line in lines], gone
+    def messages(self) -> tuple[list[tuple[str, Attempt | None]], bool]:
+        """(keys with their attempts, whether the worker is gone); at first, that it is ready."""
+        found = []
+        try:
+            while self.pipe.poll():
+                found.append(self.pipe.recv())
+        except (EOFError, OSError):
+            return found, True
+        return found, False
 
     def last_lines(self) -> list[str]:
         """The end of what it logged since its present unit began."""
@@ -178,14 +166,9 @@ class LocalWorker:
 
     def end(self) -> int:
         """Stop it, if it still runs, and return its exit code."""
-        if self.process.poll() is None:
-            self.process.kill()
-        code = self.process.wait()
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        os.close(self.attempts)
-        return code
+        self.process.kill()
+        self.pipe.close()
+        return self.process.wait()
 
 
 class _Pool:
@@ -194,11 +177,8 @@ class _Pool:
     def __init__(
         self, tracker: JobTracker, run: str, jobs: int, gpus: list[str], gpus_per_job: int, timeout_min: float | None
     ):
-        self.tracker = tracker
-        self.run_name = run
-        self.jobs = jobs
-        self.gpus = gpus
-        self.gpus_per_job = gpus_per_job
+        self.tracker, self.run_name = tracker, run
+        self.jobs, self.gpus, self.gpus_per_job = jobs, gpus, gpus_per_job
         self.timeout_s = timeout_min * 60 if timeout_min else float("inf")
         self.leases = Leases(tracker.store.root, tracker.batch.id)
         self.waiting = WaitingNotice()
@@ -207,15 +187,15 @@ class _Pool:
         self.workers: dict[int, LocalWorker] = {}
         self.num_started = 0
         self.false_starts = 0
-        self.selector = selectors.DefaultSelector()
 
     def run(self) -> None:
         next_poll = 0.0
         while self.tracker.num_open:
             while len(self.workers) < min(self.jobs, self.tracker.num_open):
                 self._start(next(index for index in range(self.jobs) if index not in self.workers))
-            for event, _ in self.selector.select(timeout=LOCAL_POLL_SECONDS):
-                self._listen(event.data)
+            indices: dict[Any, int] = {worker.pipe: index for index, worker in self.workers.items()}
+            for pipe in wait(list(indices), timeout=LOCAL_POLL_SECONDS):
+                self._listen(indices[pipe])
             if time.monotonic() >= next_poll:
                 next_poll = time.monotonic() + LOCAL_POLL_SECONDS
                 self._poll()
@@ -224,25 +204,22 @@ class _Pool:
         log_path = self.tracker.batch.folder / "logs" / f"{self.run_name}-{self.num_started}.log"
         environment = worker_environment(index, self.jobs, self.gpus, self.gpus_per_job)
         try:
-            worker = LocalWorker(self.tracker.store.root, self.tracker.batch.id, log_path, environment)
+            self.workers[index] = LocalWorker(self.tracker.store.root, self.tracker.batch.id, log_path, environment)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self.tracker.store.unwritable(error) from None
             raise JobError(f"a worker process cannot be started: {error}") from None
         self.num_started += 1
-        self.workers[index] = worker
-        self.selector.register(worker.attempts, selectors.EVENT_READ, index)
 
     def _listen(self, index: int) -> None:
         worker = self.workers[index]
         messages, gone = worker.messages()
-        for message in messages:
-            if "ready" in message:
-                worker.ready = True
-                self.false_starts = 0
+        for key, attempt in messages:
+            worker.key = None
+            if attempt is None:
+                worker.ready, self.false_starts = True, 0
             else:
-                worker.key = None
-                self._enter(message.pop("key"), Attempt(**message))
+                self._enter(key, attempt)
             self._feed(worker)
         if gone:
             self._bury(index)
@@ -253,7 +230,6 @@ class _Pool:
             key = self.queue.popleft()
             if self.tracker.is_open(key):
                 worker.give(key, self.tracker.units[key], self._saved(key))
-                return
 
     def _saved(self, key: str) -> str:
         return ResumeState.of(self.tracker.store, self.tracker.units[key].kind, key).mark()
@@ -268,13 +244,12 @@ class _Pool:
     def _wake(self) -> None:
         """Give waiting workers what has come back into the queue."""
         for worker in self.workers.values():
-            if worker.ready and worker.key is None and self.queue:
+            if worker.ready:
                 self._feed(worker)
 
     def _bury(self, index: int) -> None:
         """Account for a worker that is gone; the main loop starts another in its place."""
         worker = self.workers.pop(index)
-        self.selector.unregister(worker.attempts)
         code = worker.end()
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if code == -signal.SIGKILL:
@@ -284,15 +259,14 @@ class _Pool:
             if self.false_starts >= MAX_ATTEMPTS:
                 lines = "\n".join([f"no worker process starts: the last one {cause}", *worker.last_lines()])
                 raise JobError(lines)
-            return
-        reason = "\n".join([f"the worker {cause}; its log is {worker.log_path}", *worker.last_lines()])
-        if self.tracker.in_store(worker.key):
+        elif self.tracker.in_store(worker.key):
             self._enter(worker.key, Attempt("done", time.monotonic() - worker.since))
         elif worker.killed_because and self._saved(worker.key) not in ("", worker.saved_before):
             # We stopped it, not the unit itself, and it got on: that is no failure, and it goes on from there.
             self._enter(worker.key, Attempt("unfinished", reason=f"{cause}; it saved its work and goes on"))
         else:
-            self._enter(worker.key, Attempt("failed", reason=reason))
+            lines = "\n".join([f"the worker {cause}; its log is {worker.log_path}", *worker.last_lines()])
+            self._enter(worker.key, Attempt("failed", reason=lines))
 
     def _poll(self) -> None:
         for key in list(self.busy):
@@ -320,43 +294,24 @@ class _Pool:
         elif now - worker.stopped_since > STALE_SECONDS:
             worker.kill("was asleep for too long (SIGSTOP), and was ended")
 
-    def end(self) -> None:
-        for worker in self.workers.values():
-            worker.end()
-        self.workers.clear()
-        self.selector.close()
-
 
 # -- the worker -------------------------------------------------------------------------------------------------------
 
 
-def local_worker(attempts: int, driver: int) -> None:
-    """The life of a worker process: read units from stdin, do them, report to the file descriptor `attempts`."""
+def local_worker(descriptor: int, driver: int) -> None:
+    """The life of a worker process: take units from the pipe, do them, and say what became of each."""
     die_with(driver)
-    lines: deque[bytes] = deque()
-    arrived = threading.Semaphore(0)
-
-    def listen(source: IO[bytes]) -> None:
-        for line in source:
-            lines.append(line)
-            arrived.release()
-        # The driver is gone, or done with us. An unfinished unit leaves nothing behind, so there is nothing to clean.
-        os._exit(0)
-
-    def say(message: dict[str, Any]) -> None:
-        os.write(attempts, json.dumps(message).encode() + b"\n")
-
-    threading.Thread(target=listen, args=(sys.stdin.buffer,), daemon=True).start()
-    arrived.acquire()
-    setup = json.loads(lines.popleft())
-    store = Store(setup["root"], create=False)  # the driver made it; a full disk must not stop us before we can say so
-    leases = Leases(store.root, setup["batch"])
-    say({"ready": True})
-    while True:
-        arrived.acquire()
-        content = json.loads(lines.popleft())
-        unit, key = Unit.from_json(content), content["key"]
-        attempt = do_unit(store, leases, key, unit)
-        if attempt.status == "failed":
-            print(f"{unit.kind} {key}: {attempt.reason}", file=sys.stderr, flush=True)
-        say({"key": key, **vars(attempt)})
+    pipe = Connection(descriptor)
+    try:
+        root, batch = pipe.recv()
+        store = Store(root, create=False)  # the driver made it; a full disk must not stop us before we can say so
+        leases = Leases(store.root, batch)
+        pipe.send(("", None))
+        while True:
+            key, unit = pipe.recv()
+            attempt = do_unit(store, leases, key, unit)
+            if attempt.status == "failed":
+                print(f"{unit.kind} {key}: {attempt.reason}", file=sys.stderr, flush=True)
+            pipe.send((key, attempt))
+    except (EOFError, ConnectionError):
+        return  # the driver is gone, or done with us

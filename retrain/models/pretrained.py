@@ -22,7 +22,7 @@ import torch
 from msgspec import Meta, Struct
 
 from retrain.data.text import plain_text
-from retrain.errors import UsageError
+from retrain.errors import UsageError, error_line
 from retrain.models.causal_lm import CausalLM
 from retrain.models.fetched import converted_gguf, fetched_folder
 from retrain.safe_files import SafeFileError, matching, one_line, read_checked, read_text
@@ -96,7 +96,7 @@ def load_language_model(name: str, dtype: torch.dtype = torch.float32, *, allow_
     except UsageError:
         raise
     except Exception as error:  # transformers, safetensors and the config's own code raise whatever they like
-        raise UsageError(f'cannot load "{name}" as a causal language model: {_one_line(error)}') from error
+        raise UsageError(f'cannot load "{name}" as a causal language model: {error_line(error, 200)}') from error
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report.get("mismatched_keys", ()))
     if missing:
         raise UsageError(
@@ -119,7 +119,7 @@ def load_tokenizer(name: str, *, allow_download: bool = True) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise UsageError(f'cannot load the tokenizer of "{name}": {_one_line(error)}') from error
+        raise UsageError(f'cannot load the tokenizer of "{name}": {error_line(error, 200)}') from error
     if tokenizer.eos_token_id is None:
         raise UsageError(f'the tokenizer of "{name}" has no end-of-text token (eos_token), which joins documents')
     return tokenizer
@@ -192,7 +192,7 @@ def _refuse_code(folder: Path, name: str) -> None:
             content = json.loads(read_text(file, follow_links=True))  # the hub's cache is links
         except (SafeFileError, ValueError, RecursionError) as error:
             raise UsageError(
-                f'"{file}" cannot be read ({_one_line(error)}); copy or download the model again'
+                f'"{file}" cannot be read ({error_line(error, 200)}); copy or download the model again'
             ) from None
         if field := _names_code(content):
             raise UsageError(
@@ -239,7 +239,7 @@ def _check_weights(folder: Path, name: str) -> None:
                     pass
             except (SafetensorError, OSError) as error:
                 raise UsageError(
-                    f'"{file}" is damaged or cut short ({_one_line(error)}); copy or download the model again'
+                    f'"{file}" is damaged or cut short ({error_line(error, 200)}); copy or download the model again'
                 ) from None
 
 
@@ -262,36 +262,19 @@ def hub_snapshot(repository: str, revision: str | None, patterns: list[str], kin
         return snapshot_download(
             repository, revision=revision, repo_type=kind, allow_patterns=patterns, local_files_only=offline
         )
-    except errors.RevisionNotFoundError as error:
-        raise UsageError(
-            f'the hub\'s {kind} "{repository}" has no revision "{revision}"; look at '
-            f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{repository}/tree/main for those it has"
-        ) from error
-    except errors.GatedRepoError as error:
-        raise UsageError(
-            f'the hub\'s {kind} "{repository}" asks for an agreement; accept it there and log in, or pass {option}'
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UsageError(
-            f'there is no folder and no {kind} on the hub named "{repository}"; expected PATH_OR_NAME[@revision]'
-        ) from error
-    except errors.HFValidationError as error:
-        raise UsageError(
-            f'"{repository}" is neither a folder nor a name on the hub; expected PATH_OR_NAME[@revision]'
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        why = "downloads are off here" if offline else "the hub cannot be reached"
-        raise UsageError(
-            f'the {kind} "{full}" is not on this machine and {why}; download it where there is a network '
-            f"(hf download {repository}{f' --revision {revision}' if revision else ''}"
-            f"{' --repo-type dataset' if kind == 'dataset' else ''}) or pass {option}"
-        ) from error
-    except Exception as error:  # time-outs, broken connections, full disks: whole files stay, nothing half does
-        raise UsageError(
-            f'the download of "{full}" stopped ({_one_line(error)}); the same command resumes it, or pass {option}'
-        ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    except Exception as error:
+        page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{repository}/tree/main"
+        command = f"hf download {repository}{f' --revision {revision}' if revision else ''}"
+        command += " --repo-type dataset" if kind == "dataset" else ""
+        said: dict[type[Exception], str] = {  # the first that fits; some of these are kinds of one another
+            errors.RevisionNotFoundError: f'the hub\'s {kind} "{repository}" has no revision "{revision}"; see {page}',
+            errors.GatedRepoError: f'the hub\'s {kind} "{repository}" asks for an agreement; accept it and log in',
+            errors.RepositoryNotFoundError: f'there is no folder and no {kind} on the hub named "{repository}"',
+            errors.HFValidationError: f'"{repository}" is neither a folder nor a name on the hub',
+            errors.LocalEntryNotFoundError: f'the {kind} "{full}" is not on this machine and '
+            f"{'downloads are off here' if offline else 'the hub cannot be reached'}; get it elsewhere by {command}",
+            # Time-outs, broken connections, full disks: whole files stay, nothing half does.
+            Exception: f'the download of "{full}" stopped ({error_line(error, 200)}); the same command resumes it',
+        }
+        words = next(words for kind_of, words in said.items() if isinstance(error, kind_of))
+        raise UsageError(f"{words}, or pass {option}") from error

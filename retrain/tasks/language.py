@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retrain.data.text import Document, Wrapped, read_documents, tokenized, wrap_grouped
+from retrain.data.text import Document, Wrapped, read_documents, tokenized, wrap
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.losses import IGNORED
@@ -132,12 +132,12 @@ class Language(Task):
         train_documents, eval_documents = self._documents()
         seen: dict[bytes, None] = {}
         pieces = tokenized(_new(train_documents, seen), tokenizer)
-        train = wrap_grouped(pieces, self.length, self.num_train, "the training text")
+        train = wrap(pieces, self.length, self.num_train, "the training text")
         if eval_documents is not None:
             # The tokenizer reads ahead, so more documents were seen than are trained on.
             trained_on = dict.fromkeys(islice(seen, train.num_documents))
             pieces = tokenized(_new(eval_documents, trained_on), tokenizer)
-        return train, wrap_grouped(pieces, self.length, self.num_queries, "the text left for queries")
+        return train, wrap(pieces, self.length, self.num_queries, "the text left for queries")
 
     def _documents(self) -> tuple[Iterator[Document], Iterator[Document] | None]:
         """Of the training text, and of the queries' own where they have one."""

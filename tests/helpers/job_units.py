@@ -81,9 +81,8 @@ def ran_and_waited(thread="thread-self"):
 
 
 def moment():
-    """Now, and how long this worker's two threads and its driver have stood in the queue for a core."""
-    threads = sorted(int(name) for name in os.listdir("/proc/self/task"))[:2]  # those of leases are younger
-    mine = sum(ran_and_waited(f"self/task/{thread}")[1] for thread in threads)
+    """Now, and how long this worker's own thread and its driver have stood in the queue for a core."""
+    mine = ran_and_waited(f"self/task/{os.getpid()}")[1]
     return [time.monotonic(), mine, ran_and_waited(os.getppid())[1]]
 
 

@@ -1,15 +1,15 @@
 """Data that tests make on the spot: CIFAR-10's files, an image folder with weights, a tiny language model."""
 
 import json
-import pickle
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import save_file
 
-from retrain.data.cifar10 import BATCHES
+from retrain.data.cifar10 import BATCHES, CACHE_FILE, NAMES
 from tests.helpers.tiny_language import WORDS, save_bert, save_both, write_text
 
 CIFAR10_ROWS = 40
@@ -17,18 +17,20 @@ CIFAR10_WARMUP = 50
 
 
 def cifar10_folder(folder: Path) -> Path:
-    """Images whose class is a colour and a corner, in the official file layout."""
+    """Images whose class is a colour and a corner, in the file that takes CIFAR-10's place."""
     generator = np.random.default_rng(0)
-    folder = folder / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     colours = generator.integers(0, 256, (10, 3, 1, 1))
+    made: dict[str, list[np.ndarray]] = {name: [] for name in NAMES}
     for name in BATCHES:
         labels = generator.integers(0, 10, CIFAR10_ROWS)
         images = generator.normal(128, 40, (CIFAR10_ROWS, 3, 32, 32)) + 0.5 * (colours[labels] - 128)
         for image, label in zip(images, labels, strict=True):
             image[label % 3, 16 * (label % 2) :][:12, :12] += 60
-        data = images.clip(0, 255).astype(np.uint8).reshape(CIFAR10_ROWS, 3072)
-        (folder / name).write_bytes(pickle.dumps({b"data": data, b"labels": labels.tolist()}, protocol=2))
+        part = "test" if name == "test_batch" else "train"
+        made[f"{part}_images"].append(images.clip(0, 255).astype(np.uint8))
+        made[f"{part}_labels"].append(labels.astype(np.uint8))
+    save_file({name: np.concatenate(parts) for name, parts in made.items()}, folder / CACHE_FILE)
     return folder
 
 

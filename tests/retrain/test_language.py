@@ -347,9 +347,13 @@ def test_texts_that_do_not_do(folder, tmp_path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     refused(lambda: make(folder, text=str(tmp_path / "empty.jsonl")).train_data, "has no documents")
     write_text(tmp_path / "short.jsonl", 1, words=5)
-    refused(lambda: make(folder, text=str(tmp_path / "short.jsonl")).train_data, "less than one sequence of 16")
-    refused(lambda: make(folder, num_train=500).train_data, "the training text gives 52 sequences", "500 are wanted")
-    refused(lambda: make(folder, num_queries=500).train_data, "left for queries gives", "500 are wanted")
+    refused(lambda: make(folder, text=str(tmp_path / "short.jsonl")).train_data, "0 sequences of 16, and 20 are wanted")
+    refused(
+        lambda: make(folder, num_train=500).train_data,
+        "the training text has",
+        "52 sequences of 16, and 500 are wanted",
+    )
+    refused(lambda: make(folder, num_queries=500).train_data, "left for queries has", "500 are wanted")
     refused(lambda: make(folder, eval_text=str(tmp_path / "no.jsonl")).train_data, "there is no text file")
     refused(lambda: make(folder, text="", eval_text=str(folder / "eval.jsonl")).train_data, "pass --text")
     refused(lambda: make(folder, length=40).train_data, "length is 40", "at most 33")

@@ -4,13 +4,11 @@ import gzip
 import json
 import lzma
 import resource
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from retrain.data.text import read_documents, token_ids, wrap_tokens
+from retrain.data.text import Document, read_documents, tokenized, wrap
 from retrain.errors import UsageError
 
 END = 0
@@ -42,7 +40,6 @@ def test_every_compression_gives_the_same_documents(tmp_path, suffix, opener) ->
     assert [text for text, _ in read_documents(path, where={"meta.set": "x"})] == ["abc", "déf"]
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python itself reads it")
 def test_without_zstandard_one_line_names_it(tmp_path, monkeypatch) -> None:
     path = write(tmp_path / "text.jsonl.zst", LINES)
     monkeypatch.setattr("retrain.data.text.find_spec", lambda name: None)
@@ -133,23 +130,25 @@ def test_a_file_cut_short_says_so(tmp_path, suffix, opener) -> None:
         list(read_documents(path))
 
 
+def pieces(*texts: str):
+    return tokenized((Document(text, group=text[:1]) for text in texts), Letters())
+
+
 def test_documents_are_joined_and_wrapped() -> None:
-    sequences = wrap_tokens(token_ids(["abc", "de", "f", "ghij"], Letters()), 3)
-    assert sequences.tolist() == [[1, 2, 3], [0, 4, 5], [0, 6, 0], [7, 8, 9]]  # "j" and the last end are left over
-    assert wrap_tokens(token_ids(["abc", "de", "f"], Letters()), 3, num_sequences=2).tolist() == [[1, 2, 3], [0, 4, 5]]
+    wrapped = wrap(pieces("abc", "de", "f", "ghij"), 3, 4, "the text")
+    assert wrapped.tokens.tolist() == [[1, 2, 3], [0, 4, 5], [0, 6, 0], [7, 8, 9]]  # "j" and its end are left over
+    assert (wrapped.groups, wrapped.num_documents) == (["a", "d", "f", "g"], 4)
+    assert wrap(pieces("abc", "de", "f"), 3, 2, "the text").tokens.tolist() == [[1, 2, 3], [0, 4, 5]]
 
 
 def test_wrapping_goes_on_with_the_next_document() -> None:
-    pieces = token_ids(["abcd", "ef", "gh"], Letters())
-    assert wrap_tokens(pieces, 3, 1).tolist() == [[1, 2, 3]]
-    assert wrap_tokens(pieces, 3).tolist() == [[5, 6, 0], [7, 8, 0]]  # what was left of "abcd" is in neither
+    left = pieces("abcd", "ef", "gh")
+    assert wrap(left, 3, 1, "the text").tokens.tolist() == [[1, 2, 3]]
+    assert wrap(left, 3, 2, "the text").tokens.tolist() == [[5, 6, 0], [7, 8, 0]]  # the rest of "abcd" is in neither
 
 
 def test_too_little_text_says_how_much_there_is() -> None:
-    with pytest.raises(UsageError, match="has 5 tokens in 2 documents, less than one sequence of 8"):
-        wrap_tokens(token_ids(["ab", "c"], Letters()), 8)
-    with pytest.raises(UsageError, match="gives 2 sequences of 2 tokens, and 3 are wanted"):
-        wrap_tokens(token_ids(["ab", "c"], Letters()), 2, num_sequences=3)
+    with pytest.raises(UsageError, match="has 5 tokens in 2 documents, 2 sequences of 2, and 3 are wanted"):
+        wrap(pieces("ab", "c"), 2, 3, "the text")
     with pytest.raises(UsageError, match="at least 2"):
-        wrap_tokens(token_ids(["ab", "c"], Letters()), 1)
-    assert isinstance(next(token_ids(["ab"], Letters())), np.ndarray)
+        wrap(pieces("ab", "c"), 1, 1, "the text")
