@@ -29,6 +29,7 @@ import torch
 from retrain.errors import UsageError
 from retrain.safe_files import remove_folder, write_whole
 
+GGUF_TOKENIZER = "tokenizer.ggml."
 LLAMA2C_BYTES = 60_816_028  # of stories15M's weights; its tokenizer lies behind them in one file
 
 
@@ -161,15 +162,16 @@ def _from_gguf(files: list[Path], folder: Path) -> None:
         import gguf  # noqa: F401  (transformers' own message is long)
     except ImportError:
         raise UsageError("reading a .gguf file needs the package gguf: pip install 'tda-bench[language]'") from None
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     (file,) = files
     logging.disable_progress_bar()
-    given: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **given)
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **given)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            str(file.parent), dtype=torch.float32, gguf_file=file.name, local_files_only=True
+        )
+        tokenizer = _gguf_tokenizer(file)
     except Exception as error:  # of a damaged file, whatever the reader stumbles over
         text = " ".join(str(error).split())[:200]
         raise UsageError(
@@ -180,12 +182,35 @@ def _from_gguf(files: list[Path], folder: Path) -> None:
         del config.quantization_config
     name, dot, kind = file.stem.rpartition(".")
     config.converted_from = f"{name}, dequantised from {kind}" if dot else f"{file.stem}, dequantised"
-    # Versions of transformers disagree on which token ends a text; the file itself says it.
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
     clean = type(loaded)(config)
     clean.load_state_dict(loaded.state_dict())
     clean.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _gguf_tokenizer(file: Path) -> Any:
+    """From the file's own vocabulary: versions of transformers differ in the end-of-text token, and split no digits."""
+    from gguf import GGUFReader
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    said = {name.removeprefix(GGUF_TOKENIZER): field for name, field in GGUFReader(str(file)).fields.items()}
+
+    def get(name: str) -> Any:
+        return said[name].contents() if name in said else None
+
+    tokens, end = get("tokens"), get("eos_token_id")
+    if get("model") != "gpt2" or get("pre") not in (None, "default", "gpt-2", "smollm"):
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
+        tokenizer.eos_token = tokens[end]
+        return tokenizer
+    merges = [tuple(merge.split(" ")) for merge in get("merges")]
+    made = Tokenizer(models.BPE({token: place for place, token in enumerate(tokens)}, merges))
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if get("pre") == "smollm" else []
+    made.pre_tokenizer = pre_tokenizers.Sequence([*digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([token for token, kind in zip(tokens, get("token_type"), strict=True) if kind == 3])
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=tokens[end])
 
 
 def _from_llama2c(files: list[Path], folder: Path) -> None:
