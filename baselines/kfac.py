@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from baselines.method import Attribution, Method, Problem, Size, batch_size_option
-from baselines.support.curvature import Block, GradientsInBasis, fit_curvature
+from baselines.support.curvature import Block, GradientsInBasis, fit_curvature, packed_blocks, unpacked_blocks
 from baselines.support.damping import check_damping, damped
 from baselines.support.gradients import PerExampleGradients, matching_parameters
 from baselines.support.inner_products import held_bytes, inner_products
@@ -124,14 +124,7 @@ class KFAC(Method):
         return Attribution(scores=found.scores, train_scale=scale, diagnostics=diagnostics)
 
     def pack_fit(self, state: list[Block]) -> Mapping[str, Tensor]:
-        parts = [(k, name, getattr(b, name)) for k, b in enumerate(state) for name in ("eigenvalues", "left", "right")]
-        return {f"{k}.{name}": value.cpu() for k, name, value in parts if value is not None}
+        return packed_blocks(state)
 
     def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> list[Block]:
-        moved = {name: value.to(problem.device) for name, value in arrays.items()}
-        numbers = sorted({int(name.partition(".")[0]) for name in moved})
-        return [
-            Block(size.shape, size, moved.get(f"{k}.left"), moved.get(f"{k}.right"))
-            for k in numbers
-            for size in [moved[f"{k}.eigenvalues"]]
-        ]
+        return unpacked_blocks(arrays, problem.device)

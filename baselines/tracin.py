@@ -2,11 +2,11 @@
 
     pip install dattri                     # optional: without it the method is skipped, with this line
 
-The base model's training is run again (`retrain/replays`: same initial weights, same order) and looked at after equal
-numbers of steps; the last snapshot is the base model itself. A snapshot counts with the mean learning rate of the steps
-since the one before. dattri projects gradients to 512 numbers unless told otherwise, by a dictionary that its calls
-share and change; here none is shared, and `projection=0`, the default, projects nothing. It makes the queries'
-gradients anew for every batch of training examples: these come in the largest batches that fit.
+The base model's training is looked at after equal numbers of steps (`baselines/support/snapshots.py`). A snapshot
+counts with the mean learning rate of the steps since the one before. dattri projects gradients to 512 numbers unless
+told otherwise, by a dictionary that its calls share and change; here none is shared, and `projection=0`, the default,
+projects nothing. It makes the queries' gradients anew for every batch of training examples: these come in the largest
+batches that fit.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from baselines.method import Attribution, Method, Problem, Size, batch_size_option
 from baselines.support.dattri_task import dattri_loader, dattri_missing, dattri_task, without_bars
 from baselines.support.inner_products import parts_that_fit
 from baselines.support.memory import free_bytes
-from retrain.backends import without_onednn
-from retrain.replays import replay_of, why_not_replayed
-from retrain.replays.replay import steps_of
-from retrain.seeds import checkpoint_seeds
+from baselines.support.snapshots import snapshots
+from retrain.replays import why_not_replayed
 from retrain.task import Task
 
 GRADIENTS_SHARE = 0.2  # of the free memory, for the training examples' gradients
@@ -57,7 +54,7 @@ class TracIn(Method):
     def score(self, problem: Problem, state: Any) -> Attribution:
         from dattri.algorithm import TracInAttributor
 
-        found = self._snapshots(problem)
+        found = snapshots(problem, self.snapshots, "tracin")
         room = GRADIENTS_SHARE * free_bytes(problem.device)
         numbers = sum(parameter.numel() for parameter in problem.model.parameters() if parameter.requires_grad)
         train = dattri_loader(problem.attributed, parts_that_fit(self.batch_size, room / (4 * numbers)))
@@ -68,10 +65,10 @@ class TracIn(Method):
             scores, squares = (torch.from_numpy(saved[0][name].copy()) for name in ("scores", "squares"))
             done = saved[1]["done"]
         waiting = list(enumerate(found))[done:]
-        for number, (weights, rate) in problem.progress(waiting, total=len(waiting), description="tracin: snapshots"):
+        for number, one in problem.progress(waiting, total=len(waiting), description="tracin: snapshots"):
             attributor = TracInAttributor(
-                dattri_task(problem, weights, single=True),
-                weight_list=torch.tensor([rate]),
+                dattri_task(problem, one.weights, single=True),
+                weight_list=torch.tensor([one.rate]),
                 normalized_grad=self.cosine,
                 device=str(problem.device),
             )
@@ -85,7 +82,7 @@ class TracIn(Method):
         return Attribution(
             scores=-scores.T.contiguous(),
             train_scale=squares.clamp(min=0).sqrt(),
-            diagnostics={"snapshots": len(found), "rates": [rate for _, rate in found]},
+            diagnostics={"snapshots": len(found), "rates": [one.rate for one in found]},
         )
 
     def _projector(self, problem: Problem) -> dict[str, Any] | None:
@@ -93,26 +90,3 @@ class TracIn(Method):
             return None
         made = {"proj_dim": self.projection, "proj_max_batch_size": 32, "proj_seed": problem.seed}
         return {**made, "device": str(problem.device)}
-
-    def _snapshots(self, problem: Problem) -> list[tuple[dict[str, Tensor], float]]:
-        """(a model's state, the learning rate it counts with), in order; the last is the base model."""
-        base = problem.model.state_dict()
-        seeds = problem.training_seeds or checkpoint_seeds(problem.seed, problem.checkpoint_number)
-        trained = range(len(problem.train)) if problem.trained_on is None else problem.trained_on(0)
-        replay = replay_of(problem.task, trained, **seeds, device=problem.device)
-        number = min(self.snapshots, replay.num_steps)
-        ends = [round((k + 1) * replay.num_steps / number) for k in range(number)]
-        rates = [replay.learning_rate(step) for step in range(replay.num_steps)]
-        found, before = [], 0
-        with without_onednn():
-            states = problem.progress(
-                enumerate(steps_of(replay, steps=range(ends[-2] if number > 1 else 0)), 1),
-                total=ends[-2] if number > 1 else 0,
-                description="tracin: the base training",
-            )
-            for step, state in states:
-                if step in ends:
-                    weights = {name: value.clone() for name, value in replay.weights_of(state).items()}
-                    found.append(({**base, **weights}, sum(rates[before:step]) / (step - before)))
-                    before = step
-        return [*found, (base, sum(rates[before:]) / len(rates[before:]))]

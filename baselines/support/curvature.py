@@ -19,7 +19,7 @@ more where it is curved.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,22 @@ class Block:
         if self.left is not None:
             values = self.left @ values
         return values if self.right is None else values @ self.right.T
+
+
+def packed_blocks(blocks: list[Block]) -> dict[str, Tensor]:
+    """As arrays to keep."""
+    parts = [(k, name, getattr(b, name)) for k, b in enumerate(blocks) for name in ("eigenvalues", "left", "right")]
+    return {f"{k}.{name}": value.cpu() for k, name, value in parts if value is not None}
+
+
+def unpacked_blocks(arrays: Mapping[str, Tensor], device: torch.device) -> list[Block]:
+    moved = {name: value.to(device) for name, value in arrays.items()}
+    numbers = sorted({int(name.partition(".")[0]) for name in moved})
+    return [
+        Block(size.shape, size, moved.get(f"{k}.left"), moved.get(f"{k}.right"))
+        for k in numbers
+        for size in [moved[f"{k}.eigenvalues"]]
+    ]
 
 
 class Metric:
@@ -185,7 +201,7 @@ class _Sums:
 
 @torch.no_grad()
 def fit_curvature(
-    gradients: PerExampleGradients,
+    gradients: PerExampleGradients | Sequence[PerExampleGradients],
     loss: Loss,
     examples: Examples,
     batch_size: int,
@@ -199,7 +215,7 @@ def fit_curvature(
     work: ResumeState | None = None,
     description: str = "curvature",
 ) -> list[Block]:
-    """One block a group of `gradients`, in their order.
+    """One block a group of `gradients`, in their order; of several models, of their mean curvature.
 
     Two passes: the sides' second moments, then the eigenvalues in their common basis. Labels are drawn batch by batch,
     each from a stream of its own where there is a `seed`, otherwise from torch's global generator. Both passes resume
@@ -211,10 +227,12 @@ def fit_curvature(
         check_exact(loss, examples)
     work = NullResumeState() if work is None else work
     stage, first, sums = SIDES, 0, _Sums([], [], [])
+    models = [gradients] if isinstance(gradients, PerExampleGradients) else list(gradients)
+    groups = models[0].groups
     if seed is not None and (saved := work.load("curvature")) is not None:
         arrays, record = saved
         stage, first = record["stage"], record["next"]
-        sums = _Sums.of(arrays, len(gradients.groups), device)
+        sums = _Sums.of(arrays, len(groups), device)
     if examples.nbytes < RESIDENT_SHARE * free_bytes(device):
         examples = examples.to(device)  # once, and not batch by batch in either pass
     starts = range(0, len(examples), batch_size)
@@ -230,29 +248,30 @@ def fit_curvature(
             def seeded(stage: int = stage, start: int = start) -> Any:
                 return contextlib.nullcontext() if seed is None else seeded_labels(device, seed, stage, start)
 
-            for number, pieces in enumerate(gradients.each(inputs, labels_for(loss, targets, exact, seeded))):
-                if stage == SIDES:
-                    _add_sides(sums, pieces, number, start, gradient_sides)
-                else:
-                    _add_sizes(sums, pieces, number, start)
+            for model in models:
+                for number, pieces in enumerate(model.each(inputs, labels_for(loss, targets, exact, seeded))):
+                    if stage == SIDES:
+                        _add_sides(sums, pieces, number, gradient_sides)
+                    else:
+                        _add_sizes(sums, pieces)
             if seed is not None and work.due():
                 work.save("curvature", sums.arrays(), {"stage": stage, "next": start + batch_size})
         stage, first = stage + 1, 0
     tokens = examples.targets[0].numel() if token_scale else 1
     blocks = []
-    for k, group in enumerate(gradients.groups):
-        size = sums.sizes[k] * (tokens / len(examples))
-        shape = gradients.model.get_parameter(group[0]).shape if len(group) == 1 else size.shape
+    for k, group in enumerate(groups):
+        size = sums.sizes[k] * (tokens / (len(examples) * len(models)))
+        shape = models[0].model.get_parameter(group[0]).shape if len(group) == 1 else size.shape
         blocks.append(Block(shape, size, sums.left[k], sums.right[k]))
     return blocks
 
 
-def _add_sides(sums: _Sums, pieces: list[Any], number: int, start: int, gradient_sides: bool) -> None:
+def _add_sides(sums: _Sums, pieces: list[Any], number: int, gradient_sides: bool) -> None:
     if not sums.left and not any(isinstance(piece, Outer) for piece in pieces):
         logger.warning("curvature: no layer's gradients come as outer products; its sides are those of the products")
     for k, piece in enumerate(pieces):
         left, right = piece.gradient_moments() if gradient_sides else piece.moments(columns_too=number == 0)
-        if start == 0 and number == 0:
+        if len(sums.left) == k:
             sums.left.append(left)
             sums.right.append(right)
         else:
@@ -262,10 +281,10 @@ def _add_sides(sums: _Sums, pieces: list[Any], number: int, start: int, gradient
                     old += new
 
 
-def _add_sizes(sums: _Sums, pieces: list[Any], number: int, start: int) -> None:
+def _add_sizes(sums: _Sums, pieces: list[Any]) -> None:
     for k, piece in enumerate(pieces):
         new = piece.squares(sums.left[k], sums.right[k])
-        if start == 0 and number == 0:
+        if len(sums.sizes) == k:
             sums.sizes.append(new)
         else:
             sums.sizes[k] += new

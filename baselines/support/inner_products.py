@@ -34,9 +34,18 @@ class Rows(Protocol):
 
 @torch.no_grad()
 def inner_products(
-    problem: Problem, gradients: Rows, batch_size: int, description: str, weights: Tensor | None = None
+    problem: Problem,
+    gradients: Rows,
+    batch_size: int,
+    description: str,
+    weights: Tensor | None = None,
+    of_queries: Rows | None = None,
+    work_name: str = "inner_products",
 ) -> Attribution:
-    """Minus the (weighted) inner product of every query's and attributed example's gradient; the scale is the norm."""
+    """Minus the (weighted) inner product of every query's and attributed example's gradient; the scale is the norm.
+
+    Queries have the rows `of_queries` where these are others. What is unfinished is saved under `work_name`.
+    """
     device, dimension = problem.device, gradients.dimension
     queries, attributed = problem.queries, problem.attributed
     holds_train = len(attributed) < len(queries)
@@ -46,7 +55,8 @@ def inner_products(
 
     def rows_of(examples: Examples, start: int, stop: int, out: Tensor) -> Tensor:
         def make() -> Tensor:
-            return gradients(_batch(examples, start, stop, device), out=out)
+            rows = gradients if of_queries is None or examples is attributed else of_queries
+            return rows(_batch(examples, start, stop, device), out=out)
 
         return make() if kept is None or examples is not attributed else kept.rows(start, stop, out, make)
 
@@ -57,7 +67,7 @@ def inner_products(
     scores, scale = torch.zeros(len(held), len(streaming)), torch.zeros(len(attributed))
     steps = [(first, start) for first in range(0, len(held), at_once) for start in range(0, len(streaming), batch_size)]
     done = 0
-    if (saved := problem.work.load("inner_products")) is not None:
+    if (saved := problem.work.load(work_name)) is not None:
         arrays, record = saved
         # Blocks of another size would be the same numbers in other roundings: what was begun is finished as begun.
         at_once, batch_size, done = record["at_once"], record["batch_size"], record["done"]
@@ -92,7 +102,7 @@ def inner_products(
             scale[start:stop] = norms(rows)
         if problem.work.due():
             problem.work.save(
-                "inner_products",
+                work_name,
                 {"scores": scores.numpy(), "scale": scale.numpy()},
                 {"at_once": at_once, "batch_size": batch_size, "done": number + 1},
             )

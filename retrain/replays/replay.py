@@ -12,7 +12,7 @@ stays: the only difference between two such runs is the data. In between, both d
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ PARAMETERS, STATISTICS = "parameter/", "statistic/"  # what the names of a model
 class Replay(ABC):
     """What a task offers whose training can be replayed; positions are into the examples it is trained on."""
 
+    gradient_steps: ClassVar[bool] = True  # along the gradient, momentum aside: Adam's are not
     num_steps: int
     num_examples: int
     device: torch.device
@@ -47,6 +48,10 @@ class Replay(ABC):
     @abstractmethod
     def learning_rate(self, step: int) -> float:
         """What the step's gradient is multiplied by, momentum aside."""
+
+    def step_size(self, step: int) -> float:
+        """How far the step goes along the mean loss's gradient, in the end: momentum included."""
+        return self.learning_rate(step)
 
     @abstractmethod
     def skeleton(self) -> nn.Module:

@@ -86,6 +86,10 @@ class ResNet9Replay(Replay):
     def learning_rate(self, step: int) -> float:
         return self.steps[step].rate
 
+    def step_size(self, step: int) -> float:
+        summed = len(self.steps[step].members) if self.summed else 1
+        return self.steps[step].rate * summed / (1 - self.momentum)
+
     def advance(self, state: TrainingState, step: int, weights: Tensor) -> TrainingState:
         if not weights.any():  # nothing is left of this batch
             return state

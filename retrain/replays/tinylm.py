@@ -18,6 +18,8 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8  # torch's own
 
 
 class TinyLMReplay(Replay):
+    gradient_steps = False
+
     def __init__(self, task: TinyLM, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device):
         self.device = torch.device(device)
         self.task, self.init_seed = task, init_seed

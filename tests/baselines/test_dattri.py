@@ -10,6 +10,7 @@ import torch
 
 from baselines.method import Problem, load_method
 from baselines.support.dattri_task import dattri_loader, dattri_task
+from baselines.support.snapshots import snapshots
 from retrain.tasks import load_task
 from tests.baselines.test_methods import make_problem, run
 from tests.helpers.planted import Planted
@@ -112,12 +113,12 @@ def test_tracin_follows_the_training_and_shares_nothing(language: Problem) -> No
     before = dict(tracin.DEFAULT_PROJECTOR_KWARGS)
     method = load_method("tracin", snapshots=3)
     found = method.score(language, None)
-    snapshots = method._snapshots(language)
-    assert len(snapshots) == 3 == found.diagnostics["snapshots"]
-    assert all(torch.equal(snapshots[-1][0][name], value) for name, value in language.model.state_dict().items())
-    rates = [rate for _, rate in snapshots]
+    taken = snapshots(language, 3, "")
+    assert len(taken) == 3 == found.diagnostics["snapshots"]
+    assert all(torch.equal(taken[-1].weights[name], value) for name, value in language.model.state_dict().items())
+    rates = [one.rate for one in taken]
     assert rates == sorted(rates, reverse=True), "tinylm's learning rate falls"
-    assert snapshots[0][1] != snapshots[1][1]
+    assert rates[0] != rates[1]
 
     def gradients(weights, examples):
         model = language.task.build_model(0)
@@ -131,8 +132,8 @@ def test_tracin_follows_the_training_and_shares_nothing(language: Problem) -> No
         return torch.stack(rows)
 
     expected = sum(
-        -rate * gradients(weights, language.queries) @ gradients(weights, language.attributed).T
-        for weights, rate in snapshots
+        -one.rate * gradients(one.weights, language.queries) @ gradients(one.weights, language.attributed).T
+        for one in taken
     )
     torch.testing.assert_close(found.scores, expected, rtol=1e-3, atol=1e-7)
     load_method("tracin", snapshots=1, projection=16).score(language, None)

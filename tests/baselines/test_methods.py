@@ -35,6 +35,7 @@ SETTINGS: dict[str, dict] = {
     "ekfac_cg": {"damping": 1e-8},
     "astra": {"damping": 1e-8, "minibatch": 200},
     "bif_gaussian": {"damping": 1e-3, "rise": 0.01, "draws": 100},
+    "daunce": {"models": 20, "minibatch": 60},
 }  # fmt: skip
 SETTINGS["bif_devinterp"] = {**SETTINGS["bif"], "draws": 10}  # three milliseconds a step
 # What it takes to be accurate, where that is more: the other properties hold at any number of draws.
@@ -44,6 +45,7 @@ ACCURATE: dict[str, dict] = {
     "bif_cv": {"draws": 400, "gamma": 2e4, "n_beta": 2e4, "step_size": 2e-5},
     "bif_devinterp": {"chains": 4, "draws": 400},
     "bif_gaussian": {"draws": 4000},
+    "daunce": {"models": 150, "minibatch": 60, "epochs": 10, "step_size": 0.3, "share": 1.0},
 }
 # What exact leave-one-out correlation each must reach: EK-FAC and BIF are influence functions here, exactly.
 ACCURACY = {
@@ -59,6 +61,7 @@ ACCURACY = {
     "if_cg": 0.95,
     "trak": 0.8,
     "gradsim": 0.5,
+    "daunce": 0.8,
 }
 CONTROLS = {"random": "knows nothing", "repsim": "sees inputs, and nothing of the targets"}
 

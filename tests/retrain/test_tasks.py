@@ -95,7 +95,8 @@ WITHOUT_WORDS = ("cifar10", "digits", "googlenet", "smooth_digits", "table")
 LANGUAGE = ("language", "pythia14m", "smollm2", "stories15m")
 NOT_REPLAYED = ("cifar10", "googlenet", "table", "text_classifier", *LANGUAGE)  # CIFAR-10 under its protocol `paper`
 CANNOT: set[tuple[str, str]] = {(task, "bm25") for task in WITHOUT_WORDS} | {
-    *((task, method) for task in NOT_REPLAYED for method in ("magic", "tracin")),
+    *((task, method) for task in NOT_REPLAYED for method in ("magic", "tracin", "source")),
+    ("tinylm", "source"),  # whose steps are Adam's
     *((task, "same_class") for task in ("tinylm", *LANGUAGE)),  # no classes
 }
 
@@ -107,6 +108,7 @@ QUICK = {
     "if_cg": {"iterations": 1, "damping": 10.0},
     "astra": {"iterations": 5},
     "bif_gaussian": {"draws": 4},
+    "daunce": {"models": 2},
 }
 
 QUICK["bif_cv"] = QUICK["bif_devinterp"] = QUICK["bif"]

@@ -46,6 +46,8 @@ METHODS: dict[str, tuple[str, str, str]] = {
     "datamodel": ("datamodel", "#3b3f46", "*"),
     "magic": ("MAGIC", "#4d4d00", "H"),
     "tracin": ("TracIn", "#1f9e9e", ">"),
+    "source": ("SOURCE", "#556b2f", "s"),
+    "daunce": ("DAUNCE", "#c04080", "o"),
     "datainf": ("DataInf", "#7a9a01", "<"),
     "arnoldi": ("Arnoldi", "#a6761d", "v"),
     "repsim": ("RepSim", "#8a6b8f", "h"),

@@ -1,0 +1,77 @@
+"""daunce: a quadratic loss, where each perturbed model is known in closed form, and influence in the mean of many."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from baselines.daunce import Daunce
+from baselines.method import load_method
+from retrain.errors import UsageError
+from retrain.outputs import output_of
+from retrain.tasks import load_task
+from tests.baselines.test_methods import make_problem, run
+from tests.helpers.planted import Planted
+
+CONVERGED = {"step_size": 0.3, "epochs": 300, "minibatch": 200}
+
+
+def test_least_squares_in_closed_form(tmp_path: Path) -> None:
+    """H_S d = the mean of (2 u_i - 1) g_i over the share S; scores are minus the covariance of the losses there."""
+    task = Planted(num_train=60, num_queries=9)
+    problem = make_problem(task, tmp_path)
+    method = Daunce(models=12, **CONVERGED)
+    losses = []
+    for number in range(12):
+        chosen, factors, _ = method.drawn(problem, number)
+        assert len(chosen) == 18
+        inputs = torch.cat([task.train_data.inputs[chosen], torch.ones(18, 1)], dim=1)
+        residuals = (
+            problem.model(task.train_data.inputs[chosen]).squeeze(1) - task.train_data.targets[chosen]
+        ).detach()
+        slope = (inputs * ((factors - 1) * residuals)[:, None]).sum(0)
+        moved = torch.linalg.solve(inputs.T @ inputs, slope)
+        now = torch.cat([problem.model.weight[0], problem.model.bias]).detach() + moved  # type: ignore[arg-type, index]
+        model = method.perturbed(problem, number)
+        torch.testing.assert_close(torch.cat([model.weight[0], model.bias]), now, rtol=1e-3, atol=1e-4)  # type: ignore[index]
+        everyone = torch.cat([task.query_data.inputs, task.train_data.inputs])
+        targets = torch.cat([task.query_data.targets, task.train_data.targets])
+        losses.append((everyone @ now[:-1] + now[-1] - targets).square() / 2)
+    expected = -torch.cov(torch.stack(losses).T)[:9, 9:]
+    answer = run(method, problem)
+    torch.testing.assert_close(answer.scores, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
+    torch.testing.assert_close(answer.train_scale, torch.stack(losses).std(0)[9:], rtol=1e-2, atol=1e-4)
+
+
+def test_many_models_rank_as_influence_does(tmp_path: Path) -> None:
+    problem = make_problem(Planted(num_train=60, num_queries=9), tmp_path)
+    kfac = run(load_method("kfac", labels="exact", damping=1e-8), problem).scores.flatten()
+
+    def likeness(models: int) -> float:
+        options = {"share": 1.0, "step_size": 0.3, "epochs": 40, "minibatch": 60}
+        found = run(load_method("daunce", models=models, **options), problem).scores.flatten()
+        return float(torch.corrcoef(torch.stack([found, kfac]))[0, 1])
+
+    assert likeness(10) < likeness(300)
+    assert likeness(300) > 0.9
+
+
+def test_outputs_are_the_models_own_and_divergence_is_said(tmp_path: Path) -> None:
+    digits = load_task("digits", num_train=40, epochs=1)
+    problem = replace(
+        make_problem(Planted(), tmp_path), task=digits, train=digits.train_data,
+        queries=digits.query_data.select(range(5)),
+        model=digits.train_base(init_seed=0, order_seed=0, device=torch.device("cpu")),
+    )  # fmt: skip
+    problem = replace(problem, attributed_indices=problem.attributed_indices[:40])
+    method = Daunce(models=4, minibatch=16)
+    (losses, margins) = (
+        method.score_part(replace(problem, output=output), None, 0)["losses"] for output in ("loss", "margin")
+    )
+    torch.testing.assert_close(margins[:, :5], output_of(losses[:, :5], "margin"))
+    torch.testing.assert_close(margins[:, 5:], losses[:, 5:])
+    with pytest.raises(FloatingPointError, match="smaller step_size"):
+        run(Daunce(models=2, step_size=1e30, epochs=20), problem)
+    with pytest.raises(UsageError, match="models is 1"):
+        load_method("daunce", models=1)
