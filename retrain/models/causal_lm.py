@@ -9,7 +9,6 @@ modules: no mask, no cache, a quarter of the host's work, and safe to capture in
 transformers has it.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -74,13 +73,6 @@ class CausalLM(nn.Module):
             return self(tokens, targets)
         cast = {name: parameter.to(dtype) for name, parameter in parameters.items()}
         return torch.func.functional_call(self, cast, (tokens, targets))
-
-    def compiled(self) -> "CausalLM":
-        """The same weights behind a compiled body (`hidden_states`), for batches of one shape."""
-        twin = copy.copy(self)
-        # An attribute of the instance goes before the class's method.
-        object.__setattr__(twin, "hidden_states", torch.compile(self.hidden_states, dynamic=False))
-        return twin
 
     def _apply(self, fn: Any, recurse: bool = True) -> "CausalLM":
         """`model.to(torch.bfloat16)` is for weights: rotary frequencies rounded to bf16 would be off by whole turns."""

@@ -65,7 +65,6 @@ class Finetuner:
         *,
         precision: str = "bfloat16",
         capture: bool = True,
-        compiled: bool = False,
     ):
         self.recipe, self.device = recipe, torch.device(device)
         # Without dropout (EleutherAI's models have none): its noise would be neither seeded nor the data's doing.
@@ -78,7 +77,6 @@ class Finetuner:
         if dtype is not None and any(parameter.dtype != dtype for parameter in self.parameters):
             self.working = copy.deepcopy(model).to(dtype)
         self.working_parameters: list[Tensor] = [p for p in self.working.parameters() if p.requires_grad]
-        self.compiled = self.working.compiled() if compiled and isinstance(self.working, CausalLM) else None
         on_cuda = self.device.type == "cuda"
         # A captured step reads its learning rate from the device.
         self.rate = torch.zeros((), device=self.device)
@@ -138,17 +136,6 @@ class Finetuner:
             static_chosen.copy_(chosen)
             graph.replay()
         else:
-            self._eager_step(chosen)
-
-    def _eager_step(self, chosen: Tensor) -> None:
-        try:
-            self._step(chosen)
-        except Exception as error:
-            if self.compiled is None:
-                raise
-            # A step changes nothing before its update, so it can be done again.
-            self.compiled = None
-            print(f"torch.compile failed, training goes on without: {str(error).splitlines()[0]}", file=sys.stderr)
             self._step(chosen)
 
     def _capture(self, chosen: Tensor) -> None:
@@ -192,8 +179,5 @@ class Finetuner:
     def _mean_loss(self, chosen: Tensor) -> Tensor:
         inputs, targets = self.examples.inputs[chosen], self.examples.targets[chosen]
         if isinstance(self.working, CausalLM):
-            # Another size than the usual would be compiled anew, which takes longer than it saves.
-            usual = self.compiled is not None and len(chosen) == min(self.recipe.batch_size, self.recipe.micro_batch)
-            model = self.compiled if self.compiled is not None and usual else self.working
-            return model.token_losses(inputs, targets).mean()
+            return self.working.token_losses(inputs, targets).mean()
         return nn.functional.cross_entropy(self.working(inputs).flatten(0, 1).float(), targets.flatten())

@@ -36,11 +36,12 @@ from retrain.data.cifar10 import CIFAR10, FINGERPRINT, NUM_CLASSES, load_cifar10
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.models.resnet9 import ResNet9, whitening_weight
-from retrain.models.resnet9_side_by_side import LossesOf, SharedEngine
 from retrain.models.resnet9_training import (
     PRECISIONS,
     Engine,
+    LossesOf,
     Recipe,
+    SharedEngine,
     State,
     TrainingImages,
     compute_dtype,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from retrain.errors import UsageError
 from retrain.examples import Examples, Indices
+from retrain.models.weights import read_state
 from retrain.task import Task, not_in_key
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -121,14 +122,7 @@ class GoogLeNet(Task):
     @cached_property
     def _pretrained(self) -> dict[str, Tensor]:
         if self.model:
-            try:
-                weights = torch.load(self.model, map_location="cpu", weights_only=True)
-            except (OSError, RuntimeError, ValueError, EOFError) as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise UsageError(f'--model "{self.model}" cannot be read as weights: {reason}') from None
-            except Exception as error:  # torch's unpickler refuses what is not a plain state dict in its own ways
-                raise UsageError(f'--model "{self.model}" is no plain state dict ({type(error).__name__})') from None
-            return weights
+            return read_state(self.model)
         from torchvision.models import GoogLeNet_Weights
 
         try:

@@ -102,7 +102,6 @@ class Language(Task):
     micro_batch: int = not_in_key(256)
     allow_download: bool = not_in_key(True)
     capture: bool = not_in_key(True)  # CUDA graphs: faster, the same steps
-    compiled: bool = not_in_key(False)  # torch.compile for training on CUDA: faster after half a minute, the same steps
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -223,7 +222,7 @@ class Language(Task):
         if str(device) not in self._finetuners:
             engine = Finetuner(
                 self.build_model(0), self.train_data, self._recipe, device,
-                precision=self.precision, capture=self.capture, compiled=self.compiled and device.type == "cuda",
+                precision=self.precision, capture=self.capture,
             )  # fmt: skip
             start = {name: value.detach().clone() for name, value in engine.model.state_dict().items()}
             self._finetuners[str(device)] = (engine, start)
