@@ -24,7 +24,7 @@ _HOMES = {
     "Experiment": "bench.experiment",
     "OwnModel": "retrain.own_model",
     "Result": "bench.runner",
-    "lds": "bench.metrics.arrays:score_arrays",
+    "lds": "bench.metrics.lds:score_arrays",
     "load_checkpoint": "bench.api",
     "load_results": "bench.records",
     "plot": "bench.api",
@@ -40,7 +40,7 @@ __all__ = [
 if TYPE_CHECKING:
     from bench.api import load_checkpoint, plot, scores
     from bench.experiment import Execution, Experiment, read_experiment
-    from bench.metrics.arrays import score_arrays as lds
+    from bench.metrics.lds import score_arrays as lds
     from bench.records import load_results
     from bench.runner import Result, run
     from retrain.own_model import OwnModel

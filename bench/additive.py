@@ -58,7 +58,8 @@ def unlimited_numbers(
     if not scores or linear["run_over_mean"] is None:
         return dict.fromkeys(AT_UNLIMITED)
     most = max(scores)
-    found = unlimited_retrains(scores[most], most, num_examples, run_over_mean=linear["run_over_mean"])
+    ends = (scores[most].lds_corrected, scores[most].ci_low, scores[most].ci_high)
+    found = unlimited_retrains(ends, most, num_examples, run_over_mean=linear["run_over_mean"])
     return dict(zip(AT_UNLIMITED, [found.ceiling, found.ci_low, found.ci_high, found.share, most], strict=True))
 
 

@@ -31,7 +31,7 @@ import pandas as pd
 import bench.schema as schema
 from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
-from bench.metrics import MANY_SEEDS, average_ranks, ceiling_of_ends, mean_and_standard_error
+from bench.metrics import MANY_SEEDS, PooledCeiling, average_ranks, mean_and_standard_error, pooled_ceiling
 from retrain.errors import UsageError
 from retrain.safe_files import (
     PassingFileError,
@@ -280,6 +280,7 @@ ROW_COLUMNS = [
     "models", "ground_words", "num_subsets", "num_queries", "num_undefined", *NUMBERS, *WITHIN.values(), "group_name",
     "ceiling_from", "seconds", "device", "machine", "description", "run_id", "finished", "note", "source",
 ]  # fmt: skip
+CEILING = ["reliability", "ceiling_low", "ceiling_high"]
 IDS = ["ground_id", "truth_id", "series_id"]
 
 
@@ -576,30 +577,10 @@ def of_more_replicates(reliability: float, ratio: float) -> float:
     return ratio * reliability / (1 + (ratio - 1) * reliability) if reliability > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class CeilingOverSeeds:
-    """Over seeds: the square root of the mean reliability, with its interval; NaN where no seed has replicates."""
-
-    value: float
-    low: float
-    high: float
-    seeds: int
-    touches_zero: bool  # then the truth may be all noise, and nothing is divided by the ceiling
-    noisy_seeds: int  # whose own interval touches 0
-
-
-def ceiling_over_seeds(cell: pd.DataFrame) -> CeilingOverSeeds:
+def ceiling_over_seeds(cell: pd.DataFrame) -> PooledCeiling:
     """Reliabilities are averaged, not ceilings: a root that is cut at 0 is off on average where seeds are noisy."""
-    by_seed: dict[int, tuple[float, float, float]] = {}
-    columns = (cell[name].tolist() for name in ("seed", "reliability", "ceiling_low", "ceiling_high"))
-    for seed, *found in zip(*columns):
-        by_seed.setdefault(seed, tuple(found))
-    known = [found for found in by_seed.values() if not math.isnan(found[0])]
-    if not known:
-        return CeilingOverSeeds(math.nan, math.nan, math.nan, 0, False, 0)
-    pooled = ceiling_of_ends(*zip(*known))
-    noisy = sum(reliability <= 0 or low <= 0 for reliability, low, _ in known)
-    return CeilingOverSeeds(pooled.ceiling, pooled.ci_low, pooled.ci_high, len(known), pooled.touches_zero, noisy)
+    by_seed = cell.drop_duplicates("seed")
+    return pooled_ceiling(*(by_seed[name].tolist() or [math.nan] for name in CEILING))
 
 
 def linear_ceiling_over_seeds(cell: pd.DataFrame) -> float:
@@ -607,7 +588,7 @@ def linear_ceiling_over_seeds(cell: pd.DataFrame) -> float:
     shares, noise = cell.drop_duplicates("seed")["linear_share"], ceiling_over_seeds(cell)
     if not len(shares) or shares.isna().any() or noise.touches_zero:
         return math.nan
-    return pooled_linear_ceiling(shares.to_list(), noise.value)
+    return pooled_linear_ceiling(shares.to_list(), noise.ceiling)
 
 
 # ---- over seeds ----

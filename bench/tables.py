@@ -307,7 +307,7 @@ def pooled_ceiling_of(ceilings: Sequence[dict[str, Any]]) -> metrics.PooledCeili
     """Of the mean reliability: a seed whose own is near 0 then counts as what it is."""
     names = ("reliability", "ci_low", "ci_high")
     columns = [[math.nan if c.get(name) is None else c[name] for c in ceilings] for name in names]
-    return metrics.ceiling_of_ends(*columns)
+    return metrics.pooled_ceiling(*columns)
 
 
 def share_text(value: float, ceiling: float) -> str:

@@ -20,9 +20,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bench.metrics.intervals import FloatArray, check_num_subsets, check_pair, t_above, t_quantile
-
-CALIBRATED = ("slope", "r2", "r2_rescaled")
+from bench.metrics.intervals import (
+    FloatArray,
+    as_replicates,
+    check_num_subsets,
+    check_pair,
+    mean_over_replicates,
+    t_above,
+    t_quantile,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +44,8 @@ class Jackknifed:
 
     def minus(self, other: Jackknifed) -> Jackknifed:
         """The difference of two on the same subsets and queries."""
-        return jackknifed(
-            self.value - other.value,
-            self.without_subset - other.without_subset,
-            self.without_query - other.without_query,
-        )
+        subsets, queries = self.without_subset - other.without_subset, self.without_query - other.without_query
+        return jackknifed(self.value - other.value, subsets, queries)
 
     @property
     def p_value(self) -> float:
@@ -95,16 +98,12 @@ def calibration(truth: ArrayLike, prediction: ArrayLike) -> UnitsOfLoss:
     by_subset = products.sum(axis=2) * num_subsets / (num_subsets - 1)
     without_subset = by_query.sum(axis=1, keepdims=True) - by_subset
     whole, subsets, queries = (_statistics(sums) for sums in (by_query.sum(axis=1), without_subset, without_query))
-    found = {
-        name: jackknifed(float(whole[name]), np.atleast_1d(subsets[name]), np.atleast_1d(queries[name]))
-        for name in CALIBRATED
-    }
+    found = {name: jackknifed(float(whole[name]), subsets[name], queries[name]) for name in whole}
     with np.errstate(divide="ignore", invalid="ignore"):
         slopes = by_query[0] / by_query[1]
-    median = float(np.nanmedian(slopes)) if np.isfinite(slopes).any() else math.nan
     return UnitsOfLoss(
         **found,
-        median_slope=median,
+        median_slope=float(np.nanmedian(slopes)) if np.isfinite(slopes).any() else math.nan,
         num_subsets=num_subsets,
         num_queries=num_queries,
         num_undefined=num_queries - int(finite.sum()),
@@ -119,19 +118,14 @@ def _statistics(sums: FloatArray) -> dict[str, FloatArray]:
 
 
 def reachable_share(replicates: ArrayLike, present: ArrayLike | None = None) -> float:
-    """1 less the noise of retraining in the mean over replicates; NaN without replicates.
-
-    replicates: (num_replicates, num_subsets, num_queries); present: (num_replicates, num_subsets) bool.
-    """
-    values = np.asarray(replicates, dtype=np.float64)
-    here = np.ones(values.shape[:2], dtype=bool) if present is None else np.asarray(present, dtype=bool)
-    counts = here.sum(axis=0)
+    """1 less the noise of retraining in the mean over replicates; NaN without. Arguments: see `noise_ceiling`."""
+    values, exists = as_replicates(replicates, present)
+    counts = exists.sum(axis=0)
     several = counts >= 2
     if not several.any():
         return math.nan
-    weights = here[:, :, None]
-    means = (values * weights).sum(axis=0) / counts[:, None]
-    squares = ((values - means) ** 2 * weights).sum(axis=0)[several]
+    means = mean_over_replicates(values, present=exists)
+    squares = np.where(exists[:, :, None], (values - means) ** 2, 0.0).sum(axis=0)[several]
     noise = (squares / (counts[several] - 1)[:, None]).mean()  # of one retraining
     noise_of_mean = noise * float((1.0 / counts).mean())
     total = float(((means - means.mean(axis=0)) ** 2).mean()) * len(means) / (len(means) - 1)

@@ -95,16 +95,14 @@ def precision_at(known: ArrayLike, score: ArrayLike, k: int) -> float:
     mask, values = _checked(known, score)
     if not 1 <= k <= len(values):
         raise ValueError(f"k is {k}; expected 1 to {len(values)}, the number of examples.")
-    return float(_precision(mask[None], values[None], k)[0])
+    return _precision(mask, values, k)
 
 
-def _precision(mask: BoolArray, values: FloatArray, k: int) -> FloatArray:
-    """Row by row."""
-    threshold = -np.partition(-values, k - 1, axis=1)[:, k - 1, None]
+def _precision(mask: BoolArray, values: FloatArray, k: int) -> float:
+    threshold = -np.partition(-values, k - 1)[k - 1]
     above, at = values > threshold, values == threshold
-    room = k - above.sum(axis=1)
-    tied = (mask & at).sum(axis=1) / at.sum(axis=1)
-    return ((mask & above).sum(axis=1) + room * tied) / k
+    tied = (mask & at).sum() / at.sum()
+    return float(((mask & above).sum() + (k - above.sum()) * tied) / k)
 
 
 def precision_draws(
@@ -117,7 +115,7 @@ def precision_draws(
     groups = (np.flatnonzero(mask), np.flatnonzero(~mask))
     for _ in range(num_bootstrap):
         drawn = np.concatenate([group[generator.integers(0, len(group), len(group))] for group in groups])
-        found.append(_precision(mask[drawn][None], values[drawn][None], k)[0])
+        found.append(_precision(mask[drawn], values[drawn], k))
     return np.array(found)
 
 
@@ -125,7 +123,5 @@ def resampled(value: float, draws: FloatArray) -> Detected:
     """The percentile interval, and twice the smaller share of draws on either side of 0."""
     tail = 0.5 * (1.0 - CONFIDENCE)
     low, high = (float(end) for end in np.quantile(draws, [tail, 1.0 - tail]))
-    below, above = float((draws <= 0).mean()), float((draws >= 0).mean())
-    return Detected(
-        value=value, ci_low=low, ci_high=high, p_value=min(1.0, 2.0 * max(min(below, above), 1 / len(draws)))
-    )
+    smaller = min(float((draws <= 0).mean()), float((draws >= 0).mean()))
+    return Detected(value=value, ci_low=low, ci_high=high, p_value=min(1.0, 2.0 * max(smaller, 1 / len(draws))))

@@ -1,4 +1,4 @@
-"""What every metric rests on: checked tables, ranks, and the two-way interval of a mean over queries.
+"""What every metric rests on: checked tables, groups, ranks, and the two-way interval of a mean over queries.
 
 Subsets and queries are both draws. STATISTICS.md derives the interval.
 """
@@ -6,9 +6,10 @@ Subsets and queries are both draws. STATISTICS.md derives the interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,14 +75,62 @@ def as_replicates(replicates: ArrayLike, present: ArrayLike | None) -> tuple[Flo
 
 
 def mean_over_replicates(replicates: ArrayLike, *, present: ArrayLike | None = None) -> FloatArray:
-    """The truth, (num_subsets, num_queries): what each subset's replicates average to.
-
-    Arguments as `bench.metrics.noise_ceiling` takes them.
-    """
+    """The truth, (num_subsets, num_queries): what each subset's replicates average to."""
     values, exists = as_replicates(replicates, present)
     if exists.all():
         return values.mean(axis=0)
     return np.where(exists[:, :, None], values, 0.0).sum(axis=0) / exists.sum(axis=0)[:, None]
+
+
+# ---- groups ----
+
+# A column this close to what groups explain, in units of its largest value, is nothing but rounding.
+_ROUNDING = {np.dtype(np.float32): 1e-5, np.dtype(np.float64): 2e-13}
+
+
+@dataclass(frozen=True)
+class GroupCounts:
+    """How many examples of each group a subset holds, (num_subsets, num_groups): what LDS within groups takes out."""
+
+    counts: FloatArray
+
+    @classmethod
+    def of(cls, masks: ArrayLike, groups: ArrayLike) -> GroupCounts:
+        """masks: (num_subsets, n), which examples each keeps; groups: (n,), the group of each example."""
+        kept, group = np.asarray(masks, dtype=bool), np.asarray(groups)
+        if group.shape != kept.shape[1:]:
+            raise ValueError(f"groups has shape {group.shape}; expected {kept.shape[1:]}, one for each example.")
+        _, group = np.unique(group, return_inverse=True)
+        return cls(np.stack([np.bincount(group[row], minlength=group.max() + 1) for row in kept]).astype(np.float64))
+
+    def rows(self, subsets: IntArray) -> GroupCounts:
+        return GroupCounts(self.counts[subsets])
+
+    @cached_property
+    def basis(self) -> FloatArray:
+        """(num_subsets, lost), orthonormal: the centred counts' directions; none where all subsets hold the same."""
+        if not len(self.counts):
+            return self.counts
+        centred = self.counts - self.counts.mean(axis=0)
+        directions, lengths, _ = np.linalg.svd(centred, full_matrices=False)
+        return directions[:, lengths > 1e-9 * max(1.0, float(lengths[0]))]
+
+    @property
+    def lost(self) -> int:
+        return self.basis.shape[1] if len(self.counts) else 0
+
+    def take_out(self, values: ArrayLike, precision: Any = None) -> FloatArray:
+        """Residuals over subsets of (num_subsets, num_queries) values; exactly 0 where they are no more than rounding.
+
+        precision: the type that the values were computed in, where it is not their own.
+        """
+        given = np.asarray(values)
+        rounding = _ROUNDING.get(np.dtype(precision or given.dtype), _ROUNDING[np.dtype(np.float64)])
+        with np.errstate(invalid="ignore"):  # of what is not finite: its query is undefined
+            left = given - given.mean(axis=0, dtype=np.float64)
+            left -= self.basis @ (self.basis.T @ left)
+            left[:, np.abs(left).max(axis=0) <= rounding * np.abs(given).max(axis=0)] = 0.0
+        return left
 
 
 # ---- Student's t and the normal distribution: scipy.stats to the last bit, without its seconds of import ----
@@ -92,7 +141,6 @@ def t_quantile(share: float, degrees: float) -> float:
 
 
 def t_above(value: float, degrees: float) -> float:
-    """The probability of more than `value`."""
     return float(special.stdtr(degrees, -value))
 
 
@@ -126,8 +174,7 @@ class Ranking:
         return by_index
 
     def sum_above(self, values: FloatArray) -> FloatArray:
-        """For each index k, the sum of values[i] over i ranked above k, with weight one half where i ties with k (or is
-        k).
+        """For each index k, the sum of values[i] over i ranked above k, half of it where i ties with k or is k.
 
         That weight is by how much i's average rank falls when k is left out.
         """
@@ -164,10 +211,7 @@ def rank_rows(values: FloatArray) -> Ranking:
 
 
 def average_ranks(values: ArrayLike) -> FloatArray:
-    """Ranks from 1 down each column of a (num_subsets, num_queries) array; ties share their average rank.
-
-    NaN sorts last and gets a rank like any other value: the caller decides what a column with NaN means.
-    """
+    """Ranks from 1 down each column of a (num_subsets, num_queries) array; ties share their average; NaN sorts last."""
     return np.ascontiguousarray(rank_rows(np.ascontiguousarray(as_table(values, "values").T)).ranks.T)
 
 
@@ -180,9 +224,10 @@ def defined_columns(*tables: FloatArray) -> BoolArray:
     return defined
 
 
-def query_blocks(indices: IntArray) -> Iterator[IntArray]:
-    for start in range(0, len(indices), QUERIES_PER_BLOCK):
-        yield indices[start : start + QUERIES_PER_BLOCK]
+def query_blocks(indices: IntArray, size: int = 0) -> Iterator[IntArray]:
+    size = size or QUERIES_PER_BLOCK
+    for start in range(0, len(indices), size):
+        yield indices[start : start + size]
 
 
 def correlate_ranks(ranks_a: FloatArray, ranks_b: FloatArray) -> FloatArray:
@@ -197,20 +242,14 @@ def spearman_columns(truth: FloatArray, prediction: FloatArray) -> FloatArray:
     correlation = np.full(truth.shape[1], np.nan)
     defined = np.flatnonzero(defined_columns(truth, prediction))
     # A block holds about as many numbers whatever the column length, so that long columns stay in cache as well.
-    size = max(1, QUERIES_PER_BLOCK * 100 // max(1, truth.shape[0]))
-    for start in range(0, len(defined), size):
-        block = defined[start : start + size]
+    for block in query_blocks(defined, max(1, QUERIES_PER_BLOCK * 100 // max(1, truth.shape[0]))):
         ranks = [rank_rows(np.ascontiguousarray(table[:, block].T)).ranks for table in (truth, prediction)]
         correlation[block] = correlate_ranks(ranks[0], ranks[1])
     return correlation
 
 
 def spearman_per_column(truth: ArrayLike, prediction: ArrayLike) -> FloatArray:
-    """Spearman correlation down each column, with average ranks for ties.
-
-    truth, prediction: (num_subsets, num_queries). Returns (num_queries,): NaN where either column is constant or holds
-    a value that is not finite.
-    """
+    """Spearman's correlation down each column, (num_queries,); NaN where a column is constant or not finite."""
     truth, prediction = check_pair(truth, prediction)
     check_num_subsets(truth.shape[0])
     return spearman_columns(truth, prediction)
@@ -225,11 +264,9 @@ def mean_of_defined(values: FloatArray) -> float:
 
 
 def _concordance(a: Ranking, b: Ranking) -> FloatArray:
-    """For each index k, the sum over i of (weight of i above k in a) * (the same in b); weight one half for a tie or i
-    = k.
+    """(num_rows, n): for each k, the sum over i of (weight of i above k in a) x (the same in b); see `sum_above`.
 
-    Returns (num_rows, n). Quadratic in n, but in bytes and without branches, which beats a tree up to thousands of
-    subsets.
+    Quadratic in n, but in bytes and without branches, which beats a tree up to thousands of subsets.
     """
     num_rows, n = a.ranks.shape
     dtype = np.uint8 if n < 1 << 8 else np.uint16 if n < 1 << 16 else np.uint32
@@ -265,8 +302,7 @@ def _leave_one_out_spread(ranking: Ranking) -> FloatArray | float:
 def leave_one_out(truth: FloatArray, prediction: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Spearman of each row, (num_rows,), and the same without each subset in turn, (num_rows, num_subsets).
 
-    truth, prediction: (num_rows, num_subsets), finite, no row constant. Where leaving a subset out makes a row
-    constant, the whole association rests on that subset, and zero is what remains.
+    No row is constant. One that is without a subset rests on that subset alone: zero is what remains.
     """
     a, b = rank_rows(truth), rank_rows(prediction)
     n = truth.shape[1]
@@ -290,20 +326,23 @@ _DRAWS_PER_BLOCK = 1 << 20
 class Sampling:
     """How a mean over queries varies with the draw of queries and of subsets. Rows of undefined queries are NaN.
 
-    plain: (num_queries,) the statistic; corrected: (num_queries,) less its jackknife bias; influence: (num_queries,
-    num_subsets) jackknife influence values, each row summing to zero. Sums and multiples of samplings are samplings,
-    which is how differences and ratios get their intervals from the very same resamples.
+    Sums and multiples of samplings are samplings: a difference has its interval from the very same resamples.
     """
 
-    plain: FloatArray
-    corrected: FloatArray
-    influence: FloatArray
+    plain: FloatArray  # (num_queries,)
+    corrected: FloatArray  # (num_queries,), less the jackknife's bias
+    influence: FloatArray  # (num_queries, num_subsets): the jackknife's, each row summing to zero
 
-    def combine(self, weight: float, other: Sampling, other_weight: float) -> Sampling:
-        return Sampling(
-            weight * self.plain + other_weight * other.plain,
-            weight * self.corrected + other_weight * other.corrected,
-            weight * self.influence + other_weight * other.influence,
+    def minus(self, other: Sampling) -> Sampling:
+        return Sampling(self.plain - other.plain, self.corrected - other.corrected, self.influence - other.influence)
+
+    @classmethod
+    def mean(cls, samplings: Sequence[Sampling]) -> Sampling:
+        share = 1.0 / len(samplings)
+        return cls(
+            sum(one.plain for one in samplings) * share,
+            sum(one.corrected for one in samplings) * share,
+            sum(one.influence for one in samplings) * share,
         )
 
     @property
@@ -322,10 +361,7 @@ class TwoWayInterval:
 
 
 def sample_spearman(truth: FloatArray, prediction: FloatArray, lost: int = 0) -> Sampling:
-    """truth, prediction: (num_subsets, num_queries); lost: so many directions were regressed out of both.
-
-    Residuals of n subsets vary like n - lost free values, so variance and bias are larger by that ratio.
-    """
+    """lost: so many directions were regressed out of both. Residuals then vary like n - lost free values."""
     n, num_queries = truth.shape
     plain = np.full(num_queries, np.nan)
     corrected = np.full(num_queries, np.nan)
@@ -345,15 +381,12 @@ def sample_spearman(truth: FloatArray, prediction: FloatArray, lost: int = 0) ->
 
 def _resampled_means(values: FloatArray, num_bootstrap: int, seed: int, side: int) -> FloatArray:
     """(num_bootstrap,): means of `values`, (n,), drawn with replacement."""
-    n = len(values)
-    if n * num_bootstrap <= _DRAWS_PER_BLOCK:
+    n, step = len(values), max(1, _DRAWS_PER_BLOCK // len(values))
+    if num_bootstrap <= step:
         return values[_draws(n, num_bootstrap, seed, side)].mean(axis=1)
-    rng, means = np.random.default_rng([seed, side]), np.empty(num_bootstrap)
-    step = max(1, _DRAWS_PER_BLOCK // n)
-    for start in range(0, num_bootstrap, step):
-        stop = min(start + step, num_bootstrap)
-        means[start:stop] = values[rng.integers(0, n, size=(stop - start, n))].mean(axis=1)
-    return means
+    rng = np.random.default_rng([seed, side])
+    sizes = [min(step, num_bootstrap - start) for start in range(0, num_bootstrap, step)]
+    return np.concatenate([values[rng.integers(0, n, size=(size, n))].mean(axis=1) for size in sizes])
 
 
 @lru_cache(maxsize=8)
@@ -386,9 +419,8 @@ def two_way_interval(sampling: Sampling, *, seed: int, num_bootstrap: int, corre
     variance = from_queries + from_subsets
     if variance <= 1e-30:
         return TwoWayInterval(mean, mean - centre, centre, centre, 0.0, math.inf)
-    # Welch and Satterthwaite. The shared variance is a difference; its uncertainty is that of the larger, observed
-    # term. Where little is shared that overstates it without limit, and Student's t at less than one degree of freedom
-    # makes an interval from -1 to 1: half of what the scarcer of the two samples has is the least.
+    # Welch and Satterthwaite. The shared variance is a difference, as uncertain as its larger, observed term. Where
+    # little is shared that overstates it without limit: half of what the scarcer sample has is the least.
     degrees_of_freedom = max(
         variance**2 / (from_queries**2 / (num_queries - 1) + (observed / num_subsets) ** 2 / (num_subsets - 1)),
         0.5 * (min(num_queries, num_subsets) - 1),

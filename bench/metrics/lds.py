@@ -1,86 +1,32 @@
-"""The linear datamodelling score (LDS), and the difference of two of them on the same truth."""
+"""The linear datamodelling score (LDS): of stored tables, of plain arrays, and the difference of two of them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from bench.metrics.ceilings import Ceiling, noise_ceiling
 from bench.metrics.intervals import (
     MINIMUM_SUBSETS,
     NUM_BOOTSTRAP,
     FloatArray,
-    IntArray,
+    GroupCounts,
     Sampling,
     check_num_subsets,
     check_pair,
     mean_of_defined,
+    mean_over_replicates,
     sample_spearman,
     spearman_columns,
     t_above,
     two_way_interval,
 )
-
-# ---- groups ----
-
-# A column this close to what groups explain, in units of its largest value, is nothing but rounding.
-_ROUNDING = {np.dtype(np.float32): 1e-5, np.dtype(np.float64): 2e-13}
-
-
-@dataclass(frozen=True)
-class GroupCounts:
-    """How many examples of each group a subset holds, (num_subsets, num_groups): what LDS within groups takes out.
-
-    `take_out` regresses the counts, and a constant, out of values over subsets; STATISTICS.md says why of the values
-    and not of their ranks.
-    """
-
-    counts: FloatArray
-
-    @classmethod
-    def of(cls, masks: ArrayLike, groups: ArrayLike) -> GroupCounts:
-        """masks: (num_subsets, n), which examples each keeps; groups: (n,), the group of each example."""
-        kept, group = np.asarray(masks, dtype=bool), np.asarray(groups)
-        if group.shape != kept.shape[1:]:
-            raise ValueError(f"groups has shape {group.shape}; expected {kept.shape[1:]}, one for each example.")
-        _, group = np.unique(group, return_inverse=True)
-        return cls(np.stack([np.bincount(group[row], minlength=group.max() + 1) for row in kept]).astype(np.float64))
-
-    def rows(self, subsets: IntArray) -> GroupCounts:
-        return GroupCounts(self.counts[subsets])
-
-    @cached_property
-    def basis(self) -> FloatArray:
-        """(num_subsets, lost), orthonormal: the centred counts' directions; none where all subsets hold the same."""
-        if not len(self.counts):
-            return self.counts
-        centred = self.counts - self.counts.mean(axis=0)
-        directions, lengths, _ = np.linalg.svd(centred, full_matrices=False)
-        return directions[:, lengths > 1e-9 * max(1.0, float(lengths[0]))]
-
-    @property
-    def lost(self) -> int:
-        return self.basis.shape[1] if len(self.counts) else 0
-
-    def take_out(self, values: ArrayLike, precision: Any = None) -> FloatArray:
-        """What is left of each column of (num_subsets, num_queries); exactly 0 where that is no more than rounding.
-
-        precision: the type that the values were computed in, where it is not their own.
-        """
-        given = np.asarray(values)
-        rounding = _ROUNDING.get(np.dtype(precision or given.dtype), _ROUNDING[np.dtype(np.float64)])
-        with np.errstate(invalid="ignore"):  # of what is not finite: its query is undefined
-            left = given - given.mean(axis=0, dtype=np.float64)
-            left -= self.basis @ (self.basis.T @ left)
-            left[:, np.abs(left).max(axis=0) <= rounding * np.abs(given).max(axis=0)] = 0.0
-        return left
-
-
-# ---- LDS ----
+from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR, LinearCeiling, linear_ceiling
+from bench.prediction import subset_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +69,7 @@ class Difference:
 def lds_across_queries(truth: ArrayLike, prediction: ArrayLike) -> float:
     """For each subset, Spearman across queries; then the mean over subsets: what the paper's equation literally prints.
 
-    It mostly rewards knowing which queries are hard, which needs no attribution; LDS proper correlates across subsets.
-    Queries with a value that is not finite are left out, as they are from LDS, where they are counted. Subsets for
-    which the correlation is undefined are left out; NaN when all are, or with fewer than two queries.
+    Queries with a value that is not finite are left out, as they are from LDS; NaN where nothing is defined.
     """
     truth, prediction = check_pair(truth, prediction)
     finite = np.isfinite(truth).all(axis=0) & np.isfinite(prediction).all(axis=0)
@@ -142,12 +86,10 @@ def linear_datamodelling_score(
     seed: int = 0,
     num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> LDS:
-    """LDS of one method, with its interval over subsets and queries.
+    """LDS of one method, with its interval over subsets and queries; truth, prediction: (num_subsets, num_queries).
 
-    truth, prediction: (num_subsets, num_queries); see the module's opening for both and for the interval. The interval
-    is for infinitely many subsets, so where the bias exceeds the error (few subsets, or very many queries that
-    share little) `lds` can lie below `ci_low`; `lds_corrected` lies inside. within: LDS within groups, their counts
-    taken out of both sides first; a prediction that knows the groups alone is undefined there.
+    The interval is for infinitely many subsets: where the bias exceeds the error, `lds` can lie outside, and
+    `lds_corrected` lies inside. within: the groups' counts, for LDS within groups.
     """
     return sampled_score(truth, prediction, within=within, seed=seed, num_bootstrap=num_bootstrap)[0]
 
@@ -161,8 +103,7 @@ def sampled_score(
     num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> tuple[LDS, Sampling]:
     """As `linear_datamodelling_score`, with the sampling that `difference_of_samplings` compares with others'."""
-    truth, prediction, lost = _taken_out(*check_pair(truth, prediction), within, (truth, prediction))
-    sampling = sample_spearman(truth, prediction, lost)
+    sampling = _sample(truth, prediction, within)
     interval = two_way_interval(sampling, seed=seed, num_bootstrap=num_bootstrap, correlation=True)
     score = LDS(
         lds=interval.mean,
@@ -170,8 +111,8 @@ def sampled_score(
         ci_high=interval.high,
         standard_error=interval.standard_error,
         bias=interval.bias,
-        num_subsets=truth.shape[0],
-        num_queries=truth.shape[1],
+        num_subsets=sampling.influence.shape[1],
+        num_queries=len(sampling.plain),
         num_undefined=sampling.num_undefined,
         across_queries=lds_across_queries(truth, prediction) if within is None else math.nan,
         per_query=sampling.plain,
@@ -179,19 +120,18 @@ def sampled_score(
     return score, sampling
 
 
-def _taken_out(
-    truth: FloatArray, prediction: FloatArray, within: GroupCounts | None, given: tuple[ArrayLike, ArrayLike]
-) -> tuple[FloatArray, FloatArray, int]:
-    """Both tables as they are ranked, and how many directions they lost; given: the same, in the types they came in."""
-    check_num_subsets(truth.shape[0])
+def _sample(truth: ArrayLike, prediction: ArrayLike, within: GroupCounts | None, name: str = "prediction") -> Sampling:
+    tables = check_pair(truth, prediction, name)
+    num_subsets = len(tables[0])
+    check_num_subsets(num_subsets)
     if within is None:
-        return truth, prediction, 0
-    if len(within.counts) != len(truth):
-        raise ValueError(f"got the groups of {len(within.counts)} subsets; expected those of {len(truth)}.")
-    if len(truth) - within.lost < MINIMUM_SUBSETS:  # nothing is left to be ranked
-        return np.zeros_like(truth), np.zeros_like(prediction), 0
+        return sample_spearman(*tables)
+    if len(within.counts) != num_subsets:
+        raise ValueError(f"got the groups of {len(within.counts)} subsets; expected those of {num_subsets}.")
+    if num_subsets - within.lost < MINIMUM_SUBSETS:  # nothing is left to be ranked
+        return sample_spearman(np.zeros_like(tables[0]), np.zeros_like(tables[1]))
     # Losses come from float32 networks, whatever they were averaged in.
-    return within.take_out(given[0], np.float32), within.take_out(given[1]), within.lost
+    return sample_spearman(within.take_out(truth, np.float32), within.take_out(prediction), within.lost)
 
 
 def paired_difference(
@@ -205,14 +145,10 @@ def paired_difference(
 ) -> Difference:
     """LDS of method a minus LDS of method b on the same truth: positive when a predicts better.
 
-    All three: (num_subsets, num_queries). Both methods see the same resampled queries and subsets, so what they share
-    cancels; this is sharper than comparing two intervals. Queries undefined for either are left out of both and
-    counted.
+    Both see the same resampled queries and subsets, so what they share cancels.
     """
-    samplings = []
-    for name, prediction in (("prediction_a", prediction_a), ("prediction_b", prediction_b)):
-        tables = check_pair(truth, prediction, name)
-        samplings.append(sample_spearman(*_taken_out(*tables, within, (truth, prediction))))
+    named = (("prediction_a", prediction_a), ("prediction_b", prediction_b))
+    samplings = [_sample(truth, prediction, within, name) for name, prediction in named]
     return difference_of_samplings(*samplings, seed=seed, num_bootstrap=num_bootstrap)
 
 
@@ -220,15 +156,13 @@ def difference_of_samplings(
     first: Sampling, second: Sampling, *, seed: int = 0, num_bootstrap: int = NUM_BOOTSTRAP
 ) -> Difference:
     """As `paired_difference`, of what `sampled_score` gave for two predictions of one truth."""
-    sampling = first.combine(1.0, second, -1.0)
+    sampling = first.minus(second)
     interval = two_way_interval(sampling, seed=seed, num_bootstrap=num_bootstrap, correlation=False)
-    centre = interval.mean - interval.bias
+    centre, p_value = interval.mean - interval.bias, math.nan
     if interval.standard_error > 0.0:
         p_value = 2.0 * t_above(abs(centre) / interval.standard_error, interval.degrees_of_freedom)
     elif interval.standard_error == 0.0:
         p_value = 1.0 if centre == 0.0 else 0.0
-    else:
-        p_value = math.nan
     return Difference(
         difference=interval.mean,
         ci_low=max(interval.low, -2.0),  # two correlations differ by no more
@@ -241,3 +175,103 @@ def difference_of_samplings(
         num_undefined=sampling.num_undefined,
         per_query=sampling.plain,
     )
+
+
+# ---- plain arrays ----
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ArrayScore:
+    """How well scores predict retrained losses."""
+
+    lds: float  # mean over queries of Spearman's correlation across subsets; NaN when no query has one
+    ci_low: float
+    ci_high: float
+    num_subsets: int
+    num_queries: int
+    num_undefined: int  # queries without a correlation: constant or not finite
+    across_queries: float  # Spearman across queries, mean over subsets: the paper's printed formula
+    ceiling: Ceiling | None  # what a perfect prediction could reach; None without replicates
+    linear_ceiling: LinearCeiling | None  # what the best additive score could reach; None with too few subsets
+    within_groups: LDS | None  # LDS beyond the groups' counts; None without groups
+    ceiling_within_groups: Ceiling | None
+    per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,), NaN where undefined
+
+    def __str__(self) -> str:
+        """Three lines: the score, what it is of, and what it could be."""
+        undefined = f", {self.num_undefined} of them undefined" if self.num_undefined else ""
+        within = "" if self.within_groups is None else f"; within groups {self.within_groups.lds:.3f}"
+        known = "unknown: it needs losses of two retrains a subset, (2, subsets, queries)"
+        if self.ceiling is not None:
+            known = f"{self.ceiling.ceiling:.3f} [{self.ceiling.ci_low:.3f}, {self.ceiling.ci_high:.3f}]"
+        return (
+            f"LDS {self.lds:.3f}, 95 % interval [{self.ci_low:.3f}, {self.ci_high:.3f}]{within}\n"
+            f"{self.num_subsets} subsets, {self.num_queries} queries{undefined}\n"
+            f"noise ceiling {known}"
+        )
+
+    __repr__ = __str__
+
+    @property
+    def lds_within_groups(self) -> float:
+        """NaN where no groups were given, or where nothing is left without them."""
+        return math.nan if self.within_groups is None else self.within_groups.lds
+
+
+def score_arrays(
+    masks: ArrayLike,
+    losses: ArrayLike,
+    scores: ArrayLike,
+    *,
+    groups: ArrayLike | None = None,
+    present: ArrayLike | None = None,
+    seed: int = 0,
+    num_bootstrap: int = NUM_BOOTSTRAP,
+) -> ArrayScore:
+    """The linear datamodelling score of `scores`, with its 95 % interval over subsets and queries.
+
+    masks: (K, n), which of n training examples each of K subsets keeps; losses: (K, q), each query's loss after
+    retraining on each subset, or (R, K, q) with R replicates, which give the ceiling; scores: (q, n), the predicted
+    change of the query's loss when the example is included (helpful examples are negative). groups: (n,), each
+    example's label or source, for LDS within groups. present: (R, K), False where a replicate is missing.
+    """
+    kept, given, predicted = _as_masks(masks), np.asarray(losses, dtype=np.float64), np.asarray(scores)
+    values = given[None] if given.ndim == 2 else given
+    if values.ndim != 3 or values.shape[1] != len(kept):
+        raise ValueError(
+            f"losses has shape {given.shape} beside masks of shape {kept.shape}; expected ({len(kept)}, q) or "
+            f"(R, {len(kept)}, q): subsets x queries, or replicates x subsets x queries."
+        )
+    expected = (values.shape[2], kept.shape[1])
+    if predicted.shape != expected:
+        hint = "; they are transposed" if predicted.shape == expected[::-1] else ""
+        raise ValueError(f"scores has shape {predicted.shape}; expected {expected}: queries x training examples{hint}.")
+    truth, prediction = mean_over_replicates(values, present=present), subset_sums(kept, predicted)
+    options: dict[str, Any] = {"seed": seed, "num_bootstrap": num_bootstrap}
+    result = linear_datamodelling_score(truth, prediction, **options)
+    counts = None if groups is None else GroupCounts.of(kept, groups)
+    again = len(values) if present is None else np.asarray(present, dtype=bool).sum(axis=0)
+    ceiling, within, ceiling_within = None, None, None
+    if replicated := int((np.broadcast_to(again, len(kept)) >= 2).sum()) >= MINIMUM_SUBSETS:
+        ceiling = noise_ceiling(values, present=present, **options)
+    if counts is not None:
+        within = linear_datamodelling_score(truth, prediction, within=counts, **options)
+        ceiling_within = noise_ceiling(values, present=present, within=counts, **options) if replicated else None
+    linear = linear_ceiling(kept, values, present=present) if len(kept) >= MINIMUM_SUBSETS_LINEAR else None
+    shared = ("lds", "ci_low", "ci_high", "num_subsets", "num_queries", "num_undefined", "across_queries", "per_query")
+    return ArrayScore(
+        **{name: getattr(result, name) for name in shared},
+        ceiling=ceiling,
+        linear_ceiling=linear,
+        within_groups=within,
+        ceiling_within_groups=ceiling_within,
+    )
+
+
+def _as_masks(masks: ArrayLike) -> np.ndarray:
+    kept = np.asarray(masks)
+    if kept.ndim != 2:
+        raise ValueError(f"masks has shape {kept.shape}; expected (K, n): subsets x training examples.")
+    if kept.dtype != bool and not np.isin(kept, (0, 1)).all():
+        raise ValueError(f"masks holds values other than 0 and 1 ({kept.dtype}); pass True where an example is kept.")
+    return kept.astype(bool)

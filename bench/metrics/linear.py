@@ -24,10 +24,10 @@ from bench.metrics.intervals import (
     FloatArray,
     as_replicates,
     defined_columns,
+    query_blocks,
     rank_rows,
     t_quantile,
 )
-from bench.metrics.lds import LDS
 
 MINIMUM_SUBSETS_LINEAR = 10  # with fewer, the interval has nothing to rest on
 _NUMBERS_PER_BLOCK = 1 << 21
@@ -40,36 +40,26 @@ Float32Array = NDArray[np.float32]
 class AdditiveShare:
     """A share of the variance over subsets, pooled over queries. Chance may carry it below 0 or above 1."""
 
-    share: float
-    ci_low: float
-    ci_high: float
-    standard_error: float
+    share: float = math.nan
+    ci_low: float = math.nan
+    ci_high: float = math.nan
+    standard_error: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearCeiling:
-    """What the best additive score could be expected to reach: against the truth as averaged, and against one run."""
+    """What the best additive score could be expected to reach against the mean over replicates, as LDS is measured."""
 
-    ceiling: float  # against the mean over replicates, which LDS is measured against
+    ceiling: float
     ci_low: float
     ci_high: float
-    single_run: float  # against one run; the same where there are no replicates
-    single_run_ci_low: float
-    single_run_ci_high: float
     share: AdditiveShare  # of the replicate mean's variance
     share_of_run: AdditiveShare  # of a single run's variance
     share_of_signal: AdditiveShare | None  # of what is not noise of retraining; None without replicates
     num_subsets: int
-    num_examples: int
     num_queries: int
     num_undefined: int
-    num_replicates: float  # harmonic mean over subsets
     per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,) share, noisy; NaN where undefined
-
-    @property
-    def touches_zero(self) -> bool:
-        """Whether the interval of the share reaches 0: then nothing should be divided by the ceiling."""
-        return not self.share.ci_low > 0.0
 
 
 def best_spearman(share: float) -> float:
@@ -83,9 +73,8 @@ def best_spearman(share: float) -> float:
 def _overlap_weights(masks: BoolArray) -> Float32Array:
     """W, (K, K), symmetric, zero on the diagonal: y' W y is the additive variance in outcomes y of mean 0.
 
-    It is the slope of y_k y_l on the overlap of subsets k and l beyond chance, over all pairs of different subsets and
-    with an intercept, in units in which a subset overlaps itself by 1. Dividing by tr(W H G H), H being the centring
-    matrix, takes out what centring y does to the slope.
+    It is the slope of y_k y_l on overlaps, in units in which a subset overlaps itself by 1. Dividing by tr(W H G H), H
+    being the centring matrix, takes out what centring y does to the slope.
     """
     num_subsets = len(masks)
     centred = masks.astype(np.float32) - np.float32(masks.mean())
@@ -120,8 +109,8 @@ class _Outcomes:
     noise_influence: FloatArray
 
 
-def _standardise(values: FloatArray, exists: BoolArray, normal_scores: bool) -> _Outcomes:
-    """values: (replicates, subsets, queries), finite and no query constant; exists: (replicates, subsets)."""
+def _standardise(values: FloatArray, exists: BoolArray) -> _Outcomes:
+    """Normal quantiles of the ranks. values: (replicates, subsets, queries), finite; exists: (replicates, subsets)."""
     num_replicates, num_subsets, num_queries = values.shape
     counts = exists.sum(axis=0)
     again = exists & (counts >= 2)
@@ -133,8 +122,7 @@ def _standardise(values: FloatArray, exists: BoolArray, normal_scores: bool) -> 
         placed -= (residual.sum(axis=2) / np.maximum(again.sum(axis=1), 1))[:, :, None]
     runs = placed[:, exists]  # (queries, runs)
     num_runs = runs.shape[1]
-    if normal_scores:
-        runs = special.ndtri((rank_rows(runs).ranks - 0.375) / (num_runs + 0.25))
+    runs = special.ndtri((rank_rows(runs).ranks - 0.375) / (num_runs + 0.25))
     runs -= runs.mean(axis=1, keepdims=True)
     # A variance with K - 1 in the denominator is one.
     runs *= np.sqrt(num_runs * (1.0 - 1.0 / num_subsets) / np.einsum("jr,jr->j", runs, runs))[:, None]
@@ -163,33 +151,51 @@ def _knows_noise(exists: BoolArray) -> bool:
 
 
 class _Pool:
-    """Means over queries of several statistics, and the two-way variance of any weighted sum of these means."""
+    """Goes over the queries block by block: the means of three shares, and what their intervals need to know."""
 
-    def __init__(self, num_statistics: int, num_subsets: int):
+    def __init__(self, weights: Float32Array, exists: BoolArray):
+        self.weights, self.exists = weights, exists
         self.values: list[FloatArray] = []
-        self.by_subset = np.zeros((num_statistics, num_subsets))
-        self.squares = np.zeros((num_statistics, num_statistics))
+        self.by_subset = np.zeros((3, len(weights)))
+        self.squares = np.zeros((3, 3))
+        self.of_mean: list[Float32Array] = []  # (queries, subsets) of the queries that stand for all of them
+        self.of_run: list[Float32Array] = []
 
-    def add(self, values: Sequence[FloatArray], influence: Sequence[FloatArray]) -> None:
-        """Each value: (queries of a block,); each influence: (queries of a block, subsets)."""
-        self.values.append(np.stack(values))
+    def add(self, values: FloatArray, for_pairs: BoolArray) -> FloatArray:
+        """values: (replicates, subsets, queries); for_pairs: (queries,). The queries' shares, (queries,)."""
+        num_subsets = len(self.weights)
+        outcomes = _standardise(values, self.exists)
+        mean = outcomes.mean.astype(np.float32)
+        # Each subset's part of y' W y. The variance that it is divided by is made from the same outcomes, which makes
+        # the ratio low by 2 / K where they are normal.
+        part = num_subsets / (1.0 - 2.0 / num_subsets) * outcomes.mean * (mean @ self.weights)
+        additive = part.mean(axis=1)
+        variance = np.einsum("jk,jk->j", outcomes.mean, outcomes.mean) / (num_subsets - 1)
+        share = additive / variance
+        about_run = outcomes.squares - 1.0
+        about_mean = outcomes.mean**2 * (num_subsets / (num_subsets - 1) / variance)[:, None] - 1.0
+        influence = (
+            2.0 * (part / variance[:, None] - share[:, None]) - share[:, None] * about_mean,
+            2.0 * (part - additive[:, None]) - additive[:, None] * about_run,
+            outcomes.noise[:, None] * about_run - outcomes.noise_influence,
+        )
+        self.values.append(np.stack([share, additive, 1.0 - outcomes.noise]))
         self.by_subset += np.stack([table.sum(axis=0) for table in influence])
         self.squares += [[float(np.vdot(a, b)) for b in influence] for a in influence]
-
-    def means(self) -> FloatArray:
-        return np.concatenate(self.values, axis=1).mean(axis=1)
+        self.of_run.append(mean[for_pairs])
+        self.of_mean.append((mean / np.sqrt(variance, dtype=np.float32)[:, None])[for_pairs])
+        return share
 
     def interval(self, weights: Sequence[float], centre: float, on_pairs: float) -> AdditiveShare:
-        """The interval around `centre` of the sum of means that these weights make.
+        """Around `centre`, of the sum of means that these weights make.
 
-        Leaving subsets out in turn counts the variance that lives on pairs of subsets twice (Efron and Stein), and
-        where there are more examples than subsets that is nearly all there is: `on_pairs` is taken out once.
+        Leaving subsets out in turn counts the variance that lives on pairs twice: `on_pairs` is taken out once.
         """
         weight = np.asarray(weights)
         by_query = weight @ np.concatenate(self.values, axis=1)
         num_queries, num_subsets = len(by_query), self.by_subset.shape[1]
         if num_queries < 2:
-            return AdditiveShare(share=centre, ci_low=math.nan, ci_high=math.nan, standard_error=math.nan)
+            return AdditiveShare(share=centre)
         together = weight @ self.by_subset / num_queries
         freedom = num_subsets * (num_subsets - 1)
         each = float(weight @ self.squares @ weight) / num_queries / freedom
@@ -204,12 +210,28 @@ class _Pool:
         reach = error * t_quantile(0.5 + 0.5 * CONFIDENCE, degrees)
         return AdditiveShare(share=centre, ci_low=centre - reach, ci_high=centre + reach, standard_error=error)
 
+    def shares(self) -> tuple[AdditiveShare, AdditiveShare, AdditiveShare | None]:
+        """Of the replicate mean's variance, of a run's, and of the signal's."""
+        of_signal = AdditiveShare() if _knows_noise(self.exists) else None
+        if not self.of_mean:
+            return AdditiveShare(), AdditiveShare(), of_signal
+        share, additive, signal = np.concatenate(self.values, axis=1).mean(axis=1).tolist()
+        on_pairs = _variance_on_pairs(self.weights, np.concatenate(self.of_mean))
+        of_mean = self.interval((1.0, 0.0, 0.0), share, on_pairs)
+        if len(self.exists) == 1:
+            return of_mean, of_mean, None
+        on_pairs = _variance_on_pairs(self.weights, np.concatenate(self.of_run))
+        of_run = self.interval((0.0, 1.0, 0.0), additive, on_pairs)
+        if of_signal is not None and signal > 0.0:
+            ratio = additive / signal
+            of_signal = self.interval((0.0, 1.0 / signal, -ratio / signal), ratio, on_pairs / signal**2)
+        return of_mean, of_run, of_signal
+
 
 def _variance_on_pairs(weights: Float32Array, outcomes: Float32Array) -> float:
     """Of the mean over queries of y' W y: the part of its variance that lives on pairs of subsets and is shared by all.
 
-    outcomes: (some of the queries, subsets). What queries do not share is in the mean's variance too, divided by their
-    number; their own squares tell how much that is.
+    outcomes: (some of the queries, subsets). Their own squares tell how much is not shared.
     """
     num_queries = len(outcomes)
     if num_queries < 2:
@@ -223,82 +245,11 @@ def _variance_on_pairs(weights: Float32Array, outcomes: Float32Array) -> float:
     return max(0.0, together - each / num_queries) * num_queries / (num_queries - 1)
 
 
-# ---- the estimate ----
-
-
-class _Estimate:
-    """Goes over the queries block by block: their shares, and what the intervals need to know."""
-
-    def __init__(self, weights: Float32Array, exists: BoolArray, normal_scores: bool):
-        self.weights, self.exists, self.normal_scores = weights, exists, normal_scores
-        self.pool = _Pool(3, len(weights))
-        self.of_mean: list[Float32Array] = []  # (queries, subsets) of the queries that stand for all of them
-        self.of_run: list[Float32Array] = []
-
-    def add(self, values: FloatArray, for_pairs: BoolArray) -> FloatArray:
-        """values: (replicates, subsets, queries); for_pairs: (queries,). The queries' shares, (queries,)."""
-        num_subsets = len(self.weights)
-        outcomes = _standardise(values, self.exists, self.normal_scores)
-        mean = outcomes.mean.astype(np.float32)
-        # Each subset's part of y' W y. The variance that it is divided by is made from the same outcomes, which makes
-        # the ratio low by 2 / K where they are normal.
-        part = num_subsets / (1.0 - 2.0 / num_subsets) * outcomes.mean * (mean @ self.weights)
-        additive = part.mean(axis=1)
-        variance = np.einsum("jk,jk->j", outcomes.mean, outcomes.mean) / (num_subsets - 1)
-        share = additive / variance
-        about_run = outcomes.squares - 1.0
-        about_mean = outcomes.mean**2 * (num_subsets / (num_subsets - 1) / variance)[:, None] - 1.0
-        self.pool.add(
-            (share, additive, 1.0 - outcomes.noise),
-            (
-                2.0 * (part / variance[:, None] - share[:, None]) - share[:, None] * about_mean,
-                2.0 * (part - additive[:, None]) - additive[:, None] * about_run,
-                outcomes.noise[:, None] * about_run - outcomes.noise_influence,
-            ),
-        )
-        self.of_run.append(mean[for_pairs])
-        self.of_mean.append((mean / np.sqrt(variance, dtype=np.float32)[:, None])[for_pairs])
-        return share
-
-    def shares(self) -> tuple[AdditiveShare, AdditiveShare, AdditiveShare | None]:
-        """Of the replicate mean's variance, of a run's, and of the signal's."""
-        nothing = AdditiveShare(share=math.nan, ci_low=math.nan, ci_high=math.nan, standard_error=math.nan)
-        knows_noise = _knows_noise(self.exists)
-        if not self.of_mean:
-            return nothing, nothing, nothing if knows_noise else None
-        share, additive, signal = self.pool.means().tolist()
-        on_pairs = _variance_on_pairs(self.weights, np.concatenate(self.of_mean))
-        of_mean = self.pool.interval((1.0, 0.0, 0.0), share, on_pairs)
-        if len(self.exists) == 1:
-            return of_mean, of_mean, None
-        on_pairs = _variance_on_pairs(self.weights, np.concatenate(self.of_run))
-        of_run = self.pool.interval((0.0, 1.0, 0.0), additive, on_pairs)
-        of_signal = nothing if knows_noise else None
-        if knows_noise and signal > 0.0:
-            ratio = additive / signal
-            weights = (0.0, 1.0 / signal, -ratio / signal)
-            of_signal = self.pool.interval(weights, ratio, on_pairs / signal**2)
-        return of_mean, of_run, of_signal
-
-
-def linear_ceiling(
-    masks: ArrayLike,
-    replicates: ArrayLike,
-    *,
-    present: ArrayLike | None = None,
-    normal_scores: bool = True,
-) -> LinearCeiling:
+def linear_ceiling(masks: ArrayLike, replicates: ArrayLike, *, present: ArrayLike | None = None) -> LinearCeiling:
     """What LDS the best additive score could be expected to reach: a number for each example, summed over the members.
 
     masks: (num_subsets, num_examples), subsets drawn uniformly: all of one size, or every example by itself with one
-    probability. replicates, present: as `bench.metrics.noise_ceiling` takes them, (num_replicates, num_subsets,
-    num_queries). Replicates are not needed, but they separate the noise of retraining; without them both ceilings are
-    the same and `share_of_signal` is None.
-
-    With `normal_scores` each query's outcomes are replaced by the normal quantiles of their ranks, so that, as for LDS,
-    monotone transforms of a query's losses change nothing; without, the shares are of the variance of the losses as
-    they are. Where queries differ much in their share, the root of the mean share makes the ceiling too high: never
-    flattering, as with the noise ceiling.
+    probability. replicates, present: as `noise_ceiling` takes them; one replicate is enough.
     """
     kept = np.asarray(masks, dtype=bool)
     values, exists = as_replicates(replicates, present)
@@ -313,28 +264,20 @@ def linear_ceiling(
     defined = np.flatnonzero(defined_columns(values[exists]))
     for_pairs = np.zeros(num_queries, dtype=bool)
     for_pairs[defined[np.linspace(0, len(defined) - 1, min(len(defined), _QUERIES_FOR_PAIRS)).astype(int)]] = True
-    estimate = _Estimate(_overlap_weights(kept), exists, normal_scores)
-    per_query = np.full(num_queries, np.nan)
-    size = max(1, _NUMBERS_PER_BLOCK // (num_subsets * len(values)))
-    for start in range(0, len(defined), size):
-        block = defined[start : start + size]
-        per_query[block] = estimate.add(values[:, :, block], for_pairs[block])
-    of_mean, of_run, of_signal = estimate.shares()
+    pool, per_query = _Pool(_overlap_weights(kept), exists), np.full(num_queries, np.nan)
+    for block in query_blocks(defined, max(1, _NUMBERS_PER_BLOCK // (num_subsets * len(values)))):
+        per_query[block] = pool.add(values[:, :, block], for_pairs[block])
+    of_mean, of_run, of_signal = pool.shares()
     return LinearCeiling(
         ceiling=best_spearman(of_mean.share),
         ci_low=best_spearman(of_mean.ci_low),
         ci_high=best_spearman(of_mean.ci_high),
-        single_run=best_spearman(of_run.share),
-        single_run_ci_low=best_spearman(of_run.ci_low),
-        single_run_ci_high=best_spearman(of_run.ci_high),
         share=of_mean,
         share_of_run=of_run,
         share_of_signal=of_signal,
         num_subsets=num_subsets,
-        num_examples=kept.shape[1],
         num_queries=num_queries,
         num_undefined=num_queries - len(defined),
-        num_replicates=1.0 / float((1.0 / exists.sum(axis=0)).mean()),
         per_query=per_query,
     )
 
@@ -350,14 +293,12 @@ class UnlimitedRetrains:
     ci_low: float
     ci_high: float
     share: float  # of the variance of what LDS was measured against
-    num_retrains: int
-    num_examples: int
 
 
 def unlimited_retrains(
-    score: LDS, num_retrains: int, num_examples: int, *, run_over_mean: float = 1.0
+    score: tuple[float, float, float], num_retrains: int, num_examples: int, *, run_over_mean: float = 1.0
 ) -> UnlimitedRetrains:
-    """score: of ridge regression on single runs, its penalty well chosen, without a prior, on subsets drawn alike.
+    """score: corrected LDS, and its ends, of ridge regression without a prior on single runs of subsets drawn alike.
 
     run_over_mean: variance over subsets of a single run, which is learnt from, over that of the mean of several, which
     LDS was measured against; 1 where the truth is single runs too.
@@ -366,20 +307,12 @@ def unlimited_retrains(
         raise ValueError(f"{num_retrains} retrains of {num_examples} examples; expected at least 1 of at least 2")
     if not run_over_mean >= 1.0:
         raise ValueError(f"run_over_mean is {run_over_mean}; expected at least 1: a mean of runs varies less than one")
-
-    def share(lds: float) -> float:
+    shares = []
+    for lds in score:
         explained = pearson_of(max(lds, 0.0)) ** 2 / run_over_mean
-        return run_over_mean * additive_share(explained, num_retrains, num_examples)
-
-    ends = [best_spearman(share(value)) for value in (score.lds_corrected, score.ci_low, score.ci_high)]
-    return UnlimitedRetrains(
-        ceiling=ends[0],
-        ci_low=ends[1],
-        ci_high=ends[2],
-        share=share(score.lds_corrected),
-        num_retrains=num_retrains,
-        num_examples=num_examples,
-    )
+        shares.append(run_over_mean * additive_share(explained, num_retrains, num_examples))
+    ceiling, low, high = map(best_spearman, shares)
+    return UnlimitedRetrains(ceiling=ceiling, ci_low=low, ci_high=high, share=shares[0])
 
 
 def additive_share(explained: float, num_retrains: int, num_examples: int) -> float:
@@ -389,14 +322,6 @@ def additive_share(explained: float, num_retrains: int, num_examples: int) -> fl
     rate = num_retrains / (num_examples - 1)  # subsets of one size leave n - 1 directions
     inside = (explained * rate) ** 2 + 4.0 * rate * explained * max(0.0, 1.0 - explained)
     return (explained * rate + math.sqrt(inside)) / (2.0 * rate)
-
-
-def explained_variance(share: float, num_retrains: int, num_examples: int) -> float:
-    """The other way: how much of a run's variance ridge regression explains after m retrains, where h is additive."""
-    rate = share * num_retrains / (num_examples - 1)
-    # e = h A with A = rate / (1 - e + rate): a quadratic in e, of which the smaller root is meant.
-    half = 0.5 * (1.0 + rate)
-    return half - math.sqrt(max(0.0, half**2 - share * rate))
 
 
 def pearson_of(spearman: float) -> float:

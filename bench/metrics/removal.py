@@ -59,28 +59,21 @@ def shared_variance(shared: Shared, num_queries: int) -> tuple[float, int]:
 def mean_change(change: FloatArray, shared: Sequence[Shared] = ()) -> MeanChange:
     """change: (queries,), NaN where there is none; shared: models that enter it for several queries at once."""
     values = np.asarray(change, dtype=np.float64)
-    defined = np.isfinite(values)
-    count = int(defined.sum())
+    defined = values[np.isfinite(values)]
+    count, missing = len(defined), math.nan
+    mean = float(defined.mean()) if count else math.nan
+    sizes = {"num_queries": len(values), "num_undefined": len(values) - count}
     if count < 2:
-        mean = float(values[defined].mean()) if count else math.nan
-        return MeanChange(
-            mean=mean, ci_low=math.nan, ci_high=math.nan, standard_error=math.nan, p_value=math.nan,
-            num_queries=len(values), num_undefined=len(values) - count,
-        )  # fmt: skip
-    mean = float(values[defined].mean())
-    parts = [(float(values[defined].var(ddof=1)) / count, count - 1)]
+        return MeanChange(mean=mean, ci_low=missing, ci_high=missing, standard_error=missing, p_value=missing, **sizes)
+    parts = [(float(defined.var(ddof=1)) / count, count - 1)]
     parts += [shared_variance(one, count) for one in shared]
     variance = sum(part for part, _ in parts)
     error = math.sqrt(variance)
-    if error == 0.0:
-        ends, p_value = (mean, mean), (1.0 if mean == 0.0 else 0.0)
-    else:
-        # Welch and Satterthwaite.
+    reach, p_value = 0.0, 1.0 if mean == 0.0 else 0.0
+    if error > 0.0:  # Welch and Satterthwaite
         degrees = variance**2 / sum(part**2 / freedom for part, freedom in parts)
         reach = error * t_quantile(0.5 + 0.5 * CONFIDENCE, degrees)
-        ends = (mean - reach, mean + reach)
         p_value = 2.0 * t_above(abs(mean) / error, degrees)
     return MeanChange(
-        mean=mean, ci_low=ends[0], ci_high=ends[1], standard_error=error, p_value=p_value, num_queries=len(values),
-        num_undefined=len(values) - count,
-    )  # fmt: skip
+        mean=mean, ci_low=mean - reach, ci_high=mean + reach, standard_error=error, p_value=p_value, **sizes
+    )

@@ -24,10 +24,10 @@ import pandas as pd
 
 from bench.answers import ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, model_words, short_digest
+from bench.metrics import PooledCeiling
 from bench.publish import compare
 from bench.records import (
     DATAMODEL,
-    CeilingOverSeeds,
     Results,
     ceiling_over_seeds,
     csv_text,
@@ -182,7 +182,7 @@ def _column(
                 low=spans[name].low, high=spans[name].high, higher_is_better=higher,
                 rank_best=(name in known) * (1 + sum(ahead[other, name] for other in others)),
                 rank_worst=(name in known) * (len(known) - sum(ahead[name, other] for other in others)),
-                num_ranked=len(known), ceiling=ceiling.value if ceiling else math.nan,
+                num_ranked=len(known), ceiling=ceiling.ceiling if ceiling else math.nan,
                 ceiling_touches_zero=ceiling is not None and ceiling.touches_zero,
                 # Seconds of different machines are not averaged.
                 seconds=float(told["seconds"].astype(float).median()) if len(devices) == 1 else math.nan,
@@ -244,7 +244,7 @@ def _of_lds(results: Results, metric: str) -> tuple[list[_Measured], _Pairs]:
     return measured, pairs
 
 
-def _ceiling(place: Place, seeds: Sequence[int], results: Results) -> CeilingOverSeeds | None:
+def _ceiling(place: Place, seeds: Sequence[int], results: Results) -> PooledCeiling | None:
     if place.metric not in LDS:
         return None
     frame = results.rows

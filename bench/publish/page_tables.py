@@ -144,10 +144,10 @@ def _cell(cell: pd.DataFrame, metric: str, within: bool = False) -> str:
 
 def _ceiling(cell: pd.DataFrame) -> str:
     over = ceiling_over_seeds(cell)
-    if not over.seeds:
+    if not over.num_seeds:
         return "-"
-    ends = f" {interval(over.low, over.high)}" if math.isfinite(over.high) else ""
-    return f"{number(over.value)}{ends}" + (" (touches 0)" if over.touches_zero else "")
+    ends = f" {interval(over.ci_low, over.ci_high)}" if math.isfinite(over.ci_high) else ""
+    return f"{number(over.ceiling)}{ends}" + (" (touches 0)" if over.touches_zero else "")
 
 
 def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:

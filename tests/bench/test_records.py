@@ -318,32 +318,32 @@ def ceilings_frame(reliabilities: list[float], lows: list[float], highs: list[fl
 def test_ceilings_of_seeds_are_pooled_as_reliabilities() -> None:
     cell = ceilings_frame([0.5, 0.1, np.nan], [0.6, 0.0, np.nan], [0.8, 0.5, np.nan])
     pooled = ceiling_over_seeds(cell)
-    assert pooled.value == pytest.approx(0.3**0.5)
-    assert pooled.value != pytest.approx((0.5**0.5 + 0.1**0.5) / 2)
-    assert (pooled.seeds, pooled.touches_zero) == (2, True)
+    assert pooled.ceiling == pytest.approx(0.3**0.5)
+    assert pooled.ceiling != pytest.approx((0.5**0.5 + 0.1**0.5) / 2)
+    assert (pooled.num_seeds, pooled.touches_zero) == (2, True)
     assert not ceiling_over_seeds(cell[:1]).touches_zero
-    assert np.isnan(ceiling_over_seeds(cell[2:]).value)
+    assert np.isnan(ceiling_over_seeds(cell[2:]).ceiling)
 
 
 def test_more_seeds_make_a_ceiling_surer_and_agreeing_by_chance_does_not() -> None:
     """Each seed's own interval touches 0: that of many need not, and five that happen to agree are not sure."""
     alone = ceilings_frame([0.09], [0.0], [0.5])
     assert ceiling_over_seeds(alone).touches_zero
-    assert (ceiling_over_seeds(alone).low, ceiling_over_seeds(alone).high) == (0.0, 0.5)
+    assert (ceiling_over_seeds(alone).ci_low, ceiling_over_seeds(alone).ci_high) == (0.0, 0.5)
     many = ceiling_over_seeds(ceilings_frame([0.05, 0.13] * 10, [0.0] * 20, [0.5] * 20))
-    assert many.value == pytest.approx(0.3)
-    assert many.low > 0
+    assert many.ceiling == pytest.approx(0.3)
+    assert many.ci_low > 0
     assert not many.touches_zero
     two = ceiling_over_seeds(ceilings_frame([0.45, 0.6], [0.6, 0.7], [0.75, 0.85]))
-    assert (two.low, two.high, two.touches_zero) == (pytest.approx(0.6), pytest.approx(0.85), False)
+    assert (two.ci_low, two.ci_high, two.touches_zero) == (pytest.approx(0.6), pytest.approx(0.85), False)
     agreeing = ceiling_over_seeds(ceilings_frame([0.04, 0.041, 0.039, 0.042, 0.038], [0.0] * 5, [0.5] * 5))
-    assert (agreeing.low, agreeing.touches_zero) == (0.0, True)
+    assert (agreeing.ci_low, agreeing.touches_zero) == (0.0, True)
 
 
 def test_a_ceiling_whose_interval_was_not_written_down_is_taken_as_it_is() -> None:
     unknown = ceiling_over_seeds(ceilings_frame([0.25], [np.nan], [np.nan]))
-    assert (unknown.value, unknown.touches_zero) == (0.5, False)
-    assert np.isnan(unknown.low)
+    assert (unknown.ceiling, unknown.touches_zero) == (0.5, False)
+    assert np.isnan(unknown.ci_low)
 
 
 def test_few_seeds_show_their_own_intervals_and_five_their_standard_error() -> None:

@@ -37,7 +37,7 @@ CEILINGS: dict[str, dict[str, Any]] = {
 
 
 def ceiling_called(label: str, cell: pd.DataFrame) -> float:
-    return linear_ceiling_over_seeds(cell) if label == "linear ceiling" else ceiling_over_seeds(cell).value
+    return linear_ceiling_over_seeds(cell) if label == "linear ceiling" else ceiling_over_seeds(cell).ceiling
 
 
 def series_shapes(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -159,7 +159,7 @@ def reference_panel(axis: Axes, rows: pd.DataFrame) -> pd.DataFrame:
         axis.vlines(one["seen"], one["lds_low"], one["lds_high"], color=shape["color"], linewidth=0.6)
         axis.plot(several["seen"], several["lds"], **{**shape, "linestyle": "none", "markersize": LARGE})
         ends.append((float(one["lds"].iloc[0]), shape["label"], shape["color"]))
-    if math.isfinite(ceiling := ceiling_over_seeds(rows).value):
+    if math.isfinite(ceiling := ceiling_over_seeds(rows).ceiling):
         axis.axhline(ceiling, color=INK, label="_ceiling", **CEILINGS["noise ceiling"])
         label_line(axis, ceiling, "noise ceiling", at=0.0)
     ticks = sorted(found["seen"].unique())

@@ -11,7 +11,7 @@ from baselines.support.subset_regression import regress
 from bench.additive import AT_UNLIMITED, linear_numbers, retrains_alone, unlimited_numbers
 from bench.metrics import best_spearman, linear_datamodelling_score, unlimited_retrains
 from bench.metrics.lds import LDS
-from bench.metrics.linear import additive_share, explained_variance
+from bench.metrics.linear import additive_share
 from bench.tables import linear_ceiling_text
 from tests.bench.test_ensembles import EXAMPLES, QUERIES, truth
 
@@ -31,7 +31,7 @@ def learnt(additive: float, count: int, replicates: int = 1) -> tuple[LDS, dict]
 @pytest.mark.parametrize("count", [150, 600])
 def test_planted_shares_come_back(additive: float, count: int) -> None:
     score, _ = learnt(additive, count)
-    found = unlimited_retrains(score, count, EXAMPLES)
+    found = unlimited_retrains((score.lds_corrected, score.ci_low, score.ci_high), count, EXAMPLES)
     assert found.share == pytest.approx(additive, abs=0.06)
     assert found.ci_low < found.ceiling < found.ci_high
     assert found.ci_low - 0.02 < best_spearman(additive) < found.ci_high + 0.02
@@ -48,6 +48,13 @@ def test_it_agrees_with_the_linear_ceiling_against_a_mean_of_replicates() -> Non
     assert "its check: 0." in linear_ceiling_text([{**linear, **numbers}])
     assert "its check" not in linear_ceiling_text([{**linear, **unlimited_numbers({}, EXAMPLES, linear)}])
     assert unlimited_numbers({}, EXAMPLES, linear) == dict.fromkeys(AT_UNLIMITED)
+
+
+def explained_variance(share: float, num_retrains: int, num_examples: int) -> float:
+    """How much of a run's variance ridge regression explains: e = h A, A = r / (1 - e + r), r = h m / (n - 1)."""
+    rate = share * num_retrains / (num_examples - 1)
+    half = 0.5 * (1.0 + rate)
+    return half - math.sqrt(max(0.0, half**2 - share * rate))
 
 
 def test_the_curve_and_its_inverse() -> None:
