@@ -35,7 +35,7 @@ from retrain.backends import without_onednn
 from retrain.errors import UsageError
 from retrain.replays import replay_of, why_not_replayed
 from retrain.replays.replay import PARAMETERS, Replay, TrainingState, steps_of
-from retrain.seeds import checkpoint_seeds
+from retrain.subsets import checkpoint_seeds
 from retrain.task import Task, mean_over_tokens
 
 TRAINED_ON = ("everything", "attributed")

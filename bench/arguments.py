@@ -19,9 +19,8 @@ from retrain.jobs import CLUSTERS, JobError
 from retrain.jobs.tracker import UnitTraceback, blamed, shortened
 from retrain.progress import close_bars
 from retrain.safe_files import SafeFileError, one_line
-from retrain.seeds import STARTS
 from retrain.store import StoreError, default_cache
-from retrain.subsets import SCHEMES
+from retrain.subsets import SCHEMES, STARTS
 
 RUNS = "runs"  # where commands leave their records, and look for them
 MAX_WORDS = 4000  # of an error in one line

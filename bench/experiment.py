@@ -24,9 +24,8 @@ from retrain.errors import UsageError
 from retrain.outputs import LOSS, OUTPUTS
 from retrain.reference import FULL, REFERENCES
 from retrain.safe_files import SafeFileError, read_json, read_text, validate
-from retrain.seeds import STARTS
 from retrain.store import default_cache
-from retrain.subsets import SCHEMES, STREAMS
+from retrain.subsets import SCHEMES, STARTS, STREAMS
 from retrain.task import Task
 from retrain.tasks import load_task
 from retrain.units import Plan, choose_device
@@ -50,7 +49,7 @@ class Experiment:
     stream: str = "report"  # which subsets: those that are reported, or those that settings are chosen on
     replicates: int | None = None  # retrains per subset, for the noise ceiling; None: the task's
     replicated_subsets: int | None = None  # only the first so many are replicated
-    initialisation: str = "shared"  # or "fresh", "replayed": see retrain/seeds.py
+    initialisation: str = "shared"  # or "fresh", "replayed": see retrain/subsets.py
     query_split: str = "report"
     queries: int | Sequence[int] | None = None  # only the first so many of the split, or these of the task's queries
     output: str = LOSS  # of the queries: or margin, probability: retrain/outputs.py

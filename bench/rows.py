@@ -17,7 +17,7 @@ from bench.ground_truth import GroundTruth
 from bench.methods import Variant
 from bench.scoring import Prediction
 from bench.tables import RunRows
-from retrain.seeds import REPLAYED
+from retrain.subsets import REPLAYED
 from retrain.task import Task
 from retrain.units import Plan, groups_of
 

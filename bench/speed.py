@@ -300,7 +300,7 @@ def by_units(task: Any, plan: Any, device: str) -> tuple[np.ndarray, float]:
 
 def one_by_one(task: Any, plan: Any, device: str) -> tuple[np.ndarray, float]:
     """(subsets, queries) of the first replicate the plain way, whatever the task does better; and the seconds."""
-    from retrain.seeds import retrain_seeds
+    from retrain.subsets import retrain_seeds
     from retrain.task import Task
     from retrain.train import one_thread
     from retrain.units import choose_device, retrain_units

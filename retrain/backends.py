@@ -1,29 +1,35 @@
 """Switches of torch's backends that tasks share."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
 
 @contextmanager
-def without_onednn() -> Iterator[None]:
+def switched(backend: Any, **values: bool) -> Iterator[None]:
+    """These attributes of a backend, for a while."""
+    before = {name: getattr(backend, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(backend, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(backend, name, value)
+
+
+def without_onednn() -> AbstractContextManager[None]:
     """Plain CPU kernels: oneDNN's set-up for each call costs more than it saves on very small tensors."""
-    before = torch.backends.mkldnn.enabled
-    # `mkldnn.flags` would warn about GPUs that nobody asked for.
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before  # type: ignore[assignment]
+    return switched(torch.backends.mkldnn, enabled=False)  # `mkldnn.flags` would warn about GPUs that nobody asked for
 
 
-@contextmanager
-def exact_convolutions() -> Iterator[None]:
+def exact_convolutions() -> AbstractContextManager[None]:
     """On a GPU: whole float32 (cuDNN's default rounds to ten bits), summed in an order that is always the same."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
-    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = False, True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = before
+    return switched(torch.backends.cudnn, allow_tf32=False, deterministic=True)
+
+
+def deterministic_convolutions() -> AbstractContextManager[None]:
+    """cuDNN sums in a fixed order: the same seeds give the same model again on the same kind of device."""
+    return switched(torch.backends.cudnn, deterministic=True)

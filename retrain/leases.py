@@ -34,7 +34,6 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta, Struct
 
 from retrain.processes import host_name, process_alive, process_started
-from retrain.resume import ResumeState, resume_folder
 from retrain.safe_files import PassingFileError, SafeFileError, make_folder, matching, read_checked, remove_folder
 from retrain.store import KIND, Store, StoreError
 
@@ -165,11 +164,11 @@ class Leases:
     def path(self, kind: str, key: str) -> Path:
         return self.folder / f"{kind}.{key}"
 
-    def take(self, kind: str, key: str) -> Lease | None:
-        """The lease on a unit, or None while another live process holds it."""
+    def take(self, kind: str, key: str, work: str = "") -> Lease | None:
+        """The lease on a unit, or None while another live process holds it; work: see `Holder`."""
         path = self.path(kind, key)
         make_folder(self.folder)
-        mine = Holder.this_process(self.batch, ResumeState(resume_folder(self.root, kind, key)).mark())
+        mine = Holder.this_process(self.batch, work)
         draft = self.folder / f".{mine.token}"
         lease = previous = None
         _MINE.add(mine.token)  # before anybody can see it

@@ -15,12 +15,12 @@ from torch import nn
 
 from retrain import subsets
 from retrain.backends import without_onednn
-from retrain.jobs import Unit
+from retrain.jobs.unit import Unit
 from retrain.replays import replay_of
 from retrain.replays.replay import run_replay
-from retrain.seeds import REPLAYED, checkpoint_seeds, retrain_seeds
 from retrain.source import code_fingerprint, source_fingerprint
 from retrain.store import Entry, Store
+from retrain.subsets import REPLAYED, checkpoint_seeds, retrain_seeds
 from retrain.task import Task
 from retrain.train import one_thread
 from retrain.units import (

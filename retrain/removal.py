@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.jobs import Unit
-from retrain.seeds import Initialisation, derived_seed
 from retrain.source import code_fingerprint, source_fingerprint
 from retrain.store import Entry, Store
-from retrain.subsets import attributed_indices
+from retrain.subsets import Initialisation, attributed_indices, derived_seed
 from retrain.task import Split, Task
 from retrain.train import one_thread
 from retrain.units import SHARED, choose_device, describe_device, task_from, task_specification, write_entry

@@ -19,7 +19,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +28,6 @@ from msgspec import Meta, Struct
 from retrain.safe_files import (
     PassingFileError,
     SafeFileError,
-    folder_bytes,
     make_folder,
     one_line,
     read_checked,
@@ -40,7 +38,7 @@ from retrain.safe_files import (
     write_safetensors,
     write_whole,
 )
-from retrain.store import KEY, KIND, OLD_SECONDS, Sha256, Store, StoreError, Table, folder_names, plain_data
+from retrain.store import KEY, KIND, OLD_SECONDS, EntryInfo, Sha256, Store, StoreError, Table, folder_names, plain_data
 
 WORK = ".work"  # beside the store's kinds
 PROGRESS = ".progress.json"  # hidden: saying how far it is is no saved work
@@ -90,12 +88,8 @@ class ResumeState:
                 digest = write_safetensors(file, arrays)
             self._own.add(name)
             seconds = round(self.earlier_seconds + time.monotonic() - self._began, 3)
-            content = {
-                "turn": turn,
-                "arrays_sha256": digest,
-                "record": plain_data(record, "record"),
-                "seconds": seconds,
-            }
+            kept = plain_data(record, "record")
+            content = {"turn": turn, "arrays_sha256": digest, "record": kept, "seconds": seconds}
             write_whole(self.folder / f"{name}.json", json.dumps(content) + "\n")
             with contextlib.suppress(FileNotFoundError):
                 self._arrays(name, 1 - turn).unlink()
@@ -206,13 +200,8 @@ class NullResumeState(ResumeState):
 # ---- all of it ----
 
 
-@dataclass(frozen=True)
-class UnfinishedUnit:
+class UnfinishedUnit(EntryInfo):
     """A folder of work as it is listed."""
-
-    path: Path
-    kind: str
-    key: str
 
     def modified(self) -> float:
         """When anything in it changed last, in seconds since 1970; 0 when it is gone."""
@@ -221,9 +210,6 @@ class UnfinishedUnit:
             with contextlib.suppress(OSError):
                 newest = max(newest, os.lstat(path).st_mtime)
         return newest
-
-    def num_bytes(self) -> int:
-        return folder_bytes(self.path)
 
     def remove(self) -> None:
         remove_folder(self.path)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from retrain import subsets
-from retrain.jobs import Unit
-from retrain.seeds import retrain_seeds
+from retrain.jobs.unit import Unit
 from retrain.source import code_fingerprint
 from retrain.store import Entry, Store
+from retrain.subsets import retrain_seeds
 from retrain.task import Task
 from retrain.units import SHARED, choose_device, describe_device, groups_of, task_from, write_entry
 

@@ -22,12 +22,12 @@ from torch import nn
 
 from retrain import subsets
 from retrain.errors import UsageError
-from retrain.jobs import Unit
+from retrain.jobs.unit import Unit
 from retrain.plugins import plugin_reference
 from retrain.replays import replay_source, why_not_replayed
-from retrain.seeds import REPLAYED, checkpoint_seeds
 from retrain.source import OURS
 from retrain.store import Entry, Store, canonical_json, plain_data
+from retrain.subsets import REPLAYED, checkpoint_seeds
 from retrain.task import Task
 from retrain.tasks import load_task
 
@@ -142,7 +142,7 @@ class Plan:
 
     With `replicated_subsets` only the first so many are retrained more than once: enough for the noise ceiling. Models
     start from the base model's initial weights, so that replicates differ in the order of the data alone, or with
-    `initialisation` fresh each from its own; `replayed` ones differ in nothing but the data (`retrain/seeds.py`), and
+    `initialisation` fresh each from its own; `replayed` ones differ in nothing but the data (`retrain/subsets.py`), and
     have no replicates.
     """
 

@@ -13,7 +13,7 @@ from baselines.method import Problem
 from retrain.backends import without_onednn
 from retrain.replays import replay_of
 from retrain.replays.replay import steps_of
-from retrain.seeds import checkpoint_seeds
+from retrain.subsets import checkpoint_seeds
 
 
 @dataclass(frozen=True)

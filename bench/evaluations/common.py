@@ -30,7 +30,7 @@ from bench.metrics import MINIMUM_SUBSETS
 from bench.runner import Session
 from bench.scoring import Ensemble
 from retrain.errors import UsageError
-from retrain.seeds import INITIALISATIONS
+from retrain.subsets import INITIALISATIONS
 
 ScoreKind = Literal["raw", "normalised"]
 SCORE_CHOICES: dict[str, tuple[ScoreKind, ...]] = {

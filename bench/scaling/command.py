@@ -55,7 +55,7 @@ from bench.scaling.report import (
 )
 from bench.scaling.rows import RATES, named_configuration, read_rows, write_csv
 from retrain.errors import UsageError
-from retrain.jobs.run import terminable
+from retrain.jobs import terminable
 from retrain.models.pythia_suite import SUITE, Configuration
 from retrain.safe_files import write_whole
 from retrain.store import Store, canonical_json, default_cache

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -56,11 +55,6 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(sum(line.startswith("GPU") for line in listing.stdout.splitlines()))]
 
 
-def devices(units: Iterable[Unit]) -> set[str]:
-    """The kinds of device that units name in their payload: cpu, cuda, auto."""
-    return {str(unit.payload.get("device", "cpu")).partition(":")[0] for unit in units}
-
-
 def worker_environment(index: int, jobs: int, gpus: list[str], gpus_per_job: int) -> dict[str, str]:
     """The environment of local worker `index`: a share of the cores, and its own GPUs where it has any."""
     environment = dict(os.environ)
@@ -83,7 +77,7 @@ def run_local(
     tracker: JobTracker, run: str, jobs: int | None, gpus_per_job: int | None, timeout_min: float | None
 ) -> None:
     """Do a batch's open units in worker processes."""
-    wanted = devices(tracker.units.values()) != {"cpu"} if gpus_per_job is None else gpus_per_job > 0
+    wanted = tracker.devices() != {"cpu"} if gpus_per_job is None else gpus_per_job > 0
     gpus = visible_gpus() if wanted else []
     if gpus_per_job is None:
         gpus_per_job = min(1, len(gpus))  # else every core would start a process on the same GPU
@@ -94,10 +88,7 @@ def run_local(
     if gpus_per_job and jobs * gpus_per_job > len(gpus):
         logger.warning("%d jobs share %d GPUs: some jobs run on the same one", jobs, len(gpus))
     jobs = min(jobs, tracker.num_open)
-    try:
-        tracker.batch.subfolder("logs")
-    except OSError as error:
-        raise tracker.store.unwritable(error) from None
+    tracker.batch.subfolder("logs")
     pool = _Pool(tracker, run, jobs, gpus, gpus_per_job, timeout_min)
     try:
         pool.run()

@@ -36,7 +36,6 @@ from typing import Any
 import msgspec
 
 from retrain.errors import UsageError
-from retrain.jobs.local import devices
 from retrain.jobs.tracker import (
     Attempt,
     JobError,
@@ -129,7 +128,7 @@ def run_slurm(
             "Slurm is not here (no sbatch and squeue on PATH); log in to the cluster, or use --cluster local"
         )
     if gpus_per_job is None:
-        gpus_per_job = int("cuda" in devices(tracker.units.values()))
+        gpus_per_job = int("cuda" in tracker.devices())
     parameters = sbatch_parameters(tracker.batch, jobs, gpus_per_job, timeout_min or DEFAULT_TIMEOUT_MIN, options)
     driver = _Driver(tracker, run, jobs, parameters, timeout_min or DEFAULT_TIMEOUT_MIN, collect)
     try:

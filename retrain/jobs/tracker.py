@@ -78,7 +78,7 @@ def do_unit(
     try:
         if store.has_key(unit.kind, key):
             return Attempt("found")
-        lease = leases.take(unit.kind, key)
+        lease = leases.take(unit.kind, key, ResumeState.of(store, unit.kind, key).mark())
     except PassingStoreError as error:
         return Attempt("failed", reason=str(error))
     except OSError as error:
@@ -217,7 +217,7 @@ def _log_traceback(text: str, batch: JobBatch | None, unit: Unit, key: str) -> P
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         with open(os.open(path, flags, 0o644), "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {Holder.this_process()}\n{text}\n")
-    except OSError:
+    except (OSError, UnwritableStoreError):
         return None
     return path
 
@@ -337,6 +337,10 @@ class JobTracker:
     def report(self, seconds: float) -> Report:
         done = [key for key in self.units if key in self.done]
         return Report(done, self.failed, self.open(), self.num_computed, seconds, self.batch.id, self.tracebacks)
+
+    def devices(self) -> set[str]:
+        """The kinds of device that units name in their payload: cpu, cuda, auto."""
+        return {str(unit.payload.get("device", "cpu")).partition(":")[0] for unit in self.units.values()}
 
     @property
     def num_open(self) -> int:

@@ -166,33 +166,29 @@ class JobBatch:
 
     def write(self, units: Mapping[str, Unit], *, name: str, cluster: str, run: str) -> str:
         """Write (or renew) the description of a batch; `units` is {key: unit}. Returns the sha256 of their list."""
-        self.subfolder("events")
-        digest = self._write_units(units)
+        # The list is named by its content: jobs in a queue find the very list that they were submitted with.
+        text = "".join(json.dumps({"key": key, **unit.to_json()}) + "\n" for key, unit in units.items())
+        digest = hashlib.sha256(text.encode()).hexdigest()
         content = {
-            "name": _text(name),
-            "cluster": cluster,
-            "run": run,
-            "num_units": len(units),
-            "units_sha256": digest,
-            "command": _text(this_command()),
-            "process": process_name(),
-            "started": time.time(),
-        }
-        write_whole(self.folder / "batch.json", json.dumps(content, indent=1) + "\n")
+            "name": _text(name), "cluster": cluster, "run": run, "num_units": len(units), "units_sha256": digest,
+            "command": _text(this_command()), "process": process_name(), "started": time.time(),
+        }  # fmt: skip
+        self.subfolder("events")
+        try:
+            write_whole(self._units_file(digest), text, sync=False)
+            write_whole(self.folder / "batch.json", json.dumps(content, indent=1) + "\n")
+        except OSError as error:
+            raise self.store.unwritable(error) from None
         return digest
 
     def subfolder(self, name: str) -> Path:
         """A folder of the batch, made where it is missing."""
-        make_folder(self.store.root / JOBS)
-        make_folder(self.folder)
-        return make_folder(self.folder / name)
-
-    def _write_units(self, units: Mapping[str, Unit]) -> str:
-        """The list, named by its content: jobs in a queue find the very list that they were submitted with."""
-        text = "".join(json.dumps({"key": key, **unit.to_json()}) + "\n" for key, unit in units.items())
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        write_whole(self._units_file(digest), text, sync=False)
-        return digest
+        try:
+            make_folder(self.store.root / JOBS)
+            make_folder(self.folder)
+            return make_folder(self.folder / name)
+        except OSError as error:
+            raise self.store.unwritable(error) from None
 
     def _units_file(self, digest: str) -> Path:
         return self.folder / f"units-{digest[:16]}.jsonl"

@@ -22,8 +22,7 @@ import math
 import sys
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retrain.backends import deterministic_convolutions
 from retrain.models.resnet9 import ConvGroup, ResNet9
 
 # A batch size is captured once it has run this many times as it is: those runs also warm the libraries up.
@@ -516,17 +516,6 @@ def pixel_table(size: int, max_shift: int) -> np.ndarray:
     shifted = np.arange(size) + np.arange(-max_shift, max_shift + 1)[:, None]
     reflected = size - 1 - np.abs(size - 1 - np.abs(shifted))
     return np.concatenate([reflected, size - 1 - reflected]).astype(np.int64)
-
-
-@contextmanager
-def deterministic_convolutions() -> Iterator[None]:
-    """cuDNN sums in a fixed order: the same seeds give the same model again on the same kind of device."""
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before
 
 
 # ---- one training after another on a GPU that never waits for the host, and what each makes of the queries ----

@@ -9,8 +9,8 @@ from retrain.backends import without_onednn
 from retrain.jobs import Unit
 from retrain.replays import replay_of
 from retrain.replays.replay import run_replay
-from retrain.seeds import checkpoint_seeds
 from retrain.store import Entry, Store
+from retrain.subsets import checkpoint_seeds
 from retrain.task import Task
 from retrain.train import train_one
 

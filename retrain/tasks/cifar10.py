@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retrain.backends import deterministic_convolutions
 from retrain.data.cifar10 import CIFAR10, FINGERPRINT, NUM_CLASSES, load_cifar10
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
@@ -46,7 +47,6 @@ from retrain.models.resnet9_training import (
     TrainingImages,
     compute_dtype,
     constant,
-    deterministic_convolutions,
     falling,
     linear_rise,
     logits_in,
@@ -188,16 +188,7 @@ class Cifar10(Task):
 
     @property
     def _recipe(self) -> Recipe:
-        return Recipe(
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            bias_scaler=self.bias_scaler,
-            label_smoothing=self.label_smoothing,
-            max_shift=self.max_shift,
-            flip=self.flip,
-        )
+        return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
 
     @cached_property
     def _whitening(self) -> Tensor:

@@ -24,7 +24,6 @@ and the differences between subsets are smaller still.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -35,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retrain.backends import switched
 from retrain.data.text import Document, Wrapped, read_documents, tokenized, wrap
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
@@ -205,13 +205,7 @@ class Language(Task):
 
     @property
     def _recipe(self) -> Finetuning:
-        return Finetuning(
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            epochs=self.epochs,
-            micro_batch=self.micro_batch,
-        )
+        return Finetuning(**{field.name: getattr(self, field.name) for field in fields(Finetuning)})
 
     @cached_property
     def _finetuners(self) -> dict[str, tuple[Finetuner, dict[str, Tensor]]]:
@@ -258,7 +252,9 @@ class Language(Task):
     def losses(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
         """(len(examples),) float32 on the CPU, in `measure_precision` on a GPU."""
         model.eval()
-        with tf32_products(self.measure_precision == "tf32" and torch.device(device).type == "cuda"):
+        # In tf32: matrix products of float32 on tensor cores, with 11 bits of each factor.
+        allowed = self.measure_precision == "tf32" and torch.device(device).type == "cuda"
+        with switched(torch.backends.cuda.matmul, allow_tf32=allowed):
             parts = [
                 mean_over_tokens(self._losses_in(self.measure_precision, model, (i.to(device), t.to(device))))
                 for i, t in examples.batches(self.eval_batch_size)
@@ -286,17 +282,6 @@ def local_text(name: str, allow_download: bool = True) -> Path:
 def next_token_examples(sequences: Tensor, groups: Tensor | None = None) -> Examples:
     """Every token but the last, and what follows each."""
     return Examples(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous(), groups)
-
-
-@contextmanager
-def tf32_products(allowed: bool) -> Iterator[None]:
-    """Matrix products of float32 on tensor cores, with 11 bits of each factor, or not."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def with_adapters(model: CausalLM, rank: int) -> CausalLM:

@@ -11,7 +11,7 @@ from baselines.method import Problem, load_method
 from retrain.losses import mean_over_tokens
 from retrain.replays import replay_of
 from retrain.replays.replay import run_replay
-from retrain.seeds import checkpoint_seeds
+from retrain.subsets import checkpoint_seeds
 from retrain.tasks import load_task
 from retrain.tasks.cifar10 import Cifar10
 from tests.helpers.made_up import small_options

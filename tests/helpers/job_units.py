@@ -74,34 +74,6 @@ def work(store, unit):
     keep(store, unit)
 
 
-def ran_and_waited(thread="thread-self"):
-    """For how many seconds a thread (this one) has run, and has stood in the queue for a core, since it began."""
-    running, waiting, _ = map(int, Path(f"/proc/{thread}/schedstat").read_text().split())
-    return running / 1e9, waiting / 1e9
-
-
-def moment():
-    """Now, and how long this worker's own thread and its driver have stood in the queue for a core."""
-    mine = ran_and_waited(f"self/task/{os.getpid()}")[1]
-    return [time.monotonic(), mine, ran_and_waited(os.getppid())[1]]
-
-
-def rest(store, unit):
-    """Only wait, and write down when."""
-    began = moment()
-    time.sleep(unit.payload["seconds"])
-    store.write(unit.kind, unit.config, {}, {"pid": os.getpid(), "moments": [began, moment()]})
-
-
-def burn(store, unit):
-    """Keep one core busy with a fixed amount of work."""
-    note(unit)
-    total = 0
-    for number in range(int(unit.payload["loops"])):
-        total += number * number % 7
-    store.write(unit.kind, unit.config, {}, {"pid": os.getpid(), "wanted_seconds": sum(ran_and_waited())})
-
-
 def fail(store, unit):
     note(unit)
     print("a last word before it fails", flush=True)
