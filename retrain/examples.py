@@ -119,6 +119,14 @@ def _refuse_text(values: Any, array: np.ndarray, what: str) -> None:
     raise ValueError(f"{what} hold {first}{where}; expected numbers ({advice})")
 
 
+def positions(indices: Indices, n: int) -> np.ndarray:
+    """Which of n training examples; refuses here what would be an unreadable failure on a GPU."""
+    chosen = np.asarray(indices, dtype=np.int64)
+    if chosen.ndim != 1 or len(chosen) == 0 or chosen.min() < 0 or chosen.max() >= n:
+        raise ValueError(f"indices must be a list of at least one position from 0 to {n - 1}")
+    return chosen
+
+
 LABELS = ("labels", "label", "targets", "target", "y")  # of a mapping: which of its entries are the targets
 Inputs = Tensor | Columns
 Batch = tuple[Any, Tensor]  # inputs (batch, ...), or Columns of them; targets (batch,) or (batch, tokens)

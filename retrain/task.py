@@ -228,7 +228,7 @@ class Task(KeyedPlugin, ABC):
     def given_weights(self) -> str:
         """The same, of what `build_model` gives now."""
         if self.pretrained:
-            return _weights_digest(self.build_model(0).state_dict())
+            return weights_digest(self.build_model(0).state_dict())
         if type(self).__module__.partition(".")[0] in OURS:
             return ""  # the suite's tasks say so themselves
         # What no seed changes was given, and may have been read from a file. A constant (zeros, ones) was not.
@@ -242,7 +242,7 @@ class Task(KeyedPlugin, ABC):
             and value.numel() > 1
             and (value != value.flatten()[0]).any()
         }
-        return _weights_digest(given) if given else ""
+        return weights_digest(given) if given else ""
 
     def key_modules(self) -> tuple[str, ...]:
         return (type(self).__module__, *TRAINING)
@@ -265,7 +265,7 @@ def classifies(task: Task) -> bool:
     return isinstance(task.loss_function, CrossEntropy) and targets.dim() == 1 and not targets.is_floating_point()
 
 
-def _weights_digest(state: Mapping[str, Tensor]) -> str:
+def weights_digest(state: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())

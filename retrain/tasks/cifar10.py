@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from retrain.backends import deterministic_convolutions
 from retrain.data.cifar10 import CIFAR10, FINGERPRINT, NUM_CLASSES, load_cifar10
 from retrain.errors import UsageError
-from retrain.examples import Batch, Examples, Indices
+from retrain.examples import Batch, Examples, Indices, positions
 from retrain.models.resnet9 import ResNet9, whitening_weight
 from retrain.models.resnet9_training import (
     PRECISIONS,
@@ -254,12 +254,8 @@ class Cifar10(Task):
         return self._losses_of[engine]
 
     def _official(self, indices: Indices) -> np.ndarray:
-        """Official positions of training examples; refuses here what would be an unreadable failure on a GPU."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        n = len(self.train_indices)
-        if chosen.ndim != 1 or len(chosen) == 0 or chosen.min() < 0 or chosen.max() >= n:
-            raise ValueError(f"indices must be a list of at least one position from 0 to {n - 1}")
-        return self.train_indices[chosen]
+        """Official positions of training examples."""
+        return self.train_indices[positions(indices, len(self.train_indices))]
 
     @cached_property
     def _engines(self) -> dict[str, SharedEngine]:

@@ -9,7 +9,6 @@ which a laptop can do a hundred times; the methods look at the network whose las
 """
 
 import contextlib
-import hashlib
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from retrain.errors import UsageError
 from retrain.examples import Examples, Indices
 from retrain.models.weights import read_state
-from retrain.task import Task, not_in_key
+from retrain.task import Task, not_in_key, weights_digest
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
@@ -101,14 +100,8 @@ class GoogLeNet(Task):
     def load_query_data(self) -> Examples:
         return self._load("val", self.queries_per_class)
 
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """With the pretrained weights themselves, wherever they came from."""
-        digest = hashlib.sha256()
-        for name in sorted(self._pretrained):
-            digest.update(name.encode())
-            digest.update(np.ascontiguousarray(self._pretrained[name].numpy()).tobytes())
-        return {**Task.config.func(self), "weights": digest.hexdigest()[:20]}  # type: ignore[attr-defined]
+    def given_weights(self) -> str:
+        return weights_digest(self._pretrained)  # wherever they came from
 
     def image_shape(self) -> tuple[int, int, int]:
         return (3, self.size, self.size)

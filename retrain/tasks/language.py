@@ -21,6 +21,7 @@ nothing else. Retrained models are measured in tf32: a finetuning moves a weight
 and the differences between subsets are smaller still.
 """
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 from retrain.backends import switched
 from retrain.data.text import Document, Wrapped, read_documents, tokenized, wrap
 from retrain.errors import UsageError
-from retrain.examples import Batch, Examples, Indices
+from retrain.examples import Batch, Examples, Indices, positions
 from retrain.losses import IGNORED
 from retrain.models.causal_lm import LANGUAGE_PRECISIONS, CausalLM, language_dtype
 from retrain.models.lm_training import Finetuner, Finetuning, batches
@@ -198,8 +199,6 @@ class Language(Task):
 
     def build_model(self, seed: int) -> nn.Module:
         """The pretrained model, where finetuning starts: the same for every seed."""
-        import copy
-
         model = copy.deepcopy(self._pretrained)
         return with_adapters(model, self.lora_rank) if self.lora_rank else model
 
@@ -223,10 +222,7 @@ class Language(Task):
         return self._finetuners[str(device)]
 
     def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
-        chosen = np.asarray(indices, dtype=np.int64)
-        n = len(self.train_data)
-        if chosen.ndim != 1 or len(chosen) == 0 or chosen.min() < 0 or chosen.max() >= n:
-            raise ValueError(f"indices must be a list of at least one position from 0 to {n - 1}")
+        chosen = positions(indices, len(self.train_data))
         engine, start = self._finetuner(torch.device(device))
         engine.load(start)
         engine.run(batches(chosen, self._recipe, order_seed), self._recipe.num_steps(len(chosen)))
