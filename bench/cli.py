@@ -42,7 +42,7 @@ COMMANDS = {
     "evaluate": ("bench.evaluations.__main__", "removal, mislabel, calibration, leave_one_out, agreement, limit"),
     "tune": ("bench.tune.__main__", "choose every method's settings by one rule, on queries and subsets of their own"),
     "speed": ("bench.speed", "time methods against each other, or with retrain how fast models are retrained"),
-    "scaling": ("bench.scaling", "time and memory across the Pythia suite; --estimate predicts a run"),
+    "scaling": ("bench.scaling.__main__", "time and memory across the Pythia suite; --estimate predicts a run"),
     "truth": ("bench.truth.__main__", "ground truth of others, ours for others, and banks to compete on"),
     "regress": ("bench.regress.__main__", "the gate: has a method become worse, or dearer?"),
     "publish": ("bench.publish.__main__", "figures, report, leaderboard, claims, and numbers in pages"),

@@ -712,7 +712,7 @@ def suite(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
     """Of the Pythia suite at the paper's fitting set; what only smaller models were measured for decides nothing."""
     from bench.scaling.estimate import PAPER_FITTED, RIVALS, by_device
     from bench.scaling.rows import read_rows, setting_of
-    from retrain.models.pythia_suite import SUITE
+    from bench.scaling.suite import SUITE
 
     found: list[Interpretation] = []
     for path in evidence.results.files("scaling.csv"):
@@ -738,7 +738,7 @@ def suite(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
 def _both(estimator: Any, setting: Any, model: str = LARGEST_MODEL) -> tuple[Any, Any, Estimate]:
     """BIF's and EK-FAC's estimates, and the ratio of EK-FAC's seconds to BIF's."""
     from bench.scaling.estimate import RIVALS, ratio_ends
-    from retrain.models.pythia_suite import SUITE
+    from bench.scaling.suite import SUITE
 
     bif, ekfac = (estimator.estimate(method, SUITE[model], setting) for method in RIVALS)
     return bif, ekfac, Estimate(ekfac.seconds / bif.seconds, *ratio_ends(ekfac, bif))
@@ -785,16 +785,17 @@ def suite_fit(estimator: Any, setting: Any) -> Cell:
 
 def suite_queries(estimator: Any, setting: Any) -> Cell:
     """BIF is surely cheaper at the paper's number of queries, and EK-FAC by the estimate from some number on."""
-    from bench.scaling.estimate import RIVALS, Crossover, crossing_in
-    from retrain.models.pythia_suite import SUITE
+    from bench.scaling.estimate import crossing_in
+    from bench.scaling.suite import SUITE
 
-    crossing = crossing_in(estimator, SUITE[LARGEST_MODEL], setting, "queries", RIVALS)
-    if not isinstance(crossing, Crossover):
+    crossing = crossing_in(estimator, SUITE[LARGEST_MODEL], setting, "queries")
+    if len(crossing.values) != 1:
         return Cell("queries", "no single crossing up to a million queries", OPEN)
-    right = crossing.cheaper_above == "ekfac" and (crossing.low or 0) > setting.queries
-    rounded = float(f"{crossing.value:.2g}")
+    value = crossing.values[0]
+    right = crossing.cheaper[-1] == "ekfac" and (crossing.low or 0) > setting.queries
+    rounded = float(f"{value:.2g}")
     text = f"EK-FAC is cheaper above about {rounded:,.0f} queries, not below {float(f'{crossing.low or 0:.2g}'):,.0f}"
-    return Cell("queries", text, HOLDS if right else FAILS, crossing.value)
+    return Cell("queries", text, HOLDS if right else FAILS, value)
 
 
 SUITE_CELLS: dict[str, Callable[[Any, Any], Cell]] = {

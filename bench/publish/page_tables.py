@@ -10,7 +10,7 @@
     answers ANSWERS.json [metric=...] [scores=raw|normalised] [settings=yes]
                                                 a question beside LDS: a row a label, a column an amount
     methods, tasks                              every plug-in of the suite, with paper and command
-    scaling FILE.csv [part=sentence]            who is cheaper, BIF or EK-FAC; in one sentence
+    scaling FILE.csv                            who is cheaper, BIF or EK-FAC
     leaderboard FOLDER [task=a,b] [protocol=...] [metric=...] [scores=...]    every method's rank in every column
 
 Settings, questions or machines are never mixed: a choice that leaves several is refused, with what sets them apart.
@@ -343,15 +343,11 @@ def _plugins(what: str) -> list[tuple[str, str, Any]]:
 
 def scaling_block(records: Records, places: Sequence[str], options: Mapping[str, str], page: Path) -> str:
     from bench.scaling.estimate import RIVALS, by_device
-    from bench.scaling.report import verdict_sentence, verdict_text
+    from bench.scaling.report import verdict_text
     from bench.scaling.rows import read_rows
 
-    kinds = {"all": verdict_text, "sentence": verdict_sentence}
-    wanted = options.get("part", "all")
-    if wanted not in kinds:
-        raise UsageError(f'unknown part "{wanted}" of scaling; expected {" or ".join(kinds)}')
     found = by_device(read_rows(records.place(places[0])))
-    texts = [kinds[wanted](device, one) for device, one in found.items() if set(RIVALS) <= set(one.methods())]
+    texts = [verdict_text(device, one) for device, one in found.items() if set(RIVALS) <= set(one.methods())]
     if not texts:
         raise UsageError(f"{places[0]} has no rows of both {' and '.join(RIVALS)} on one machine")
     return "\n\n".join(texts)

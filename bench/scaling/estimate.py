@@ -17,17 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.scaling.costs import (
-    Setting,
-    chain_bytes,
-    covariance_flops,
-    draw_flops,
-    draw_work,
-    ekfac_needs,
-    lambda_flops,
-    least_lambda_flops,
-)
-from bench.scaling.lines import UNKNOWN_ERROR, Curve, Law, curve_through, fit_line, law_through
+from bench.scaling.lines import UNKNOWN_ERROR, Law, curve_through, fit_line, law_through
 from bench.scaling.rows import (
     SCORE_PARTS,
     configuration_of,
@@ -40,7 +30,17 @@ from bench.scaling.rows import (
     shape_of,
     total_of,
 )
-from retrain.models.pythia_suite import SUITE, Configuration
+from bench.scaling.suite import (
+    Configuration,
+    Setting,
+    chain_bytes,
+    covariance_flops,
+    draw_flops,
+    draw_work,
+    ekfac_needs,
+    lambda_flops,
+    least_lambda_flops,
+)
 
 RIVALS = ("bif", "ekfac")
 BIF_LIKE = ("bif", "bif_tokens")
@@ -470,21 +470,17 @@ def _a_fitting_sequence(rows: list[Row], configuration: Configuration, setting: 
 def _unmeasured(rows: list[Row], configuration: Configuration, setting: Setting) -> tuple[str, ...]:
     """What lies beyond the model's own runs; where it has none, beyond those of any model."""
     own = [row for row in rows if is_of(row, configuration)] or rows
+    words = {"train": "training sequences", "fit_examples": "fitting sequences"}
     found = []
-    for words, name in (
-        ("training sequences", "train"), ("queries", "queries"), ("tokens", "tokens"), ("draws", "draws"),
-        ("fitting sequences", "fit_examples"),
-    ):  # fmt: skip
-        measured: list[int] = []
-        for row in own:
-            sizes = fit_sizes_of(row) if name == "fit_examples" else []
-            if not sizes and (name != "queries" or scores_were_measured(row)):
-                sizes = [int(value) for value in [number_of(row.get(name))] if value]
-            measured += sizes
+    for name in ("train", "queries", "tokens", "draws", "fit_examples"):
+        known = [row for row in own if name != "queries" or scores_were_measured(row)]
+        measured = {int(value) for row in known if (value := number_of(row.get(name)))}
+        if name == "fit_examples" and (sizes := {size for row in own for size in fit_sizes_of(row)}):
+            measured = sizes
         asked = getattr(setting, name)
         if measured and asked and not min(measured) <= asked <= max(measured):
             ends = " to ".join(f"{end:,}" for end in sorted({min(measured), max(measured)}))
-            found.append(f"{words} (measured: {ends})")
+            found.append(f"{words.get(name, name)} (measured: {ends})")
     return tuple(found)
 
 
@@ -532,15 +528,16 @@ def _memory(rows: list[Row], configuration: Configuration, setting: Setting) -> 
     by_arithmetic = method in (*BIF_LIKE, "ekfac")
     if not known:
         return wanted if by_arithmetic else math.nan
+    settings = [setting_of(row) for row in known]
     over = [
-        row["peak_memory_bytes"]
-        / arithmetic(shape_of(row), int(row["tokens"]), int(number_of(row.get("minibatch")) or setting.minibatch))
-        for row in known
+        row["peak_memory_bytes"] / arithmetic(shape_of(row), one.tokens, one.minibatch)
+        for row, one in zip(known, settings)
     ]
     # Beyond the measured sizes as at their end: what is over arithmetic comes to an end as models grow.
     sizes = [row["parameters"] for row in known]
     size = min(max(configuration.num_parameters, min(sizes)), max(sizes))
-    as_measured = all(row[name] == getattr(setting, name) for row in known for name in ("train", "queries", "tokens"))
+    asked = setting.train, setting.queries, setting.tokens
+    as_measured = all((one.train, one.queries, one.tokens) == asked for one in settings)
     if not by_arithmetic and (size != configuration.num_parameters or not as_measured):
         return math.nan  # kfac and GradSim hold as many gradients as there is room for: other sizes say nothing
     return curve_through(sizes, over).at(size) * wanted
@@ -598,61 +595,38 @@ def held_out(estimator: Estimator, fresh: Estimator | None = None) -> list[dict[
 
 
 # ---- where two methods cost the same ----
-#
-# At each place both are estimated with their intervals. The crossing is where the two are the same; between `low` and
-# `high` their intervals overlap, so that the rows do not say which is cheaper.
 
 PLACES = 40  # places looked at, evenly in log
-RANGES = {"fit_examples": (10.0, 1e8), "queries": (1.0, 1e6), "parameters": (1.4e7, 1.2e10)}
+RANGES = {"fit_examples": (10.0, 1e8), "queries": (1.0, 1e6)}
 
 
 @dataclass(frozen=True)
-class Crossover:
-    """At `value` the two cost the same; above it `cheaper_above` is the better buy, and beyond `low` to `high` surely.
+class Crossing:
+    """Where two methods cost the same, within the range that was looked at.
 
-    None where there is no such end within the range that was looked at.
+    `cheaper` is the better buy below the first of `values`, between any two, and above the last. Of a single value, it
+    is surely so beyond `low` and `high` (None: there is no such end); `sure`: no intervals overlap anywhere.
     """
 
-    axis: str  # fit_examples, queries or parameters
-    value: float
-    cheaper_above: str
-    low: float | None
-    high: float | None
-    model: str = ""
-
-
-@dataclass(frozen=True)
-class Throughout:
-    """No crossing within the range: `cheaper` is the better buy everywhere; `sure` where no intervals overlap."""
-
-    axis: str
-    cheaper: str
-    sure: bool
-
-
-@dataclass(frozen=True)
-class Several:
-    """The better buy changes at every one of `values`; `first` is that below all of them, `second` that above it."""
-
-    axis: str
+    axis: str  # fit_examples or queries
+    cheaper: tuple[str, ...]
     values: tuple[float, ...]
-    first: str
-    second: str
+    low: float | None = None
+    high: float | None = None
+    sure: bool = False
 
 
-Crossing = Crossover | Throughout | Several
-Ends = tuple[float, float, float]  # seconds, and their interval
-
-
-def crossover(
-    first: Callable[[float], Ends], second: Callable[[float], Ends], axis: str, names: tuple[str, str], model: str = ""
+def crossing_in(
+    estimator: Estimator, configuration: Configuration, setting: Setting, axis: str, names: tuple[str, str] = RIVALS
 ) -> Crossing:
-    """Where the better buy changes, if it does."""
+    """In fitting sequences or queries of one model: both are estimated at each place, with their intervals."""
     grid = np.geomspace(*RANGES[axis], PLACES)
-    at = [(first(float(x)), second(float(x))) for x in grid]
-    gap = np.array([math.log(a[0] / b[0]) for a, b in at])
+    asked = [replace(setting, **{axis: max(1, round(float(x)))}) for x in grid]
+    found = [[estimator.estimate(name, configuration, one) for one in asked] for name in names]
+    first, second = np.log([[(e.seconds, e.seconds_low, e.seconds_high) for e in one] for one in found])
+    gap = first[:, 0] - second[:, 0]
     # How far the intervals are apart, in log: negative where they overlap.
-    apart = np.array([max(math.log(b[1] / a[2]), math.log(a[1] / b[2])) for a, b in at])
+    apart = np.maximum(second[:, 1] - first[:, 2], first[:, 1] - second[:, 2])
 
     def zero(values: np.ndarray, i: int, otherwise: float) -> float:
         """Where they cross zero between i and i + 1, straight in log; where both are above, the crossing itself."""
@@ -661,51 +635,14 @@ def crossover(
         share = values[i] / (values[i] - values[i + 1])
         return float(np.exp(np.log(grid[i]) + share * np.log(grid[i + 1] / grid[i])))
 
-    changes = np.nonzero(np.sign(gap[:-1]) * np.sign(gap[1:]) < 0)[0]
-    if not len(changes):
-        return Throughout(axis, names[0] if gap[0] < 0 else names[1], bool((apart > 0).all()))
-    values = [zero(gap, int(change), float(grid[change])) for change in changes]
-    if len(values) > 1:
-        below, above_it = names if gap[changes[0]] < 0 else names[::-1]
-        return Several(axis, tuple(values), below, above_it)
-    i, value = int(changes[0]), values[0]
-    surely_below, surely_above = np.nonzero(apart[: i + 1] > 0)[0], np.nonzero(apart[i + 1 :] > 0)[0]
-    return Crossover(
-        axis=axis,
-        value=value,
-        cheaper_above=names[1] if gap[i] < 0 < gap[i + 1] else names[0],
-        low=zero(apart, int(surely_below[-1]), value) if len(surely_below) else None,
-        high=zero(apart, i + int(surely_above[0]), value) if len(surely_above) else None,
-        model=model,
-    )
-
-
-def crossing_in(
-    estimator: Estimator, configuration: Configuration, setting: Setting, axis: str, names: tuple[str, str] = RIVALS
-) -> Crossing:
-    """In fitting sequences or queries of one model; or in parameters, straight between the suite's models in log-log,
-    whatever the configuration."""
-
-    def ends(method: str, shape: Configuration, asked: Setting) -> Ends:
-        found = estimator.estimate(method, shape, asked)
-        return found.seconds, found.seconds_low, found.seconds_high
-
-    def seconds(method: str) -> Callable[[float], Ends]:
-        if axis != "parameters":
-            return lambda x: ends(method, configuration, replace(setting, **{axis: max(1, round(x))}))
-        sizes = [shape.num_parameters for shape in SUITE.values()]
-        found = zip(*(ends(method, shape, setting) for shape in SUITE.values()))
-        middle, low, high = (Curve(sizes, list(values)) for values in found)
-        return lambda x: (middle.at(x), low.at(x), high.at(x))
-
-    model = "" if axis == "parameters" else configuration.name
-    return crossover(seconds(names[0]), seconds(names[1]), axis, names, model)
-
-
-def crossovers(estimator: Estimator, configuration: Configuration, setting: Setting) -> list[tuple[str, Crossing]]:
-    """Where BIF and EK-FAC cost the same, in fitting sequences and queries of one model, and in model size."""
-    if not set(RIVALS) <= set(estimator.methods()):
-        return []
-    num_models = min(len({row["model"] for row in estimator.of(method)}) for method in RIVALS)
-    axes = ("fit_examples", "queries", *(("parameters",) if num_models > 1 else ()))
-    return [(axis, crossing_in(estimator, configuration, setting, axis)) for axis in axes]
+    changes = np.nonzero(gap[:-1] * gap[1:] < 0)[0]
+    values = tuple(zero(gap, int(i), float(grid[i])) for i in changes)
+    turns = names if gap[0] < 0 else names[::-1]
+    cheaper = tuple(turns[k % 2] for k in range(len(values) + 1))
+    if len(values) != 1:
+        return Crossing(axis, cheaper, values, sure=bool((apart > 0).all()))
+    i = int(changes[0])
+    below, above = np.nonzero(apart[: i + 1] > 0)[0], np.nonzero(apart[i + 1 :] > 0)[0]
+    low = zero(apart, int(below[-1]), values[0]) if len(below) else None
+    high = zero(apart, i + int(above[0]), values[0]) if len(above) else None
+    return Crossing(axis, cheaper, values, low, high)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -253,11 +252,6 @@ class Curve(AcrossModels):
         i, j, anchor = (0, 1, 0) if at < x[0] else (-2, -1, -1)
         return float(y[anchor] + (y[j] - y[i]) / (x[j] - x[i]) * (at - x[anchor]))
 
-    @property
-    def slope(self) -> float:
-        """Of one line through everything."""
-        return float(np.polyfit(self.x, self.y, 1)[0]) if len(self.x) > 1 else math.nan
-
     def _miss(self, i: int) -> float:
         return self._log_at(np.delete(self.x, i), np.delete(self.y, i), float(self.x[i])) - float(self.y[i])
 
@@ -291,15 +285,9 @@ class Law(AcrossModels):
         return math.log(law.at(math.exp(self.x[i]), self.work[i].tolist()) / float(self.costs[i]))
 
 
+_curve, law_through = lru_cache(maxsize=4096)(Curve), lru_cache(maxsize=4096)(Law)
+
+
 def curve_through(sizes: Sequence[float], costs: Sequence[float]) -> Curve:
-    """The same curve for the same numbers: what it misses is worked out once."""
-    return _cached(Curve, tuple(sizes), tuple(costs))
-
-
-def law_through(sizes: tuple[float, ...], work: tuple[tuple[float, ...], ...], costs: tuple[float, ...]) -> Law:
-    return _cached(Law, sizes, work, costs)
-
-
-@lru_cache(maxsize=4096)
-def _cached(kind: Any, *numbers: Any) -> Any:
-    return kind(*numbers)
+    """The same curve for the same numbers: what it misses is worked out once. So is a law's, given tuples."""
+    return _curve(tuple(sizes), tuple(costs))

@@ -19,11 +19,11 @@ from baselines.ekfac import _language_loss, tracked_modules
 from baselines.method import Attribution, Method, Problem, batch_size_option, load_method
 from baselines.support.memory import free_bytes
 from baselines.trak import TRAK
-from bench.scaling.costs import FIT_BATCH
+from bench.scaling.suite import FIT_BATCH, Configuration
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices
 from retrain.losses import CrossEntropy, Loss
-from retrain.models.pythia_suite import Configuration
+from retrain.models.causal_lm import CausalLM
 from retrain.task import Task
 
 TRAINABLE = r"\.(attention|mlp)\."  # every method looks at these alone
@@ -81,6 +81,44 @@ def random_sequences(count: int, tokens: int, vocabulary: int, *, seed: int, str
     chosen = np.random.default_rng([seed, stream]).integers(0, vocabulary, size=(count, tokens + 1))
     sequences = torch.from_numpy(chosen)
     return Examples(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
+
+
+def build_random(
+    configuration: Configuration,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> nn.Module:
+    """The architecture with its usual initialisation (normal, 0.02), made on `device` in `dtype`: no detour."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    rotary: Any = {"rotary_pct": configuration.rotary_share}  # transformers 5 turns it into rope_parameters
+    made = GPTNeoXConfig(
+        vocab_size=configuration.vocabulary,
+        hidden_size=configuration.hidden,
+        num_hidden_layers=configuration.layers,
+        num_attention_heads=configuration.heads,
+        intermediate_size=configuration.intermediate,
+        max_position_embeddings=configuration.positions,
+        use_parallel_residual=configuration.parallel_residual,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=False,
+        **rotary,
+    )
+    made._attn_implementation = "sdpa"
+    device = torch.device(device)
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        torch.set_default_dtype(dtype)
+        try:
+            with device:
+                transformer = GPTNeoXForCausalLM(made)
+        finally:
+            torch.set_default_dtype(before)
+    return CausalLM(transformer).eval()
 
 
 # ---- the methods of a specification ----

@@ -35,7 +35,6 @@ from torch import nn
 
 from baselines.method import Attribution, Problem
 from bench.measure import Cost, metered, now, resident_peak
-from bench.scaling.costs import ekfac_needs
 from bench.scaling.lines import bilinear, fit_line
 from bench.scaling.methods import (
     FACTORS,
@@ -43,13 +42,14 @@ from bench.scaling.methods import (
     TRAINABLE,
     LowMemoryEKFAC,
     ScalingTask,
+    build_random,
     random_sequences,
     sized,
 )
+from bench.scaling.suite import Configuration, Needs, ekfac_needs
 from bench.tables import bytes_text
 from retrain.errors import error_line
 from retrain.examples import Examples
-from retrain.models.pythia_suite import Configuration, build_random
 from retrain.processes import die_with
 from retrain.safe_files import folder_bytes, write_whole
 from retrain.units import describe_device
@@ -57,13 +57,14 @@ from retrain.units import describe_device
 TINY = Configuration(name="tiny", hidden=64, layers=1, heads=2, intermediate=256, vocabulary=512)
 TRAIN_STREAM, QUERY_STREAM = 31, 41  # of random tokens
 LONGEST_REASON = 300
-MAX_SIZES = 5
+MAX_SIZES, MOST_SHARE = 5, 0.8  # of a point; of what is left of its budget, for one that is not the whole run
 FEW_DRAWS = 8  # a chain: so many are timed at once, without fewer before
 MOST_FITTED = 20_000  # a larger fitting set is never measured, only projected
 DISK_SHARE = 0.8  # of the free disk that factors may take
 REPEATED_SECONDS = 10.0  # an eigendecomposition quicker than this is repeated for every fitting set
 PEAKS = ("peak_memory_bytes", "peak_reserved_bytes", "host_peak_bytes")
 MATMUL_SIZES = {"cuda": 8192, "cpu": 1024}
+FACTOR_NAMES = {"covariance": "COVARIANCE", "eigen": "EIGENDECOMPOSITION", "lambda": "LAMBDA"}  # kronfluence's
 
 
 class RefusedError(RuntimeError):
@@ -154,17 +155,6 @@ def matmul_peak(device: torch.device) -> dict[str, Any]:
     return {"flops": 2.0 * size**3 / best, "size": size, "dtype": str(dtype).removeprefix("torch.")}
 
 
-def storage_of(folder: Path) -> str | None:
-    """The file system a folder is on, as Linux names it (tmpfs is memory); None elsewhere."""
-    try:
-        lines = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return None
-    place = folder.resolve()
-    above = [(len(words[1]), words[2]) for words in lines if place.is_relative_to(words[1])]
-    return max(above, key=lambda pair: pair[0])[1] if above else None
-
-
 # ---- which sizes are measured ----
 
 
@@ -178,42 +168,24 @@ def choose_sizes(
 ) -> Iterator[int]:
     """Each chosen from the (size, seconds) of those before: at least two, then the whole if it fits.
 
-    The second is `wanted` if there is room for it. Otherwise sizes are multiples of the first, each at most four times
-    the one before; the third may take most of what is left, further ones a third.
+    The second is `wanted` if there is room for it, and then no other but the whole is. Otherwise sizes are multiples of
+    the first, each at most four times the one before, and none takes more than most of what is left.
     """
     yield min(first, target)
-    while True:
-        done = measured()
-        size, seconds = done[-1]
-        if size >= target:
-            return
-        if len(done) == 1:
-            at_most = seconds / size  # of a step: what does not grow is counted as if it did
-            if size < wanted < target and at_most * wanted <= left() and allowed(wanted):
-                yield wanted
-            elif at_most * target <= left() and allowed(target):
-                yield target
-            elif 0 < wanted <= size:
+    while len(done := measured()) < MAX_SIZES and (size := done[-1][0]) < target:
+        line = fit_line([value for value, _ in done], [taken for _, taken in done]) if len(done) > 1 else None
+        # What does not grow is counted as if it did.
+        fixed, each = (line.intercept, line.slope) if line and line.slope > 0 else (0.0, done[-1][1] / size)
+        following = wanted if size < wanted < target and fixed + each * wanted <= left() else target
+        if fixed + each * following > left() or not allowed(following):
+            if 0 < wanted <= size:
                 return  # as many as were wanted; more would only cost
-            elif allowed(min(2 * first, target)):
-                yield min(2 * first, target)
-            else:
+            affordable = (MOST_SHARE * left() - fixed) / each
+            following = int(min(4 * size, affordable, target)) // first * first
+            if len(done) == 1:
+                following = min(2 * first, target)
+            if following < 1.5 * size or not allowed(following):
                 return
-            continue
-        line = fit_line([value for value, _ in done], [taken for _, taken in done])
-        slope = line.slope if line.slope > 0 else seconds / size
-        if line.intercept + slope * target <= left() and allowed(target):
-            yield target
-            continue
-        share = 0.8 if len(done) == 2 else 1 / 3  # three sizes leave a residual to judge the line by
-        affordable = (share * left() - line.intercept) / slope
-        following = int(min(4 * size, affordable, target)) // first * first
-        if len(done) == 2 and line.slope <= 0:
-            following = min(2 * size, target)  # noise hides the slope: one more size, whatever it takes
-        if len(done) >= MAX_SIZES or following < 1.5 * size or not allowed(following):
-            return
-        if size >= wanted > 0 and line.slope > 0:
-            return  # as many as were wanted; more would only cost
         yield following
 
 
@@ -330,7 +302,6 @@ class Point:
         parts = EkfacParts(self) if self.axis == "layers" else None
         if parts is not None:
             parts.check_needs()
-            self.result["storage"] = storage_of(self.scratch)
         self.load_data()
         now(self.device)  # the CUDA context
         if self.spec.get("measure_peak"):
@@ -353,7 +324,7 @@ class Point:
             # At least two draws a chain, so that each takes a step; at once those that were wanted, where they are few.
             wanted = max(2, -(-self.spec["timed_draws"] // chains)) * chains
             first = wanted if wanted <= FEW_DRAWS * chains else 2 * chains
-            if self.spec["rehearse"]:
+            if self.device.type == "cuda":  # whose kernels are made for the shapes at hand
                 self.measure(model, self.size(draws=2, chains=1))
         for value in choose_sizes(first, target, self.sizes_and_seconds, self.left, wanted=wanted):
             self.result["rungs"].append(self.measure(model, self.size(**{self.axis: value})))
@@ -390,9 +361,8 @@ class EkfacParts:
 
     def run(self) -> None:
         n, q = self.spec["train"], self.spec["query_counts"][0]
-        for depth in self.spec["depths"] or choose_sizes(
-            1, self.configuration.layers, self.point.sizes_and_seconds, self.point.left, self.fits_disk
-        ):
+        layers, point = self.configuration.layers, self.point
+        for depth in choose_sizes(1, layers, point.sizes_and_seconds, point.left, self.fits_disk):
             self.open(depth)
             self.fit(self.spec["fit_sets"][0], first=True)
             self.score(n, q)
@@ -413,29 +383,29 @@ class EkfacParts:
     # ---- what it takes ----
 
     def check_needs(self) -> None:
-        """Refuses a run whose deepest model cannot fit, before anything is measured."""
-        depth = max(self.spec["depths"] or [self.configuration.layers])
-        needs = ekfac_needs(self.configuration.with_layers(depth), self.spec["tokens"], self.point.dtype.itemsize)
+        """Refuses a run that cannot fit, before anything is measured."""
+        needs = self.needs(self.configuration.layers)
         self.point.result["needs"] = {"memory_bytes": needs.memory_bytes, "disk_bytes": needs.disk_bytes}
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if self.point.device.type == "cuda":
             memory = torch.cuda.get_device_properties(self.point.device).total_memory
-        else:
-            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         disk = self.free_disk()
         if needs.memory_bytes > memory or needs.disk_bytes > disk:
             raise RefusedError(
-                f"refused: a run of {depth} layers takes about {bytes_text(needs.memory_bytes)} of memory "
-                f"({bytes_text(memory)} there) and {bytes_text(needs.disk_bytes)} on the disk ({bytes_text(disk)} to "
-                "be had)"
+                f"refused: a run of {self.configuration.layers} layers takes about "
+                f"{bytes_text(needs.memory_bytes)} of memory ({bytes_text(memory)} there) and "
+                f"{bytes_text(needs.disk_bytes)} on the disk ({bytes_text(disk)} to be had)"
             )
 
     def free_disk(self) -> int:
         """What a run may write; what was written for fewer blocks is removed first."""
         return int(DISK_SHARE * shutil.disk_usage(self.point.scratch).free) + folder_bytes(self.folder)
 
+    def needs(self, depth: int) -> Needs:
+        return ekfac_needs(self.configuration.with_layers(depth), self.spec["tokens"], self.point.dtype.itemsize)
+
     def fits_disk(self, depth: int) -> bool:
-        shape = self.configuration.with_layers(depth)
-        return ekfac_needs(shape, self.spec["tokens"], self.point.dtype.itemsize).disk_bytes < self.free_disk()
+        return self.needs(depth).disk_bytes < self.free_disk()
 
     # ---- one depth ----
 
@@ -480,14 +450,10 @@ class EkfacParts:
         """What an earlier fitting set left: a user's run writes new files, and writing over old ones takes longer."""
         from kronfluence.utils import constants
 
-        names = {
-            "covariance": constants.COVARIANCE_FACTOR_NAMES,
-            "eigen": constants.EIGENDECOMPOSITION_FACTOR_NAMES,
-            "lambda": constants.LAMBDA_FACTOR_NAMES,
-        }
         if kind == "score":
             shutil.rmtree(self.analyzer.scores_output_dir(SCORES), ignore_errors=True)
-        for factor in names.get(kind, ()):
+            return
+        for factor in getattr(constants, f"{FACTOR_NAMES[kind]}_FACTOR_NAMES"):
             for path in self.analyzer.factors_output_dir(FACTORS).glob(f"{factor}*.safetensors"):
                 path.unlink()
 
@@ -498,10 +464,10 @@ class EkfacParts:
 
     def predicted_fit(self, count: int) -> float:
         """Of covariance and lambda, from the fitting sets so far; one alone counts as if all of it grew."""
-        known = self.fits(self.depth)
-        sizes = [fit["fit_examples"] for fit in known]
-        seconds = [fit["covariance"] + fit["lambda"] for fit in known]
-        return fit_line(sizes, seconds).at(count) if len(known) > 1 else seconds[0] * count / sizes[0]
+        known = {fit["fit_examples"]: fit["covariance"] + fit["lambda"] for fit in self.fits(self.depth)}
+        if len(known) > 1:
+            return fit_line(list(known), list(known.values())).at(count)
+        return max(seconds * count / size for size, seconds in known.items())
 
     def predicted_score(self, train: int, queries: int) -> float:
         points = self.score_points(self.depth)

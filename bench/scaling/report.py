@@ -1,24 +1,18 @@
 """Everything that bench.scaling prints: a sweep's rows, estimates, predictions against measurements, who is cheaper."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.scaling.costs import Setting, covariance_flops, lambda_flops, least_lambda_flops
 from bench.scaling.estimate import (
     PAPER_FITTED,
     RIVALS,
     Crossing,
-    Crossover,
     Estimate,
     Estimator,
     Row,
-    Several,
-    Throughout,
     crossing_in,
-    crossovers,
     first_of_each,
     held_out,
     ratio_ends,
@@ -34,9 +28,8 @@ from bench.scaling.rows import (
     setting_of,
     total_of,
 )
+from bench.scaling.suite import SUITE, Configuration, Setting, covariance_flops, lambda_flops, least_lambda_flops
 from bench.tables import bytes_text, duration, markdown_table, table
-from retrain.errors import UsageError
-from retrain.models.pythia_suite import SUITE, Configuration
 
 DEVICE_MEMORY = {"NVIDIA H200": 139 * 2**30}  # of the devices whose rates ship with the package
 LIBRARY_FITTED = 100_000  # kronfluence's default covariance_max_examples and lambda_max_examples; ours lifts them
@@ -66,14 +59,9 @@ def _times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
-def _rounded(value: float | None, axis: str = "") -> str:
+def _rounded(value: float | None) -> str:
     """Two digits: no crossing is known better."""
-    if value is None:
-        return "?"
-    rounded = float(f"{value:.2g}")
-    if axis != "parameters":
-        return f"{rounded:,.0f}"
-    return f"{rounded / 1e9:g} B" if rounded >= 1e9 else f"{rounded / 1e6:g} M"
+    return "?" if value is None else f"{float(f'{value:.2g}'):,.0f}"
 
 
 # ---- a sweep ----
@@ -101,9 +89,9 @@ def show_rows(rows: Sequence[Row]) -> str:
     return "\n".join([text, *notes])
 
 
-def progress_line(row: Row, position: int, count: int) -> str:
+def progress_line(row: Row) -> str:
     fitted = f" fitted on {row['fit_examples']:,.0f}" if row["fit_examples"] else ""
-    start = f"[{position}/{count}] {row['model']} {row['method']}{fitted}, {row['queries']:,.0f} queries"
+    start = f"{row['model']} {row['method']}{fitted}, {row['queries']:,.0f} queries"
     if row["error"]:
         return f"{start}: {row['error']}"
     kind = f"projected from {row['projected_from']}" if row["projected"] else "measured"
@@ -111,26 +99,6 @@ def progress_line(row: Row, position: int, count: int) -> str:
 
 
 # ---- an estimate ----
-
-
-def estimates(
-    estimator: Estimator,
-    configuration: Configuration,
-    setting: Setting,
-    fit_sets: Sequence[int],
-    methods: Sequence[str] | None,
-) -> list[Estimate]:
-    """One a method; of a method that is fitted, one a fitting set."""
-    found = []
-    for method in methods or estimator.methods():
-        if method not in estimator.methods():
-            raise UsageError(
-                f'no measured row of "{method}"; measured: {", ".join(estimator.methods())}. Measure it with --methods '
-                f"{method} --out FOLDER, and give FOLDER/scaling.csv with --results"
-            )
-        sizes = fit_sets if estimator.fitted(method) else fit_sets[:1]
-        found += [estimator.estimate(method, configuration, replace(setting, fit_examples=size)) for size in sizes]
-    return found
 
 
 def estimate_text(
@@ -142,26 +110,26 @@ def estimate_text(
     source: str,
 ) -> str:
     """The question, a line a method, what does not fit, EK-FAC's fitting sets against BIF, and their crossings."""
-    question = (
-        f"{configuration.name} ({configuration.num_parameters:,} parameters), {setting.train:,} training sequences, "
-        f"{setting.queries:,} queries,\n{setting.tokens:,} tokens; {setting.draws:,} draws for BIF\n"
-        f"{device}, predicted from {source}"
-    )
-    parts = [question, show_estimates(found)]
+    parts = [
+        f"{configuration.name} ({configuration.num_parameters:,} parameters), {_setting_text(setting)} for BIF\n"
+        f"{device}, predicted from {source}",
+        show_estimates(found),
+    ]
     unfit = {one.method: one for one in too_large(found, device)}
     if unfit:
         names = [f"{method_label(name)} ({bytes_text(one.peak_memory_bytes)})" for name, one in unfit.items()]
         parts.append(f"does not fit one {device} ({bytes_text(DEVICE_MEMORY[device])}): {', '.join(names)}")
     if set(RIVALS) <= {one.method for one in found} - set(unfit):
         header, lines = fitting_set_table(estimator, configuration, setting)
-        known = " of ".join(f"{count:,.0f}" for count in timed_draws(estimator, configuration, setting))
-        parts.append(f"{table(header, lines, left=(3, 4))}\nBIF's seconds: {known} draws timed")
-        fit_sets = sorted({one.fit_examples for one in found if one.fit_examples})
-        said: dict[str, None] = {}
-        for count in fit_sets:
-            asked = replace(setting, fit_examples=count)
-            crossings = crossovers(estimator, configuration, asked)
-            said |= dict.fromkeys(show_crossovers(crossings, asked, configuration.name))
+        timed = timed_draws(estimator, configuration)
+        parts.append(
+            f"{table(header, lines, left=(3, 4))}\nBIF's seconds: {timed:,.0f} of {setting.draws:,} draws timed"
+        )
+        crossing = crossing_in(estimator, configuration, setting, "fit_examples")
+        said = [f"{setting.queries:,} queries: {crossing_text(crossing, 'fitting sequences')}"]
+        for count in sorted({one.fit_examples for one in found if one.fit_examples}):
+            crossing = crossing_in(estimator, configuration, replace(setting, fit_examples=count), "queries")
+            said.append(f"{count:,} fitting sequences: {crossing_text(crossing, 'queries')}")
         parts.append("\n".join(said))
     return "\n\n".join(parts)
 
@@ -210,42 +178,24 @@ def fitting_set_table(
     return header, lines
 
 
-def timed_draws(estimator: Estimator, configuration: Configuration, setting: Setting) -> tuple[float, float]:
-    """How many draws were timed at this shape, or at the closest size, and how many a run has."""
+def timed_draws(estimator: Estimator, configuration: Configuration) -> float:
+    """How many draws were timed at this shape, or at the closest size."""
     size = configuration.num_parameters
     rows = [row for row in estimator.of("bif") if number_of(row.get("timed_draws"))]
-    closest = min(rows, key=lambda row: (abs(math.log(row["parameters"] / size)), row["queries"]), default=None)
-    return float(closest["timed_draws"]) if closest else math.nan, setting.draws
+    closest = min(rows, key=lambda row: (abs(math.log(row["parameters"] / size)), row["queries"]), default={})
+    return float(closest.get("timed_draws", math.nan))
 
 
-def show_crossovers(found: Sequence[tuple[str, Crossing]], setting: Setting, model: str) -> list[str]:
-    """Sentences; also where there is none."""
-    words = {"fit_examples": "fitting sequences", "queries": "queries", "parameters": "parameters"}
-    others = {
-        "fit_examples": f"{model}, {setting.queries:,} queries",
-        "queries": f"{model}, {setting.fit_examples:,} fitting sequences",
-        "parameters": f"{setting.queries:,} queries, {setting.fit_examples:,} fitting sequences",
-    }
-    lines = []
-    for axis, crossing in found:
-        if isinstance(crossing, Throughout):
-            where = "every size of the suite where it fits" if axis == "parameters" else f"any number of {words[axis]}"
-            unsure = "" if crossing.sure else " (unsure at some)"
-            said = f"{method_label(crossing.cheaper)} is cheaper at {where}{unsure}"
-        elif isinstance(crossing, Several):
-            places = [_rounded(value, axis) for value in crossing.values]
-            names = [method_label(name) for name in (crossing.first, crossing.second)]
-            turns = [f"{names[0]} is cheaper below {places[0]}"]
-            turns += [f"{names[(k + 1) % 2]} from {a} to {b}" for k, (a, b) in enumerate(itertools.pairwise(places))]
-            turns.append(f"{names[len(places) % 2]} above {places[-1]}")
-            said = f"{', '.join(turns)} {words[axis]} (by the estimates alone, without their intervals)"
-        else:
-            above, value = method_label(crossing.cheaper_above), _rounded(crossing.value, axis)
-            pairs = (("from", crossing.low), ("to", crossing.high))
-            ends = [f"{word} {_rounded(end, axis)}" for word, end in pairs if end is not None]
-            said = f"{above} is cheaper above {value} {words[axis]} (unsure {' '.join(ends) or 'throughout'})"
-        lines.append(f"{others[axis]}: {said}")
-    return lines
+def crossing_text(one: Crossing, what: str) -> str:
+    """A sentence; also where there is none."""
+    names, places = [method_label(name) for name in one.cheaper], [_rounded(value) for value in one.values]
+    if not places:
+        return f"{names[0]} is cheaper at any number of {what}{'' if one.sure else ' (unsure at some)'}"
+    if len(places) > 1:
+        below = ", ".join(f"{name} below {place}" for name, place in zip(names, places))
+        return f"cheaper is {below}, {names[-1]} above, {what} (by the estimates alone, without their intervals)"
+    ends = [f"{word} {_rounded(end)}" for word, end in (("from", one.low), ("to", one.high)) if end is not None]
+    return f"{names[1]} is cheaper above {places[0]} {what} (unsure {' '.join(ends) or 'throughout'})"
 
 
 # ---- predictions against measurements ----
@@ -298,26 +248,6 @@ def verdict_text(device: str, estimator: Estimator) -> str:
         _checks(estimator),
     ]
     return "\n\n".join(parts)
-
-
-def verdict_sentence(device: str, estimator: Estimator) -> str:
-    """Who is cheaper at the three fitting sets that matter, and what of that was measured."""
-    setting, shape = setting_of(_few_queries(estimator)[0]), SUITE[VERDICT_MODEL]
-    found = []
-    for count, words in FITTING_SETS.items():
-        pair = [estimator.estimate(m, shape, replace(setting, fit_examples=count)) for m in ("ekfac", "bif")]
-        found.append(f"on {count:,} ({words}): {_who(*pair)}")
-    timed = timed_draws(estimator, shape, setting)[0]
-    known = f"{timed:.0f} draws"
-    if rows := [row for row in estimator.of("ekfac") if row["model"] == VERDICT_MODEL]:
-        depth = int(number_of(rows[0].get("depth")) or shape.layers)
-        blocks = "" if depth >= shape.layers else f" in {depth} of {shape.layers} blocks"
-        sets = " and ".join(str(rows[0]["fit_sizes"]).rsplit(", ", 1))
-        known = f"fits on {sets} sequences{blocks}, {known}"
-    return (
-        f"At {VERDICT_MODEL} on one {device} ({_setting_text(setting)}), EK-FAC fitted {'; '.join(found)}. "
-        f"Measured: {known}; the rest is extrapolated."
-    )
 
 
 def _few_queries(estimator: Estimator) -> list[Row]:
@@ -437,9 +367,9 @@ def _break_even(estimator: Estimator, bif: list[Row], setting: Setting) -> str:
         if configuration is None or row["model"] not in both:
             continue
         crossing = crossing_in(estimator, configuration, setting, "fit_examples")
-        if isinstance(crossing, Crossover):
+        if len(crossing.values) == 1:
             ends = f"[{_rounded(crossing.low)}, {_rounded(crossing.high)}]"
-            found.append(f"{row['model']} {_rounded(crossing.value)} {ends}")
+            found.append(f"{row['model']} {_rounded(crossing.values[0])} {ends}")
         else:
             others.append(row["model"])
     if not found:

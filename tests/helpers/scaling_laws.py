@@ -3,9 +3,17 @@
 from dataclasses import asdict
 from typing import Any
 
-from bench.scaling.costs import Setting, chain_bytes, covariance_flops, draw_flops, ekfac_needs, lambda_flops
 from bench.scaling.rows import COLUMNS
-from retrain.models.pythia_suite import SUITE, Configuration
+from bench.scaling.suite import (
+    SUITE,
+    Configuration,
+    Setting,
+    chain_bytes,
+    covariance_flops,
+    draw_flops,
+    ekfac_needs,
+    lambda_flops,
+)
 
 LAW = Setting(train=400, queries=18, tokens=150, draws=2000, fit_examples=400)
 SCORE_LAW = {"score_base": 1e-9, "score_per_train": 1e-11, "score_per_query": 5e-11, "score_per_pair": 1e-13}
@@ -83,12 +91,12 @@ def specification(method: str, **changes: Any) -> dict[str, Any]:
     chains = 4 if axis == "draws" else 0
     options = {"minibatch": 4, "chains": 4, "step_size": 1e-6, "gamma": 300.0, "n_beta": 30.0} if chains else {}
     spec = {
-        "model": "tiny", "configuration": asdict(TINY), "method": method, "options": options, "axis": axis,
+        "configuration": asdict(TINY), "method": method, "options": options, "axis": axis,
         "fitted": method == "ekfac", "train": 8, "queries": 2, "query_counts": [2], "tokens": 12, "draws": 2000,
-        "timed_draws": 100, "chains": chains, "fit_examples": 8, "fit_sets": [8], "depths": [],
+        "timed_draws": 100, "chains": chains, "fit_examples": 8, "fit_sets": [8],
         "dtype": "float32", "weights_name": "random",
         "text_name": "random tokens", "device": "cpu", "device_name": "CPU",
-        "seed": 0, "text_digest": "", "query_digest": "",
+        "seed": 0, "cost_code": "x",
     }  # fmt: skip
     return spec | changes
 

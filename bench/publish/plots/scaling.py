@@ -31,12 +31,11 @@ from bench.publish.plots.frame import (
 )
 from bench.publish.plots.style import INK, in_order, look
 from bench.records import Results
-from bench.scaling.costs import Setting
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, ratio_ends
 from bench.scaling.report import too_large
 from bench.scaling.rows import method_label, number_of, scores_were_measured
+from bench.scaling.suite import SUITE, Setting
 from bench.tables import duration
-from retrain.models.pythia_suite import SUITE
 from retrain.safe_files import SafeFileError, conforms, read_text
 
 PANELS = (("seconds", 1.0), ("peak_memory_bytes", 2.0**30), ("disk_bytes", 2.0**30))

@@ -19,7 +19,7 @@ from bench.publish.plots.scaling import (
     usable,
 )
 from bench.scaling.estimate import PAPER_FITTED
-from retrain.models.pythia_suite import SUITE
+from bench.scaling.suite import SUITE
 from tests.helpers.scaling_laws import LAW, bif_law, ekfac_law, rows_by_law
 
 SIZES = ("14m", "70m", "160m", "410m", "1.4b", "2.8b")

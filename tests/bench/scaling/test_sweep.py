@@ -5,17 +5,16 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import scaling
-from bench.scaling import command as sweeps
+from bench.scaling import __main__ as sweeps
 from bench.scaling import point as points
 from bench.scaling.point import EkfacParts, choose_sizes
-from bench.scaling.projection import asked_rows, make_rows
-from bench.scaling.rows import read_rows
+from bench.scaling.rows import asked_rows, make_rows, read_rows
 from tests.helpers.scaling_laws import TINY, specification
 
 # ---- which sizes are measured ----
@@ -59,9 +58,9 @@ def ekfac_spec(tmp_path: Path) -> dict[str, Any]:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     return specification(
-        "ekfac", fit_sets=[4, 8, 1_000_000], fit_examples=4, query_counts=[2, 6], depths=[2],
+        "ekfac", configuration=asdict(TINY.with_layers(1)),
+        fit_sets=[4, 8, 1_000_000], fit_examples=4, query_counts=[2, 6],
         budget_seconds=600.0, scratch=str(scratch), result=str(tmp_path / "result.json"),
-        rehearse=False,
     )  # fmt: skip
 
 
@@ -135,9 +134,9 @@ def test_ekfac_is_refused_with_the_bytes_it_would_take(
     rows = make_rows(ekfac_spec, result, None)
     assert [(row["fit_examples"], row["queries"]) for row in rows] == asked_rows(ekfac_spec)
     row = rows[-1]
-    assert row["error"].startswith("refused: a run of 2 layers takes about ")
+    assert row["error"].startswith("refused: a run of 1 layers takes about ")
     assert "on the disk (1000 B to be had)" in row["error"]
-    assert row["needed_disk_bytes"] == TINY.factor_bytes(4)
+    assert row["needed_disk_bytes"] == TINY.with_layers(1).factor_bytes(4)
     assert row["needed_memory_bytes"] > 0
 
 
@@ -180,16 +179,16 @@ def test_two_folders_of_one_name_are_refused(tiny: list[str], capsys: pytest.Cap
     first, second = Path(tiny[1]), Path(tiny[2])
     other = first.parent / "elsewhere" / first.name
     shutil.copytree(second, other)
-    assert scaling.main([*tiny[:2], str(other), *tiny[3:]]) == 2
-    assert "would have one name in every table" in capsys.readouterr().err
+    assert sweeps.main([*tiny[:2], str(other), *tiny[3:]]) == 2
+    assert "would have another model's name" in capsys.readouterr().err
 
 
 def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
     tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     methods = ["bif", "ekfac", OUT_OF_MEMORY, DISK_FULL, "gradsim", FITTED]
-    arguments = [*tiny, "--methods", *methods, "--budget-seconds", "60"]
-    assert scaling.main(arguments) == 0
+    arguments = [*tiny, "--methods", *methods]
+    assert sweeps.main(arguments) == 0
     rows = rows_of(tmp_path)
     assert [(row["model"], row["method"], row["fit_examples"]) for row in rows[:6]] == [
         (f"tiny-{letter}", method, fit)
@@ -221,12 +220,11 @@ def test_a_sweep_of_two_sizes_has_complete_rows_and_outlives_failures(
     assert max(map(len, said.splitlines()[: len(rows) + 2])) <= 100
 
     # The same command again measures only what failed, and gives the same rows; --merge makes them again.
-    assert scaling.main([*arguments, "--json"]) == 0
-    again = json.loads(capsys.readouterr().out)
-    for old, new in zip(rows, again, strict=True):
+    assert sweeps.main(arguments) == 0
+    for old, new in zip(rows, rows_of(tmp_path), strict=True):
         assert (old["score_seconds"], old["error"]) == (new["score_seconds"], new["error"])
     out = str(tmp_path / "merged")
-    assert scaling.main(["--merge", str(tmp_path / "out" / "scaling.json"), "--out", out]) == 0
+    assert sweeps.main(["--merge", str(tmp_path / "out" / "scaling.json"), "--out", out]) == 0
     merged = read_rows(Path(out) / "scaling.csv")
     assert {(row["method"], row["score_seconds"]) for row in merged} == {
         (row["method"], row["score_seconds"]) for row in rows
@@ -247,11 +245,11 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
         return measure(spec, limit)
 
     monkeypatch.setattr(sweeps, "measure_point", until_stopped)
-    arguments = [*tiny, "--methods", "gradsim", "--budget-seconds", "60"]
-    assert scaling.main(arguments) == 130
+    arguments = [*tiny, "--methods", "gradsim"]
+    assert sweeps.main(arguments) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert len(rows_of(tmp_path)) == 1
-    assert scaling.main(arguments) == 0
+    assert sweeps.main(arguments) == 0
     assert measured == ["tiny-a", "stop", "tiny-b"]
     assert len(rows_of(tmp_path)) == 2
 
@@ -269,8 +267,9 @@ def test_what_exceeds_the_budget_is_projected_and_flagged(
 
     monkeypatch.setattr(points, "measured_run", by_law)
     monkeypatch.setattr(points.Ticks, "median", lambda self: None)
-    arguments = [*tiny, "--methods", "bif", "--draws", "4000", "--budget-seconds", "0.01"]
-    assert scaling.main(arguments) == 0
+    monkeypatch.setitem(sweeps.BUDGET_SECONDS, "cpu", 0.01)
+    arguments = [*tiny, "--methods", "bif", "--draws", "4000"]
+    assert sweeps.main(arguments) == 0
     for row in rows_of(tmp_path):
         assert row["projected"] is True
         assert row["projected_from"].startswith("8, 16 of 4000 draws")
@@ -283,12 +282,12 @@ def test_few_sequences_and_few_draws_are_measured_too(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many sequences as a warm-up has, whose vocabulary is smaller; fewer draws than two a chain."""
-    arguments = [*tiny, "--methods", "bif", "kfac", "--budget-seconds", "60"]
+    arguments = [*tiny, "--methods", "bif", "kfac"]
     for name, value in (("--train", "8"), ("--fit-examples", "4")):
         place = arguments.index(name) + 1
         arguments[place : place + 1] = [value]
     monkeypatch.setattr(sweeps, "TIMED_DRAWS", 2)
-    assert scaling.main(arguments) == 0
+    assert sweeps.main(arguments) == 0
     assert [row["error"] for row in rows_of(tmp_path)] == [None] * len(rows_of(tmp_path))
 
 
@@ -296,23 +295,11 @@ def test_a_point_killed_by_the_system_is_a_row_and_leaves_nothing_behind(tmp_pat
     """A real process, as every point has one."""
     spec = specification(
         f"{METHODS}:Killed", budget_seconds=60, scratch=str(tmp_path), result=str(tmp_path / "point.json"),
-        rehearse=False,
     )  # fmt: skip
     result = sweeps.measure_point(spec, limit=120)
     assert "signal 9" in result["error"]
     (row,) = make_rows(spec, result, None)
     assert row["error"] == result["error"]
-
-
-def test_a_chain_is_rehearsed_on_the_model_itself(tmp_path: Path) -> None:
-    """As on a GPU, where kernels are made for the shapes at hand: one chain of two draws, which is no rung."""
-    spec = specification(
-        "bif", budget_seconds=60.0, scratch=str(tmp_path), result=str(tmp_path / "point.json"), rehearse=True, draws=8,
-        timed_draws=8,
-    )  # fmt: skip
-    result = points.perform_point(spec, time.monotonic())
-    assert result.get("error") is None
-    assert [one["size"]["draws"] for one in result["rungs"]] == [8]
 
 
 def test_a_terminated_sweep_says_what_is_kept(
@@ -321,7 +308,7 @@ def test_a_terminated_sweep_says_what_is_kept(
     """`kill` and a queue's end are SIGTERM: an ordinary exit, so that the point in progress is ended too."""
     monkeypatch.setattr(sweeps, "measure_point", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as ended:
-        scaling.main([*tiny, "--methods", "gradsim"])
+        sweeps.main([*tiny, "--methods", "gradsim"])
     assert ended.value.code == 128 + signal.SIGTERM
     assert "the same command goes on" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
