@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import metadata
@@ -57,25 +58,17 @@ DISTRIBUTIONS = ("torch", "numpy", "scipy", "kronfluence", "traker", "transforme
 
 
 def versions() -> dict[str, str]:
-    return dict(_versions())
-
-
-@lru_cache(maxsize=1)
-def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in ("tda-bench", *DISTRIBUTIONS):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def code_commit() -> str | None:
     """The commit of this code, with + if it was changed since; None outside a checkout.
 
-    Where the code runs as a copy without a checkout, $TDA_BENCH_COMMIT hands the commit in, and the fingerprint of the
-    files, recorded beside it, proves it.
+    $TDA_BENCH_COMMIT names that of a copy without one; the files' fingerprint, recorded beside it, proves it.
     """
     return os.environ.get("TDA_BENCH_COMMIT") or _checked_out()
 
@@ -83,10 +76,12 @@ def code_commit() -> str | None:
 @lru_cache(maxsize=1)  # as `code_fingerprint`: what is committed while this runs is not what runs
 def _checked_out() -> str | None:
     here = Path(__file__).resolve().parent
+
+    def run_git(words: str) -> str:
+        command = ["git", *words.split()]
+        return subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
     try:
-        run_git: Callable[[str], str] = lambda words: subprocess.run(  # noqa: E731
-            ["git", *words.split()], cwd=here, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
         run_git(f"ls-files --error-unmatch {Path(__file__).name}")  # installed into somebody else's checkout: not its
         return run_git("rev-parse --short=12 HEAD") + ("+" if run_git("status --porcelain -uno") else "")
     except (OSError, subprocess.SubprocessError):
@@ -140,7 +135,7 @@ def write_record(path: Path, record: Mapping[str, Any], kind: Any) -> None:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """A CSV whose texts no spreadsheet takes for formulas: one that begins like a formula gets an apostrophe."""
+    """A CSV in which a text that begins like a formula of a spreadsheet gets an apostrophe."""
 
     def escaped(value: Any) -> Any:
         return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
@@ -149,14 +144,16 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 
 def run_id_of(*parts: Any) -> str:
-    """Of what was asked, by which code, and of what came out, so that no two results share one."""
+    """Of what was asked and of what came out, so that no two results share one."""
     return hashlib.sha256(canonical_json(without_nan(list(parts)), "result").encode()).hexdigest()[:12]
 
 
 def content_id(record: Mapping[str, Any]) -> str:
     """The run id that the content of a run.json or answers.json gives: its own, unless somebody changed it."""
-    rows = [{name: value for name, value in row.items() if name != "run_id"} for row in record["rows"]]
-    pairs = [{name: value for name, value in pair.items() if name != "run_id"} for pair in record.get("pairs", [])]
+    rows, pairs = (
+        [{name: value for name, value in one.items() if name != "run_id"} for one in record.get(kind, [])]
+        for kind in ("rows", "pairs")
+    )
     if "question" in record:
         return run_id_of(record["question"], record["config"], record["ground"], rows, pairs, record["detail"])
     if record.get("kind") == GIVEN_SCORES:
@@ -180,8 +177,7 @@ def edited_since(record: Mapping[str, Any]) -> bool:
 def save_record(path: Path, record: Mapping[str, Any], kind: Any, tables: Mapping[str, pd.DataFrame]) -> Path:
     """Writes a run's record, and tables beside it, into a folder of the run's own.
 
-    A sound record of the same run stays as it is, with the time of this run beside it, because what was run last counts
-    where two results contradict. What is missing or damaged is written again.
+    A sound record of the same run stays, with the time of this run beside it: where two contradict, the last counts.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, frame in tables.items():
@@ -207,33 +203,24 @@ def save_record(path: Path, record: Mapping[str, Any], kind: Any, tables: Mappin
     return path
 
 
-def another_runs(path: Path, run_id: str) -> dict[str, Any] | None:
-    """The record at `path` where it is another run's; None where there is none, or nothing that has a run's id."""
-    try:
-        record = read_json(path, follow_links=True)
-        name = record["run_id"]
-    except (OSError, SafeFileError, KeyError, TypeError):
-        return None
-    return record if name != run_id and re.fullmatch("[0-9a-f]{12}", str(name)) else None
-
-
 def keep_earlier(path: Path, run_id: str) -> None:
     """Another run's record is put aside under its own id; figures and the ledger read the newest alone."""
-    if earlier := another_runs(path, run_id):
-        kept = path.with_name(f"{path.stem}.{earlier['run_id']}.json")
+    try:
+        earlier = read_json(path, follow_links=True)["run_id"]
+    except (OSError, SafeFileError, KeyError, TypeError):
+        return
+    if earlier != run_id and re.fullmatch("[0-9a-f]{12}", str(earlier)):
+        kept = path.with_name(f"{path.stem}.{earlier}.json")
         path.replace(kept)
         print(f"another run's record was there and is kept as {kept}", file=sys.stderr)
 
 
 def try_write(write: Callable[[], Any], where: Path | str) -> str:
-    """Empty when it was written; a full disk must not take with it what a run has found, which is printed all the
-    same."""
+    """Empty when it was written, else why not: what a run has found is printed even where the disk is full."""
     try:
         write()
-    except SafeFileError as error:
-        return f"{where} cannot be written: {error}"
-    except OSError as error:
-        return f"{where} cannot be written: {error.strerror or error}"
+    except (SafeFileError, OSError) as error:
+        return f"{where} cannot be written: {getattr(error, 'strerror', None) or error}"
     return ""
 
 
@@ -519,11 +506,16 @@ def _of_most_replicates(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFram
     A truth goes whole or not at all, so that no method stands alone on one, without those it was run beside.
     """
     fewer: list[Any] = []
+
+    def held(rows: pd.DataFrame) -> set[tuple[Any, ...]]:
+        return set(zip(rows["series"], rows["seed"]))
+
     places = [name for name in EXPERIMENT if name not in ("truth", "series", "seed")]
     for _, rows in frame.groupby([*places, "num_subsets"], dropna=False):
         truths = [truth for _, truth in rows.groupby("truth")] if rows["truth"].nunique() > 1 else []
         for one in truths:
-            if any(_replicates(other) > _replicates(one) and _measured(one) <= _measured(other) for other in truths):
+            own = _effective_replicates(one.iloc[0])
+            if any(_effective_replicates(other.iloc[0]) > own and held(one) <= held(other) for other in truths):
                 fewer += one.index.to_list()
     for run, rows in frame.loc[fewer].groupby("run_id"):
         left_out.append(
@@ -533,16 +525,13 @@ def _of_most_replicates(frame: pd.DataFrame, left_out: list[str]) -> pd.DataFram
     return frame.drop(index=fewer).reset_index(drop=True)
 
 
-def _measured(rows: pd.DataFrame) -> set[tuple[Any, ...]]:
-    return set(zip(rows["series"], rows["seed"]))
-
-
-def _replicates(rows: pd.DataFrame) -> float:
-    """Of a subset, on average."""
-    first = rows.iloc[0]
-    count = first["num_replicates"] if first["num_replicates"] > 1 else 1.0
-    twice = first["num_subsets_replicated"]
-    return 1.0 + (count - 1.0) * (twice / first["num_subsets"] if twice > 0 else 1.0)
+def _effective_replicates(row: Mapping[str, Any]) -> float:
+    """Harmonic mean over subsets, of which some may have one: what averaging does to the noise of retraining."""
+    count, replicated = row["num_replicates"], row["num_subsets_replicated"]
+    if not count or not count > 1:
+        return 1.0
+    share = replicated / row["num_subsets"] if replicated and replicated > 0 else 1.0
+    return 1.0 / (share / count + 1.0 - share)
 
 
 # ---- ceilings ----
@@ -551,9 +540,8 @@ def _replicates(rows: pd.DataFrame) -> float:
 def _find_ceilings(rows: list[dict[str, Any]]) -> None:
     """Gives rows without replicates the reliability that the same ground has in a record with replicates.
 
-    The two may differ in how many subsets and replicates they have, and in nothing else. With m replicates the variance
-    of retraining's noise, in units of the signal's, is m (1 / reliability - 1): with the row's own number of replicates
-    its reliability follows, and the ceiling is the square root (see bench.metrics).
+    With m effective replicates the variance of retraining's noise, in units of the signal's, is
+    m (1 / reliability - 1): with the row's own number its reliability follows, and the ceiling is the root.
     """
     measured: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
@@ -563,7 +551,7 @@ def _find_ceilings(rows: list[dict[str, Any]]) -> None:
     for row in borrowers:
         if found := measured.get((row["ground_id"], *place(row))):
             best = max(found, key=lambda r: (r["num_subsets_replicated"] or 0, r["num_replicates"], r["finished"]))
-            ratio = row["num_replicates"] / best["num_replicates"]
+            ratio = _effective_replicates(row) / _effective_replicates(best)
             row["reliability"] = of_more_replicates(best["reliability"], ratio)
             row["ceiling"] = math.sqrt(row["reliability"])
             for end in ("ceiling_low", "ceiling_high"):
@@ -597,8 +585,7 @@ def linear_ceiling_over_seeds(cell: pd.DataFrame) -> float:
 def over_seeds(cell: pd.DataFrame, value: str = "lds") -> tuple[float, float, float]:
     """Mean LDS (or difference) of one experiment, and the two ends of its bar.
 
-    From MANY_SEEDS seeds on, one standard error to each side. Fewer say little of their own spread, and two that happen
-    to agree would look certain: there the bar goes from the lowest to the highest end of the seeds' 95 % intervals.
+    From MANY_SEEDS seeds on, one standard error to each side; of fewer, the outermost ends of their 95 % intervals.
     """
     mean, error = mean_and_standard_error(cell[value].to_numpy(dtype=float))
     if len(cell) >= MANY_SEEDS:
@@ -628,10 +615,9 @@ FEW = 6  # settings that are no crowd
 
 
 def without_curves(results: Results) -> Results:
-    """Where a ground has many datamodels, without them.
+    """Where a ground has many datamodels, without them and their priors.
 
-    And without the other methods of their runs, which are their priors, if other runs have the method on this ground,
-    or the ground and not this truth.
+    Priors are the other methods of their runs, if other runs have the method on this ground, or not this truth.
     """
     rows = results.rows
     counts = rows[rows["method"] == DATAMODEL].groupby("ground")["series"].nunique()

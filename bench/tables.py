@@ -161,8 +161,7 @@ def show(out: RunRows, description: str, protocol: str, wide: bool = False) -> s
             f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
             f"{within_ceiling_text(ceilings)}{linear_ceiling_text(ceilings)}"
         )
-        written = one_seed_table if len(seeds) == 1 else many_seeds_table
-        parts.append(written(group, ceilings, wide))
+        parts.append(lds_table(group, ceilings, wide))
         text = pairs_text if len(seeds) == 1 else pairs_over_seeds_text
         parts.append(text(pairs, alpha, alpha_attribution))
     parts += settings_lines(frame)
@@ -266,11 +265,6 @@ def within_ceiling_text(ceilings: Sequence[dict[str, Any]]) -> str:
     return f"\nwithin {ceilings[0]['group_name']}: noise ceiling {pooled.ceiling:.3f} {ends}{zero}"
 
 
-def within_header(ceilings: Sequence[dict[str, Any]]) -> list[str]:
-    """The column's name, of a task with groups; records of old have none."""
-    return [f"within {ceilings[0]['group_name']}"] if ceilings and "group_name" in ceilings[0] else []
-
-
 def within_text(lds: float, within: float | None) -> str:
     """A method that has an LDS and nothing within groups knows the groups alone."""
     unknown = within is None or not math.isfinite(within)
@@ -320,63 +314,38 @@ def divisor(ceilings: Sequence[dict[str, Any]]) -> float:
     return 0.0 if pooled is None or pooled.num_unknown or pooled.touches_zero else pooled.ceiling
 
 
-def one_seed_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
-    linear = linear_ceiling_of(ceilings)
-    of_linear = ["of linear"] if math.isfinite(linear) else []
-    within = within_header(ceilings)
-    header = ["method", "scores", "LDS", "95 % interval", *within, "of ceiling", *of_linear, "seconds", "memory"]
+def lds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
+    """A line a method. Of several seeds: means, from the lowest to the highest end of the seeds' 95 % intervals."""
+    several, linear, ceiling = group["seed"].nunique() > 1, linear_ceiling_of(ceilings), divisor(ceilings)
+    within = [f"within {ceilings[0]['group_name']}"] if ceilings and "group_name" in ceilings[0] else []
+    header = ["method", "scores", "LDS", *(["s.e.", "95 % span"] if several else ["95 % interval"]), *within]
+    header += ["of ceiling", *(["of linear"] if math.isfinite(linear) else []), "seconds", "memory"]
     if wide:
-        header += [*(["95 % within"] if within else []), "spread", "undefined", "across queries", "fit s", "score s"]
-    ceiling, rows = divisor(ceilings), []
-    for _, row in group.sort_values(["normalised", "lds"], ascending=[True, False]).iterrows():
-        line = [
-            row["label"],
-            SCORES_CALLED[row["normalised"]],
-            number(row["lds"]),
-            interval(row["ci_low"], row["ci_high"]),
-            *([within_text(row["lds"], row["lds_within_groups"])] if within else []),
-            share_text(row["lds"], ceiling),
-            *([share_text(row["lds"], linear)] if of_linear else []),
-            number(row["fit_seconds"] + row["score_seconds"], 1),
-            bytes_text(row["peak_memory_bytes"]),
-        ]
-        if wide:
-            line += [interval(row["within_groups_low"], row["within_groups_high"])] if within else []
-            line += [number(row["spread"]), str(row["num_undefined"]), number(row["lds_across_queries"])]
-            line += [number(row["fit_seconds"], 1), number(row["score_seconds"], 1)]
-        rows.append(line)
-    return table(header, rows, left=2)
-
-
-def many_seeds_table(group: pd.DataFrame, ceilings: Sequence[dict[str, Any]], wide: bool) -> str:
-    """Means over seeds; the span is from the lowest to the highest end of the seeds' own 95 % intervals."""
-    linear = linear_ceiling_of(ceilings)
-    of_linear = ["of linear"] if math.isfinite(linear) else []
-    within = within_header(ceilings)
-    header = ["method", "scores", "LDS", "s.e.", "95 % span", *within, "of ceiling", *of_linear, "seconds", "memory"]
-    header += ["per seed", "undefined", "across queries", "s.e.", "fit s", "score s"] if wide else []
-    ceiling, rows = divisor(ceilings), []
-    for (label, normalised), block in group.groupby(["label", "normalised"]):
+        ends = ["95 % within"] if within and not several else []
+        header += ["per seed"] if several else [*ends, "spread"]
+        header += ["undefined", "across queries", *(["s.e."] if several else []), "fit s", "score s"]
+    rows = []
+    for (label, normalised), block in group.groupby(["label", "normalised"], sort=several):
         mean, error = metrics.mean_and_standard_error(block["lds"].to_numpy())
-        line = [
-            label,
-            SCORES_CALLED[normalised],
-            number(mean),
-            number(error),
-            interval(block["ci_low"].min(), block["ci_high"].max()),
-            *([within_text(mean, block["lds_within_groups"].astype(float).mean())] if within else []),
-            share_text(mean, ceiling),
-            *([share_text(mean, linear)] if of_linear else []),
-            number((block["fit_seconds"] + block["score_seconds"]).median(), 1),
-            bytes_text(block["peak_memory_bytes"].max()),
-        ]
+        fit, score = block["fit_seconds"], block["score_seconds"]
+        line = [label, SCORES_CALLED[normalised], number(mean), *([number(error)] if several else [])]
+        line.append(interval(block["ci_low"].min(), block["ci_high"].max()))
+        line += [within_text(mean, block["lds_within_groups"].astype(float).mean())] if within else []
+        line += [share_text(mean, ceiling), *([share_text(mean, linear)] if math.isfinite(linear) else [])]
+        line += [number((fit + score).median(), 1), bytes_text(block["peak_memory_bytes"].max())]
         if wide:
             across, across_error = metrics.mean_and_standard_error(block["lds_across_queries"].to_numpy())
-            line += [" ".join(number(value) for value in block.sort_values("seed")["lds"])]
-            line += [str(block["num_undefined"].sum()), number(across), number(across_error)]
-            line += [number(block["fit_seconds"].median(), 1), number(block["score_seconds"].median(), 1)]
-        rows.append((normalised, -mean, line))
-    return table(header, [line for _, _, line in sorted(rows, key=lambda row: row[:2])], left=2)
+            first = block.iloc[0]
+            if several:
+                line.append(" ".join(number(value) for value in block.sort_values("seed")["lds"]))
+            else:
+                line += [interval(first["within_groups_low"], first["within_groups_high"])] if within else []
+                line.append(number(first["spread"]))
+            line += [str(block["num_undefined"].sum()), number(across), *([number(across_error)] if several else [])]
+            line += [number(fit.median(), 1), number(score.median(), 1)]
+        rows.append((normalised, mean, line))
+    rows.sort(key=lambda row: (row[0], math.isnan(row[1]), -row[1]))
+    return table(header, [line for _, _, line in rows], left=2)
 
 
 def pairs_worth_showing(pairs: list[dict[str, Any]], alpha: float, alpha_attribution: float) -> list[dict[str, Any]]:

@@ -284,8 +284,8 @@ def test_a_ceiling_comes_from_the_same_ground_in_another_run_and_from_no_other(t
     rows = load_results(tmp_path).rows
     rows = rows[rows["method"] == "bif"]
     found = rows[rows["seed"] == 1]
-    # Two replicates of reliability r are as good as one of reliability r / (2 - r).
-    assert found["ceiling"].to_list() == pytest.approx(2 * [(0.6 / 1.4) ** 0.5])
+    # A quarter of the subsets has two: the noise of the mean is 7 / 8 of a run's, which is (1 / 0.6 - 1) x 8 / 7.
+    assert found["ceiling"].to_list() == pytest.approx(2 * [(1 + (1 / 0.6 - 1) * 8 / 7) ** -0.5])
     assert set(found["ceiling_from"]) == {"replicated00"}
     assert rows[rows["seed"] == 2]["ceiling"].isna().all()
     same: dict[str, Any] = {"query_split": "report", "task": {"name": "pythia14m"}, "scheme": "fixed"}
