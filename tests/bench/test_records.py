@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from bench.identity import UNUSUAL_READINGS, settings_words
+from bench.metrics import PooledCeiling
 from bench.records import (
     EXPERIMENT,
     bars_of,
@@ -21,6 +22,8 @@ from retrain.tasks.cifar10 import READINGS
 from tests.helpers.synthetic_results import METHODS, write_run
 
 ONE: dict[str, Any] = {"shares": (0.1,), "alphas": (0.1,), "seeds": (1,)}
+DIGITS: dict[str, Any] = {"task": "digits", "shares": (1.0,), "alphas": (0.5,)}
+UNREPLICATED = {"ceiling": None, "reliability": None, "num_replicates": 1}
 
 
 def change_record(place: Path, ceiling: dict[str, Any], **config: Any) -> None:
@@ -67,29 +70,24 @@ def test_another_ground_is_another_figure(tmp_path: Path, other: dict[str, Any])
     assert len(rows) == 2 * 2 * len(METHODS)
 
 
-def test_an_option_that_a_record_does_not_name_is_as_usual_and_changes_no_name(tmp_path: Path) -> None:
-    write_run(tmp_path, run_id="one000000000", **ONE)
+def test_an_option_as_usual_changes_no_name_and_another_reading_is_named_even_alone(tmp_path: Path) -> None:
+    assert set(UNUSUAL_READINGS) == set(READINGS)
     write_run(tmp_path, run_id="other0000000", **ONE, task_settings={"epoch_rate": "falling"})
+    words = "task cifar10, protocol paper, report queries"
+    rows = load_results(tmp_path).rows
+    assert set(zip(rows["ground"], rows["ground_words"])) == {
+        ("cifar10-paper-epoch-rate-falling", f"{words}, epoch_rate=falling")
+    }
+    write_run(tmp_path, run_id="one000000000", **ONE)
     rows = load_results(tmp_path).rows.set_index("run_id")
     assert set(rows.loc["one000000000", "ground"]) == {"cifar10-paper"}
-    assert set(rows.loc["other0000000", "ground"]) == {"cifar10-paper-epoch-rate-falling"}
-    assert set(rows.loc["one000000000", "ground_words"]) == {"task cifar10, protocol paper, report queries"}
-
-
-def test_another_reading_of_a_protocol_is_named_where_it_stands_alone(tmp_path: Path) -> None:
-    assert set(UNUSUAL_READINGS) == set(READINGS)
-    write_run(tmp_path, run_id="one000000000", **ONE, task_settings={"warmup_keeps": "optimizer"})
-    rows = load_results(tmp_path).rows
-    assert set(rows["ground"]) == {"cifar10-paper-warmup-keeps-optimizer"}
-    assert set(rows["ground_words"]) == {"task cifar10, protocol paper, report queries, warmup_keeps=optimizer"}
+    assert set(rows.loc["one000000000", "ground_words"]) == {words}
 
 
 def test_other_subsets_or_replicates_are_another_truth_of_the_same_ground(tmp_path: Path) -> None:
     write_run(tmp_path, run_id="one000000000", **ONE)
     write_run(tmp_path, run_id="fewer0000000", subsets=25, **ONE)
-    change_record(
-        write_run(tmp_path, run_id="single000000", **ONE), {"ceiling": None, "reliability": None, "num_replicates": 1}
-    )
+    change_record(write_run(tmp_path, run_id="single000000", **ONE), UNREPLICATED)
     rows = load_results(tmp_path).timed
     assert rows["ground"].nunique() == 1
     assert sorted(rows["truth"].unique()) == [
@@ -99,10 +97,8 @@ def test_other_subsets_or_replicates_are_another_truth_of_the_same_ground(tmp_pa
 
 @pytest.mark.parametrize("seeds", [(1,), (1, 2)])
 def test_of_two_runs_with_the_same_seeds_the_one_with_more_replicates_is_shown(tmp_path: Path, seeds) -> None:
-    kept: dict[str, Any] = {"task": "digits", "shares": (1.0,), "alphas": (0.5,)}
-    write_run(tmp_path, run_id="twice0000000", seeds=(1,), **kept)
-    once = write_run(tmp_path, run_id="once00000000", seeds=seeds, **kept)
-    change_record(once, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    write_run(tmp_path, run_id="twice0000000", seeds=(1,), **DIGITS)
+    change_record(write_run(tmp_path, run_id="once00000000", seeds=seeds, **DIGITS), UNREPLICATED)
     results = load_results(tmp_path)
     assert set(results.timed["run_id"]) == {"twice0000000", "once00000000"}
     # Without its first seed, the mean of the other run would be of other seeds than it says.
@@ -111,10 +107,9 @@ def test_of_two_runs_with_the_same_seeds_the_one_with_more_replicates_is_shown(t
 
 
 def test_a_truth_goes_whole_or_not_at_all(tmp_path: Path) -> None:
-    kept: dict[str, Any] = {"task": "digits", "shares": (1.0,), "alphas": (0.5,), "seeds": (1,)}
-    write_run(tmp_path, run_id="twice0000000", methods=("ekfac",), **kept)
-    once = write_run(tmp_path, run_id="once00000000", methods=("ekfac", "gradsim"), **kept)
-    change_record(once, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    write_run(tmp_path, run_id="twice0000000", methods=("ekfac",), **DIGITS, seeds=(1,))
+    once = write_run(tmp_path, run_id="once00000000", methods=("ekfac", "gradsim"), **DIGITS, seeds=(1,))
+    change_record(once, UNREPLICATED)
     rows = load_results(tmp_path).rows
     assert set(rows[rows["run_id"] == "once00000000"]["method"]) == {"ekfac", "gradsim"}
 
@@ -154,27 +149,14 @@ def test_variants_of_one_run_are_series_and_pairs(tmp_path: Path) -> None:
     assert len(only.pairs) == 2
 
 
-def test_the_same_label_with_other_settings_in_two_runs_is_two_series(tmp_path: Path) -> None:
-    for number, ridge in enumerate((0.0, 1e-3)):
-        options = {"trak@mine=1": {"ridge": ridge}}
-        write_run(tmp_path, run_id=f"run{number}", methods=("trak@mine=1",), options=options, **ONE)
-    assert set(load_results(tmp_path).rows["series"]) == {"TRAK, mine=1, ridge=0", "TRAK, mine=1, ridge=0.001"}
-
-
 def test_records_of_variants_as_bench_lds_writes_them(tmp_path: Path) -> None:
     """Pairs have labels and no method; raw and normalised rows of one label may have settings of their own; a part of a
     method is a row that shares its settings."""
     for number, damping in enumerate((1e-3, 1e-1)):
         place = write_run(tmp_path, run_id=f"run{number}", methods=("ekfac", "bif"), **ONE) / "run.json"
         record = json.loads(place.read_text())
-        described = {
-            "asked": "ekfac",
-            "label": "ekfac",
-            "origin": "tuned",
-            "source": f"code{number}",
-            "settings": "x=1",
-        }
-        ekfac = {**described, "name": "ekfac", "version": 2}
+        described = {"asked": "ekfac", "label": "ekfac", "origin": "tuned", "settings": "x=1"}
+        ekfac = {**described, "name": "ekfac", "version": 2, "source": f"code{number}"}
         record["config"] |= {
             "methods": [
                 {**ekfac, "rows": "raw", "damping": damping},
@@ -241,13 +223,6 @@ def test_a_relative_option_that_does_nothing_is_no_setting(
     assert "relative_ridge" not in settings_words("trak", {"ridge": 0.0, "relative_ridge": 10.0})
 
 
-def test_subsets_that_settings_were_chosen_on_are_not_shown(tmp_path: Path) -> None:
-    change_record(write_run(tmp_path, **ONE), {"ceiling": 0.5}, stream="tune")
-    results = load_results(tmp_path)
-    assert not len(results.rows)
-    assert "its subsets are those that settings are chosen on" in results.left_out[0]
-
-
 def test_the_same_experiment_twice_counts_once_and_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, run_id="first0000000", finished="2026-11-14T00:00:00Z", **ONE)
     write_run(tmp_path, run_id="again0000000", finished="2026-11-15T00:00:00Z", shift=0.1, **ONE)
@@ -258,12 +233,14 @@ def test_the_same_experiment_twice_counts_once_and_is_named(tmp_path: Path) -> N
     assert "their LDS differ by up to 0.100" in said
 
 
-def test_queries_that_settings_were_chosen_on_are_not_shown_and_that_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen_on", [{"stream": "tune"}, {"query_split": "tune"}])
+def test_what_settings_were_chosen_on_is_not_shown_and_that_is_said(tmp_path: Path, chosen_on: dict[str, str]) -> None:
     write_run(tmp_path, **ONE)
-    write_run(tmp_path, run_id="tune00000000", split="tune", **{**ONE, "seeds": (99,)})
+    change_record(write_run(tmp_path, run_id="tune00000000", **{**ONE, "seeds": (99,)}), {"ceiling": 0.5}, **chosen_on)
     results = load_results(tmp_path)
     assert 99 not in set(results.rows["seed"])
     assert "run tune00000000" in results.left_out[0]
+    assert "settings are chosen on" in results.left_out[0]
 
 
 def test_two_records_of_one_run_id_are_a_problem(tmp_path: Path) -> None:
@@ -277,7 +254,7 @@ def test_two_records_of_one_run_id_are_a_problem(tmp_path: Path) -> None:
 def test_a_ceiling_comes_from_the_same_ground_in_another_run_and_from_no_other(tmp_path: Path) -> None:
     kept: dict[str, Any] = {"task": "pythia14m", "shares": (1.0,), "alphas": (0.5,)}
     without = write_run(tmp_path, run_id="without00000", seeds=(1, 2), **kept)
-    change_record(without, {"ceiling": None, "reliability": None, "num_replicates": 1})
+    change_record(without, UNREPLICATED)
     replicated = write_run(tmp_path, run_id="replicated00", seeds=(1,), methods=("random",), **kept)
     measured = {"ceiling": 0.6**0.5, "reliability": 0.6, "num_replicates": 2, "num_subsets_replicated": 25}
     change_record(replicated, measured)
@@ -302,7 +279,7 @@ def test_a_linear_ceiling_above_a_borrowed_noise_ceiling_is_not_shown(
     kept: dict[str, Any] = {"task": "pythia14m", "shares": (1.0,), "alphas": (0.5,), "seeds": (1,)}
     linear = {"linear_ceiling": share**0.5, "linear_low": 0.6, "linear_high": 0.7, "linear_share": share}
     without = write_run(tmp_path, run_id="without00000", **kept)
-    change_record(without, {"ceiling": None, "reliability": None, "num_replicates": 1, **linear})
+    change_record(without, UNREPLICATED | linear)
     replicated = write_run(tmp_path, run_id="replicated00", methods=("random",), **kept)
     change_record(replicated, {"ceiling": 0.6**0.5, "reliability": 0.6, "num_replicates": 2})
     rows = load_results(tmp_path).rows
@@ -310,38 +287,31 @@ def test_a_linear_ceiling_above_a_borrowed_noise_ceiling_is_not_shown(
     assert np.isfinite(linear_ceiling_over_seeds(rows)) == shown
 
 
-def ceilings_frame(reliabilities: list[float], lows: list[float], highs: list[float]) -> pd.DataFrame:
+def ceiling_of(reliabilities: list[float], lows: list[float], highs: list[float]) -> PooledCeiling:
     columns = {"reliability": reliabilities, "ceiling_low": lows, "ceiling_high": highs}
-    return pd.DataFrame({"seed": range(1, len(lows) + 1), **columns})
+    return ceiling_over_seeds(pd.DataFrame({"seed": range(1, len(lows) + 1), **columns}))
 
 
 def test_ceilings_of_seeds_are_pooled_as_reliabilities() -> None:
-    cell = ceilings_frame([0.5, 0.1, np.nan], [0.6, 0.0, np.nan], [0.8, 0.5, np.nan])
-    pooled = ceiling_over_seeds(cell)
+    """Each seed's own interval touches 0: that of many need not, and five that happen to agree are not sure."""
+    pooled = ceiling_of([0.5, 0.1, np.nan], [0.6, 0.0, np.nan], [0.8, 0.5, np.nan])
     assert pooled.ceiling == pytest.approx(0.3**0.5)
     assert pooled.ceiling != pytest.approx((0.5**0.5 + 0.1**0.5) / 2)
     assert (pooled.num_seeds, pooled.touches_zero) == (2, True)
-    assert not ceiling_over_seeds(cell[:1]).touches_zero
-    assert np.isnan(ceiling_over_seeds(cell[2:]).ceiling)
-
-
-def test_more_seeds_make_a_ceiling_surer_and_agreeing_by_chance_does_not() -> None:
-    """Each seed's own interval touches 0: that of many need not, and five that happen to agree are not sure."""
-    alone = ceilings_frame([0.09], [0.0], [0.5])
-    assert ceiling_over_seeds(alone).touches_zero
-    assert (ceiling_over_seeds(alone).ci_low, ceiling_over_seeds(alone).ci_high) == (0.0, 0.5)
-    many = ceiling_over_seeds(ceilings_frame([0.05, 0.13] * 10, [0.0] * 20, [0.5] * 20))
+    assert not ceiling_of([0.5], [0.6], [0.8]).touches_zero
+    nothing = ceiling_of([np.nan], [np.nan], [np.nan])
+    assert (np.isnan(nothing.ceiling), nothing.touches_zero) == (True, False)
+    alone = ceiling_of([0.09], [0.0], [0.5])
+    assert (alone.touches_zero, alone.ci_low, alone.ci_high) == (True, 0.0, 0.5)
+    many = ceiling_of([0.05, 0.13] * 10, [0.0] * 20, [0.5] * 20)
     assert many.ceiling == pytest.approx(0.3)
     assert many.ci_low > 0
     assert not many.touches_zero
-    two = ceiling_over_seeds(ceilings_frame([0.45, 0.6], [0.6, 0.7], [0.75, 0.85]))
+    two = ceiling_of([0.45, 0.6], [0.6, 0.7], [0.75, 0.85])
     assert (two.ci_low, two.ci_high, two.touches_zero) == (pytest.approx(0.6), pytest.approx(0.85), False)
-    agreeing = ceiling_over_seeds(ceilings_frame([0.04, 0.041, 0.039, 0.042, 0.038], [0.0] * 5, [0.5] * 5))
+    agreeing = ceiling_of([0.04, 0.041, 0.039, 0.042, 0.038], [0.0] * 5, [0.5] * 5)
     assert (agreeing.ci_low, agreeing.touches_zero) == (0.0, True)
-
-
-def test_a_ceiling_whose_interval_was_not_written_down_is_taken_as_it_is() -> None:
-    unknown = ceiling_over_seeds(ceilings_frame([0.25], [np.nan], [np.nan]))
+    unknown = ceiling_of([0.25], [np.nan], [np.nan])
     assert (unknown.ceiling, unknown.touches_zero) == (0.5, False)
     assert np.isnan(unknown.ci_low)
 
