@@ -4,47 +4,53 @@
     python results/question.py tune-subset balanced-0.1 --task digits --out OUT  # some of them, of another task
 
 Settings are tuned within class at each alpha and reference (seed 7, further queries and subsets) before five other
-seeds are run. A step that was interrupted goes on where it was. While the GPU goes on, other processes make the records
-of what is finished, from the cache.
+seeds are run. `--truth` retrains for the steps and scores nothing. A step that was interrupted goes on where it was.
+While the GPU goes on, other processes make the records of what is finished, from the cache.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 TUNED_SEED, SEEDS = 7, (1, 2, 3, 4, 42)
 ALPHAS = (0.1, 0.3, 0.5, 0.7)
 PAPER_BIF = "sampler=sgld,gradient=minibatch,chains=4,draws=100,burn_in=0,thinning=1,minibatch=1024,step_size=1e-5"
-CORE = (
+FULL = (
     "kfac",
     "kfac-library=kfac@damping=1e-8,layers=kronfluence",
-    "shampoo",
-    "gradsim",
-    "random",
-    "kfac@reference=attributed",
-    *(f"{name}@reference=subset" for name in ("kfac", "shampoo", "gradsim", "trak")),
-    "kfac@reference=subset,models=8",
-)
-REST = (
-    "kfac@reference=subset",
     "trak",
     "trak-library=trak@ridge=0,projection=2048,checkpoints=1",
     "bif@draws=200",
     f"bif-paper=bif@{PAPER_BIF},n_beta=200,gamma=1e4",
+    "gradsim",
     "repsim",
-    "bif@reference=subset,draws=370",
+    "random",
+)
+SUBSET = tuple(f"{name}@reference=subset" for name in ("kfac", "gradsim", "trak"))
+EIGHT = "kfac@reference=subset,models=8"
+MORE = ("shampoo", "shampoo@reference=subset", "kfac@reference=attributed", EIGHT)
+# Four chains, so four times as many draws: in ten seconds, in those of eight models of kfac, and in those of one.
+SAMPLED = (
+    "bif@reference=subset,draws=480",
+    "bif-equal-8=bif@reference=subset,draws=200",
+    "bif-equal-1=bif@reference=subset,draws=20,burn_in=0",
+    "bif_cv@reference=subset,draws=100",
     "gradsim@reference=subset,models=8",
     "trak@reference=subset,models=8,checkpoints=1,relative_ridge=1",
 )
 DATAMODELS = (
-    "kfac@reference=subset,models=8",
+    EIGHT,
     *(
         f"datamodel@retrains={retrains},prior=kfac,reference=subset{models}"
-        for retrains, models in ((200, ""), (1000, ""), (1000, ",models=8"))
+        for retrains, models in ((200, ""), (600, ",models=2"), (1000, ""), (1000, ",models=8"))
     ),
 )
 # Draws from K-FAC's Gaussian, against draws; kfac at the same damping is where they tend to.
@@ -58,28 +64,32 @@ TRIED = ("kfac", "shampoo", "trak")
 TUNINGS = {
     "tune-full": ("full", ALPHAS, (*TRIED, "bif")),
     "tune-subset": ("subset", ALPHAS, TRIED),
-    "tune-subset-bif": ("subset", (0.1,), ("bif",)),
-    "tune-attributed": ("attributed", ALPHAS, ("kfac",)),
+    "tune-subset-bif": ("subset", (0.1, 0.5), ("bif",)),
 }
 RUNS = {
-    **{f"{scheme}-{alpha}": (scheme, alpha, CORE, SEEDS) for scheme in ("balanced", "fixed") for alpha in ALPHAS},
-    "rest-balanced-0.1": ("balanced", 0.1, REST, SEEDS[:3]),
-    "rest-fixed-0.1": ("fixed", 0.1, REST, SEEDS[:3]),
-    "rest-balanced-0.5": ("balanced", 0.5, REST, SEEDS[:3]),
+    "balanced-0.1": ("balanced", 0.1, (*FULL, *SUBSET, *MORE, *SAMPLED), SEEDS),
+    "fixed-0.1": ("fixed", 0.1, (*FULL, *SUBSET, *MORE), SEEDS),
+    "balanced-0.5": ("balanced", 0.5, (*FULL, *SUBSET, *MORE, SAMPLED[0]), SEEDS),
+    "fixed-0.5": ("fixed", 0.5, (*FULL, *SUBSET, *MORE), SEEDS),
     "datamodel-balanced-0.1": ("balanced", 0.1, DATAMODELS, SEEDS[:2]),
     "datamodel-balanced-0.5": ("balanced", 0.5, DATAMODELS, SEEDS[:1]),
     "datamodel-fixed-0.1": ("fixed", 0.1, DATAMODELS, SEEDS[:1]),
     "gaussian": ("balanced", 0.1, GAUSSIAN, SEEDS[:1]),
-    "share-0.01": ("balanced", 0.5, CORE, SEEDS),
+    "fixed-0.3": ("fixed", 0.3, (*FULL, *SUBSET), SEEDS),
+    "fixed-0.7": ("fixed", 0.7, (*FULL, *SUBSET), SEEDS),
+    "balanced-0.3": ("balanced", 0.3, ("kfac", "gradsim", "random", *SUBSET, EIGHT), SEEDS[:3]),
+    "balanced-0.7": ("balanced", 0.7, ("kfac", "gradsim", "random", *SUBSET, EIGHT), SEEDS[:3]),
+    "share-0.01": ("balanced", 0.5, ("kfac", "gradsim", "random", *SUBSET, EIGHT), SEEDS),
     "share-1.0": ("balanced", 0.5, ("kfac", "gradsim", "kfac@reference=subset", "random"), SEEDS[:1]),
 }
+OWN = "own-models"  # step: are scores better without the models that were trained on the example that is scored?
 SHARES = {"share-0.01": 0.01, "share-1.0": 1.0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     add = parser.add_argument
-    add("steps", nargs="*", help=f"of {', '.join([*TUNINGS, *RUNS])} (default: all)")
+    add("steps", nargs="*", help=f"of {', '.join([*TUNINGS, *RUNS, OWN])} (default: all)")
     add("--task", default="cifar10", help="(default: %(default)s)")
     add("--data-dir", help="CIFAR-10, as bench.lds takes it")
     add("--out", default="runs/question", help="where records and tuned settings go (default: %(default)s)")
@@ -89,9 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seconds", type=float, help="start no further step after so many")
     add("--beside", help="the cores that make records, as taskset takes them (default: all)")
     add("--record", action="store_true", help="of these steps make the records alone, from the cache")
+    add("--truth", action="store_true", help="of these steps do the retraining alone")
     arguments = parser.parse_args(argv)
-    steps = arguments.steps or [*TUNINGS, *RUNS]
-    if unknown := [step for step in steps if step not in {**TUNINGS, **RUNS}]:
+    steps = arguments.steps or [*TUNINGS, *RUNS, OWN]
+    if unknown := [step for step in steps if step not in [*TUNINGS, *RUNS, OWN]]:
         parser.error(f"there is no step {unknown[0]}")
     os.environ["TDA_BENCH_TUNED"] = str(Path(arguments.out) / "tuned")
     Path(os.environ["TDA_BENCH_TUNED"]).mkdir(parents=True, exist_ok=True)
@@ -103,10 +114,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         if step in TUNINGS:
             failed += tune(step, arguments)
+        elif step == OWN:
+            own_models(arguments)
         elif arguments.record:
             failed += record(step, arguments)
         else:
             make(step, arguments)
+        if step in RUNS and not (arguments.record or arguments.truth):
             words = [word for word in (sys.argv[1:] if argv is None else argv) if word not in steps]
             quiet = {**os.environ, "OMP_NUM_THREADS": "2"}
             apart = ["taskset", "-c", arguments.beside] if arguments.beside else []
@@ -165,9 +179,42 @@ def make(step: str, arguments: argparse.Namespace) -> None:
 
     session = Session(experiment_of(step, arguments), execution(arguments), control=True)
     session.retrain()
-    session.score()
+    if not arguments.truth:
+        session.score()
     for problem in session.out.problems:
         print(f"{step}: {problem}", flush=True)
+
+
+def own_models(arguments: argparse.Namespace) -> None:
+    """LDS of eight models' mean, with and without the models that were trained on the example that is scored."""
+    from bench import lds
+    from bench.records import provenance
+    from bench.runner import Session
+
+    found = []
+    for step in ("balanced-0.1", "balanced-0.5"):
+        session = Session(replace(experiment_of(step, arguments), methods=(EIGHT,)), execution(arguments))
+        truths = session.retrain()
+        session.score()
+        variant = next(one for one in session.active if one.rows != "normalised")
+        for seed, part in session.blocks:
+            ensemble, (plan,) = session.scorers(variant, seed, part)[0]
+            members = [(member, member.question) for member in ensemble.members]
+            scores = np.stack([member.stored_scores().scores.float().numpy() for member, _ in members])
+            others = np.stack([~asked.reference.kept(session.task, asked.checkpoint) for _, asked in members])
+            apart = np.einsum("kqn,kn->qn", scores, others) / np.maximum(others.sum(axis=0), 1)
+            truth = truths[seed, part, plan.alpha]
+            masks = plan.masks(session.task)[truth.subsets]
+            losses = truth.mean()[:, session.question(seed, part).query_indices()]
+            row = {"scheme": plan.scheme, "alpha": plan.alpha, "seed": seed, "settings": variant.settings}
+            for name, values in (("all_models", scores.mean(axis=0)), ("own_models_left_out", apart)):
+                row[name] = lds(masks, losses, values).lds
+            found.append(row)
+            print(row, flush=True)
+    content = {"rows": found, **provenance(session.device())}
+    folder = Path(arguments.out) / f"question-{OWN}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "own.json").write_text(json.dumps(content, indent=1))
 
 
 def record(step: str, arguments: argparse.Namespace) -> int:
