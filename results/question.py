@@ -56,7 +56,7 @@ DATAMODELS = (
 # Draws from K-FAC's Gaussian, against draws; kfac at the same damping is where they tend to.
 GAUSSIAN = tuple(
     f"{name}-{reference}={name}@reference={reference},relative_damping={damping}{more}"
-    for reference, damping, draws in (("subset", 10, 10000), ("full", 0.1, 3000))
+    for reference, damping, draws in (("subset", 100, 3000), ("full", 0.1, 1000))
     for name, more in (("kfac", ""), ("bif_gaussian", f",curve=true,draws={draws}"))
 )
 TRIED = ("kfac", "shampoo", "trak")
@@ -67,9 +67,11 @@ TUNINGS = {
     "tune-subset-bif": ("subset", (0.1, 0.5), ("bif",)),
 }
 RUNS = {
-    "balanced-0.1": ("balanced", 0.1, (*FULL, *SUBSET, *MORE, *SAMPLED), SEEDS),
+    "balanced-0.1": ("balanced", 0.1, (*FULL, *SUBSET, *MORE), SEEDS),
+    "sampled-balanced-0.1": ("balanced", 0.1, (SUBSET[0], EIGHT, *SAMPLED), SEEDS[:2]),
     "fixed-0.1": ("fixed", 0.1, (*FULL, *SUBSET, *MORE), SEEDS),
-    "balanced-0.5": ("balanced", 0.5, (*FULL, *SUBSET, *MORE, SAMPLED[0]), SEEDS),
+    "balanced-0.5": ("balanced", 0.5, (*FULL, *SUBSET, *MORE), SEEDS),
+    "sampled-balanced-0.5": ("balanced", 0.5, (SUBSET[0], SAMPLED[0]), SEEDS[:2]),
     "fixed-0.5": ("fixed", 0.5, (*FULL, *SUBSET, *MORE), SEEDS),
     "datamodel-balanced-0.1": ("balanced", 0.1, DATAMODELS, SEEDS[:2]),
     "datamodel-balanced-0.5": ("balanced", 0.5, DATAMODELS, SEEDS[:1]),
