@@ -3,25 +3,32 @@
 The source of this module is in the key of every stored prediction, so it holds the sum and nothing else.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
-BLOCK_BYTES = 2**28  # of scores that are held in float64 at once
+BLOCK_BYTES = 2**24  # of scores that a thread holds in float64 at once
 
 
 def subset_sums(masks: ArrayLike, scores: ArrayLike) -> np.ndarray:
     """(subsets, queries) float64, of masks (subsets, examples) and scores (queries, examples).
 
-    In float64, so that an offset that all scores share does not drown what sets them apart; on one thread, because the
-    order of a sum depends on their number.
+    In float64, so that an offset that all scores share does not drown what sets them apart; each block of queries on
+    one thread, because the order of a sum depends on their number.
     """
     kept = np.asarray(masks).astype(np.float64)
     given = np.asarray(scores)
     sums = np.empty((len(kept), len(given)))
     rows = max(1, BLOCK_BYTES // (8 * max(1, given.shape[1])))
-    # A score that is not finite makes its query undefined, here or in the metric.
-    with threadpool_limits(limits=1, user_api="blas"), np.errstate(invalid="ignore"):
-        for start in range(0, len(given), rows):
+
+    def add_up(start: int) -> None:
+        # A score that is not finite makes its query undefined, here or in the metric.
+        with np.errstate(invalid="ignore"):
             sums[:, start : start + rows] = kept @ given[start : start + rows].astype(np.float64).T
+
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(add_up, range(0, len(given), rows)))
     return sums

@@ -7,6 +7,7 @@ further subsets: they are units of the same store as the ground truth, of a stre
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,13 @@ class AttributionProblem:
             return checkpoint_unit(self.task, self.seed, number, device)
         return self.reference.unit(self.task, number, device)
 
+    @cached_property
+    def train(self) -> Examples:
+        """What the model was trained on."""
+        whole = self.task.train_data
+        return whole if self.reference is None else whole.select(self.reference.indices(self.task, self.checkpoint))
+
+    @cached_property
     def queries(self) -> Examples:
         asked = self.task.train_data if self.of_train else self.task.query_data
         return asked.select(self.query_indices())

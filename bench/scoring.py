@@ -9,6 +9,7 @@ Raw outputs are stored; metrics are computed from them afterwards.
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -44,6 +45,7 @@ from retrain.reference import SUBSET, Reference
 from retrain.resume import ResumeState, progress_to_file
 from retrain.source import code_fingerprint, source_fingerprint
 from retrain.store import ENTRY_FILE, Entry, Store
+from retrain.task import Task
 from retrain.units import (
     Plan,
     check_task,
@@ -66,7 +68,10 @@ QUICK_WHEN_SMALL = frozenset(
 )
 SLOW_AT_FIRST = frozenset({"cuda"})  # devices whose kernels are compiled and loaded when they are first needed
 
+MAX_PLANS = 8  # whose masks are kept
+
 _fingerprints: dict[Any, str] = {}
+_masks: dict[tuple[Plan, int], tuple[Task, np.ndarray]] = {}  # with its task, so that the id stays its own
 MODELS = RecentlyRead()  # every method of a run looks at the same
 _warm: set[tuple[str, str]] = set()  # (task, method and settings) that this process has run
 
@@ -237,7 +242,7 @@ class Scorer:
         return prediction_of(entry.arrays, entry.record)
 
     def keep_prediction(self, plan: Plan, attribution: Attribution, record: Mapping[str, Any]) -> Prediction:
-        masks = plan.masks(self.question.task)
+        masks = _masks_of(plan, self.question.task)
         arrays: dict[str, np.ndarray] = {}
         for place, one in [("", attribution), *((f"{name}/", part) for name, part in attribution.components.items())]:
             for kind, scores in (("raw", one.scores), ("normalised", one.normalised())):
@@ -369,6 +374,16 @@ def entry_of_model(question: AttributionProblem, store: Store, device_name: str,
     return entry
 
 
+def _masks_of(plan: Plan, task: Task) -> np.ndarray:
+    """Drawn once for all methods of a plan."""
+    known = plan, id(task)
+    if known not in _masks:
+        while len(_masks) >= MAX_PLANS:
+            del _masks[next(iter(_masks))]
+        _masks[known] = task, plan.masks(task)
+    return _masks[known][1]
+
+
 def _fingerprint_of(entry: Entry) -> str:
     """Taken once of weights that are still the file's."""
     known = (entry.path, stamp_of(entry.path / ENTRY_FILE))
@@ -409,13 +424,12 @@ def problem_of(
             "trained_on": lambda further: reference.indices(question.task, question.checkpoint + further),
             "training_seeds": reference.seeds(question.checkpoint),
         }
-    train = question.task.train_data
     return Problem(
         task=question.task,
         model=model,
-        train=train.select(known["trained_on"](0)) if known else train,
+        train=question.train,
         attributed_indices=question.attributed_indices(),
-        queries=question.queries(),
+        queries=question.queries,
         output=question.output,
         seed=question.seed,
         device=choose_device(device_name),
@@ -513,15 +527,16 @@ class WorkerContext:
         method = load_method(payload["method"]["name"], **options)
         refuse_edited(method, method.source, payload["method"]["source"])
         self.scorer = Scorer(question, method, store, payload["device"], payload["keep_scores"])
-        self.shared: dict[str, Any] = {}
         self.fitted: tuple[Any, Cost] | None = None
+        self.kept_fit: Entry | None = None
+        self.shared: dict[str, Any] = {}
         with store.scratch() as scratch:
             warm_up_once(method, problem_of(question, self.scorer.model, store, payload["device"], scratch))
 
     def problem(self, unit: Unit, scratch: Path) -> Problem:
         scorer = self.scorer
         problem = problem_of(scorer.question, scorer.model, scorer.store, scorer.device_name, scratch)
-        work = ResumeState.of(scorer.store, unit.kind, scorer.store.key(unit.kind, unit.config))
+        work = ResumeState.of(scorer.store, unit.kind, unit.key)
         progress = problem.progress if os.getpid() == unit.payload["driver"] else progress_to_file(work)
         return replace(problem, work=work, shared=self.shared, progress=progress)
 
@@ -541,14 +556,15 @@ class WorkerContext:
                 if report.failed:
                     ((key, reason),) = report.failed.items()
                     raise MethodFailedError(reason.splitlines()[0]) from report.traceback_of(key)
-                entry = scorer.store.read("fit", scorer.fit_config)
+                entry = self.kept_fit or scorer.store.read("fit", scorer.fit_config)
             if entry is not None and "too_large" not in entry.record:
                 arrays = {name: torch.from_numpy(np.array(value)) for name, value in entry.arrays.items()}
                 names = ("seconds", "peak_memory_bytes", "threads")
                 self.fitted = method.unpack_fit(problem, arrays), Cost(**{name: entry.record[name] for name in names})
                 problem.bill.seconds = 0.0  # what the fit had from elsewhere is in its cost
             else:
-                self.fitted = run_stage(method, problem, lambda: method.fit(problem))
+                self.fitted = run_stage(method, problem, "fit", lambda: method.fit(problem))
+            self.kept_fit = None
         return self.fitted
 
 
@@ -578,13 +594,16 @@ def clear_worker_context() -> None:
 
 
 _copies = WeakTensorKeyDictionary()  # tensor -> its copy, for as long as the tensor lives and a run goes on
+_stages_seen: Counter[tuple[Any, ...]] = Counter()  # (task, method, stage) -> how many of it were looked through
+LARGE_BYTES, ROWS_APART = 2**24, 16
 
 
 class Snapshot:
     """Copies of what a method is given, to see whether it came back as it was, and to put it back where it did not.
 
     The copies are compared, and not torch's counts of changes, which know nothing of writes through numpy or `.data`.
-    What a stage leaves is as it was, so the next one's copies are the same: CIFAR-10's 700 MB are copied once.
+    What a stage leaves is as it was, so the next one's copies are the same: CIFAR-10's 700 MB are copied once. A
+    method's first stage of a kind is looked through whole; of large tensors a later one has every 16th row compared.
     """
 
     def __init__(self, problem: Problem):
@@ -597,24 +616,24 @@ class Snapshot:
             "the indices of the attributed examples": [torch.from_numpy(problem.attributed_indices)],
             "the model": list(problem.model.state_dict().values()),
         }
-        self.copies = {what: [_copy_of(tensor) for tensor in some] for what, some in self.given.items()}
+        for tensor in (one for some in self.given.values() for one in some):
+            if tensor not in _copies:
+                _copies[tensor] = tensor.detach().clone()
 
-    def put_back(self) -> list[str]:
-        """What was changed; it is as before now."""
-        changed = []
+    def put_back(self, stage: tuple[Any, ...]) -> list[str]:
+        """What was changed; it is as before now. `stage` says whose it was."""
+        _stages_seen[stage] += 1
+        turn, changed = _stages_seen[stage] - 2, []  # -1: the first one
         for what, tensors in self.given.items():
-            for tensor, copy in zip(tensors, self.copies[what], strict=True):
-                if not _same(tensor, copy):
+            for tensor in tensors:
+                copy = _copies[tensor]
+                sampled = turn >= 0 and tensor.nbytes > LARGE_BYTES and tensor.shape == copy.shape
+                rows = slice(turn % ROWS_APART, None, ROWS_APART) if sampled else ...
+                if not _same(tensor[rows], copy[rows]):
                     changed.append(what)
                     with torch.no_grad():
                         tensor.copy_(copy) if tensor.shape == copy.shape else tensor.set_(copy.clone())
         return list(dict.fromkeys(changed))
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor not in _copies:
-        _copies[tensor] = tensor.detach().clone()
-    return _copies[tensor]
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -623,7 +642,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def run_stage(method: Method, problem: Problem, work: Any) -> tuple[Any, Cost]:
+def run_stage(method: Method, problem: Problem, stage: str, work: Any) -> tuple[Any, Cost]:
     """One stage and its cost, with what earlier attempts at it took that it went on from."""
     before = Snapshot(problem)
     problem.work.start_clock()
@@ -632,7 +651,7 @@ def run_stage(method: Method, problem: Problem, work: Any) -> tuple[Any, Cost]:
     except UsageError as error:  # this method cannot do with its settings; the others can
         raise MethodFailedError(str(error)) from error
     finally:
-        changed = before.put_back()
+        changed = before.put_back((problem.task.name, method, stage))
     if changed:
         problem.work.clear()
         raise MethodFailedError(f"{method.name} changed {' and '.join(changed)}; expected them untouched")
@@ -647,7 +666,7 @@ def make_fit(store: Store, unit: Unit) -> None:
     context = worker_context(store, unit)
     with store.scratch() as scratch:
         problem = context.problem(unit, scratch)
-        state, cost = run_stage(context.scorer.method, problem, lambda: context.scorer.method.fit(problem))
+        state, cost = run_stage(context.scorer.method, problem, "fit", lambda: context.scorer.method.fit(problem))
         packed = context.scorer.method.pack_fit(state) or {}
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in packed.items()}
     record: dict[str, Any] = {**vars(cost), "device": describe_device(problem.device), "code": code_fingerprint()}
@@ -655,7 +674,7 @@ def make_fit(store: Store, unit: Unit) -> None:
         arrays, record = {}, {**record, "too_large": True}
         context.fitted = state, cost
     context.check_unchanged()
-    store.write(unit.kind, unit.config, arrays, record)
+    context.kept_fit = store.write(unit.kind, unit.config, arrays, record)
 
 
 def make_part(store: Store, unit: Unit) -> None:
@@ -664,10 +683,17 @@ def make_part(store: Store, unit: Unit) -> None:
         problem = context.problem(unit, scratch)
         state, _ = context.fit(problem)
         method, part = context.scorer.method, unit.payload["part"]
-        made, cost = run_stage(method, problem, lambda: method.score_part(problem, state, part))
+        made, cost = run_stage(method, problem, "part", lambda: method.score_part(problem, state, part))
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in made.items()}
     context.check_unchanged()
     store.write(unit.kind, unit.config, arrays, {**vars(cost), "code": code_fingerprint()})
+
+
+def _count_not_finite(scores: torch.Tensor) -> int:
+    """Of a sum in float64 one look is enough where all are finite, ten times faster than asking each."""
+    if torch.isfinite(scores.sum(dtype=torch.float64)):
+        return 0
+    return int((~torch.isfinite(scores)).sum())
 
 
 def make_scores(store: Store, unit: Unit) -> None:
@@ -687,7 +713,7 @@ def make_scores(store: Store, unit: Unit) -> None:
         else:
             work = lambda: method.score(problem, state)  # noqa: E731
         try:
-            attribution, cost = run_stage(method, problem, work)
+            attribution, cost = run_stage(method, problem, "scores", work)
         except FloatingPointError as error:
             if (traces := getattr(error, "mean_losses", None)) is not None:  # for whoever asks where the chains went
                 problem.work.save(DIVERGED, {"mean_losses": np.asarray(traces)}, {"reason": str(error)})
@@ -711,7 +737,7 @@ def make_scores(store: Store, unit: Unit) -> None:
         "device": describe_device(problem.device),
         "code": code_fingerprint(),
         "diagnostics": attribution.diagnostics,
-        "num_scores_not_finite": int((~torch.isfinite(attribution.scores)).sum()),
+        "num_scores_not_finite": _count_not_finite(attribution.scores),
     }
     context.check_unchanged()
     for plan in unit.payload["plans"]:

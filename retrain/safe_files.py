@@ -26,6 +26,7 @@ import stat
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, get_args, get_origin
@@ -412,8 +413,11 @@ def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
     data = safetensors.numpy.save(tensors)
     if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES or len(tensors) > MAX_ARRAYS:
         raise TypeError(f"{len(tensors):,} arrays are more than can be read back")
-    file.write(data)
-    return hashlib.sha256(data).hexdigest()
+    with ThreadPoolExecutor(1) as pool:  # the digest is taken while the disk writes: neither waits for the other
+        digest = pool.submit(hashlib.sha256, data)
+        file.write(data)
+        file.flush()
+        return digest.result().hexdigest()
 
 
 # ---- .npy and .npz, which others make ----

@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -50,11 +50,24 @@ def _first_fingerprint(modules: tuple[str, ...], files: tuple[Path, ...], loaded
 
 def current_fingerprint(*modules: str, files: Sequence[Path] = ()) -> str:
     """The same of the files as they are now. Where it differs, somebody edited them while this process ran."""
+    known = modules, tuple(files), tuple(sys.path), tuple(id(sys.modules.get(name)) for name in modules)
+    seen, fingerprint = _seen.get(known, ({}, ""))
+    if not seen or any(_stamp_or_none(path) != stamp for path, stamp in seen.items()):
+        paths = _closure(modules)
+        seen = {path: _stamp_or_none(path) for path in [*paths.values(), *files]}
+        fingerprint = _fingerprint_of(modules, paths, files)
+        _seen[known] = seen, fingerprint
+    return fingerprint
+
+
+# The stamps of the files that a fingerprint was taken of, and the fingerprint: it holds for as long as they do.
+_seen: dict[tuple[Any, ...], tuple[dict[Path, tuple[int, ...] | None], str]] = {}
+
+
+def _fingerprint_of(modules: Sequence[str], paths: Mapping[str, Path], files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     # What a plug-in's own module is called depends on how it was loaded; what it says does not.
-    named = [
-        ("" if name in modules else name, _meaning(path, _stamp(path))) for name, path in _closure(modules).items()
-    ]
+    named = [("" if name in modules else name, _meaning(path, _stamp(path))) for name, path in paths.items()]
     for name, meaning in sorted(named):
         digest.update(f"{name}\0{meaning}\0".encode())
     for path in files:
@@ -255,6 +268,13 @@ def _parsed(path: Path, stamp: tuple[int, ...]) -> ast.Module:
 def _stamp(path: Path) -> tuple[int, ...]:
     status = path.stat()
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+def _stamp_or_none(path: Path) -> tuple[int, ...] | None:
+    try:
+        return _stamp(path)
+    except OSError:
+        return None
 
 
 @lru_cache(maxsize=1024)

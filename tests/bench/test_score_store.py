@@ -39,7 +39,7 @@ def test_new_queries_have_the_scores_of_a_fresh_run(tmp_path: Path, most_bytes: 
     make_store(one, tmp_path / "there", most_bytes)
     shutil.move(tmp_path / "there", tmp_path / "here")
     store = ScoreStore(tmp_path / "here", "cpu")
-    queries = session.question(*session.blocks[0]).queries()
+    queries = session.question(*session.blocks[0]).queries
     for label, scores in zip([variant.label for variant in session.active], expected, strict=True):
         answer = store.ask(label, queries)
         np.testing.assert_allclose(answer.attribution.scores, scores, rtol=1e-3, atol=1e-4 * np.abs(scores).max())

@@ -220,6 +220,7 @@ def test_an_edit_of_the_code_that_trains_is_another_retrain(monkeypatch: pytest.
         for function in vars(source).values():
             if hasattr(function, "cache_clear"):
                 function.cache_clear()
+        source._seen.clear()
         monkeypatch.setattr(source, "_parsed", edited)
         print(load_task("digits").config["source"])
         return 0
