@@ -2,5 +2,263 @@
 
     python -m bench.evaluations removal --task digits       # or: tda-bench evaluate removal --task digits
 
-`common.py` has what they share: arguments, every method's scores, the result and its record.
+Here is what they share: arguments, every method's score matrix, rows and pairs, and the result's frame. Scores are the
+store's entries that `bench.lds` makes too: whoever has run one command does not score again for another.
 """
+
+import argparse
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from baselines.method import Attribution
+from bench.answers import MetricResult
+from bench.arguments import (
+    RUNS,
+    add_cluster_arguments,
+    add_method_arguments,
+    add_query_arguments,
+    add_task_arguments,
+    at_least,
+    share,
+)
+from bench.experiment import Execution, Experiment
+from bench.ground_truth import make_units, obtain
+from bench.methods import Variant
+from bench.runner import Session
+from bench.scoring import Ensemble
+from retrain.errors import UsageError
+from retrain.subsets import INITIALISATIONS
+
+ScoreKind = Literal["raw", "normalised"]
+SCORE_CHOICES: dict[str, tuple[ScoreKind, ...]] = {
+    "raw": ("raw",), "normalised": ("normalised",), "both": ("raw", "normalised"),
+}  # fmt: skip
+SeedAndShare = tuple[int, float]
+Value = TypeVar("Value")
+
+
+def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True) -> None:
+    """Task, methods, queries, seeds, where it runs and where records go. queries: whether there are any."""
+    add_task_arguments(parser)
+    add_method_arguments(parser)
+    add = parser.add_argument
+    if queries:
+        add_query_arguments(parser)
+        add_scores_argument(parser)
+    add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
+    add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
+    add("--initialisation", choices=INITIALISATIONS, help="of retrained models: the base model's, or each its own")
+    add("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
+    add("--force", action="store_true", help="retrain and score again what this command needs, even if it is cached")
+    add("--rescore", action="store_true", help="score again, and keep the retrains")
+    add_cluster_arguments(parser)
+
+
+def add_scores_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scores", choices=tuple(SCORE_CHOICES), default="raw", help="which scores (default: %(default)s)"
+    )
+
+
+# ---- scores ----
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredMethod:
+    """A method with its scores for one seed and share."""
+
+    variant: Variant
+    attribution: Attribution
+    record: dict[str, Any]  # seconds, memory, diagnostics
+
+    def scores(self, kind: ScoreKind) -> np.ndarray | None:
+        """(queries, n): the predicted change of the query's loss when the example is included."""
+        if self.variant.rows not in ("both", kind):
+            return None
+        found = self.attribution.normalised() if kind == "normalised" else self.attribution.scores
+        return None if found is None else found.numpy()
+
+    def self_influence(self) -> np.ndarray | None:
+        """(n,): how much each attributed example bears on its own loss; None where the method has no such thing.
+
+        A method declares it by the scale of its examples: `Attribution.train_scale` is its square root (GradSim: the
+        gradient's norm; EK-FAC and kfac: the norm in the inverse curvature; TRAK: in its kernel; BIF: the standard
+        deviation of the example's own loss). A scale that is the same for all, or none, declares none.
+        """
+        scale = self.attribution.train_scale
+        if scale is None or len(torch.unique(scale)) < 2:
+            return None
+        return scale.double().square().numpy()
+
+    def columns(self) -> dict[str, Any]:
+        """What stands in every row of it."""
+        return variant_columns(self.variant, self.record)
+
+
+def variant_columns(variant: Variant, record: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"method": variant.method.name, "label": variant.label, "settings": variant.settings}
+    costs = ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")
+    return named | {"origin": variant.origin, **{name: record[name] for name in costs}}
+
+
+def control_columns(label: str) -> dict[str, Any]:
+    return {"method": label, "label": label, "settings": "", "origin": "control"}
+
+
+def scoring_session(experiment: Experiment, execution: Execution, has_alpha: bool = False) -> Session:
+    """A session that keeps score matrices whatever their size; `has_alpha`: the question names the share kept."""
+    session = Session(experiment, replace(execution, keep_scores="always"))
+    for variant in session.active:
+        count, kept = variant.method.extra_retrains()
+        if count and not kept and not has_alpha:
+            raise UsageError(
+                f"{variant.label} retrains by itself, and nothing here says which share of the examples its subsets "
+                f"keep; say it as {variant.method.name}@alpha=0.9"
+            )
+    session.report_skipped()
+    return session
+
+
+def score_methods(session: Session) -> dict[SeedAndShare, list[ScoredMethod]]:
+    """Every block's methods with their scores; one that fails is among the session's problems."""
+    jobs = {"name": f"{session.task.name} base models", **session.execution.jobs}
+    obtain(session.base_units(session.experiment.seeds), session.store, force=session.execution.force, **jobs)
+    if further := session.further(session.active):
+        make_units(further, session.store, progress=True, **{**jobs, "name": f"{session.task.name} further retrains"})
+    for block, variant in itertools.product(session.blocks, session.active):
+        for scorer, plans in session.scorers(variant, *block):
+            own = Ensemble.first(scorer)  # evaluations are about the base model alone
+            entry = session.store.read("scores", own.config)
+            if entry is not None and "scores" not in entry.arrays:  # a run that did not keep the matrix
+                own.forget(plans, fits=False)
+    found: dict[SeedAndShare, list[ScoredMethod]] = {}
+    for block, made in session.score().items():
+        found[block] = []
+        for variant, _ in made:
+            scorer = session.scorer(variant, *block)
+            entry, attribution = session.store.read("scores", scorer.config), scorer.stored_scores()
+            if entry is None or attribution is None:
+                session.out.problems.append(f"{variant.label} left no score matrix in the cache")
+            else:
+                found[block].append(ScoredMethod(variant, attribution, entry.record))
+    return found
+
+
+def score_matrices(
+    scored: Sequence[ScoredMethod], kinds: Sequence[ScoreKind]
+) -> Iterator[tuple[ScoredMethod, bool, np.ndarray]]:
+    """(method, whether normalised, its (queries, n) scores), of all that have such scores."""
+    for one, kind in itertools.product(scored, kinds):
+        if (values := one.scores(kind)) is not None:
+            yield one, kind == "normalised", values
+
+
+def orders_of(scores: np.ndarray) -> np.ndarray:
+    """(q, n) positions, most helpful first: helpful examples have negative scores. Ties keep the data's order."""
+    return np.argsort(scores, axis=1, kind="stable")
+
+
+# ---- how many of the examples a share is; none of them, or all, is refused before any work ----
+
+
+def num_attributed(session: Session, needed: int = 1) -> int:
+    """Of an evaluation about one set of attributed examples; refused where they are fewer than needed."""
+    if len(session.blocks) > len(session.experiment.seeds):
+        shares = " ".join(f"{one:g}" for one in session.experiment.alpha_attribution)
+        raise UsageError(f"--alpha-attribution {shares}: takes one value here; run the command for each")
+    n = len(session.question(*session.blocks[0]).attributed_indices())
+    if n < needed:
+        raise UsageError(
+            f"{n} attributed examples; a correlation across them needs {needed}: attribute more (--alpha-attribution)"
+        )
+    return n
+
+
+def sizes_of(asked: Sequence[float], default: Sequence[float], n: int) -> list[int]:
+    """How many examples each of --shares is, smallest first. Of the default's, one at least; never all of them."""
+    for one in asked:
+        if round(one * n) < 1:
+            raise UsageError(f"--shares {one:g} of {n:,} attributed examples is none of them; take {1 / n:.2g} or more")
+    sizes = sorted({max(1, round(one * n)) for one in asked or default})
+    if sizes[-1] >= n:
+        raise UsageError(
+            f"--shares {max(asked or default):g} of {n:,} attributed examples is all of them; expected fewer: take a "
+            "smaller share, or attribute more (--alpha-attribution)"
+        )
+    return sizes
+
+
+# ---- the result ----
+
+
+def new_answers(
+    session: Session, question: str, asked: Mapping[str, Any], ground: Mapping[str, Any], truth: str
+) -> MetricResult:
+    """asked: the evaluation's own options; ground: what decides the truth; truth: the same in words, for a caption.
+
+    The session's problems are the result's, those that are yet to come among them.
+    """
+    return MetricResult(
+        question=question,
+        task=session.task,
+        variants=session.active,
+        asked={"experiment": session.experiment.to_json(), **asked},
+        ground=ground,
+        truth=truth,
+        device=session.device(),
+        skipped=session.skipped,
+        problems=session.out.problems,
+        notes=session.notes,
+    )
+
+
+def place_of(task: Any, block: SeedAndShare) -> dict[str, Any]:
+    """What every row and pair of a block has in common."""
+    return {"task": task.name, "protocol": task.protocol, "alpha_attribution": block[1], "seed": block[0]}
+
+
+def measured(value: float, found: Any) -> dict[str, Any]:
+    """A row's number: `found` has its interval, and may have counts of queries."""
+    counts = {name: getattr(found, name) for name in ("num_queries", "num_undefined") if hasattr(found, name)}
+    return {"value": value, "ci_low": found.ci_low, "ci_high": found.ci_high, **counts}
+
+
+def difference(value: float, found: Any) -> dict[str, Any]:
+    """A pair's number."""
+    ends = {"ci_low": found.ci_low, "ci_high": found.ci_high, "p_value": found.p_value}
+    return {"difference": value, **ends, "num_undefined": getattr(found, "num_undefined", 0)}
+
+
+def pairs_of(values: Mapping[tuple[str, bool], Value]) -> Iterator[tuple[dict[str, Any], Value, Value]]:
+    """Every two methods with the same kind of scores, by (label, whether normalised): the pair's names, both values."""
+    for (a, kind), (b, other) in itertools.combinations(values, 2):
+        if kind == other:
+            yield {"normalised": kind, "label": a, "against": b}, values[a, kind], values[b, kind]
+
+
+# ---- what tables share ----
+
+
+def groups_of(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Rows by their values of these names, in order of first appearance."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
+
+
+def heading(out: MetricResult, told: str, seed: int, normalised: bool | None = None) -> str:
+    """A table's first lines; normalised: None where no scores are ranked."""
+    kind = {None: "", False: ", raw scores", True: ", train-normalised scores"}[normalised]
+    return f"{out.task.description}, protocol {out.task.protocol}: {told}, seed {seed}{kind}"
+
+
+def best_first(row: Mapping[str, Any]) -> float:
+    """For sorting: what is undefined comes last."""
+    return -row["value"] if math.isfinite(row["value"]) else math.inf

@@ -17,29 +17,30 @@ import numpy as np
 
 from bench.answers import MetricResult
 from bench.arguments import fraction
-from bench.evaluations.common import (
+from bench.evaluations import (
     SCORE_CHOICES,
     add_shared_arguments,
-    ends_of,
-    enough_to_correlate,
+    groups_of,
+    heading,
+    measured,
     new_answers,
+    num_attributed,
     orders_of,
     pairs_of,
     place_of,
     score_matrices,
     score_methods,
-    scores_words,
     scoring_session,
     sizes_of,
 )
 from bench.experiment import Experiment, asked_for, execution_of
-from bench.metrics import spearman_per_column
+from bench.metrics import MINIMUM_SUBSETS, spearman_per_column
 from bench.metrics.removal import mean_change
 from bench.tables import number, tables
 from retrain.errors import UsageError
 
 TOP_SHARES = (0.01, 0.1)
-AGREEMENT = "agreement"
+MATRIX = ("seed", "alpha_attribution", "normalised", "metric", "at")  # what the cells of one matrix have in common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,43 +56,39 @@ def overlap(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
-    """Of the shares' default, each is one example at least."""
-    experiment, kind_of_scores = Experiment(**asked_for(arguments)), SCORE_CHOICES[arguments.scores]
+    experiment = Experiment(**asked_for(arguments))
     session = scoring_session(experiment, execution_of(arguments))
     if len(session.active) < 2:
         raise UsageError(f"agreement is between two methods; --methods leaves {len(session.active)} that can run here")
-    n = enough_to_correlate(session)
-    sizes = sizes_of("--shares", arguments.shares or (), TOP_SHARES, n)
-    scored = score_methods(session)
+    n = num_attributed(session, needed=MINIMUM_SUBSETS)
+    sizes = sizes_of(arguments.shares or (), TOP_SHARES, n)
     num_queries = len(session.question(*session.blocks[0]).query_indices())
     out = new_answers(
         session,
-        AGREEMENT,
+        "agreement",
         {"tops": list(arguments.shares or TOP_SHARES), "scores": arguments.scores},
         {"query_split": experiment.query_split, "queries": experiment.queries, "num_attributed": n},
         f"{num_queries} queries, {n:,} attributed examples",
     )
     cells: list[dict[str, Any]] = []
-    for block, found in scored.items():
-        where = place_of(session.task, block)
-        for kind in kind_of_scores:
-            named = {
-                (one.variant.label, normalised): (values.T.astype(np.float64), orders_of(values))
-                for one, normalised, values in score_matrices(found, [kind])
-            }
-            for names, (first, first_order), (second, second_order) in pairs_of(named):
-                numbers: dict[Any, np.ndarray] = {("Spearman", None, None): spearman_per_column(first, second)}
-                numbers |= {("overlap", size / n, size): overlap(first_order, second_order, size) for size in sizes}
-                for (metric, at, size), values in numbers.items():
-                    one = mean_change(values)
-                    counts = {"num_queries": one.num_queries, "num_undefined": one.num_undefined}
-                    cell = {"metric": metric, "at": at, **({} if size is None else {"size": size})}
-                    cells.append(where | names | cell | {"value": one.mean, **ends_of(one), **counts})
+    for block, scored in score_methods(session).items():
+        named = {
+            (one.variant.label, normalised): (values.T.astype(np.float64), orders_of(values))
+            for one, normalised, values in score_matrices(scored, SCORE_CHOICES[arguments.scores])
+        }
+        pairs = sorted(pairs_of(named), key=lambda pair: pair[0]["normalised"])
+        for names, (first, first_order), (second, second_order) in pairs:
+            where = place_of(session.task, block) | names
+            found = mean_change(spearman_per_column(first, second))
+            cells.append(where | {"metric": "Spearman", "at": None} | measured(found.mean, found))
+            for size in sizes:
+                found = mean_change(overlap(first_order, second_order, size))
+                cell = {"metric": "overlap", "at": size / n, "size": size}
+                cells.append(where | cell | measured(found.mean, found))
     if not cells:
-        reasons = "".join(f"; {problem}" for problem in session.out.problems)
+        reasons = "".join(f"; {problem}" for problem in out.problems)
         raise UsageError(f"agreement is between two methods; fewer than two have such scores here{reasons}")
     out.detail["cells"] = cells
-    out.problems += session.out.problems
     return out
 
 
@@ -105,24 +102,15 @@ def matrix_of(cells: Sequence[dict[str, Any]]) -> tuple[list[str], np.ndarray]:
     return labels, matrix
 
 
-def matrices_of(cells: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Cells by (seed, share, normalised, metric, at)."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for cell in cells:
-        names = ("seed", "alpha_attribution", "normalised", "metric", "at")
-        found.setdefault(tuple(cell[name] for name in names), []).append(cell)
-    return found
-
-
 def show(out: MetricResult) -> str:
     parts = []
-    for (seed, _, normalised, metric, at), cells in matrices_of(out.detail["cells"]).items():
+    for (seed, _, normalised, metric, at), cells in groups_of(out.detail["cells"], *MATRIX).items():
         labels, matrix = matrix_of(cells)
         what = "Spearman over examples" if metric == "Spearman" else f"overlap of the top {cells[0]['size']} ({at:.3g})"
         widths = [width for cell in cells if math.isfinite(width := (cell["ci_high"] - cell["ci_low"]) / 2)]
         words = (
-            f"{out.task.description}, protocol {out.task.protocol}: {what}, mean over {out.truth}, seed {seed},\n"
-            f"{scores_words(normalised)}; {'0' if at is None else f'{at:.3g}'} by chance; "
+            f"{heading(out, f'{what}, mean over {out.truth}', seed, normalised)};\n"
+            f"{'0' if at is None else f'{at:.3g}'} by chance; "
             + (f"95 % intervals at most +-{max(widths):.3f}" if widths else "no intervals: too few queries")
         )
         # Adding 0 takes the sign from what rounds to -0.

@@ -24,14 +24,17 @@ from bench.arguments import (
     add_query_arguments,
     add_task_arguments,
 )
-from bench.evaluations.common import (
+from bench.evaluations import (
     SCORE_CHOICES,
     add_scores_argument,
-    ends_of,
+    best_first,
+    difference,
+    groups_of,
+    heading,
+    measured,
     new_answers,
     pairs_of,
     place_of,
-    scores_words,
     variant_columns,
 )
 from bench.experiment import execution_of, experiment_of
@@ -65,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
-    experiment, scores = experiment_of(arguments), arguments.scores
+    experiment = experiment_of(arguments)
     session = Session(experiment, execution_of(arguments))
     session.report_skipped()
     truths, predictions = session.retrain(), session.score()
@@ -77,20 +80,20 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
     out = new_answers(
         session,
         "calibration",
-        {"scores": scores},
+        {"scores": arguments.scores},
         {**{name: getattr(experiment, name) for name in names}, "replicates": plan.replicates},
         f"{plan.num_subsets} subsets{replicated}, {num_queries:,} queries",
     )
-    for seed, share in session.blocks:
-        queries = session.question(seed, share).query_indices()
-        for position, plan in enumerate(session.plans(seed, share)):
-            truth = truths[seed, share, plan.alpha]
+    for block in session.blocks:
+        queries = session.question(*block).query_indices()
+        for position, plan in enumerate(session.plans(*block)):
+            truth = truths[(*block, plan.alpha)]
             if len(truth.subsets) < MINIMUM_SUBSETS:
                 continue
-            where = place_of(session.task, (seed, share)) | {"at": plan.alpha}
+            where = place_of(session.task, block) | {"at": plan.alpha}
             losses = truth.mean()[:, queries]
             found: dict[tuple[str, bool], UnitsOfLoss] = {}
-            for (variant, made), kind in itertools.product(predictions[seed, share], SCORE_CHOICES[scores]):
+            for (variant, made), kind in itertools.product(predictions[block], SCORE_CHOICES[arguments.scores]):
                 prediction, normalised = made[position], kind == "normalised"
                 values = prediction.normalised if normalised else prediction.raw
                 if values is None or variant.rows not in ("both", kind):
@@ -99,54 +102,44 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
                 out.rows += calibration_rows(where | variant_columns(variant, prediction.record), one, normalised)
             for pair, a, b in pairs_of(found):
                 for name in ("r2", "r2_rescaled"):
-                    difference = getattr(a, name).minus(getattr(b, name))
-                    numbers = {"difference": difference.value, **ends_of(difference), "p_value": difference.p_value}
-                    metric = {"metric": CALIBRATION_METRICS[name], "num_undefined": 0}
-                    out.pairs.append(where | metric | pair | numbers)
-            place = f"seed {seed}, share {share:g}, alpha {plan.alpha:g}"
+                    gap = getattr(a, name).minus(getattr(b, name))
+                    metric = {"metric": CALIBRATION_METRICS[name]}
+                    out.pairs.append(where | metric | pair | difference(gap.value, gap))
+            place = f"seed {block[0]}, share {block[1]:g}, alpha {plan.alpha:g}"
             reachable = reachable_share(truth.losses[:, :, queries], truth.present)
             out.detail.setdefault("reachable", {})[place] = reachable
             out.detail.setdefault("standard_deviation", {})[place] = float(np.std(losses, axis=0).mean())
-    out.problems += session.out.problems
     return out
 
 
 def calibration_rows(columns: dict[str, Any], found: UnitsOfLoss, normalised: bool) -> list[dict[str, Any]]:
     """One a statistic; the median of the queries' own slopes beside the slope."""
     rows = []
+    counts = {"num_queries": found.num_queries, "num_undefined": found.num_undefined}
     for name, metric in CALIBRATION_METRICS.items():
         value = getattr(found, name)
         row = columns | {"metric": metric, "normalised": normalised, "higher": True, "ranked": name == "r2_rescaled"}
-        row |= {"value": value.value, **ends_of(value)}
-        row |= {"num_queries": found.num_queries, "num_undefined": found.num_undefined}
-        rows.append(row | ({"median": found.median_slope} if name == "slope" else {}))
+        rows.append(row | measured(value.value, value) | counts)
+    rows[0]["median"] = found.median_slope
     return rows
 
 
 def show(out: MetricResult) -> str:
-    keys = ("seed", "alpha_attribution", "at", "normalised")
     parts = []
-    for group in sorted({tuple(row[key] for key in keys) for row in out.rows}):
-        here = [row for row in out.rows if tuple(row[key] for key in keys) == group]
-        seed, share, alpha, normalised = group
+    for (seed, share, alpha, normalised), here in sorted(
+        groups_of(out.rows, "seed", "alpha_attribution", "at", "normalised").items()
+    ):
         reachable = out.detail["reachable"].get(f"seed {seed}, share {share:g}, alpha {alpha:g}")
-        words = (
-            f"{out.task.description}, protocol {out.task.protocol}: alpha {alpha:g}, {out.truth}, seed {seed}, "
-            f"{scores_words(normalised)}; reachable R2 {short_number(reachable)}"
-        )
-        parts.append(f"{words}\n{calibration_table(here)}")
+        told = heading(out, f"alpha {alpha:g}, {out.truth}", seed, normalised)
+        parts.append(f"{told}; reachable R2 {short_number(reachable)}\n{calibration_table(here)}")
     return "\n\n".join(parts)
 
 
 def calibration_table(rows: Sequence[dict[str, Any]]) -> str:
     by = {(row["label"], row["metric"]): row for row in rows}
-
-    def rescaled(label: str) -> float:
-        value = by[label, CALIBRATION_METRICS["r2_rescaled"]]["value"]
-        return value if value == value else -1e30
-
+    ranked = sorted((row for row in rows if row["metric"] == CALIBRATION_METRICS["r2_rescaled"]), key=best_first)
     lines = []
-    for label in sorted({row["label"] for row in rows}, key=lambda label: -rescaled(label)):
+    for label in (row["label"] for row in ranked):
         found = [by[label, metric] for metric in CALIBRATION_METRICS.values()]
         slope, plain, scaled = (
             [short_number(row["value"]), f"[{short_number(row['ci_low'])}, {short_number(row['ci_high'])}]"]

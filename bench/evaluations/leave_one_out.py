@@ -19,23 +19,26 @@ import numpy as np
 
 from bench.answers import MetricResult
 from bench.arguments import at_least
-from bench.evaluations.calibration import CALIBRATION_METRICS, calibration_rows, calibration_table
-from bench.evaluations.common import (
+from bench.evaluations import (
     SCORE_CHOICES,
     add_shared_arguments,
-    ends_of,
-    enough_to_correlate,
+    best_first,
+    difference,
+    groups_of,
+    heading,
+    measured,
     new_answers,
+    num_attributed,
     pairs_of,
     place_of,
     score_matrices,
     score_methods,
-    scores_words,
     scoring_session,
 )
-from bench.evaluations.retrainer import RemovalRetrainer
-from bench.experiment import Execution, Experiment, asked_for, execution_of
-from bench.metrics import linear_datamodelling_score, noise_ceiling, paired_difference
+from bench.evaluations.calibration import CALIBRATION_METRICS, calibration_rows, calibration_table
+from bench.evaluations.removal import RemovalRetrainer
+from bench.experiment import Experiment, asked_for, execution_of
+from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score, noise_ceiling, paired_difference
 from bench.metrics.calibration import calibration
 from bench.tables import interval, number, table
 from retrain.errors import UsageError
@@ -48,54 +51,44 @@ EXACT_TASK = "retrain.logistic:LogisticDigits"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared_arguments(parser)
     add = parser.add_argument
-    add("--replicates", type=at_least(1), default=2, help="retrains of every example's absence (default: %(default)s)")
+    times = "retrains of every example's absence (default: %(default)s)"
+    add("--replicates", dest="times", type=at_least(1), default=2, help=times)
     add("--examples", type=at_least(3), help="leave out only the first so many attributed examples (default: all)")
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
     if arguments.task == "auto":
         arguments.task = EXACT_TASK
-    experiment = Experiment(**asked_for(argparse.Namespace(**{**vars(arguments), "replicates": None})))
+    experiment = Experiment(**asked_for(arguments))
     if arguments.examples is not None and len(experiment.seeds) > 1:
         raise UsageError("--examples takes the first of each seed's own attributed examples; run one --seed at a time")
-    names = ("replicates", "examples", "scores")
-    return leave_one_out(experiment, execution_of(arguments), **{name: getattr(arguments, name) for name in names})
-
-
-def leave_one_out(
-    experiment: Experiment,
-    execution: Execution,
-    *,
-    replicates: int = 2,
-    examples: int | None = None,  # only the first so many attributed examples are left out
-    scores: str = "raw",
-) -> MetricResult:
-    session = scoring_session(experiment, execution)
-    n = enough_to_correlate(session)
-    if examples is not None and examples > n:
-        session.notes.append(f"--examples {examples}: there are {n} attributed examples, and all are left out")
-    count = min(examples or n, n)
+    session = scoring_session(experiment, execution_of(arguments))
+    n = num_attributed(session, needed=MINIMUM_SUBSETS)
+    if arguments.examples is not None and arguments.examples > n:
+        session.notes.append(
+            f"--examples {arguments.examples}: there are {n} attributed examples, and all are left out"
+        )
+    count, times = min(arguments.examples or n, n), arguments.times
     scored = score_methods(session)
     retrainers = {block: RemovalRetrainer(session, *block) for block in session.blocks}
-    names = ("query_split", "queries", "initialisation")
-    known = {"replicates": replicates, "examples": count, "num_attributed": n}
     num_queries = len(retrainers[session.blocks[0]].queries)
+    names = ("query_split", "queries", "initialisation")
+    known = {"replicates": times, "examples": count, "num_attributed": n}
     out = new_answers(
         session,
         "leave-one-out",
-        {"replicates": replicates, "examples": examples},
+        {"replicates": times, "examples": arguments.examples},
         {**{name: getattr(experiment, name) for name in names}, **known},
-        f"{count} examples left out one by one x {replicates}, {num_queries} queries",
+        f"{count} examples left out one by one x {times}, {num_queries} queries",
     )
     for block, retrainer in retrainers.items():
-        found = retrainer.retrain([(np.array([i]), replicates) for i in range(count)], "leave-one-out")
+        found = retrainer.retrain([(np.array([i]), times) for i in range(count)], "leave-one-out")
         losses = np.stack([one["losses"] for one in found], axis=1).astype(np.float64)  # (R, examples, queries)
         predicted = {
             (one.variant.label, normalised): (one.columns(), -values[:, :count].T.astype(np.float64))
-            for one, normalised, values in score_matrices(scored.get(block, []), SCORE_CHOICES[scores])
+            for one, normalised, values in score_matrices(scored.get(block, []), SCORE_CHOICES[arguments.scores])
         }
         _add_rows(out, place_of(session.task, block), losses, predicted)
-    out.problems += session.out.problems
     return out
 
 
@@ -103,58 +96,37 @@ def _add_rows(out: MetricResult, where: dict[str, Any], replicates: np.ndarray, 
     truth = replicates.mean(axis=0)
     # Where retraining has no noise its replicates are the same, and there is nothing to estimate.
     exact = len(replicates) > 1 and bool((replicates == replicates[:1]).all())
-    ceiling = {"ceiling": math.nan, "ci_low": math.nan, "ci_high": math.nan}
-    if exact:
-        ceiling = dict.fromkeys(ceiling, 1.0)
-    elif len(replicates) > 1:
+    ceiling = dict.fromkeys(("ceiling", "ci_low", "ci_high"), 1.0 if exact else math.nan)
+    if not exact and len(replicates) > 1:
         noise = noise_ceiling(replicates)
-        ceiling = {"ceiling": noise.ceiling, **ends_of(noise)}
+        ceiling = {"ceiling": noise.ceiling, "ci_low": noise.ci_low, "ci_high": noise.ci_high}
     out.detail.setdefault("ceilings", []).append(where | ceiling | {"exact": exact})
     at = {"metric": LEAVE_ONE_OUT, "at": None}
     for (_, normalised), (columns, prediction) in predicted.items():
-        found = linear_datamodelling_score(truth, prediction)
-        out.rows.append(
-            where | columns | at
-            | {"normalised": normalised, "higher": True, "value": found.lds, **ends_of(found)}
-            | {"num_queries": found.num_queries, "num_undefined": found.num_undefined, "ceiling": ceiling["ceiling"]}
-        )  # fmt: skip
+        lds = linear_datamodelling_score(truth, prediction)
+        kind = {"normalised": normalised, "higher": True, "ceiling": ceiling["ceiling"]}
+        out.rows.append(where | columns | at | kind | measured(lds.lds, lds))
         rows = calibration_rows(where | columns | {"at": None}, calibration(truth, prediction), normalised)
         out.rows += [row | {"metric": PREFIX + row["metric"]} for row in rows]
     for names, (_, first), (_, second) in pairs_of(predicted):
         pair = paired_difference(truth, first, second)
-        numbers = {"difference": pair.difference, **ends_of(pair), "p_value": pair.p_value}
-        out.pairs.append(where | at | names | numbers | {"num_undefined": pair.num_undefined})
+        out.pairs.append(where | at | names | difference(pair.difference, pair))
 
 
 def show(out: MetricResult) -> str:
     parts = []
-    for ceiling in out.detail["ceilings"]:
-        for normalised in (False, True):
-            here = [
-                row
-                for row in out.rows
-                if all(row[key] == ceiling[key] for key in ("seed", "alpha_attribution"))
-                and row["normalised"] == normalised
-            ]
-            ranked = sorted((row for row in here if row["metric"] == LEAVE_ONE_OUT), key=best_first)
-            if not ranked:
-                continue
-            noise = f"noise ceiling {number(ceiling['ceiling'])} {interval(ceiling['ci_low'], ceiling['ci_high'])}"
-            words = (
-                f"{out.task.description}, protocol {out.task.protocol}: {out.truth}, seed {ceiling['seed']}, "
-                f"{scores_words(normalised)}; {'exact: retraining has no noise' if ceiling['exact'] else noise}"
-            )
-            lines = [
-                [row["label"], number(row["value"]), interval(row["ci_low"], row["ci_high"]), str(row["num_undefined"])]
-                for row in ranked
-            ]
-            parts.append(f"{words}\n{table(['method', 'Spearman', '95 % interval', 'undefined'], lines)}")
-            plain = [row | {"metric": row["metric"].removeprefix(PREFIX)} for row in here]
-            slopes = [row for row in plain if row["metric"] in CALIBRATION_METRICS.values()]
-            parts.append(f"actual against predicted change\n{calibration_table(slopes)}")
+    ceilings = {(one["seed"], one["alpha_attribution"]): one for one in out.detail["ceilings"]}
+    for (*block, normalised), here in sorted(groups_of(out.rows, "seed", "alpha_attribution", "normalised").items()):
+        ceiling = ceilings[tuple(block)]
+        noise = f"noise ceiling {number(ceiling['ceiling'])} {interval(ceiling['ci_low'], ceiling['ci_high'])}"
+        bound = "exact: retraining has no noise" if ceiling["exact"] else noise
+        lines = [
+            [row["label"], number(row["value"]), interval(row["ci_low"], row["ci_high"]), str(row["num_undefined"])]
+            for row in sorted((row for row in here if row["metric"] == LEAVE_ONE_OUT), key=best_first)
+        ]
+        ranked = table(["method", "Spearman", "95 % interval", "undefined"], lines)
+        parts.append(f"{heading(out, out.truth, block[0], normalised)}; {bound}\n{ranked}")
+        plain = [row | {"metric": row["metric"].removeprefix(PREFIX)} for row in here]
+        slopes = [row for row in plain if row["metric"] in CALIBRATION_METRICS.values()]
+        parts.append(f"actual against predicted change\n{calibration_table(slopes)}")
     return "\n\n".join(parts)
-
-
-def best_first(row: dict[str, Any]) -> float:
-    """What is undefined comes last."""
-    return -row["value"] if math.isfinite(row["value"]) else math.inf

@@ -22,11 +22,14 @@ import numpy as np
 
 from bench.answers import TOPS, MetricResult
 from bench.arguments import fraction
-from bench.evaluations.common import (
+from bench.evaluations import (
     SeedAndShare,
     add_shared_arguments,
     control_columns,
-    ends_of,
+    difference,
+    groups_of,
+    heading,
+    measured,
     new_answers,
     num_attributed,
     pairs_of,
@@ -58,22 +61,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
     """Each seed's task gets wrong labels of its own."""
-    experiment, execution, share = Experiment(**asked_for(arguments)), execution_of(arguments), arguments.share
+    experiment, share = Experiment(**asked_for(arguments)), arguments.share
     options = {"of": experiment.task, "of_options": json.dumps(dict(experiment.task_options), default=str)}
     out: MetricResult | None = None
     for seed in experiment.seeds:
-        own_options = {**options, "share": share, "flip_seed": seed}
-        task = "retrain.mislabelled:Mislabelled"
-        own = replace(experiment, task=task, task_options=own_options, seeds=(seed,), queries=FEW_QUERIES)
-        session = scoring_session(own, execution)
+        own = replace(
+            experiment,
+            task="retrain.mislabelled:Mislabelled",
+            task_options={**options, "share": share, "flip_seed": seed},
+            seeds=(seed,),
+            queries=FEW_QUERIES,
+        )
+        session = scoring_session(own, execution_of(arguments))
         assert isinstance(session.task, Mislabelled)
         if out is None:
             n = num_attributed(session)
             _check_share(experiment.seeds, share, session, n)
             words = f"{100 * share:g} % of the labels flipped, {n:,} attributed examples"
-            out = new_answers(session, "mislabelled", {"share": share}, {"share": share}, words)
+            out = new_answers(session, "mislabelled", {}, {"share": share}, words)
             out.asked = {"experiment": experiment.to_json(), "share": share}
-            out.task, out.skipped = session.task.clean, dict(session.skipped)
+            out.task, out.problems = session.task.clean, []
             out.variants = [variant for variant in session.active if variant.rows in ("both", "raw")]
         for block, scored in score_methods(session).items():
             rankings: dict[tuple[str, bool], tuple[Mapping[str, Any], np.ndarray]] = {}
@@ -117,18 +124,13 @@ def _add_rows(out: MetricResult, session: Session, block: SeedAndShare, rankings
     known = task.flipped[session.question(*block).attributed_indices()]
     where = place_of(task, block)
     common = {"normalised": False, "num_queries": len(known), "num_undefined": 0, "higher": True}
-
-    def difference(found: Any) -> dict[str, Any]:
-        numbers = {"difference": found.value, **ends_of(found), "p_value": found.p_value}
-        return numbers | {"num_undefined": 0}
-
     areas = {key: area_under_curve(known, values) for key, (_, values) in rankings.items()}
     at: dict[str, Any] = {"metric": AUC, "at": None}
     for key, (columns, _) in rankings.items():
-        numbers = {"value": areas[key].auc, **ends_of(areas[key])}
-        out.rows.append(where | dict(columns) | at | numbers | common)
+        out.rows.append(where | dict(columns) | at | measured(areas[key].auc, areas[key]) | common)
     for names, a, b in pairs_of(areas):
-        out.pairs.append(where | at | names | difference(auc_difference(a, b)))
+        gap = auc_difference(a, b)
+        out.pairs.append(where | at | names | difference(gap.value, gap))
     for top in sorted({*TOPS, float(known.mean())}):
         k = max(1, round(top * len(known)))
         at = {"metric": PRECISION, "at": k / len(known), "size": k}
@@ -138,16 +140,16 @@ def _add_rows(out: MetricResult, session: Session, block: SeedAndShare, rankings
         }
         for key, (columns, _) in rankings.items():
             found = resampled(*precise[key])
-            out.rows.append(where | dict(columns) | at | {"value": found.value, **ends_of(found)} | common)
+            out.rows.append(where | dict(columns) | at | measured(found.value, found) | common)
         for names, (a_value, a_draws), (b_value, b_draws) in pairs_of(precise):
-            out.pairs.append(where | at | names | difference(resampled(a_value - b_value, a_draws - b_draws)))
+            found = resampled(a_value - b_value, a_draws - b_draws)
+            out.pairs.append(where | at | names | difference(found.value, found))
     out.detail.setdefault("flipped", {})[f"seed {block[0]}, share {block[1]:g}"] = int(known.sum())
 
 
 def show(out: MetricResult) -> str:
     parts = []
-    for seed, share in sorted({(row["seed"], row["alpha_attribution"]) for row in out.rows}):
-        here = [row for row in out.rows if (row["seed"], row["alpha_attribution"]) == (seed, share)]
+    for (seed, share), here in sorted(groups_of(out.rows, "seed", "alpha_attribution").items()):
         areas = sorted((row for row in here if row["metric"] == AUC), key=lambda row: -row["value"])
         precise = {(row["label"], row["size"]): row for row in here if row["metric"] == PRECISION}
         sizes = sorted({size for _, size in precise})
@@ -162,13 +164,13 @@ def show(out: MetricResult) -> str:
                 + [number(seconds, 1)]
             )
         flipped = out.detail["flipped"][f"seed {seed}, share {share:g}"]
-        words = f"{out.task.description}, protocol {out.task.protocol}: {out.truth} ({flipped} of them flipped)"
         legend = (
             "AUC: 0.5 by chance; precision: the flipped share of the top ones, "
             f"{number(flipped / areas[0]['num_queries'], 2)} by chance; 95 % intervals over examples; seconds:\n"
             "of the method's fit and scores, the scores of some queries among them"
         )
-        parts.append(f"{words}; seed {seed}\n{table(header, lines)}\n{legend}")
+        told = heading(out, f"{out.truth} ({flipped} of them flipped)", seed)
+        parts.append(f"{told}\n{table(header, lines)}\n{legend}")
     pairs = [pair for pair in out.pairs if pair["metric"] == AUC and OWN_LOSS in (pair["label"], pair["against"])]
     lines = [
         [f"{pair['label']} - {pair['against']}", str(pair["seed"]), f"{pair['difference']:+.3f}",

@@ -62,7 +62,7 @@ from bench.arguments import (
     one_of_each,
     run_cli,
 )
-from bench.evaluations.common import (
+from bench.evaluations import (
     SCORE_CHOICES,
     add_scores_argument,
     add_shared_arguments,

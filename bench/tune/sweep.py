@@ -25,13 +25,13 @@ import torch
 import bench.metrics as metrics
 from baselines.bif.covariance import covariance
 from baselines.method import load_method
-from bench.arguments import add_settings_argument, check_out, one_of_each
+from bench.arguments import check_out, one_of_each
 from bench.experiment import execution_of, experiment_of
 from bench.methods import build_variants, check_named
 from bench.prediction import subset_sums
 from bench.records import without_nan
 from bench.tables import in_place_of, interval, number, setting_text, table
-from bench.tune.grid import Outcome, SettingsGrid
+from bench.tune import Outcome, SettingsGrid
 from retrain.errors import UsageError
 from retrain.progress import bar
 
@@ -40,20 +40,6 @@ PAPER_GRID = ("burn_in=0,100", "n_beta=100,300,1000,3000", "gamma=1000,3000,1000
 BUDGET_METHODS = ("bif", "trak")
 TRAK_PROJECTIONS = (128, 512, 2048, 8192)
 TRAK_CHECKPOINTS = (1, 2, 4)
-
-
-def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--method", default="bif", help="the method whose settings are swept (default: bif)")
-    add("--grid", nargs="+", metavar="OPTION=V1,V2", help="settings to cross (default: the paper's, of BIF)")
-    add_settings_argument(parser)
-
-
-def add_budget_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    words = "whose curves: bif, trak, trak@ridge=0, long=bif@draws=2500 ... (default: bif trak)"
-    add("--methods", nargs="+", metavar="METHOD", default=BUDGET_METHODS, help=words)
-    add_settings_argument(parser)
 
 
 # ---- a grid of settings ----
@@ -75,11 +61,12 @@ def read_grid(texts: Sequence[str] | None, method: str) -> dict[str, list[Any]]:
 
 def run_sweep(arguments: argparse.Namespace) -> Outcome:
     """Every cell on `tune`; the best by raw LDS, and the best by normalised, once more on `report`."""
-    name = arguments.method
-    if "@" in name:
-        raise UsageError(f'--method has the variant "{name}"; give the method, and fix an option by --set')
-    axes = read_grid(arguments.grid, name)
     one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
+    asked, arguments.methods = arguments.methods or ["bif"], None
+    name = asked[0]
+    if len(asked) > 1 or "@" in name:
+        raise UsageError(f'--methods takes one method here, not "{" ".join(asked)}"; fix its options by --set')
+    axes = read_grid(arguments.grid, name)
     experiment, execution = experiment_of(arguments), execution_of(arguments)
     if both := sorted(in_place_of(axes) & set(experiment.options.get(name, {}))):
         raise UsageError(f"{both[0]} is swept (--grid) and set; leave out --set {name}.{both[0]}, or change the grid")
@@ -122,6 +109,7 @@ def run_sweep(arguments: argparse.Namespace) -> Outcome:
 def run_budget(arguments: argparse.Namespace) -> Outcome:
     """Curves by label; a variant that fails costs its own alone."""
     one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
+    arguments.methods = arguments.methods or BUDGET_METHODS
     experiment, execution = experiment_of(arguments), execution_of(arguments)
     grid = SettingsGrid(experiment, execution)
     variants = build_variants(experiment.methods, grid.task, experiment.options, experiment.settings)

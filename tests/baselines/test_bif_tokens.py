@@ -188,7 +188,7 @@ def test_the_command_writes_its_record_and_its_numbers(written: Path) -> None:
 
 
 def test_ekfac_writes_a_score_for_every_training_token(tmp_path: Path) -> None:
-    assert command(tmp_path, "--method", "ekfac", "--pairs", "1:5", "2:0") == 0
+    assert command(tmp_path, "--methods", "ekfac", "--pairs", "1:5", "2:0") == 0
     record, arrays = json.loads((tmp_path / "tokens.json").read_text()), np.load(tmp_path / "tokens.npz")
     assert record["diagnostics"]["largest_gap_between_sums_and_scores"] < 1e-3
     assert arrays["score-1-5"].shape == (1, 8)

@@ -211,7 +211,7 @@ def test_tuning_refuses_a_name_before_it_retrains(
     def never(*_: object) -> None:
         raise AssertionError("retrained for nothing")
 
-    monkeypatch.setattr("bench.tune.grid.SettingsGrid.__init__", never)
+    monkeypatch.setattr("bench.tune.SettingsGrid.__init__", never)
     assert tune(["--task", "digits", "--alpha", "0.5", "--methods", name, "--cache", "cache"]) == 2
     assert name in capsys.readouterr().err
 

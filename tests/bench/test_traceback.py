@@ -103,7 +103,7 @@ def test_tuning_and_sweeping_print_it(
     if command == "tune":
         words, run = [*place, "--methods", method, "--tries", "1", *out], tune_main
     else:
-        words, run = ["sweep", *place, "--method", method, "--grid", "knob=1", *out], tune_main
+        words, run = ["sweep", *place, "--methods", method, "--grid", "knob=1", *out], tune_main
     run(words)
     assert "Traceback" not in capsys.readouterr().err
     run([*words, "--traceback"])

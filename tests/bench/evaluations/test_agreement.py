@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.evaluations import groups_of
 from bench.evaluations.__main__ import main
-from bench.evaluations.agreement import matrices_of, matrix_of, overlap
+from bench.evaluations.agreement import MATRIX, matrix_of, overlap
 from bench.schema import AnswersRecord
 from retrain.safe_files import read_checked
 
@@ -31,7 +32,7 @@ def test_two_labels_of_one_method_agree_wholly_and_random_with_nobody(
     assert "overlap of the top 6" in capsys.readouterr().out
     (path,) = (tmp_path / "runs").glob("*/answers.json")
     cells = read_checked(path, AnswersRecord)["detail"]["cells"]
-    for (*_, metric, _), some in matrices_of(cells).items():
+    for (*_, metric, _), some in groups_of(cells, *MATRIX).items():
         labels, matrix = matrix_of(some)
         assert labels == ["gradsim", "again", "random"]
         assert matrix[0, 1] == pytest.approx(1.0)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from bench.evaluations.__main__ import main
-from bench.evaluations.leave_one_out import LEAVE_ONE_OUT, leave_one_out
-from bench.experiment import Execution, Experiment
+from bench.evaluations.leave_one_out import LEAVE_ONE_OUT
 from bench.metrics.calibration import calibration, reachable_share
 from bench.publish.leaderboard import rows
 from bench.schema import AnswersRecord
@@ -67,24 +66,29 @@ def test_intervals_of_the_slope_cover() -> None:
 
 def test_leave_one_out_is_exact_on_a_logistic_regression(tmp_path: Path) -> None:
     """No noise; with a ridge that no example moves far, the true curvature says what happens, in units of loss."""
-    experiment = Experiment(
-        task=LOGISTIC,
-        task_options={"num_train": 40, "num_queries": 15, "ridge": 100.0},
-        methods=("exact=tests.helpers.exact_influence:ExactInfluence", "kfac", "random"),
-        settings="default",
-    )
-    out = leave_one_out(experiment, Execution(cache=str(tmp_path / "cache"), progress=False), replicates=2)
-    (ceiling,) = out.detail["ceilings"]
+    options = [f"{LOGISTIC}.{option}" for option in ("num_train=40", "num_queries=15", "ridge=100.0")]
+    words = ["leave_one_out", *(word for option in options for word in ("--set", option)), "--settings", "default"]
+    words += [
+        "--methods",
+        "exact=tests.helpers.exact_influence:ExactInfluence",
+        "kfac",
+        "random",
+        "--cluster",
+        "inline",
+    ]
+    assert main([*words, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]) == 0
+    (path,) = (tmp_path / "runs").glob("*/answers.json")
+    record = read_checked(path, AnswersRecord)
+    assert record["question"] == "leave-one-out"
+    (ceiling,) = record["detail"]["ceilings"]
     assert ceiling["exact"]
     assert ceiling["ceiling"] == 1.0
-    found = {(row["label"], row["metric"]): row for row in out.rows}
+    found = {(row["label"], row["metric"]): row for row in record["rows"]}
     assert found["exact", LEAVE_ONE_OUT]["value"] > 0.98
     assert found["exact", "leave-one-out calibration slope"]["value"] == pytest.approx(1.0, abs=0.15)
     assert found["exact", "leave-one-out calibration R2"]["value"] > 0.95
     assert 0.4 < found["kfac", LEAVE_ONE_OUT]["value"] < found["exact", LEAVE_ONE_OUT]["value"]
     assert abs(found["random", LEAVE_ONE_OUT]["value"]) < 0.2
-    record = read_checked(out.save(tmp_path / "runs"), AnswersRecord)
-    assert record["question"] == "leave-one-out"
     board = {row.label: row for row in rows(tmp_path / "runs") if row.metric == LEAVE_ONE_OUT}
     assert [board[label].rank for label in ("exact", "kfac", "random")] == ["1", "2", "3"]
     assert not [row for row in rows(tmp_path / "runs") if "slope" in row.metric], "a slope is best at 1: not ranked"

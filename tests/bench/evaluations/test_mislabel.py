@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
+from bench.evaluations import score_methods, scoring_session
 from bench.evaluations.__main__ import main
-from bench.evaluations.common import score_methods, scoring_session
 from bench.evaluations.mislabel import OWN_LOSS, RANDOM_ORDER
 from bench.experiment import Execution, Experiment
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled

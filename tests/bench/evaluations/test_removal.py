@@ -9,9 +9,10 @@ import torch
 from scipy import stats
 
 from bench.answers import MetricResult
+from bench.arguments import Parser
+from bench.evaluations import removal
 from bench.evaluations.__main__ import main
-from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, Bisection, removal
-from bench.experiment import Execution, Experiment
+from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, Bisection
 from bench.metrics.removal import Shared, mean_change, shared_variance
 from bench.publish.leaderboard import rows
 from bench.schema import AnswersRecord
@@ -28,10 +29,22 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
-def small_removal(cache: str, **options: object) -> MetricResult:
-    experiment = Experiment(task=DUPLICATES, methods=("gradsim", "kfac", "random"), queries=4, settings="default")
-    small = {"shares": (1 / 60, 0.1), "replicates": 1, "reference": 2, "controls": 3}
-    return removal(experiment, Execution(cache=cache, progress=False), **{**small, **options})  # type: ignore[arg-type]
+WORDS = [
+    "--task", DUPLICATES, "--queries", "4", "--settings", "default", "--shares", "0.017", "0.1", "--replicates", "1",
+    "--reference", "2", "--cluster", "inline",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removal, "CONTROLS", 3)
+
+
+def small_removal(cache: str, *more: str) -> MetricResult:
+    parser = Parser()
+    removal.add_arguments(parser)
+    words = [*WORDS, "--methods", "gradsim", "kfac", "random", "--cache", cache, *more]
+    return removal.evaluate(parser.parse_args(words))
 
 
 def test_a_duplicate_of_the_query_is_removed_first_and_matters_most(cache: str) -> None:
@@ -40,7 +53,7 @@ def test_a_duplicate_of_the_query_is_removed_first_and_matters_most(cache: str) 
     By Cauchy and Schwarz no example has a larger train-normalised score than a copy, with any curvature. Raw GradSim
     prefers examples with large gradients, and a copy's own is small once it has been learnt.
     """
-    out = small_removal(cache, scores="both")
+    out = small_removal(cache, "--scores", "both")
     task = WithDuplicates()
     device = torch.device("cpu")
     everything = np.arange(60)
@@ -61,7 +74,7 @@ def test_a_duplicate_of_the_query_is_removed_first_and_matters_most(cache: str) 
 
 
 def test_pairs_share_the_reference_and_controls_stand_in_every_column(cache: str, tmp_path: Path) -> None:
-    out = small_removal(cache, scores="both")
+    out = small_removal(cache, "--scores", "both")
     path = out.save(tmp_path, "python -m bench.evaluations removal")
     assert path.parent.name == out.run_id
     record = read_checked(path, AnswersRecord)
@@ -92,7 +105,7 @@ def test_finished_retrains_are_kept_and_equal_sets_shared(cache: str, monkeypatc
 
 
 def test_brittleness_finds_the_smallest_size_that_flips(cache: str) -> None:
-    out = small_removal(cache, brittleness=True)
+    out = small_removal(cache, "--brittleness")
     found = {row["label"]: row for row in out.rows if row["metric"] == "brittleness"}
     assert found["kfac"]["value"] < found["random"]["value"], "chosen sets flip with fewer examples than random ones"
     assert found["random"]["num_unflipped"] >= found["kfac"]["num_unflipped"]
@@ -137,11 +150,7 @@ def test_mean_change_without_shared_models_is_students() -> None:
 
 
 def test_the_command(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "removal", "--task", DUPLICATES, "--methods", "gradsim", "random", "--queries", "4", "--settings", "default",
-    ]  # fmt: skip
-    words += ["--shares", "0.017", "0.1", "--replicates", "1", "--reference", "2"]
-    words += ["--cache", cache, "--cluster", "inline", "--out", str(tmp_path)]
+    words = ["removal", *WORDS, "--methods", "gradsim", "random", "--cache", cache, "--out", str(tmp_path)]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "same-class removal" in printed

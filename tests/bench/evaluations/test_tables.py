@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench import tables
+from bench.evaluations import best_first
 from bench.evaluations.agreement import show as show_agreement
-from bench.evaluations.leave_one_out import best_first
 from bench.evaluations.removal import change_cell, show_brittleness
 
 

@@ -9,9 +9,8 @@ import pytest
 from baselines.method import load_method
 from bench import Execution, Experiment, run
 from bench.methods import TUNED_FORMAT, settings_of, tuned_settings
-from bench.tune import choose as choosing
-from bench.tune.__main__ import main
-from bench.tune.choose import Tried, beyond, choose, clearly_behind, settings_to_try, tune_method
+from bench.tune import __main__ as tuning
+from bench.tune.__main__ import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
 from retrain import subsets
 from retrain.errors import UsageError
 from retrain.store import Store
@@ -19,6 +18,11 @@ from retrain.tasks import load_task
 from retrain.tasks.digits import Digits
 
 PLANTED = "tests.helpers.planted:Planted"
+
+
+@pytest.fixture(autouse=True)
+def nothing_beyond_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "FURTHER", 0)
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def arguments(tmp_path: Path) -> list[str]:
 def test_it_keeps_the_grid_and_its_choice_is_used(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [*arguments, "--methods", "ekfac", "--tries", "3", "--further", "0"]
+    command = [*arguments, "--methods", "ekfac", "--tries", "3"]
     assert main(command) == 0
     record = json.loads((tmp_path / "tune" / "tune.json").read_text())
     found = record["methods"]["ekfac"]
@@ -53,7 +57,7 @@ def test_it_keeps_the_grid_and_its_choice_is_used(
 def test_another_runs_choice_is_put_aside(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*arguments, "--methods", "ekfac", "--further", "0"]
+    command = [*arguments, "--methods", "ekfac"]
     assert main([*command, "--tries", "2"]) == 0
     before = json.loads((tmp_path / "tune" / "tune.json").read_text())["run_id"]
     assert main([*command, "--tries", "3"]) == 0
@@ -172,9 +176,7 @@ def test_what_is_fixed_is_not_tuned(arguments: list[str], tmp_path: Path) -> Non
     assert not any("draws" in options for options in found)
     assert {"gamma": 1e4, "n_beta": 200.0, "step_size": 1e-5} in found, "the rest of a setting is still tried"
     assert len({json.dumps(one, sort_keys=True) for one in found}) == len(found)
-    assert (
-        main([*arguments, "--methods", "trak", "--set", "trak.projection=128", "--tries", "2", "--further", "0"]) == 0
-    )
+    assert main([*arguments, "--methods", "trak", "--set", "trak.projection=128", "--tries", "2"]) == 0
     tuned = json.loads((tmp_path / "tune" / "tune.json").read_text())["methods"]["trak"]
     assert tuned["fixed"] == {"projection": 128}
     assert all("projection" not in cell["options"] for cell in tuned["grid"])
@@ -217,12 +219,13 @@ def test_the_best_is_followed_beyond_the_grid(further: int, reached: float, monk
         nothing = {kind: [np.zeros((4, 2))] for kind in ("raw", "normalised")}
         return Tried(options, 1.0, predictions=nothing, lds={"raw": score, "normalised": score})
 
-    monkeypatch.setattr(choosing, "try_settings", try_settings)
-    monkeypatch.setattr(choosing, "clearly_behind", lambda others, *words: [True] * len(others))
+    monkeypatch.setattr(tuning, "try_settings", try_settings)
+    monkeypatch.setattr(tuning, "clearly_behind", lambda others, *words: [True] * len(others))
     monkeypatch.setattr(_Rising, "losses", lambda *words: np.zeros((4, 2)), raising=False)
     monkeypatch.setattr(_Rising, "scorer", lambda *words: None, raising=False)
     monkeypatch.setattr(_Rising, "within", lambda *words: None, raising=False)
-    found = tune_method([_Rising()], "ekfac", 8, further)
+    monkeypatch.setattr(tuning, "FURTHER", further)
+    found = tune_method([_Rising()], "ekfac", 8)
     assert found["chosen"]["raw"]["options"] == {"relative_damping": reached}
     assert found["num_beyond"] == min(further, 4), "it stops one step behind the peak"
     assert len(found["grid"]) == 8 + found["num_beyond"]
@@ -230,7 +233,7 @@ def test_the_best_is_followed_beyond_the_grid(further: int, reached: float, monk
 
 def test_several_jobs_try_settings_at_once_to_the_same_end(arguments: list[str], tmp_path: Path) -> None:
     """A setting that fails in a worker is a cell with its reason, as it is in one process, and is not run again."""
-    words = [*arguments, "--methods", "bif", "--set", "bif.draws=20", "--tries", "4", "--further", "0"]
+    words = [*arguments, "--methods", "bif", "--set", "bif.draws=20", "--tries", "4"]
     found = {}
     for name, cluster in (("inline", ["inline"]), ("local", ["local", "--jobs", "2"])):
         own = ["--cache", str(tmp_path / name), "--out", str(tmp_path / f"{name}-tune"), "--cluster", *cluster]
@@ -246,21 +249,6 @@ def test_several_jobs_try_settings_at_once_to_the_same_end(arguments: list[str],
 
 def test_what_has_nothing_to_tune_is_itself_under_any_settings() -> None:
     assert settings_of(load_method("gradsim"), Digits(), "tuned")[0] == "default"
-
-
-def test_choices_for_other_methods_are_not_replaced(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "tune").mkdir()
-    record = tmp_path / "tune" / "tune.json"
-    record.write_text('{"methods": {"trak": {}, "ekfac": {}}}')
-    assert main([*arguments, "--methods", "ekfac"]) == 2
-    said = capsys.readouterr().err
-    assert "has what was chosen for trak, and this run would not; take another --out" in said
-    record.write_text("[]")
-    assert main([*arguments, "--methods", "ekfac"]) == 2
-    assert "is no record of bench.tune" in capsys.readouterr().err
-    assert not (tmp_path / "cache").exists(), "before anything is retrained"
 
 
 def test_a_later_file_adds_methods_and_changes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +274,7 @@ def test_a_task_with_groups_is_tuned_within_them_for_one_alpha_at_the_models_ask
 ) -> None:
     task = "retrain.logistic:LogisticDigits"
     words = ["--task", task, "--subsets", "20", "--replicates", "1", "--cache", str(tmp_path / "cache"), "--out"]
-    words += [str(tmp_path / "tune"), "--methods", "kfac", "--tries", "3", "--further", "0", "--reference", "subset"]
+    words += [str(tmp_path / "tune"), "--methods", "kfac", "--tries", "3", "--reference", "subset"]
     assert main([*words, "--device", "cpu", "--alpha", "0.3", "0.5"]) == 2
     assert "one --alpha at a time" in capsys.readouterr().err
     assert main([*words, "--device", "cpu", "--alpha", "0.3"]) == 0

@@ -17,8 +17,9 @@ PLANTED = "tests.helpers.planted:Planted"
 
 
 def run(arguments: list[str], extra: list[str]) -> int:
-    """A budget where methods are named, else a sweep."""
-    return main(["budget" if "--methods" in extra else "sweep", *arguments[1:], *extra])
+    """A budget where methods and no grid are named, else a sweep."""
+    is_budget = "--methods" in extra and "--grid" not in extra
+    return main(["budget" if is_budget else "sweep", *arguments[1:], *extra])
 
 
 @pytest.fixture
@@ -157,7 +158,6 @@ def test_trak_is_drawn_at_the_projections_that_it_takes_as_they_are(options: dic
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (["--method", "ekfac"], "--grid OPTION=V1,V2 is needed for ekfac"),
         (["--grid", "gamma"], "OPTION=V1,V2"),
         (["--grid", "gama=1"], "available"),
         (["--grid", "gamma=x"], "expected float"),
@@ -170,8 +170,8 @@ def test_trak_is_drawn_at_the_projections_that_it_takes_as_they_are(options: dic
         (["--methods", "bif", "ekfac"], 'has "ekfac"; expected variants of bif or trak'),
         (["--methods", "a=bif", "a=bif@draws=3"], 'two variants are called "a"'),
         (["--methods", "ekfac=bif@draws=3"], "ekfac is another method"),
-        (["--method", "ekfac@damping=1", "--grid", "damping=1"], 'has the variant "ekfac@damping=1"'),
-        (["--method", "ekfac", "--set", "ekfac.damping=1", "--grid", "relative_damping=1"], "damping is swept"),
+        (["--methods", "ekfac@damping=1", "--grid", "damping=1"], 'one method here, not "ekfac@damping=1"'),
+        (["--methods", "ekfac", "--set", "ekfac.damping=1", "--grid", "relative_damping=1"], "damping is swept"),
         (["--methods", "bif@name=3"], 'bif has no option "name"'),
     ],
 )
@@ -195,7 +195,9 @@ def test_a_method_that_cannot_run_is_refused_before_anything_is_retrained(
     monkeypatch.setattr("bench.runner.Session.retrain", lambda _: pytest.fail("retrained"))
     monkeypatch.setattr("baselines.gradsim.GradSim.skip", lambda *_: "the moon is full")
     without_bif = arguments[: arguments.index("--set")]
-    assert main([*without_bif, "--method", "gradsim", "--grid", "batch_size=10"]) == 2
+    assert main([*without_bif, "--methods", "gradsim"]) == 2
+    assert "--grid OPTION=V1,V2 is needed for gradsim" in capsys.readouterr().err
+    assert main([*without_bif, "--methods", "gradsim", "--grid", "batch_size=10"]) == 2
     assert f"gradsim cannot run on {PLANTED}: the moon is full" in capsys.readouterr().err
 
 
