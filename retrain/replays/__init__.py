@@ -11,10 +11,8 @@ import torch
 
 from retrain.errors import UsageError
 from retrain.examples import Indices
-from retrain.replays.cifar10 import Cifar10Replay
-from retrain.replays.digits import DigitsReplay
 from retrain.replays.replay import Replay
-from retrain.replays.tinylm import TinyLMReplay
+from retrain.replays.tasks import Cifar10Replay, DigitsReplay, TinyLMReplay
 from retrain.source import source_fingerprint
 from retrain.task import Task
 
