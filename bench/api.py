@@ -13,7 +13,7 @@ from torch import nn
 from baselines.method import Attribution, Method, Problem, checked_answer
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import base_model
-from bench.inspect.examples import Influential, influential
+from bench.inspect import Influential, influential
 from bench.measure import measure
 from bench.methods import build_variants
 from bench.runner import Result, Session

@@ -141,7 +141,7 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
     parser = lds_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     if any(word.partition("=")[0] in ("--ground-truth", "--scores", "--scores-are") for word in words):
-        from bench.truth.scores import scores_command
+        from bench.truth import scores_command
 
         return scores_command(words, parser)
     arguments = parser.parse_args(words)

@@ -17,7 +17,6 @@ from bench.arguments import (
     Parser,
     add_method_arguments,
     add_query_arguments,
-    add_settings_argument,
     add_task_arguments,
     at_least,
     check_out,
@@ -26,7 +25,7 @@ from bench.arguments import (
 )
 from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
-from bench.inspect import examples, tokens, words
+from bench.inspect import choose_queries, influential, tokens, words
 from bench.records import command_line, provenance
 from bench.runner import Session
 from retrain.errors import UsageError
@@ -34,40 +33,35 @@ from retrain.units import choose_device
 
 METHODS = ("kfac", "gradsim")
 QUERIES, EXAMPLES = 3, 10
+ABOUT = {
+    "inspect": "Which training examples help a query most, and which harm it.",
+    "tokens": "Which tokens of a training sequence bear on which of a query.",
+    "words": "Are the tokens that a method pairs related words, by WordNet?",
+}
 
 
 def make_parser(what: str) -> argparse.ArgumentParser:
+    prog, description, epilog = "python -m bench.inspect", ABOUT[what], None
+    if what == "inspect":
+        epilog = "\n".join(["also:", *(f"  {name:8} {ABOUT[name]}" for name in ("tokens", "words"))])
+    parser = Parser(
+        prog=prog if what == "inspect" else f"{prog} {what}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add_method_arguments(parser, {"tokens": ("bif",), "words": words.METHODS}.get(what, METHODS))
     if what == "tokens":
-        parser = Parser(
-            prog="python -m bench.inspect tokens",
-            description="Which tokens of a training sequence bear on which of a query.",
-        )
-        add = parser.add_argument
-        add("--method", default="bif", help="bif or ekfac, with @options where you like (default: bif)")
-        add_settings_argument(parser)
         chosen = parser.add_mutually_exclusive_group()
         pairs = "indices of the task's data"
         chosen.add_argument("--pairs", nargs="+", type=tokens.parse_pair, metavar="QUERY:TRAIN", help=pairs)
-        chosen.add_argument(
-            "--top", type=at_least(1), default=3, help="the strongest pairs by sequence score (default: 3)"
-        )
-        chosen.add_argument("--show", type=at_least(1), help="write the examples.json of a figure, of so many pairs")
+        top = "the strongest pairs by sequence score (default: 3)"
+        chosen.add_argument("--top", type=at_least(1), default=3, help=top)
     elif what == "words":
-        parser = Parser(
-            prog="python -m bench.inspect words",
-            description="Are the tokens that a method pairs related words, by WordNet?",
-        )
-        add = parser.add_argument
-        add_method_arguments(parser, words.METHODS)
-        words.add_arguments(parser)
+        add("--wordnet", metavar="FOLDER", help="WordNet's files; without them the scores are kept for --read")
+        add("--read", metavar="FOLDER", help="what this command wrote to --out: only say what is related")
     else:
-        parser = Parser(
-            prog="python -m bench.inspect",
-            description="Which training examples help a query most, and which harm it.",
-            epilog="tda-bench inspect tokens --help: which tokens of a training sequence bear on which of a query.",
-        )
-        add = parser.add_argument
-        add_method_arguments(parser, METHODS)
         add("--query", nargs="+", type=at_least(0), metavar="INDEX", help="these of the task's queries")
         add("--show", type=at_least(1), default=QUERIES, help="without --query: how many (default: %(default)s)")
         add("--top", type=at_least(1), default=EXAMPLES, help="most helpful and harmful of each (default: %(default)s)")
@@ -101,8 +95,8 @@ def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> 
     else:
         model, _ = base_model(task, seed, session.store, session.execution.device)
         model = model.to(choose_device(session.execution.device)).eval()
-        chosen = examples.choose_queries(task, model, indices, arguments.show, seed)
-    shown = examples.influential(found, arguments.top, [int(indices[k]) for k, _ in chosen])
+        chosen = choose_queries(task, model, indices, arguments.show, seed)
+    shown = influential(found, arguments.top, [int(indices[k]) for k, _ in chosen])
     print(shown)
     folder = Path(arguments.out) / f"{task.name}-seed{seed}{'' if normalised else '-raw'}"
     written = shown.save(folder)
@@ -110,8 +104,7 @@ def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> 
         known = {"seed": seed, "alpha_attribution": session.blocks[0][1], "command": command}
         known["settings"] = {variant.label: variant.settings for variant in session.active}
         why = {int(indices[k]): reason for k, reason in chosen}
-        content, picture = shown.record(why, {one.method: one.values for one in found}, **known)
-        examples.write_record(folder, {**content, **provenance(session.device())}, picture)
+        shown.save_record(folder, why, {**known, **provenance(session.device())})
     print(f"\nwritten: {' '.join(map(str, written))}")
     return 0
 

@@ -1,15 +1,15 @@
 """Which tokens of a training sequence bear on which tokens of a query? A page, a picture and the numbers.
 
     python -m bench.inspect tokens --task tinylm --out runs/tokens                   # the three strongest pairs, by BIF
-    python -m bench.inspect tokens --task tinylm --method ekfac --pairs 2:7 10:59    # these: query:training sequence
+    python -m bench.inspect tokens --task tinylm --methods ekfac --pairs 2:7 10:59   # these: query:training sequence
     python -m bench.inspect tokens --task pythia14m --text FILE.jsonl.xz --top 1 --queries 32
 
 BIF gives a score to every query token with every training token, from the chains that `bif` runs with these options
 and seed (the paper's per-token BIF; `correlation` is its normalised form). EK-FAC gives one to every training token,
 for the query as a whole, from labels seeded alike; they sum to its sequence score. Negative scores help, as everywhere.
 Written to --out: `tokens.html` (open it: nothing else is needed), `tokens.npz` with the matrices and `tokens.json` with
-the record of how they were made. `--show N` writes the examples.json of a figure instead: N pairs of sequences, their
-correlations under BIF and EK-FAC's scores.
+the record of how they were made. `--methods bif ekfac` also writes the examples.json of a figure: correlations under
+BIF of the same pairs, and EK-FAC's scores.
 
 A place is (position in the question's queries, position in its attributed sequences).
 """
@@ -35,8 +35,9 @@ from baselines.method import Problem
 from bench.arguments import check_out
 from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
-from bench.inspect.examples import token_texts
+from bench.inspect import token_texts
 from bench.measure import cpu_threads
+from bench.methods import Variant
 from bench.publish.html import built_page
 from bench.records import provenance, without_nan
 from bench.runner import Session
@@ -46,9 +47,7 @@ from retrain.safe_files import whole_file, write_whole
 from retrain.units import choose_device
 
 Place = tuple[int, int]
-POOL = 4  # queries that are looked at for each pair of a figure
-CANDIDATES = 64  # and training sequences
-TOKEN_RULE = "Pairs: of each query with the sequence that moves it most, those whose strongest two different words are"
+TOKEN_RULE = "Pairs: the strongest of query and training sequence by normalised BIF, each once."
 LEVELS = 127  # of a packed number
 
 
@@ -63,9 +62,6 @@ class PairScores:
     score: float  # sequence level, raw
     measures: dict[str, np.ndarray]  # (query tokens or 1, training tokens) each
     correlation: float | None = None  # sequence level, normalised
-
-
-# ---- their scores ----
 
 
 def token_problem(
@@ -90,21 +86,35 @@ def score_tokens(
     question: Any, method: Any, model: Any, device: Any, places: Sequence[Place]
 ) -> tuple[list[PairScores], dict[str, Any]]:
     """Every pair's matrices, and what the method has to say about them."""
-    queries, trains = question.query_indices(), question.attributed_indices()
+    task, queries, trains = question.task, question.query_indices(), question.attributed_indices()
     indices = [(int(queries[query]), int(trains[train])) for query, train in places]
     own_queries, own_trains = (sorted({pair[side] for pair in indices}) for side in (0, 1))
     pairs = [(own_queries.index(query), own_trains.index(train)) for query, train in indices]
-    if isinstance(method, BIF):
-        scored = _of_bif
-    elif hasattr(method, "token_scores"):
-        scored = _of_training_tokens
-    else:
+    if not isinstance(method, BIF) and not hasattr(method, "token_scores"):
         raise UsageError(f"{method.name} has no scores of single tokens; take bif or ekfac")
     with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
         problem = token_problem(question, model, device, Path(scratch), own_queries, own_trains)
         torch.manual_seed(problem.seed)
-        found, diagnostics = scored(method, problem, pairs)
-    task = question.task
+        if isinstance(method, BIF):
+            tokens = token_bif(method, problem, pairs)
+            diagnostics = tokens.diagnostics
+            found = [
+                {"measures": {"correlation": correlation.numpy(), "covariance": covariance.numpy()},
+                 "score": float(score), "correlation": float(normalised)}
+                for correlation, covariance, score, normalised in zip(
+                    tokens.correlation, tokens.covariance, tokens.sequence, tokens.sequence_correlation, strict=True
+                )
+            ]  # fmt: skip
+        else:
+            state = method.fit(problem)
+            by_token = method.token_scores(problem, state)  # (queries, train, tokens)
+            scores = method.score(problem, state).scores
+            gap = float((by_token.sum(-1) - scores).abs().max() / scores.abs().max())
+            diagnostics = {"largest_gap_between_sums_and_scores": gap}
+            found = [
+                {"measures": {"score": by_token[query, train][None].numpy()}, "score": float(scores[query, train])}
+                for query, train in pairs
+            ]
     return [
         PairScores(
             query=query,
@@ -115,29 +125,6 @@ def score_tokens(
         )
         for (query, train), scores in zip(indices, found, strict=True)
     ], diagnostics
-
-
-def _of_bif(method: Any, problem: Any, pairs: list[Place]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    tokens = token_bif(method, problem, pairs)
-    return [
-        {
-            "measures": {"correlation": tokens.correlation[k].numpy(), "covariance": tokens.covariance[k].numpy()},
-            "score": float(tokens.sequence[k]),
-            "correlation": float(tokens.sequence_correlation[k]),
-        }
-        for k in range(len(pairs))
-    ], tokens.diagnostics
-
-
-def _of_training_tokens(method: Any, problem: Any, pairs: list[Place]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    state = method.fit(problem)
-    tokens = method.token_scores(problem, state)  # (queries, train, tokens)
-    scores = method.score(problem, state).scores
-    gap = float((tokens.sum(-1) - scores).abs().max() / scores.abs().max())
-    return [
-        {"measures": {"score": tokens[query, train][None].numpy()}, "score": float(scores[query, train])}
-        for query, train in pairs
-    ], {"largest_gap_between_sums_and_scores": gap}
 
 
 # ---- which pairs ----
@@ -163,20 +150,6 @@ def strongest_pairs(scores: np.ndarray, same: np.ndarray, count: int) -> list[Pl
     return found
 
 
-def strongest_of_each_query(
-    question: Any, method: Any, model: Any, device: Any, num_queries: int, num_trains: int
-) -> list[Place]:
-    """Each of the first queries with the one of the first attributed sequences that moves it most, by this method."""
-    queries, trains = question.query_indices()[:num_queries], question.attributed_indices()[:num_trains]
-    with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
-        problem = token_problem(question, model, device, Path(scratch), queries, trains)
-        torch.manual_seed(problem.seed)
-        attribution = method.score(problem, method.fit(problem))
-    normalised = attribution.normalised()
-    sizes = (attribution.scores if normalised is None else normalised).abs()
-    return [(query, int(sizes[query].argmax())) for query in range(len(queries))]
-
-
 def strongest_of_different_words(
     matrix: np.ndarray, query_tokens: Sequence[str], train_tokens: Sequence[str]
 ) -> tuple[int, int, float] | None:
@@ -189,19 +162,6 @@ def strongest_of_different_words(
     sizes = np.where(apart, np.abs(matrix), -1.0)
     row, column = (int(k) for k in np.unravel_index(int(np.argmax(sizes)), sizes.shape))
     return row, column, float(matrix[row, column])
-
-
-def pairs_by_rule(strengths: Sequence[tuple[int, int, float]], count: int) -> list[int]:
-    """Positions of the strongest, each query and training sequence once; strengths: (query, train, size)."""
-    chosen: list[int] = []
-    queries, trains = set[int](), set[int]()
-    for position in sorted(range(len(strengths)), key=lambda k: (-strengths[k][2], k)):
-        query, train, size = strengths[position]
-        if size >= 0 and query not in queries and train not in trains and len(chosen) < count:
-            chosen.append(position)
-            queries.add(query)
-            trains.add(train)
-    return chosen
 
 
 def parse_pair(text: str) -> tuple[int, int]:
@@ -225,10 +185,10 @@ def given_pairs(question: Any, pairs: Sequence[tuple[int, int]]) -> list[tuple[i
     return [(queries[query], trains[train]) for query, train in dict.fromkeys(pairs)]
 
 
-def sequence_scores(session: Session) -> np.ndarray:
-    """(queries, train), normalised: from the cache, or computed and kept there."""
+def sequence_scores(session: Session, variant: Variant) -> np.ndarray:
+    """(queries, train), normalised where the method has that: from the cache, or computed and kept there."""
     (block,) = session.blocks
-    scorer = session.scorer(session.active[-1], *block)
+    scorer = session.scorer(variant, *block)
     scorer.keep_scores = "always"
     scorer.make(())
     attribution = scorer.stored_scores()
@@ -237,62 +197,10 @@ def sequence_scores(session: Session) -> np.ndarray:
     return (attribution.scores if normalised is None else normalised).numpy()
 
 
-# ---- what figures are drawn from ----
-
-
-def token_examples(session: Session, num_pairs: int) -> dict[str, Any]:
-    """Query tokens against training tokens: each query with the training sequence that moves it most, by BIF; of these
-    the pairs with the strongest correlation of two different words."""
-    task, (block,) = session.task, session.blocks
-    question = session.question(*block)
-    device = choose_device(session.execution.device)
-    model, _ = base_model(task, question.seed, session.store, session.execution.device)
-    variants = {variant.method.name: variant for variant in session.active}
-    if missing := {"bif", "ekfac"} - set(variants):
-        raise UsageError(f"--show is of bif and ekfac; {sorted(missing)[0]} cannot run on {task.name}")
-    bif, ekfac = variants["bif"].method, variants["ekfac"].method
-    places = strongest_of_each_query(question, bif, model, device, POOL * num_pairs, CANDIDATES)
-    found, diagnostics = score_tokens(question, bif, model, device, places)
-    strongest = [
-        strongest_of_different_words(pair.measures["correlation"], pair.query_tokens, pair.train_tokens)
-        for pair in found
-    ]
-    sizes = [(pair.query, pair.train, -1.0 if top is None else abs(top[2])) for pair, top in zip(found, strongest)]
-    kept = pairs_by_rule(sizes, num_pairs)
-    both, tops = [found[k] for k in kept], [strongest[k] for k in kept]
-    of_train, _ = score_tokens(question, ekfac, model, device, [places[k] for k in kept])
-    pairs = [
-        {
-            "query": pair.query,
-            "train": pair.train,
-            "query_tokens": pair.query_tokens,
-            "train_tokens": pair.train_tokens,
-            # The paper's sign: tokens that rise and fall together are negative.
-            "bif": np.round(np.asarray(pair.measures["correlation"], dtype=float), 3).tolist(),
-            "ekfac": [float(f"{value:.3g}") for value in other.measures["score"][0]],
-            **({} if top is None else {"strongest": {"query": top[0], "train": top[1], "bif": round(top[2], 3)}}),
-        }
-        for pair, other, top in zip(both, of_train, tops, strict=True)
-    ]
-    return {
-        "kind": "tokens",
-        "task": task.name,
-        "protocol": task.protocol,
-        "description": task.description,
-        "seed": question.seed,
-        "scores": "normalised BIF",
-        "methods": ["bif", "ekfac"],
-        "settings": {name: variants[name].settings for name in ("bif", "ekfac")},
-        "num_draws": diagnostics["num_draws"],
-        "rule": f"{TOKEN_RULE} most correlated: {len(pairs)} of {len(places)}.",
-        "pairs": pairs,
-    }
-
-
-# ---- the page: sequences as coloured tokens, in one file that needs nothing else ----
+# ---- what is written ----
 #
-# Matrices travel as one byte a number: k in -127..127 stands for sign(k) (k / 127)^2 times the matrix's largest size,
-# so that small scores keep two digits beside large ones.
+# On the page matrices travel as one byte a number: k in -127..127 stands for sign(k) (k / 127)^2 times the matrix's
+# largest size, so that small scores keep two digits beside large ones.
 
 
 def packed(matrix: np.ndarray) -> dict[str, Any]:
@@ -302,22 +210,12 @@ def packed(matrix: np.ndarray) -> dict[str, Any]:
     return {"rows": matrix.shape[0], "largest": largest, "bytes": base64.b64encode(levels.tobytes()).decode()}
 
 
-def unpacked(content: dict[str, Any]) -> np.ndarray:
-    """What the page shows for `packed`; the script does the same."""
-    levels = np.frombuffer(base64.b64decode(content["bytes"]), dtype=np.int8).astype(np.float64)
-    values = np.sign(levels) * (levels / LEVELS) ** 2 * content["largest"]
-    return values.reshape(content["rows"], -1)
-
-
 def page(title: str, lead: str, record: dict[str, Any], pairs: list[dict[str, Any]]) -> str:
     """`pairs`: query, train, query_tokens, train_tokens, score, and measures {name: packed matrix}."""
     return built_page("tokens", pairs, title=title, lead=lead, record=json.dumps(record, indent=1))
 
 
-# ---- what is written ----
-
-
-def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> list[Path]:
+def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, np.ndarray] = {}
     pairs: list[dict[str, Any]] = []
@@ -336,36 +234,55 @@ def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], 
     with whole_file(folder / "tokens.npz") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     write_whole(folder / "tokens.json", json.dumps(record, indent=1) + "\n")
-    return [folder / "tokens.html"]
+    return folder / "tokens.html"
 
 
-def make_tokens(
-    session: Session, pairs: Sequence[tuple[int, int]] | None, top: int, out: Path, command: str
-) -> list[Path]:
-    started = time.perf_counter()
-    task, execution, (block,) = session.task, session.execution, session.blocks
+def token_examples(bif: Sequence[PairScores], ekfac: Sequence[PairScores]) -> list[dict[str, Any]]:
+    """What a figure is drawn from: query tokens against training tokens, and the strongest two different words."""
+    pairs: list[dict[str, Any]] = []
+    for one, other in zip(bif, ekfac, strict=True):
+        top = strongest_of_different_words(one.measures["correlation"], one.query_tokens, one.train_tokens)
+        strongest = None if top is None else {"query": top[0], "train": top[1], "bif": round(top[2], 3)}
+        pairs.append({
+            "query": one.query, "train": one.train,
+            "query_tokens": one.query_tokens, "train_tokens": one.train_tokens,
+            # The paper's sign: tokens that rise and fall together are negative.
+            "bif": np.round(np.asarray(one.measures["correlation"], dtype=float), 3).tolist(),
+            "ekfac": [float(f"{value:.3g}") for value in other.measures["score"][0]],
+            **({} if strongest is None else {"strongest": strongest}),
+        })  # fmt: skip
+    return pairs
+
+
+def inspect_tokens(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    """The page is of the first method."""
+    check_out(arguments.out)
+    started, out = time.perf_counter(), Path(arguments.out)
+    arguments.methods = arguments.methods or ["bif"]
+    session = Session(experiment_of(arguments), execution_of(arguments))
+    task, (block,) = session.task, session.blocks
     if task.train_data.targets.dim() != 2:
         raise UsageError(f"task {task.name} has no tokens; take a language task, such as --task tinylm")
-    if not session.active:
-        (label, reason), *_ = session.skipped.items()
-        raise UsageError(f"{label} cannot run on {task.name}: {reason}")
-    variant = session.active[-1]
-    method, question = variant.method, session.question(*block)
-    if pairs:
-        places = given_pairs(question, pairs)
+    session.report_skipped()
+    question = session.question(*block)
+    variants = {variant.method.name: variant for variant in session.active}  # tuned apart: the normalised one
+    name, variant = next(iter(variants.items()))
+    if arguments.pairs:
+        places = given_pairs(question, arguments.pairs)
     else:
         own = task.query_data.targets[question.query_indices()], task.train_data.targets[question.attributed_indices()]
         same = np.stack([(own[1] == query).all(1).numpy() for query in own[0]])
-        places = strongest_pairs(sequence_scores(session), same, top)
+        places = strongest_pairs(sequence_scores(session, variant), same, arguments.top)
         if not places:
             raise UsageError("no pair of different sequences has a score; name some with --pairs")
-    model, _ = base_model(task, question.seed, session.store, execution.device)
+    model, _ = base_model(task, question.seed, session.store, session.execution.device)
+    device = choose_device(session.execution.device)
     with cpu_threads(task.cpu_threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries' own making, and nothing the user can act on
-        found, diagnostics = score_tokens(question, method, model, choose_device(execution.device), places)
-    num_tokens = task.train_data.targets.shape[1]
-    about = "EK-FAC per training token" if method.name == "ekfac" else "normalised per-token BIF"
-    sizes = {"train": len(question.attributed_indices()), "queries": len(question.query_indices())}
+        scored = {one: score_tokens(question, variants[one].method, model, device, places) for one in variants}
+    found, diagnostics = scored[name]
+    num_queries, num_tokens = len(question.query_indices()), task.train_data.targets.shape[1]
+    sizes = {"train": len(question.attributed_indices()), "queries": num_queries}
     record = {
         "command": command,
         "task": task.config,
@@ -382,28 +299,23 @@ def make_tokens(
         "pairs": [],
     }
     draws = f", {diagnostics['num_draws']} draws" if "num_draws" in diagnostics else ""
+    chosen = "by hand" if arguments.pairs else f"as the strongest of {num_queries} queries"
+    blue = "help" if name == "ekfac" else "help (the losses rise and fall together)"
     lead = (
-        f"{task.description}; seed {question.seed}{draws}, {len(found)} pairs of {num_tokens} tokens, chosen "
-        + ("by hand" if pairs else f"as the strongest of {len(question.query_indices())} queries")
-        + (". Blue tokens help" if method.name == "ekfac" else ". Blue tokens help (the losses rise and fall together)")
-        + ", orange tokens harm."
+        f"{task.description}; seed {question.seed}{draws}, {len(found)} pairs of {num_tokens} tokens, chosen {chosen}. "
+        f"Blue tokens {blue}, orange tokens harm."
     )
-    return write_tokens(out, record, found, f"{task.name}: {about}", lead)
-
-
-def inspect_tokens(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    check_out(arguments.out)
-    arguments.methods = ["bif", "ekfac"] if arguments.show else [arguments.method]
-    session = Session(experiment_of(arguments), execution_of(arguments))
-    if arguments.show:
-        if session.task.train_data.targets.dim() != 2:
-            raise UsageError(f"task {session.task.name} has no tokens; take a language task, such as --task tinylm")
-        content = {**token_examples(session, arguments.show), "command": command, **provenance(session.device())}
-        folder = Path(arguments.out) / f"{session.task.name}-seed{session.blocks[0][0]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "examples.json", json.dumps(content, separators=(",", ":")) + "\n")
-        print(f"{len(content['pairs'])} pairs written to {folder}")
-        return 0
-    written = make_tokens(session, arguments.pairs, arguments.top, Path(arguments.out), command)
-    print("\n".join(str(path) for path in written))
+    about = "EK-FAC per training token" if name == "ekfac" else "normalised per-token BIF"
+    print(write_tokens(out, record, found, f"{task.name}: {about}", lead))
+    if {"bif", "ekfac"} <= set(scored):
+        content = {
+            "kind": "tokens", "task": task.name, "protocol": task.protocol, "description": task.description,
+            "seed": question.seed, "scores": "normalised BIF", "methods": ["bif", "ekfac"],
+            "settings": {one: variants[one].settings for one in ("bif", "ekfac")},
+            "num_draws": scored["bif"][1]["num_draws"], "rule": "" if arguments.pairs else TOKEN_RULE,
+            "pairs": token_examples(scored["bif"][0], scored["ekfac"][0]), "command": command,
+            **provenance(session.device()),
+        }  # fmt: skip
+        write_whole(out / "examples.json", json.dumps(content, separators=(",", ":")) + "\n")
+        print(out / "examples.json")
     return 0

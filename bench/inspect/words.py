@@ -29,7 +29,8 @@ from baselines.method import load_method
 from bench.arguments import check_out
 from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
-from bench.inspect.tokens import Place, token_problem, token_texts
+from bench.inspect import token_texts
+from bench.inspect.tokens import Place, token_problem
 from bench.measure import cpu_threads
 from bench.records import provenance, without_nan, write_json
 from bench.runner import Session
@@ -212,12 +213,6 @@ def words_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 # ---- the command ----
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--wordnet", metavar="FOLDER", help="WordNet's files; without them the scores are kept for --read")
-    add("--read", metavar="FOLDER", help="what this command wrote to --out: only say what is related")
 
 
 def inspect_words(arguments: argparse.Namespace, command: str, prog: str) -> int:

@@ -1,5 +1,247 @@
 """Ground truth as a folder: of others, ours for others, and banks to compete on without a GPU or a retrain.
 
-`python -m bench.truth --help` has the commands; `folder.py` the format, `scores.py` the LDS of
-anybody's scores against such a folder (`python -m bench.lds --ground-truth DIR --scores FILE`).
+`python -m bench.truth --help` has the commands, `folder.py` the format. Here is the LDS of anybody's scores against
+such a folder: `bench.lds --ground-truth DIR --scores FILE...`
+
+A score file (.npy, .npz, .safetensors) holds (num_queries, num_train): the predicted change of the query loss when the
+example is included, so helpful examples are negative; `--scores-are helpfulness` takes the other sign. Where the ground
+truth comes with recorded methods (a bank), every file is paired with each of them.
+
+The record is a run.json like any other's, with the rows of the recorded methods beside those of the files, so that
+the leaderboard and the report rank them together. A ground truth of others is a task of its own, named by where it
+came from.
 """
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bench.arguments import SCORES_ARE, Parser, check_out, run_cli
+from bench.ground_truth import GroundTruth
+from bench.prediction import subset_sums
+from bench.records import (
+    ELSEWHERE,
+    GIVEN_SCORES,
+    Recorded,
+    command_line,
+    provenance,
+    read_recorded,
+    run_id_of,
+    save_record,
+    try_write,
+    without_nan,
+)
+from bench.rows import (
+    COLUMNS,
+    PAIR_COLUMNS,
+    ceiling_columns,
+    compute_metrics,
+    lds_columns,
+    pair_columns,
+    undefined_reason,
+)
+from bench.schema import RunRecord
+from bench.tables import ceiling_text, divisor, interval, number, pairs_text, share_text, table
+from bench.truth.folder import one_array, read_truth
+from retrain.errors import UsageError
+from retrain.safe_files import one_line
+
+OPTIONS = ("--ground-truth", "--scores", "--scores-are", "--out", "--json")
+GIVEN = {"settings": "", "origin": "given"}
+
+
+def read_scores(path: str, truth: GroundTruth, sign: str) -> np.ndarray:
+    """(num_queries, num_train) float64, finite."""
+    scores = np.asarray(one_array(path, "scores"), dtype=np.float64)
+    expected = (truth.losses.shape[2], truth.masks.shape[1])
+    if scores.shape != expected:
+        hint = "; it is transposed" if scores.shape == expected[::-1] else ""
+        raise UsageError(f"{path} has shape {scores.shape}; expected {expected}, (num_queries, num_train){hint}")
+    if bad := int((~np.isfinite(scores)).sum()):
+        raise UsageError(f"{path} holds {bad} scores that are NaN or infinite, of {scores.size}; expected finite ones")
+    return -scores if sign == "helpfulness" else scores
+
+
+def labels_of(paths: Sequence[str]) -> list[str]:
+    """The files' names without their endings, in one line; with their folder where two are called alike."""
+    stems = [one_line(Path(path).stem, 90) for path in paths]
+    folders = [one_line(Path(path).parent.name, 90) for path in paths]
+    labels = [f"{folder}/{stem}" if stems.count(stem) > 1 else stem for folder, stem in zip(folders, stems)]
+    if twice := next((label for label in labels if labels.count(label) > 1), ""):
+        raise UsageError(f'two score files are called "{twice}"; give one of them another name')
+    return labels
+
+
+def where_of_truth(truth: GroundTruth) -> dict[str, Any]:
+    """task, protocol, alpha, alpha_attribution and seed of every row."""
+    known = truth.record
+    names = ("protocol", "alpha", "alpha_attribution", "seed")
+    if all(known.get(name) is not None for name in ("task", *names)):
+        return {"task": known["task"]["name"], **{name: known[name] for name in names}}
+    digest = str(known.get("arrays_sha256", ""))[:6]
+    return {
+        "task": f"{one_line(str(known.get('source') or 'ground truth'), 150)} {digest}".strip(),
+        "protocol": "given",
+        "alpha": known.get("alpha") or round(float(truth.masks.mean()), 6),
+        "alpha_attribution": 1.0,
+        "seed": 0,
+    }
+
+
+def score_files(
+    truth: GroundTruth, paths: Sequence[str], sign: str = SCORES_ARE[0], recorded: Recorded | None = None
+) -> dict[str, list[Any]]:
+    """Rows, pairs, ceilings, methods and problems of score files; their pairs with every recorded method, too."""
+    losses, where = truth.mean(), where_of_truth(truth)
+    labels = labels_of(paths)
+    made = {
+        (label, False): subset_sums(truth.masks, read_scores(path, truth, sign))
+        for label, path in zip(labels, paths, strict=True)
+    }
+    rivals = {} if recorded is None else {key: ranks for key, ranks in recorded.ranks.items() if not key[1]}
+    if twice := sorted(set(made) & set(rivals)):
+        raise UsageError(f'a recorded method is called "{twice[0][0]}" as well; give the file another name')
+    if strange := next((key[0] for key, ranks in rivals.items() if ranks.shape != losses.shape), ""):
+        raise UsageError(f'the recorded predictions of "{strange}" have another shape than the losses, {losses.shape}')
+    pairs = list(itertools.combinations([*made, *rivals], 2))
+    ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, {**made, **rivals}, pairs)
+    found: dict[str, list[Any]] = {"rows": [], "pairs": [], "ceilings": [], "methods": [], "problems": []}
+    for (label, path), (key, prediction) in zip(zip(labels, paths), made.items(), strict=True):
+        result = results[key]
+        about = {"method": label, "label": label, **GIVEN, "normalised": False, "num_replicates": len(truth.losses)}
+        found["rows"].append(where | about | lds_columns(result, ceiling) | {"note": ""})
+        # As a record describes a method: a file's bytes are its settings.
+        file = Path(path) / "scores.bin" if Path(path).is_dir() else Path(path)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+        described = {"name": label, "asked": label, "label": label, "rows": "raw", **GIVEN}
+        found["methods"].append(described | {"scores_are": sign, "scores_sha256": digest})
+        if undefined := result.num_undefined:
+            none = np.isnan(result.per_query)
+            many = "every query" if undefined == result.num_queries else f"{undefined} queries"
+            reason = undefined_reason(losses[:, none], prediction[:, none])
+            found["problems"].append(f"LDS of {label} is undefined for {many}: {reason}")
+    for (a, b), pair in differences.items():
+        found["pairs"].append(where | {"label": a[0], "against": b[0], "normalised": False} | pair_columns(pair))
+    found["ceilings"].append(where | ceiling_columns(ceiling) | {"num_replicates": len(truth.losses)})
+    return found
+
+
+def scores_command(argv: Sequence[str], parser: Parser) -> int:
+    """bench.lds with --ground-truth."""
+    given = dict.fromkeys(word.partition("=")[0] for word in argv)
+    if not {"--ground-truth", "--scores"} <= set(given):
+        parser.error("--scores needs --ground-truth FOLDER, made by python -m bench.truth, and the other way round")
+    if foreign := [name for name in given if name in parser.known_options() and name not in (*OPTIONS, "--help")]:
+        parser.error(f"{', '.join(foreign)} cannot be used with --ground-truth; its options are {', '.join(OPTIONS)}")
+    arguments = parser.parse_args(argv)
+    return run_cli(parser.prog, lambda: _score(arguments, command_line("bench.lds", argv), parser.prog))
+
+
+def _score(arguments: argparse.Namespace, command: str, prog: str) -> int:
+    check_out(arguments.out)
+    truth = read_truth(arguments.ground_truth)
+    recorded = read_recorded(arguments.ground_truth, str(truth.record.get("arrays_sha256")))
+    found = score_files(truth, arguments.scores, arguments.scores_are, recorded)
+    place, unwritten = save_scores(found, truth, recorded, command, Path(arguments.out))
+    problems = [*found["problems"], *([unwritten] if unwritten else [])]
+    for problem in problems:
+        print(f"{prog}: {problem}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(without_nan(found["rows"]), indent=1))
+    else:
+        print(show_scores(found, truth, recorded))
+        print("" if unwritten else f"\nrecord: {place}")
+    return 1 if problems else 0
+
+
+def config_of_truth(methods: list[dict[str, Any]], truth: GroundTruth) -> dict[str, Any]:
+    """What decided the numbers, under the names of a run of our own: the same ground truth is then the same ground."""
+    known, where = truth.record, where_of_truth(truth)
+    usual = {
+        "query_split": "report", "queries": None, "scheme": "fixed", "stream": "report", "initialisation": "shared",
+        "replicated_subsets": None,
+    }  # fmt: skip
+    return {
+        "task": known.get("task") or {"name": where["task"], "source": known.get("arrays_sha256", "")},
+        "methods": methods,
+        **{name: known.get(name, value) for name, value in usual.items()},
+        "alpha": [where["alpha"]],
+        "alpha_attribution": [where["alpha_attribution"]],
+        "seeds": [where["seed"]],
+        "subsets": len(truth.masks),
+        "replicates": len(truth.losses),
+    }
+
+
+def save_scores(
+    found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None, command: str, out: Path
+) -> tuple[Path, str]:
+    """(where the record is, why it could not be written)"""
+    known = {name: truth.record.get(name) for name in ("source", "task", "alpha", "arrays_sha256")}
+    run_id = run_id_of(known, {name: found[name] for name in ("rows", "pairs", "ceilings", "methods")})
+    path = out / run_id / "run.json"
+    rows = [*found["rows"], *map(dict, _recorded_rows(recorded))]
+    for row in [*rows, *found["pairs"]]:
+        row["run_id"] = run_id
+    source = str(truth.record.get("source", "ground truth"))
+    record = {
+        "run_id": run_id,
+        "kind": GIVEN_SCORES,
+        "command": command,
+        "description": truth.record.get("description") or f"ground truth of {source}",
+        "truth": truth.record,
+        "config": config_of_truth([*found["methods"], *([] if recorded is None else recorded.methods)], truth),
+        **provenance(ELSEWHERE),
+        "rows": rows,
+        **{name: found[name] for name in ("pairs", "ceilings")},
+        "diagnostics": [],
+        "skipped": {},
+        "problems": [],
+    }
+    tables = {
+        "lds.csv": pd.DataFrame(rows, columns=COLUMNS),
+        "pairs.csv": pd.DataFrame(found["pairs"], columns=PAIR_COLUMNS),
+    }
+    return path, try_write(lambda: save_record(path, record, RunRecord, tables), path.parent)
+
+
+def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None = None) -> str:
+    replicates, subsets, queries = truth.losses.shape
+    header = ["scores", "LDS", "95 % interval", "of ceiling", "undefined", "across queries"]
+    ceiling = divisor(found["ceilings"])
+    lines = [
+        [
+            row["label"] + ("" if row["origin"] == "given" else " (recorded)"),
+            number(row["lds"]),
+            interval(row["ci_low"], row["ci_high"]),
+            share_text(math.nan if row["lds"] is None else row["lds"], ceiling),
+            str(row["num_undefined"]),
+            number(row["lds_across_queries"]),
+        ]
+        for row in sorted([*found["rows"], *_recorded_rows(recorded)], key=_best_first)
+    ]
+    words = (
+        f"{truth.record.get('source', 'ground truth')}: {subsets} subsets x {replicates} replicate(s) of "
+        f"{truth.masks.shape[1]} training examples, {queries} queries; {ceiling_text(found['ceilings'])}"
+    )
+    given = {row["label"] for row in found["rows"]}
+    mine = [pair for pair in found["pairs"] if given & {pair["label"], pair["against"]}]
+    pairs = [{**pair, "alpha": 0.0, "alpha_attribution": 0.0} for pair in mine]
+    return "\n".join(part for part in (words, table(header, lines), pairs_text(pairs, 0.0, 0.0)) if part)
+
+
+def _recorded_rows(recorded: Recorded | None) -> list[dict[str, Any]]:
+    return [] if recorded is None else [row for row in recorded.rows if not row["normalised"]]
+
+
+def _best_first(row: dict[str, Any]) -> float:
+    return -row["lds"] if row["lds"] is not None and math.isfinite(row["lds"]) else math.inf

@@ -24,8 +24,6 @@ own declared convention:
 | dattri      | `indices` (K, size), the *kept* ids        | flipped targets, larger = better | minus the value  |
 | bergson     | `subsets.json`, K lists of *left-out* ids  | losses (K, q), larger = worse    | as they are      |
 
-`--values-are loss|output` overrides the last two columns, for instance for dattri before it flipped its values.
-
 `bank` takes what the cache of `bench.lds` has and computes what it lacks. CIFAR-10's bank, on a GPU:
 
     python -m bench.truth bank --task cifar10 --protocol scratch --data-dir DIR --alpha 0.1 0.5 --queries 2000
@@ -36,6 +34,7 @@ Losses are float32: in float16 some of a query's hundred losses tie, and LDS mov
 """
 
 import argparse
+import itertools
 import logging
 import secrets
 import sys
@@ -101,8 +100,6 @@ SOURCES = {
     "kronfluence": ("masks", "losses", "loss"),
     "bergson": ("subsets", "losses", "loss"),
 }
-
-
 BESIDE = ("kfac", "gradsim", "random")  # methods that `verify` shows a submitted one with
 SEEDS_DRAWN = 2**31
 
@@ -134,7 +131,7 @@ def membership(lists: list[list[int]], num_train: int, path: str) -> np.ndarray:
 
 def import_truth(arguments: argparse.Namespace) -> GroundTruth:
     source, path = arguments.source, arguments.subsets
-    subsets_name, values_name, usual = SOURCES[source]
+    subsets_name, values_name, kind = SOURCES[source]
     if subsets_name == "masks":
         masks = as_masks(one_array(path, "masks"), path)
     elif arguments.num_train is None:
@@ -146,14 +143,13 @@ def import_truth(arguments: argparse.Namespace) -> GroundTruth:
     values = as_values(one_array(arguments.values, values_name), arguments.values, *masks.shape)
     if subsets_name == "masks":
         check_orientation(masks, path)
-    is_loss = (arguments.values_are or usual) == "loss"
-    turned = ", larger is worse" if is_loss else ", larger is better: the sign was turned"
+    turned = ", larger is worse" if kind == "loss" else ", larger is better: the sign was turned"
     record = {
         "source": source,
         "values": values_name + turned,
         "subsets": "given as left-out ids, turned into kept" if source == "bergson" else "kept examples, as given",
     }
-    return GroundTruth.of_arrays(masks, values if is_loss else -values, record=record)
+    return GroundTruth.of_arrays(masks, values if kind == "loss" else -values, record=record)
 
 
 # ---- exporting ----
@@ -187,37 +183,32 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
         raise UsageError(f"nothing was written: {session.out.problems[0]}")
     task, made = session.task, list[Path]()
     kept_in: dict[int, Path] = {}  # the checkpoint of a seed, which all its banks share
-    for seed, share in session.blocks:
-        queries = session.question(seed, share).query_indices()
-        for position, plan in enumerate(session.plans(seed, share)):
+    for block in session.blocks:
+        seed, share = block
+        queries = session.question(*block).query_indices()
+        for position, plan in enumerate(session.plans(*block)):
             found = truths[seed, share, plan.alpha]
-            here = [(variant, some[position]) for variant, some in predictions[seed, share]]
+            here = [(variant, some[position]) for variant, some in predictions[block]]
             session.out.rows.clear()
             add_rows(session.out, task, plan, found, queries, here)
             asked = {"query_split": experiment.query_split, "queries": experiment.queries}
             truth = of_ours(found, task, plan, queries, **asked, commit=provenance()["commit"])
             more = f"-share-{share:g}" if share != task.default_alpha_attribution else ""
             folder = out / f"{file_slug(f'{task.name}-{task.protocol}')}-alpha-{plan.alpha:g}-seed-{seed}{more}"
-            _write_predictions(folder, session, here, SCORE_CHOICES[scores], truth.subsets, write_truth(folder, truth))
+            digest = write_truth(folder, truth)
+            kept: dict[tuple[str, bool], np.ndarray] = {}
+            for (variant, prediction), kind in itertools.product(here, SCORE_CHOICES[scores]):
+                values = prediction.normalised if kind == "normalised" else prediction.raw
+                if values is not None and variant.rows in ("both", kind):
+                    kept[variant.label, kind == "normalised"] = values[truth.subsets]
+            rows = [row for row in session.out.rows if (row["label"], row["normalised"]) in kept]
+            methods = [variant.describe() for variant, _ in here if variant.label in {label for label, _ in kept}]
+            told = {"methods": methods, "rows": rows, **provenance(session.device())}
+            write_recorded(folder, kept, told, digest)
             if checkpoint:
                 _write_checkpoint(folder, session, seed, beside=kept_in.setdefault(seed, folder))
             made.append(folder)
     return made
-
-
-def _write_predictions(
-    folder: Path, session: Session, here: Sequence[Any], kinds: Sequence[str], subsets: np.ndarray, truth_sha256: str
-) -> None:
-    kept: dict[tuple[str, bool], np.ndarray] = {}
-    for variant, prediction in here:
-        for kind in kinds:
-            values = prediction.normalised if kind == "normalised" else prediction.raw
-            if values is not None and variant.rows in ("both", kind):
-                kept[variant.label, kind == "normalised"] = values[subsets]
-    rows = [row for row in session.out.rows if (row["label"], row["normalised"]) in kept]
-    methods = [variant.describe() for variant, _ in here if variant.label in {label for label, _ in kept}]
-    told = {"methods": methods, "rows": rows, **provenance(session.device())}
-    write_recorded(folder, kept, told, truth_sha256)
 
 
 def _write_checkpoint(folder: Path, session: Session, seed: int, beside: Path) -> None:
@@ -234,11 +225,12 @@ def _write_checkpoint(folder: Path, session: Session, seed: int, beside: Path) -
     write_json(folder / "checkpoint.json", told)
 
 
-def check_bank(folder: Path, truth: GroundTruth) -> tuple[str, bool]:
-    """(recorded LDS beside what the files alone give, whether all are the same); no table where none is recorded."""
+def check_folder(folder: Path) -> tuple[str, bool]:
+    """(what it holds, with a table of recorded LDS where it is a bank; whether all of these come out again)"""
+    truth = read_truth(folder)
     recorded = read_recorded(folder, truth.record["arrays_sha256"])
     if recorded is None:
-        return "", True
+        return f"{folder}: {described(truth)}", True
     losses, lines, same = truth.mean(), [], True
     for (label, normalised), ranks in recorded.ranks.items():
         row = recorded.row(label, normalised)
@@ -250,7 +242,18 @@ def check_bank(folder: Path, truth: GroundTruth) -> tuple[str, bool]:
         lines.append([label, kind, number(before, 7), number(again, 7), "same" if alike else "differs"])
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     header = ["method", "scores", "recorded", "from the bank", f"within {SAME_LDS:g}"]
-    return f"{bytes_text(size)}\n{table(header, lines, left=2)}", same
+    return f"{folder}: {described(truth)}\n{bytes_text(size)}\n{table(header, lines, left=2)}", same
+
+
+def described(truth: GroundTruth) -> str:
+    replicates, subsets, queries = truth.losses.shape
+    return (
+        f"{subsets} subsets x {replicates} replicate(s) that keep {float(truth.masks.mean()):.3g} of "
+        f"{truth.masks.shape[1]} training examples, {queries} queries"
+    )
+
+
+# ---- scores ----
 
 
 def export_scores(experiment: Experiment, execution: Execution, out: Path, scores: str) -> list[Path]:
@@ -302,7 +305,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("subsets", metavar="SUBSETS", help="file: masks (num_subsets, num_train), 1 = kept, or ids of each subset")
     add("values", metavar="VALUES", help="file: losses or outputs, (num_subsets, num_queries), or (replicates, ...)")
     add("--num-train", type=at_least(2), help="dattri, bergson: number of training examples")
-    add("--values-are", choices=("loss", "output"), help="what they are, if not what the source usually has")
     bank = commands.add_parser("bank", help="write banks: ground truth and recorded methods to compete with")
     add_task_arguments(bank)
     add_plan_arguments(bank, MINIMUM_SUBSETS, required=False)
@@ -375,21 +377,6 @@ def verify_methods(arguments: argparse.Namespace, out: Path) -> int:
     for problem in result.problems:
         print(problem, file=sys.stderr)
     return 1 if result.problems else 0
-
-
-def described(truth: GroundTruth) -> str:
-    replicates, subsets, queries = truth.losses.shape
-    return (
-        f"{subsets} subsets x {replicates} replicate(s) that keep {float(truth.masks.mean()):.3g} of "
-        f"{truth.masks.shape[1]} training examples, {queries} queries"
-    )
-
-
-def check_folder(folder: Path) -> tuple[str, bool]:
-    """(what it holds, with a table of recorded LDS where it is a bank; whether all of these come out again)"""
-    truth = read_truth(folder)
-    table, same = check_bank(folder, truth)
-    return f"{folder}: {described(truth)}" + (f"\n{table}" if table else ""), same
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from bench.methods import build_variants, with_models
 from bench.metrics import best_spearman
 from bench.runner import Session, run
 from bench.tables import ceiling_text, divisor, linear_ceiling_of, linear_ceiling_text
-from bench.truth.scores import show_scores
+from bench.truth import show_scores
 from retrain.errors import UsageError
 from retrain.subsets import masks as draw
 from retrain.tasks import load_task

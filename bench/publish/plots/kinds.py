@@ -83,7 +83,7 @@ KINDS = (
     ),
     Kind(
         "tokens", "query tokens against training tokens", "examples.json of a language task",
-        "tda-bench inspect tokens --task pythia14m --show 5", draw_tokens,
+        "tda-bench inspect tokens --task pythia14m --methods bif ekfac --top 5", draw_tokens,
         ("fig:lang-main", "fig:p2.8B", "fig:p14M-1", "fig:p14M-2", "fig:ekfac_vs_bif_grid", "fig:bif_tokenwise_grid"),
     ),
 )  # fmt: skip

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from baselines.method import load_method
+from bench.inspect import token_texts
 from bench.inspect.__main__ import main
-from bench.inspect.tokens import score_tokens, strongest_of_each_query, token_texts
+from bench.inspect.tokens import score_tokens
 from bench.scoring import AttributionProblem
-from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.tasks import load_task
 from tests.helpers.tiny_language import save_both, write_text
@@ -45,16 +45,6 @@ def test_the_same_seed_gives_the_same_numbers_whatever_was_drawn_before(name: st
             np.testing.assert_array_equal(one.measures[measure], other.measures[measure])
 
 
-def test_each_query_goes_with_what_moves_it_most(question: Any, model: Any) -> None:
-    method = load_method("gradsim")
-    places = strongest_of_each_query(question, method, model, CPU, num_queries=3, num_trains=10)
-    assert [query for query, _ in places] == [0, 1, 2]
-    everything = strongest_of_each_query(question, method, model, CPU, num_queries=8, num_trains=24)
-    assert all(train < 24 for _, train in everything)
-    with pytest.raises(UsageError, match="gradsim has no scores of single tokens"):
-        score_tokens(question, method, model, CPU, places)
-
-
 def test_the_tasks_own_tokenizer_says_what_a_token_is(tmp_path: Path, question: Any) -> None:
     text = write_text(tmp_path / "text.jsonl", 40)
     pythia = load_task(
@@ -69,12 +59,13 @@ def test_the_tasks_own_tokenizer_says_what_a_token_is(tmp_path: Path, question: 
     assert token_texts(SimpleNamespace(), large, 0) == ["#70", "#50000", "#3"]
 
 
-def test_examples_shows_what_token_scores_has(tmp_path: Path, question: Any) -> None:
+def test_two_methods_make_the_record_of_a_figure(tmp_path: Path, question: Any) -> None:
     settings = [word for name, value in SMALL.items() for word in ("--set", f"tinylm.{name}={value}")]
     settings += [word for name, value in SAMPLING.items() for word in ("--set", f"bif.{name}={value}")]
-    command = ["tokens", "--task", "tinylm", *settings, "--device", "cpu", "--show", "2"]
+    command = ["tokens", "--task", "tinylm", *settings, "--device", "cpu", "--top", "2"]
+    command += ["--methods", "bif", "ekfac"]
     assert main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]) == 0
-    content = json.loads((tmp_path / "out" / "tinylm-seed1" / "examples.json").read_text())
+    content = json.loads((tmp_path / "out" / "examples.json").read_text())
     assert content["num_draws"] == 12
     assert len(content["pairs"]) == 2
     attributed = question.attributed_indices()

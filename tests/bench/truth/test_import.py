@@ -10,9 +10,9 @@ import pytest
 from bench.cli import lds_main as main
 from bench.publish.leaderboard import rows
 from bench.schema import RunRecord
+from bench.truth import score_files
 from bench.truth.__main__ import main as truth
 from bench.truth.folder import read_truth
-from bench.truth.scores import score_files
 from retrain.safe_files import read_checked
 
 NUM_SUBSETS, NUM_TRAIN, NUM_QUERIES = 40, 30, 7
@@ -80,7 +80,7 @@ def test_the_conventions_matter(world: dict[str, Any]) -> None:
     """Taken with the wrong sign, or left-out ids for kept ones, the same files give a negative score."""
     arguments = sources(world)
     score = [str(world["folder"] / "scores.npy")]
-    _, out = run_import(world, *arguments["trak"], "--values-are", "loss")
+    _, out = run_import(world, "arrays", *arguments["trak"][1:])
     assert score_files(read_truth(out), score)["rows"][0]["lds"] < -0.95
     as_if_kept = save(world, "left-out.npy", np.stack([np.flatnonzero(~row) for row in world["masks"]]))
     train = ["--num-train", str(NUM_TRAIN)]
