@@ -92,10 +92,8 @@ def test_a_poisoned_label_is_found_first(tmp_path: Path) -> None:
     experiment = Experiment(task=POISON, methods=("gradsim", "kfac", "trak"), queries=5, settings="default")
     session = scoring_session(experiment, Execution(cache=str(tmp_path), progress=False))
     ((_, found),) = score_methods(session).items()
-    for one in found:
-        own = one.self_influence()
-        assert own is not None
-        assert int(own.argmax()) == 14, one.variant.label
+    first = [None if (own := one.self_influence()) is None else int(own.argmax()) for one in found]
+    assert first == [14] * 3
 
 
 def test_self_influence_is_influence_on_oneself(tmp_path: Path) -> None:
@@ -114,11 +112,9 @@ def test_self_influence_is_influence_on_oneself(tmp_path: Path) -> None:
 
 
 def test_the_command_ranks_methods_beside_the_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "mislabel", "--task", LOGISTIC, "--set", f"{LOGISTIC}.num_train=120", "--settings", "default", "--cluster",
-        "inline",
-    ]  # fmt: skip
-    words += ["--methods", "gradsim", "random", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]
+    words = ["mislabel", "--task", LOGISTIC, "--set", f"{LOGISTIC}.num_train=120", "--settings", "default"]
+    words += ["--cluster", "inline", "--methods", "gradsim", "random", "--cache", str(tmp_path / "cache"), "--out"]
+    words += [str(tmp_path / "runs")]
     assert main(words) == 0
     printed = capsys.readouterr()
     assert "skipped random: it has no self-influence" in printed.err
@@ -129,17 +125,6 @@ def test_the_command_ranks_methods_beside_the_controls(tmp_path: Path, capsys: p
     assert values["gradsim"] > 0.85
     board = {row.label: row for row in rows(tmp_path / "runs") if row.metric == "mislabel AUC"}
     assert board[RANDOM_ORDER].rank == "3"
-
-
-def test_queries_play_no_part_and_are_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    for option in ("--queries", "--query-split"):
-        with pytest.raises(SystemExit) as stop:
-            main(["mislabel", option, "3"])
-        assert stop.value.code == 2
-        assert f"unknown option {option}" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["mislabel", "--help"])
-    assert "--quer" not in capsys.readouterr().out
 
 
 def test_wrong_labels_reach_cifar10s_own_training(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
 """The last tables of the questions beside LDS: explained, no wider than a screen, nothing undefined passed over."""
 
 import math
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from bench import tables
-from bench.evaluations import best_first
 from bench.evaluations.agreement import show as show_agreement
 from bench.evaluations.removal import change_cell, show_brittleness
 
@@ -38,25 +36,12 @@ def test_what_never_flips_is_a_lower_bound_without_an_interval() -> None:
     assert second.split() == ["random", ">=", "20.00", "%", "-", "0", "of", "3"]
 
 
-def test_undefined_values_come_last() -> None:
-    rows = [{"value": value} for value in (math.nan, 0.1, 0.9)]
-    assert [row["value"] for row in sorted(rows, key=best_first)][:2] == [0.9, 0.1]
-
-
-@dataclass
-class Found:
-    detail: dict[str, Any] = field(default_factory=dict)
-    truth: str = "1 queries, 40 attributed examples"
-    task: Any = field(default_factory=lambda: SimpleNamespace(description="a task", protocol="p"))
-
-
 def test_agreement_has_no_negative_zero_and_no_interval_of_nan() -> None:
     place = {"seed": 1, "alpha_attribution": 1.0, "normalised": False, "label": "a", "against": "b"}
     cell = place | {"metric": "overlap", "at": 0.1, "size": 4, "value": -0.001, "ci_low": math.nan, "ci_high": math.nan}
-    text = show_agreement(Found({"cells": [cell]}))  # type: ignore[arg-type]
+    known = {"truth": "1 queries, 40 attributed examples", "task": SimpleNamespace(description="a task", protocol="p")}
+    text = show_agreement(SimpleNamespace(detail={"cells": [cell]}, **known))  # type: ignore[arg-type]
     assert "no intervals: too few queries" in text
     assert "0.1 by chance" in text
     assert "-0.00" not in text
     assert "nan" not in text
-    text = show_agreement(Found({"cells": [cell | {"ci_low": -0.1, "ci_high": 0.1}]}))  # type: ignore[arg-type]
-    assert "95 % intervals at most +-0.100" in text

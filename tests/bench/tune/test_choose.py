@@ -84,13 +84,6 @@ def test_what_would_choose_nothing_is_refused_before_anything_is_made(
     assert not (tmp_path / "tune").exists()
 
 
-def test_settings_of_ones_own_that_are_not_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TDA_BENCH_TUNED", str(tmp_path / "typo"))
-    execution = Execution(device="cpu", cache=str(tmp_path / "cache"), progress=False)
-    with pytest.raises(UsageError, match="typo, which is no folder"):
-        run(Experiment(task=PLANTED, alpha=0.5, subsets=12, replicates=1, methods="ekfac"), execution)
-
-
 def test_no_reported_query_and_no_reported_subset_is_seen(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,8 +106,6 @@ def test_no_reported_query_and_no_reported_subset_is_seen(
     monkeypatch.setattr(subsets, "mask", mask)
     monkeypatch.setattr(scoring, "problem_of", problem)
     assert main([*arguments, "--methods", "ekfac", "--tries", "2"]) == 0
-    from retrain.tasks import load_task
-
     reported = set(load_task(PLANTED).query_indices("report").tolist())
     assert streams
     assert asked
@@ -245,10 +236,6 @@ def test_several_jobs_try_settings_at_once_to_the_same_end(arguments: list[str],
     assert found["local reasons"] == found["inline reasons"]
     campaigns = [json.loads(path.read_text()) for path in (tmp_path / "local" / ".jobs").glob("*/batch.json")]
     assert any(campaign["name"].endswith("settings") and campaign["num_units"] == 4 for campaign in campaigns)
-
-
-def test_what_has_nothing_to_tune_is_itself_under_any_settings() -> None:
-    assert settings_of(load_method("gradsim"), Digits(), "tuned")[0] == "default"
 
 
 def test_a_later_file_adds_methods_and_changes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
