@@ -14,6 +14,7 @@ one run of the method has thousands of draws of one small posterior.
 
 import argparse
 import hashlib
+import itertools
 import logging
 import math
 import tempfile
@@ -171,8 +172,8 @@ def relative_distance(found: Tensor, expected: Tensor) -> float:
 # ---- what is measured ----
 
 
-def measured(task: LogisticCopies, n_beta: float, draws: int, seed: int, store: Store) -> list[dict[str, Any]]:
-    """Distances at every number of draws, from one run of the method, kept in the cache."""
+def measured(task: LogisticCopies, n_beta: float, draws: int, seed: int, store: Store) -> dict[int, float]:
+    """The distance at every number of draws, from one run of the method, kept in the cache."""
     config = {
         "task": task.config, "n_beta": n_beta, "draws": draws, "seed": seed, "damping": DAMPING, "step": STEP_LENGTH,
         "burn_in": BURN_IN, "code": code_fingerprint(),
@@ -180,9 +181,9 @@ def measured(task: LogisticCopies, n_beta: float, draws: int, seed: int, store: 
     entry = store.read("limit", config)
     if entry is None:
         found = distances(task, sampled_losses(task, n_beta, draws, seed), n_beta)
-        entry = store.write("limit", config, {name: np.array([one[name] for one in found]) for name in found[0]}, {})
-    counts, apart = (entry.arrays[name].tolist() for name in ("draws", "distance"))
-    return [{"n_beta": n_beta, "draws": n, "distance": d} for n, d in zip(counts, apart, strict=True)]
+        arrays = {"draws": np.array(list(found)), "distance": np.array(list(found.values()))}
+        entry = store.write("limit", config, arrays, {})
+    return dict(zip(entry.arrays["draws"].tolist(), entry.arrays["distance"].tolist(), strict=True))
 
 
 def sampled_losses(task: LogisticCopies, n_beta: float, draws: int, seed: int) -> Tensor:
@@ -210,48 +211,47 @@ def sampled_losses(task: LogisticCopies, n_beta: float, draws: int, seed: int) -
     return torch.cat([train.reshape(shape), queries.reshape(shape)], -1).transpose(0, 1)
 
 
-def distances(task: LogisticCopies, losses: Tensor, n_beta: float) -> list[dict[str, Any]]:
-    """Of ever larger groups of copies: the root mean square over the groups of a size."""
+def distances(task: LogisticCopies, losses: Tensor, n_beta: float) -> dict[int, float]:
+    """Draws of ever larger groups of copies -> the root mean square over the groups of that size."""
     expected = task.damped_influence(DAMPING)
-    found, groups = [], 2 ** int(math.log2(task.copies // 8))
+    found, groups = {}, 2 ** int(math.log2(task.copies // 8))
     while groups >= 1:
         size = task.copies // groups
-        parts = [losses[g * size : (g + 1) * size] for g in range(groups)]
-        apart = [
-            relative_distance(
-                -n_beta * covariance(part[..., task.num_train :], part[..., : task.num_train], "pooled")[0], expected
-            )
-            for part in parts
-        ]
-        found.append({"draws": size * losses.shape[1], "distance": float(np.sqrt(np.mean(np.square(apart))))})
+        apart = []
+        for part in losses[: groups * size].split(size):
+            estimate = covariance(part[..., task.num_train :], part[..., : task.num_train], "pooled")[0]
+            apart.append(relative_distance(-n_beta * estimate, expected))
+        found[size * losses.shape[1]] = root_mean_square(apart)
         groups //= 2
     return found
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+def root_mean_square(values: Sequence[float]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def slope(points: Sequence[Mapping[str, float]], axis: str) -> float:
+    """Of the distance, both on logarithmic scales."""
+    at, apart = ([one[name] for one in points] for name in (axis, "distance"))
+    return float(np.polyfit(np.log(at), np.log(apart), 1)[0])
 
 
 def make_record(
     task: LogisticCopies, n_betas: Sequence[float], draws: int, seeds: Sequence[int], store: Store
 ) -> dict[str, Any]:
+    expected = task.damped_influence(DAMPING)
     exact = [
-        {
-            "n_beta": n_beta,
-            "distance": relative_distance(n_beta * task.exact_bif(n_beta, DAMPING), task.damped_influence(DAMPING)),
-        }
+        {"n_beta": n_beta, "distance": relative_distance(n_beta * task.exact_bif(n_beta, DAMPING), expected)}
         for n_beta in n_betas
     ]
-    runs = [(n_beta, seed) for n_beta in n_betas for seed in seeds]
     by_size: dict[tuple[float, int], list[float]] = {}
-    for n_beta, seed in bar(runs, desc="chains", unit="run"):
-        for one in measured(task, n_beta, draws, seed, store):
-            by_size.setdefault((one["n_beta"], one["draws"]), []).append(one["distance"])
+    for n_beta, seed in bar(list(itertools.product(n_betas, seeds)), desc="chains", unit="run"):
+        for count, distance in measured(task, n_beta, draws, seed, store).items():
+            by_size.setdefault((n_beta, count), []).append(distance)
     sampled = [
-        {"n_beta": n_beta, "draws": count, "distance": float(np.sqrt(np.mean(np.square(apart)))),
-         "low": min(apart), "high": max(apart)}
+        {"n_beta": n_beta, "draws": count, "distance": root_mean_square(apart), "low": min(apart), "high": max(apart)}
         for (n_beta, count), apart in by_size.items()
-    ]  # fmt: skip
+    ]
     last = [one for one in sampled if one["n_beta"] == max(n_betas)]
     return {
         "task": "logistic regression",
@@ -264,8 +264,8 @@ def make_record(
         "exact": exact,
         "sampled": sampled,
         "slopes": {
-            "n_beta": {"theory": -1.0, "measured": slope([e["n_beta"] for e in exact], [e["distance"] for e in exact])},
-            "draws": {"theory": -0.5, "measured": slope([s["draws"] for s in last], [s["distance"] for s in last])},
+            "n_beta": {"theory": -1.0, "measured": slope(exact, "n_beta")},
+            "draws": {"theory": -0.5, "measured": slope(last, "draws")},
         },
     }  # fmt: skip
 
@@ -274,18 +274,15 @@ def limit_table(record: Mapping[str, Any]) -> str:
     """Distances by n_beta; of several seeds their root mean square, with the smallest and the largest beside it."""
     most = max(one["draws"] for one in record["sampled"])
     at_most = {one["n_beta"]: one for one in record["sampled"] if one["draws"] == most}
-    seeds = len(record["config"]["seeds"])
-    header, lines = ["n_beta", "exact BIF", f"{most:,} draws", f"range of {seeds} seeds"], []
+    header, lines = ["n_beta", "exact BIF", f"{most:,} draws", f"range of {len(record['config']['seeds'])} seeds"], []
     for one in record["exact"]:
         sampled = at_most[one["n_beta"]]
-        ends = interval(sampled["low"], sampled["high"], 4) if seeds > 1 else "-"
+        ends = interval(sampled["low"], sampled["high"], 4)
         lines.append([f"{one['n_beta']:g}", number(one["distance"], 4), number(sampled["distance"], 4), ends])
     found = [f"{record['description']}: relative distance of BIF to the damped influence function"]
-    found.append(table(header if seeds > 1 else header[:3], lines if seeds > 1 else [line[:3] for line in lines], 0))
+    found.append(table(header, lines, 0))
     for axis, slopes in record["slopes"].items():
         found.append(f"slope in {axis}: {slopes['measured']:.2f} measured, {slopes['theory']:.2f} in theory")
-    if seeds == 1:
-        found.append("one seed: --seeds 1 2 3 says how much another would differ")
     return "\n".join(found)
 
 

@@ -55,8 +55,8 @@ def test_a_gaussian_posterior_has_the_slope_of_the_draws() -> None:
     root = torch.linalg.cholesky(torch.linalg.inv(precision))
     noise = torch.randn(task.copies, 16, 3, generator=generator, dtype=torch.float64)
     found = distances(task, task.losses_at(task.minimum + noise @ root.T), n_beta)
-    assert [one["draws"] for one in found] == [128, 256, 512, 1024, 2048, 4096, 8192]
-    slope = np.polyfit(np.log([one["draws"] for one in found]), np.log([one["distance"] for one in found]), 1)[0]
+    assert list(found) == [128, 256, 512, 1024, 2048, 4096, 8192]
+    slope = np.polyfit(np.log(list(found)), np.log(list(found.values())), 1)[0]
     assert abs(slope + 0.5) < 0.1
 
 
