@@ -30,9 +30,9 @@ import numpy as np
 import pandas as pd
 
 import bench.schema as schema
-from bench.additive import is_known, pooled_linear_ceiling
 from bench.identity import AXES, Identity, give_names, place
 from bench.metrics import MANY_SEEDS, PooledCeiling, average_ranks, mean_and_standard_error, pooled_ceiling
+from bench.metrics.linear import is_known, pooled_linear_ceiling
 from retrain.errors import UsageError
 from retrain.safe_files import (
     PassingFileError,

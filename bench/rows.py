@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 
 import bench.metrics as metrics
-from bench.additive import linear_numbers, retrains_alone, unlimited_numbers
+from baselines.method import Method
+from baselines.support.nested import NONE
 from bench.ground_truth import GroundTruth
 from bench.methods import Variant
+from bench.metrics import LDS, best_spearman, linear_ceiling, unlimited_retrains
+from bench.metrics.linear import MINIMUM_SUBSETS_LINEAR
 from bench.scoring import Prediction
 from bench.tables import RunRows
 from retrain.subsets import REPLAYED
@@ -34,6 +37,8 @@ PAIR_COLUMNS = [
     "within_groups_low", "within_groups_high", "p_value_within_groups", "run_id",
 ]  # fmt: skip
 MANY_NUMBERS = 5_000_000  # subsets x queries x metrics from which starting threads pays
+LINEAR = ("linear_ceiling", "linear_low", "linear_high", "linear_share", "linear_subsets", "run_over_mean")
+AT_UNLIMITED = ("unlimited_ceiling", "unlimited_low", "unlimited_high", "unlimited_share", "unlimited_from")
 CHEAPER = 8  # a difference of two that are known than a score
 
 Made = tuple[str, bool]  # label, normalised
@@ -221,3 +226,48 @@ def on_all_cores(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], nu
         return [function(*arguments) for function, arguments in calls]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return [made.result() for made in [pool.submit(function, *arguments) for function, arguments in calls]]
+
+
+# ---- how much is additive ----
+
+
+def linear_numbers(truth: GroundTruth, further: GroundTruth | None, queries: np.ndarray) -> dict[str, Any]:
+    """Of what LDS is measured against: the mean over the reported subsets' replicates."""
+    masks, losses, present = truth.masks, truth.losses[:, :, queries], truth.present
+    if further is not None:
+        once = np.zeros((len(losses), *further.losses[0][:, queries].shape), dtype=losses.dtype)
+        once[0] = further.losses[0][:, queries]
+        there = np.zeros(once.shape[:2], dtype=bool)
+        there[0] = further.present[0]
+        masks, losses = np.concatenate([masks, further.masks]), np.concatenate([losses, once], axis=1)
+        present = np.concatenate([present, there], axis=1)
+    if len(masks) < MINIMUM_SUBSETS_LINEAR:
+        return dict.fromkeys(LINEAR)
+    found = linear_ceiling(masks, losses, present=present)
+    run, signal = found.share_of_run, found.share_of_signal
+    larger = 1.0  # a share of a single run's variance is a larger one of the mean's, which has less noise
+    if signal is not None and 0 < run.share < signal.share:
+        noiseless = run.share / signal.share
+        larger = 1 / (noiseless + (1 - noiseless) * float((1 / truth.present.sum(axis=0)).mean()))
+    shares = [larger * value for value in (run.share, run.ci_low, run.ci_high)]
+    if not math.isfinite(shares[0]):
+        return dict.fromkeys(LINEAR)
+    return dict(zip(LINEAR, [*map(best_spearman, shares), shares[0], len(masks), larger], strict=True))
+
+
+def unlimited_numbers(
+    scores: Mapping[int, LDS], num_examples: int, linear: Mapping[str, Any]
+) -> dict[str, float | int | None]:
+    """scores: number of retrains -> LDS of regression on so many without a prior; the most of them say it best."""
+    if not scores or linear["run_over_mean"] is None:
+        return dict.fromkeys(AT_UNLIMITED)
+    most = max(scores)
+    ends = (scores[most].lds_corrected, scores[most].ci_low, scores[most].ci_high)
+    found = unlimited_retrains(ends, most, num_examples, run_over_mean=linear["run_over_mean"])
+    return dict(zip(AT_UNLIMITED, [found.ceiling, found.ci_low, found.ci_high, found.share, most], strict=True))
+
+
+def retrains_alone(method: Method, alpha: float) -> int:
+    """On how many subsets, drawn like those that are reported, it rests, and on nothing else; 0: on other things."""
+    count, kept = method.extra_retrains()
+    return count if getattr(method, "prior", None) == NONE and kept in (0.0, alpha) else 0

@@ -16,7 +16,7 @@ import numpy as np
 from tabulate import tabulate
 
 import bench.metrics as metrics
-from bench.additive import is_known, pooled_linear_ceiling
+from bench.metrics.linear import is_known, pooled_linear_ceiling
 from bench.publish import compare
 
 if TYPE_CHECKING:  # tables of records are read without torch, and numbers are written without pandas

@@ -11,8 +11,9 @@ many more training examples than subsets. STATISTICS.md derives it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -327,3 +328,26 @@ def additive_share(explained: float, num_retrains: int, num_examples: int) -> fl
 def pearson_of(spearman: float) -> float:
     """Of jointly normal values."""
     return 2.0 * math.sin(math.pi / 6.0 * spearman)
+
+
+# ---- of records ----
+
+WIDEST = 0.2  # interval that is shown
+
+
+def is_known(numbers: Mapping[str, Any]) -> bool:
+    """Whether one seed's linear ceiling is known well enough to be read; in records of old it is not there.
+
+    Ends are cut at 0 and 1: one that lies there says that the interval is wider than it looks.
+    """
+    low, high = numbers.get("linear_low"), numbers.get("linear_high")
+    return low is not None and high is not None and 0 < low <= high < 1 and high - low <= WIDEST
+
+
+def pooled_linear_ceiling(shares: Sequence[float], noise: float) -> float:
+    """Of the seeds' mean share; NaN where it is above their noise ceiling, if that is known.
+
+    What an additive score could have is no more than what any prediction could: one above it is chance.
+    """
+    found = best_spearman(float(np.mean(shares)))
+    return math.nan if found > noise else found

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.additive import LINEAR, is_known, linear_numbers
 from bench.experiment import Execution, Experiment, read_experiment
 from bench.ground_truth import GroundTruth
 from bench.methods import build_variants, with_models
 from bench.metrics import best_spearman
+from bench.metrics.linear import is_known
+from bench.rows import LINEAR, linear_numbers
 from bench.runner import Session, run
 from bench.tables import ceiling_text, divisor, linear_ceiling_of, linear_ceiling_text
 from bench.truth import show_scores

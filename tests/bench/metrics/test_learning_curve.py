@@ -8,10 +8,10 @@ import torch
 
 from baselines.method import load_method
 from baselines.support.subset_regression import regress
-from bench.additive import AT_UNLIMITED, linear_numbers, retrains_alone, unlimited_numbers
 from bench.metrics import best_spearman, linear_datamodelling_score, unlimited_retrains
 from bench.metrics.lds import LDS
 from bench.metrics.linear import additive_share
+from bench.rows import AT_UNLIMITED, linear_numbers, retrains_alone, unlimited_numbers
 from bench.tables import linear_ceiling_text
 from tests.bench.test_ensembles import EXAMPLES, QUERIES, truth
 
