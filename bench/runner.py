@@ -24,11 +24,19 @@ import torch
 
 from baselines.support.memory import refuse_if_too_large
 from bench.experiment import Execution, Experiment
-from bench.ground_truth import GroundTruth, assemble, make_units, obtain
+from bench.ground_truth import (
+    EXTRA_RETRAINS,
+    AttributionProblem,
+    GroundTruth,
+    assemble,
+    extra_retrain_units,
+    largest_plans,
+    make_units,
+    obtain,
+)
 from bench.measure import cpu_threads, now
 from bench.methods import Variant, build_variants, with_models
 from bench.metrics import MINIMUM_SUBSETS
-from bench.problem import EXTRA_RETRAINS, AttributionProblem, extra_retrain_units, largest_plans
 from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, versions
 from bench.rows import COLUMNS, PAIR_COLUMNS, add_rows
 from bench.schema import RunRecord

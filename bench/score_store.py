@@ -29,8 +29,8 @@ from baselines.method import Attribution, Method, Problem, load_method
 from baselines.support.kept_rows import KEPT_ROWS, KeptRows
 from bench.arguments import Parser, add_method_arguments, add_task_arguments, at_least, check_out, run_cli, share
 from bench.experiment import execution_of, experiment_of
+from bench.ground_truth import AttributionProblem
 from bench.measure import metered
-from bench.problem import AttributionProblem
 from bench.runner import Session
 from bench.scoring import problem_of, refuse_edited
 from bench.tables import bytes_text, duration, table

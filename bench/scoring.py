@@ -32,10 +32,9 @@ from baselines.method import (
     load_method,
     no_progress,
 )
-from bench.ground_truth import RecentlyRead, obtain, stamp_of
+from bench.ground_truth import AttributionProblem, RecentlyRead, obtain, obtain_extra_retrains, stamp_of
 from bench.measure import Cost, measure, metered
 from bench.prediction import subset_sums
-from bench.problem import AttributionProblem, obtain_extra_retrains
 from retrain.errors import UsageError
 from retrain.jobs import Unit, run_units
 from retrain.outputs import LOSS, output_slope

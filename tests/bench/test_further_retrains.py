@@ -14,9 +14,8 @@ from baselines.kfac import KFAC
 from baselines.method import Problem, load_method
 from baselines.support.nested import nested_method
 from bench import Execution, Experiment, read_experiment, run
-from bench.ground_truth import RecentlyRead, base_model
+from bench.ground_truth import RecentlyRead, base_model, seconds_of
 from bench.methods import build_variants
-from bench.problem import seconds_of
 from bench.runner import Session, dry_run
 from bench.scoring import problem_of
 from retrain.errors import UsageError
