@@ -27,11 +27,11 @@ import re
 import secrets
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from retrain.processes import host_name, process_alive, process_started
 from retrain.safe_files import PassingFileError, SafeFileError, make_folder, matching, read_checked, remove_folder
@@ -52,33 +52,18 @@ DRAFT_SECONDS = 86400.0  # a draft older than this was left by a killed process
 LEASE_NAME = re.compile(rf"({KIND.pattern})\.([0-9a-f]{{1,64}})")
 
 
-class HolderContent(Struct, forbid_unknown_fields=True):
-    """What a lease's file holds: see `Holder`."""
+class Holder(Struct, frozen=True, forbid_unknown_fields=True):
+    """The process that holds a lease, as the lease's file has it."""
 
     host: Annotated[str, Meta(max_length=200)]
     pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     started: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    job: JobOrNone
-    restart: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    token: Annotated[str, matching("[0-9a-f]{1,64}")]
-    since: Annotated[float, Meta(ge=0, le=1e11)]
-    batch: Annotated[str, matching(f"({BATCH_ID.pattern})?")]
-    work: Annotated[str, matching("[0-9a-f]{0,64}")] = ""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """The process that holds a lease."""
-
-    host: str
-    pid: int
-    started: int
-    job: str = ""
-    restart: int = 0
-    token: str = ""
-    since: float = 0.0
-    batch: str = ""
-    work: str = ""  # what earlier attempts had saved when it began: see ResumeState.mark
+    job: JobOrNone = ""
+    restart: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    token: Annotated[str, matching("[0-9a-f]{0,64}")] = ""
+    since: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    batch: Annotated[str, matching(f"({BATCH_ID.pattern})?")] = ""
+    work: Annotated[str, matching("[0-9a-f]{0,64}")] = ""  # what was saved when it began: see ResumeState.mark
 
     @classmethod
     def this_process(cls, batch: str = "", work: str = "") -> Holder:
@@ -173,7 +158,7 @@ class Leases:
         lease = previous = None
         _MINE.add(mine.token)  # before anybody can see it
         try:
-            draft.write_text(json.dumps(asdict(mine)))
+            draft.write_text(json.dumps(structs.asdict(mine)))
             for _ in range(10):
                 if _appear(draft, path):
                     lease = Lease(path, mine, previous)
@@ -351,7 +336,7 @@ def _see(path: Path) -> _SeenLease | None:
     try:
         status = os.lstat(path)
         mark = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)
-        return _SeenLease(Holder(**read_checked(path, HolderContent, 65536)), status.st_mtime, mark)
+        return _SeenLease(Holder(**read_checked(path, Holder, 65536)), status.st_mtime, mark)
     except PassingFileError:
         # It cannot be read just now. Whoever has it keeps it; a watcher sees no change by that.
         return _SeenLease(UNKNOWN, time.time(), mark)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from retrain.errors import UsageError, error_line
-from retrain.jobs.unit import EventLog, JobBatch, Unit
+from retrain.jobs.unit import EventLog, JobBatch, Unit, utf8
 from retrain.leases import Holder, Leases
 from retrain.progress import Progress, beside_bars
 from retrain.resume import ResumeState
@@ -146,7 +146,7 @@ def failure(error: Exception, batch: JobBatch | None, unit: Unit, key: str) -> A
     where = [f"the traceback is in {log}"] if log is not None else text.strip().splitlines()[-LOG_LINES:]
     lines = [first, *indented(where)]
     name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    return Attempt("failed", reason=_utf8("\n".join(lines)), error=_utf8(name)[:200], place=_utf8(place)[:5000])
+    return Attempt("failed", reason=utf8("\n".join(lines)), error=utf8(name)[:200], place=utf8(place)[:5000])
 
 
 def blamed(error: BaseException) -> tuple[str, int]:
@@ -220,11 +220,6 @@ def _log_traceback(text: str, batch: JobBatch | None, unit: Unit, key: str) -> P
     except (OSError, UnwritableStoreError):
         return None
     return path
-
-
-def _utf8(text: str) -> str:
-    """Text that any log takes: a message may hold bytes that are no characters."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def tail(path: Path, offset: int = 0) -> list[str]:

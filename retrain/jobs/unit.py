@@ -170,8 +170,9 @@ class JobBatch:
         text = "".join(json.dumps({"key": key, **unit.to_json()}) + "\n" for key, unit in units.items())
         digest = hashlib.sha256(text.encode()).hexdigest()
         content = {
-            "name": _text(name), "cluster": cluster, "run": run, "num_units": len(units), "units_sha256": digest,
-            "command": _text(this_command()), "process": process_name(), "started": time.time(),
+            "name": utf8(name)[:100_000], "cluster": cluster, "run": run, "num_units": len(units),
+            "units_sha256": digest, "command": utf8(this_command())[:100_000], "process": process_name(),
+            "started": time.time(),
         }  # fmt: skip
         self.subfolder("events")
         try:
@@ -316,6 +317,6 @@ def new_run() -> str:
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + secrets.token_hex(3)
 
 
-def _text(text: str) -> str:
-    """Text that can be read back: an argument of the command line may hold bytes that are no characters."""
-    return text[:100_000].encode("utf-8", "backslashreplace").decode()
+def utf8(text: str) -> str:
+    """Text that any log takes: a message or an argument may hold bytes that are no characters."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -7,6 +7,8 @@ from retrain.task import Task
 
 # One file's classes, which differ in their defaults.
 PRESETS = {
+    "digits": "digits:Digits",
+    "smooth_digits": "digits:SmoothDigits",
     "language": "language:Language",
     "pythia14m": "language:Pythia14M",
     "smollm2": "language:SmolLM2",

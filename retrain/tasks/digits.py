@@ -27,8 +27,12 @@ NUM_IMAGES = 1797
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(Task):
-    """1,200 training images; the other 597 are queries. `scratch` retrains from the base model's initial weights."""
+    """digits: scikit-learn's 1,797 handwritten 8x8 digits and a narrow ResNet-9
 
+    1,200 training images; the other 597 are queries. `scratch` retrains from the base model's initial weights.
+    """
+
+    preset: ClassVar[str] = "digits"
     version: ClassVar[int] = 1
     default_replicates: ClassVar[int] = 2
     cpu_threads: ClassVar[int] = 1
@@ -117,3 +121,25 @@ class Digits(Task):
 def rise_and_fall(progress: float, peak: float = 0.23) -> float:
     """The learning rate's share of its maximum: up to 1 at `peak` of the training, then down to 0."""
     return progress / peak if progress < peak else (1 - progress) / (1 - peak)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothDigits(Digits):
+    """smooth_digits: The digits with a training that depends smoothly on its data, for methods that differentiate it
+
+    The digits' gradient jumps wherever a maximum moves from one pixel to the next, and their learning rate magnifies
+    whatever differs: after 160 steps a change of one weight by a millionth is as large as the weights. Here pooling
+    takes means, and learning rates are a fifth. Ilyas and Engstrom (2025) call this "metasmoothness".
+    """
+
+    preset: ClassVar[str] = "smooth_digits"
+
+    learning_rate: float = 0.2
+
+    def build_model(self, seed: int) -> nn.Module:
+        model = super().build_model(seed)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, nn.MaxPool2d):
+                parent, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(parent), leaf, nn.AvgPool2d(module.kernel_size))
+        return model

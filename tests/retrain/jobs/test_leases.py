@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from msgspec import structs
 
 from retrain import leases as leases_module
 from retrain.jobs import run_units
@@ -41,7 +42,7 @@ def planted(leases, age=0.0, **values):
     path = leases.path("numbers", "b" * 20)
     path.parent.mkdir(exist_ok=True)
     alive = os.getppid()  # this process knows what it holds itself
-    holder = {**vars(Holder.this_process()), "pid": alive, "started": process_started(alive), **values}
+    holder = {**structs.asdict(Holder.this_process()), "pid": alive, "started": process_started(alive), **values}
     path.write_text(json.dumps(holder))
     os.utime(path, (time.time() - age,) * 2)
     return path
