@@ -1,4 +1,7 @@
-"""Hostile files in a cache: batches, lists of units, events and jobs; none leads out of it, none is believed."""
+"""Hostile files in a cache: batches, lists of units, events and jobs; none leads out of it, none is believed.
+
+What is no sound JSON at all is refused by one reader for all of them: `tests/retrain/test_safe_files.py`.
+"""
 
 import json
 import os
@@ -43,7 +46,6 @@ BATCHES = {
     "empty": lambda p: replace(p, ""),
     "a list": lambda p: replace(p, "[]"),
     "no JSON": lambda p: replace(p, "{"),
-    "deep": lambda p: replace(p, "[" * 100_000),
     "large": lambda p: os.truncate(p, 2**40),
     "a link": lambda p: to_link(p, "/etc/passwd"),
     "a pipe": to_pipe,
@@ -56,12 +58,8 @@ BATCHES = {
     "units are a list": lambda p: edit(p, units_sha256=["x"]),
     "units are missing": lambda p: edit(p, units_sha256="0" * 64),
     "started is text": lambda p: edit(p, started="x"),
-    "started is endless": lambda p: replace(p, p.read_text().replace('"started": ', '"started": ' + "9" * 400)),
-    "started infinite": lambda p: replace(p, p.read_text().replace('"started": ', '"started": 1e999')),
     "cluster leads out": lambda p: edit(p, cluster="../x"),
-    "half a character": lambda p: edit(p, name="\ud800"),
     "a field more": lambda p: edit(p, folder="/etc"),
-    "twice": lambda p: replace(p, p.read_text().replace('"name"', '"run": "x", "name"')),
 }
 
 
@@ -120,10 +118,7 @@ UNIT_LINES = {
     "call with blanks": {"call": "os:system ('x')"},
     "call with relative dots": {"call": "..evil:main"},
     "a field more": {"extra": 1},
-    "deep": "[" * 100_000,
-    "endless number": '{"key": ' + "9" * 5000 + "}",
     "long": '{"key": "' + "x" * 5_000_000 + '"}',
-    "binary": "\x00\x01\x02",
 }
 
 
@@ -159,9 +154,6 @@ EVENTS = {
     "no time": {"time": None},
     "time is text": {"time": "now"},
     "time is negative": {"time": -1},
-    "time is endless": '{"event": "done", "time": ' + "9" * 400 + "}",
-    "time is infinite": '{"event": "done", "time": 1e999}',
-    "time is NaN": '{"event": "done", "time": NaN}',
     "seconds are text": {"seconds": "x"},
     "seconds are negative": {"seconds": -1.0},
     "key leads out": {"key": "../../x"},
@@ -171,10 +163,6 @@ EVENTS = {
     "reason is a table": {"reason": {}},
     "job leads out": {"job": "../../x"},
     "job is an option": {"job": "--all"},
-    "half a character": {"reason": "\ud800"},
-    "twice": '{"event": "done", "time": 1, "time": 2}',
-    "deep": "[" * 100_000,
-    "binary": "\x00\x01",
 }
 
 

@@ -239,7 +239,7 @@ def test_stopping_keeps_what_is_finished_and_says_so(store, log, cluster, stop):
 
 
 def test_workers_end_with_a_killed_driver_whatever_they_do(store, log):
-    """One that holds Python's lock cannot notice the end of its stdin."""
+    """One that holds Python's lock cannot notice the end of its pipe."""
     process = driver(store, 2, "local", action="grip", diary=log)
     wait_for(lambda: len(diary(log)) == 2, process)
     assert len(workers_of(store)) == 2
