@@ -342,7 +342,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def work(arguments: argparse.Namespace) -> int:
     if arguments.command == "check":
-        found = [check_folder(Path(folder)) for folder in arguments.folder]
+        folders = [folder for folder in arguments.folder if Path(folder).is_dir()]  # a README lies beside the banks
+        found = [check_folder(Path(folder)) for folder in folders or arguments.folder]
         print("\n\n".join(text for text, _ in found))
         return 0 if all(same for _, same in found) else 1
     check_out(arguments.out)
