@@ -162,16 +162,16 @@ class Session:
 
     def scorer(self, variant: Variant, seed: int, share: float) -> Scorer:
         """Of the first alpha, where a method's scores depend on it, and of the base model."""
-        return Ensemble.first(self.scorers(variant, seed, share)[0][0])
+        return self.scorers(variant, seed, share)[0][0].members[0]
 
-    def scorers(self, variant: Variant, seed: int, share: float) -> list[tuple[Scorer | Ensemble, list[Plan]]]:
+    def scorers(self, variant: Variant, seed: int, share: float) -> list[tuple[Ensemble, list[Plan]]]:
         """With the plans that each answers for: one for all, or one an alpha for a method that retrains by itself."""
-        question, found = self.question(seed, share), dict[str, tuple[Scorer | Ensemble, list[Plan]]]()
+        question, found = self.question(seed, share), dict[str, tuple[Ensemble, list[Plan]]]()
         for plan in self.plans(seed, share):
             asked = question.of(variant.method, plan, variant.reference)
             made = Scorer(asked, variant.method, self.store, self.execution.device, self.execution.keep_scores)
             alike = str((asked.extra_retrain_plan, asked.reference))
-            found.setdefault(alike, (Ensemble.of(made, variant.models), []))[1].append(plan)
+            found.setdefault(alike, (Ensemble(made, variant.models), []))[1].append(plan)
         return list(found.values())
 
     def base_units(self, seeds: Sequence[int]) -> list[Unit]:
@@ -197,7 +197,7 @@ class Session:
         found: dict[str, Unit] = {}
         for variant in self.active:
             for scorer, _ in [one for block in blocks for one in self.scorers(variant, *block)]:
-                for member in scorer.members if isinstance(scorer, Ensemble) else [scorer]:
+                for member in scorer.members:
                     if member.question.reference is not None:
                         unit = member.question.model_unit(self.execution.device)
                         found[unit.key] = unit
@@ -248,7 +248,7 @@ class Session:
     def score(self) -> dict[Block, list[tuple[Variant, list[Prediction]]]]:
         """Every variant's predictions, one a plan. One that fails is reported, and the others go on."""
         redo = self.execution.force or self.execution.rescore
-        waiting: list[tuple[Block, Variant, list[tuple[Scorer | Ensemble, list[Plan], list[Unit]]]]] = []
+        waiting: list[tuple[Block, Variant, list[tuple[Ensemble, list[Plan], list[Unit]]]]] = []
         for block in self.blocks:
             looked_at = [*self.base_units(block[:1]), *self.reference_units([block])]
             if not all(self.store.has(unit.kind, unit.config) for unit in looked_at):  # only --collect
@@ -268,7 +268,7 @@ class Session:
                 found[block].append((variant, made))
         return found
 
-    def _make(self, scorers: Sequence[Scorer | Ensemble], units: list[Unit]) -> dict[str, str]:
+    def _make(self, scorers: Sequence[Ensemble], units: list[Unit]) -> dict[str, str]:
         """Key -> reason of what failed. Where several work at once, parts first: they can be made anywhere."""
         jobs: dict[str, Any] = {**ONCE, **self.execution.scoring_jobs()}
         name, failed = f"{self.task.name} scores", dict[str, str]()
@@ -292,7 +292,7 @@ class Session:
         return failed
 
     def _predictions(
-        self, variant: Variant, scorer: Any, plans: list[Plan], units: list[Unit], failed: Mapping[str, str]
+        self, variant: Variant, scorer: Ensemble, plans: list[Plan], units: list[Unit], failed: Mapping[str, str]
     ) -> list[Prediction]:
         """One a plan; none, and a word about it, where something is missing."""
         keys = [self.store.key(unit.kind, unit.config) for unit in [*units, *scorer.part_units()]]

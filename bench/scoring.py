@@ -253,32 +253,13 @@ class Scorer:
 
 
 class Ensemble:
-    """The scorers of one method at several base models, as if they were one."""
+    """The scorers of one method at one or several models, as if they were one; the first is of the base model."""
 
-    def __init__(self, members: Sequence[Scorer]):
-        self.members = members
-        self.question, self.store = members[0].question, members[0].store
-
-    @classmethod
-    def of(cls, scorer: Scorer, number: int) -> "Scorer | Ensemble":
-        if number == 1:
-            return scorer
-        others = [
-            Scorer(
-                replace(scorer.question, checkpoint=k),
-                scorer.method,
-                scorer.store,
-                scorer.device_name,
-                scorer.keep_scores,
-            )
-            for k in range(1, number)
-        ]
-        return cls([scorer, *others])
-
-    @staticmethod
-    def first(scorer: "Scorer | Ensemble") -> Scorer:
-        """The base model's own."""
-        return scorer.members[0] if isinstance(scorer, Ensemble) else scorer
+    def __init__(self, scorer: Scorer, number: int):
+        questions = [replace(scorer.question, checkpoint=k) for k in range(1, number)]
+        known = (scorer.method, scorer.store, scorer.device_name, scorer.keep_scores)
+        self.members = [scorer, *(Scorer(question, *known) for question in questions)]
+        self.question, self.store = scorer.question, scorer.store
 
     def part_units(self) -> list[Unit]:
         return [unit for member in self.members for unit in member.part_units()]
@@ -298,6 +279,8 @@ class Ensemble:
 
     def predictions(self, plans: Sequence[Plan]) -> list[Prediction]:
         """One a plan: what the mean of the models' scores predicts."""
+        if len(self.members) == 1:
+            return self.members[0].predictions(plans)
         each = [member.predictions(plans) for member in self.members]
         # A reference model's training is in its own scores' seconds; of base models, the first costs a method nothing.
         further = self.members[1:] if self.question.reference is None else []

@@ -31,7 +31,6 @@ from bench.experiment import Execution, Experiment
 from bench.ground_truth import make_units, obtain
 from bench.methods import Variant
 from bench.runner import Session
-from bench.scoring import Ensemble
 from retrain.errors import UsageError
 from retrain.subsets import INITIALISATIONS
 
@@ -133,7 +132,7 @@ def score_methods(session: Session) -> dict[SeedAndShare, list[ScoredMethod]]:
         make_units(further, session.store, progress=True, **{**jobs, "name": f"{session.task.name} further retrains"})
     for block, variant in itertools.product(session.blocks, session.active):
         for scorer, plans in session.scorers(variant, *block):
-            own = Ensemble.first(scorer)  # evaluations are about the base model alone
+            own = scorer.members[0]  # evaluations are about the base model alone
             entry = session.store.read("scores", own.config)
             if entry is not None and "scores" not in entry.arrays:  # a run that did not keep the matrix
                 own.forget(plans, fits=False)
