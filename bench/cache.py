@@ -15,7 +15,6 @@ computed again. Caches are merged by copying one folder over another.
 """
 
 import argparse
-import fnmatch
 import itertools
 import json
 import math
@@ -52,7 +51,7 @@ CONFIG_WIDTH = 120  # characters of a configuration in a list
 
 
 def config_of(info: EntryInfo) -> dict[str, Any]:
-    """An entry's configuration, unverified: for display and for --match."""
+    """An entry's configuration, unverified: for display."""
     try:
         content = read_json(info.path / ENTRY_FILE)
     except SafeFileError:
@@ -62,12 +61,10 @@ def config_of(info: EntryInfo) -> dict[str, Any]:
 
 
 def chosen(store: Store, arguments: argparse.Namespace) -> Iterator[EntryInfo]:
-    """The entries that --kind, --older-than and --match describe."""
+    """The entries that --kind and --older-than describe."""
     now = time.time()
     for info in store.entries(arguments.kind):
         if arguments.older_than is not None and now - info.modified() < arguments.older_than * 86400:
-            continue
-        if arguments.match and not fnmatch.fnmatch(canonical_json(config_of(info)), f"*{arguments.match}*"):
             continue
         yield info
 
@@ -149,7 +146,7 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
         folders += [path for batch in idle if (path := private_path(batch)) is not None and path.is_dir()]
     elif arguments.what == "work":
         folders = [work.path for work in chosen_work(store, arguments) if (work.kind, work.key) not in held]
-    elif arguments.what or arguments.kind or arguments.older_than is not None or arguments.match:
+    elif arguments.what or arguments.kind or arguments.older_than is not None:
         infos = list(chosen(store, arguments))
         what = f"{len(infos):,} entries ({bytes_text(sum(info.num_bytes() for info in infos))})"
         if agreed(infos, what, arguments):
@@ -157,7 +154,7 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
                 store.remove_key(info.kind, info.key)
         return 0
     else:
-        raise StoreError(f"say what to delete: --kind, --older-than, --match, or one of {', '.join(PRUNED)}")
+        raise StoreError(f"say what to delete: --kind, --older-than, or one of {', '.join(PRUNED)}")
     what = f"{len(folders):,} folders of {arguments.what} ({bytes_text(sum(map(folder_bytes, folders)))})"
     if agreed(folders, what, arguments):
         for folder in folders:
@@ -329,7 +326,6 @@ def make_parser() -> argparse.ArgumentParser:
     which = Parser(add_help=False)
     which.add_argument("--kind", help="only entries of this kind, e.g. retrain, model, scores")
     which.add_argument("--older-than", type=days, metavar="DAYS", help="only entries written before so many days")
-    which.add_argument("--match", help="only entries whose configuration contains this, e.g. '\"alpha\":0.1'")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("summary", parents=[common], help="entries and bytes by kind (the default)")
     state = commands.add_parser("status", parents=[common], help="what is done, running, failed and missing")

@@ -5,7 +5,7 @@
     tda-bench store ask FOLDER --inputs new.npz --out scores    # arrays `inputs` and `targets`
 
 The folder holds the model, each method's fit and, where its scores are inner products, the training examples'
-gradients as the method has them, up to `--most-gib`; larger ones are computed again, which a GPU does faster than a
+gradients as the method has them, up to 4 GiB; larger ones are computed again, which a GPU does faster than a
 disk reads them. The task's data is not in it. What is asked of it costs no fit, and has the fresh run's scores.
 """
 
@@ -50,6 +50,7 @@ from retrain.safe_files import (
 from retrain.units import choose_device, task_from, task_specification
 
 CONTENT, MODEL, FIT, ROWS = "store.json", "model-{}.safetensors", "fit.safetensors", "rows.npy"
+MOST_BYTES = 4 * 2**30  # of gradients kept, for each method
 
 
 class KeptMethod(msgspec.Struct):
@@ -81,7 +82,7 @@ class Answer:
 # ---- into the folder ----
 
 
-def make_store(session: Session, folder: str | Path, most_bytes: float) -> list[list[str]]:
+def make_store(session: Session, folder: str | Path, most_bytes: float = MOST_BYTES) -> list[list[str]]:
     """A line a method: its label, what a fresh run took, and what is kept of it."""
     folder = make_folder(folder)
     (block,) = session.blocks
@@ -195,7 +196,6 @@ def make_parser() -> argparse.ArgumentParser:
     add = making.add_argument
     add("--seed", dest="seeds", nargs=1, type=at_least(0), help="the base model's, as in lds (default: 1)")
     add("--alpha-attribution", nargs=1, type=share, help="share of the training set (default: the task's)")
-    add("--most-gib", type=float, default=4.0, help="of gradients kept, for each method (default: %(default)s)")
     add("--out", required=True, metavar="FOLDER", help="where the store is made")
     making.set_defaults(alpha=[0.5], queries=1)  # nothing is retrained, and a query makes every gradient needed
     asking = commands.add_parser("ask", help="score new queries")
@@ -221,7 +221,7 @@ def make_command(arguments: argparse.Namespace) -> int:
     check_out(arguments.out)
     session = Session(experiment_of(arguments), execution_of(arguments))
     session.report_skipped()
-    lines = make_store(session, arguments.out, arguments.most_gib * 2**30)
+    lines = make_store(session, arguments.out)
     print(table(["method", "queries", "fresh run", "kept"], lines))
     return 0
 
