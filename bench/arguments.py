@@ -73,24 +73,20 @@ class Parser(argparse.ArgumentParser):
 # ---- types of arguments ----
 
 
-def fraction(text: str) -> float:
+def fraction(text: str, or_all: bool = False) -> float:
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f'"{text}" is no number; expected a fraction such as 0.1') from None
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is out of range; expected a fraction above 0 and below 1")
+    if not 0 < value < 1 and not (or_all and value == 1):
+        most = "at most 1" if or_all else "below 1"
+        raise argparse.ArgumentTypeError(f"{text} is out of range; expected a fraction above 0 and {most}")
     return value
 
 
 def share(text: str) -> float:
     """A fraction that may be all."""
-    try:
-        return 1.0 if float(text) == 1 else fraction(text)
-    except ValueError:
-        return fraction(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(str(error).replace("below 1", "at most 1")) from None
+    return fraction(text, or_all=True)
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
@@ -218,11 +214,6 @@ def options_by_owner(settings: Sequence[str]) -> dict[str, dict[str, str]]:
             raise UsageError(f'--set takes NAME.OPTION=VALUE, for example --set bif.chains=4, not "{setting}"')
         found.setdefault(owner, {})[option] = value
     return found
-
-
-def options_of(name: str, settings: Sequence[str]) -> dict[str, str]:
-    """The --set options addressed to `name`."""
-    return options_by_owner(settings).get(name, {})
 
 
 def task_words(
