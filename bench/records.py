@@ -688,3 +688,19 @@ def read_recorded(folder: str | Path, truth_sha256: str) -> Recorded | None:
         label, _, kind = name.rpartition("/")
         ranks[label, kind == "normalised"] = values.astype(np.float64)
     return Recorded(ranks, list(record["methods"]), list(record["rows"]))
+
+
+# ---- answers: what a question beside LDS came to ----
+
+ANSWERS_FILE = "answers.json"
+TOPS = (0.01, 0.05)  # of which a precision is told, beside the share of the labels that was flipped
+
+
+def amount_asked(record: Mapping[str, Any], at: float | None) -> float | None:
+    """The share that was asked for, where `at` is what came of it in whole examples: seeds differ by one or two."""
+    if at is None:
+        return None
+    config = record["config"]
+    asked = config.get("shares") or ([*TOPS, config["share"]] if "share" in config else [])
+    nearest = min(asked, key=lambda share: abs(share - at), default=at)
+    return nearest if abs(nearest - at) <= 0.1 * nearest else at

@@ -10,14 +10,15 @@ import argparse
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
 
 from baselines.method import Attribution
-from bench.answers import MetricResult
 from bench.arguments import (
     RUNS,
     add_cluster_arguments,
@@ -30,9 +31,13 @@ from bench.arguments import (
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import make_units, obtain
 from bench.methods import Variant
+from bench.records import ANSWERS_FILE, DISTRIBUTIONS, provenance, run_id_of, save_record, versions
 from bench.runner import Session
+from bench.schema import AnswersRecord
 from retrain.errors import UsageError
+from retrain.safe_files import one_line
 from retrain.subsets import INITIALISATIONS
+from retrain.task import Task
 
 ScoreKind = Literal["raw", "normalised"]
 SCORE_CHOICES: dict[str, tuple[ScoreKind, ...]] = {
@@ -40,6 +45,73 @@ SCORE_CHOICES: dict[str, tuple[ScoreKind, ...]] = {
 }  # fmt: skip
 SeedAndShare = tuple[int, float]
 Value = TypeVar("Value")
+
+
+@dataclass
+class MetricResult:
+    """What a run of such a question found, as plain data.
+
+    A row is one number of one method: `metric`, `at` (the share that was removed, the k of a precision; null where
+    there is one number), `value` with its interval, and whether more of it is better. `ground` is what decides the
+    truth it was held against: rows of records with different grounds are never compared.
+    """
+
+    question: str  # removal, mislabelled, calibration, leave-one-out
+    task: Task
+    variants: Sequence[Variant]
+    asked: Mapping[str, Any]  # the options of the run, as they stand in the record
+    ground: Mapping[str, Any]  # what decides the truth beside the task
+    truth: str  # the same in a few words, for a caption
+    device: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    detail: dict[str, Any] = field(default_factory=dict)  # what else the question's own tables and figures show
+    skipped: dict[str, str] = field(default_factory=dict)  # label -> why
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was asked for beyond what there is; said, and not recorded
+    seconds: float = 0.0
+    run_id: str = ""
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "task": self.task.config,
+            "methods": [variant.describe() for variant in self.variants],
+            **self.asked,
+            "versions": {name: version for name, version in versions().items() if name in DISTRIBUTIONS},
+        }
+
+    def assign_run_id(self) -> None:
+        """Its id: of what was asked, by which code, and of what came out."""
+        if self.run_id:
+            return
+        self.run_id = run_id_of(self.question, self.config(), self.ground, self.rows, self.pairs, self.detail)
+        for row in [*self.rows, *self.pairs]:
+            row["run_id"] = self.run_id
+
+    def frame(self) -> pd.DataFrame:
+        return pd.DataFrame(self.rows)
+
+    def save(self, out: str | Path, command: str = "") -> Path:
+        """Writes answers.json, and its rows and pairs as CSV, to a folder of the run's own: see `save_record`."""
+        self.assign_run_id()
+        record = {
+            "run_id": self.run_id,
+            "question": self.question,
+            "command": command,
+            "description": one_line(self.task.description, 2000),
+            "truth": one_line(self.truth, 2000),
+            "ground": dict(self.ground),
+            "config": self.config(),
+            **provenance(self.device),
+            "seconds": round(self.seconds, 2),
+            **{name: getattr(self, name) for name in ("rows", "pairs", "detail", "skipped", "problems")},
+        }
+        path = Path(out) / self.run_id / ANSWERS_FILE
+        tables = {"pairs.csv": pd.DataFrame(self.pairs), "answers.csv": self.frame()}
+        return save_record(path, record, AnswersRecord, tables)
+
+
+# ---- arguments, scores, rows ----
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import MetricResult
 from bench.arguments import fraction
 from bench.evaluations import (
     SCORE_CHOICES,
+    MetricResult,
     add_shared_arguments,
     groups_of,
     heading,

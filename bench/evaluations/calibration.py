@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import MetricResult
 from bench.arguments import (
     RUNS,
     add_cluster_arguments,
@@ -26,6 +25,7 @@ from bench.arguments import (
 )
 from bench.evaluations import (
     SCORE_CHOICES,
+    MetricResult,
     add_scores_argument,
     best_first,
     difference,

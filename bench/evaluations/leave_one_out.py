@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import MetricResult
 from bench.arguments import at_least
 from bench.evaluations import (
     SCORE_CHOICES,
+    MetricResult,
     add_shared_arguments,
     best_first,
     difference,

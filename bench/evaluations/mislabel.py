@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import TOPS, MetricResult
 from bench.arguments import fraction
 from bench.evaluations import (
+    MetricResult,
     SeedAndShare,
     add_shared_arguments,
     control_columns,
@@ -40,6 +40,7 @@ from bench.evaluations import (
 from bench.experiment import Experiment, asked_for, execution_of
 from bench.ground_truth import base_model
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
+from bench.records import TOPS
 from bench.runner import Session
 from bench.tables import interval, number, table
 from retrain.errors import UsageError

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.answers import MetricResult
 from bench.arguments import at_least, fraction
 from bench.evaluations import (
     SCORE_CHOICES,
+    MetricResult,
     ScoredMethod,
     ScoreKind,
     SeedAndShare,

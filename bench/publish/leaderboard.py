@@ -22,13 +22,14 @@ from typing import Any
 
 import pandas as pd
 
-from bench.answers import ANSWERS_FILE, amount_asked
 from bench.identity import Identity, canonical, model_words, short_digest
 from bench.metrics import PooledCeiling
 from bench.publish import compare
 from bench.records import (
+    ANSWERS_FILE,
     DATAMODEL,
     Results,
+    amount_asked,
     ceiling_over_seeds,
     csv_text,
     last_made,

@@ -24,13 +24,13 @@ from typing import Any
 
 import pandas as pd
 
-from bench.answers import amount_asked
 from bench.identity import model_words
 from bench.publish.leaderboard import boards, rows, rows_with
 from bench.publish.values import Records, equals
 from bench.records import (
     MANY_SEEDS,
     WITHIN,
+    amount_asked,
     bars_of,
     ceiling_over_seeds,
     linear_ceiling_over_seeds,

@@ -5,11 +5,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from bench.answers import ANSWERS_FILE
 from bench.identity import file_slug, series_label
 from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, finish, handles_of, logarithmic, panel_row
 from bench.publish.plots.style import QUIET, looks
-from bench.records import Results
+from bench.records import ANSWERS_FILE, Results
 from bench.schema import AnswersRecord
 
 REMOVAL = "removal"

@@ -8,9 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from bench.answers import MetricResult
 from bench.arguments import Parser
-from bench.evaluations import removal
+from bench.evaluations import MetricResult, removal
 from bench.evaluations.__main__ import main
 from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, Bisection
 from bench.metrics.removal import Shared, mean_change, shared_variance

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench.answers import amount_asked
 from bench.publish.__main__ import main
 from bench.publish.leaderboard import LeaderboardRow, boards, rows, rows_with
+from bench.records import amount_asked
 from retrain.errors import UsageError
 from tests.helpers.synthetic_results import write_question, write_run
 
