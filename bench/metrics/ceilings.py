@@ -14,12 +14,10 @@ from numpy.typing import ArrayLike
 from bench.metrics.intervals import (
     CONFIDENCE,
     MINIMUM_SUBSETS,
-    NUM_BOOTSTRAP,
     BoolArray,
     FloatArray,
     GroupCounts,
     IntArray,
-    Sampling,
     as_replicates,
     check_num_subsets,
     normal_quantile,
@@ -77,7 +75,7 @@ class StepUp:
         return math.copysign(1.0 / (1.0 + noise * self.whole), split_half)
 
 
-def _replicate_orders(num_replicates: int, seed: int) -> Iterator[IntArray]:
+def _replicate_orders(num_replicates: int) -> Iterator[IntArray]:
     """Orders of the replicates; taken alternately they fall into two halves, the first the larger of an odd number.
 
     All the splits there are when these are no more than MOST_SPLITS, else that many at random.
@@ -93,7 +91,7 @@ def _replicate_orders(num_replicates: int, seed: int) -> Iterator[IntArray]:
             order[1::2] = [r for r in range(num_replicates) if r not in chosen]
             yield order
     else:
-        rng = np.random.default_rng([seed, 2])
+        rng = np.random.default_rng([0, 2])
         for _ in range(MOST_SPLITS):
             yield rng.permutation(num_replicates)
 
@@ -116,8 +114,6 @@ def noise_ceiling(
     *,
     present: ArrayLike | None = None,
     within: GroupCounts | None = None,
-    seed: int = 0,
-    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> Ceiling:
     """What LDS a perfect prediction could be expected to reach, from how well replicates agree with each other.
 
@@ -143,14 +139,16 @@ def noise_ceiling(
     step_up = StepUp(float((1.0 / larger).mean()), float((1.0 / (counts[replicated] - larger)).mean()), whole)
 
     # The same split for every subset, since replicates may share seeds across subsets.
-    orders, samplings = list(_replicate_orders(len(values), seed)), []
+    orders, total = list(_replicate_orders(len(values))), None
     for order in orders:
         halves = _halves(values, exists, order, replicated)
         if within is not None:
             halves = [within.take_out(half, np.float32) for half in halves]
-        samplings.append(sample_spearman(*halves, lost))
-    sampling = Sampling.mean(samplings)
-    interval = two_way_interval(sampling, seed=seed, num_bootstrap=num_bootstrap, correlation=True)
+        one = sample_spearman(*halves, lost)
+        total = one if total is None else total.combine(1.0, one, 1.0)
+    assert total is not None
+    sampling = total.combine(1.0 / len(orders), total, 0.0)
+    interval = two_way_interval(sampling, correlation=True)
 
     # The interval is about the value less its bias, which for nearly perfect agreement of a few subsets is larger than
     # the interval is wide: it is stretched to hold the plain value too, which is the one that is reported.

@@ -6,7 +6,7 @@ Subsets and queries are both draws. STATISTICS.md derives the interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -333,16 +333,11 @@ class Sampling:
     corrected: FloatArray  # (num_queries,), less the jackknife's bias
     influence: FloatArray  # (num_queries, num_subsets): the jackknife's, each row summing to zero
 
-    def minus(self, other: Sampling) -> Sampling:
-        return Sampling(self.plain - other.plain, self.corrected - other.corrected, self.influence - other.influence)
-
-    @classmethod
-    def mean(cls, samplings: Sequence[Sampling]) -> Sampling:
-        share = 1.0 / len(samplings)
-        return cls(
-            sum(one.plain for one in samplings) * share,
-            sum(one.corrected for one in samplings) * share,
-            sum(one.influence for one in samplings) * share,
+    def combine(self, weight: float, other: Sampling, other_weight: float) -> Sampling:
+        return Sampling(
+            weight * self.plain + other_weight * other.plain,
+            weight * self.corrected + other_weight * other.corrected,
+            weight * self.influence + other_weight * other.influence,
         )
 
     @property
@@ -379,23 +374,23 @@ def sample_spearman(truth: FloatArray, prediction: FloatArray, lost: int = 0) ->
     return Sampling(plain, corrected, influence)
 
 
-def _resampled_means(values: FloatArray, num_bootstrap: int, seed: int, side: int) -> FloatArray:
-    """(num_bootstrap,): means of `values`, (n,), drawn with replacement."""
+def _resampled_means(values: FloatArray, side: int) -> FloatArray:
+    """(NUM_BOOTSTRAP,): means of `values`, (n,), drawn with replacement."""
     n, step = len(values), max(1, _DRAWS_PER_BLOCK // len(values))
-    if num_bootstrap <= step:
-        return values[_draws(n, num_bootstrap, seed, side)].mean(axis=1)
-    rng = np.random.default_rng([seed, side])
-    sizes = [min(step, num_bootstrap - start) for start in range(0, num_bootstrap, step)]
+    if step >= NUM_BOOTSTRAP:
+        return values[_draws(n, side)].mean(axis=1)
+    rng = np.random.default_rng([0, side])
+    sizes = [min(step, NUM_BOOTSTRAP - start) for start in range(0, NUM_BOOTSTRAP, step)]
     return np.concatenate([values[rng.integers(0, n, size=(size, n))].mean(axis=1) for size in sizes])
 
 
 @lru_cache(maxsize=8)
-def _draws(n: int, num_bootstrap: int, seed: int, side: int) -> IntArray:
+def _draws(n: int, side: int) -> IntArray:
     """Made once for all methods and pairs of a run, which share their resamples anyway."""
-    return np.random.default_rng([seed, side]).integers(0, n, size=(num_bootstrap, n))
+    return np.random.default_rng([0, side]).integers(0, n, size=(NUM_BOOTSTRAP, n))
 
 
-def two_way_interval(sampling: Sampling, *, seed: int, num_bootstrap: int, correlation: bool) -> TwoWayInterval:
+def two_way_interval(sampling: Sampling, *, correlation: bool) -> TwoWayInterval:
     """The two-way bootstrap interval of STATISTICS.md; `correlation` asks for Fisher's z scale."""
     defined = ~np.isnan(sampling.plain)
     num_queries, num_subsets = int(defined.sum()), sampling.influence.shape[1]
@@ -426,11 +421,11 @@ def two_way_interval(sampling: Sampling, *, seed: int, num_bootstrap: int, corre
         0.5 * (min(num_queries, num_subsets) - 1),
     )
 
-    deviation = _resampled_means(corrected - centre, num_bootstrap, seed, 0)
+    deviation = _resampled_means(corrected - centre, 0)
     deviation *= math.sqrt(num_queries / (num_queries - 1))
     if shared > 0.0:
         scale = math.sqrt(shared / observed * num_subsets / (num_subsets - 1))
-        deviation += scale * _resampled_means(by_subset, num_bootstrap, seed, 1)
+        deviation += scale * _resampled_means(by_subset, 1)
     tail = 0.5 * (1.0 - CONFIDENCE)
     stretch = t_quantile(1.0 - tail, degrees_of_freedom) / normal_quantile(1.0 - tail)
     low, high = (stretch * float(end) for end in np.quantile(deviation, [tail, 1.0 - tail]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,7 +11,6 @@ from numpy.typing import ArrayLike
 from bench.metrics.ceilings import Ceiling, noise_ceiling
 from bench.metrics.intervals import (
     MINIMUM_SUBSETS,
-    NUM_BOOTSTRAP,
     FloatArray,
     GroupCounts,
     Sampling,
@@ -78,33 +76,21 @@ def lds_across_queries(truth: ArrayLike, prediction: ArrayLike) -> float:
     return mean_of_defined(spearman_columns(truth[:, finite].T, prediction[:, finite].T))
 
 
-def linear_datamodelling_score(
-    truth: ArrayLike,
-    prediction: ArrayLike,
-    *,
-    within: GroupCounts | None = None,
-    seed: int = 0,
-    num_bootstrap: int = NUM_BOOTSTRAP,
-) -> LDS:
+def linear_datamodelling_score(truth: ArrayLike, prediction: ArrayLike, *, within: GroupCounts | None = None) -> LDS:
     """LDS of one method, with its interval over subsets and queries; truth, prediction: (num_subsets, num_queries).
 
     The interval is for infinitely many subsets: where the bias exceeds the error, `lds` can lie outside, and
     `lds_corrected` lies inside. within: the groups' counts, for LDS within groups.
     """
-    return sampled_score(truth, prediction, within=within, seed=seed, num_bootstrap=num_bootstrap)[0]
+    return sampled_score(truth, prediction, within=within)[0]
 
 
 def sampled_score(
-    truth: ArrayLike,
-    prediction: ArrayLike,
-    *,
-    within: GroupCounts | None = None,
-    seed: int = 0,
-    num_bootstrap: int = NUM_BOOTSTRAP,
+    truth: ArrayLike, prediction: ArrayLike, *, within: GroupCounts | None = None
 ) -> tuple[LDS, Sampling]:
     """As `linear_datamodelling_score`, with the sampling that `difference_of_samplings` compares with others'."""
     sampling = _sample(truth, prediction, within)
-    interval = two_way_interval(sampling, seed=seed, num_bootstrap=num_bootstrap, correlation=True)
+    interval = two_way_interval(sampling, correlation=True)
     score = LDS(
         lds=interval.mean,
         ci_low=interval.low,
@@ -140,8 +126,6 @@ def paired_difference(
     prediction_b: ArrayLike,
     *,
     within: GroupCounts | None = None,
-    seed: int = 0,
-    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> Difference:
     """LDS of method a minus LDS of method b on the same truth: positive when a predicts better.
 
@@ -149,15 +133,13 @@ def paired_difference(
     """
     named = (("prediction_a", prediction_a), ("prediction_b", prediction_b))
     samplings = [_sample(truth, prediction, within, name) for name, prediction in named]
-    return difference_of_samplings(*samplings, seed=seed, num_bootstrap=num_bootstrap)
+    return difference_of_samplings(*samplings)
 
 
-def difference_of_samplings(
-    first: Sampling, second: Sampling, *, seed: int = 0, num_bootstrap: int = NUM_BOOTSTRAP
-) -> Difference:
+def difference_of_samplings(first: Sampling, second: Sampling) -> Difference:
     """As `paired_difference`, of what `sampled_score` gave for two predictions of one truth."""
-    sampling = first.minus(second)
-    interval = two_way_interval(sampling, seed=seed, num_bootstrap=num_bootstrap, correlation=False)
+    sampling = first.combine(1.0, second, -1.0)
+    interval = two_way_interval(sampling, correlation=False)
     centre, p_value = interval.mean - interval.bias, math.nan
     if interval.standard_error > 0.0:
         p_value = 2.0 * t_above(abs(centre) / interval.standard_error, interval.degrees_of_freedom)
@@ -225,8 +207,6 @@ def score_arrays(
     *,
     groups: ArrayLike | None = None,
     present: ArrayLike | None = None,
-    seed: int = 0,
-    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> ArrayScore:
     """The linear datamodelling score of `scores`, with its 95 % interval over subsets and queries.
 
@@ -247,16 +227,15 @@ def score_arrays(
         hint = "; they are transposed" if predicted.shape == expected[::-1] else ""
         raise ValueError(f"scores has shape {predicted.shape}; expected {expected}: queries x training examples{hint}.")
     truth, prediction = mean_over_replicates(values, present=present), subset_sums(kept, predicted)
-    options: dict[str, Any] = {"seed": seed, "num_bootstrap": num_bootstrap}
-    result = linear_datamodelling_score(truth, prediction, **options)
+    result = linear_datamodelling_score(truth, prediction)
     counts = None if groups is None else GroupCounts.of(kept, groups)
     again = len(values) if present is None else np.asarray(present, dtype=bool).sum(axis=0)
     ceiling, within, ceiling_within = None, None, None
     if replicated := int((np.broadcast_to(again, len(kept)) >= 2).sum()) >= MINIMUM_SUBSETS:
-        ceiling = noise_ceiling(values, present=present, **options)
+        ceiling = noise_ceiling(values, present=present)
     if counts is not None:
-        within = linear_datamodelling_score(truth, prediction, within=counts, **options)
-        ceiling_within = noise_ceiling(values, present=present, within=counts, **options) if replicated else None
+        within = linear_datamodelling_score(truth, prediction, within=counts)
+        ceiling_within = noise_ceiling(values, present=present, within=counts) if replicated else None
     linear = linear_ceiling(kept, values, present=present) if len(kept) >= MINIMUM_SUBSETS_LINEAR else None
     shared = ("lds", "ci_low", "ci_high", "num_subsets", "num_queries", "num_undefined", "across_queries", "per_query")
     return ArrayScore(

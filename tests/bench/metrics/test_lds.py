@@ -201,9 +201,9 @@ def test_intervals_cover_the_truth(name):
     covered = covered_difference = 0
     for draw in range(num_draws):
         truth, better, worse = regime.draw(100, 60, np.random.default_rng([draw, 9]))
-        result = linear_datamodelling_score(truth, better, seed=draw, num_bootstrap=500)
+        result = linear_datamodelling_score(truth, better)
         covered += result.ci_low <= limit <= result.ci_high
-        difference = paired_difference(truth, better, worse, seed=draw, num_bootstrap=500)
+        difference = paired_difference(truth, better, worse)
         covered_difference += difference.ci_low <= limit - worse_limit <= difference.ci_high
     assert 0.91 <= covered / num_draws <= 0.985, f"{name}: LDS interval covers {covered / num_draws:.3f}"
     assert 0.91 <= covered_difference / num_draws <= 0.985, f"{name}: difference {covered_difference / num_draws:.3f}"
@@ -214,7 +214,7 @@ def test_few_subsets_and_queries_make_wide_intervals_not_empty_ones():
     for draw in range(50):
         regime = Regime(shared_error=0.05, own_error=0.2, noise=0.05)
         truth, prediction, _ = regime.draw(12, 7, np.random.default_rng([draw, 9]))
-        result = linear_datamodelling_score(truth, prediction, seed=draw, num_bootstrap=200)
+        result = linear_datamodelling_score(truth, prediction)
         assert result.ci_low > 0.4, f"draw {draw}: {result}"
 
 
@@ -302,7 +302,7 @@ def test_ceiling_intervals_cover():
     half = 6 / np.pi * math.asin(0.5 / 2)
     ceiling, covered = math.sqrt(2 * half / (1 + half)), 0
     for draw in range(200):
-        result = noise_ceiling(draw_replicates(2, 60, 40, seed=draw)[0], seed=draw, num_bootstrap=500)
+        result = noise_ceiling(draw_replicates(2, 60, 40, seed=draw)[0])
         covered += result.ci_low <= ceiling <= result.ci_high
     assert 180 <= covered <= 198
 

@@ -120,8 +120,8 @@ def test_intervals_cover_and_group_counts_of_others_are_refused() -> None:
         masks, losses, scores, _ = draw(seed)
         counts, truth = GroupCounts.of(masks, GROUPS), losses.mean(axis=0)
         predictions = [masks @ one.T for one in scores]
-        score = linear_datamodelling_score(truth, predictions[0], within=counts, num_bootstrap=300)
-        difference = paired_difference(truth, *predictions, within=counts, num_bootstrap=300)
+        score = linear_datamodelling_score(truth, predictions[0], within=counts)
+        difference = paired_difference(truth, *predictions, within=counts)
         covered += [
             score.ci_low <= limits[0] <= score.ci_high,
             difference.ci_low <= limits[0] - limits[1] <= difference.ci_high,
