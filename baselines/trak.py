@@ -49,6 +49,16 @@ class Features:
     kernels: list[dict[str, float]] = field(default_factory=list)
 
 
+@dataclass
+class Kept:
+    """What new queries need of it, without traker: each model's features times its inverse kernel, and the rest."""
+
+    features: list[Tensor]  # (train, projection)
+    loss_slopes: Tensor  # (train, 1): the mean over models of traker's Q
+    scale: Tensor  # (train,)
+    kernels: list[dict[str, float]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TRAK(Method):
     version: ClassVar[int] = 2
@@ -170,39 +180,34 @@ class TRAK(Method):
         return arrays
 
     def pack_answer(self, state: Features) -> Mapping[str, Tensor]:
-        """With the features times the inverse kernel, whose ridge is chosen."""
-        arrays = dict(self.pack_fit(state))
+        """As `Kept` has it, for the ridge that was chosen; a dense projection is traker's own."""
+        if self.projector == "dense":
+            return self.pack_fit(state)
+        arrays, slopes = {"scale": self._train_scale(state.traker)}, torch.zeros(())
         for model_id, kernel in enumerate(state.kernels):
             state.traker.saver.load_current_store(model_id)
             arrays[f"features|{model_id}"] = _tensor(state.traker.saver.current_store["features"])
             arrays[f"kernel|{model_id}"] = torch.tensor([kernel[name] for name in KERNEL], dtype=torch.float64)
-        return arrays
+            slopes = slopes + _tensor(state.traker.saver.current_store["out_to_loss"])
+        return {**arrays, "loss_slopes": slopes / len(state.kernels)}
 
-    def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Features:
+    def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Features | Kept:
+        if "loss_slopes" in arrays:
+            kernels = [dict(zip(KERNEL, arrays[f"kernel|{k}"].tolist(), strict=True)) for k in range(self.checkpoints)]
+            features = [arrays[f"features|{k}"] for k in range(self.checkpoints)]
+            return Kept(features, arrays["loss_slopes"], arrays["scale"], kernels)
         features = self._empty(problem)
         for model_id, weights in enumerate(features.weights):
             features.traker.load_checkpoint(weights, model_id=model_id)
-            names = [name for name in ("grads", "out_to_loss", "features") if f"{name}|{model_id}" in arrays]
-            own = {name: arrays[f"{name}|{model_id}"].numpy() for name in names}
+            own = {name: arrays[f"{name}|{model_id}"].numpy() for name in ("grads", "out_to_loss")}
             _put(features.traker.saver.current_store, slice(None), own)
-            features.traker.saver.model_ids[model_id]["is_finalized"] = int("features" in own)
             features.traker.saver.serialize_current_model_id_metadata()
-        features = self._finished(features)
-        if kept := [arrays[name] for name in sorted(arrays) if name.startswith("kernel|")]:
-            features.kernels = [dict(zip(KERNEL, values.tolist(), strict=True)) for values in kept]
-        return features
+        return self._finished(features)
 
     # ---- scores ----
 
-    def score(self, problem: Problem, state: Features) -> Attribution:
-        traker = state.traker
-        for model_id, weights in enumerate(state.weights):
-            traker.start_scoring_checkpoint("queries", weights, model_id=model_id, num_targets=len(problem.queries))
-            for inputs, targets in self._batches(problem, problem.queries, f"trak: queries {model_id + 1}"):
-                traker.score(batch=(inputs, targets), num_samples=len(inputs))
-        with _quiet():
-            by_train = torch.from_numpy(traker.finalize_scores(exp_name="queries").copy())  # (train, q)
-        scale = self._train_scale(traker)
+    def score(self, problem: Problem, state: Features | Kept) -> Attribution:
+        by_train, scale, projection = (self._kept_scores if isinstance(state, Kept) else self._scores)(problem, state)
         with torch.no_grad():
             slopes = torch.cat(
                 [
@@ -212,8 +217,35 @@ class TRAK(Method):
             )
         chosen = torch.as_tensor(problem.attributed_indices if problem.pool is None else range(len(by_train)))
         scores = by_train[chosen].T.float() * slopes[:, None].float()
-        diagnostics = {"projection": traker.proj_dim, "kernels": state.kernels}
+        diagnostics = {"projection": projection, "kernels": state.kernels}
         return Attribution(scores=scores.contiguous(), train_scale=scale[chosen], diagnostics=diagnostics)
+
+    def _scores(self, problem: Problem, state: Any) -> tuple[Tensor, Tensor, int]:
+        """(train, q), each training example's scale, and the projection's dimension."""
+        traker = state.traker
+        for model_id, weights in enumerate(state.weights):
+            traker.start_scoring_checkpoint("queries", weights, model_id=model_id, num_targets=len(problem.queries))
+            for inputs, targets in self._batches(problem, problem.queries, f"trak: queries {model_id + 1}"):
+                traker.score(batch=(inputs, targets), num_samples=len(inputs))
+        with _quiet():
+            by_train = torch.from_numpy(traker.finalize_scores(exp_name="queries").copy())
+        return by_train, self._train_scale(traker), traker.proj_dim
+
+    @torch.no_grad()
+    def _kept_scores(self, problem: Problem, state: Any) -> tuple[Tensor, Tensor, int]:
+        """The same, as traker adds them up."""
+        total = torch.zeros(len(state.loss_slopes), len(problem.queries))
+        for model_id, features in enumerate(state.features):
+            further = model_id and problem.checkpoint is not None
+            model = problem.checkpoint(model_id) if further else problem.model  # type: ignore[misc]
+            gradients = PerExampleGradients(model, problem.task.loss_function.model_output)
+            projector = self.make_projector(gradients.dimension, features.shape[1], problem)
+            rows = [
+                projector.project(gradients(batch), model_id) / gradients.dimension**0.5
+                for batch in self._batches(problem, problem.queries, f"trak: queries {model_id + 1}")
+            ]
+            total += (features.to(problem.device) @ torch.cat(rows).T).cpu()
+        return total / len(state.features) * state.loss_slopes, state.scale, state.features[0].shape[1]
 
     def _train_scale(self, traker: Any) -> Tensor:
         """sqrt of each training example's kernel norm times its weight Q: the scale of its column of scores."""

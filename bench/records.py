@@ -34,6 +34,7 @@ from bench.identity import AXES, Identity, give_names, place
 from bench.metrics import MANY_SEEDS, PooledCeiling, average_ranks, mean_and_standard_error, pooled_ceiling
 from bench.metrics.linear import is_known, pooled_linear_ceiling
 from retrain.errors import UsageError
+from retrain.outputs import LOSS
 from retrain.safe_files import (
     PassingFileError,
     SafeFileError,
@@ -303,7 +304,7 @@ class Results:
                 for one in known["ceilings"]
             ]
             out = RunRows(**{**known, "ceilings": ceilings})
-            parts.append(f"run {run_id}{show(out, record.get('description') or '', told_protocol(record), wide)}")
+            parts.append(f"run {run_id}{show(out, record.get('description') or '', setting_of(record), wide)}")
         return "\n\n".join([*parts, *self.problems]) or f"{self.folder}: no runs"
 
     def save(self, out: str | Path) -> Path:
@@ -410,10 +411,12 @@ def load_results(folder: str | Path = "runs") -> Results:
     return results
 
 
-def told_protocol(record: Mapping[str, Any]) -> str:
-    """As a table's first line has it, with the task's version where the record has one."""
-    version = record.get("task_version")
-    return record["rows"][0].get("protocol", "") + (f", task {version}" if version else "")
+def setting_of(record: Mapping[str, Any]) -> str:
+    """As a table's first line has it: the task's version where the record has one, which the protocol is part of."""
+    if not record.get("task_version"):
+        return f"protocol {record['rows'][0].get('protocol', '')}"
+    output = record["config"].get("output", LOSS)
+    return f"task {record['task_version']}" + ("" if output == LOSS else f", output {output}")
 
 
 def last_made(path: Path) -> str:

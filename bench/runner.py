@@ -37,7 +37,7 @@ from bench.ground_truth import (
 from bench.measure import cpu_threads, now
 from bench.methods import Variant, build_variants, with_models
 from bench.metrics import MINIMUM_SUBSETS
-from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, versions
+from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, setting_of, versions
 from bench.rows import COLUMNS, PAIR_COLUMNS, add_rows
 from bench.schema import RunRecord
 from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_context
@@ -432,9 +432,9 @@ class Result:
         return self.text()
 
     def text(self, wide: bool = False) -> str:
-        measured = "" if self.experiment.output == LOSS else f", output {self.experiment.output}"
-        protocol = f"{self.task.protocol}{measured}, task {one_line(self.task.versioned_name, 200)}"
-        return show(self.out, self.task.description, protocol, wide)
+        version = one_line(self.task.versioned_name, 200)
+        setting = setting_of({"task_version": version, "config": {"output": self.experiment.output}})
+        return show(self.out, self.task.description, setting, wide)
 
     def config(self) -> dict[str, Any]:
         """What decided the numbers."""

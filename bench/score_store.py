@@ -165,12 +165,13 @@ class ScoreStore:
     def ask(self, label: str, queries: Examples) -> Answer:
         """The method's scores of these queries, whoever they are, (queries, attributed examples)."""
         method, kept, place = self.method(label), self.content.methods[label], self.folder / label
-        threads = self.task.cpu_threads
+        # Before the clock, as in a fresh run: the data, and the model that is looked at.
+        threads, train, model = self.task.cpu_threads, self.task.train_data, self.model(0)
 
         def load() -> tuple[Problem, Any]:
             rows = {KEPT_ROWS: KeptRows(place / ROWS)} if (place / ROWS).exists() else {}
             problem = Problem(
-                task=self.task, model=self.model(0), checkpoint=self.model, train=self.task.train_data, queries=queries,
+                task=self.task, model=model, checkpoint=self.model, train=train, queries=queries,
                 attributed_indices=self.question.attributed_indices(), seed=self.question.seed, device=self.device,
                 scratch=Path(scratch), shared=rows,
             )  # fmt: skip

@@ -8,6 +8,7 @@ LDS across queries, and the seconds of fit and score apart.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -138,8 +139,8 @@ class RunRows:
     tracebacks: dict[str, str] = field(default_factory=dict)  # label -> of what failed
 
 
-def show(out: RunRows, description: str, protocol: str, wide: bool = False) -> str:
-    """The tables; the words above each say what they are of."""
+def show(out: RunRows, description: str, setting: str, wide: bool = False) -> str:
+    """The tables; the words above each say what they are of. `setting` is the protocol, or the task's version."""
     import pandas as pd
 
     frame, pairs = pd.DataFrame(out.rows), out.pairs
@@ -155,8 +156,11 @@ def show(out: RunRows, description: str, protocol: str, wide: bool = False) -> s
         first = group.iloc[0]
         seeds = sorted(group["seed"].unique())
         ceilings = [c for c in out.ceilings if c["alpha"] == alpha and c["alpha_attribution"] == alpha_attribution]
+        asked = f"{description}, {setting}: alpha {alpha:g} of {alpha_attribution:g} of the training set,"
+        if setting.startswith("task "):  # an older record's line stays as it was printed
+            asked = textwrap.fill(asked, 100, break_on_hyphens=False)
         parts.append(
-            f"\n{description}, protocol {protocol}: alpha {alpha:g} of {alpha_attribution:g} of the training set,\n"
+            f"\n{asked}\n"
             f"{first['num_subsets']} subsets x {replicates_text(ceilings[0], first)}, {first['num_queries']} queries, "
             f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}; {ceiling_text(ceilings)}"
             f"{within_ceiling_text(ceilings)}{linear_ceiling_text(ceilings)}"

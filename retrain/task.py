@@ -144,7 +144,8 @@ class Task(KeyedPlugin, ABC):
         """By which a number of this task is cited, cifar10-scratch/1, with the options that are not the usual ones."""
         told = [f for f in fields(self) if f.metadata.get("key", True) and f.name != "protocol"]
         changed = [f"{f.name}={getattr(self, f.name)}" for f in told if getattr(self, f.name) != f.default]
-        return f"{self.name}-{self.protocol}/{self.version}{' with ' * bool(changed)}{','.join(changed)}"
+        version = f"{self.name.rpartition(':')[2]}-{self.protocol}/{self.version}"
+        return f"{version} with {','.join(changed)}" if changed else version
 
     @property
     def description(self) -> str:

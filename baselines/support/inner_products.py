@@ -90,7 +90,10 @@ def inner_products(
             block = torch.empty(last - first, dimension, device=device)
             for begin in range(first, last, batch_size):
                 end = min(begin + batch_size, last)
-                rows = rows_of(held, begin, end, block[begin - first : end - first])
+                place = block[begin - first : end - first]
+                rows = rows_of(held, begin, end, place)
+                if rows.data_ptr() != place.data_ptr():
+                    place.copy_(rows)
                 if holds_train and known is None:
                     scale[begin:end] = norms(rows)
             if weights is not None:

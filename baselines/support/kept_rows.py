@@ -57,9 +57,10 @@ class KeptRows:
         return self
 
     def rows(self, start: int, stop: int, out: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """Those of these examples, in `out`."""
+        """Those of these examples; in `out`, or on the CPU as they lie in the file."""
         assert self._rows is not None
         if not self.written:
             self._rows[start:stop] = make().cpu().numpy()
             return out
-        return out.copy_(torch.from_numpy(self._rows[start:stop]))
+        kept = torch.from_numpy(self._rows[start:stop])
+        return kept if out.device.type == "cpu" else out.copy_(kept)

@@ -35,7 +35,7 @@ from bench.records import (
     ceiling_over_seeds,
     linear_ceiling_over_seeds,
     over_seeds,
-    told_protocol,
+    setting_of,
     within_groups,
 )
 from bench.tables import bytes_text, interval, markdown_table, number, show
@@ -373,7 +373,7 @@ def printed_block(records: Records, places: Sequence[str], options: Mapping[str,
     ceilings = [
         {**one, "ceiling": math.nan if one["ceiling"] is None else one["ceiling"]} for one in record["ceilings"]
     ]
-    text = show(RunRows(rows=rows, ceilings=ceilings), record["description"], told_protocol(record))
+    text = show(RunRows(rows=rows, ceilings=ceilings), record["description"], setting_of(record))
     return "```text\n" + text.strip().split("\n\n")[0] + "\n```"
 
 

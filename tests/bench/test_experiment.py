@@ -49,9 +49,9 @@ def test_a_record_is_the_same_run_again(execution: Execution, tmp_path: Path) ->
     assert path.read_text() == before, "a cached rerun does not overwrite the first one's command and seconds"
     assert json.loads(before)["commit"] is None or isinstance(json.loads(before)["commit"], str)
     assert len(json.loads(before)["code"]) == 16
-    assert json.loads(before)["task_version"] == f"{PLANTED}-scratch/1"
-    assert f"task {PLANTED}-scratch/1:" in str(again)
-    assert f"task {PLANTED}-scratch/1:" in str(load_results(tmp_path / "runs"))
+    assert json.loads(before)["task_version"] == "Planted-scratch/1"
+    assert "task Planted-scratch/1:" in str(again)
+    assert "task Planted-scratch/1:" in str(load_results(tmp_path / "runs"))
 
 
 def test_other_results_have_other_ids(execution: Execution) -> None:
