@@ -20,13 +20,555 @@ with a seed of its own, at the same weights, and makes these checks:
 - `lds`: the largest LDS that the paired 95 % interval of (new - baseline) allows, at least the baseline's mean less a
   margin, which is LDS_MARGIN or what seeds alone explain, whichever is larger.
 - `lds-normalised`: the same for train-normalised scores, by the spread between seeds.
-- `cost`: processor seconds and wall seconds, both in units of calibration kernels that run before, during and after the
-  method in the same thread, at most COST_RATIO times the baseline's; what takes less than COST_SLACK seconds beyond the
-  baseline is never a miss. On a miss the method is timed up to COST_REPEATS times more. Only a timing on a quiet
-  machine can fail it: while others have the processor a miss is a warning that says so (`bench/regress/clock.py`).
-  `--cost warn` makes every miss a warning.
+- `cost`: processor seconds of fit and score (children counted, waiting not), at most COST_RATIO times what the baseline
+  would take here today, and at least COST_SLACK seconds beyond it. What it would take is recorded in units of a kernel,
+  the task's own forward and backward pass, which runs before and after the method in the same thread. On a miss the
+  method is timed up to COST_REPEATS times more, and the cheapest counts. A miss where the kernel had to wait is a
+  warning: the machine was busy. `--cost warn` makes every miss a warning.
 
 What seeds explain is Student's prediction limit for one more value, at TAIL probability a check. Changed versions or
 options are a warning, not a failure. `--junit FILE` writes JUnit XML. The limits are constants of
-`bench/regress/gate.py`.
+this file.
 """
+
+import contextlib
+import copy
+import dataclasses
+import json
+import math
+import re
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+import bench.metrics as metrics
+from baselines.method import Attribution, Method, Problem, checked_answer
+from bench.ground_truth import base_model, ground_truth
+from bench.measure import measure
+from bench.metrics.intervals import t_quantile
+from bench.prediction import subset_sums
+from bench.records import code_commit, code_fingerprint, read_pair, versions, write_pair
+from bench.scoring import AttributionProblem
+from retrain.errors import UsageError, error_line
+from retrain.jobs.tracker import blamed, shortened
+from retrain.progress import bar
+from retrain.store import Store, canonical_json
+from retrain.subsets import masks
+from retrain.task import Task
+from retrain.train import one_thread
+from retrain.units import Plan
+
+BASELINE_FORMAT = "tda-bench gate 2"
+PACKAGED = Path(__file__).resolve().parent / "baseline"
+NUM_SUBSETS, NUM_REPLICATES, ALPHA = 100, 2, 0.1
+MAX_QUERIES = 200  # of the task's baseline
+REFERENCE_QUERIES, REFERENCE_EXAMPLES = 48, 1000  # of each method's kept scores
+FIRST_RECORDED_SEED = 1000  # the gate's own runs use others
+
+TAIL = 2e-4  # chance that an unchanged method misses one check; about forty checks a run make 1 % a run
+AGREEMENT_FLOOR = 0.01  # what another processor or library version may move, even for a method without randomness
+SUSPICION, MORE_RUNS = 2.0, 2
+DRAWS_SHARE = 0.9
+LDS_MARGIN = 0.02  # a smaller drop is no reason to stop anyone
+ZERO_MARGIN = 0.01
+COST_RATIO = 2.0
+COST_REPEATS = 3
+COST_SLACK = 0.3  # processor seconds beyond the baseline that stop nobody, however short the method
+QUIET_TIMINGS = 3  # of a baseline, to be its measure by themselves
+KERNEL_BATCH, KERNEL_RUNS = 200, 5  # examples of the kernel; so often before the method, and as often after
+WAITING_RATIO = 1.15  # wall over processor seconds of the kernel, which never waits by itself
+
+CostMode = Literal["fail", "warn"]
+
+
+@dataclass(frozen=True)
+class TaskBaseline:
+    """The task's side of a baseline."""
+
+    record: dict[str, Any]
+    losses: np.ndarray  # (subsets, queries), averaged over replicates
+    masks: np.ndarray  # (subsets, n) bool
+    weights: dict[str, np.ndarray]  # the base model's
+    queries: np.ndarray  # (queries,) into the task's queries
+
+
+@dataclass(frozen=True)
+class MethodBaseline:
+    """The method's side of a baseline."""
+
+    record: dict[str, Any]
+    scores: np.ndarray  # (reference queries, reference examples): rows standardised, averaged over seeds
+    prediction: np.ndarray  # (subsets, queries) of the seed whose LDS is the median
+
+    @property
+    def values(self) -> dict[str, list[Any]]:
+        """One value a recorded seed."""
+        return self.record["values"]
+
+
+def baseline_name(task: str, label: str) -> str:
+    """The name of a method's files. Signs that tell variants apart stay: ekfac@damping=1e-4 is not 1e4."""
+    return f"{task}-" + re.sub(r"[^A-Za-z0-9_.@=,+-]+", "-", label).strip("-")
+
+
+# ---- baselines as files ----
+
+AGAIN = "; record it again with --update"
+
+
+def read_task_baseline(folder: Path, task: Task) -> TaskBaseline | None:
+    if not (folder / f"{task.name}.json").exists():
+        return None
+    record, arrays = read_pair(folder / task.name, BASELINE_FORMAT, advice=AGAIN)
+    plan = record["plan"]
+    kept = masks(plan["seed"], plan["num_subsets"], plan["alpha"], len(task.train_data))
+    weights = {name.removeprefix("weights."): value for name, value in arrays.items() if name.startswith("weights.")}
+    return TaskBaseline(record, arrays["losses"], kept, weights, arrays["queries"])
+
+
+def known_task_baseline(folder: Path, task: Task) -> TaskBaseline | None:
+    """Recorded in the folder, or else in this package: then it is copied, and nothing is retrained."""
+    for place in (folder, PACKAGED):
+        try:
+            found = read_task_baseline(place, task)
+        except UsageError:  # of an older gate: recorded again
+            continue
+        # As for gating: the code that retrained them may be older, and nobody retrains 200 models for that.
+        known, now = (found.record["task"] if found else {}, json.loads(canonical_json(task.config)))
+        if found is not None and known | {"source": ""} == now | {"source": ""}:
+            folder.mkdir(parents=True, exist_ok=True)
+            for ending in (".safetensors", ".json") if place != folder else ():
+                shutil.copyfile(place / f"{task.name}{ending}", folder / f"{task.name}{ending}")
+            return found
+    return None
+
+
+def record_task(folder: Path, task: Task, store: Store) -> TaskBaseline:
+    """Retrains where the store does not have it, and records the result."""
+    plan = Plan(alpha=ALPHA, alpha_attribution=1.0, seed=1, num_subsets=NUM_SUBSETS, replicates=NUM_REPLICATES)
+    found = ground_truth(task, plan, store, "cpu")
+    _, entry = base_model(task, plan.seed, store, "cpu")
+    question = AttributionProblem(task=task, seed=plan.seed, alpha_attribution=1.0, max_queries=MAX_QUERIES)
+    queries = question.query_indices()
+    losses = found.losses[:, :, queries]
+    record = {
+        "task": json.loads(canonical_json(task.config)),
+        "plan": {"alpha": ALPHA, "seed": plan.seed, "num_subsets": NUM_SUBSETS, "replicates": NUM_REPLICATES},
+        "ceiling": metrics.noise_ceiling(losses).ceiling,
+    }
+    arrays = {"losses": losses.mean(axis=0).astype(np.float32), "queries": queries.astype(np.int64)}
+    arrays |= {f"weights.{name}": np.asarray(value) for name, value in entry.arrays.items()}
+    write_pair(folder / task.name, BASELINE_FORMAT, arrays, record | made_by())
+    return TaskBaseline(record, arrays["losses"], found.masks, dict(entry.arrays), queries)
+
+
+def made_by() -> dict[str, Any]:
+    return {"versions": versions(), "commit": code_commit(), "code": code_fingerprint()}
+
+
+def has_method_baseline(folder: Path, task: str, label: str) -> bool:
+    return (folder / f"{baseline_name(task, label)}.json").exists()
+
+
+def read_method_baseline(folder: Path, task: str, label: str) -> MethodBaseline:
+    if not has_method_baseline(folder, task, label):
+        raise UsageError(
+            f"no baseline of {label} on {task} in {folder}; write it with --update, or name one with --against"
+        )
+    record, arrays = read_pair(folder / baseline_name(task, label), BASELINE_FORMAT, advice=AGAIN)
+    return MethodBaseline(record, arrays["scores"].astype(np.float32), arrays["prediction"])
+
+
+# ---- one run of a method ----
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One run of one method: seconds of the wall and of the processor, and those of one run of the kernel."""
+
+    seconds: float
+    cpu_seconds: float
+    kernel_seconds: dict[str, float]
+    kernel_cpu_seconds: dict[str, float]
+    busy: str = ""  # why the machine counts as busy; empty where it was quiet
+
+    @property
+    def kernel(self) -> float:
+        return self.kernel_cpu_seconds["training"]  # older baselines have another kernel, too
+
+
+def clocks() -> np.ndarray:
+    """Seconds: wall, and this process's processor time with that of its children."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return np.array([time.perf_counter(), time.process_time() + children.ru_utime + children.ru_stime])
+
+
+@dataclass
+class Sample:
+    prediction: np.ndarray  # (subsets, queries)
+    rows: np.ndarray  # (reference queries, reference examples)
+    lds: float
+    lds_normalised: float | None
+    zeros: float
+    num_not_finite: int
+    timing: Timing
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+class GateRunner:
+    """A task at its recorded weights, ready to run methods on one thread, so that the number of cores is no matter."""
+
+    def __init__(self, task: Task, recorded: TaskBaseline):
+        if task.config["data"] != recorded.record["task"]["data"]:
+            raise UsageError(
+                f"the data of task {task.name} are not those of the baseline; record it again with --update, or leave "
+                "it out with --task"
+            )
+        self.task, self.recorded = task, recorded
+        self.device = torch.device("cpu")
+        self.model = task.build_model(0)
+        weights = {name: torch.from_numpy(np.array(value)) for name, value in recorded.weights.items()}
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError:
+            raise UsageError(
+                f"the recorded weights do not fit the model of task {task.name}, which has changed; "
+                "record its baseline again with --update"
+            ) from None
+        self.model.eval()
+        n, q = len(task.train_data), len(recorded.queries)
+        self.reference_queries, self.reference_examples = _evenly(q, REFERENCE_QUERIES), _evenly(n, REFERENCE_EXAMPLES)
+        examples = task.train_data.select(range(min(KERNEL_BATCH, n)))
+        self.batch, self.kernel_model = (examples.inputs, examples.targets), copy.deepcopy(self.model)
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        """As many as the method gets, so that the calibration is done the same way."""
+        with one_thread(self.device):
+            torch.set_num_threads(self.task.cpu_threads or 1)
+            yield
+
+    def kernel_runs(self) -> list[np.ndarray]:
+        """Wall and processor seconds of each; the first pays for set-up and does not count."""
+        found = []
+        parameters = [p for p in self.kernel_model.parameters() if p.requires_grad]
+        for _ in range(KERNEL_RUNS + 1):
+            start = clocks()
+            losses = self.task.example_loss(self.kernel_model, self.batch)
+            torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
+            found.append(clocks() - start)
+        return found[1:]
+
+    def attribute(self, method: Method, seed: int) -> tuple[Attribution, Timing]:
+        spent = np.zeros(2)
+
+        def timed(work: Callable[..., Any], *arguments: Any) -> Any:
+            nonlocal spent
+            start = clocks()
+            try:
+                return work(*arguments)
+            finally:
+                spent = spent + clocks() - start
+
+        stages: Any = SimpleNamespace(fit=partial(timed, method.fit), score=partial(timed, method.score))
+        with tempfile.TemporaryDirectory(prefix="tda-bench-gate-") as scratch, self._threads():
+            problem = Problem(
+                task=self.task,
+                model=self.model,
+                train=self.task.train_data,
+                attributed_indices=np.arange(len(self.task.train_data)),
+                queries=self.task.query_data.select(self.recorded.queries),
+                seed=seed,
+                device=self.device,
+                scratch=Path(scratch),
+            )
+            before = self.kernel_runs()
+            answer, _ = measure(stages, problem)
+            runs = np.array([*before, *self.kernel_runs()])
+        answer = checked_answer(answer, method, len(problem.queries), len(problem.attributed_indices))
+        wall, cpu = np.median(runs, axis=0).tolist()
+        waited = float(runs[:, 0].sum() / runs[:, 1].sum())
+        busy = f"the calibration took {waited:.2f} times its processor time" if waited > WAITING_RATIO else ""
+        return answer, Timing(*spent.tolist(), {"training": wall}, {"training": cpu}, busy)
+
+    def sample(self, method: Method, seed: int) -> Sample:
+        return self.reduce(*self.attribute(method, seed))
+
+    def reduce(self, attribution: Attribution, timing: Timing) -> Sample:
+        scores = attribution.scores.numpy()
+        losses = self.recorded.losses
+        masks, scaled = self.recorded.masks, attribution.normalised()
+        prediction = subset_sums(masks, scores)
+        return Sample(
+            prediction=prediction,
+            rows=scores[np.ix_(self.reference_queries, self.reference_examples)],
+            lds=mean_lds(losses, prediction),
+            lds_normalised=None if scaled is None else mean_lds(losses, subset_sums(masks, scaled.numpy())),
+            zeros=float((scores == 0).mean()),
+            num_not_finite=int((~np.isfinite(scores)).sum()),
+            timing=timing,
+            diagnostics={k: v for k, v in attribution.diagnostics.items() if isinstance(v, int | float | str)},
+        )
+
+
+def _evenly(count: int, at_most: int) -> np.ndarray:
+    return np.unique(np.linspace(0, count - 1, min(count, at_most)).round().astype(int))
+
+
+def mean_lds(truth: np.ndarray, prediction: np.ndarray) -> float:
+    """An undefined query counts as 0: a method cannot gain by having no opinion."""
+    return float(np.nan_to_num(metrics.spearman_per_column(truth, prediction)).mean())
+
+
+def standardised(rows: np.ndarray) -> np.ndarray:
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    spread = centred.std(axis=1, keepdims=True)
+    return centred / np.where(spread > 0, spread, 1)
+
+
+def agreement(rows: np.ndarray, reference: np.ndarray) -> float:
+    """Mean over queries of the correlation across training examples; both (queries, examples)."""
+    return float((standardised(rows) * standardised(reference)).mean())
+
+
+def noise_level(agreements: Sequence[float]) -> np.ndarray:
+    """The logarithm of one minus the agreement: twice the noise is as far from once at any level of it."""
+    return np.log(np.maximum(1 - np.asarray(agreements, dtype=float), 1e-4))
+
+
+# ---- recording ----
+
+
+def record_method(runner: GateRunner, method: Method, num_seeds: int) -> MethodBaseline:
+    """Runs the method with several seeds."""
+    seeds = range(FIRST_RECORDED_SEED, FIRST_RECORDED_SEED + num_seeds)
+    shown = bar(seeds, desc=f"{runner.task.name} {method.name}", unit="seed", leave=False)
+    samples = [runner.sample(method, seed) for seed in shown]
+    if bad := sum(sample.num_not_finite for sample in samples):
+        raise UsageError(f"{method.name} gave {bad} scores that are not finite; a baseline needs finite ones")
+    rows = [standardised(sample.rows) for sample in samples]
+    total = np.sum(rows, axis=0)
+    values: dict[str, list[Any]] = {
+        # Each seed against the mean of the others, as a later run is against the mean of all.
+        "agreement": [agreement(row, total - row) for row in rows],
+        "lds": [sample.lds for sample in samples],
+        "lds_normalised": [sample.lds_normalised for sample in samples if sample.lds_normalised is not None],
+        "zeros": [sample.zeros for sample in samples],
+        "timing": [asdict(sample.timing) for sample in samples],
+    }
+    middle = int(np.argsort(values["lds"])[len(samples) // 2])
+    prediction = samples[middle].prediction.astype(np.float32)
+    record = {
+        "method": json.loads(canonical_json(method.config)),
+        "task": runner.task.name,
+        "seeds": list(seeds),
+        "prediction_seed": seeds[middle],
+        "values": values,
+        "per_query_lds": metrics.spearman_per_column(runner.recorded.losses, prediction).round(4).tolist(),
+        "diagnostics": samples[middle].diagnostics,
+        **made_by(),
+    }
+    return MethodBaseline(record, (total / len(rows)).astype(np.float16), prediction)
+
+
+# ---- checks ----
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    value: float
+    limit: float
+    passed: bool
+    note: str
+    warning: str = ""  # a miss that is no failure, and why
+
+    @property
+    def relation(self) -> str:
+        return "<=" if self.name in ("finite", "zeros", "cost") else ">="
+
+    @property
+    def state(self) -> str:
+        return "FAIL" if not self.passed else "warn" if self.warning else "pass"
+
+
+@dataclass
+class Verdict:
+    """What the gate says of one method on one task."""
+
+    task: str
+    method: str
+    checks: list[Check]
+    warnings: list[str]
+    seconds: float
+    error: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.error and all(check.passed for check in self.checks)
+
+
+# ---- scores ----
+
+
+def tolerance(values: Sequence[float] | np.ndarray, floor: float, tail: float = TAIL, runs: int = 1) -> float:
+    """How far from the baseline's mean the mean of so many new runs may fall: Student's prediction limit.
+
+    Never less than the floor.
+    """
+    if len(values) < 2:
+        return floor
+    spread = float(np.std(values, ddof=1)) * math.sqrt(1 / runs + 1 / len(values))
+    return max(floor, -t_quantile(tail, len(values) - 1) * spread)
+
+
+def suspicious(sample: Sample, reference: MethodBaseline) -> bool:
+    """Whether the scores look noisier than the baseline's, though perhaps by chance."""
+    values = reference.values["agreement"]
+    found = agreement(sample.rows, reference.scores)
+    spread = float(np.std(noise_level(values), ddof=1)) if len(values) > 1 else 0.0
+    limit = 1 - math.exp(float(noise_level(values).mean()) + SUSPICION * spread)
+    return not found >= min(limit, float(np.mean(values)) - AGREEMENT_FLOOR / 4)
+
+
+def judge_scores(samples: Sequence[Sample], reference: MethodBaseline, losses: np.ndarray) -> list[Check]:
+    """Every check but cost. Agreement is of all the runs, the others of the first."""
+    values, sample = reference.values, samples[0]
+    not_finite = sum(sample.num_not_finite for sample in samples)
+    checks = [Check("finite", not_finite, 0, not_finite == 0, "scores that are NaN or infinite")]
+    if not_finite:
+        return checks
+    zeros = float(np.mean(values["zeros"])) + ZERO_MARGIN
+    checks.append(Check("zeros", sample.zeros, zeros, sample.zeros <= zeros, "share of scores that are exactly 0"))
+    checks.append(judge_agreement(samples, reference))
+    if before := reference.record["diagnostics"].get("num_draws"):
+        draws, least = sample.diagnostics.get("num_draws") or 0, DRAWS_SHARE * before
+        checks.append(Check("draws", draws, least, draws >= least, "posterior draws it reports"))
+
+    pair = metrics.paired_difference(losses, sample.prediction, reference.prediction)
+    margin = tolerance(values["lds"], LDS_MARGIN)
+    usual = float(np.mean(values["lds"]))
+    # The recorded prediction is one seed's; it may lie above the mean of the seeds by a little.
+    offset = values["lds"][reference.record["seeds"].index(reference.record["prediction_seed"])] - usual
+    upper = pair.ci_high + offset if math.isfinite(pair.ci_high) else sample.lds - usual
+    note = f"LDS {sample.lds:.3f}, baseline {usual:.3f}; at most {usual + upper:.3f} by the paired 95 % interval"
+    checks.append(Check("lds", usual + upper, usual - margin, upper >= -margin, note))
+
+    if values["lds_normalised"]:
+        least = float(np.mean(values["lds_normalised"])) - tolerance(values["lds_normalised"], LDS_MARGIN)
+        lost = sample.lds_normalised is None
+        value = -1.0 if sample.lds_normalised is None else sample.lds_normalised
+        note = "the method no longer gives a train scale" if lost else "train-normalised LDS"
+        checks.append(Check("lds-normalised", value, least, value >= least, note))
+    return checks
+
+
+def judge_agreement(samples: Sequence[Sample], reference: MethodBaseline) -> Check:
+    values = reference.values["agreement"]
+    found = [agreement(sample.rows, reference.scores) for sample in samples]
+    mean = 1 - math.exp(float(noise_level(found).mean()))
+    limit = 1 - math.exp(float(noise_level(values).mean()) + tolerance(noise_level(values), 0.0, runs=len(samples)))
+    limit = min(limit, float(np.mean(values)) - AGREEMENT_FLOOR)
+    note = f"correlation with the baseline's scores, usually {np.mean(values):.3f}; {len(samples)} run(s)"
+    if mean < limit:
+        if mean < -0.5 * limit:
+            note += ": the sign is flipped"
+        elif abs(mean) < 0.1:
+            note += ": none left; are the training examples in another order?"
+        else:
+            note += ": noisier or different scores"
+    return Check("agreement", mean, limit, mean >= limit, note)
+
+
+# ---- cost ----
+
+
+def usual_cost(reference: MethodBaseline) -> float:
+    """The baseline's processor seconds in units of the kernel: the median of its quiet timings, where it has some."""
+    timings = [Timing(**timing) for timing in reference.values["timing"]]
+    quiet = [timing for timing in timings if not timing.busy]
+    counted = quiet if len(quiet) >= QUIET_TIMINGS else timings
+    return float(np.median([one.cpu_seconds / one.kernel for one in counted]))
+
+
+def judge_cost(first: Timing, reference: MethodBaseline, again: Callable[[], Timing], mode: CostMode = "fail") -> Check:
+    """Whether the method has become dearer. A timing on a busy machine can clear it, but never convict it."""
+    usual, timings = usual_cost(reference), [first]
+
+    def limit(one: Timing) -> float:
+        return max(COST_RATIO * usual * one.kernel, usual * one.kernel + COST_SLACK)
+
+    while (dear := timings[-1].cpu_seconds > limit(timings[-1])) and len(timings) <= COST_REPEATS:
+        timings.append(again())
+    quiet = [one for one in timings if not one.busy]
+    shown = min(quiet or timings, key=lambda one: one.cpu_seconds / limit(one)) if dear else timings[-1]
+    note = f"processor seconds; the baseline's would be {usual * shown.kernel:.2f} here; {len(timings)} timings"
+    warning = ""
+    if dear and not quiet:
+        warning = f"the machine was busy ({shown.busy}); run it again on a quiet one"
+    elif dear and mode == "warn":
+        warning = "dearer than the baseline (--cost warn)"
+    return Check("cost", shown.cpu_seconds, limit(shown), not dear or bool(warning), note, warning)
+
+
+# ---- the whole ----
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], label: str, defaults: Mapping[str, Any]) -> list[str]:
+    """What differs. What the baseline has no word of, because it is younger, is no change at its default."""
+    unchanged = {name for name, value in defaults.items() if name not in before and now.get(name) == value}
+    return [
+        f"{label} {name}: {before.get(name)!r} in the baseline, {now.get(name)!r} now"
+        for name in sorted({*before, *now} - unchanged - {"python", "name", "data"})
+        if before.get(name) != now.get(name)
+    ]
+
+
+def what_changed(runner: GateRunner, method: Method, reference: MethodBaseline) -> list[str]:
+    defaults = {option.name: option.default for option in dataclasses.fields(method)}
+    options, task = (json.loads(canonical_json(one.config)) for one in (method, runner.task))
+    return [
+        *changes(reference.record["versions"], versions(), "version of", versions()),
+        *changes(reference.record["method"], options, "option", defaults),
+        *changes(runner.recorded.record["task"], task, f"{runner.task.name}'s", {}),
+    ]
+
+
+def with_more_runs(
+    samples: list[Sample], runner: GateRunner, method: Method, reference: MethodBaseline, seed: int
+) -> list[Sample]:
+    """And, if the first looks noisy but not beyond all chance, some more, with seeds of their own."""
+    if suspicious(samples[0], reference) and judge_agreement(samples, reference).passed:
+        seeds = [int(np.random.SeedSequence([seed, run, 77]).generate_state(1)[0]) for run in range(1, MORE_RUNS + 1)]
+        samples = samples + [runner.sample(method, one) for one in seeds]
+    return samples
+
+
+def gate(
+    runner: GateRunner, label: str, method: Method, reference: MethodBaseline, seed: int, cost: CostMode = "fail"
+) -> Verdict:
+    """Runs a method and judges it; whatever the method raises is a failed verdict, not the end of the gate."""
+    start = time.perf_counter()
+    verdict = Verdict(runner.task.name, label, [], what_changed(runner, method, reference), 0.0)
+    try:
+        samples = with_more_runs([runner.sample(method, seed)], runner, method, reference, seed)
+        verdict.checks = judge_scores(samples, reference, runner.recorded.losses)
+        check = judge_cost(samples[0].timing, reference, lambda: runner.attribute(method, seed)[1], cost)
+        verdict.checks.append(check)
+        if check.warning:
+            verdict.warnings.append(f"cost: {check.warning}; {check.note}")
+    except Exception as error:
+        file, line = blamed(error)
+        verdict.error = f"{error_line(error)} ({shortened(file)}:{line})"
+    verdict.seconds = time.perf_counter() - start
+    return verdict

@@ -17,7 +17,7 @@ from baselines.method import Method
 from bench.arguments import Parser, at_least, run_cli
 from bench.methods import build_variants, parse_method_spec
 from bench.records import try_write, write_pair
-from bench.regress.gate import (
+from bench.regress import (
     BASELINE_FORMAT,
     PACKAGED,
     QUIET_TIMINGS,
@@ -89,7 +89,10 @@ def chosen_tasks(arguments: argparse.Namespace, folder: Path) -> list[str]:
 
 def chosen_methods(arguments: argparse.Namespace, folder: Path, task: Task) -> list[tuple[str, Method]]:
     recorded = [name for name in GATED_METHODS if has_method_baseline(folder, task.name, label_of_gated(name))]
-    names = arguments.methods or (GATED_METHODS if arguments.update else recorded)
+    own = {label_of_gated(name): name for name in GATED_METHODS}  # "bif" is the one that the baseline is of
+    names = [own.get(name, name) for name in arguments.methods or ()] or (
+        GATED_METHODS if arguments.update else recorded
+    )
     if not names:
         raise UsageError(f"{folder} has no baseline of a method on {task.name}; write one with --update")
     return [build_gated_method(name, task) for name in dict.fromkeys(names)]

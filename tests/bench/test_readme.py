@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bench
-from bench.regress.gate import PACKAGED, read_task_baseline
+from bench.regress import PACKAGED, read_task_baseline
 from retrain import plugins
 from retrain.tasks import load_task
 

@@ -27,8 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from baselines.method import Method
-from bench.regress.__main__ import GATED_METHODS, build_gated_method
-from bench.regress.gate import (
+from bench.regress import (
     PACKAGED,
     GateRunner,
     MethodBaseline,
@@ -39,6 +38,7 @@ from bench.regress.gate import (
     read_task_baseline,
     with_more_runs,
 )
+from bench.regress.__main__ import GATED_METHODS, build_gated_method
 from retrain.tasks import load_task
 
 Spoil = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
