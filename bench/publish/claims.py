@@ -116,6 +116,17 @@ def outcome_of(outcomes: Sequence[str]) -> str:
     return HOLDS if 2 * outcomes.count(HOLDS) >= len(outcomes) else OPEN
 
 
+def decided(low: float, high: float, least: float, most: float = math.inf) -> str:
+    """Whether a value, by its interval, is surely within these bounds, or surely not."""
+    return HOLDS if least <= low and high <= most else FAILS if high < least or low > most else OPEN
+
+
+def counted(kind: str, found: Sequence[Interpretation], primary: bool = True) -> str:
+    """The first one with the paper's settings is the primary one."""
+    first = primary and kind == AS_PAPER and not any(one.counts_as == PRIMARY for one in found)
+    return PRIMARY if first else kind
+
+
 @dataclass(frozen=True)
 class Judged:
     """A claim with what the records say of it."""
@@ -333,7 +344,7 @@ def not_behind(gap: Estimate, rival: Estimate, margin: float) -> str:
     """At least the rival's LDS but for a margin, as a share of it; a rival that predicts nothing decides nothing."""
     if not gap.known or not rival.known or rival.low <= 0:
         return OPEN
-    return HOLDS if gap.low >= -margin * rival.mean else FAILS if gap.high < -margin * rival.mean else OPEN
+    return decided(gap.low, gap.high, -margin * rival.mean)
 
 
 def slightly_behind(gap: Estimate, rival: Estimate, margin: float) -> str:
@@ -385,8 +396,7 @@ def lds(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
                 continue
             if made:
                 kind = SHOWN if turned else own[0].counts_as
-                runs = tuple(sorted({run for place in own for run in place.runs}))
-                found.append(Interpretation((*words, "sign turned" if turned else ""), tuple(made), kind, runs))
+                found.append(_interpretation(own, made, kind, (*words, "sign turned" if turned else "")))
     span = _span([cell.value for cell in primary]) if len(primary) != 1 else primary[0].text.partition(" = ")[2]
     return Judged(claim, tuple(found), f"{NAMES[first]} - {NAMES[second]}: {span}" if span else "")
 
@@ -403,10 +413,12 @@ def _grouped(places: Sequence[Comparison]) -> dict[tuple[str, ...], list[Compari
     return found
 
 
-def _interpretation(places: Sequence[Comparison], cells: Sequence[Cell], kind: str = PRIMARY) -> Interpretation:
+def _interpretation(
+    places: Sequence[Comparison], cells: Sequence[Cell], kind: str = PRIMARY, words: tuple[str, ...] = ()
+) -> Interpretation:
     grounds = " / ".join(dict.fromkeys(place.ground for place in places))
     runs = tuple(sorted({run for place in places for run in place.runs}))
-    return Interpretation((grounds, *places[0].words[1:], ""), tuple(cells), kind, runs)
+    return Interpretation(words or (grounds, *places[0].words[1:], ""), tuple(cells), kind, runs)
 
 
 def attribution_set(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
@@ -464,8 +476,8 @@ def seed_spread(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
             continue
         share = math.sqrt(float(np.mean(np.square(ratios))))
         low, high = (share * math.sqrt(degrees / (2 * special.gammaincinv(degrees / 2, q))) for q in (0.975, 0.025))
-        outcome = HOLDS if low > SPREAD else FAILS if high < SPREAD else OPEN
-        cell = Cell("EK-FAC", f"standard deviation {share:.0%} of LDS [{low:.0%}, {high:.0%}]", outcome, share)
+        text = f"standard deviation {share:.0%} of LDS [{low:.0%}, {high:.0%}]"
+        cell = Cell("EK-FAC", text, decided(low, high, SPREAD), share)
         found.append(_interpretation(own, [cell], kind))
     return Judged(claim, tuple(found))
 
@@ -519,9 +531,8 @@ def implementations(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
             for alpha in sorted({*raw.alphas} & {*other.alphas}):
                 one, two = raw.by_seed("bif", alpha), other.by_seed("bif", alpha)
                 gap = compare.student([one[key]["lds"] - two[key]["lds"] for key in one if key in two])
-                inside = gap.known and -claim["margin"] <= gap.low and gap.high <= claim["margin"]
-                outside = gap.known and (gap.low > claim["margin"] or gap.high < -claim["margin"])
-                cell = Cell(f"alpha {alpha:g}", str(gap), HOLDS if inside else FAILS if outside else OPEN, gap.mean)
+                outcome = decided(gap.low, gap.high, -claim["margin"], claim["margin"])
+                cell = Cell(f"alpha {alpha:g}", str(gap), outcome, gap.mean)
                 found.append(_interpretation([raw], [cell], PRIMARY if gap.known else SHOWN))
     return Judged(claim, tuple(found))
 
@@ -560,16 +571,14 @@ def sweep(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
                 continue
             best, worst = max(values), min(values)
             share = (best - worst) / best
-            outcome = HOLDS if share <= STABLE else FAILS if share > UNSTABLE else OPEN
-            if outcome == FAILS and best - worst <= reach:  # may be noise
-                outcome = OPEN
+            moved = share > UNSTABLE and best - worst > reach  # more than noise may
+            outcome = HOLDS if share <= STABLE else FAILS if moved else OPEN
             if not stable:
                 outcome = {HOLDS: FAILS, FAILS: HOLDS}.get(outcome, outcome)
             text = f"LDS {worst:.3f} to {best:.3f} over {len(values)} settings"
-            primary = kind == AS_PAPER and not any(one.counts_as == PRIMARY for one in found)
             cell = Cell(f"alpha {record['alpha']}", text, outcome, share)
             words = (f"{record['protocol']}, alpha {record['alpha']}", "bif", METRICS["lds"], scores, "")
-            found.append(Interpretation(words, (cell,), PRIMARY if primary else kind, (name,)))
+            found.append(Interpretation(words, (cell,), counted(kind, found), (name,)))
     return Judged(claim, tuple(found))
 
 
@@ -585,9 +594,8 @@ def _curves(evidence: Evidence, claim: Mapping[str, Any], method: str, axis: str
             kind = _kind(budget, method, curve.get("options"), (axis,))
             scores = "train-normalised" if curve.get("normalised") else "raw"
             if cell is not None:
-                primary = kind == AS_PAPER and scores == "raw" and not any(one.counts_as == PRIMARY for one in found)
                 words = (f"{budget['protocol']}, alpha {budget['alpha']}", method, METRICS["lds"], scores, "")
-                found.append(Interpretation(words, (cell,), PRIMARY if primary else kind, (name,)))
+                found.append(Interpretation(words, (cell,), counted(kind, found, scores == "raw"), (name,)))
     return Judged(claim, tuple(found))
 
 
@@ -597,9 +605,8 @@ def few_draws(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
         if not few or few[-1].get("ci_low") is None:
             return None
         at, last = few[-1], points[-1]
-        outcome = HOLDS if at["ci_low"] > 0 else FAILS if at["ci_high"] < 0 else OPEN
         text = f"LDS {at['lds']:.3f} at {at['value']:,.0f} draws, {last['lds']:.3f} at {last['value']:,.0f}"
-        return Cell("draws", text, outcome, at["lds"])
+        return Cell("draws", text, decided(at["ci_low"], at["ci_high"], 0.0), at["lds"])
 
     return _curves(evidence, claim, "bif", "draws", judge)
 
@@ -694,10 +701,7 @@ def times_faster(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
             all_bif, all_ekfac = (row.get("all_seconds") or [row["seconds"]] for row in (bif, ekfac))
             ratio = bif["seconds"] / ekfac["seconds"]
             low, high = min(all_bif) / max(all_ekfac), max(all_bif) / min(all_ekfac)
-            near = (claim["factor"] / FACTOR, claim["factor"] * FACTOR)
-            outcome = (
-                HOLDS if near[0] <= low and high <= near[1] else FAILS if high < near[0] or low > near[1] else OPEN
-            )
+            outcome = decided(low, high, claim["factor"] / FACTOR, claim["factor"] * FACTOR)
             text = f"{bif['seconds']:.1f} s / {ekfac['seconds']:.1f} s = {ratio:.2f} [{low:.2f}, {high:.2f}]"
             theirs = bif["method"] == "bif_devinterp"
             words = ("timed in one run", f"{label} ekfac", "seconds", "", "")
@@ -730,8 +734,7 @@ def suite(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
             if largest < SUITE[LARGEST_MODEL].num_parameters:
                 cell = replace(cell, text=f"{cell.text}; no run as large", outcome=OPEN)
             words = (f"Pythia-{LARGEST_MODEL}", "bif ekfac", device, "", "")
-            primary = not any(one.counts_as == PRIMARY for one in found)
-            found.append(Interpretation(words, (cell,), PRIMARY if primary else AS_PAPER, (evidence.name(path),)))
+            found.append(Interpretation(words, (cell,), counted(AS_PAPER, found), (evidence.name(path),)))
     return Judged(claim, tuple(found))
 
 
@@ -746,29 +749,27 @@ def _both(estimator: Any, setting: Any, model: str = LARGEST_MODEL) -> tuple[Any
 
 def suite_faster(estimator: Any, setting: Any) -> Cell:
     bif, _, ratio = _both(estimator, setting)
-    outcome = HOLDS if ratio.low > 10**1.5 else FAILS if ratio.high < 10**1.5 else OPEN
     text = f"{ratio.mean:,.0f}x [{ratio.low:,.0f}, {ratio.high:,.0f}]; BIF {duration(bif.seconds)}"
-    return Cell("EK-FAC / BIF", text, outcome, ratio.mean)
+    return Cell("EK-FAC / BIF", text, decided(ratio.low, ratio.high, 10**1.5), ratio.mean)
 
 
 def suite_scales(estimator: Any, setting: Any) -> Cell:
     small, large = (_both(estimator, setting, model)[2] for model in (SMALLEST_MODEL, LARGEST_MODEL))
-    outcome = HOLDS if large.low > small.high else FAILS if large.high < small.low else OPEN
     one, other = (f"{r.mean:,.0f}x [{r.low:,.0f}, {r.high:,.0f}]" for r in (small, large))
+    outcome = decided(large.low - small.high, large.high - small.low, 0.0)
     return Cell("EK-FAC / BIF", f"{one} at 14M, {other} at 2.8B", outcome, large.mean)
 
 
 def suite_memory(estimator: Any, setting: Any) -> Cell:
     bif, ekfac, _ = _both(estimator, setting)
     ratio = ekfac.peak_memory_bytes / bif.peak_memory_bytes
-    outcome = HOLDS if 1 / FACTOR <= ratio <= FACTOR else FAILS
     text = f"EK-FAC {bytes_text(ekfac.peak_memory_bytes)}, BIF {bytes_text(bif.peak_memory_bytes)}"
-    return Cell("peak memory", text, outcome, ratio)
+    return Cell("peak memory", text, decided(ratio, ratio, 1 / FACTOR, FACTOR), ratio)
 
 
 def suite_disk(estimator: Any, setting: Any) -> Cell:
     size = _both(estimator, setting)[1].disk_bytes / GIB
-    return Cell("disk", f"{size:.1f} GiB", HOLDS if abs(size / 41.0 - 1) <= 0.1 else FAILS, size)
+    return Cell("disk", f"{size:.1f} GiB", decided(size, size, 0.9 * 41, 1.1 * 41), size)
 
 
 def suite_fit(estimator: Any, setting: Any) -> Cell:
@@ -778,9 +779,7 @@ def suite_fit(estimator: Any, setting: Any) -> Cell:
         return Cell("fit / (fit + score)", "-", OPEN)
     row = max(rows, key=lambda one: one["parameters"])
     share = row["fit_seconds"] / (row["fit_seconds"] + row["score_seconds"])
-    return Cell(
-        "fit / (fit + score)", f"the fit is {share:.1%} of EK-FAC's time", HOLDS if share >= 0.5 else FAILS, share
-    )
+    return Cell("fit / (fit + score)", f"the fit is {share:.1%} of EK-FAC's time", decided(share, share, 0.5), share)
 
 
 def suite_queries(estimator: Any, setting: Any) -> Cell:

@@ -5,24 +5,63 @@
 
 There is one marker, a comment, which no renderer shows. It stands before what it is about, and `end` closes it:
 
-    <!-- value RECORD#PATH FORMAT -->0.512<!-- end -->
-    <!-- table KIND ARGUMENTS -->                        (see bench/publish/page_tables.py)
+    <!-- value RECORD#PATH FORMAT -->0.512<!-- end -->            (bench/publish/values.py says how a value is named)
+    <!-- table KIND ARGUMENTS -->
     <!-- end -->
 
-Marks inside code stay as they are. bench/publish/values.py says how a value is named.
+Marks inside code stay as they are. The kinds of tables:
+
+    lds FOLDER [task=...] [protocol=...] [alpha_attribution=...] [labels=a,b] [scores=raw|normalised|both]
+               [metric=lds_within_groups|lds_across_queries]
+                                                a row a method, a column an alpha, mean over seeds; the ceiling last
+    outputs FOLDER [alpha=...] [scores=raw|normalised]    LDS / within class by loss, margin and probability
+    settings FOLDER [the same choices]          the settings of every label
+    printed RUN.json [scores=raw]               the first table that the run printed, as it was printed
+    speed FILE [reference=LABEL]                seconds, ratio to the reference, how alike the scores are
+    answers ANSWERS.json [metric=...] [scores=raw|normalised] [settings=yes]
+                                                a question beside LDS: a row a label, a column an amount
+    methods, tasks                              every plug-in of the suite, with paper and command
+    scaling FILE.csv                            who is cheaper, BIF or EK-FAC
+    leaderboard FOLDER [task=a,b] [protocol=...] [metric=...] [scores=...]    every method's rank in every column
+
+Settings, questions or machines are never mixed: a choice that leaves several is refused, with what sets them apart.
 """
 
 import argparse
+import math
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bench.publish.page_tables import table_text
-from bench.publish.values import Records, value_text
+import pandas as pd
+
+from bench.identity import model_words
+from bench.publish.leaderboard import boards, rows, rows_with
+from bench.publish.values import Records, equals, value_text
+from bench.records import (
+    MANY_SEEDS,
+    WITHIN,
+    amount_asked,
+    bars_of,
+    ceiling_over_seeds,
+    linear_ceiling_over_seeds,
+    over_seeds,
+    setting_of,
+    within_groups,
+)
+from bench.tables import bytes_text, interval, markdown_table, number, show
 from retrain.errors import UsageError
+from retrain.outputs import LOSS, OUTPUTS
 from retrain.safe_files import SafeFileError, read_text, write_whole
+
+CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device", "scheme", "reference", "models")
+SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
+METRICS = ("lds", WITHIN["lds"], "lds_across_queries")
+
 
 # ---- marks in a page ----
 
@@ -111,6 +150,350 @@ def _short(text: str) -> str:
     return text if len(text) <= 160 else text[:157] + "..."
 
 
+# ---- tables ----
+
+
+def table_text(records: Records, words: str) -> str:
+    """What stands between `<!-- table WORDS -->` and its end."""
+    kind, *rest = shlex.split(words)
+    if kind not in TABLE_KINDS:
+        raise UsageError(f'there is no table "{kind}"; expected {", ".join(TABLE_KINDS)}')
+    places = [word for word in rest if "=" not in word]
+    options = dict(word.split("=", 1) for word in rest if "=" in word)
+    make, num_places, known = TABLE_KINDS[kind]
+    if len(places) != num_places or set(options) - set(known):
+        takes = " ".join([*["RECORD"] * num_places, *(f"[{name}=...]" for name in known)])
+        raise UsageError(f'got "{words}"; expected "{" ".join([kind, takes]).strip()}"')
+    return f"\n{make(records, places, options).strip()}\n"
+
+
+# ---- LDS ----
+
+
+def chosen_rows(records: Records, folder: str, options: Mapping[str, str]) -> pd.DataFrame:
+    """Rows of one question; at each alpha one setting of each name: a label with the models that it looks at."""
+    results = records.results(folder)
+    rows = (within_groups(results) if options.get("metric") == WITHIN["lds"] else results).rows
+    if not len(rows):
+        raise UsageError(f"{folder} holds no runs{' of a task with groups' if len(results.rows) else ''}")
+    for name in CHOICES:
+        if name in options:
+            kept = rows[[equals(value, options[name]) for value in rows[name].tolist()]]
+            if not len(kept):
+                raise UsageError(f"{folder}: no row with {name}={options[name]}; there is {_some(rows[name])}")
+            rows = kept
+    if "labels" in options:
+        labels = options["labels"].split(",")
+        if unknown := set(labels) - set(rows["label"]):
+            raise UsageError(f"{folder}: no row of {', '.join(sorted(unknown))}; there is {_some(rows['label'])}")
+        rows = rows[rows["label"].isin(labels)]
+    rows = rows.assign(name=[model_words(*one) for one in zip(rows["label"], rows["reference"], rows["models"])])
+    for name in ("ground", "alpha_attribution", "device"):
+        if rows[name].nunique() > 1:
+            raise UsageError(f"{folder}: rows of several kinds in one table; choose {name}= of {_some(rows[name])}")
+    for keys in (["alpha"], ["name", "normalised", "alpha"]):
+        column = "truth" if keys == ["alpha"] else "options"
+        for key, cell in rows.groupby(keys):
+            if cell[column].nunique() > 1:
+                apart = _some(cell["truth" if column == "truth" else "settings"])
+                raise UsageError(f"{folder}: {_words(keys, key)} has several {column} in one column: {apart}")
+    return rows
+
+
+def _some(values: pd.Series) -> str:
+    return "; ".join(sorted({f"{value:g}" if isinstance(value, float) else str(value) for value in values})[:12])
+
+
+def _words(names: Sequence[str], values: object) -> str:
+    return ", ".join(
+        f"{name} {value}" for name, value in zip(names, values if isinstance(values, tuple) else (values,))
+    )
+
+
+def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    rows = chosen_rows(records, places[0], options)
+    metric, scores = options.get("metric", "lds"), options.get("scores", "both")
+    if metric not in METRICS or scores not in SCORE_KINDS:
+        raise UsageError(f"metric={metric}, scores={scores}: expected one of {METRICS} and one of {tuple(SCORE_KINDS)}")
+    kinds, alphas = SCORE_KINDS[scores], sorted(rows["alpha"].unique())
+    within, metric = metric == WITHIN["lds"], "lds" if metric == WITHIN["lds"] else metric
+    first = rows[(rows["alpha"] == alphas[0]) & (rows["normalised"] == kinds[-1])]
+    best = first.groupby("name")[metric].mean().fillna(-math.inf)
+    names = sorted(rows["name"].unique(), key=lambda name: (-best.get(name, -math.inf), name))
+    if "labels" in options:
+        label = dict(zip(rows["name"], rows["label"]))
+        names.sort(key=lambda name: options["labels"].split(",").index(label[name]))
+    lines = []
+    for name in names:
+        mine = rows[rows["name"] == name]
+        at = {(a, k): mine[(mine["alpha"] == a) & (mine["normalised"] == k)] for a in alphas for k in kinds}
+        cells = [[_cell(at[a, k], metric, within) for k in kinds] for a in alphas]
+        lines.append([f"`{name}`", *(" / ".join(cell) for cell in cells)])
+    if metric == "lds":
+        lines.append(["noise ceiling", *(_ceiling(rows[rows["alpha"] == alpha]) for alpha in alphas)])
+        linear = [linear_ceiling_over_seeds(rows[rows["alpha"] == alpha]) for alpha in alphas]
+        if any(map(math.isfinite, linear)):
+            lines.append(["linear ceiling", *map(number, linear)])
+    text = markdown_table(["", *(f"alpha {alpha:g}" for alpha in alphas)], lines)
+    return f"{text}\n\n{'Within groups: ' if within else ''}{_caption(rows, metric, scores)}"
+
+
+def _cell(cell: pd.DataFrame, metric: str, within: bool = False) -> str:
+    if not len(cell) or cell[metric].isna().all():
+        return "nothing" if len(cell) and within else "-"  # it knows the groups alone
+    if metric == "lds" and len(cell) < MANY_SEEDS:
+        mean, low, high = over_seeds(cell)
+        return f"{number(mean)} {interval(low, high)}"
+    mean, error = float(cell[metric].mean()), float(cell[metric].sem())
+    return number(mean) + (f" ± {number(error)}" if math.isfinite(error) else "")
+
+
+def _ceiling(cell: pd.DataFrame) -> str:
+    over = ceiling_over_seeds(cell)
+    if not over.num_seeds:
+        return "-"
+    ends = f" {interval(over.ci_low, over.ci_high)}" if math.isfinite(over.ci_high) else ""
+    return f"{number(over.ceiling)}{ends}" + (" (touches 0)" if over.touches_zero else "")
+
+
+def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
+    seeds = sorted(rows["seed"].unique())
+    counts = rows.groupby(["name", "normalised", "alpha"]).size()
+    bars = bars_of(counts) if metric == "lds" else "standard error over seeds"
+    if metric == "lds" and len(seeds) > 1 and rows["ceiling"].notna().any():
+        bars += ". Ceiling: of the seeds' mean reliability, with its 95 % interval"
+    kinds = "raw / train-normalised" if scores == "both" else scores
+    across = "" if metric == "lds" else " across queries"
+    runs = sorted({*rows["run_id"], *rows["ceiling_from"].dropna()})
+    words = str(rows["ground_words"].iloc[0])
+    return (
+        f"LDS{across}, {kinds}. {words[:1].upper()}{words[1:]}, "
+        f"alpha_attribution {rows['alpha_attribution'].iloc[0]:g}. Ground truth: {_some(rows['truth'])}, "
+        f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}. Bars: {bars}. "
+        f"Device: {rows['machine'].iloc[0]}. Runs: {', '.join(f'`{run}`' for run in runs)}."
+    )
+
+
+def outputs_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    """Runs of one experiment that differ in the output alone: a column an alpha and output."""
+    results = records.results(places[0])
+    rows = results.rows[results.rows["normalised"] == (options.get("scores") == "normalised")]
+    asked = [results.records[run]["config"].get("output", LOSS) for run in rows["run_id"]]
+    rows = rows.assign(output=asked, name=rows["label"] + asked)
+    if "alpha" in options:
+        rows = rows[[equals(value, options["alpha"]) for value in rows["alpha"].tolist()]]
+    outputs = [output for output in OUTPUTS if output in set(rows["output"])]
+    columns = [(alpha, output) for alpha in sorted(rows["alpha"].unique()) for output in outputs]
+    if not columns or any(rows.groupby(["alpha", "output", "label"])["truth"].nunique() > 1):
+        raise UsageError(f"{places[0]}: expected runs of one experiment that differ in the output alone")
+    cells = dict(list(rows.groupby(["label", "alpha", "output"])))
+    order = rows.groupby("label")[WITHIN["lds"]].mean().fillna(-math.inf).sort_values(ascending=False).index
+    lines = []
+    for label in order:
+        mine = [cells.get((label, *column)) for column in columns]
+        both = ["-" if c is None else " / ".join(number(c[m].mean()) for m in ("lds", WITHIN["lds"])) for c in mine]
+        lines.append([f"`{label}`", *both])
+    block = markdown_table(["", *(f"{output}, alpha {alpha:g}" for alpha, output in columns)], lines)
+    return f"{block}\n\nLDS / within class. {_caption(rows, 'lds', options.get('scores', 'raw'))}"
+
+
+def settings_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    rows = chosen_rows(records, places[0], options)
+    lines = []
+    for name, mine in rows.groupby("name", sort=True):
+        several = mine.groupby("normalised")["settings"].nunique().max() > 1  # chosen for each alpha by itself
+        told: dict[str, list[str]] = {}
+        for row in mine.sort_values("normalised", kind="stable").itertuples():
+            place = f"{'train-normalised' if row.normalised else 'raw'}{f' at {row.alpha:g}' if several else ''}"
+            told.setdefault(str(row.settings) or "defaults", []).append(place)
+        words = [f"{', '.join(dict.fromkeys(where))}: {text}" for text, where in told.items()]
+        lines.append([f"`{name}`", str(mine["method"].iloc[0]), "; ".join(words) if len(told) > 1 else min(told)])
+    return markdown_table(["label", "method", "settings"], lines)
+
+
+# ---- the others ----
+
+
+def speed_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    record = records.read(places[0])
+    rows = record["rows"]
+    reference = options.get("reference", rows[0]["label"])
+    known = {row["label"]: row for row in rows}
+    if reference not in known:
+        raise UsageError(f"{places[0]}: reference={reference} was not timed; there is {', '.join(known)}")
+    lines = [
+        [
+            f"`{row['label']}`",
+            number(row["fit_seconds"], 2),
+            number(row["score_seconds"], 2),
+            number(row["seconds"], 2),
+            f"{row['seconds'] / known[reference]['seconds']:.2f}",
+            bytes_text(row["peak_memory_bytes"]) if row.get("peak_memory_bytes") is not None else "-",
+            number(row.get("agrees")),
+        ]
+        for row in rows
+    ]
+    header = ["", "fit s", "score s", "total s", f"x `{reference}`", "memory", "agrees"]
+    sizes = (
+        f"; {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} queries"
+        if "num_train" in rows[0]
+        else ""
+    )
+    device = record.get("device") or record.get("peak", {}).get("device") or "unknown machine"
+    repeats = len(rows[0].get("all_seconds", [0]))
+    median = "median" if repeats % 2 else "lower median"
+    caption = (
+        f"{record.get('description') or 'timed in one run'}{sizes}; {device}; {median} of {repeats}. "
+        f"`agrees`: Spearman of scores with those of `{rows[0]['label']}`, mean over queries."
+    )
+    return f"{markdown_table(header, lines)}\n\n{caption}"
+
+
+def answers_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    """Mean over seeds; the interval is the one seed's, or reaches from the lowest to the highest end of all."""
+    record = records.read(places[0])
+    normalised = options.get("scores", "raw") == "normalised"
+    wanted = options.get("metric", "").split(",") if "metric" in options else None
+    rows = [
+        row for row in record["rows"] if row["normalised"] == normalised and (wanted is None or row["metric"] in wanted)
+    ]
+    if not rows:
+        there = ", ".join(sorted({row["metric"] for row in record["rows"]}))
+        raise UsageError(f"{places[0]} has no such rows; its metrics: {there}")
+    columns = sorted(
+        {(row["metric"], amount_asked(record, row["at"])) for row in rows},
+        key=lambda column: -1.0 if column[1] is None else column[1],
+    )
+    cells: dict[tuple[str, Any], list[dict[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["label"], (row["metric"], amount_asked(record, row["at"]))), []).append(row)
+    last = columns[0] if columns[0][1] is None else columns[len(columns) // 2]
+    higher = -1 if next(row["higher"] for row in rows if row["metric"] == last[0]) else 1
+    names = sorted({row["label"] for row in rows})
+    labels = sorted(names, key=lambda one: _order(higher * _mean(cells.get((one, last), []))))
+    lines = [[f"`{label}`", *(_answer_cell(cells.get((label, column), [])) for column in columns)] for label in labels]
+    header = [" ".join(filter(None, (name, _place(record, at)))) for name, at in columns]
+    seeds = sorted({row["seed"] for row in rows})
+    over = "95 % interval" if len(seeds) == 1 else "mean over seeds, lowest to highest end of the seeds' 95 % intervals"
+    settings = dict.fromkeys(f"`{row['label']}` {row['settings']}" for row in rows if row["settings"])
+    caption = (
+        f"{record.get('description') or rows[0]['task']}, protocol {rows[0]['protocol']}: {record['truth']}; "
+        f"{'train-normalised' if normalised else 'raw'} scores, seed{'s' * (len(seeds) > 1)} "
+        f"{', '.join(map(str, seeds))}; {over}; {record['device']}. "
+        + (f"Settings: {'; '.join(settings)}. " if options.get("settings") == "yes" and settings else "")
+        + f"Run: `{record['run_id']}`."
+    )
+    return f"{markdown_table(['', *header], lines)}\n\n{caption}"
+
+
+def _place(record: Mapping[str, Any], at: float | None) -> str:
+    """The share that was removed or looked at, or, of a calibration, kept."""
+    if at is None:
+        return ""
+    return f"alpha {at:g}" if record["question"] == "calibration" else f"{100 * at:.2g} %"
+
+
+def _mean(rows: Sequence[dict[str, Any]]) -> float:
+    values = [row["value"] for row in rows if row["value"] is not None]
+    return sum(values) / len(values) if values else math.inf
+
+
+def _order(value: float) -> float:
+    """Whoever has no number comes last."""
+    return math.inf if math.isinf(value) else value
+
+
+def _answer_cell(rows: Sequence[dict[str, Any]]) -> str:
+    if not rows or math.isinf(_mean(rows)):
+        return "-"
+    ends = [[row[name] for row in rows if row[name] is not None] for name in ("ci_low", "ci_high")]
+    text = f"{_mean(rows):.3f} {interval(min(ends[0]), max(ends[1]))}" if all(ends) else f"{_mean(rows):.3f}"
+    if any(row.get("num_unflipped") for row in rows):
+        text = f">= {text}"  # a query that the largest share does not flip counts as if it did
+    missing = max(row["num_undefined"] for row in rows)
+    return f"{text} ({missing} undefined)" if missing else text
+
+
+def methods_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    header = ["method", "what it is", "paper"]
+    lines = [
+        [f"`--methods {name}`", words.rstrip("."), str(cls.paper).split(", ")[0] or "-"]
+        for name, words, cls in _plugins("methods")
+    ]
+    return markdown_table(header, lines)
+
+
+def tasks_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    header = ["task", "what it is", "protocols"]
+    lines = [
+        [
+            f"`--task {name}`",
+            words.rstrip("."),
+            ", ".join(f"`{p}`" for p in cls.protocols),
+        ]
+        for name, words, cls in _plugins("tasks")
+    ]
+    return markdown_table(header, lines)
+
+
+def _plugins(what: str) -> list[tuple[str, str, Any]]:
+    from bench.cli import plugin_classes, summary_of
+
+    found = []
+    for name, cls in plugin_classes(what).items():
+        if isinstance(cls, str):
+            raise UsageError(f"{name} cannot be imported here, so the table cannot be made: {cls}")
+        found.append((name, summary_of(cls), cls))
+    return found
+
+
+def scaling_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    from bench.scaling.estimate import RIVALS, by_device
+    from bench.scaling.report import verdict_text
+    from bench.scaling.rows import read_rows
+
+    found = by_device(read_rows(records.place(places[0])))
+    texts = [verdict_text(device, one) for device, one in found.items() if set(RIVALS) <= set(one.methods())]
+    if not texts:
+        raise UsageError(f"{places[0]} has no rows of both {' and '.join(RIVALS)} on one machine")
+    return "\n\n".join(texts)
+
+
+def leaderboard_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    wanted = {name: value.split(",") for name, value in options.items()}
+    found = rows_with(rows(records.results(places[0])), **wanted)
+    return "\n\n".join(
+        f"**{board.title}**\n\n{markdown_table(board.header, board.lines)}\n\n{board.caption}"
+        for board in boards(found)
+    )
+
+
+def printed_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+    from bench.tables import RunRows
+
+    record = records.read(places[0])
+    rows = [row for row in record["rows"] if row["normalised"] in SCORE_KINDS[options.get("scores", "both")]]
+    ceilings = [
+        {**one, "ceiling": math.nan if one["ceiling"] is None else one["ceiling"]} for one in record["ceilings"]
+    ]
+    text = show(RunRows(rows=rows, ceilings=ceilings), record["description"], setting_of(record))
+    return "```text\n" + text.strip().split("\n\n")[0] + "\n```"
+
+
+TABLE_KINDS: dict[str, tuple[Callable[[Records, Sequence[str], Mapping[str, str]], str], int, tuple[str, ...]]] = {
+    "lds": (lds_block, 1, (*CHOICES, "labels", "scores", "metric")),
+    "outputs": (outputs_block, 1, ("alpha", "scores")),
+    "settings": (settings_block, 1, (*CHOICES, "labels")),
+    "printed": (printed_block, 1, ("scores",)),
+    "speed": (speed_block, 1, ("reference",)),
+    "answers": (answers_block, 1, ("metric", "scores", "settings")),
+    "methods": (methods_block, 0, ()),
+    "tasks": (tasks_block, 0, ()),
+    "scaling": (scaling_block, 1, ()),
+    "leaderboard": (leaderboard_block, 1, ("task", "protocol", "metric", "scores", "alpha")),
+}
+
+
 # ---- the command ----
 
 
@@ -131,7 +514,7 @@ def check_page(path: Path, records: Records) -> tuple[str, str, list[Finding]]:
     page = read_text(path, follow_links=True)
     wanted, findings = rewrite(
         page,
-        lambda mark: value_text(records, mark.words) if mark.kind == "value" else table_text(records, mark.words, path),
+        lambda mark: value_text(records, mark.words) if mark.kind == "value" else table_text(records, mark.words),
     )
     return page, wanted, findings
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+
+from bench.scaling.rows import write_csv
+from tests.helpers.scaling_laws import rows_by_law
 
 METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
 QUALITY = {"bif": 0.34, "ekfac": 0.40, "trak": 0.22, "gradsim": 0.31, "random": 0.0}
@@ -199,19 +201,12 @@ def write_budget(folder: Path) -> None:
 
 
 def write_scaling(folder: Path, devices: tuple[str, ...] = ("NVIDIA H200",)) -> None:
-    folder.mkdir(parents=True)
-    rows = []
-    for device, (model, parameters) in product(devices, (("14m", 14e6), ("160m", 160e6), ("1b", 1e9), ("2.8b", 2.8e9))):
-        for method, power in (("bif", 0.8), ("ekfac", 1.3)):
-            seconds = (parameters / 1e6) ** power
-            rows.append(
-                {
-                    "model": model, "parameters": parameters, "method": method, "fit_seconds": 0.3 * seconds,
-                    "score_seconds": seconds, "peak_memory_bytes": 4 * parameters + 1e9, "device": device,
-                    "projected": model == "2.8b", "error": "", "run_id": "scaling00000",
-                }
-            )  # fmt: skip
-    pd.DataFrame(rows).to_csv(folder / "scaling.csv", index=False)
+    rows = [
+        row | {"device": device, "projected": row["model"] == "2.8b", "run_id": "scaling00000"}
+        for device in devices
+        for row in rows_by_law(("14m", "160m", "1b", "2.8b"))
+    ]
+    write_csv(folder / "scaling.csv", rows)
 
 
 def write_examples(folder: Path, **images: Any) -> None:

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 
 import bench.schema as schema
 from bench.identity import file_slug, series_label
-from bench.publish.plots.frame import Drawing, UnusableError, finish, plain_number, text_width
+from bench.publish.plots.frame import Drawing, finish, plain_number, text_width
 from bench.publish.plots.style import INK, WIDTH, new_figure
 from bench.records import Results
 from retrain.safe_files import SafeFileError, open_plain, validate
@@ -30,9 +30,23 @@ MOST_LABELS = 48  # tokens up to which each is named
 CLOSE_UP = 24  # tokens of the part that is shown large
 
 
-def example_task(content: dict[str, Any]) -> str:
-    task, protocol = content.get("task"), content.get("protocol")
-    return ", ".join(filter(None, [f"task {task}" if task else "", f"protocol {protocol}" if protocol else ""]))
+def examples_of(results: Results, kind: str, shape: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every examples.json of images or of tokens."""
+    for path, content in results.read("examples.json", schema.ExamplesRecord):
+        if content["kind"] == kind:
+            try:
+                validate(content, shape, path)
+                yield path, content
+            except SafeFileError as error:
+                results.note(str(error))
+
+
+def told_of(content: dict[str, Any]) -> tuple[str, str]:
+    """The task, and the settings where the record has them: label -> what is not the method's default."""
+    task = ", ".join(f"{name} {content[name]}" for name in ("task", "protocol") if content.get(name))
+    settings = content.get("settings") or {}
+    known = [f"{label_words(name)}: {words.replace(',', ', ')}" for name, words in settings.items() if words]
+    return task, f"Settings. {'; '.join(known)[:1500]}." if known else ""
 
 
 def label_words(label: str) -> str:
@@ -40,68 +54,34 @@ def label_words(label: str) -> str:
     return series_label(label.partition("@")[0], label)
 
 
-def example_settings(content: dict[str, Any]) -> str:
-    """Where the record has them: label -> what is not the method's default."""
-    settings = content.get("settings") or {}
-    known = [f"{label_words(name)}: {words.replace(',', ', ')}" for name, words in settings.items() if words]
-    return f"Settings. {'; '.join(known)[:1500]}." if known else ""
-
-
 # ---- images ----
 
 
 def draw_examples(results: Results) -> Iterator[Drawing]:
-    for path, content in image_examples_of(results):
+    for path, content in examples_of(results, "images", schema.ImagesRecord):
         try:
-            tiles = read_tiles(path.parent / content["sprite"], content["tile"])
-            yield images_drawing(path, content, tiles)
-        except (UnusableError, SafeFileError) as error:
+            for query in content["queries"]:
+                if lacking := [name for name in content["methods"] if name not in query["methods"]]:
+                    raise SafeFileError(path, f"query {query['query']} lacks the method {lacking[0]!r}")
+            yield images_drawing(path, content, read_tiles(path.parent / content["sprite"], content["tile"]))
+        except SafeFileError as error:
             results.note(str(error))
-
-
-def image_examples_of(results: Results) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every examples.json of images, checked to the last tile's number."""
-    for path, content in results.read("examples.json", schema.ExamplesRecord):
-        if content["kind"] == "images":
-            try:
-                validate(content, schema.ImagesRecord, path)
-                for query in content["queries"]:
-                    if lacking := [name for name in content["methods"] if name not in query["methods"]]:
-                        raise SafeFileError(path, f"query {query['query']} lacks the method {lacking[0]!r}")
-                yield path, content
-            except SafeFileError as error:
-                results.note(str(error))
 
 
 def images_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray]) -> Drawing:
     """A row a query; beside it, of each method, the images that lower its loss most and those that raise it most."""
     methods, queries = content["methods"], content["queries"][:MOST_QUERIES]
-    shown = max(len(query["methods"][m][side]) for query in queries for m in methods for side in ("helpful", "harmful"))
-    biggest = max(
-        [query["image"] for query in queries]
-        + [e["image"] for query in queries for m in methods for side in query["methods"][m].values() for e in side]
-    )
+    sides = [query["methods"][m][side] for query in queries for m in methods for side in ("helpful", "harmful")]
+    shown = max(map(len, sides))
+    biggest = max([query["image"] for query in queries] + [example["image"] for side in sides for example in side])
     if biggest >= len(tiles):
-        raise UnusableError(f"{path}: names tile {biggest} of {len(tiles)} in {content['sprite']}")
-    names = [label_words(method) for method in methods]
+        raise SafeFileError(path, f"names tile {biggest} of {len(tiles)} in {content['sprite']}")
     unit = WIDTH / (1.5 + (2 * shown + 0.7) * len(methods))
     letters = min(5.0, 14.5 * unit)
     step = unit + 1.25 * letters / 72 * 2 + 0.04  # a tile, and two lines of words below it
     panel = step * len(queries) + 0.32
     figure = Figure(figsize=(WIDTH, panel))
-    title = f"{content['description']}: images that move each query's loss most"
-    about = [example_task(content), f"{content['scores']} scores", f"seed {content['seed']}"]
-    if "alpha_attribution" in content:
-        about.append(f"alpha_attribution {content['alpha_attribution']:g}")
-    of_all = f" of {content['num_train']:,}" if "num_train" in content else ""
-    notes = [
-        "Frame: blue, of the query's own class; orange, of another. Below each: its class and score.",
-        f"{content.get('rule', '')} n: {len(queries)} queries, {shown} images on each side{of_all}.".strip(),
-        example_settings(content),
-    ]
-    foot = finish(figure, title, about, filter(None, notes))
-    height = figure.get_figheight()
-    axis = figure.add_axes((0, foot / height, 1, panel / height))  # in inches, from the lower left corner
+    axis = figure.add_axes((0, 0, 1, 1))  # in inches, from the lower left corner
     axis.set_axis_off()
     left_of = {method: unit * (1.5 + (2 * shown + 0.7) * number) for number, method in enumerate(methods)}
     for row, query in enumerate(queries):
@@ -117,22 +97,28 @@ def images_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray])
                     image_tile(axis, place, bottom, unit, tiles[example["image"]], colour, told, letters)
     room = unit * (shown + 0.1)
     small = min(6.5, 0.92 * min(room, 9) / max(text_width(text, 1.0) for text in ("lower its loss", "raise it")))
-    for name, left in zip(names, left_of.values(), strict=True):
-        axis.text(left, panel - 0.03, name, fontsize=7.5, va="top", weight="bold")
+    for method, left in left_of.items():
+        axis.text(left, panel - 0.03, label_words(method), fontsize=7.5, va="top", weight="bold")
         axis.text(left, panel - 0.29, "lower its loss", fontsize=small, va="bottom")
         axis.text(left + unit * (shown + 0.2), panel - 0.29, "raise it", fontsize=small, va="bottom")
     axis.text(0.03, panel - 0.29, "query", fontsize=small, va="bottom")
     axis.set(xlim=(0, WIDTH), ylim=(0, panel), aspect="auto")
-    caption = (
-        f"Queries (left) and the training images whose inclusion lowers or raises the query's loss most, by "
-        f"{' and '.join(names)} ({content['scores']} scores); {content['description']}, seed {content['seed']}. "
-        f"{' '.join(filter(None, notes))}"
-    )
-    task = content.get("task") or content["description"]
-    stem = f"examples-{file_slug(task)}-seed-{content['seed']}-{file_slug(content['scores'])}"
+    task, settings = told_of(content)
+    share = f"alpha_attribution {content['alpha_attribution']:g}" if "alpha_attribution" in content else ""
+    of_all = f" of {content['num_train']:,}" if "num_train" in content else ""
+    named = content.get("task") or content["description"]
     kind = [content["scores"]] if content["scores"] in ("raw", "train-normalised") else []
-    facts = {"task": [task], "method": methods, **({"scores": kind} if kind else {})}
-    return Drawing(stem, title, caption, [], figure, facts)
+    return finish(
+        figure, f"examples-{file_slug(named)}-seed-{content['seed']}-{file_slug(content['scores'])}",
+        f"{content['description']}: images that move each query's loss most",
+        [task, f"{content['scores']} scores", f"seed {content['seed']}", share],
+        [
+            "Frame: blue, of the query's own class; orange, of another. Below each: its class and score.",
+            f"{content.get('rule', '')} n: {len(queries)} queries, {shown} images on each side{of_all}.".strip(),
+            settings,
+        ],
+        facts={"task": [named], "method": methods, **({"scores": kind} if kind else {})},
+    )  # fmt: skip
 
 
 def score_text(score: float | None) -> str:
@@ -159,33 +145,27 @@ def image_tile(
     axis.text(left + side / 2, bottom - 0.02, text, ha="center", va="top", fontsize=size, linespacing=1.05)
 
 
-def read_picture(path: Path) -> bytes:
-    """The bytes of a PNG that is one by its header and not too large to unpack."""
-    with open_plain(path, MAX_PICTURE_BYTES) as (file, _):
-        data = file.read()
-    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR":
-        raise SafeFileError(path, "does not begin like a PNG picture")
-    if not 0 < width * height <= MAX_PIXELS:
-        raise SafeFileError(path, f"is a picture of {width:,} x {height:,} pixels; at most {MAX_PIXELS:,} are shown")
-    return data
-
-
 def read_tiles(path: Path, tile: Sequence[int]) -> list[np.ndarray]:
-    """Row by row."""
+    """Row by row, of a PNG that is one by its header and not too large to unpack."""
     from PIL import Image, UnidentifiedImageError
 
+    with open_plain(path, MAX_PICTURE_BYTES) as (file, _):
+        data = file.read()
+    across, down = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR":
+        raise SafeFileError(path, "does not begin like a PNG picture")
+    if not 0 < across * down <= MAX_PIXELS:
+        raise SafeFileError(path, f"is a picture of {across:,} x {down:,} pixels; at most {MAX_PIXELS:,} are shown")
     try:
-        picture = Image.open(io.BytesIO(read_picture(path)), formats=["PNG"])
+        picture = Image.open(io.BytesIO(data), formats=["PNG"])
         sheet = np.asarray(picture.convert("L" if picture.mode in ("1", "L", "I", "I;16") else "RGB")) / 255
     except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
-        if isinstance(error, SafeFileError):
-            raise
         raise SafeFileError(path, f"is no picture that can be shown ({type(error).__name__})") from None
     height, width = tile
-    across, down = sheet.shape[1] // width, sheet.shape[0] // height
     return [
-        sheet[y * height : (y + 1) * height, x * width : (x + 1) * width] for y in range(down) for x in range(across)
+        sheet[y : y + height, x : x + width]
+        for y in range(0, sheet.shape[0] - height + 1, height)
+        for x in range(0, sheet.shape[1] - width + 1, width)
     ]
 
 
@@ -193,33 +173,22 @@ def read_tiles(path: Path, tile: Sequence[int]) -> list[np.ndarray]:
 
 
 def draw_tokens(results: Results) -> Iterator[Drawing]:
-    for _, content in token_examples_of(results):
-        for pair in content["pairs"]:
-            yield pair_drawing(content, pair)
-
-
-def token_examples_of(results: Results) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every examples.json of tokens, whose matrices have a number for every pair of tokens."""
-    for path, content in results.read("examples.json", schema.ExamplesRecord):
-        if content["kind"] == "tokens":
-            try:
-                validate(content, schema.TokensRecord, path)
-                for position, pair in enumerate(content["pairs"]):
-                    shape = (len(pair["query_tokens"]), len(pair["train_tokens"]))
-                    if len(pair["bif"]) != shape[0] or any(len(row) != shape[1] for row in pair["bif"]):
-                        raise SafeFileError(path, f"pairs[{position}].bif is not of {shape[0]} x {shape[1]} numbers")
-                    if pair.get("ekfac") and len(pair["ekfac"]) != shape[1]:
-                        raise SafeFileError(path, f"pairs[{position}].ekfac has {len(pair['ekfac'])}, not {shape[1]}")
-                yield path, content
-            except SafeFileError as error:
-                results.note(str(error))
+    """Of matrices that have a number for every pair of tokens."""
+    for path, content in examples_of(results, "tokens", schema.TokensRecord):
+        for position, pair in enumerate(content["pairs"]):
+            down, across = len(pair["query_tokens"]), len(pair["train_tokens"])
+            if len(pair["bif"]) != down or any(len(row) != across for row in pair["bif"]):
+                results.note(f"{path}: pairs[{position}].bif is not of {down} x {across} numbers")
+            elif pair.get("ekfac") and len(pair["ekfac"]) != across:
+                results.note(f"{path}: pairs[{position}].ekfac has {len(pair['ekfac'])} numbers, not {across}")
+            else:
+                yield pair_drawing(content, pair)
 
 
 def pair_drawing(content: dict[str, Any], pair: dict[str, Any]) -> Drawing:
     """One matrix, and below it EK-FAC's strip; of long sequences the part around the strongest pair of tokens."""
     matrix = np.array([[np.nan if v is None else v for v in row] for row in pair["bif"]], dtype=float)
     strip = np.array(pair["ekfac"], dtype=float)[None] if pair.get("ekfac") else None
-    limit = scale_of(matrix)
     place = strongest_place(pair)
     close = max(matrix.shape) > MOST_LABELS
     rows, columns = slice(0, matrix.shape[0]), slice(0, matrix.shape[1])
@@ -230,8 +199,8 @@ def pair_drawing(content: dict[str, Any], pair: dict[str, Any]) -> Drawing:
     figure = new_figure(WIDTH, min(6.5, 1.1 + 0.125 * len(part) + (0.3 if strip is not None else 0)))
     heights = [max(6, len(part)), 1.3] if strip is not None else [1]
     axes = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False).ravel())
-    bar = figure.colorbar(heat_map(axes[0], part, limit), ax=axes[0], label="normalised BIF", shrink=0.8)
-    bar.ax.tick_params(labelsize=6)
+    image = heat_map(axes[0], part, scale_of(matrix))
+    figure.colorbar(image, ax=axes[0], label="normalised BIF", shrink=0.8).ax.tick_params(labelsize=6)
     name_tokens(axes[0], "y", pair["query_tokens"][rows])
     axes[0].set_ylabel("query")
     if strip is not None:
@@ -242,22 +211,25 @@ def pair_drawing(content: dict[str, Any], pair: dict[str, Any]) -> Drawing:
         axes[1].set_yticks([0], ["EK-FAC"], fontsize=6)
     name_tokens(axes[-1], "x", pair["train_tokens"][columns])
     axes[-1].set_xlabel("training sequence")
-    title = f"{content['description']}: query {pair['query']} and training sequence {pair['train']}, token by token"
+    task, settings = told_of(content)
+    named = content.get("task") or content["description"]
     draws = f"{content['num_draws']:,} draws" if "num_draws" in content else ""
-    about = [example_task(content), content["scores"], f"seed {content['seed']}", draws]
-    notes = [
-        "Blue: seeing the training token lowers the query token's loss (negative influence); red: raises it.",
-        "EK-FAC's strip: each training token with the whole query, on a scale of its own." if strip is not None else "",
-        f"Shown: the {part.shape[0]} x {part.shape[1]} tokens around the strongest pair." if close else "",
-        pair_words(pair),
-        f"{content.get('rule', '')} n: {matrix.shape[0]} query tokens, {matrix.shape[1]} training tokens.".strip(),
-        example_settings(content),
-    ]
-    finish(figure, title, about, filter(None, notes))
-    caption = f"{title}; {content['scores']}, seed {content['seed']}. {' '.join(filter(None, notes))}"
-    task = content.get("task") or content["description"]
-    stem = f"tokens-{file_slug(task)}-seed-{content['seed']}-query-{pair['query']}-train-{pair['train']}"
-    return Drawing(stem, title, caption, [], figure, {"task": [task], "method": content.get("methods", [])})
+    return finish(
+        figure, f"tokens-{file_slug(named)}-seed-{content['seed']}-query-{pair['query']}-train-{pair['train']}",
+        f"{content['description']}: query {pair['query']} and training sequence {pair['train']}, token by token",
+        [task, content["scores"], f"seed {content['seed']}", draws],
+        [
+            "Blue: seeing the training token lowers the query token's loss (negative influence); red: raises it.",
+            "EK-FAC's strip: each training token with the whole query, on a scale of its own."
+            if strip is not None
+            else "",
+            f"Shown: the {part.shape[0]} x {part.shape[1]} tokens around the strongest pair." if close else "",
+            pair_words(pair),
+            f"{content.get('rule', '')} n: {matrix.shape[0]} query tokens, {matrix.shape[1]} training tokens.".strip(),
+            settings,
+        ],
+        facts={"task": [named], "method": content.get("methods", [])},
+    )  # fmt: skip
 
 
 def strongest_place(pair: dict[str, Any]) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""What every kind of figure shares: panels, axes, labels at points, and the frame that says what is shown.
+"""What every kind of figure shares: panels, axes, labels at points, and the frame with the words around them.
 
 A drawing is made of records alone. Above the panels stands what was measured on which task, below them bars, n and
 settings; the figure grows by as much as its words need.
@@ -6,7 +6,7 @@ settings; the figure grows by as much as its words need.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -21,23 +21,22 @@ from matplotlib.patheffects import withStroke
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
-from bench.publish.plots.style import INK, QUIET, SMALL, WIDTH, fix_layout, new_figure
-from bench.records import Results
+from bench.identity import series_label
+from bench.publish.plots.style import INK, QUIET, SMALL, WIDTH, fix_layout, in_order, look, new_figure
+from bench.records import ceiling_over_seeds
 
 ALPHA_RETRAIN = r"$\alpha_{\mathrm{retrain}}$"
 ALPHA_ATTRIBUTION = r"$\alpha_{\mathrm{attribution}}$"
+LONGEST = 700  # letters of a note below the panels
 MOST_PANELS = 6
 MOST_NAMES = 9  # of a legend
+APART = 0.13  # inches between two labels of lines
 MARGIN = 0.05  # inches around the words
 LINE = 1.3  # height of a line, in sizes of its letters
 TIMES = {
     1e-3: "1 ms", 1e-2: "10 ms", 0.1: "0.1 s", 1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", 3600.0: "1 h",
     36_000.0: "10 h", 345_600.0: "4 d", 3_456_000.0: "40 d", 31_536_000.0: "1 y", 315_360_000.0: "10 y",
 }  # fmt: skip
-
-
-class UnusableError(ValueError):
-    """A result file lacks what a figure needs; the message is one line that names it."""
 
 
 @dataclass
@@ -52,32 +51,15 @@ class Drawing:
     facts: dict[str, list[str]] = field(default_factory=dict)  # what the report's filters go by
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A family of figures: what it shows, what it needs, the command that makes that, the paper's own."""
-
-    name: str
-    shows: str
-    needs: str
-    command: str
-    draw: Callable[[Results], Iterator[Drawing]] = field(repr=False)
-    paper: tuple[str, ...] = ()  # labels of the paper's figures
-
-
 # ---- panels and axes ----
 
 
-def panel_grid(down: int, across: int, height: float, share_y: Any = True) -> tuple[Figure, Any]:
-    """`height`: inches of a row of panels."""
-    figure = new_figure(WIDTH, height * down)
-    return figure, figure.subplots(down, across, sharey=share_y, squeeze=False)
-
-
-def panel_row(count: int, height: float = 2.2, share_y: bool = True, across: int = 3) -> tuple[Figure, list[Axes]]:
-    """So many panels, at most `across` of them beside each other."""
+def panels(count: int, height: float = 2.2, share_y: bool = True, across: int = 3) -> tuple[Figure, list[Axes]]:
+    """So many panels of that many inches, at most `across` of them beside each other."""
     across = min(count, across)
-    figure, grid = panel_grid(-(-count // across), across, height, share_y)
-    axes = list(grid.ravel())
+    down = -(-count // across)
+    figure = new_figure(WIDTH, height * down)
+    axes = list(figure.subplots(down, across, sharey=share_y, squeeze=False).ravel())
     for unused in axes[count:]:
         unused.remove()
     return figure, axes[:count]
@@ -239,31 +221,66 @@ def label_line(axis: Axes, height: float, text: str, at: float = 1.0) -> None:
     )  # fmt: skip
 
 
+def spread(values: Sequence[float], gap: float, floor: float, top: float) -> list[float]:
+    """The same values, moved as little as they must be to stand `gap` apart, between the floor and the top."""
+    order = np.argsort(values, kind="stable")
+    steps = gap * np.arange(len(order))
+    # Of values less their steps, the nearest that never fall: neighbours that would fall have their mean.
+    pools: list[list[float]] = []
+    for value in np.asarray(values, dtype=float)[order] - steps:
+        pools.append([value])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    found = np.empty(len(order))
+    highest = max(floor, top - steps[-1]) if len(steps) else floor
+    found[order] = [min(max(float(np.mean(pool)), floor), highest) for pool in pools for _ in pool] + steps
+    return found.tolist()
+
+
+def name_lines(axis: Axes, ends: Sequence[tuple[float, float, str, str]], height: float, at: float) -> None:
+    """Words at x = `at`, right of lines that end at (x, y, text, colour); with a thin line where they had to move.
+
+    height: of the axis, in inches.
+    """
+    low, high = axis.get_ylim()
+    gap = APART / height * (high - low)
+    lifted = spread([y for _, y, _, _ in ends], gap, low + gap / 2, high - gap / 2)
+    for (x, y, text, colour), level in zip(ends, lifted, strict=True):
+        axis.plot((x, at), (y, level), color=colour, linewidth=0.4, label="_name", clip_on=False)
+        axis.annotate(f" {text}", (at, level), va="center", fontsize=6.5, color=colour, annotation_clip=False,
+                      path_effects=[withStroke(linewidth=1.6, foreground="white")])  # fmt: skip
+
+
 # ---- the frame ----
 
 
 def finish(
     figure: Figure,
+    stem: str,
     title: str,
-    about: Iterable[str] = (),
-    notes: Iterable[str] = (),
+    about: Iterable[str],
+    notes: Iterable[str],
+    runs: Iterable[str] = (),
+    facts: dict[str, list[str]] | None = None,
     names: Sequence[tuple[Any, str]] = (),
     labels: Sequence[Label] = (),
-) -> float:
-    """Title, facts and legend above the panels, notes below, whose height in inches is returned; lays all of it out.
+) -> Drawing:
+    """Title, facts and legend above the panels, notes below; lays all of it out.
 
-    `names`: (handle, name) of the legend; `labels` stand at their points instead.
+    `names`: (handle, name) of the legend; `labels` stand at their points instead. The caption has long notes whole.
     """
-    width, panels = figure.get_figwidth(), figure.get_figheight()
+    about, notes = list(filter(None, about)), list(filter(None, notes))
+    width, panel = figure.get_figwidth(), figure.get_figheight()
     inside = 0.95 * (width - 2 * MARGIN)  # letters on pixels are a little wider
     above = [(line, 9.0, "bold", INK) for line in wrapped(title, inside, 9.0, "bold")]
-    above += [(line, 7.0, "normal", QUIET) for line in wrapped(" \u00b7 ".join(filter(None, about)), inside, 7.0)]
-    below = [line for note in notes for line in wrapped(note, inside, SMALL)]
+    above += [(line, 7.0, "normal", QUIET) for line in wrapped(" \u00b7 ".join(about), inside, 7.0)]
+    short = [note if len(note) <= LONGEST else f"{note.partition('.')[0]}: in figures.json." for note in notes]
+    below = [line for note in short for line in wrapped(note, inside, SMALL)]
     head = sum(_height(points) for _, points, _, _ in above) + 2 * MARGIN
     foot = len(below) * _height(SMALL) + (2 * MARGIN if below else 0)
     across, down = _columns([name for _, name in names], inside)
-    legend_height = down * 1.45 * 7.5 / 72 + 0.05 if names else 0.0
-    height = panels + head + legend_height + foot
+    height = panel + head + foot + (down * 1.45 * 7.5 / 72 + 0.05 if names else 0.0)
     figure.set_figheight(height)
     top = height - MARGIN
     for line, points, weight, colour in above:
@@ -279,11 +296,16 @@ def finish(
         y = (MARGIN + position * _height(SMALL)) / height
         figure.text(MARGIN / width, y, line, fontsize=SMALL, color=QUIET, va="bottom")
     engine: Any = figure.get_layout_engine()
-    if engine is not None:
-        engine.set(rect=(0, foot / height, 1, panels / height))
+    if engine is None:  # axes that are placed by hand, in shares of the panels
+        for axis in figure.axes:
+            left, low, wide, high = axis.get_position().bounds
+            axis.set_position((left, (foot + low * panel) / height, wide, high * panel / height))
+    else:
+        engine.set(rect=(0, foot / height, 1, panel / height))
         fix_layout(figure)
     place_labels(labels)
-    return foot
+    caption = f"{title}; {', '.join(about)}. {' '.join(notes)}"
+    return Drawing(stem, title, caption, list(runs), figure, facts or {})
 
 
 def _height(points: float) -> float:
@@ -338,5 +360,90 @@ def _columns(names: Sequence[str], width: float, points: float = 7.5) -> tuple[i
     raise AssertionError
 
 
+# ---- words ----
+
+
 def first_value(rows: pd.DataFrame, column: str) -> str:
     return str(rows[column].iloc[0])
+
+
+def run_ids(rows: pd.DataFrame) -> list[str]:
+    """The runs behind the rows, with those that only the ceiling comes from."""
+    return sorted({*rows["run_id"].dropna(), *rows["ceiling_from"].dropna()})
+
+
+def span(values: pd.Series) -> str:
+    found = sorted({int(value) for value in values.dropna()})
+    return "?" if not found else f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+
+
+def short_names(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same rows with series named by their label alone, where a figure has but one series of it."""
+    names = [series_label(method, label) for method, label in zip(rows["method"], rows["label"])]
+    alone = rows.groupby("label")["series"].transform("nunique") == 1
+    return rows.assign(series=[name if one else series for name, one, series in zip(names, alone, rows["series"])])
+
+
+def settings_text(rows: pd.DataFrame) -> str:
+    """Every method with its settings, but for what nearly always is as it is; what its series share is said once."""
+    known = rows.drop_duplicates("series")
+    parts = []
+    for method in in_order(known["method"]):
+        mine = known[known["method"] == method]
+        settings = [_items(str(text)) if text else [] for text in mine["settings"]]
+        shared = [item for item in settings[0] if all(item in other for other in settings)]
+        name = f"{look(method)['label']} (all)" if len(mine) > 1 else str(mine["series"].iloc[0])
+        told = [item for item in shared if item not in name]
+        parts.append(f"{name}: {', '.join(told)}" if told else "")
+        for series, own in zip(mine["series"], settings, strict=True):
+            apart = [item for item in own if item not in shared and item not in series]
+            parts.append(f"{series}: {', '.join(apart)}" if apart else "")
+    text = "; ".join(filter(None, parts))
+    return f"Settings. {text}." if text else ""
+
+
+def _items(settings: str) -> list[str]:
+    """One by one; of scores that somebody handed in, that they were."""
+    items = settings.split(", ")
+    own = [item for item in items if not item.startswith(("scores_are=", "scores_sha256="))]
+    return own if len(own) == len(items) else [*own, "scores from a file"]
+
+
+def facts_of(rows: pd.DataFrame, scores: Iterable[str] = ()) -> dict[str, list[str]]:
+    """For the report's filters."""
+    facts = {name: sorted(set(rows[name])) for name in ("task", "protocol")} | {"method": in_order(rows["method"])}
+    return facts | ({"scores": list(scores)} if scores else {})
+
+
+def notes_of(told: str, rows: pd.DataFrame) -> list[str]:
+    """Below the panels: what was told, ceiling and n; then settings."""
+    seeds = rows["seed"].nunique()
+    fewer = rows["num_subsets_replicated"] < rows["num_subsets"]
+    some = f" of {span(rows['num_subsets_replicated'])}" if fewer.any() and (rows["num_replicates"] > 1).any() else ""
+    undefined = int(rows.loc[rows["lds"].notna(), "num_undefined"].sum())
+    sizes = (
+        f"n: {seeds} seed{'s' * (seeds > 1)}, {span(rows['num_subsets'])} subsets, "
+        f"{span(rows['num_replicates'])} replicate(s){some}, {span(rows['num_queries'])} queries"
+        f"{f', {undefined} undefined values' if undefined else ''}."
+    )
+    return [" ".join(filter(None, [told, *ceiling_notes(rows), sizes])), settings_text(rows)]
+
+
+def ceiling_notes(rows: pd.DataFrame) -> Iterator[str]:
+    """Where the ceiling comes from if these runs have no replicates; where it is unknown, or may be 0."""
+    groups = rows.groupby("ceiling_from", sort=True)
+    if len(groups):
+        runs = [f"{run} ({span(group['ceiling_subsets'])} subsets)" for run, group in groups]
+        yield f"Ceiling from replicates in run {', '.join(runs)}."
+    unknown, noisy = [], dict[float, set[float]]()
+    for (_, share, alpha), cell in rows.groupby(["truth", "alpha_attribution", "alpha"], sort=True):
+        unknown.append(not cell["reliability"].count())
+        if ceiling_over_seeds(cell).touches_zero:
+            noisy.setdefault(share, set()).add(alpha)
+    if any(unknown):
+        yield f"Ceiling unknown{'' if all(unknown) else ' where none is drawn'}: no replicates."
+    if noisy:
+        places = [
+            f"alpha {', '.join(f'{a:g}' for a in sorted(alphas))} of {share:g}" for share, alphas in noisy.items()
+        ]
+        yield f"The ceiling's interval touches 0 at {'; '.join(places)}."

@@ -1,43 +1,81 @@
-"""LDS against the share of data that models are retrained on (paper: fig:retraining).
+"""LDS against the share of data that models are retrained on (`lds`), and what one gets for the seconds.
 
-A line a method, each seed by itself as a faint dot (fig:individual_LDS_scores).
+`lds` (paper: fig:retraining): a line a method, each seed by itself as a faint dot. `front`: LDS, within groups where a
+task has them, against time: every method, label and model that is looked at. `retraining`: a curve over the retrains
+for every prior of the datamodel, beside the other methods. `seconds` (fig:timings_bif-vs-ekfac): cost against the share
+that is attributed. Of raw and normalised scores the better are shown. Seconds of two machines never share an axis.
 """
 
+import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-import bench.publish.plots.captions as words
+from baselines.support.nested import parts_of
+from bench.identity import USUAL, file_slug, series_label, without_models
 from bench.publish.plots.frame import (
     ALPHA_ATTRIBUTION,
     ALPHA_RETRAIN,
     MOST_NAMES,
     MOST_PANELS,
     Drawing,
+    Label,
     bars_at,
+    facts_of,
     finish,
     first_value,
     handles_of,
-    panel_row,
+    label_line,
+    logarithmic,
+    notes_of,
+    panels,
+    run_ids,
+    seconds_axis,
+    settings_text,
+    short_names,
+    span,
 )
-from bench.publish.plots.style import FAINT, INK, looks
-from bench.records import Results, bars_of, ceiling_over_seeds, linear_ceiling_over_seeds, over_seeds
+from bench.publish.plots.style import CONTROLS, FAINT, INK, QUIET, look, looks
+from bench.records import (
+    DATAMODEL,
+    WITHIN,
+    Results,
+    bars_of,
+    ceiling_over_seeds,
+    linear_ceiling_over_seeds,
+    over_seeds,
+    within_groups,
+)
+from retrain.reference import FULL
 
 Shapes = Mapping[str, dict[str, Any]]
 BAND = 0.3  # of the way from one share to the next: at most as far as points of one share stand apart
 PLACES = ["alpha_attribution", "truth"]
-CEILINGS: dict[str, dict[str, Any]] = {
-    "noise ceiling": {"linestyle": "--", "linewidth": 0.9},
-    "linear ceiling": {"linestyle": (0, (2, 1.2)), "linewidth": 0.7},
+CEILINGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "noise ceiling": (lambda cell: ceiling_over_seeds(cell).ceiling, {"linestyle": "--", "linewidth": 0.9}),
+    "linear ceiling": (linear_ceiling_over_seeds, {"linestyle": (0, (2, 1.2)), "linewidth": 0.7}),
 }
-
-
-def ceiling_called(label: str, cell: pd.DataFrame) -> float:
-    return linear_ceiling_over_seeds(cell) if label == "linear ceiling" else ceiling_over_seeds(cell).ceiling
+AS_PAPER = (
+    "bif-paper",
+    "ekfac-library",
+    "trak-library",
+    "gradsim",
+)  # labels of the paper's settings, at the full model
+LABELS_ALONE = "same_class"
+USUAL_ALPHA = 0.5  # the second alpha of a picture of two
+LEFT = 4.0  # times cheaper than the cheapest method: where controls that cost nothing stand
+SHORTEST = 1e-3  # seconds: a part that takes less is no part of the method
+NO_PRIOR = USUAL[DATAMODEL]["prior"]
+RING: dict[str, Any] = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 0.7}
+SPANS = (("seconds", "fit + score"), ("fit_seconds", "fit"), ("score_seconds", "score"))
+VERSION = re.compile(r" \([0-9a-f]{6}\)$")  # of a truth: the code that made it
 
 
 def series_shapes(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -45,38 +83,42 @@ def series_shapes(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     shapes = looks(zip(rows["method"], rows["series"]))
     seeds = rows.groupby("series")["seed"].nunique()
     for name, shape in shapes.items():
-        if seeds[name] < seeds.max():
-            shape["label"] = f"{name} ({seeds[name]} seed{'s' * bool(seeds[name] > 1)})"
+        shape["label"] += of_fewer(seeds[name], seeds.max())
     return shapes
 
 
-# ---- LDS ----
+def of_fewer(seeds: int, most: int) -> str:
+    return f" ({seeds} seed{'s' * bool(seeds > 1)})" if seeds < most else ""
+
+
+# ---- LDS against alpha ----
 
 
 def draw_lds(results: Results) -> Iterator[Drawing]:
     for (ground, normalised), group in results.rows.groupby(["ground", "normalised"], sort=True):
         if group["alpha"].nunique() < 2:  # no curve: its picture is the front one
             continue
-        group = words.short_names(group)
+        group = short_names(group)
         shapes = few_of(series_shapes(group), group)
         left_out = sorted(set(group["series"]) - set(shapes) - {"random"})
         group = group[group["series"].isin(shapes)]
-        figure, axes = lines(group, shapes)
+        places = list(group.groupby(PLACES, sort=True))[:MOST_PANELS]
+        figure, axes = panels(len(places), 2.0 if len(places) > 1 else 2.6)
+        for axis, ((share, _), here) in zip(axes, places, strict=True):
+            lds_panel(axis, here, shapes, axis is axes[0])
+            axis.set_title(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}", parse_math=True)
+            axis.set_xlabel(ALPHA_RETRAIN, parse_math=True)
+        axes[0].set_ylabel("LDS")
         bars = f"Bars: {bars_of(group.groupby([*PLACES, 'alpha', 'series']).size())}."
-        if group["seed"].nunique() > 1:
-            bars += " Faint dots: each seed."
-        if left_out:
-            bars += f" Not drawn: {', '.join(left_out)}."
-        kind = words.kind_of_scores(bool(normalised))
-        description, about = first_value(group, "description"), first_value(group, "ground_words")
-        title = f"{description}: LDS of {kind}"
-        names = handles_of(axes, [shape["label"] for shape in shapes.values()])
-        notes = words.notes_of(bars, group)
-        finish(figure, title, [about], notes, names)
-        caption = f"{title} against the share of the attributed examples retrained on; {about}. {' '.join(notes)}"
-        stem = f"lds-{ground}{'-normalised' if normalised else ''}"
-        facts = words.facts_of(group, [bool(normalised)])
-        yield Drawing(stem, title, caption, words.run_ids(group, ceilings=True), figure, facts)
+        bars += " Faint dots: each seed." if group["seed"].nunique() > 1 else ""
+        bars += f" Not drawn: {', '.join(left_out)}." if left_out else ""
+        scores = "train-normalised" if normalised else "raw"
+        yield finish(
+            figure, f"lds-{ground}{'-normalised' if normalised else ''}",
+            f"{first_value(group, 'description')}: LDS of {scores} scores", [first_value(group, "ground_words")],
+            notes_of(bars, group), run_ids(group), facts_of(group, [scores]),
+            handles_of(axes, [shape["label"] for shape in shapes.values()]),
+        )  # fmt: skip
 
 
 def few_of(shapes: Shapes, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -88,29 +130,16 @@ def few_of(shapes: Shapes, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return {name: shape for name, shape in shapes.items() if name not in dropped}
 
 
-def lines(group: pd.DataFrame, shapes: Shapes) -> tuple[Figure, list[Axes]]:
-    """A panel for each share that is attributed and each truth."""
-    places = list(group.groupby(PLACES, sort=True))[:MOST_PANELS]
-    figure, axes = panel_row(len(places), 2.0 if len(places) > 1 else 2.6)
-    for axis, ((share, _), here) in zip(axes, places, strict=True):
-        lds_panel(axis, here, shapes, axis is axes[0])
-        axis.set_title(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}", parse_math=True)
-        axis.set_xlabel(ALPHA_RETRAIN, parse_math=True)
-    axes[0].set_ylabel("LDS")
-    return figure, axes
-
-
 def panel_note(here: pd.DataFrame, group: pd.DataFrame) -> str:
     """What a panel has otherwise than another of its figure: seeds, and how its truth was measured."""
     notes = []
     if here["seed"].nunique() < group["seed"].nunique():
         notes.append(f"{here['seed'].nunique()} seed{'s' * (here['seed'].nunique() > 1)}")
     if group["truth"].nunique() > 1:
-        replicates = words.span(here["num_replicates"])
-        subsets = f"{words.span(here['num_subsets'])} subsets" if group["num_subsets"].nunique() > 1 else ""
-        notes += [subsets, f"{replicates} replicate{'s' * (replicates != '1')}"]
-    text = ", ".join(filter(None, notes))
-    return f"\n({text})" if text else ""
+        replicates = span(here["num_replicates"])
+        notes += [f"{span(here['num_subsets'])} subsets"] if group["num_subsets"].nunique() > 1 else []
+        notes.append(f"{replicates} replicate{'s' * (replicates != '1')}")
+    return f"\n({', '.join(notes)})" if notes else ""
 
 
 def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes, named: bool) -> None:
@@ -122,45 +151,360 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes, named: bool) -> No
     gap = min(np.diff(alphas), default=0.2)
     axis.axhline(0, color=INK, linewidth=0.5)
     series = [name for name in shapes if name in set(rows["series"])]
-    for name, place in zip(series, side_by_side(axis, alphas, len(series)), strict=True):
+    # Points of one share stand beside each other in a band, so that equal scores do not hide one another.
+    width = gap * min(BAND, 0.035 * len(series))
+    for alpha in alphas:
+        axis.axvspan(alpha - width / 2, alpha + width / 2, color=FAINT, alpha=0.35, linewidth=0, zorder=0)
+    beside = width * (np.arange(len(series)) - (len(series) - 1) / 2) / max(1, len(series))
+    dot: dict[str, Any] = {"marker": ".", "markersize": 2, "linestyle": "none", "alpha": 0.5, "markeredgewidth": 0}
+    for name, place in zip(series, beside, strict=True):
         own = rows[rows["series"] == name]
-        points = [(alpha + place, *over_seeds(cell)) for alpha, cell in own.groupby("alpha", sort=True)]
-        bars_at(axis, points, dict(shapes[name]) | {"capsize": 1.5})
+        means = [(alpha + place, *over_seeds(cell)) for alpha, cell in own.groupby("alpha", sort=True)]
+        bars_at(axis, means, dict(shapes[name]) | {"capsize": 1.5})
         if own["seed"].nunique() > 1:
-            dot: dict[str, Any] = {
-                "marker": ".",
-                "markersize": 2,
-                "linestyle": "none",
-                "alpha": 0.5,
-                "markeredgewidth": 0,
-            }
             axis.plot(own["alpha"] + place, own["lds"], color=shapes[name]["color"], label="_seeds", **dot)
-    for label, style in CEILINGS.items():
-        ceilings = [(alpha, ceiling_called(label, cell)) for alpha, cell in rows.groupby("alpha", sort=True)]
-        known = np.array([pair for pair in ceilings if np.isfinite(pair[1])], dtype=float)
-        if len(known):
-            half = 0.4 * gap
-            x, y = known.T if len(known) > 1 else (known[0, 0] + np.array([-half, half]), np.full(2, known[0, 1]))
-            axis.plot(x, y, color=INK, label=f"_{label}", **style)
-            if label == "noise ceiling" and named:
-                alone = len(known) == 1
-                place = (float(x.mean()) if alone else x[-1], y[-1])
-                end: dict[str, Any] = {
-                    "textcoords": "offset points",
-                    "ha": "center" if alone else "right",
-                    "va": "bottom",
-                }
-                axis.annotate(label, place, (0, 2), annotation_clip=False, fontsize=6, in_layout=False, **end)
-                low, high = axis.get_ylim()
-                axis.set_ylim(low, max(high, y[-1] + 0.1 * (high - low)))
+    for label, (ceiling, style) in CEILINGS.items():
+        heights = [(alpha, ceiling(cell)) for alpha, cell in rows.groupby("alpha", sort=True)]
+        known = np.array([pair for pair in heights if np.isfinite(pair[1])], dtype=float)
+        if not len(known):
+            continue
+        half = 0.4 * gap
+        x, y = known.T if len(known) > 1 else (known[0, 0] + np.array([-half, half]), np.full(2, known[0, 1]))
+        axis.plot(x, y, color=INK, label=f"_{label}", **style)
+        if label == "noise ceiling" and named:
+            alone = len(known) == 1
+            end: dict[str, Any] = {"ha": "center" if alone else "right", "va": "bottom", "fontsize": 6}
+            place = (float(x.mean()) if alone else x[-1], y[-1])
+            axis.annotate(
+                label, place, (0, 2), textcoords="offset points", annotation_clip=False, in_layout=False, **end
+            )
+            low, high = axis.get_ylim()
+            axis.set_ylim(low, max(high, y[-1] + 0.1 * (high - low)))
     axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
     axis.set_xlim(min(alphas) - 0.45 * gap, max(alphas) + 0.45 * gap)
     axis.grid(axis="x", visible=False)
 
 
-def side_by_side(axis: Axes, alphas: Sequence[float], count: int) -> np.ndarray:
-    """How far each of `count` points stands from its share, so that equal scores do not hide one another; its band."""
-    width = min(np.diff(alphas), default=0.2) * min(BAND, 0.035 * count)
-    for alpha in alphas:
-        axis.axvspan(alpha - width / 2, alpha + width / 2, color=FAINT, alpha=0.35, linewidth=0, zorder=0)
-    return width * (np.arange(count) - (count - 1) / 2) / max(1, count)
+# ---- points: methods over seeds ----
+
+
+def timed_rows(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """(ground, machine, rows): seconds may be compared within each, and only there."""
+    rows = rows[rows["seconds"].notna()].copy()
+    # Scores from a cache carry the device they were computed on, which may not be the one that read them.
+    rows["timed_on"] = [
+        machine if device and str(machine).startswith(str(device)) else device
+        for machine, device in zip(rows["machine"], rows["device"])
+    ]
+    for (ground, machine), group in rows.groupby(["ground", "timed_on"], sort=True):
+        yield str(ground), str(machine), group
+
+
+def settings_of_truth(rows: pd.DataFrame) -> pd.DataFrame:
+    """With the records of one campaign as one truth: where LDS within groups is known, sizes name it, not its code.
+
+    What was measured before within groups were is left out where both are.
+    """
+    grouped_rows = rows["group_name"].notna()
+    truth = rows["truth"].where(~grouped_rows, rows["truth"].str.replace(VERSION, "", regex=True))
+    rows = rows.assign(truth=truth)
+    known = grouped_rows.groupby([rows["ground"], rows["alpha_attribution"], truth]).transform("any")
+    return rows[grouped_rows | ~known]
+
+
+def records_of(rows: pd.DataFrame, results: Results) -> str:
+    """Which records of one setting are drawn together."""
+    paths = {run: PurePosixPath(results.records[run]["path"]) for run in rows["run_id"].unique()}
+    seeds = rows.groupby("run_id")["seed"].nunique()
+    names = {run: path.parts[-3] if len(path.parts) > 2 else path.parts[0] for run, path in paths.items()}
+    told = [
+        f"{names[run]} ({seeds[run]} seed{'s' * bool(seeds[run] > 1)})" for run in sorted(names, key=names.__getitem__)
+    ]
+    return f"Records of one setting: {', '.join(told)}." if len(told) > 1 else ""
+
+
+def two_alphas(rows: pd.DataFrame) -> list[float]:
+    """The smallest, and the usual one or the largest below it."""
+    alphas = sorted(rows["alpha"].unique())
+    return sorted({alphas[0], max(alpha for alpha in alphas if alpha <= max(USUAL_ALPHA, alphas[0]))})
+
+
+def grouped(rows: pd.DataFrame) -> bool:
+    """Whether LDS within groups is known of these rows."""
+    return bool(rows["group_name"].notna().all())
+
+
+def metric_words(rows: pd.DataFrame) -> str:
+    return f"LDS within {rows['group_name'].iloc[0]}" if grouped(rows) else "LDS"
+
+
+def points(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a method, name, reference and number of models, over seeds; of one truth, share and alpha.
+
+    `value` is LDS within groups where that is known. What knows the groups alone has nothing there: exactly 0.
+    """
+    measure, low, high = (WITHIN[name] if grouped(rows) else name for name in ("lds", "ci_low", "ci_high"))
+    rows = rows[rows["lds"].notna() | (rows["group_name"].notna() & (rows["method"] == LABELS_ALONE))]
+    alone = rows[measure].isna()
+    rows = rows.assign(**{name: rows[name].where(~alone, 0.0) for name in (measure, low, high)}, alone=alone)
+    rows["name"] = names_of(rows)
+    keys = ["method", "name", "reference", "models"]
+    several = rows.groupby([*keys, "normalised"])["series"].transform("nunique") > 1  # settings under one label
+    several = several.groupby([rows[key] for key in keys]).transform("any")
+    rows["name"] = rows["name"].where(~several, rows["series"])
+    # Of a seed that two records have, that of the record with more seeds.
+    rows["of_run"] = rows.groupby("run_id")["seed"].transform("nunique")
+    rows = rows.sort_values("of_run", ascending=False, kind="stable").drop_duplicates([*keys, "normalised", "seed"])
+    means = rows.groupby([*keys, "normalised"])[measure].mean()
+    order = sorted(means.index, key=lambda key: (means[key], not key[-1]))
+    kind = {key[:-1]: key[-1] for key in order}  # the last one is the best
+    found = []
+    for key, cell in rows.groupby(keys, sort=True):
+        cell = cell[cell["normalised"] == kind[key]]
+        one: dict[str, Any] = dict(zip(keys, key)) | {"label": cell["label"].iloc[0], "alone": cell["alone"].all()}
+        one |= dict(zip(("lds", "lds_low", "lds_high"), over_seeds(cell)))
+        one |= dict(zip(("value", "low", "high"), over_seeds(cell, measure)))
+        one |= {"series": cell["series"].iloc[0], "options": cell["options"].iloc[0], "seen": seen(cell.iloc[0])}
+        one |= {"seeds": cell["seed"].nunique(), "runs": tuple(cell["run_id"].unique())}
+        found.append({**one, "seconds": max(float(cell["seconds"].median()), SHORTEST)})
+    return pd.DataFrame(found)
+
+
+def names_of(rows: pd.DataFrame) -> list[str]:
+    """A method's own name, also with settings of its own, where no other of it looks at the same models."""
+    labels = [without_models(label) for label in rows["label"]]
+    own = [label.partition("@")[0] == method for label, method in zip(labels, rows["method"])]
+    counts = rows.assign(plain=labels)[own].groupby(["method", "reference", "models"])["plain"].nunique()
+    several = {method for (method, *_), count in counts.items() if count > 1}  # type: ignore[misc]
+    return [
+        series_label(method, method if mine and method not in several else label)
+        for method, label, mine in zip(rows["method"], labels, own)
+    ]
+
+
+def seen(row: Any) -> float:
+    """How many times as many examples the reference model was trained on as each model that is asked about."""
+    share = {FULL: row["alpha_attribution"] * row["alpha"], "attributed": row["alpha"]}.get(row["reference"], 1.0)
+    return round(1 / share, 6)
+
+
+def notes_of_points(rows: pd.DataFrame, found: pd.DataFrame, told: Sequence[str], results: Results) -> list[str]:
+    """Below the panels that show these points of the rows: what is drawn, bars, ceiling, n; then settings."""
+    drawn = {run for runs in found["runs"] for run in runs}
+    rows = short_names(rows[rows["series"].isin(found["series"]) & rows["run_id"].isin(drawn)])
+    cells = rows.groupby(["ground", "alpha", "series", "normalised"])
+    kinds = f"Raw or train-normalised scores, whichever has more {metric_words(rows)}."
+    told = [*told, kinds, f"Bars: {bars_of(cells['seed'].nunique())}.", records_of(rows, results)]
+    first, _ = notes_of(" ".join(filter(None, told)), within_groups(Results(rows=rows)).rows if grouped(rows) else rows)
+    return [first, settings_text(rows[rows["method"] != DATAMODEL])]
+
+
+# ---- LDS against seconds ----
+
+
+def draw_front(results: Results) -> Iterator[Drawing]:
+    for ground, machine, everything in timed_rows(settings_of_truth(results.rows)):
+        for (share, _), here in everything.groupby(PLACES, sort=True):
+            for alpha in two_alphas(here):
+                rows = here[here["alpha"] == alpha]
+                if len(found := points(rows)) < 3:
+                    continue
+                several = found["reference"].nunique() > 1
+                found = front_looks(found, several)
+                figure, (axis,) = panels(1, 4.0)
+                labels = seconds_panel(axis, found, rows)
+                training = ", and training of the models that it looks at" if several else ""
+                axis.set_xlabel(f"time: fit and scores{training}")
+                told = ["Grey stairs: what no other method beats on both, controls aside."]
+                told += ["xK: scores averaged over K models."] if (found["models"] > 1).any() else []
+                told += ["Numbers: retrains of the datamodel."] if DATAMODEL in set(found["method"]) else []
+                told += ["Controls at the left edge take less time."] if found["edge"].any() else []
+                place = f"of-{file_slug(f'{share:g}')}-alpha-{file_slug(f'{alpha:g}')}"
+                yield finish(
+                    figure, f"front-{ground}-{place}-{file_slug(machine)}",
+                    f"{first_value(rows, 'description')}: {metric_words(rows)} against seconds",
+                    [first_value(rows, "ground_words"), f"alpha {alpha:g}, alpha_attribution {share:g}", machine],
+                    notes_of_points(rows, found, told, results), run_ids(rows), facts_of(rows),
+                    front_key(found, several), labels,
+                )  # fmt: skip
+
+
+def front_key(found: pd.DataFrame, several: bool) -> list[tuple[Any, str]]:
+    """What hollow, filled and ringed points are."""
+    grey: dict[str, Any] = {"color": QUIET, "linestyle": "none", "marker": "o"}
+    key = [(Line2D([], [], **{**grey, **RING}), "the paper's settings")] if found["ring"].any() else []
+    if several:
+        key.append((Line2D([], [], **grey, markerfacecolor="white"), "looks at the full model"))
+        key.append((Line2D([], [], **grey), "at models of fewer examples"))
+    return key
+
+
+def front_looks(found: pd.DataFrame, several: bool) -> pd.DataFrame:
+    """With the look of every point."""
+    control, datamodel = found["method"].isin(CONTROLS), found["method"] == DATAMODEL
+    edge = found[~control]["seconds"].min() / LEFT if (~control).any() else SHORTEST
+    cheap, full = control & (found["seconds"] < edge), found["reference"] == FULL
+    retrained = [f"{retrains(options):,}" if own else "" for options, own in zip(found["options"], datamodel)]
+    averaged = [f"x{models}" if models > 1 else "" for models in found["models"]]
+    found = found.assign(
+        name=found["name"].where(~datamodel, DATAMODEL),
+        seconds=found["seconds"].where(~cheap, edge),
+        edge=cheap,
+        mark=[" ".join(filter(None, both)) for both in zip(retrained, averaged)],
+        hollow=several & full & ~control & ~datamodel,
+        ring=full & found["label"].isin(AS_PAPER),
+        step=~control,
+        order=found["models"] - 1000 * full,
+    )
+    shapes = [look(*pair) for pair in zip(found["name"], found["method"])]
+    fewer = [of_fewer(seeds, found["seeds"].max()) for seeds in found["seeds"]]
+    found["shape"] = [shape | {"label": shape["label"] + seeds} for shape, seeds in zip(shapes, fewer)]
+    return found.sort_values("order", kind="stable")
+
+
+def seconds_panel(axis: Axes, found: pd.DataFrame, rows: pd.DataFrame, joined: bool = False) -> list[Label]:
+    """Points of one alpha, with words for the best of each name; ceilings are of the rows.
+
+    `joined`: with lines between the points of a datamodel.
+    """
+    axis.axhline(0, color=INK, linewidth=0.5)
+    labels = []
+    for name, own in found.groupby("name", sort=False):
+        shape = own["shape"].iloc[0]
+        if own["method"].iloc[0] == DATAMODEL and joined:
+            axis.plot(own["seconds"], own["value"], color=shape["color"], linewidth=0.7, alpha=0.6, label="_joined")
+        for one in own.to_dict("records"):
+            place = (one["seconds"], one["value"])
+            face = {"markerfacecolor": "white"} if one["hollow"] else {}
+            bars_at(axis, [(*place, one["low"], one["high"])], {**shape, "label": name, "linestyle": "none", **face})
+            axis.annotate(one["mark"], place, (4, -2), textcoords="offset points", va="top", fontsize=5.5)
+            if one["ring"]:
+                axis.plot(*place, color=INK, linestyle="none", label="_paper", **RING)
+        best = own.loc[own["value"].idxmax()]
+        labels.append(Label(axis, best["seconds"], best["value"], best["shape"]["label"], shape["color"]))
+    steps = found[found["step"]]
+    if len(steps) > 1:
+        front = pareto_front(list(zip(steps["seconds"], steps["value"])))
+        axis.plot(*np.array(front).T, color=FAINT, linewidth=1.2, zorder=0, drawstyle="steps-post", label="_front")
+    if grouped(rows):
+        rows = within_groups(Results(rows=rows)).rows
+    for label, (ceiling, style) in CEILINGS.items():
+        if math.isfinite(height := ceiling(rows)):
+            axis.axhline(height, color=INK, label=f"_{label}", **style)
+            if label == "noise ceiling":
+                label_line(axis, height, label)
+    axis.set_ylabel(metric_words(rows))
+    axis.margins(x=0.09)  # where words of the last points stand
+    seconds_axis(axis, "x")
+    return labels
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (seconds, score) points that no other is both cheaper and better than, by rising cost."""
+    front: list[tuple[float, float]] = []
+    for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
+        if math.isfinite(score) and (not front or score > front[-1][1]):
+            front.append((cost, score))
+    return front
+
+
+# ---- what retraining buys ----
+
+
+def draw_retraining(results: Results) -> Iterator[Drawing]:
+    """At the full model; the front picture has those at others."""
+    for ground, machine, rows in timed_rows(results.rows[results.rows["reference"] == FULL]):
+        for name in ("alpha", "truth"):
+            rows = rows[rows[name].isin(set(rows[rows["method"] == DATAMODEL][name]))]
+        for (share, _), group in rows.groupby(PLACES, sort=True) if len(rows) else ():
+            alphas = sorted(group["alpha"].unique())[-4:]
+            figure, axes = panels(len(alphas), 2.9, across=1)
+            labels, found = list[Label](), list[pd.DataFrame]()
+            for axis, alpha in zip(axes, alphas, strict=True):
+                here = group[group["alpha"] == alpha]
+                found.append(datamodel_lines(front_looks(points(here), False)).assign(step=False, ring=False))
+                labels += seconds_panel(axis, found[-1][found[-1]["name"] != ""], here, joined=True)
+                axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
+            axes[-1].set_xlabel("time")
+            every, own = pd.concat(found), group[group["method"] == DATAMODEL]
+            left_out = sorted(set(every[every["name"] == ""]["label"]))
+            counts = f"Numbers: retrains of the datamodel, {span(own['options'].map(retrains))}; seconds have them."
+            prior = "With a prior, what retraining says is added to another method's scores."
+            told = [counts, f"Not drawn: {', '.join(left_out)}." if left_out else "", prior]
+            yield finish(
+                figure, f"retraining-{ground}-{file_slug(machine)}",
+                f"{first_value(group, 'description')}: what retraining buys",
+                [first_value(group, "ground_words"), f"alpha_attribution {share:g}", machine],
+                [*notes_of_points(group, every, told, results), prior_settings(own)], run_ids(group), facts_of(group),
+                labels=labels,
+            )  # fmt: skip
+
+
+def retrains(options: str) -> int:
+    return int(json.loads(options)["retrains"])
+
+
+def prior_settings(own: pd.DataFrame) -> str:
+    """Every prior's once, however many rows learn from it."""
+    found = []
+    for prior in sorted({str(json.loads(options).get("prior", NO_PRIOR)) for options in own["options"]}):
+        method, options = parts_of(prior)
+        told = ", ".join(f"{name}={value.removesuffix('.0')}" for name, value in options.items())
+        found += [f"prior {look(method)['label']}: {told}"] if told else []
+    return f"{'; '.join(found)}." if found else ""
+
+
+def datamodel_lines(found: pd.DataFrame) -> pd.DataFrame:
+    """A datamodel's points on a line a prior, in the colour of its method; variants of the datamodel have no name."""
+    lines = []
+    for one in found.to_dict("records"):
+        if one["method"] == DATAMODEL:
+            options = json.loads(one["options"])
+            prior, count = str(options.pop("prior", NO_PRIOR)), int(options["retrains"])
+            usual = {**USUAL[DATAMODEL], "retrains": options["retrains"]}
+            unusual = any(usual.get(name) != value for name, value in options.items())
+            shape = look(DATAMODEL if prior == NO_PRIOR else prior.partition("+")[0])
+            label = "retraining alone" if prior == NO_PRIOR else f"+ prior {shape['label']}"
+            one |= {"shape": shape | {"label": label, "marker": "."}, "order": count}
+            one |= {"name": "" if unusual else prior, "mark": f"{count:,}" if prior == NO_PRIOR else ""}
+        lines.append(one)
+    return pd.DataFrame(lines).sort_values("order", kind="stable")
+
+
+# ---- seconds ----
+
+
+def draw_seconds(results: Results) -> Iterator[Drawing]:
+    """All of runs that attribute several shares, so that one line is of one engine."""
+    for ground, machine, group in timed_rows(results.timed):
+        shares = group.groupby("run_id")["alpha_attribution"].transform("nunique")
+        once = group[(group["method"] != "random") & (shares > 1)]
+        once = once.drop_duplicates(["series", "alpha_attribution", "seed", "normalised"]).copy()
+        if not len(once):
+            continue
+        # Tuned for raw and for normalised scores, a method is one line: its settings cost the same.
+        once["series"] = [series_label(method, label) for method, label in zip(once["method"], once["label"])]
+        figure, axes = panels(len(SPANS), 2.2)
+        for axis, (column, name) in zip(axes, SPANS, strict=True):
+            for series, shape in series_shapes(once).items():
+                block = once[(once["series"] == series) & (once[column] > SHORTEST)]
+                if len(block):
+                    seconds = block.groupby("alpha_attribution")[column]
+                    least, most = seconds.min(), seconds.max()
+                    bars_at(axis, list(zip(least.index, least, least, most)), shape)
+            axis.set_title(name)
+            logarithmic(axis, "x", sorted(once["alpha_attribution"].unique()))
+            seconds_axis(axis, "y")
+            axis.set_xlabel(ALPHA_ATTRIBUTION, parse_math=True)
+        counts = span(once.groupby(["series", "alpha_attribution"])["seed"].nunique())
+        engine = "EK-FAC: fit and score are kronfluence's. " if "ekfac" in set(once["method"]) else ""
+        told = (
+            "The fastest of a method's runs, bars to the slowest, which may have warmed the machine up; a part below "
+            f"1 ms is not drawn. {engine}n: {counts} seed(s), {span(once['num_queries'])} queries."
+        )
+        yield finish(
+            figure, f"seconds-{ground}-{file_slug(machine)}",
+            f"{first_value(once, 'description')}: seconds of each method",
+            [first_value(once, "ground_words"), machine], [told, settings_text(once)],
+            sorted(set(once["run_id"])), facts_of(once), handles_of(axes)[:MOST_NAMES],
+        )  # fmt: skip

@@ -1,28 +1,54 @@
-"""LDS within groups (within class): what is left of LDS there, and which models a method should look at.
+"""LDS within groups (within class): what is left of LDS there, which models to look at, and what more draws add.
 
 `collapse`: LDS beside LDS within class, a line a method. `reference`: LDS against how much more data the model that a
-method looks at has seen than the models asked about.
+method looks at has seen than the models asked about. `draws`: bif_gaussian's covariance as it fills up, BIF's chains
+and EK-FAC's line beside it. bif_gaussian draws from K-FAC's own Gaussian, so that its odd part has kfac's line for its
+limit; what its even part and BIF have beyond is of higher order, or what chains know beyond that Gaussian.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patheffects import withStroke
 
-import bench.publish.plots.captions as words
 from bench.identity import file_slug
-from bench.publish.plots.frame import Drawing, finish, first_value, label_line, panel_grid
-from bench.publish.plots.front import notes_of, points, two_alphas
-from bench.publish.plots.lds import CEILINGS, PLACES
-from bench.publish.plots.style import CONTROLS, INK, look
-from bench.records import DATAMODEL, Results, ceiling_over_seeds
+from bench.publish.plots.frame import (
+    MOST_NAMES,
+    MOST_PANELS,
+    Drawing,
+    Label,
+    bars_at,
+    facts_of,
+    finish,
+    first_value,
+    handles_of,
+    label_line,
+    logarithmic,
+    name_lines,
+    panels,
+    run_ids,
+)
+from bench.publish.plots.lds import (
+    CEILINGS,
+    PLACES,
+    notes_of_points,
+    points,
+    records_of,
+    settings_of_truth,
+    two_alphas,
+)
+from bench.publish.plots.style import CONTROLS, INK, look, looks
+from bench.records import DATAMODEL, Results, bars_of, over_seeds
 from retrain.reference import FULL
 
-LARGE = 10  # points: a mark that stands for several models
-APART = 0.13  # inches between two labels of lines
+SCHEMES = {"fixed": "any subset", "bernoulli": "any subset", "balanced": "class-balanced subsets"}
+SOME = re.compile(r"(?P<whole>.*): (?P<draws>\d+) draws")
+LINES = ("kfac", "shampoo", "gradsim")  # methods without draws
+PART_LINES = {"odd part": (0, (4, 2)), "even part": (0, (1, 1.5))}
 
 
 def one_of_each(found: pd.DataFrame) -> pd.DataFrame:
@@ -32,66 +58,32 @@ def one_of_each(found: pd.DataFrame) -> pd.DataFrame:
     return found[found["name"].isin(best["name"])]
 
 
-def spread(values: Sequence[float], gap: float, floor: float, top: float) -> list[float]:
-    """The same values, moved as little as they must be to stand `gap` apart, between the floor and the top."""
-    order = np.argsort(values, kind="stable")
-    steps = gap * np.arange(len(order))
-    # Of values less their steps, the nearest that never fall: neighbours that would fall have their mean.
-    pools: list[list[float]] = []
-    for value in np.asarray(values, dtype=float)[order] - steps:
-        pools.append([value])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    found = np.empty(len(order))
-    highest = max(floor, top - steps[-1]) if len(steps) else floor
-    found[order] = [min(max(float(np.mean(pool)), floor), highest) for pool in pools for _ in pool] + steps
-    return found.tolist()
-
-
-def name_lines(axis: Axes, ends: Sequence[tuple[float, str, str]], height: float, x: float, aside: float) -> None:
-    """Words right of lines that end at (x, y), in their colours; with a thin line where they had to move.
-
-    height: of the axis, in inches.
-    """
-    low, high = axis.get_ylim()
-    gap = APART / height * (high - low)
-    for (y, text, colour), at in zip(
-        ends, spread([y for y, _, _ in ends], gap, low + gap / 2, high - gap / 2), strict=True
-    ):
-        axis.plot((x, x + aside), (y, at), color=colour, linewidth=0.4, label="_name", clip_on=False)
-        axis.annotate(f" {text}", (x + aside, at), va="center", fontsize=6.5, color=colour, annotation_clip=False,
-                      path_effects=[withStroke(linewidth=1.6, foreground="white")])  # fmt: skip
-
-
 # ---- LDS beside LDS within class ----
 
 
 def draw_collapse(results: Results) -> Iterator[Drawing]:
-    rows = results.rows[results.rows["group_name"].notna()]
+    rows = settings_of_truth(results.rows[results.rows["group_name"].notna()])
     rows = rows[(rows["reference"] == FULL) & (rows["models"] == 1) & (rows["scheme"] != "balanced")]
     for (ground, share, truth), group in rows.groupby(["ground", *PLACES], sort=True):
         alphas = two_alphas(group)
         group = group[group["alpha"].isin(alphas)]
         if group["method"].nunique() < 2:
             continue
-        panels = {alpha: one_of_each(points(group[group["alpha"] == alpha])) for alpha in alphas}
-        every = pd.concat(panels.values())
-        figure, grid = panel_grid(1, len(alphas), 3.4)
-        for axis, (alpha, found) in zip(grid[0], panels.items(), strict=True):
+        by_alpha = {alpha: one_of_each(points(group[group["alpha"] == alpha])) for alpha in alphas}
+        every = pd.concat(by_alpha.values())
+        figure, axes = panels(len(alphas), 3.4)
+        for axis, (alpha, found) in zip(axes, by_alpha.items(), strict=True):
             axis.set_ylim(min(-0.03, every[["value", "lds"]].min().min() - 0.05), every["lds_high"].max() + 0.03)
             collapse_panel(axis, found)
             axis.set_title(f"each subset keeps {alpha:.0%}")
-        grid[0, 0].set_ylabel("rank correlation")
-        title = f"{first_value(group, 'description')}: LDS, and what is left of it within class"
-        about = [first_value(group, "ground_words"), f"alpha_attribution {share:g}", str(truth)]
-        notes = notes_of(
-            group, every, ["Within class: the classes' counts are taken out of both sides before ranking."]
-        )
-        finish(figure, title, about, notes)
-        caption = f"{title}; {', '.join(about)}. {' '.join(notes)}"
-        stem = f"collapse-{ground}-of-{file_slug(f'{share:g}')}"
-        yield Drawing(stem, title, caption, words.run_ids(group), figure, words.facts_of(group))
+        axes[0].set_ylabel("rank correlation")
+        told = ["Within class: the classes' counts are taken out of both sides before ranking."]
+        yield finish(
+            figure, f"collapse-{ground}-of-{file_slug(f'{share:g}')}",
+            f"{first_value(group, 'description')}: LDS, and what is left of it within class",
+            [first_value(group, "ground_words"), f"alpha_attribution {share:g}", str(truth)],
+            notes_of_points(group, every, told, results), run_ids(group), facts_of(group),
+        )  # fmt: skip
 
 
 def collapse_panel(axis: Axes, found: pd.DataFrame) -> None:
@@ -102,17 +94,16 @@ def collapse_panel(axis: Axes, found: pd.DataFrame) -> None:
         axis.plot((0, 1), (one["lds"], one["value"]), **shape)
         axis.vlines((0, 1), (one["lds_low"], one["low"]), (one["lds_high"], one["high"]), color=shape["color"], lw=0.6)
         told = "nothing" if one["alone"] else f"{one['value'] + 0.0:.2f}".replace("-0.00", "0.00")
-        ends.append((one["value"], f"{shape['label']} {told}", shape["color"]))
+        told = f"{shape['label']}{':' * one['alone']} {told}"
+        ends.append((1.0, one["value"], told, shape["color"]))
     axis.set_xticks((0, 1), ("LDS", "within class"))
     axis.set_xlim(-0.15, 2.2)
     axis.spines["bottom"].set_bounds(-0.15, 1)
     axis.grid(axis="x", visible=False)
-    name_lines(axis, ends, 2.6, 1.0, 0.06)
+    name_lines(axis, ends, 2.6, 1.06)
 
 
 # ---- LDS against how much more data the reference model has seen ----
-
-SCHEMES = {"fixed": "any subset", "bernoulli": "any subset", "balanced": "class-balanced subsets"}
 
 
 def draw_reference(results: Results) -> Iterator[Drawing]:
@@ -120,55 +111,146 @@ def draw_reference(results: Results) -> Iterator[Drawing]:
     for (question, share), group in rows.groupby(["question", "alpha_attribution"], sort=True):
         schemes = [scheme for scheme in SCHEMES if scheme in set(group["scheme"])]
         alphas = two_alphas(group)
-        same = ["series", "reference", "models", "normalised", "scheme", "alpha", "seed"]
-        group = group[group["alpha"].isin(alphas)].drop_duplicates(same)  # of a seed that two records have, one
+        group = group[group["alpha"].isin(alphas)]
         if group["reference"].nunique() < 2:
             continue
-        panels = []
-        figure, grid = panel_grid(len(alphas), len(schemes), 2.3, share_y=True)
-        for line, alpha in zip(grid, alphas, strict=True):
-            for axis, scheme in zip(line, schemes, strict=True):
-                own = group[(group["alpha"] == alpha) & (group["scheme"] == scheme)]
-                if len(own):
-                    panels.append(reference_panel(axis, own))
-                axis.set_title(f"{SCHEMES[scheme]}, keeping {alpha:.0%}")
-            line[0].set_ylabel("LDS")
-        for axis in grid[-1]:
-            axis.set_xlabel("training examples of the model looked at,\nover those of the models asked about")
-        title = f"{first_value(group, 'description')}: which model to look at"
-        about = [first_value(group, "ground_words"), f"alpha_attribution {share:g}"]
-        several = f"Large: the mean over {group['models'].max()} models." if (group["models"] > 1).any() else ""
-        notes = notes_of(group, pd.concat(panels), [several])
-        finish(figure, title, about, notes)
-        caption = f"LDS against how much more data the reference model has seen; {', '.join(about)}. {' '.join(notes)}"
-        stem = f"reference-{file_slug(first_value(group, 'task'))}-{question}-of-{file_slug(f'{share:g}')}"
-        yield Drawing(stem, title, caption, words.run_ids(group), figure, words.facts_of(group))
+        figure, axes = panels(len(alphas) * len(schemes), 2.3, across=len(schemes))
+        found = []
+        places = [(alpha, scheme) for alpha in alphas for scheme in schemes]
+        for axis, (alpha, scheme) in zip(axes, places, strict=True):
+            own = group[(group["alpha"] == alpha) & (group["scheme"] == scheme)]
+            found += [reference_panel(axis, own)] if len(own) else []
+            axis.set_title(f"{SCHEMES[scheme]}, keeping {alpha:.0%}")
+            if scheme == schemes[0]:
+                axis.set_ylabel("LDS")
+            if alpha == alphas[-1]:
+                axis.set_xlabel("training examples of the model,\nover those of the models asked about")
+        yield finish(
+            figure,
+            f"reference-{file_slug(first_value(group, 'task'))}-{question}-of-{file_slug(f'{share:g}')}",
+            f"{first_value(group, 'description')}: which model to look at",
+            [first_value(group, "ground_words"), f"alpha_attribution {share:g}"],
+            notes_of_points(group, pd.concat(found), [], results), run_ids(group), facts_of(group),
+        )  # fmt: skip
 
 
 def reference_panel(axis: Axes, rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one scheme and alpha: a line a method over the data of the one model; several models at their side."""
+    """Rows of one scheme and alpha: a line a method over the data of the one model, then what several models reach."""
     found = points(rows)
     found = one_of_each(found[~found["method"].isin(CONTROLS) & (found["method"] != DATAMODEL)])
     axis.axhline(0, color=INK, linewidth=0.5)
+    reach = math.log10(found["seen"].max() / found["seen"].min())
+    aside = 0.28 * reach * (found["models"].max() > 1)  # where several models stand
     ends = []
     for (method, name), own in found.groupby(["method", "name"], sort=False):
         shape = look(name, method)
         one = own[own["models"] == 1].sort_values("seen")
         several = own[own["models"] > 1].sort_values("models").drop_duplicates("seen", keep="last")
-        axis.plot(one["seen"], one["lds"], **shape)
-        axis.vlines(one["seen"], one["lds_low"], one["lds_high"], color=shape["color"], linewidth=0.6)
-        axis.plot(several["seen"], several["lds"], **{**shape, "linestyle": "none", "markersize": LARGE})
-        ends.append((float(one["lds"].iloc[0]), shape["label"], shape["color"]))
-    if math.isfinite(ceiling := ceiling_over_seeds(rows).ceiling):
-        axis.axhline(ceiling, color=INK, label="_ceiling", **CEILINGS["noise ceiling"])
-        label_line(axis, ceiling, "noise ceiling", at=0.0)
-    ticks = sorted(found["seen"].unique())
-    reach = ticks[-1] / ticks[0]
-    axis.set_xscale("log")
-    axis.set_xticks(ticks, [f"{tick:.3g}x" for tick in ticks])
-    axis.minorticks_off()
-    # From the model that has seen most to those like the models asked about, where lines are named.
-    axis.set_xlim(ticks[-1] * 1.3 * reach**0.05, ticks[0] / 1.3 / reach**0.75)
+        for some, away, line in ((one, 0.0, "-"), (several, aside, "none")):
+            if len(some):
+                x = away - np.log10(some["seen"])
+                axis.plot(x, some["lds"], **{**shape, "linestyle": line})
+                axis.vlines(x, some["lds_low"], some["lds_high"], color=shape["color"], linewidth=0.6)
+        for _, both in own[own["seen"].isin(several["seen"])].groupby("seen"):
+            x = [aside * (models > 1) - math.log10(both["seen"].iloc[0]) for models in sorted(both["models"])]
+            axis.plot(
+                x, both.sort_values("models")["lds"], color=shape["color"], linewidth=0.6, linestyle=":", label="_more"
+            )
+        last = own.sort_values(["seen", "models"], ascending=[False, True]).iloc[-1]
+        ends.append(
+            (aside * (last["models"] > 1) - math.log10(last["seen"]), last["lds"], shape["label"], shape["color"])
+        )
+    ceiling, style = CEILINGS["noise ceiling"]
+    if math.isfinite(height := ceiling(rows)):
+        axis.axhline(height, color=INK, label="_ceiling", **style)
+        label_line(axis, height, "noise ceiling", at=0.0)
+    ticks = {-math.log10(seen): f"{seen:.3g}x" for seen in sorted(found["seen"].unique(), reverse=True)}
+    for (seen, models), _ in found[found["models"] > 1].groupby(["seen", "models"]):
+        ticks[aside - math.log10(seen)] = f"\n{models} models"
+    axis.set_xticks(list(ticks), list(ticks.values()))
+    right = -math.log10(found["seen"].min()) + aside
+    axis.set_xlim(-math.log10(found["seen"].max()) - 0.07 * reach - 0.05, right + 0.8 * reach)
     axis.set_ylim(-0.05, 1.0)
-    name_lines(axis, ends, 1.6, ticks[0], ticks[0] * (reach**-0.06 - 1))
+    name_lines(axis, ends, 1.6, right + 0.06 * reach)
     return found
+
+
+# ---- LDS within class against draws ----
+
+
+def draw_draws(results: Results) -> Iterator[Drawing]:
+    rows = settings_of_truth(results.rows[results.rows["group_name"].notna()])
+    rows = rows[rows["normalised"] & rows["lds_within_groups"].notna() & (rows["models"] == 1)]
+    for (ground, share, truth), group in rows.groupby(["ground", *PLACES], sort=True):
+        curves = group[group["label"].str.match(SOME)]
+        places = sorted(
+            set(zip(curves["alpha"], curves["reference"])), key=lambda one: (one[0], one[1] == FULL, one[1])
+        )
+        if not places:
+            continue
+        # BIF of any record of the setting; what draws nothing, of the one with the curve.
+        group = group[group["run_id"].isin(curves["run_id"]) | (group["method"] == "bif")]
+        figure, axes = panels(len(places[:MOST_PANELS]), 3.0, across=2)
+        labels = list[Label]()
+        for axis, (alpha, reference) in zip(axes, places):
+            own = group[(group["alpha"] == alpha) & (group["reference"] == reference)]
+            draws_panel(axis, own, results, labels)
+            looked = f"{'the' if reference == FULL else 'a'} {reference} model"
+            axis.set_title(f"alpha {alpha:g}, at {looked}")
+            axis.set_xlabel("draws")
+            logarithmic(axis, "x")
+        for axis in axes[::2]:
+            axis.set_ylabel("LDS within class")
+        told = (
+            "Lines with bars: bif_gaussian by all its draws so far; dashed and dotted at its last: its odd and even "
+            "part alone. BIF at its chains' draws together. Levels: methods that draw nothing."
+        )
+        seeds = ", ".join(map(str, sorted(map(int, group["seed"].unique()))))
+        bars = bars_of(group.groupby(["label", "alpha"])["seed"].nunique())
+        sizes = f"{group['num_subsets'].iloc[0]} subsets, {group['num_queries'].iloc[0]} queries, seeds {seeds}"
+        counted = f"n: {sizes}; bars: {bars}."
+        names = handles_of(axes)
+        yield finish(
+            figure, file_slug(f"draws-{ground}-of-{share:g}-{truth}"[:150]),
+            f"{first_value(group, 'description')}: what more draws add within class",
+            [f"train-normalised scores, {first_value(group, 'ground_words')}"],
+            [told, f"{counted} {records_of(group, results)}".strip()], run_ids(group),
+            facts_of(group, ["normalised"]), names[:MOST_NAMES], labels,
+        )  # fmt: skip
+
+
+def draws_panel(axis: Axes, rows: pd.DataFrame, results: Results, labels: list[Label]) -> None:
+    """Of one alpha and reference."""
+    known = rows.drop_duplicates("label").set_index("label")
+    at = {label: over_seeds(own, "lds_within_groups") for label, own in rows.groupby("label")}
+    wholes = sorted(label for label in at if known["method"][label] == "bif_gaussian" and ": " not in label)
+    shapes = looks(("bif_gaussian", label) for label in wholes)
+    for label, shape in shapes.items():
+        last = draws_of(results, known["run_id"][label], label)
+        parts: list[Any] = [
+            (int(m["draws"]), *at[one]) for one in at if (m := SOME.fullmatch(one)) and m["whole"] == label
+        ]
+        shape |= {"label": look("bif_gaussian")["label"]} if len(wholes) == 1 else {}
+        bars_at(axis, sorted([*parts, (last, *at[label])]), shape)
+        for part, style in PART_LINES.items():
+            if (one := f"{label}: {part}") in at:
+                axis.plot((last / 3, last), [at[one][0]] * 2, color=shape["color"], linestyle=style, label="_part")
+                labels.append(Label(axis, last, at[one][0], part, shape["color"]))
+    chains = dict[str, list[tuple[float, ...]]]()
+    for label in at:
+        method, run = known["method"][label], known["run_id"][label]
+        if method == "bif" and (draws := draws_of(results, run, label)):
+            own = "bif" if label.partition("@")[0] == "bif" else label
+            chains.setdefault(own, []).append((draws, *at[label]))
+        elif method in LINES:
+            shape = look(label, method)
+            axis.axhline(at[label][0], color=shape["color"], linewidth=0.9, label=look(method)["label"])
+    for label, curve in chains.items():
+        bars_at(axis, sorted(curve), look(label, "bif"))
+
+
+def draws_of(results: Results, run: str, label: str) -> int:
+    """Of all chains together."""
+    methods: list[dict[str, Any]] = results.records[run]["config"]["methods"]
+    own = next((one for one in methods if one.get("label", one["name"]) == label), {})
+    return int(own.get("draws", 0)) * int(own.get("chains", 1))

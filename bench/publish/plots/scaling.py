@@ -4,11 +4,9 @@ Filled markers were measured, hollow ones projected, with their interval. EK-FAC
 sets, since that is what decides its seconds.
 """
 
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,105 +17,72 @@ from matplotlib.patheffects import withStroke
 
 import bench.schema as schema
 from bench.identity import file_slug
-from bench.publish.plots.frame import (
-    MOST_NAMES,
-    Drawing,
-    UnusableError,
-    finish,
-    handles_of,
-    logarithmic,
-    panel_row,
-    seconds_axis,
-)
+from bench.publish.plots.frame import MOST_NAMES, Drawing, finish, handles_of, logarithmic, panels, seconds_axis
 from bench.publish.plots.style import INK, in_order, look
 from bench.records import Results
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, ratio_ends
 from bench.scaling.report import too_large
-from bench.scaling.rows import method_label, number_of, scores_were_measured
+from bench.scaling.rows import method_label, read_rows, scores_were_measured, setting_of
 from bench.scaling.suite import SUITE, Setting
 from bench.tables import duration
+from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, conforms, read_text
 
-PANELS = (("seconds", 1.0), ("peak_memory_bytes", 2.0**30), ("disk_bytes", 2.0**30))
-PANEL_TITLES = {
-    "seconds": "time (fit + score)",
-    "peak_memory_bytes": "peak memory, GiB",
-    "disk_bytes": "written by the fit, GiB",
+PANELS = {  # column -> its unit, title
+    "seconds": (1.0, "time (fit + score)"),
+    "peak_memory_bytes": (2.0**30, "peak memory, GiB"),
+    "disk_bytes": (2.0**30, "written by the fit, GiB"),
 }
 LAW = "#8a8f98"
 FIT_LINES = (400, 10_000, 1_000_000)  # fitting sets with a line of their own: small, middle, the paper's
 FADED = (1.0, 0.7, 0.45)
-TEXTS = ("model", "method", "device")
-NOT_NUMBERS = (
-    "error", "run_id", "dtype", "weights", "text", "projected_from", "projected", "shared_parts", "held_out",
-    "fit_sizes", "storage",
-)  # fmt: skip
-SCALING_COLUMNS = (*TEXTS, "parameters", "fit_seconds", "score_seconds", "peak_memory_bytes")
+FEW_AND_MANY = (18, 1800)  # queries of the two panels
+FITTING_SETS = (400, PAPER_FITTED)  # the vertical axis, from the small one to the paper's
+PAPER_MODEL = "2.8b"
+RATIO_LEVELS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
 def draw_scaling(results: Results) -> Iterator[Drawing]:
     for path in results.files("scaling.csv"):
         try:
-            everything = read_scaling(path)
-        except UnusableError as error:
+            read_text(path)  # refuses a link, which the reader of rows follows
+            everything = pd.DataFrame(read_rows(path))
+        except (SafeFileError, UsageError) as error:
             results.note(str(error))
             continue
-        for device, group in usable(everything).groupby("device", sort=True):
+        columns = dict.fromkeys([*everything, "error", "projected", "run_id"])
+        for device, whole in everything.reindex(columns=list(columns)).groupby("device", sort=True):
+            group = usable(whole)
             if group["model"].nunique() < 2:
                 continue  # one size is no scaling; its numbers are in the table
-            whole = everything[everything["device"] == device]
-            runs = sorted({str(run) for run in group.get("run_id", pd.Series(dtype=str)) if conforms(run, schema.Id)})
-            place = file_slug(path.parent.name)
-            stem = "-".join(["scaling", *([place] if place != "scaling" else []), file_slug(str(device))])
-            yield _against_size(group, whole, str(device), stem, runs)
+            runs = sorted({run for run in group["run_id"].dropna() if conforms(run, schema.Id)})
+            folder = file_slug(path.parent.name)
+            stem = "-".join(["scaling", *([folder] if folder != "scaling" else []), file_slug(str(device))])
+            yield against_size(group, whole, str(device), stem, runs)
             if can_draw(whole):
-                figure, axes = panel_row(2, 2.7)
-                explained = draw_cheaper(axes, whole)
+                figure, axes = panels(2, 2.7)
+                told = draw_cheaper(axes, whole)
                 title = "Who is cheaper, BIF or EK-FAC: model size x fitting set"
-                finish(figure, title, [str(device)], [explained])
-                caption = f"{title}, {device}. {explained}"
-                facts = {"method": ["bif", "ekfac"]}
-                yield Drawing(f"{stem}-cheaper", f"{title}: {device}", caption, runs, figure, facts)
+                yield finish(
+                    figure, f"{stem}-cheaper", title, [str(device)], [told], runs, {"method": ["bif", "ekfac"]}
+                )
 
 
-def _against_size(group: pd.DataFrame, whole: pd.DataFrame, device: str, stem: str, runs: list[str]) -> Drawing:
-    shown = [(name, unit) for name, unit in PANELS if name in group and (group[name] > 0).any()]
-    figure, axes = panel_row(len(shown), 2.5, share_y=False)
-    for axis, (column, unit) in zip(axes, shown, strict=True):
-        draw_panel(axis, group, column, unit)
+def against_size(group: pd.DataFrame, whole: pd.DataFrame, device: str, stem: str, runs: list[str]) -> Drawing:
+    shown = [name for name in PANELS if name in group and (group[name] > 0).any()]
+    figure, axes = panels(len(shown), 2.5, share_y=False)
+    for axis, column in zip(axes, shown, strict=True):
+        draw_panel(axis, group, column)
         logarithmic(axis, "x")
         (seconds_axis if column == "seconds" else logarithmic)(axis, "y")
         models = group.drop_duplicates("parameters")
         if len(models) <= 3:  # too narrow a range for round numbers
             axis.set_xticks(models["parameters"], models["model"])
         axis.set_xlabel("parameters")
-        axis.set_title(PANEL_TITLES[column])
-    title = "Seconds, peak memory and disk against model size"
-    explained = explain(group, whole)
-    note = explained if len(explained) < 1200 else marks(group)
-    finish(figure, title, [device], [note], handles_of(axes)[:MOST_NAMES])
+        axis.set_title(PANELS[column][1])
+    title, told = "Seconds, peak memory and disk against model size", explain(group, whole)
     facts = {"method": sorted(set(group["method"]))}
-    return Drawing(stem, f"{title}: {device}", f"{title} on {device}. {explained}", runs, figure, facts)
-
-
-def read_scaling(path: Path) -> pd.DataFrame:
-    try:
-        found = pd.read_csv(io.StringIO(read_text(path)))
-    except (SafeFileError, ValueError) as error:
-        raise UnusableError(f"{path}: is no readable CSV ({' '.join(str(error).split())[:200]})") from None
-    if missing := [column for column in SCALING_COLUMNS if column not in found]:
-        raise UnusableError(f"{path}: lacks the columns {', '.join(missing)}; see results/README.md")
-    for name in found.columns:
-        if name not in (*TEXTS, *NOT_NUMBERS):
-            try:
-                found[name] = pd.to_numeric(found[name])
-            except (ValueError, TypeError):
-                raise UnusableError(f"{path}: the column {name[:60]!r} is not of numbers") from None
-    for name in TEXTS:
-        found[name] = found[name].astype(str).str.slice(0, 200)
-        if not found[name].map(str.isprintable).all():
-            raise UnusableError(f"{path}: the column {name} holds control characters")
-    return found
+    return finish(figure, stem, title, [device], [*told, marks(group)], runs, facts, handles_of(axes)[:MOST_NAMES])
 
 
 # ---- seconds, memory and disk against model size ----
@@ -125,16 +90,13 @@ def read_scaling(path: Path) -> pd.DataFrame:
 
 def usable(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with numbers at the fewest queries, with fit and score added up."""
-    rows = rows[_without_error(rows)]
-    rows = rows.assign(seconds=rows["fit_seconds"].fillna(0) + rows["score_seconds"])
-    rows["projected"] = rows["projected"].map(lambda value: str(value) == "True") if "projected" in rows else False
-    if "queries" in rows and len(rows):
-        rows = rows[rows["queries"] == rows["queries"].min()]
-    return rows.sort_values("parameters", kind="stable")
-
-
-def _without_error(rows: pd.DataFrame) -> Any:
-    return rows["error"].isna() | (rows["error"] == "") if "error" in rows else pd.Series(True, index=rows.index)
+    rows = rows[rows["error"].isna()]
+    numbers = [name for name in rows if name in ("seconds_low", "seconds_high", "fit_examples", "depth", "layers")]
+    columns = ["parameters", "fit_seconds", "score_seconds", *[name for name in PANELS if name in rows], *numbers]
+    rows = rows.assign(**{name: rows[name].astype(float) for name in columns})
+    rows["seconds"] = rows["fit_seconds"].fillna(0) + rows["score_seconds"]
+    rows["projected"] = rows["projected"].astype(str) == "True"
+    return rows[rows["queries"] == rows["queries"].min()].sort_values("parameters", kind="stable")
 
 
 def blocks_of(rows: pd.DataFrame, method: str, column: str) -> list[tuple[str, pd.DataFrame]]:
@@ -146,10 +108,7 @@ def blocks_of(rows: pd.DataFrame, method: str, column: str) -> list[tuple[str, p
         return [("", block.sort_values(["parameters", "fit_examples"]).drop_duplicates("model"))]
     present = sorted(block["fit_examples"].dropna().unique())
     wanted = [count for count in FIT_LINES if count in present] or present[:1]
-    return [
-        (f", fitted on {count:,.0f}", block[block["fit_examples"] == count].sort_values("parameters"))
-        for count in wanted
-    ]
+    return [(f", fitted on {count:,.0f}", block[block["fit_examples"] == count]) for count in wanted]
 
 
 def _is_fitted(block: pd.DataFrame) -> bool:
@@ -166,8 +125,9 @@ def _projected(block: pd.DataFrame, column: str) -> pd.Series:
     return block["depth"] < block["layers"]
 
 
-def draw_panel(axis: Axes, rows: pd.DataFrame, column: str, unit: float) -> None:
+def draw_panel(axis: Axes, rows: pd.DataFrame, column: str) -> None:
     """One line a method and fitting set."""
+    unit = PANELS[column][0]
     for method in in_order(rows["method"]):
         shape = look(method)
         for number, (ending, block) in enumerate(blocks_of(rows, method, column)):
@@ -199,53 +159,38 @@ def marks(rows: pd.DataFrame) -> str:
     return f"{hollow} {filled}".strip()
 
 
-def explain(rows: pd.DataFrame, everything: pd.DataFrame) -> str:
+def explain(rows: pd.DataFrame, everything: pd.DataFrame) -> list[str]:
     """The caption's facts: setting, what is projected, what failed."""
-    parts = []
     first: dict[str, Any] = rows.iloc[0].to_dict()
-    if {"train", "queries", "tokens"} <= set(rows):
-        draws = rows["draws"].dropna() if "draws" in rows else pd.Series(dtype=float)
-        fits = [ending for _, ending in _shown_fits(rows)]
-        parts.append(
-            f"{first['train']:.0f} training sequences, {first['queries']:.0f} queries, {first['tokens']:.0f} tokens"
-            + (f", {draws.iloc[0]:,.0f} draws" if len(draws) else "")
-            + (f"; EK-FAC fitted on {', '.join(fits)} sequences (the paper: 1,000,000)" if fits else "")
-            + (f"; weights: {', '.join(sorted(map(str, set(rows['weights']))))}" if "weights" in rows else "")
-            + "."
-        )
-    parts.append(marks(rows))
+    draws = rows["draws"].dropna().tolist() if "draws" in rows else []
+    fits = [ending.removeprefix(", fitted on ") for ending, _ in blocks_of(rows, "ekfac", "seconds") if ending]
+    parts = [
+        f"{first['train']:.0f} training sequences, {first['queries']:.0f} queries, {first['tokens']:.0f} tokens"
+        + (f", {draws[0]:,.0f} draws" if draws else "")
+        + (f"; EK-FAC fitted on {', '.join(fits)} sequences (the paper: 1,000,000)" if fits else "")
+        + (f"; weights: {', '.join(sorted(map(str, set(rows['weights']))))}" if "weights" in rows else "")
+        + "."
+    ]
     if "seconds_low" in rows and (rows["seconds_low"] < rows["seconds"] / 10).any():
         parts.append("A bar that reaches zero is cut at a tenth of its value.")
-    unknown = [
-        look(method)["label"] for method in in_order(rows["method"]) if not blocks_of(rows, method, PANELS[1][0])
-    ]
-    if unknown:
+    methods = in_order(rows["method"])
+    if unknown := [look(method)["label"] for method in methods if not blocks_of(rows, method, "peak_memory_bytes")]:
         parts.append(f"Memory was not measured: {', '.join(unknown)}.")
-    failed = everything[~_without_error(everything)]
+    failed = everything[everything["error"].notna()]
     if len(failed):
         names = dict.fromkeys(f"{row['model']} {row['method']}: {row['error']}" for _, row in failed.iterrows())
         parts.append(f"Without numbers: {'; '.join(names)}.")
-    return " ".join(parts)
-
-
-def _shown_fits(rows: pd.DataFrame) -> list[tuple[int, str]]:
-    found = {ending: block for ending, block in blocks_of(rows, "ekfac", "seconds") if ending}
-    return [(len(block), ending.removeprefix(", fitted on ")) for ending, block in found.items()]
+    return parts
 
 
 # ---- who is cheaper where ----
 
-FEW_AND_MANY = (18, 1800)  # queries of the two panels
-FITTING_SETS = (400, PAPER_FITTED)  # the vertical axis, from the small one to the paper's
-PAPER_MODEL = "2.8b"
-RATIO_LEVELS = (0.1, 1.0, 10.0, 100.0, 1000.0)
-
 
 def can_draw(rows: pd.DataFrame) -> bool:
     """Whether these rows say enough of both methods: what one fitting sequence takes, at several sizes."""
-    if not {"lambda_per_example", "seconds_per_draw", "token_parameters", "tokens"} <= set(rows):
+    if not {"lambda_per_example", "seconds_per_draw"} <= set(rows):
         return False
-    known = rows[_without_error(rows)]
+    known = rows[rows["error"].isna()]
     return all(known.loc[known["method"] == method, "model"].nunique() > 1 for method in RIVALS)
 
 
@@ -255,11 +200,9 @@ def draw_cheaper(axes: Sequence[Axes], rows: pd.DataFrame, queries: Sequence[int
     `rows` are those of scaling.csv of one device. Blue: BIF is cheaper; orange: EK-FAC. Pale between dashes: their
     intervals overlap. The star is the paper's own point; right of the dotted line one of the two was not run.
     """
-    records = [
-        {str(name): None if pd.isna(value) else value for name, value in row.items()} for row in rows.to_dict("records")
-    ]
-    estimator = Estimator(records)
-    base = _setting(estimator)
+    estimator = Estimator(rows.astype(object).where(rows.notna(), None).to_dict("records"))
+    few = min(estimator.of("bif"), key=lambda row: row["queries"])  # what the sweep was about
+    base = replace(setting_of(few), fit_examples=FITTING_SETS[0])
     fits = np.geomspace(*FITTING_SETS, 25)
     largest = min(max(row["parameters"] for row in estimator.of(method)) for method in RIVALS)
     colours = LinearSegmentedColormap.from_list("cheaper", [look("ekfac")["color"], "#ffffff", look("bif")["color"]])
@@ -343,15 +286,6 @@ def _label_levels(axis: Axes, sizes: np.ndarray, fits: np.ndarray, ratio: np.nda
         if ratio[0, column] < at < 0.97 * ratio[-1, column]:
             height = math.exp(float(np.interp(at, ratio[:, column], np.log(fits))))
             axis.text(sizes[column], 1.08 * height, f"{level:g}x", fontsize=6, ha="center", va="bottom")
-
-
-def _setting(estimator: Estimator) -> Setting:
-    """Of BIF's rows with the fewest queries: what the sweep was about."""
-    row = min(estimator.of("bif"), key=lambda row: row["queries"])
-    return Setting(
-        train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]), draws=int(row["draws"]),
-        fit_examples=FITTING_SETS[0], minibatch=int(number_of(row.get("minibatch")) or 32),
-    )  # fmt: skip
 
 
 def _ratios(estimator: Estimator, setting: Setting, fits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -33,6 +33,7 @@ METHODS: dict[str, tuple[str, str, str]] = {
     "ekfac": ("EK-FAC", "#d55e00", "s"),
     "ekfac-library": ("ekfac-library", "#8a3d00", "D"),
     "kfac": ("EK-FAC (kfac)", "#b8914a", "p"),
+    "kfac-library": ("kfac-library", "#7d5f24", ">"),
     "shampoo": ("Shampoo", "#7f5539", "8"),
     "logra": ("LoGra", "#2a6f97", "v"),
     "trackstar": ("TrackStar", "#6a994e", "*"),
@@ -62,32 +63,14 @@ SHADES = (0.0, 0.45, -0.35, 0.65, -0.6)  # of a method's unnamed settings: to wh
 SHAPES = "osD^vPp<>h8dH*"
 
 RC: dict[str, Any] = {
-    "figure.dpi": 100,
-    "savefig.dpi": 200,
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": FONT_SIZE,
-    "axes.titlesize": FONT_SIZE,
-    "axes.labelsize": FONT_SIZE,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "legend.fontsize": 7.5,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 4.0,
-    "legend.frameon": False,
-}
+    "figure.dpi": 100, "savefig.dpi": 200, "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
+    "font.size": FONT_SIZE, "axes.titlesize": FONT_SIZE, "axes.labelsize": FONT_SIZE,
+    "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "legend.fontsize": 7.5, "legend.frameon": False,
+    "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": FAINT, "grid.linewidth": 0.5,
+    "lines.linewidth": 1.1, "lines.markersize": 4.0,
+}  # fmt: skip
 _BY_LABEL = {label: name for name, (label, _, _) in METHODS.items()}
 
 
@@ -102,19 +85,17 @@ def settings() -> Any:
 def look(name: str, method: str = "") -> dict[str, Any]:
     """Label, colour, marker and line of a method, or of a label or series (`name`) of a `method`.
 
-    What the table does not have gets its look from its name alone, so that it has the same one in every figure.
+    Settings without a line in the table look as their method does. A method of others has a look by its name.
     """
-    known = name if name in METHODS else ALIASES.get(name) or _BY_LABEL.get(name, name)
-    if known in METHODS:
+    named = (name, ALIASES.get(name), _BY_LABEL.get(name), ALIASES.get(method, method))
+    known = next((one for one in named if one in METHODS), None)
+    if known:
         label, colour, marker = METHODS[known]
-        label = name if name in ALIASES else label
+        label = label if name in (known, label) else name
     else:
-        place = crc32(name.encode())
-        own = METHODS.get(ALIASES.get(method, method))
-        base = own[1] if own else SPARE[crc32((method or name).encode()) % len(SPARE)]
-        changed = own is not None or bool(method and method != name)
-        colour = shaded(base, SHADES[1 + place % (len(SHADES) - 1)]) if changed else base
-        label, marker = name.rpartition(":")[2] if not method else name, SHAPES[place % len(SHAPES)]
+        place = crc32((method or name).encode())
+        label, colour, marker = name, SPARE[place % len(SPARE)], SHAPES[place % len(SHAPES)]
+        label = name if method else name.rpartition(":")[2]
     return {"label": label, "color": colour, "marker": marker, "linestyle": "-"}
 
 
@@ -127,8 +108,8 @@ def looks(series: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
         for name in sorted(own, key=lambda name: (look(name, method)["label"] != look(method)["label"], name)):
             shape = look(name, method) | {"label": name}
             taken = {(one["color"], one["marker"]) for one in found.values()}
-            spare = [(shaded(look(method)["color"], shade), marker) for marker in SHAPES for shade in SHADES[1:]]
             if shape["color"] in {colour for colour, _ in taken}:  # of settings without a name: another shade
+                spare = [(shaded(look(method)["color"], shade), marker) for marker in SHAPES for shade in SHADES[1:]]
                 free = [pair for pair in spare if pair not in taken]
                 fresh = [pair for pair in free if pair[0] not in {colour for colour, _ in taken}]
                 shape["color"], shape["marker"] = (fresh or free)[0]

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,18 +120,45 @@ def test_without_records_nothing_is_decided_and_the_page_says_what_is_missing(tm
 # ---- LDS ----
 
 
-@pytest.mark.parametrize(
-    ("bif", "jitter", "expected"),
-    [(0.398, 0.002, HOLDS), (0.5, 0.002, HOLDS), (0.30, 0.002, FAILS), (0.36, 0.08, UNDECIDABLE)],
-)
-def test_matching_is_not_being_behind(tmp_path: Path, bif: float, jitter: float, expected: str) -> None:
-    write_lds(tmp_path, {"bif-paper": bif, "ekfac-library": 0.4}, jitter=jitter)
-    assert judged(tmp_path, "BIF matches EK-FAC").verdict == expected
+def by_share(slope: float) -> Level:
+    return lambda alpha, share, k: 0.4 + slope * math.log10(share) + 0.01 * (-1) ** k * (share == 0.1)
 
 
-def test_nothing_is_matched_where_the_rival_predicts_nothing(tmp_path: Path) -> None:
-    write_lds(tmp_path, {"bif-paper": 0.0, "ekfac-library": 0.0})
-    assert judged(tmp_path, "BIF matches EK-FAC").verdict == UNDECIDABLE
+def by_seed(level: float, spread: float) -> Level:
+    return lambda alpha, share, k: level + spread * (k - 2)
+
+
+def rivals(level: float) -> dict[str, Level]:
+    return dict(zip(PARTS, (0.4, 0.4, level, level)))
+
+
+MATCHES, SMALLER, SPREAD = "BIF matches EK-FAC", "LDS grows as the attribution set shrinks", "LDS varies over seeds"
+WITHIN, DEFAULTS = "Methods agree within a seed", "EK-FAC works with its defaults"
+AHEAD = ("EK-FAC ahead of GradSim", "EK-FAC ahead of TRAK", "BIF ahead of GradSim", "BIF ahead of TRAK")
+BOTH_SHARES = {"shares": (0.01, 0.1)}
+CASES: list[tuple[str, dict[str, Level], dict[str, Any], str]] = [
+    *((MATCHES, {"bif-paper": bif, "ekfac-library": 0.4}, {"jitter": jitter}, verdict)
+      for bif, jitter, verdict in ((0.398, 0.002, HOLDS), (0.5, 0.002, HOLDS), (0.3, 0.002, FAILS),
+                                   (0.36, 0.08, UNDECIDABLE))),
+    (MATCHES, {"bif-paper": 0.0, "ekfac-library": 0.0}, {}, UNDECIDABLE),  # the rival predicts nothing
+    *((name, rivals(level), {}, verdict)
+      for name in AHEAD for level, verdict in ((0.3, HOLDS), (0.5, FAILS), (0.4, UNDECIDABLE))),
+    *((SMALLER, dict.fromkeys(PARTS, by_share(slope)), BOTH_SHARES, verdict)
+      for slope, verdict in ((-0.1, HOLDS), (0.1, FAILS), (0.0, UNDECIDABLE))),
+    *((SPREAD, {"ekfac-library": by_seed(0.6, spread / 2)}, {}, verdict)
+      for spread, verdict in ((0.3, HOLDS), (0.0, FAILS), (0.06, UNDECIDABLE))),
+    # Consistent where they are nearer to each other than one seed to another.
+    *((WITHIN, {"ekfac-library": by_seed(0.4, spread), "bif-paper": by_seed(bif, spread)}, {}, verdict)
+      for bif, spread, verdict in ((0.4, 0.05, HOLDS), (0.41, 0.1, HOLDS), (0.1, 0.0, FAILS))),
+    *((DEFAULTS, {"ekfac-library": library, "ekfac": 0.4}, {"jitter": 0.004}, verdict)
+      for library, verdict in ((0.42, HOLDS), (0.35, HOLDS), (0.2, FAILS), (0.3, UNDECIDABLE))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "levels", "known", "expected"), CASES)
+def test_verdicts_on_lds(tmp_path: Path, name: str, levels: dict, known: dict, expected: str) -> None:
+    write_lds(tmp_path, levels, **known)
+    assert judged(tmp_path, name).verdict == expected
 
 
 def test_small_and_large_sets_are_told_apart(tmp_path: Path) -> None:
@@ -144,13 +172,6 @@ def test_small_and_large_sets_are_told_apart(tmp_path: Path) -> None:
     assert judged(tmp_path, "BIF ahead where the retrained set is small").verdict == HOLDS
     assert judged(tmp_path, "BIF slightly behind where it is large").verdict == HOLDS
     assert judged(tmp_path, "BIF matches EK-FAC").verdict == FAILS
-
-
-@pytest.mark.parametrize(("rival", "expected"), [(0.3, HOLDS), (0.5, FAILS), (0.4, UNDECIDABLE)])
-def test_who_is_ahead(tmp_path: Path, rival: float, expected: str) -> None:
-    write_lds(tmp_path, dict(zip(PARTS, (0.4, 0.4, rival, rival))))
-    for name in ("EK-FAC ahead of GradSim", "EK-FAC ahead of TRAK", "BIF ahead of GradSim", "BIF ahead of TRAK"):
-        assert judged(tmp_path, name).verdict == expected, name
 
 
 def test_few_seeds_have_their_paired_intervals_and_one_has_none_across_queries(tmp_path: Path) -> None:
@@ -212,21 +233,11 @@ def test_a_label_that_is_not_what_it_says_decides_nothing(tmp_path: Path) -> Non
     assert (found.verdict, {one.counts_as for one in found.found}) == (UNDECIDABLE, {SHOWN})
 
 
-@pytest.mark.parametrize(
-    ("slope", "expected"), [(-0.1, HOLDS), (0.1, FAILS), (0.0, UNDECIDABLE)], ids=["falls", "grows", "flat"]
-)
-def test_lds_against_the_attribution_set(tmp_path: Path, slope: float, expected: str) -> None:
-    level = lambda alpha, share, k: 0.4 + slope * math.log10(share) + 0.01 * (-1) ** k * (share == 0.1)  # noqa: E731
-    write_lds(tmp_path, dict.fromkeys(PARTS, level), shares=(0.01, 0.1))
-    assert judged(tmp_path, "LDS grows as the attribution set shrinks").verdict == expected
-
-
 @pytest.mark.parametrize(("low", "expected"), [(0.5, FAILS), (0.0, OPEN)])
 def test_under_a_ceiling_that_may_be_zero_nothing_across_subsets_is_decided(
     tmp_path: Path, low: float, expected: str
 ) -> None:
-    level = lambda alpha, share, k: 0.4 + 0.1 * math.log10(share) + 0.01 * (-1) ** k * (share == 0.1)  # noqa: E731
-    write_lds(tmp_path, {**dict.fromkeys(PARTS, level), "bif-paper": 0.1}, shares=(0.01, 0.1))
+    write_lds(tmp_path, {**dict.fromkeys(PARTS, by_share(0.1)), "bif-paper": 0.1}, **BOTH_SHARES)
     path = tmp_path / "aaaabbbbcccc" / "run.json"
     record = json.loads(path.read_text())
     for ceiling in record["ceilings"]:
@@ -236,26 +247,6 @@ def test_under_a_ceiling_that_may_be_zero_nothing_across_subsets_is_decided(
         found = judged(tmp_path, name)
         assert {one.outcome for one in found.found if one.words[2] == "across subsets"} == {expected}, name
         assert found.verdict == FAILS, "LDS across queries has no ceiling"
-
-
-@pytest.mark.parametrize(("spread", "expected"), [(0.3, HOLDS), (0.0, FAILS), (0.06, UNDECIDABLE)])
-def test_spread_over_seeds(tmp_path: Path, spread: float, expected: str) -> None:
-    write_lds(tmp_path, {"ekfac-library": lambda alpha, share, k: 0.6 + spread * (k - 2) / 2})
-    assert judged(tmp_path, "LDS varies over seeds").verdict == expected
-
-
-@pytest.mark.parametrize(("bif", "spread", "expected"), [(0.4, 0.05, HOLDS), (0.41, 0.1, HOLDS), (0.1, 0.0, FAILS)])
-def test_methods_within_a_seed(tmp_path: Path, bif: float, spread: float, expected: str) -> None:
-    """Consistent where they are nearer to each other than one seed to another."""
-    seeds = lambda level: lambda alpha, share, k: level + spread * (k - 2)  # noqa: E731
-    write_lds(tmp_path, {"ekfac-library": seeds(0.4), "bif-paper": seeds(bif)})
-    assert judged(tmp_path, "Methods agree within a seed").verdict == expected
-
-
-@pytest.mark.parametrize(("library", "expected"), [(0.42, HOLDS), (0.35, HOLDS), (0.2, FAILS), (0.3, UNDECIDABLE)])
-def test_defaults_of_ekfac(tmp_path: Path, library: float, expected: str) -> None:
-    write_lds(tmp_path, {"ekfac-library": library, "ekfac": 0.4}, jitter=0.004)
-    assert judged(tmp_path, "EK-FAC works with its defaults").verdict == expected
 
 
 def test_a_stand_in_decides_no_size_but_the_implementations(tmp_path: Path) -> None:
@@ -314,16 +305,21 @@ def write_curve(
     (folder / "budget.json").write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize(("at_most", "expected"), [(0.2, HOLDS), (-0.2, FAILS), (0.01, UNDECIDABLE)])
-def test_draws(tmp_path: Path, at_most: float, expected: str) -> None:
-    write_curve(tmp_path, "bif", "draws", ((400, 0.1), (1000, at_most), (10_000, 0.4)))
-    assert judged(tmp_path, "100 to 1,000 draws suffice").verdict == expected
+DRAWS, CHECKPOINTS = "100 to 1,000 draws suffice", "TRAK gains from checkpoints"
 
 
-@pytest.mark.parametrize(("most", "expected"), [(0.4, HOLDS), (0.2, FAILS), (0.31, UNDECIDABLE)])
-def test_checkpoints(tmp_path: Path, most: float, expected: str) -> None:
-    write_curve(tmp_path, "trak", "checkpoints", ((1, 0.3), (5, most)))
-    assert judged(tmp_path, "TRAK gains from checkpoints").verdict == expected
+@pytest.mark.parametrize(
+    ("name", "method", "axis", "points", "expected"),
+    [
+        *((DRAWS, "bif", "draws", ((400, 0.1), (1000, at_most), (10_000, 0.4)), verdict)
+          for at_most, verdict in ((0.2, HOLDS), (-0.2, FAILS), (0.01, UNDECIDABLE))),
+        *((CHECKPOINTS, "trak", "checkpoints", ((1, 0.3), (5, most)), verdict)
+          for most, verdict in ((0.4, HOLDS), (0.2, FAILS), (0.31, UNDECIDABLE))),
+    ],
+)  # fmt: skip
+def test_curves(tmp_path: Path, name: str, method: str, axis: str, points: Any, expected: str) -> None:
+    write_curve(tmp_path, method, axis, points)
+    assert judged(tmp_path, name).verdict == expected
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from bench.publish.__main__ import main as publish
-from bench.publish.plots import draw_figures, frame, style
-from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis
-from bench.publish.plots.front import pareto_front, points, seen
-from bench.publish.plots.kinds import KINDS, without_crowds
-from bench.publish.plots.question import one_of_each, spread
-from bench.publish.plots.scaling import measured_fits, read_scaling
+from bench.publish.plots import KINDS, draw_figures, frame, kind_called, style, without_crowds
+from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis, spread
+from bench.publish.plots.lds import pareto_front, points, seen
+from bench.publish.plots.question import one_of_each
+from bench.publish.plots.scaling import measured_fits
 from bench.records import ELSEWHERE, Results, load_results, without_curves, without_scored_again
+from bench.scaling.rows import read_rows
 from tests.bench.test_records import change_record
 from tests.helpers.synthetic_answers import write_removal
 from tests.helpers.synthetic_results import (
@@ -45,9 +45,8 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def draw(name: str, folder: Path | Results) -> list[Drawing]:
-    (kind,) = [kind for kind in KINDS if kind.name == name]
     with matplotlib.rc_context(style.settings()):
-        return list(kind.draw(load_results(folder) if isinstance(folder, Path) else folder))
+        return list(kind_called(name).draw(load_results(folder) if isinstance(folder, Path) else folder))
 
 
 def main(words: Sequence[str]) -> int:
@@ -103,7 +102,7 @@ def test_what_the_committed_results_show_is_what_it_was(monkeypatch: pytest.Monk
     results = load_results(ROOT / "results")
     found = {}
     for kind in KINDS:
-        for drawing in draw(kind.name, without_crowds(results, kind.name)):
+        for drawing in draw(kind.name, without_crowds(results, kind)):
             found[drawing.stem] = drawn_data(drawing.figure)
             assert len(names_of(drawing)) <= MOST_NAMES, drawing.stem
             panels = [axis for axis in drawing.figure.axes if axis.get_label() != "<colorbar>"]
@@ -162,22 +161,6 @@ def write_long_tokens(folder: Path) -> None:
     (folder / "examples.json").write_text(json.dumps(content))
 
 
-def write_limit(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    regression = {"copies": 100, "num_train": 16, "num_queries": 4}
-    config = {"regression": regression, "sampler": "sgld", "gradient": "full batch", "damping": 0.05, "thinning": 25}
-    config |= {"step_times_precision": 0.04, "burn_in": 8, "draws_of_a_copy": 32, "seeds": [1]}
-    sampled = [
-        {"n_beta": n, "draws": draws, "distance": 1 / n + draws**-0.5, "low": 1 / n, "high": 1 / n + 2 * draws**-0.5}
-        for n in (10.0, 100.0)
-        for draws in (100, 1000, 3200)
-    ]
-    slopes = {name: {"theory": -1.0, "measured": -0.9} for name in ("n_beta", "draws")}
-    record = {"run_id": "limit0000000", "description": "regression", "config": config, "sampled": sampled}
-    exact = [{"n_beta": n, "distance": 1 / n} for n in (10.0, 100.0)]
-    (folder / "limit.json").write_text(json.dumps({**record, "exact": exact, "slopes": slopes}))
-
-
 def write_everything(folder: Path) -> None:
     few: dict[str, Any] = {"methods": ("bif", "bif@n_beta=200"), "seeds": (1, 2), "alphas": (0.1,)}
     averaged: dict[str, Any] = {"methods": ("bif", "bif@models=2", "bif@models=4"), "seeds": (1,), "alphas": (0.1,)}
@@ -199,7 +182,6 @@ def write_everything(folder: Path) -> None:
     write_examples(folder / "examples")
     write_long_tokens(folder / "long")
     write_removal(folder / "removal")
-    write_limit(folder / "limit")
     write_question(folder / "question", seeds=(1,))
 
 
@@ -479,18 +461,43 @@ def test_the_front_picture_has_every_method_and_a_ceiling(tmp_path: Path) -> Non
     assert ceiling.get_ydata()[0] == pytest.approx(known["ceiling_within_groups"])  # type: ignore[index]
 
 
+def test_records_of_one_setting_are_drawn_together_and_named(tmp_path: Path) -> None:
+    """BIF in one record, EK-FAC and the Gaussian in another, by another version of the task's code."""
+    known: dict[str, Any] = {"protocols": ("scratch",), "shares": (0.1,), "alphas": (0.1,), "scheme": "balanced"}
+    whole = "bif_gaussian@reference=subset,draws=1000"
+    gaussian = dict(
+        zip(("kfac@reference=subset", whole, f"{whole}: 100 draws", f"{whole}: odd part"), (0.6, 0.5, 0.3, 0.5))
+    )
+    chains = {f"bif@reference=subset,draws={draws}": 0.1 + draws / 1000 for draws in (50, 370)}
+    settings = {label: {"draws": int(label.rpartition("=")[2]), "chains": 4} for label in chains}
+    settings[whole] = {"draws": 1000}
+    for name, within in (("a", gaussian | {"same_class": None}), ("b", chains)):
+        write_run(
+            tmp_path / name, run_id=name * 12, methods=tuple(within), within=within, options=settings,
+            seeds=(1, 2) if name == "a" else (1,), task_settings={"source": name}, **known,
+        )  # fmt: skip
+    (drawing,) = draw("draws", tmp_path)
+    assert "Records of one setting: a (2 seeds), b (1 seed)." in drawing.caption
+    curves = {one.get_label(): one.lines[0].get_xydata()[:, 0].tolist() for one in error_bars(drawing.figure.axes[0])}
+    assert curves == {"BIF, K-FAC's Gaussian": [100, 1000], "BIF": [200, 1480]}
+    (drawing,) = draw("front", tmp_path)
+    assert drawing.runs == ["a" * 12, "b" * 12]
+    shown = {text.get_text() for text in drawing.figure.axes[0].texts}
+    assert {"EK-FAC (kfac)", "labels alone", "BIF, draws=370 (1 seed)"} <= shown
+    assert not [line for line in drawing.figure.axes[0].lines if line.get_label() == "_joined"], "no course of time"
+
+
 # ---- scaling and sweeps ----
 
 
 def test_the_committed_scaling_table_can_be_drawn() -> None:
     """Its columns of words are known as such; and what was measured is told from what was not."""
-    rows = read_scaling(ROOT / "results" / "scaling" / "scaling.csv")
-    rows = rows[(rows["method"] == "ekfac") & rows["error"].isna()]
-    found = measured_fits(rows.to_dict("records"), 18)
+    rows = [row for row in read_rows(ROOT / "results" / "scaling" / "scaling.csv") if row["method"] == "ekfac"]
+    found = measured_fits([row for row in rows if not row["error"]], 18)
     whole, part = ({fit for _, fit in found[hollow]} for hollow in (False, True))
     assert whole == {400, 2000, 10000}
     assert part == {400}
-    assert {size for size, _ in found[True]} == set(rows[rows["model"] == "2.8b"]["parameters"])
+    assert {size for size, _ in found[True]} == {row["parameters"] for row in rows if row["model"] == "2.8b"}
 
 
 def test_the_legend_of_projected_points_is_hollow(tmp_path: Path) -> None:
@@ -580,7 +587,7 @@ def test_damaged_files_are_named_and_the_rest_is_drawn(results: Path, capsys: py
     assert main(["--results", str(results), "--only", "lds", "scaling", "sweep"]) == 1
     said = capsys.readouterr()
     assert "lds-cifar10-paper.png" in said.out
-    for name in ("broken/run.json", "strange/run.json", "scaling.csv: lacks the columns", "sweep.json"):
+    for name in ("broken/run.json", "strange/run.json", "scaling.csv lacks the columns", "sweep.json"):
         assert name in said.err
 
 

@@ -64,8 +64,8 @@ def test_each_fitting_set_has_a_line_of_its_own() -> None:
     assert [len(block) for _, block in blocks_of(frame, "ekfac", "seconds")] == [len(SIZES)] * 3
     assert len(blocks_of(frame, "ekfac", "peak_memory_bytes")) == 1
     axis = style.new_figure(3, 2).subplots()
-    for column, unit in PANELS:
-        draw_panel(axis, frame, column, unit)
+    for column in PANELS:
+        draw_panel(axis, frame, column)
     labels = axis.get_legend_handles_labels()[1]
     assert {"EK-FAC, fitted on 400", "EK-FAC, fitted on 1,000,000"} <= set(labels)
     said = explain(frame, pd.DataFrame(rows))
@@ -77,6 +77,6 @@ def test_what_fewer_sequences_would_write_is_hollow() -> None:
     row = rows_by_law(("14m",))[0] | {"method": "trak", "fit_examples": None, "depth": None, "disk_bytes": 6e6}
     for projected in (False, True):
         axis = style.new_figure(3, 2).subplots()
-        draw_panel(axis, usable(pd.DataFrame([row | {"projected": projected}])), "disk_bytes", 1.0)
+        draw_panel(axis, usable(pd.DataFrame([row | {"projected": projected}])), "disk_bytes")
         filled, hollow = [line for line in axis.lines if line.get_marker() != "None" and line.get_zorder() == 3]
         assert (len(np.asarray(filled.get_xdata())), len(np.asarray(hollow.get_xdata()))) == (1 - projected, projected)
