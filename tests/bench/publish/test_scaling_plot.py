@@ -68,7 +68,7 @@ def test_each_fitting_set_has_a_line_of_its_own() -> None:
         draw_panel(axis, frame, column)
     labels = axis.get_legend_handles_labels()[1]
     assert {"EK-FAC, fitted on 400", "EK-FAC, fitted on 1,000,000"} <= set(labels)
-    said = explain(frame, pd.DataFrame(rows))
+    said = " ".join(explain(frame, pd.DataFrame(rows)))
     assert "EK-FAC fitted on 400, 10,000, 1,000,000 sequences (the paper: 1,000,000)" in said
     assert "Without numbers: 12b ekfac: refused: x." in said
 
