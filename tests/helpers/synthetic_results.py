@@ -206,6 +206,7 @@ def write_scaling(folder: Path, devices: tuple[str, ...] = ("NVIDIA H200",)) -> 
         for device in devices
         for row in rows_by_law(("14m", "160m", "1b", "2.8b"))
     ]
+    folder.mkdir(parents=True)
     write_csv(folder / "scaling.csv", rows)
 
 

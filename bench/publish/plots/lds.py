@@ -345,7 +345,8 @@ def front_looks(found: pd.DataFrame, several: bool) -> pd.DataFrame:
     edge = found[~control]["seconds"].min() / LEFT if (~control).any() else SHORTEST
     cheap, full = control & (found["seconds"] < edge), found["reference"] == FULL
     retrained = [f"{retrains(options):,}" if own else "" for options, own in zip(found["options"], datamodel)]
-    averaged = [f"x{models}" if models > 1 else "" for models in found["models"]]
+    most = found.groupby("name")["models"].transform("max")
+    averaged = [f"x{models}" if 1 < models == last else "" for models, last in zip(found["models"], most)]
     found = found.assign(
         name=found["name"].where(~datamodel, DATAMODEL),
         seconds=found["seconds"].where(~cheap, edge),
@@ -377,11 +378,11 @@ def seconds_panel(axis: Axes, found: pd.DataFrame, rows: pd.DataFrame, joined: b
             place = (one["seconds"], one["value"])
             face = {"markerfacecolor": "white"} if one["hollow"] else {}
             bars_at(axis, [(*place, one["low"], one["high"])], {**shape, "label": name, "linestyle": "none", **face})
-            axis.annotate(one["mark"], place, (4, -2), textcoords="offset points", va="top", fontsize=5.5)
+            labels += [Label(axis, *place, one["mark"], QUIET)] if one["mark"] else []
             if one["ring"]:
                 axis.plot(*place, color=INK, linestyle="none", label="_paper", **RING)
         best = own.loc[own["value"].idxmax()]
-        labels.append(Label(axis, best["seconds"], best["value"], best["shape"]["label"], shape["color"]))
+        labels.insert(0, Label(axis, best["seconds"], best["value"], best["shape"]["label"], shape["color"]))
     steps = found[found["step"]]
     if len(steps) > 1:
         front = pareto_front(list(zip(steps["seconds"], steps["value"])))

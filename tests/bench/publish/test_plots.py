@@ -337,7 +337,7 @@ def test_seconds_of_two_machines_never_share_an_axis(results: Path) -> None:
             alphas=(0.1,),
         )  # fmt: skip
     write_scaling(results / "scaling", devices=("NVIDIA H200", "NVIDIA A100"))
-    for kind, count in (("seconds", 3), ("front", 8), ("scaling", 2)):
+    for kind, count in (("seconds", 3), ("front", 8), ("scaling", 4)):
         drawings = draw(kind, results)
         assert len(drawings) == count
         for drawing in drawings:
@@ -505,7 +505,7 @@ def test_the_legend_of_projected_points_is_hollow(tmp_path: Path) -> None:
     table = pd.read_csv(tmp_path / "scaling" / "scaling.csv")
     for projected, colour in ((True, "white"), (False, style.look("bif")["color"])):
         table.assign(projected=projected).to_csv(tmp_path / "scaling" / "scaling.csv", index=False)
-        (drawing,) = draw("scaling", tmp_path)
+        drawing, _ = draw("scaling", tmp_path)
         key = drawing.figure.legends[0].legend_handles[0]
         assert key is not None
         assert key.get_markerfacecolor() == colour  # type: ignore[attr-defined]
