@@ -43,7 +43,7 @@ from bench.schema import RunRecord
 from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_context
 from bench.tables import RunRows, duration, show
 from retrain.errors import UsageError
-from retrain.jobs import Unit, run_units
+from retrain.jobs import Report, Unit, run_units
 from retrain.outputs import LOSS
 from retrain.progress import progress_counter
 from retrain.reference import FULL
@@ -221,7 +221,7 @@ class Session:
         for block in self.blocks:
             for plan in self.plans(*block):
                 place = (*block, plan.alpha)
-                keys = [self.store.key(unit.kind, unit.config) for unit in by_plan[place]]
+                keys = [unit.key for unit in by_plan[place]]
                 truth = assemble(self.task, plan, [entries[key] for key in keys if key in entries])
                 if missing := plan.num_subsets - len(truth.subsets):
                     self.out.problems.append(
@@ -251,7 +251,7 @@ class Session:
         waiting: list[tuple[Block, Variant, list[tuple[Ensemble, list[Plan], list[Unit]]]]] = []
         for block in self.blocks:
             looked_at = [*self.base_units(block[:1]), *self.reference_units([block])]
-            if not all(self.store.has(unit.kind, unit.config) for unit in looked_at):  # only --collect
+            if not all(self.store.has_key(unit.kind, unit.key) for unit in looked_at):  # only --collect
                 self.out.problems.append(f"seed {block[0]} has no model to look at yet; nothing was scored")
                 continue
             for variant in self.active:
@@ -276,26 +276,30 @@ class Session:
         parts = [] if inline or jobs.get("jobs") == 1 else [unit for one in scorers for unit in one.part_units()]
         try:
             for phase, some in ((f"{name}, parts", parts), (name, units)):
-                if some and (inline or not self.execution.progress):
-                    report = run_units(some, self.store, name=phase, progress=self.execution.progress, **jobs)
-                elif some:
-                    keys = [(unit.kind, self.store.key(unit.kind, unit.config)) for unit in some]
-                    say = lambda keys=keys: "; ".join(filter(None, (read_progress(self.store, *key) for key in keys)))  # noqa: E731
-                    with progress_counter(True, phase, say) as progress:
-                        report = run_units(some, self.store, name=phase, progress=progress, **jobs)
-                else:
-                    continue
-                failed |= report.failed
-                self.tracebacks |= report.tracebacks
+                if some:
+                    report = self._run_phase(phase, some, inline, jobs)
+                    failed |= report.failed
+                    self.tracebacks |= report.tracebacks
         finally:
             clear_worker_context()
         return failed
+
+    def _run_phase(self, phase: str, units: list[Unit], inline: bool, jobs: Mapping[str, Any]) -> Report:
+        """In this process methods show their own progress; that of workers is read from where they write it."""
+        if inline or not self.execution.progress:
+            return run_units(units, self.store, name=phase, progress=self.execution.progress, **jobs)
+
+        def say() -> str:
+            return "; ".join(filter(None, (read_progress(self.store, unit.kind, unit.key) for unit in units)))
+
+        with progress_counter(True, phase, say) as progress:
+            return run_units(units, self.store, name=phase, progress=progress, **jobs)
 
     def _predictions(
         self, variant: Variant, scorer: Ensemble, plans: list[Plan], units: list[Unit], failed: Mapping[str, str]
     ) -> list[Prediction]:
         """One a plan; none, and a word about it, where something is missing."""
-        keys = [self.store.key(unit.kind, unit.config) for unit in [*units, *scorer.part_units()]]
+        keys = [unit.key for unit in [*units, *scorer.part_units()]]
         if key := next((key for key in keys if key in failed), None):
             first, *rest = map(str.strip, failed[key].splitlines())
             # Where the traceback is; or the traceback itself, where its file could not be written: no line for people.
@@ -306,7 +310,7 @@ class Session:
                 self.out.tracebacks[variant.label] = traceback
             return []
         question = scorer.question
-        if not all(self.store.has(unit.kind, unit.config) for unit in units):
+        if not all(self.store.has_key(unit.kind, unit.key) for unit in units):
             self.out.problems.append(f"{variant.label} has no scores yet for seed {question.seed}; nothing was started")
             return []
         predictions = scorer.predictions(plans)
@@ -338,7 +342,7 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
         for share in experiment.shares(session.task):
             for plan in session.plans(seed, share):
                 units = retrain_units(session.task, plan, execution.device)
-                done = sum(store.has(unit.kind, unit.config) for unit in units)
+                done = sum(store.has_key(unit.kind, unit.key) for unit in units)
                 todo = f"{len(units)} to do, of which {done} again" if force and done else f"{len(units) - done} to do"
                 lines.append(f"  alpha {plan.alpha:g} of {share:g}: {done} of {len(units)} retrains cached, {todo}")
             for variant in session.active:
@@ -349,9 +353,9 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
                 which = f" ({variant.settings})" if variant.rows != "both" else ""  # raw and normalised have their own
                 lines.append(f"  {variant.label}{which}: {_state(cached, force or execution.rescore, 'to score')}")
     if references := session.reference_units(session.blocks):
-        done = sum(store.has(unit.kind, unit.config) for unit in references)
+        done = sum(store.has_key(unit.kind, unit.key) for unit in references)
         lines.append(f"reference models that methods look at: {done} of {len(references)} trained")
-    if further := {store.key(unit.kind, unit.config) for unit in session.further(session.active)}:
+    if further := {unit.key for unit in session.further(session.active)}:
         done = len(store.present(("retrain", key) for key in further))
         lines.append(f"further retrains that methods ask for: {done} of {len(further)} cached")
     lines += [f"  {label}: skipped, {reason}" for label, reason in session.skipped.items()]
