@@ -5,12 +5,19 @@ The source of this module is in the key of every stored prediction, so it holds 
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 BLOCK_BYTES = 2**24  # of scores that a thread holds in float64 at once
+
+
+@lru_cache(maxsize=1)
+def _blas() -> ThreadpoolController:
+    """Of numpy's products; looking for it among the loaded libraries takes longer than a small sum."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 def subset_sums(masks: ArrayLike, scores: ArrayLike) -> np.ndarray:
@@ -29,6 +36,6 @@ def subset_sums(masks: ArrayLike, scores: ArrayLike) -> np.ndarray:
         with np.errstate(invalid="ignore"):
             sums[:, start : start + rows] = kept @ given[start : start + rows].astype(np.float64).T
 
-    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
+    with _blas().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(add_up, range(0, len(given), rows)))
     return sums
