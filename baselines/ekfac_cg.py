@@ -97,10 +97,11 @@ class EKFACCG(KFAC):
             if problem.work.due():
                 problem.work.save(self.name, {"scores": torch.cat(rows).numpy()}, {"residuals": residuals})
         scale = torch.cat([_own(part, inverse).cpu() for part in self._train_rows(problem, plain)])
+        median = sorted(residuals)[len(residuals) // 2] if self.iterations else None
         return Attribution(
             scores=torch.cat(rows),
             train_scale=scale if self.self_influence else None,
-            diagnostics={"damping": damping, "median_residual": sorted(residuals)[len(residuals) // 2]},
+            diagnostics={"damping": damping, "median_residual": median},
         )
 
     def _system(self, problem: Problem, state: list[Block], damping: float) -> tuple[Any, Any, Rows]:

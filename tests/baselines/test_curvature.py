@@ -318,6 +318,7 @@ def test_iterations_lead_from_kfac_to_the_exact_solve(scratch: Path) -> None:
     torch.testing.assert_close(found[0].scores, kfac.scores, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[5].train_scale, kfac.train_scale, rtol=1e-4, atol=1e-5)
     assert found[60].diagnostics["median_residual"] < 1e-3 < found[1].diagnostics["median_residual"]
+    assert found[0].diagnostics["median_residual"] is None, "a record holds no NaN"
 
 
 @pytest.mark.parametrize("name", ["ekfac_cg", "astra"])
