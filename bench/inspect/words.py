@@ -13,6 +13,7 @@ which is chance. Intervals are 95 %, over the pairs of sequences.
 """
 
 import argparse
+import functools
 import json
 import tempfile
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
 from bench.inspect import token_texts
 from bench.inspect.tokens import Place, token_problem
-from bench.measure import cpu_threads
+from bench.measure import metered
 from bench.records import provenance, without_nan, write_json
 from bench.runner import Session
 from bench.tables import table
@@ -95,45 +96,62 @@ class WordNet:
         return 2 if shared else 3
 
 
-def whole_words(tokens: Sequence[str], wordnet: WordNet) -> dict[int, str]:
+def spelled_words(tokens: Sequence[str]) -> dict[int, str]:
     """Position -> word, of tokens that are a word by themselves: a space before, none of its letters behind."""
     found = {}
     for place, token in enumerate(tokens):
         word, after = token.strip().casefold(), tokens[place + 1] if place + 1 < len(tokens) else ""
         alone = token[:1].isspace() and not after[:1].isalpha() and after
-        if alone and word.isalpha() and word.isascii() and len(word) >= LETTERS and wordnet.lemmas(word):
+        if alone and word.isalpha() and word.isascii() and len(word) >= LETTERS:
             found[place] = word
     return found
+
+
+def whole_words(tokens: Sequence[str], wordnet: WordNet) -> dict[int, str]:
+    """Those that WordNet knows."""
+    return {place: word for place, word in spelled_words(tokens).items() if wordnet.lemmas(word)}
 
 
 # ---- scores of every token with every token ----
 
 
-def token_copies(examples: Examples, index: int) -> Examples:
-    """One copy a token, in which no other token's loss counts."""
+def token_copies(examples: Examples, index: int, places: Sequence[int]) -> Examples:
+    """One copy for each of these tokens, in which no other token's loss counts."""
     inputs, targets = examples.inputs[index], examples.targets[index]
-    alone = torch.where(torch.eye(len(targets), dtype=torch.bool), targets, IGNORED)
-    return Examples(inputs.expand(len(targets), -1), alone)
+    alone = torch.where(torch.eye(len(targets), dtype=torch.bool)[list(places)], targets, IGNORED)
+    return Examples(inputs.expand(len(places), -1), alone)
 
 
 def token_matrices(
-    question: Any, method: Any, model: Any, device: Any, scratch: Path, pairs: list[Place]
+    question: Any,
+    method: Any,
+    model: Any,
+    device: Any,
+    scratch: Path,
+    pairs: list[Place],
+    places: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> list[np.ndarray]:
-    """(query tokens, training tokens) of each (query, training sequence), as indices of the task's data."""
+    """(query tokens, training tokens) of each (query, training sequence), as indices of the task's data.
+
+    `places` are the tokens that are asked about, of the query and of the training sequence; others may be NaN.
+    """
     task = question.task
     queries, trains = ([pair[side] for pair in pairs] for side in (0, 1))
     problem = token_problem(question, model, device, scratch, queries, trains)
     if isinstance(method, BIF):
         scores = token_bif(method, problem, [(k, k) for k in range(len(pairs))])
         return [matrix.numpy() for matrix in scores.correlation]
-    state, found = method.fit(problem), []
-    for query, train in pairs:
-        copies = token_copies(task.train_data, train)
-        own = token_copies(task.query_data, query)
+    state, found, length = method.fit(problem), [], task.train_data.targets.shape[1]
+    for (query, train), (of_query, of_train) in zip(pairs, places, strict=True):
+        found.append(np.full((length, length), np.nan, dtype=np.float32))
+        if not of_query or not of_train:
+            continue
+        copies = token_copies(task.train_data, train, of_train)
+        own = token_copies(task.query_data, query, of_query)
         here = replace(problem, queries=own, pool=copies, attributed_indices=np.arange(len(copies)))
         attribution = method.score(here, state)
         normalised = attribution.normalised()
-        found.append((attribution.scores if normalised is None else normalised).numpy())
+        found[-1][np.ix_(of_query, of_train)] = (attribution.scores if normalised is None else normalised).numpy()
     return found
 
 
@@ -242,21 +260,22 @@ def make_matrices(arguments: argparse.Namespace, command: str, out: Path) -> Non
     model, _ = base_model(task, question.seed, session.store, session.execution.device)
     device = choose_device(session.execution.device)
     arrays: dict[str, np.ndarray] = {}
-    with tempfile.TemporaryDirectory(prefix="tda-bench-words-") as scratch, cpu_threads(task.cpu_threads):
+    with tempfile.TemporaryDirectory(prefix="tda-bench-words-") as scratch:
         count = min(arguments.queries or 20, len(question.query_indices()))
         pairs = paired_by_words(question, model, Path(scratch), count)
+        texts = [
+            {
+                "query": query, "train": train, "query_tokens": token_texts(task, task.query_data, query),
+                "train_tokens": token_texts(task, task.train_data, train),
+            }
+            for query, train in pairs
+        ]  # fmt: skip
+        places = [tuple(list(spelled_words(text[f"{side}_tokens"])) for side in ("query", "train")) for text in texts]
         variants = [variant for variant in session.active if variant.rows != "raw"]  # tuned apart: one of each method
         for variant in variants:
-            torch.manual_seed(question.seed)
-            matrices = token_matrices(question, variant.method, model, device, Path(scratch), pairs)
+            asked = functools.partial(token_matrices, question, variant.method, model, device, Path(scratch), pairs)
+            matrices, _ = metered(functools.partial(asked, places), question.seed, device, task.cpu_threads)
             arrays |= {f"{variant.label}-{k}": matrix.astype(np.float32) for k, matrix in enumerate(matrices)}
-    texts = [
-        {
-            "query": query, "train": train, "query_tokens": token_texts(task, task.query_data, query),
-            "train_tokens": token_texts(task, task.train_data, train),
-        }
-        for query, train in pairs
-    ]  # fmt: skip
     record = {
         "command": command, "task": task.config, "description": task.description, "seed": question.seed,
         "methods": [variant.label for variant in variants], "pairs": texts,

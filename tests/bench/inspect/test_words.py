@@ -61,7 +61,12 @@ def test_tokens_scores_add_up_to_the_sequences(tmp_path: Path) -> None:
     question = AttributionProblem(task=load_task("tinylm", **SMALL), seed=1, alpha_attribution=1.0)
     task, model = question.task, question.task.build_model(1)
     pairs = [(2, 5), (0, 3)]
-    found = token_matrices(question, load_method("gradsim"), model, CPU, tmp_path, pairs)
+    every, some = list(range(8)), ([1, 6], [0, 3, 7])
+    asked = (question, load_method("gradsim"), model, CPU, tmp_path, pairs)
+    found = token_matrices(*asked, [(every, every)] * 2)
+    of_some = token_matrices(*asked, [some, ([], every)])
+    np.testing.assert_allclose(of_some[0][np.ix_(*some)], found[0][np.ix_(*some)], rtol=1e-5)
+    assert np.isnan(of_some[1]).all()
     for (query, train), matrix in zip(pairs, found, strict=True):
         assert matrix.shape == (8, 8)
         gradients = []
