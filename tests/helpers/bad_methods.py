@@ -1,6 +1,5 @@
 """Methods that go wrong, to see that the harness takes it well."""
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,15 +101,4 @@ class Slow(GradSim):
     def score(self, problem: Problem, state: Any) -> Attribution:
         for _ in range(self.times - 1):
             super().score(problem, state)
-        return super().score(problem, state)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waits(GradSim):
-    """GradSim that also does nothing for a while, which costs no processor time."""
-
-    seconds: float = 5.0
-
-    def score(self, problem: Problem, state: Any) -> Attribution:
-        time.sleep(self.seconds)
         return super().score(problem, state)
