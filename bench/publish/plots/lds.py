@@ -214,12 +214,10 @@ def settings_of_truth(rows: pd.DataFrame) -> pd.DataFrame:
 
 def records_of(rows: pd.DataFrame, results: Results) -> str:
     """Which records of one setting are drawn together."""
-    paths = {run: PurePosixPath(results.records[run]["path"]) for run in rows["run_id"].unique()}
-    seeds = rows.groupby("run_id")["seed"].nunique()
-    names = {run: path.parts[-3] if len(path.parts) > 2 else path.parts[0] for run, path in paths.items()}
-    told = [
-        f"{names[run]} ({seeds[run]} seed{'s' * bool(seeds[run] > 1)})" for run in sorted(names, key=names.__getitem__)
-    ]
+    paths = {run: PurePosixPath(results.records[run]["path"]).parts for run in rows["run_id"].unique()}
+    folders = rows["run_id"].map({run: parts[-3] if len(parts) > 2 else parts[0] for run, parts in paths.items()})
+    seeds = rows.groupby(folders)["seed"].nunique()
+    told = [f"{folder} ({count} seed{'s' * bool(count > 1)})" for folder, count in seeds.items()]
     return f"Records of one setting: {', '.join(told)}." if len(told) > 1 else ""
 
 
