@@ -299,7 +299,7 @@ class GateRunner:
         wall, cpu = np.median(runs, axis=0).tolist()
         waited = float(runs[:, 0].sum() / runs[:, 1].sum())
         busy = f"the calibration took {waited:.2f} times its processor time" if waited > WAITING_RATIO else ""
-        return answer, Timing(*spent.tolist(), {"training": wall}, {"training": cpu}, busy)
+        return answer, Timing(float(spent[0]), float(spent[1]), {"training": wall}, {"training": cpu}, busy)
 
     def sample(self, method: Method, seed: int) -> Sample:
         return self.reduce(*self.attribute(method, seed))
