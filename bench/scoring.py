@@ -598,17 +598,15 @@ class Snapshot:
             "the indices of the attributed examples": [torch.from_numpy(problem.attributed_indices)],
             "the model": list(problem.model.state_dict().values()),
         }
-        for tensor in (one for some in self.given.values() for one in some):
-            if tensor not in _copies:
-                _copies[tensor] = tensor.detach().clone()
+        # Held here as well: a method that asks another one clears what a process keeps.
+        self.copies = {what: [_copy_of(tensor) for tensor in some] for what, some in self.given.items()}
 
     def put_back(self, stage: tuple[Any, ...]) -> list[str]:
         """What was changed; it is as before now. `stage` says whose it was."""
         _stages_seen[stage] += 1
         turn, changed = _stages_seen[stage] - 2, []  # -1: the first one
         for what, tensors in self.given.items():
-            for tensor in tensors:
-                copy = _copies[tensor]
+            for tensor, copy in zip(tensors, self.copies[what], strict=True):
                 sampled = turn >= 0 and tensor.nbytes > LARGE_BYTES and tensor.shape == copy.shape
                 rows = slice(turn % ROWS_APART, None, ROWS_APART) if sampled else ...
                 if not _same(tensor[rows], copy[rows]):
@@ -616,6 +614,12 @@ class Snapshot:
                     with torch.no_grad():
                         tensor.copy_(copy) if tensor.shape == copy.shape else tensor.set_(copy.clone())
         return list(dict.fromkeys(changed))
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor not in _copies:
+        _copies[tensor] = tensor.detach().clone()
+    return _copies[tensor]
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
