@@ -87,7 +87,7 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
     for block in session.blocks:
         queries = session.question(*block).query_indices()
         for position, plan in enumerate(session.plans(*block)):
-            truth = truths[(*block, plan.alpha)]
+            truth = truths[block[0], block[1], plan.alpha]
             if len(truth.subsets) < MINIMUM_SUBSETS:
                 continue
             where = place_of(session.task, block) | {"at": plan.alpha}

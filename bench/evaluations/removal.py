@@ -385,9 +385,8 @@ def show(out: MetricResult) -> str:
         sizes = dict(sorted({row["size"]: f"{row['size']} ({100 * row['at']:.2g} %)" for row in curves}.items()))
         cells = {(row["label"], row["size"]): row for row in curves}
         last = {row["label"]: best_first(row) for row in curves if row["size"] == max(sizes)}
-        labels = sorted(
-            dict.fromkeys(row["label"] for row in curves), key=lambda label, last=last: last.get(label, math.inf)
-        )
+        order = {row["label"]: last.get(row["label"], math.inf) for row in curves}
+        labels = sorted(order, key=order.__getitem__)
         lines = [[label, *(change_cell(cells.get((label, size))) for size in sizes)] for label in labels]
         told = f"change of a query's loss when its most helpful examples are left out;\n{out.truth}"
         text = (

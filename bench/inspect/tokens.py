@@ -92,6 +92,7 @@ def score_tokens(
     pairs = [(own_queries.index(query), own_trains.index(train)) for query, train in indices]
     if not isinstance(method, BIF) and not hasattr(method, "token_scores"):
         raise UsageError(f"{method.name} has no scores of single tokens; take bif or ekfac")
+    found: list[dict[str, Any]]
     with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
         problem = token_problem(question, model, device, Path(scratch), own_queries, own_trains)
         torch.manual_seed(problem.seed)
