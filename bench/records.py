@@ -304,7 +304,8 @@ class Results:
                 for one in known["ceilings"]
             ]
             out = RunRows(**{**known, "ceilings": ceilings})
-            parts.append(f"run {run_id}{show(out, record.get('description') or '', setting_of(record), wide)}")
+            described = (record.get("description") or "", record["rows"][0].get("protocol", ""), version_told(record))
+            parts.append(f"run {run_id}{show(out, *described, wide)}")
         return "\n\n".join([*parts, *self.problems]) or f"{self.folder}: no runs"
 
     def save(self, out: str | Path) -> Path:
@@ -411,12 +412,10 @@ def load_results(folder: str | Path = "runs") -> Results:
     return results
 
 
-def setting_of(record: Mapping[str, Any]) -> str:
-    """As a table's first line has it: the task's version where the record has one, which the protocol is part of."""
-    if not record.get("task_version"):
-        return f"protocol {record['rows'][0].get('protocol', '')}"
-    output = record["config"].get("output", LOSS)
-    return f"task {record['task_version']}" + ("" if output == LOSS else f", output {output}")
+def version_told(record: Mapping[str, Any]) -> str:
+    """The task's version, which the protocol is part of, and the output, as a table's first line has them."""
+    version, output = record.get("task_version", ""), record["config"].get("output", LOSS)
+    return version if not version or output == LOSS else f"{version}, output {output}"
 
 
 def last_made(path: Path) -> str:

@@ -37,7 +37,7 @@ from bench.ground_truth import (
 from bench.measure import cpu_threads, now
 from bench.methods import Variant, build_variants, with_models
 from bench.metrics import MINIMUM_SUBSETS
-from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, setting_of, versions
+from bench.records import DISTRIBUTIONS, provenance, run_id_of, save_record, version_told, versions
 from bench.rows import COLUMNS, PAIR_COLUMNS, add_rows
 from bench.schema import RunRecord
 from bench.scoring import ONCE, Ensemble, Prediction, Scorer, clear_worker_context
@@ -437,8 +437,8 @@ class Result:
 
     def text(self, wide: bool = False) -> str:
         version = one_line(self.task.versioned_name, 200)
-        setting = setting_of({"task_version": version, "config": {"output": self.experiment.output}})
-        return show(self.out, self.task.description, setting, wide)
+        told = version_told({"task_version": version, "config": {"output": self.experiment.output}})
+        return show(self.out, self.task.description, self.task.protocol, told, wide)
 
     def config(self) -> dict[str, Any]:
         """What decided the numbers."""

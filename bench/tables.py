@@ -139,8 +139,8 @@ class RunRows:
     tracebacks: dict[str, str] = field(default_factory=dict)  # label -> of what failed
 
 
-def show(out: RunRows, description: str, setting: str, wide: bool = False) -> str:
-    """The tables; the words above each say what they are of. `setting` is the protocol, or the task's version."""
+def show(out: RunRows, description: str, protocol: str, version: str = "", wide: bool = False) -> str:
+    """The tables; the words above each say what they are of: the task's version where it is known."""
     import pandas as pd
 
     frame, pairs = pd.DataFrame(out.rows), out.pairs
@@ -156,9 +156,10 @@ def show(out: RunRows, description: str, setting: str, wide: bool = False) -> st
         first = group.iloc[0]
         seeds = sorted(group["seed"].unique())
         ceilings = [c for c in out.ceilings if c["alpha"] == alpha and c["alpha_attribution"] == alpha_attribution]
-        asked = f"{description}, {setting}: alpha {alpha:g} of {alpha_attribution:g} of the training set,"
-        if setting.startswith("task "):  # an older record's line stays as it was printed
-            asked = textwrap.fill(asked, 100, break_on_hyphens=False)
+        kept = f"alpha {alpha:g} of {alpha_attribution:g} of the training set,"
+        asked = f"{description}, protocol {protocol}: {kept}"
+        if version:
+            asked = textwrap.fill(f"{description}, task {version}: {kept}", 100, break_on_hyphens=False)
         parts.append(
             f"\n{asked}\n"
             f"{first['num_subsets']} subsets x {replicates_text(ceilings[0], first)}, {first['num_queries']} queries, "

@@ -50,7 +50,7 @@ from bench.records import (
     ceiling_over_seeds,
     linear_ceiling_over_seeds,
     over_seeds,
-    setting_of,
+    version_told,
     within_groups,
 )
 from bench.tables import bytes_text, interval, markdown_table, number, show
@@ -476,7 +476,7 @@ def printed_block(records: Records, places: Sequence[str], options: Mapping[str,
     ceilings = [
         {**one, "ceiling": math.nan if one["ceiling"] is None else one["ceiling"]} for one in record["ceilings"]
     ]
-    text = show(RunRows(rows=rows, ceilings=ceilings), record["description"], setting_of(record))
+    text = show(RunRows(rows=rows, ceilings=ceilings), record["description"], rows[0]["protocol"], version_told(record))
     return "```text\n" + text.strip().split("\n\n")[0] + "\n```"
 
 
