@@ -204,12 +204,12 @@ def shares(pairings: Sequence[Pairing], kinds: slice | int) -> dict[str, float]:
 
 def analyse(arrays: dict[str, np.ndarray], texts: dict[str, Any], wordnet: WordNet) -> list[dict[str, Any]]:
     rows = []
-    for label in texts["methods"]:
+    for place, label in enumerate(texts["methods"]):
         pairings = []
         for number, pair in enumerate(texts["pairs"]):
             query, train = (whole_words(pair[side], wordnet) for side in ("query_tokens", "train_tokens"))
             if query and train:
-                pairings.append(related(arrays[f"{label}-{number}"], query, train, wordnet))
+                pairings.append(related(arrays[f"{place}-{number}"], query, train, wordnet))
         if not pairings:
             raise UsageError("no pair of sequences has whole words that WordNet knows on both sides")
         sizes = {"method": label, "pairs": len(pairings), "words": sum(one.words for one in pairings)}
@@ -272,10 +272,10 @@ def make_matrices(arguments: argparse.Namespace, command: str, out: Path) -> Non
         ]  # fmt: skip
         places = [tuple(list(spelled_words(text[f"{side}_tokens"])) for side in ("query", "train")) for text in texts]
         variants = [variant for variant in session.active if variant.rows != "raw"]  # tuned apart: one of each method
-        for variant in variants:
+        for place, variant in enumerate(variants):
             asked = functools.partial(token_matrices, question, variant.method, model, device, Path(scratch), pairs)
             matrices, _ = metered(functools.partial(asked, places), question.seed, device, task.cpu_threads)
-            arrays |= {f"{variant.label}-{k}": matrix.astype(np.float32) for k, matrix in enumerate(matrices)}
+            arrays |= {f"{place}-{k}": matrix.astype(np.float32) for k, matrix in enumerate(matrices)}
     record = {
         "command": command, "task": task.config, "description": task.description, "seed": question.seed,
         "methods": [variant.label for variant in variants], "pairs": texts,

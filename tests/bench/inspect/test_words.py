@@ -84,11 +84,11 @@ def test_the_command_keeps_scores_and_says_it_later(
 ) -> None:
     pytest.importorskip("rank_bm25")
     settings = [word for name, value in SMALL.items() for word in ("--set", f"tinylm.{name}={value}")]
-    bif = "bif=bif@draws=4,chains=2,gamma=1e3,step_size=3e-4,minibatch=16"
+    bif = "bif@draws=4,chains=2,gamma=1e3,step_size=3e-4,minibatch=16"
     command = ["words", "--task", "tinylm", *settings, "--device", "cpu", "--queries", "2", "--methods", bif, "kfac"]
     assert main([*command, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "words.json").read_text())
-    assert content["methods"] == ["bif", "kfac"]
+    assert [label.partition("@")[0] for label in content["methods"]] == ["bif", "kfac"]
     for pair in content["pairs"]:  # letters are no words: these take their place
         pair["query_tokens"], pair["train_tokens"] = (
             [" house", " home", " "] + ["x"] * 5,
