@@ -14,7 +14,7 @@ Seconds planned on one H200. A retrain (8,128 tokens twice, and 320 queries) tak
     report   a seed: 125 retrains 28, ekfac 15, bif 15, kfac 10, gradsim 3, trak 2,
              repsim and bm25 2, kfac and gradsim at a subset model 13, datamodel 8,
              what lies between them 5                                              3 x 101
-    words    28 pairs of sequences under bif, kfac and gradsim                            25
+    words    20 pairs of sequences under bif, kfac and gradsim                            40
 """
 
 import argparse
@@ -49,7 +49,7 @@ METHODS = (
 # A text and its tokens under SmolLM2's own vocabulary.
 TOKENS = (
     "In 1987, it doesn't  matter.\nRome <|im_end|>",
-    (788, 216, 33, 41, 40, 39, 28, 357, 2761, 982, 216, 2631, 30, 198, 66, 1099, 216, 2),
+    (788, 216, 33, 41, 40, 39, 28, 357, 2761, 982, 216, 2631, 30, 198, 46292, 216, 2),
 )
 KEPT_FITS = 2**28  # bytes: a curvature of 1.7 GB takes as long to write and to check as to fit
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--eval-text", help="the queries'")
     add("--size", action="append", default=[], metavar="NAME=VALUE", help="a field of the task, in place of its own")
     add("--subsets", type=int, default=SUBSETS, help="(default: %(default)s)")
-    add("--pairs", type=int, default=28, help="of sequences whose words are paired (default: %(default)s)")
+    add("--pairs", type=int, default=20, help="of sequences whose words are paired (default: %(default)s)")
     add("--out", default="runs/language", help="where records and tuned settings go (default: %(default)s)")
     add("--cache", help="as bench.lds takes it")
     add("--seconds", type=float, help="start no further step after so many")
