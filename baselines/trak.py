@@ -194,8 +194,8 @@ class TRAK(Method):
     def unpack_fit(self, problem: Problem, arrays: Mapping[str, Tensor]) -> Features | Kept:
         if "loss_slopes" in arrays:
             kernels = [dict(zip(KERNEL, arrays[f"kernel|{k}"].tolist(), strict=True)) for k in range(self.checkpoints)]
-            features = [arrays[f"features|{k}"] for k in range(self.checkpoints)]
-            return Kept(features, arrays["loss_slopes"], arrays["scale"], kernels)
+            kept = [arrays[f"features|{k}"] for k in range(self.checkpoints)]
+            return Kept(kept, arrays["loss_slopes"], arrays["scale"], kernels)
         features = self._empty(problem)
         for model_id, weights in enumerate(features.weights):
             features.traker.load_checkpoint(weights, model_id=model_id)
