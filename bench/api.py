@@ -39,10 +39,11 @@ class Scores:
     method: str  # its name, with the options that were asked for
     normalised: bool  # whether they are divided by each training example's own scale
     seconds: float  # that the method took, whoever ran it first
-    task: Task = field(repr=False)
+    task: Task = field(repr=False)  # whose examples they are of
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """(queries, training examples)."""
         return self.values.shape
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

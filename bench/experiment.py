@@ -36,21 +36,21 @@ class Experiment:
     """What is asked. Every list makes one experiment more: seeds x shares x alphas, each with every method."""
 
     task: str = "digits"  # a file of retrain/tasks, a file of yours, or package.module:Class
-    task_options: Mapping[str, Any] = field(default_factory=dict)
+    task_options: Mapping[str, Any] = field(default_factory=dict)  # of the task: what `--set TASK.OPTION=` sets
     # As bench/methods.py parses them, or as a record describes them (a mapping: name, label, options).
     methods: Sequence[str | Mapping[str, Any]] = DEFAULT_METHODS
     settings: str = "auto"  # tuned, library, paper or default; auto: tuned where the task has been tuned
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> option -> value, of all variants
     alpha: Sequence[float] = (0.1,)  # alpha_retrain: share of the attributed examples that each subset keeps
     alpha_attribution: Sequence[float] = ()  # share of the training set that is attributed; empty: the task's
-    seeds: Sequence[int] = (1,)
-    subsets: int = 100
-    scheme: str = "fixed"  # or "bernoulli"
+    seeds: Sequence[int] = (1,)  # of the base model, the subsets and their retraining
+    subsets: int = 100  # that models are retrained on, for each seed and alpha
+    scheme: str = "fixed"  # each subset keeps the same number; or "bernoulli", "balanced" (of each class)
     stream: str = "report"  # which subsets: those that are reported, or those that settings are chosen on
     replicates: int | None = None  # retrains per subset, for the noise ceiling; None: the task's
     replicated_subsets: int | None = None  # only the first so many are replicated
     initialisation: str = "shared"  # or "fresh", "replayed": see retrain/subsets.py
-    query_split: str = "report"
+    query_split: str = "report"  # or "tune", "all": every fifth query is kept for choosing settings
     queries: int | Sequence[int] | None = None  # only the first so many of the split, or these of the task's queries
     output: str = LOSS  # of the queries: or margin, probability: retrain/outputs.py
     reference: str = FULL  # models that methods look at: the base model, or attributed, subset: retrain/reference.py
@@ -135,13 +135,13 @@ def _check(name: str, value: Any, kind: Any, low: float, high: float, expected: 
 class Execution:
     """How it runs: where, on what, and what is done again. None of it changes a number."""
 
-    device: str = "auto"
-    cache: str = field(default_factory=default_cache)
+    device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU where there is one
+    cache: str = field(default_factory=default_cache)  # the folder of models, losses and scores
     jobs: Mapping[str, Any] = field(default_factory=dict)  # cluster, jobs, gpus_per_job, slurm, timeout_min, collect
     keep_scores: str = "auto"  # cache score matrices: always, never, or up to 1 GiB
     force: bool = False  # retrain and score again, whatever is cached
     rescore: bool = False  # score again, and keep the retrains
-    progress: bool = True
+    progress: bool = True  # bars on stderr
 
     def scoring_jobs(self) -> dict[str, Any]:
         """Methods run one at a time on a CPU unless --jobs says otherwise: beside each other they would slow down."""

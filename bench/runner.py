@@ -379,10 +379,10 @@ def retraining_time(session: Session) -> tuple[float, str]:
     if not missing or not each or execution.jobs.get("cluster") == "slurm":
         return 0.0, ""
     seconds = each * (full + (entry is None)) / at_once
-    return (
-        seconds,
-        f"about {duration(seconds)} to retrain {len(missing)} models, {at_once} at once; scoring comes on top",
-    )
+    asked = {one.label: len({unit.key for unit in session.further([one])} & missing.keys()) for one in session.active}
+    own = "".join(f", {count} of them for {label} alone" for label, count in asked.items() if count)
+    words = f"about {duration(seconds)} to retrain {len(missing)} models{own}, {at_once} at once; scoring comes on top"
+    return seconds, words
 
 
 def _seconds_of_training(task: Task, device: Any) -> float:
@@ -410,15 +410,15 @@ def _state(cached: bool, again: bool, todo: str) -> str:
 class Result:
     """What a run came to. `problems` are what went wrong; the rows that could be made are there all the same."""
 
-    experiment: Experiment
-    task: Task
-    variants: list[Variant]
-    out: RunRows
-    skipped: dict[str, str]
-    seconds: float
-    device: str
-    notes: list[str] = field(default_factory=list)
-    run_id: str = ""
+    experiment: Experiment  # what was asked
+    task: Task  # as it was built
+    variants: list[Variant]  # the methods, each with its options
+    out: RunRows  # rows, pairs, ceilings, diagnostics and problems as plain data
+    skipped: dict[str, str]  # label -> why the method cannot run here
+    seconds: float  # of the whole run
+    device: str  # its name
+    notes: list[str] = field(default_factory=list)  # options that asked for more than there is, edited methods
+    run_id: str = ""  # of what was asked and what came out; the record's folder
 
     def frame(self) -> pd.DataFrame:
         """A row for every method, seed, alpha and kind of score; the columns are those of lds.csv."""
@@ -430,12 +430,14 @@ class Result:
 
     @property
     def problems(self) -> list[str]:
+        """A line for everything that went wrong."""
         return self.out.problems
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, wide: bool = False) -> str:
+        """The tables that the command prints; `wide` has normalised scores and more columns."""
         version = one_line(self.task.versioned_name, 200)
         told = version_told({"task_version": version, "config": {"output": self.experiment.output}})
         return show(self.out, self.task.description, self.task.protocol, told, wide)

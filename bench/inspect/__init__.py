@@ -190,11 +190,11 @@ class Sheet:
 class Influential:
     """The training examples that help and harm some queries most, by one method or several side by side."""
 
-    task: Task = field(repr=False)
-    methods: tuple[str, ...]
+    task: Task = field(repr=False)  # whose examples they are
+    methods: tuple[str, ...]  # side by side
     scores: str  # "raw" or "normalised"
     queries: tuple[int, ...]  # indices into the task's query data
-    num_train: int
+    num_train: int  # training examples that were scored
     rows: list[dict[str, Any]] = field(repr=False)  # of COLUMNS, an example each
 
     def frame(self) -> pd.DataFrame:

@@ -35,17 +35,17 @@ class Ceiling:
     """The score a perfect prediction could be expected to reach, given the noise of retraining."""
 
     ceiling: float  # sqrt(reliability); 0.0 when the reliability is not positive, NaN when it is unknown
-    ci_low: float
-    ci_high: float
+    ci_low: float  # of its 95 % interval
+    ci_high: float  # its other end
     reliability: float  # of the truth averaged over all replicates
-    reliability_low: float
-    reliability_high: float
+    reliability_low: float  # of its 95 % interval
+    reliability_high: float  # its other end
     split_half: float  # mean correlation between the halves, before the step-up
     num_subsets: int  # all subsets
     num_subsets_replicated: int  # those with two or more replicates, which the estimate rests on
     num_replicates: float  # harmonic mean over subsets
-    num_queries: int
-    num_undefined: int
+    num_queries: int  # all queries, the undefined ones included
+    num_undefined: int  # those without a correlation
     per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,) split-half correlation
 
     @property

@@ -33,12 +33,12 @@ class LDS:
 
     lds: float  # mean over the defined queries of `per_query`; NaN when none is defined
     ci_low: float  # NaN when fewer than two queries are defined
-    ci_high: float
-    standard_error: float
+    ci_high: float  # of the 95 % interval over subsets and queries
+    standard_error: float  # by the jackknife
     bias: float  # of `lds`, from having finitely many subsets; the interval is centred on lds - bias
-    num_subsets: int
+    num_subsets: int  # models retrained
     num_queries: int  # all queries, the undefined ones included
-    num_undefined: int
+    num_undefined: int  # those without a correlation: constant or not finite
     across_queries: float  # see `lds_across_queries`
     per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,), NaN where undefined
 
@@ -167,16 +167,16 @@ class ArrayScore:
     """How well scores predict retrained losses."""
 
     lds: float  # mean over queries of Spearman's correlation across subsets; NaN when no query has one
-    ci_low: float
-    ci_high: float
-    num_subsets: int
-    num_queries: int
+    ci_low: float  # of the 95 % interval over subsets and queries
+    ci_high: float  # its other end
+    num_subsets: int  # models retrained
+    num_queries: int  # all queries, the undefined ones included
     num_undefined: int  # queries without a correlation: constant or not finite
     across_queries: float  # Spearman across queries, mean over subsets: the paper's printed formula
     ceiling: Ceiling | None  # what a perfect prediction could reach; None without replicates
     linear_ceiling: LinearCeiling | None  # what the best additive score could reach; None with too few subsets
     within_groups: LDS | None  # LDS beyond the groups' counts; None without groups
-    ceiling_within_groups: Ceiling | None
+    ceiling_within_groups: Ceiling | None  # of LDS within groups; None without groups or replicates
     per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,), NaN where undefined
 
     def __str__(self) -> str:

@@ -41,25 +41,25 @@ Float32Array = NDArray[np.float32]
 class AdditiveShare:
     """A share of the variance over subsets, pooled over queries. Chance may carry it below 0 or above 1."""
 
-    share: float = math.nan
-    ci_low: float = math.nan
-    ci_high: float = math.nan
-    standard_error: float = math.nan
+    share: float = math.nan  # the estimate
+    ci_low: float = math.nan  # of its 95 % interval
+    ci_high: float = math.nan  # its other end
+    standard_error: float = math.nan  # by the jackknife
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearCeiling:
     """What the best additive score could be expected to reach against the mean over replicates, as LDS is measured."""
 
-    ceiling: float
-    ci_low: float
-    ci_high: float
+    ceiling: float  # an LDS
+    ci_low: float  # of its 95 % interval
+    ci_high: float  # its other end
     share: AdditiveShare  # of the replicate mean's variance
     share_of_run: AdditiveShare  # of a single run's variance
     share_of_signal: AdditiveShare | None  # of what is not noise of retraining; None without replicates
-    num_subsets: int
-    num_queries: int
-    num_undefined: int
+    num_subsets: int  # models retrained
+    num_queries: int  # all queries, the undefined ones included
+    num_undefined: int  # those without a share
     per_query: FloatArray = field(repr=False, compare=False)  # (num_queries,) share, noisy; NaN where undefined
 
 

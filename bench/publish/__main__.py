@@ -16,6 +16,7 @@ PUBLISHED = {
     "leaderboard": ("bench.publish.leaderboard", "task x method x metric with ranks, seconds and memory"),
     "claims": ("bench.publish.claims", "every claim of the paper, our numbers, and a verdict"),
     "numbers": ("bench.publish.numbers", "write marked numbers and tables of pages from records, or check them"),
+    "api": ("bench.publish.api_page", "one page of all that `from bench import ...` offers"),
 }
 
 
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = [f"  {name:12} {text}" for name, (_, text) in PUBLISHED.items()]
     parser = Parser(
         prog="tda-bench publish",
-        description="Figures, report, leaderboard, claims and numbers in pages. `WHAT --help` lists the arguments.",
+        description="Figures, report, leaderboard, claims, and more. `WHAT --help` lists the arguments.",
         epilog="\n".join(["published:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

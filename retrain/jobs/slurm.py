@@ -158,7 +158,10 @@ def sbatch_parameters(
     additional: dict[str, Any] = {"requeue": True}
     paths = os.pathsep.join(os.path.abspath(entry or os.curdir) for entry in sys.path)
     # The tasks find modules where the driver does; one thread unless the user asks for more cores.
-    setup = [f"export PYTHONPATH={shlex.quote(paths)}", "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}"]
+    setup = [
+        f"export PYTHONPATH={shlex.quote(paths)} PYTHONSAFEPATH=1",
+        "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}",
+    ]
     ours = {"time": "--timeout-min", "timeout_min": "--timeout-min", "array": "--jobs", "array_parallelism": "--jobs"}
     for key, text in options.items():
         if key in ours:

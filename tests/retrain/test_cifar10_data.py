@@ -208,7 +208,10 @@ def test_a_download_is_checked_and_kept(tmp_path, known, network, capsys, addres
     assert load_cifar10(cache_dir=cache, expected_fingerprint=known).source == address
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert f"fetching {address} into {cache}; --data-dir FOLDER takes a copy of yours" in captured.err
+    assert (
+        f"MB to download, once: fetching {address} into {cache}; --data-dir FOLDER takes a copy of yours"
+        in captured.err
+    )
     network.clear()
     assert [path.name for path in cache.iterdir()] == ["cifar10.safetensors"]
     assert load_cifar10(cache_dir=cache, expected_fingerprint=known).fingerprint == known
