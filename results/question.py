@@ -169,7 +169,8 @@ def experiment_of(step: str, arguments: argparse.Namespace) -> "Experiment":  # 
 def execution(arguments: argparse.Namespace) -> "Execution":  # noqa: F821
     from bench import Execution
 
-    return Execution(progress=False, **({"cache": arguments.cache} if arguments.cache else {}))
+    # Predictions are what records are made of; scores, 38 MB each, would take as long to write as to make.
+    return Execution(progress=False, keep_scores="never", **({"cache": arguments.cache} if arguments.cache else {}))
 
 
 def make(step: str, arguments: argparse.Namespace) -> None:
@@ -192,7 +193,8 @@ def own_models(arguments: argparse.Namespace) -> None:
 
     found = []
     for step in ("balanced-0.1", "balanced-0.5"):
-        session = Session(replace(experiment_of(step, arguments), methods=(EIGHT,)), execution(arguments))
+        kept = replace(execution(arguments), keep_scores="always")
+        session = Session(replace(experiment_of(step, arguments), methods=(EIGHT,)), kept)
         truths = session.retrain()
         session.score()
         variant = next(one for one in session.active if one.rows != "normalised")
