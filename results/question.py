@@ -51,12 +51,6 @@ DATAMODELS = (
         for retrains, models in ((200, ""), (1000, ""), (1000, ",models=8"))
     ),
 )
-# Draws from K-FAC's Gaussian, against draws; kfac at the same damping is where they tend to.
-GAUSSIAN = tuple(
-    f"{name}-{reference}={name}@reference={reference},relative_damping={damping}{more}"
-    for reference, damping, draws in (("subset", 100, 2000), ("full", 0.1, 400))
-    for name, more in (("kfac", ""), ("bif_gaussian", f",curve=true,draws={draws}"))
-)
 TRIED = ("kfac", "shampoo", "trak")
 # Step -> the arguments of a tuning, or a scheme, an alpha, the methods, and the seeds.
 TUNINGS = {
@@ -73,7 +67,6 @@ RUNS = {
     "datamodel-balanced-0.5": ("balanced", 0.5, DATAMODELS, SEEDS[:1]),
     "datamodel-fixed-0.1": ("fixed", 0.1, DATAMODELS, SEEDS[:1]),
     "sampled-balanced-0.1": ("balanced", 0.1, (SUBSET[0], *SAMPLED), SEEDS[:2]),
-    "gaussian": ("balanced", 0.1, GAUSSIAN, SEEDS[:1]),
     "balanced-0.3": ("balanced", 0.3, FEW, SEEDS[:3]),
     "fixed-0.3": ("fixed", 0.3, FEW, SEEDS[:3]),
     "balanced-0.7": ("balanced", 0.7, FEW, SEEDS[:3]),

@@ -1,4 +1,4 @@
-"""The strongest rivals on CIFAR-10: BIF against a Gaussian, ASTRA's setting, what refining EK-FAC buys, and the margin.
+"""Others' settings on CIFAR-10: the paper's protocol as printed, a Gaussian for BIF, ASTRA's, refinements, the margin.
 
     python results/rivals.py --data-dir PIECES --out runs/rivals          # every step, in this order, on one GPU
     python results/rivals.py refine --task digits --out runs/rivals       # a step, of another task
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent / "cifar10"
 # Step -> its file, and what is asked otherwise than it says, once for each.
 STEPS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "literal": ("literal.toml", [{}]),
     "gaussian": ("gaussian.toml", [{}]),
     "astra": ("astra.toml", [{"replicates": 10}]),  # 50 are eight minutes
     "refine": ("refined.toml", [{"seeds": (1, 2)}]),  # two of its five
@@ -88,7 +89,7 @@ def experiments_of(step: str, arguments: argparse.Namespace) -> "list[Experiment
 def execution(arguments: argparse.Namespace) -> "Execution":
     from bench import Execution
 
-    return Execution(progress=False, **({"cache": arguments.cache} if arguments.cache else {}))
+    return Execution(progress=False, keep_scores="never", **({"cache": arguments.cache} if arguments.cache else {}))
 
 
 def make(step: str, experiment: "Experiment", arguments: argparse.Namespace) -> None:
