@@ -263,7 +263,7 @@ def make_matrices(arguments: argparse.Namespace, command: str, out: Path) -> Non
     with tempfile.TemporaryDirectory(prefix="tda-bench-words-") as scratch:
         count = min(arguments.queries or 20, len(question.query_indices()))
         pairs = paired_by_words(question, model, Path(scratch), count)
-        texts = [
+        texts: list[dict[str, Any]] = [
             {
                 "query": query, "train": train, "query_tokens": token_texts(task, task.query_data, query),
                 "train_tokens": token_texts(task, task.train_data, train),
