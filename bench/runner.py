@@ -22,6 +22,8 @@ from typing import Any
 import pandas as pd
 import torch
 
+from baselines.bif.pilot import FEWEST_DRAWS, MOST_DRAWS
+from baselines.bif.settings import ChainSettings
 from baselines.support.memory import refuse_if_too_large
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import (
@@ -65,9 +67,9 @@ def run(experiment: Experiment, execution: Execution | None = None) -> Result:
     started = time.perf_counter()
     session = Session(experiment, execution or Execution(), control=True)
     session.report_skipped()
-    seconds, words = retraining_time(session)
-    if seconds > WORTH_SAYING:
-        logger.info("%s", words)
+    for seconds, words in (retraining_time(session), sampling_time(session)):
+        if seconds > WORTH_SAYING:
+            logger.info("%s", words)
     truths = session.retrain()
     predictions = session.score()
     for block in session.blocks:
@@ -173,6 +175,10 @@ class Session:
             alike = str((asked.extra_retrain_plan, asked.reference))
             found.setdefault(alike, (Ensemble(made, variant.models), []))[1].append(plan)
         return list(found.values())
+
+    def is_scored(self, variant: Variant, seed: int, share: float) -> bool:
+        scorers = self.scorers(variant, seed, share)
+        return all(scorer.is_trained() and scorer.cached(some) for scorer, some in scorers)
 
     def base_units(self, seeds: Sequence[int]) -> list[Unit]:
         numbers = range(max([1, *(one.models for one in self.variants if one.reference == FULL)]))
@@ -346,10 +352,7 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
                 todo = f"{len(units)} to do, of which {done} again" if force and done else f"{len(units) - done} to do"
                 lines.append(f"  alpha {plan.alpha:g} of {share:g}: {done} of {len(units)} retrains cached, {todo}")
             for variant in session.active:
-                cached = is_trained and all(
-                    scorer.is_trained() and scorer.cached(some)
-                    for scorer, some in session.scorers(variant, seed, share)
-                )
+                cached = is_trained and session.is_scored(variant, seed, share)
                 which = f" ({variant.settings})" if variant.rows != "both" else ""  # raw and normalised have their own
                 lines.append(f"  {variant.label}{which}: {_state(cached, force or execution.rescore, 'to score')}")
     if references := session.reference_units(session.blocks):
@@ -359,20 +362,18 @@ def dry_run(experiment: Experiment, execution: Execution | None = None) -> str:
         done = len(store.present(("retrain", key) for key in further))
         lines.append(f"further retrains that methods ask for: {done} of {len(further)} cached")
     lines += [f"  {label}: skipped, {reason}" for label, reason in session.skipped.items()]
-    lines += filter(None, [retraining_time(session)[1]])
+    lines += filter(None, [retraining_time(session)[1], sampling_time(session)[1]])
     return "\n".join([*session.notes, *lines, *(f"  {problem}" for problem in session.out.problems)])
 
 
 def retraining_time(session: Session) -> tuple[float, str]:
     """About how long the retraining takes: by the base model's training where there is one, else by one batch."""
-    task, execution, device = session.task, session.execution, choose_device(session.execution.device)
+    execution, device = session.execution, choose_device(session.execution.device)
     wanted = [*(unit for units in session.retrains().values() for unit in units), *session.further(session.active)]
     present = set() if execution.force else {key for _, key in session.store.present((u.kind, u.key) for u in wanted)}
     missing = {unit.key: unit.config for unit in wanted if unit.key not in present}
     full = sum(config["alpha"] * config["alpha_attribution"] for config in missing.values())
-    base = checkpoint_unit(task, session.blocks[0][0], 0, execution.device)
-    entry = session.store.read(base.kind, base.config)
-    each = entry.record["seconds"] if entry is not None else _seconds_of_training(task, device)
+    entry, each = _base_training(session)
     at_once = 1
     if execution.jobs.get("cluster") == "local":
         at_once = execution.jobs.get("jobs") or (os.cpu_count() or 1 if device.type == "cpu" else 1)
@@ -383,6 +384,39 @@ def retraining_time(session: Session) -> tuple[float, str]:
     own = "".join(f", {count} of them for {label} alone" for label, count in asked.items() if count)
     words = f"about {duration(seconds)} to retrain {len(missing)} models{own}, {at_once} at once; scoring comes on top"
     return seconds, words
+
+
+def sampling_time(session: Session) -> tuple[float, str]:
+    """About how long chains take on a CPU, where nothing else that scores takes as long; at most, and in words."""
+    task, execution = session.task, session.execution
+    seen = len(task.train_data) * getattr(task, "epochs", 0)
+    low = high = 0.0
+    names = []
+    for variant, block in [(one, block) for one in session.active for block in session.blocks]:
+        method, again = variant.method, execution.force or execution.rescore
+        if isinstance(method, ChainSettings) and (again or not session.is_scored(variant, *block)):
+            size = session.question(*block).size(execution.device)
+            # A draw takes a step by a minibatch and every loss, which is a third of a step's work.
+            examples = method.thinning * method.minibatch + (size.num_attributed + size.num_queries) / 3
+            fewest, most = (method.draws, method.draws) if method.draws else (FEWEST_DRAWS, MOST_DRAWS)
+            low += (method.burn_in + fewest) * method.chains * variant.models * examples
+            high += (method.burn_in + most) * method.chains * variant.models * examples
+            names.append(variant.label)
+    if not names or not seen or choose_device(execution.device).type != "cpu":
+        return 0.0, ""
+    each = _base_training(session)[1] / seen
+    least = f"{duration(low * each)} to " if low < high else ""
+    words = f"about {least}{duration(high * each)} to sample the chains of {', '.join(dict.fromkeys(names))}"
+    return high * each, words if each else ""
+
+
+def _base_training(session: Session) -> tuple[Any, float]:
+    """The first base model's entry where there is one, and the seconds of a training on everything."""
+    base = checkpoint_unit(session.task, session.blocks[0][0], 0, session.execution.device)
+    entry = session.store.read(base.kind, base.config)
+    if entry is not None:
+        return entry, entry.record["seconds"]
+    return None, _seconds_of_training(session.task, choose_device(session.execution.device))
 
 
 def _seconds_of_training(task: Task, device: Any) -> float:

@@ -81,7 +81,10 @@ def test_failures_are_reported_with_their_log_and_stop_nobody(store, log, cluste
     assert run_units([unit(3, diary=log)], store, cluster=cluster).complete
 
 
-def test_a_worker_that_is_killed_is_replaced_and_its_unit_tried_again(store, log):
+def test_a_worker_that_is_killed_is_replaced_and_its_unit_tried_again(store, log, tmp_path, monkeypatch):
+    (tmp_path / "retrain").mkdir()  # of the user's own, where the command is called
+    (tmp_path / "retrain" / "__init__.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
     work = [*units(4, diary=log), unit(4, "die_first", diary=log), unit(5, "die", diary=log)]
     report = run_units(work, store, cluster="local", jobs=2)
     assert len(report.done) == 5
