@@ -8,8 +8,7 @@ to choose (raw or train-normalised scores, how far they are trusted, the covaria
 strength, penalties, noise) is what makes its own subsets likeliest: `baselines/support/subset_regression.py` has the
 model, and `subset_kernels.py` what else was tried. Reported subsets are of another stream, and it never sees them.
 
-10,000 queries x 4,750 examples x 8,000 subsets are planned to take 9 GiB; they took 5.3, and 21 minutes on two cores
-(`python -m tests.trials.datamodel_memory --covariance --queries 10000 --examples 4750 --subsets 8000`).
+10,000 queries x 4,750 examples x 8,000 subsets are planned to take 9 GiB; they took 5.3, and 21 minutes on two cores.
 """
 
 from collections.abc import Iterable

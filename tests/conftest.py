@@ -17,6 +17,7 @@ os.environ |= {
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other; small tensors gain nothing from threads
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,25 @@ def damage_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command says that refuses its words: exit code 2, and one line."""
+
+    def refused(main: Callable[[list[str]], int], words: list[str]) -> str:
+        capsys.readouterr()
+        try:
+            code = main(words)
+        except SystemExit as stop:
+            code = stop.code  # type: ignore[assignment]
+        said = capsys.readouterr().err
+        assert (code, said.count("\n")) == (2, 1), said
+        assert "Traceback" not in said
+        assert "internal error" not in said
+        return said
+
+    return refused
 
 
 @pytest.fixture

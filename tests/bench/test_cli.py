@@ -79,36 +79,19 @@ def test_a_bench_folder_of_the_users_is_no_obstacle(tmp_path: Path) -> None:
 # ---- what the commands say to slips of the pen, and how their progress looks where nobody watches ----
 
 
-def said(main: Callable[[list[str]], int], arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    try:
-        code = main(arguments)
-    except SystemExit as stop:
-        code = stop.code  # type: ignore[assignment]
-    return code, capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("main", "arguments", "words"),
     [
         (cache.main, ["prune", "--older-than", "nan"], '"nan" is no number of days; expected 0 or more'),
-        (cache.main, ["prune", "--older-than", "-5"], '"-5" is no number of days'),
-        (cache.main, ["prune", "--older-than", "inf"], '"inf" is no number of days'),
         (cache.main, ["prune", "--older-thn", "5"], "unknown option --older-thn; did you mean --older-than?"),
-        (cache.main, ["list", "--yes"], "unknown option --yes; see --help"),
-        (cache.main, ["--cahce", "x"], "unknown option --cahce; did you mean --cache?"),
         (cache.main, ["prnue"], "did you mean prune?"),
-        (cache.main, ["status", "--jsno"], "unknown option --jsno; did you mean --json?"),
-        (truth.main, ["export", "--alpha", "0.1", "--sed", "1", "--out", "x"], "unknown option --sed; did you mean"),
         (truth.main, ["export", "--alpha", "0.1", "--out", "/dev/null/x"], '--out "/dev/null/x" cannot be made'),
     ],
 )
 def test_a_slip_is_one_line_that_says_what_was_meant(
-    main: Callable[[list[str]], int], arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    main: Callable[[list[str]], int], arguments: list[str], words: str, refused: Callable[..., str]
 ) -> None:
-    code, error = said(main, arguments, capsys)
-    assert code == 2
-    assert words in error
-    assert error.count("\n") == 1
+    assert words in refused(main, arguments)
 
 
 def test_nothing_is_pruned_by_a_slip(tmp_path: Path) -> None:

@@ -87,59 +87,38 @@ def recorded(folder: Path, arrays: dict[str, np.ndarray] | None = None, **fields
 
 TRUTHS: dict[str, Callable[[Path], Any]] = {
     "no replicates": lambda f: rewritten(f, losses=np.zeros((0, 12, 5), np.float32)),
-    "no queries": lambda f: rewritten(f, losses=np.zeros((2, 12, 0), np.float32)),
-    "no subsets": lambda f: rewritten(f, masks=np.zeros((0, 20), bool)),
-    "no examples": lambda f: rewritten(f, masks=np.zeros((12, 0), bool)),
     "losses that are NaN": lambda f: rewritten(f, losses=np.full((2, 12, 5), np.nan, np.float32)),
     "masks of one axis": lambda f: rewritten(f, masks=np.ones(12, bool)),
-    "present of another shape": lambda f: rewritten(f, present=np.ones((1, 1), bool)),
     "nothing present": lambda f: rewritten(f, present=np.zeros((2, 12), bool)),
     "a shape of 2^62": lambda f: shape(f, 2**62),
-    "a shape that overflows": lambda f: shape(f, 2**62, 4),
     "a shape of 400 digits": lambda f: shape(f, 10**400),
-    "a negative shape": lambda f: shape(f, -1),
     "offsets elsewhere": lambda f: place(
         f, {"masks": {"dtype": "BOOL", "shape": [9], "data_offsets": [10**9, 10**9 + 9]}}
     ),
-    "no arrays": lambda f: place(f, {}),
-    "a list of arrays": lambda f: place(f, []),
     "arrays that are a link": lambda f: other(f / "truth.safetensors", lambda p: p.symlink_to("/etc/passwd")),
     "arrays that are a pipe": lambda f: other(f / "truth.safetensors", os.mkfifo),
-    "arrays that are a folder": lambda f: other(f / "truth.safetensors", Path.mkdir),
     "arrays of 4 TB": lambda f: other(f / "truth.safetensors", huge),
     "arrays that are pickled": lambda f: (f / "truth.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR."),
     "a record that is a link": lambda f: other(f / "truth.json", lambda p: p.symlink_to("/etc/passwd")),
     "a record of 4 TB": lambda f: other(f / "truth.json", huge),
     "a record that is deep": lambda f: (f / "truth.json").write_text("[" * 100_000),
-    "a record that is a list": lambda f: (f / "truth.json").write_text("[]"),
-    "an alpha of 400 digits": lambda f: edit(f, alpha=10**400),
-    "an alpha that is text": lambda f: edit(f, alpha="0.1"),
     "a source of two lines": lambda f: edit(f, source="all\nis well"),
     "a source with half a character": lambda f: edit(f, source="\ud800"),
     "another checksum": lambda f: edit(f, arrays_sha256="0" * 64),
     "a checksum that is a path": lambda f: edit(f, arrays_sha256="../../x"),
-    "a task without a name": lambda f: edit(f, task={}, seed=1),
-    "a task of two lines": lambda f: edit(f, task={"name": "a\nb"}),
-    "a negative seed": lambda f: edit(f, seed=-1),
-    "a share of 2": lambda f: edit(f, alpha_attribution=2),
-    "recorded methods that are a list": lambda f: recorded(f, methods={}),
-    "recorded methods without a label": lambda f: recorded(f, methods=[{"name": "a"}]),
-    "recorded rows without numbers": lambda f: recorded(f, rows=[{"label": "a", "method": "a"}]),
     "recorded predictions of another shape": lambda f: recorded(f, arrays={"a/raw": np.ones((3, 3), np.uint8)}),
-    "a list of recorded predictions": lambda f: (f / "recorded.json").write_text("[]"),
     "recorded predictions of 0 bytes": lambda f: (f / "recorded.json").write_text(""),
 }
 
 
 @pytest.mark.parametrize("name", TRUTHS)
 def test_a_hostile_ground_truth_is_one_line(
-    truth: Path, name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    truth: Path, name: str, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     TRUTHS[name](truth)
     words = ["--ground-truth", str(truth), "--scores", str(tmp_path / "scores.npy"), "--out", str(tmp_path / "runs")]
-    assert main(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.isprintable()
+    line = refused(main, words)
+    assert line.rstrip("\n").isprintable()
     assert "root:" not in line
     assert not list((tmp_path / "runs").rglob("*.json"))
 
@@ -150,22 +129,12 @@ LONG = "9" * 400
 WORDS: dict[str, list[str]] = {
     "a method outside": ["--methods", "../../evil:Cls"],
     "a method that is a file": ["--methods", "/etc/passwd"],
-    "a method that is none": ["--methods", "os:system"],
     "a method with a line break": ["--methods", "bif\nlds: all is well"],
     "a method with half a character": ["--methods", "\udcff"],
     "a label that is markup": ["--methods", "<img src=x>=random"],
     "an option of 400 digits": ["--methods", f"bif@draws={LONG}"],
-    "an option that is none": ["--methods", "bif@__class__=1"],
     "a task outside": ["--task", "../../evil:Cls"],
-    "a task that is none": ["--task", "os:system"],
     "a protocol outside": ["--protocol", "a/../.."],
-    "a task's option of 400 digits": ["--set", f"digits.num_train={LONG}"],
-    "a task's option that is none": ["--set", "digits.__class__=1"],
-    "an alpha of 400 digits": ["--alpha", LONG],
-    "a seed of 400 digits": ["--seed", LONG],
-    "an alpha that is none": ["--alpha", "nan"],
-    "no subsets": ["--subsets", "0"],
-    "a device that is none": ["--device", "../../cpu"],
     "an experiment that is a pipe": ["--experiment", "PIPE"],
     "an experiment of 4 TB": ["--experiment", "HUGE.json"],
     "a cache that is a file": ["--cache", "/etc/passwd"],
@@ -175,7 +144,7 @@ WORDS: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("name", WORDS)
 def test_hostile_words_are_one_line(
-    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deep" / "er").mkdir(parents=True)
@@ -186,51 +155,26 @@ def test_hostile_words_are_one_line(
     words = [str(tmp_path / word) if word in ("PIPE", "HUGE.json") else word for word in WORDS[name]]
     usual = {"--task": "digits", "--alpha": "0.5", "--methods": "random", "--cache": str(tmp_path / "cache")}
     rest = [part for flag, value in usual.items() if flag not in words for part in (flag, value)]
-    try:
-        code = main([*words, *rest, "--dry-run"])
-    except SystemExit as refused:
-        code = refused.code
-    said = capsys.readouterr().err
-    assert code == 2, said
-    assert len(said.splitlines()) == 1, said
-    assert said.rstrip("\n").isprintable()
+    assert refused(main, [*words, *rest, "--dry-run"]).rstrip("\n").isprintable()
     assert not list(tmp_path.rglob("executed"))
 
 
 # ---- experiments and tuned settings ----
 TOML: dict[str, str] = {
-    "a task that is a number": "task = 3",
-    "task options that are a list": "task_options = [1]",
-    "methods that are a number": "methods = 3",
-    "methods of numbers": "methods = [1, 2]",
     "methods of tables": "methods = [{a = 1}]",
-    "settings that are a table": "settings = {a = 1}",
-    "options of numbers": "options = {random = 3}",
-    "an alpha that is text": 'alpha = ["0.1"]',
-    "an alpha that is true": "alpha = true",
-    "seeds that are text": 'seeds = "1"',
-    "seeds that are fractions": "seeds = [1.5]",
-    "subsets that are text": 'subsets = "100"',
-    "a scheme that is a list": 'scheme = ["fixed"]',
     "a date": "queries = 2026-01-01",
-    "a date among options": "options = {random = {seed = 2026-01-01}}",
     "a number that is none": "options = {random = {seed = nan}}",
-    "a name that no experiment has": "subset = 3",
     "no TOML": "a = [",
 }
 
 RECORDS: dict[str, Any] = {
     "a list": [],
     "no experiment": {},
-    "an experiment that is a list": {"experiment": []},
-    "a config that is a list": {"experiment": {"task": "digits"}, "config": []},
-    "methods that are numbers": {"experiment": {"task": "digits"}, "config": {"methods": [1]}},
     "a method without a label": {"experiment": {"task": "digits"}, "config": {"methods": [{"asked": "random"}]}},
     "a method of lists": {
         "experiment": {"task": "digits"},
         "config": {"methods": [{"asked": ["random"], "label": {}, "rows": 3}]},
     },
-    "seeds that are tables": {"experiment": {"task": "digits", "seeds": [{}]}},
 }
 
 FORMAT = {"format": "tda-bench tuned settings 1"}
@@ -238,60 +182,28 @@ FORMAT = {"format": "tda-bench tuned settings 1"}
 TUNED: dict[str, Any] = {
     "a list": [],
     "no methods": FORMAT,
-    "methods that are a list": {**FORMAT, "methods": []},
-    "a method that is a list": {**FORMAT, "methods": {"ekfac": []}},
-    "a method without kinds": {**FORMAT, "methods": {"ekfac": {}}},
-    "a kind that is a number": {**FORMAT, "methods": {"ekfac": {"raw": 3, "normalised": 3}}},
-    "options that are a list": {
-        **FORMAT,
-        "methods": {"ekfac": {"raw": {"options": []}, "normalised": {"options": []}}},
-    },
     "an option of a list": {
         **FORMAT,
         "methods": {"ekfac": {"raw": {"options": {"damping": [1]}}, "normalised": {"options": {"damping": [1]}}}},
     },
-    "an option that is none": {
-        **FORMAT,
-        "methods": {"ekfac": {"raw": {"options": {"colour": 1}}, "normalised": {"options": {"colour": 1}}}},
-    },
 }
 
 
-def refused_in_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    try:
-        code = main([*words, "--dry-run"])
-    except SystemExit as refused:
-        code = refused.code  # type: ignore[assignment]
-    said = capsys.readouterr().err
-    assert code == 2, said
-    assert len(said.splitlines()) == 1, said
-    assert "internal error" not in said
-    return said
-
-
-@pytest.mark.parametrize("name", TOML)
-def test_a_hostile_experiment_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "experiment.toml"
-    path.write_text(TOML[name] + "\n")
-    words = ["--experiment", str(path), "--cache", str(tmp_path / "cache")]
-    assert str(path) in refused_in_one_line(words, capsys) or "a name" not in name
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_a_hostile_record_run_again_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(RECORDS[name]))
-    assert str(path) in refused_in_one_line(["--experiment", str(path), "--cache", str(tmp_path / "cache")], capsys)
+@pytest.mark.parametrize("name", [*TOML, *RECORDS])
+def test_a_hostile_experiment_is_one_line(name: str, tmp_path: Path, refused: Callable[..., str]) -> None:
+    path = tmp_path / ("experiment.toml" if name in TOML else "run.json")
+    path.write_text(f"{TOML[name]}\n" if name in TOML else json.dumps(RECORDS[name]))
+    words = ["--experiment", str(path), "--cache", str(tmp_path / "cache"), "--dry-run"]
+    assert str(path) in refused(main, words)
 
 
 @pytest.mark.parametrize("name", TUNED)
 def test_hostile_tuned_settings_are_one_line(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "digits-scratch.json").write_text(json.dumps(TUNED[name]))
     monkeypatch.setenv("TDA_BENCH_TUNED", str(tmp_path))
-    words = ["--task", "digits", "--methods", "ekfac", "--cache", str(tmp_path / "cache")]
-    refused_in_one_line(words, capsys)
+    refused(main, ["--task", "digits", "--methods", "ekfac", "--cache", str(tmp_path / "cache"), "--dry-run"])
 
 
 # ---- files that somebody else wrote: each is refused in one line or shown as text, and nothing of it ever runs ----
@@ -332,24 +244,13 @@ def in_rows(**fields: Any) -> Callable[[dict[str, Any]], Any]:
 REFUSED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "run id is markup": changed(run_id=IMAGE),
     "run id is a path": changed(run_id="../../evil"),
-    "run id is hidden": changed(run_id=".."),
-    "run id is a number": changed(run_id=7),
     "device has a line break": changed(device="GPU\nlds: all is well"),
     "device turns the writing round": changed(device="GPU \u202e0.9"),
     "device is long": changed(device="x" * 10_000),
     "description has a lone surrogate": changed(description="\ud800"),
-    "rows are a word": changed(rows="none"),
     "rows are missing": lambda record: {k: v for k, v in record.items() if k != "rows"},
-    "config is a list": changed(config=[]),
-    "task has no name": lambda record: record | {"config": record["config"] | {"task": {}}},
-    "methods are a table": lambda record: record | {"config": record["config"] | {"methods": {}}},
-    "the whole is a list": lambda record: [record],
     "LDS above 1": in_rows(lds=5.0),
-    "LDS is text": in_rows(lds="0.9"),
-    "alpha is true": in_rows(alpha=True),
-    "seconds are negative": in_rows(score_seconds=-1.0),
     "subsets have 400 digits": in_rows(num_subsets=10**399),
-    "a method is nothing": in_rows(method=None),
 }
 
 
@@ -366,46 +267,17 @@ def test_a_record_that_is_none_is_one_line(tmp_path: Path, name: str) -> None:
     assert set(results.rows["run_id"]) == {"sound0000000"}
 
 
-RAW = {
-    "not JSON": "{",
-    "not UTF-8": b"\xff\xfe{}",
-    "NaN": '{"run_id": NaN}',
-    "a key twice": '{"run_id": "a", "run_id": "b"}',
-    "nested": "[" * 5000 + "]" * 5000,
-    "an endless number": '{"run_id": ' + "9" * 6000 + "}",
-    "empty": "",
-}
-
-
-@pytest.mark.parametrize("name", RAW)
-def test_a_file_that_is_no_json_is_one_line(tmp_path: Path, name: str) -> None:
-    (tmp_path / "run").mkdir()
-    content = RAW[name]
-    (tmp_path / "run" / "run.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    (problem,) = load_results(tmp_path).problems
-    assert "\n" not in problem
-
-
 def make_link(place: Path) -> None:
     secret = place.parent / ".secret"
     secret.write_text('"SECRET WORDS"')
     place.symlink_to(secret)
 
 
-def make_pipe(place: Path) -> None:
-    os.mkfifo(place)
-
-
 def make_folder(place: Path) -> None:
     place.mkdir()
 
 
-def make_huge(place: Path) -> None:
-    with place.open("wb") as file:
-        file.truncate(200 * 2**20)
-
-
-@pytest.mark.parametrize("make", [make_link, make_pipe, make_folder, make_huge])
+@pytest.mark.parametrize("make", [make_link, os.mkfifo, Path.mkdir, huge])
 @pytest.mark.parametrize("name", ["run.json", "sweep.json", "budget.json", "examples.json", "scaling.csv"])
 def test_what_is_no_plain_file_of_some_size_is_refused(tmp_path: Path, make: Callable[[Path], None], name: str) -> None:
     (tmp_path / "evil").mkdir()
@@ -448,11 +320,7 @@ ENTRY: dict[str, Any] = {"kind": "lds", "title": "t", "caption": "c", "runs": []
 
 INDICES = {
     "file outside": {"a": ENTRY | {"files": ["../../x.svg"]}},
-    "absolute file": {"a": ENTRY | {"files": ["/etc/passwd"]}},
-    "file of another kind": {"a": ENTRY | {"files": ["x.html"]}},
     "run that is markup": {"a": ENTRY | {"runs": [IMAGE]}},
-    "kind that is markup": {"a": ENTRY | {"kind": IMAGE}},
-    "caption that is a list": {"a": ENTRY | {"caption": [1]}},
     "list": [ENTRY],
 }
 
@@ -466,61 +334,8 @@ def test_an_index_that_is_none_is_one_line(tmp_path: Path, name: str, capsys: py
     assert "figures.json" in line
 
 
-def test_figures_that_are_links_or_pipes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "figures"
-    folder.mkdir()
-    makers = (make_link, make_pipe, make_huge)
-    names = [f"{stem}.png" for stem in "abc"]
-    index = {name.replace(".", "-"): ENTRY | {"files": [name]} for name in names}
-    for make, stem in zip(makers, "abc", strict=True):
-        make(folder / f"{stem}.png")
-    (folder / "figures.json").write_text(json.dumps(index))
-    assert publish(["report", "--results", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert all(name in said for name in names)
-    assert "SECRET WORDS" not in (tmp_path / "report" / "index.html").read_text()
-
-
 # ---- examples and tables ----
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
-
-SPRITES = {
-    "no picture": b"GIF89a",
-    "a drawing": f"<svg xmlns='http://www.w3.org/2000/svg'><script>{RUNS}</script></svg>".encode(),
-    "too many pixels": PNG + (100_000).to_bytes(4, "big") * 2 + b"\x08\x00\x00\x00\x00",
-    "cut off": PNG + (48).to_bytes(4, "big") + (8).to_bytes(4, "big"),
-}
-
-
-@pytest.mark.parametrize("name", SPRITES)
-def test_a_picture_that_is_none_is_one_line(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write_examples(tmp_path / "examples")
-    (tmp_path / "examples" / "images" / "images.png").write_bytes(SPRITES[name])
-    assert draw(["--results", str(tmp_path), "--only", "examples"]) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "images.png" in line]
-    assert line
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"sprite": "../../x.png"}, {"sprite": "/etc/x.png"}, {"tile": [0, 8]}, {"tile": [8]}, {"methods": []},
-     {"queries": []}, {"methods": ["nobody"]}, {"seed": "1"}, {"kind": IMAGE}],
-    ids=str,
-)  # fmt: skip
-def test_examples_that_are_none_are_one_line(tmp_path: Path, fields: dict[str, Any]) -> None:
-    write_examples(tmp_path / "examples", **fields)
-    before = tree(tmp_path)
-    assert draw(["--results", str(tmp_path), "--only", "examples", "--out", str(tmp_path / "examples" / "out")]) == 1
-    assert {path for path in tree(tmp_path) - before if not path.startswith("examples/out")} == set()
-
-
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "model\n\x00\n", '"', "model,parameters,method,fit_seconds\n1"])
-def test_a_table_that_is_none_is_one_line(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "scaling").mkdir()
-    (tmp_path / "scaling" / "scaling.csv").write_text(text)
-    assert draw(["--results", str(tmp_path), "--only", "scaling"]) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "kinds of figures" not in line]
-    assert "scaling.csv" in line
 
 
 def test_markdown_is_words(tmp_path: Path) -> None:
@@ -548,12 +363,8 @@ def write_hostile(folder: Path) -> None:
         place = folder / f"r{number}" / f"run{number}" / "run.json"
         record = json.loads(place.read_text())
         record |= {
-            "description": text,
-            "command": text,
-            "finished": text[:40],
-            "versions": {text: text},
-            "problems": [text],
-        }
+            "description": text, "command": text, "finished": text[:40], "versions": {text: text}, "problems": [text],
+        }  # fmt: skip
         for row in record["rows"]:
             row |= {"label": f"{row['method']}@{text}", "settings": text}
         for method in record["config"]["methods"]:
@@ -636,19 +447,7 @@ def test_nothing_of_a_hostile_folder_runs_in_the_report(browser: Browser, tmp_pa
 
 @needs_browser
 def test_tokens_survive_whatever_they_are(browser: Browser, tmp_path: Path) -> None:
-    tokens = [
-        "<!--",
-        "</script>",
-        "%DATA%",
-        "{{DATA}}",
-        "\u2028",
-        IMAGE,
-        "\x00",
-        "<!--<script>",
-        "]]>",
-        "\ufffe",
-        "&lt;",
-    ]
+    tokens = ["<!--", "</script>", "%DATA%", "{{DATA}}", "\u2028", IMAGE, "\x00", "]]>", "\ufffe", "&lt;"]
     matrix = np.arange(float(len(tokens) ** 2)).reshape(len(tokens), -1) - 50
     pair = {"query": 1, "train": 2, "score": float("nan"), "query_tokens": tokens, "train_tokens": tokens[::-1]}
     text = page(SCRIPT, IMAGE, {"evil": SCRIPT}, [{**pair, "measures": {IMAGE: packed(matrix)}}])

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +107,6 @@ def test_pairs_over_seeds_are_turned_the_same_way() -> None:
     assert line.split() == ["a", "-", "b", "raw", "+0.010", "[-0.020,", "+0.050]", "+0.030", "-0.010", "-"]
 
 
-def test_a_second_run_computes_nothing_and_agrees(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = rows_of(arguments, capsys)
-    monkeypatch.setattr("tests.helpers.planted.Planted.train", lambda *_, **__: pytest.fail("retrained"))
-    monkeypatch.setattr("bench.scoring.metered", lambda *_: pytest.fail("scored again"))
-    assert rows_of(arguments, capsys) == first
-
-
 def test_changing_what_matters_recomputes_only_that(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -129,14 +121,16 @@ def test_changing_what_matters_recomputes_only_that(
     assert count(cache) == 39, "another task is another truth"
 
 
-def test_another_sum_over_subsets_is_another_prediction(
+def test_a_second_run_computes_nothing_and_another_sum_over_subsets_is_another_prediction(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows_of(arguments, capsys)
+    first = rows_of(arguments, capsys)
+    monkeypatch.setattr("tests.helpers.planted.Planted.train", lambda *_, **__: pytest.fail("retrained"))
+    monkeypatch.setattr("bench.scoring.metered", lambda *_: pytest.fail("scored again"))
+    assert rows_of(arguments, capsys) == first
     real = source_fingerprint
     edited = lambda *modules: "edited" if "bench.prediction" in modules else real(*modules)  # noqa: E731
     monkeypatch.setattr("bench.scoring.source_fingerprint", edited)
-    monkeypatch.setattr("bench.scoring.metered", lambda *_: pytest.fail("scored again"))
     rows_of(arguments, capsys)
     assert count(tmp_path / "cache", "predictions") == 4, "two methods, summed by two codes"
     assert count(tmp_path / "cache", "scores") == 2
@@ -151,7 +145,7 @@ def test_an_offset_of_all_scores_changes_nothing_on_any_number_of_threads_inline
     shifted = "{of}-shifted=tests.helpers.bad_methods:Shifted@of={of},offset={offset}"
     words = [*arguments[:first], *methods, *arguments[first + 2 :]]
     words[words.index("--subsets") + 1] = "40"
-    ways = [("inline", 1, "0"), ("inline", 1, "1e6"), ("inline", 2, "1e6"), ("local", 2, "-1e6")]
+    ways = [("inline", 1, "0"), ("inline", 2, "1e6"), ("local", 2, "-1e6")]
     found = []
     for turn, (cluster, threads, offset) in enumerate(ways):
         words[first : first + len(methods)] = [shifted.format(of=one, offset=offset) for one in methods]
@@ -213,44 +207,23 @@ def test_force_computes_again(arguments: list[str], capsys: pytest.CaptureFixtur
     ("extra", "words"),
     [
         (["--alpha", "0"], "out of range"),
-        (["--alpha", "1.5"], "out of range"),
-        (["--alpha", "x"], "no number"),
-        (["--alpha", "nan"], "out of range"),
         (["--alpha-attribution", "2"], "above 0 and at most 1"),
-        (["--seeds", "-1"], "-1 is negative; expected at least 0"),
         (["--scores", "scores.npy"], "--scores needs --ground-truth FOLDER"),
         (["--subsets", "2"], "at least 3"),
-        (["--subsets", "many"], "no whole number"),
-        (["--replicates", "0"], "at least 1"),
         (["--task", "cifra10"], "available: "),
         (["--methods", "efkac"], "did you mean ekfac?"),
-        (["--methods", "no.such:Thing"], "cannot import"),
         (["--methods", "tests.helpers.planted:Planted"], "is not a baselines.method.Method"),
-        (["--device", "tpu9"], "device"),
-        (["--cache", ""], ""),
         (["--cache", "/dev/null/cache"], "/dev/null"),
-        (["--out", "/dev/null/runs"], "/dev/null"),
         (["--set", "bif.chains=4"], "neither the task"),
         (["--set", "gradsim.nonsense=4"], "available: "),
-        (["--set", "nonsense"], "NAME.OPTION=VALUE"),
         (["--set", f"{PLANTED}.num_train=many"], "expected int"),
-        (["--protocol", "magic"], "available: scratch"),
-        (["--nonsense"], "unknown option --nonsense"),
         (["--methds", "bif"], "unknown option --methds; did you mean --methods?"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    extra: list[str], words: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+    extra: list[str], words: str, arguments: list[str], refused: Callable[..., str]
 ) -> None:
-    try:
-        code = main([*arguments, *extra])
-    except SystemExit as stop:
-        code = stop.code  # type: ignore[assignment]
-    error = capsys.readouterr().err
-    assert code == 2
-    assert words in error
-    assert error.count("\n") == 1
-    assert "Traceback" not in error
+    assert words in refused(main, [*arguments, *extra])
 
 
 def test_more_than_there_is_is_noted(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -406,20 +379,16 @@ def test_a_full_disk_costs_the_record_and_not_the_table(
     assert main(arguments) == 0
 
 
-@pytest.mark.parametrize("damage", ["truncate", "edit"])
 @pytest.mark.parametrize("kind", ["retrain", "model", "predictions", "scores"])
 def test_a_damaged_entry_is_named_and_made_again(
-    damage: str, kind: str, arguments: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path
+    kind: str, arguments: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main([*arguments, "--json"]) == 0
     first = json.loads(capfd.readouterr().out)
     info = next(iter(Store(tmp_path / "cache").entries(kind)))
     file = info.path / "arrays.safetensors"
     content = bytearray(file.read_bytes())
-    if damage == "truncate":
-        content = content[: len(content) // 2]
-    else:
-        content[-1] ^= 0xFF
+    content[-1] ^= 0xFF
     file.write_bytes(content)
     assert main([*arguments, "--json"]) == 0
     captured = capfd.readouterr()

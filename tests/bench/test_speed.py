@@ -80,20 +80,6 @@ def test_a_method_that_fails_costs_its_own_row_alone(
     assert record["failed"]["a"].startswith("0 of 1 bif chains are healthy")
 
 
-def test_another_questions_record_is_put_aside(
-    quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert speed.main([*quick, "random"]) == 0
-    first = json.loads((tmp_path / "out" / "speed.json").read_text())["run_id"]
-    assert speed.main([*quick, "random"]) == 0
-    assert "is kept as" not in capsys.readouterr().err, "the same question again"
-    assert speed.main([*quick, "random", "gradsim"]) == 0
-    aside = tmp_path / "out" / f"speed.{first}.json"
-    assert f"another run's record was there and is kept as {aside}" in capsys.readouterr().err
-    assert json.loads(aside.read_text())["run_id"] == first
-    assert json.loads((tmp_path / "out" / "speed.json").read_text())["run_id"] != first
-
-
 @pytest.mark.parametrize(("seconds", "taken"), [([3.0, 1.0], 1.0), ([3.0, 1.0, 2.0], 2.0), ([4.0, 1.0, 3.0, 2.0], 2.0)])
 def test_the_median_of_an_even_number_of_runs_is_the_lower(
     seconds: list[float], taken: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,13 +117,6 @@ def test_correlation_of_known_orders():
     assert mean_correlation(first, first) == pytest.approx(1)
     assert mean_correlation(first, -first) == pytest.approx(-1)
     assert mean_correlation(first, np.array([[1.0, 5.0], [3.0, 4.0], [2.0, 3.0]])) == pytest.approx(0.75)
-
-
-def test_errors_are_one_line(tmp_path, capsys):
-    command = ["retrain", "--task", "cifar10", "--alpha", "0.1", "--data-dir", str(tmp_path), "--device", "cpu"]
-    assert speed.main(command) == 2
-    error = capsys.readouterr().err.splitlines()
-    assert "holds neither" in error[0]
 
 
 # ---- methods are warmed up before they are timed, once a process, and what they answer is the same ----

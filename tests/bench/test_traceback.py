@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from bench.cli import lds_main
-from bench.tune.__main__ import main as tune_main
 
 TASK = ["--task", "digits", "--set", "digits.num_train=40", "--set", "digits.epochs=1", "--alpha", "0.5"]
 PLACE = ["--device", "cpu", "--replicates", "1", "--subsets", "10"]
@@ -93,21 +92,6 @@ def test_what_a_method_raises_outside_its_units_is_one_line_too(
     assert line.endswith("wrong_skip.py:6); --traceback shows it whole")
     with pytest.raises(ValueError, match="nothing"):
         lds_main([*words, "--traceback"])
-
-
-@pytest.mark.parametrize("command", ["tune", "sweep"])
-def test_tuning_and_sweeping_print_it(
-    tmp_path: Path, place: list[str], capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    method, out = wrong(tmp_path, "score"), ["--out", str(tmp_path / "out"), "--cluster", "inline"]
-    if command == "tune":
-        words, run = [*place, "--methods", method, "--tries", "1", *out], tune_main
-    else:
-        words, run = ["sweep", *place, "--methods", method, "--grid", "knob=1", *out], tune_main
-    run(words)
-    assert "Traceback" not in capsys.readouterr().err
-    run([*words, "--traceback"])
-    assert capsys.readouterr().err.count("in deeper") == 1
 
 
 def test_a_tasks_traceback_is_printed_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
     with Faults(folder) as calls: ...                            # counts only: calls.count
     with Faults(folder, fail_at=17, number=errno.EIO): ...       # the 17th raises OSError(EIO)
     with Faults(folder, fail_at=17, number=errno.EIO, for_ever=True): ...    # and every later one
-    with Faults(folder, number=errno.EIO, share=0.1, seed=1): ...            # a tenth of all calls, at random
+    with Faults(folder, number=errno.EROFS, read_only=True): ...             # every call that would change something
 
 It stands in for the functions that Python's own libraries call, so what pathlib, shutil and io do is counted, too.
 """
@@ -11,33 +11,17 @@ It stands in for the functions that Python's own libraries call, so what pathlib
 import builtins
 import io
 import os
-import random
 
-# How each function names the file: positions of paths or file descriptors among its arguments.
-CALLS = {
-    "open": (0,),
-    "close": (0,),
-    "write": (0,),
-    "fsync": (0,),
-    "fstat": (0,),
-    "stat": (0,),
-    "lstat": (0,),
-    "listdir": (0,),
-    "scandir": (0,),
-    "mkdir": (0,),
-    "rmdir": (0,),
-    "unlink": (0,),
-    "utime": (0,),
-    "rename": (0, 1),
-    "replace": (0, 1),
-    "link": (0, 1),
-}
+READING = ("close", "fsync", "fstat", "stat", "lstat", "listdir", "scandir")
+# How many of a function's first arguments name a file, by its path or its descriptor.
+CALLS = dict.fromkeys((*READING, "open", "write", "mkdir", "rmdir", "unlink", "utime"), 1)
+CALLS |= dict.fromkeys(("rename", "replace", "link"), 2)
 
 
 class Faults:
-    def __init__(self, folder, fail_at=0, number=0, for_ever=False, share=0.0, seed=0):
+    def __init__(self, folder, fail_at=0, number=0, for_ever=False, read_only=False):
         self.folder, self.fail_at, self.number, self.for_ever = os.fspath(folder), fail_at, number, for_ever
-        self.share, self.random = share, random.Random(seed)
+        self.read_only = read_only
         self.count = 0
         self.failed = []  # names of the calls that were failed
         self._descriptors = set()
@@ -62,25 +46,28 @@ class Faults:
             return place in self._descriptors
         return isinstance(place, (str, os.PathLike)) and os.fspath(place).startswith(self.folder)
 
-    def step(self, name):
+    def step(self, name, changes=False):
         """Count a call on our files; its turn to fail may have come."""
         self.count += 1
         turn = self.fail_at and (self.count == self.fail_at or (self.for_ever and self.count > self.fail_at))
-        if turn or self.random.random() < self.share:
+        if turn or (self.read_only and changes):
             self.failed.append(name)
             raise OSError(self.number, os.strerror(self.number))
 
     def _stand_in(self, name):
-        real, places = self._real[name], CALLS[name]
+        real = self._real[name]
 
         def call(*arguments, **options):
-            named = [arguments[place] for place in places if place < len(arguments)]
+            named = arguments[: CALLS[name]]
             if not any(map(self.ours, [*named, options.get("dir_fd")])):
                 return real(*arguments, **options)
             if name == "close":  # Linux closes even where it says that it could not
                 self._descriptors.discard(arguments[0])
                 real(*arguments)
-            self.step(name)
+            changes = name not in READING
+            if name == "open":
+                changes = bool(arguments[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+            self.step(name, changes)
             if name in ("close", "fsync"):  # a disk that is really asked to keep it would take minutes
                 return None
             result = real(*arguments, **options)
@@ -95,7 +82,8 @@ class Faults:
             if not self.ours(file):
                 return real(file, *arguments, **options)
             if not isinstance(file, int):
-                self.step("open")
+                mode = arguments[0] if arguments else options.get("mode", "r")
+                self.step("open", bool(set(mode) & set("wax+")))
             opened = real(file, *arguments, **options)
             self._descriptors.add(opened.fileno())
             return _File(opened, self)

@@ -250,3 +250,24 @@ def write_examples(folder: Path, **images: Any) -> None:
     }
     content = {"kind": "tokens", "description": "tinylm", "seed": 1, "scores": "normalised BIF", "pairs": [pair]}
     (folder / "tokens" / "examples.json").write_text(json.dumps(content))
+
+
+def write_removal(folder: Path) -> None:
+    rows = []
+    for label, step in (("bif", 0.4), ("ekfac", 0.3), ("random removal", 0.0)):
+        for number, at in enumerate((0.01, 0.05, 0.2)):
+            value = number * step
+            place = {"metric": "removal", "at": at, "size": round(1200 * at), "normalised": False, "higher": True}
+            known = {"task": "digits", "protocol": "scratch", "alpha_attribution": 1.0, "seed": 1, **place}
+            told = {"method": label, "label": label, "origin": "control" if step == 0 else "tuned"}
+            told["settings"] = "" if label != "ekfac" else "damping=0.1"
+            ends = {"value": value, "ci_low": value - 0.1, "ci_high": value + 0.1}
+            missing = 20 if step == 0 and at == 0.2 else 0
+            rows.append(known | told | ends | {"num_queries": 50, "num_undefined": missing})
+    record = {
+        "run_id": "remove000001", "question": "removal", "truth": "50 queries, one retrain a set",
+        "device": "CPU x86_64", "description": "digits", "ground": {}, "rows": rows, "pairs": [],
+        "config": {"task": {"name": "digits", "protocol": "scratch"}, "shares": [0.01, 0.05, 0.2]},
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / "answers.json").write_text(json.dumps(record))

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli import lds_main as main
 from retrain.errors import UsageError
 from retrain.models import pretrained
 from retrain.models.pretrained import load_language_model, load_tokenizer
-from tests.helpers.tiny_language import save_both, write_text
+from tests.helpers.tiny_language import save_both
 
 CLASSES = {
     "AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.Tokenizer", None],
@@ -49,20 +48,16 @@ def refused(function, *said: str) -> None:
 
 def hostile(folder: Path, kind: str) -> str:
     """Makes the folder so; returns which of its files says it."""
-    if kind == "model":
-        edit(folder / "config.json", model_type="evil", auto_map=CLASSES)
-        return "config.json"
-    if kind == "known model":
-        edit(folder / "config.json", auto_map=CLASSES)
-        return "config.json"
-    if kind == "part":
-        edit(folder / "config.json", text_config={"parts": [{"auto_map": CLASSES}]})
-        return "config.json"
-    if kind == "tokenizer":
-        edit(folder / "tokenizer_config.json", auto_map=CLASSES)
-        return "tokenizer_config.json"
-    edit(folder / "generation_config.json", auto_map=CLASSES)
-    return "generation_config.json"
+    own: dict[str, object] = {"auto_map": CLASSES}
+    file, content = {
+        "model": ("config.json", {**own, "model_type": "evil"}),
+        "known model": ("config.json", own),
+        "part": ("config.json", {"text_config": {"parts": [own]}}),
+        "tokenizer": ("tokenizer_config.json", own),
+        "generation": ("generation_config.json", own),
+    }[kind]
+    edit(folder / file, **content)
+    return file
 
 
 @pytest.mark.parametrize("kind", ["model", "known model", "part", "tokenizer", "generation"])
@@ -80,8 +75,6 @@ def test_python_of_its_own_is_refused(folder: Path, kind: str, monkeypatch: pyte
     "fields",
     [
         {"_attn_implementation": "owner/kernel"},
-        {"_attn_implementation_internal": "owner/kernel@main"},
-        {"attn_implementation": {"text_config": "owner/kernel:flash"}},
         {"text_config": {"_experts_implementation": "owner/kernel"}},
     ],
     ids=str,
@@ -95,15 +88,8 @@ def test_a_kernel_of_the_hub_is_refused(folder: Path, fields: dict, monkeypatch:
 
 
 INDICES: dict[str, object] = {
-    "a list": [],
-    "no map": {},
-    "a map that is a list": {"weight_map": []},
     "a map of numbers": {"weight_map": {"a": 1}},
-    "a map of lists": {"weight_map": {"a": ["x"]}},
-    "a map of tables": {"weight_map": {"a": {}}},
     "a file outside": {"weight_map": {"a": "../../etc/passwd"}},
-    "an absolute file": {"weight_map": {"a": "/etc/passwd"}},
-    "an empty map": {"weight_map": {}},
 }
 
 
@@ -129,22 +115,6 @@ def test_the_loaders_themselves_are_told_not_to(folder: Path, kind: str, monkeyp
     with contextlib.suppress(UsageError):
         load(str(folder))
     assert not (folder.parent / "marker").exists()
-
-
-@pytest.mark.parametrize("kind", ["model", "tokenizer"])
-def test_not_even_in_a_dry_run_with_a_piped_yes(
-    folder: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hostile(folder, kind)
-    text = write_text(tmp_path / "text.jsonl", 30)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
-    command = ["--task", "pythia14m", "--model", str(folder), "--text", str(text), "--alpha", "0.5", "--dry-run"]
-    code = main([*command, "--set", "pythia14m.length=16", "--cache", str(tmp_path / "cache")])
-    assert code == 2
-    said = capsys.readouterr().err
-    assert "auto_map" in said
-    assert "Traceback" not in said
-    assert not (tmp_path / "marker").exists()
 
 
 class Opens:

@@ -1,7 +1,6 @@
 """Damaged and hostile files: every one is refused with one line, none is executed."""
 
 import contextlib
-import errno
 import io
 import json
 import math
@@ -17,19 +16,15 @@ import pytest
 import safetensors.numpy
 from msgspec import Meta, Struct
 
-from retrain import safe_files
 from retrain.safe_files import (
-    PassingFileError,
     SafeFileError,
     conforms,
     make_folder,
     matching,
-    one_line,
     read_arrays,
     read_json,
     read_npz,
     read_safetensors,
-    read_text,
     validate,
     write_safetensors,
 )
@@ -99,80 +94,46 @@ GOOD_NPZ = npz([("a.npy", npy())])
 
 HOSTILE = {
     "empty.safetensors": b"",
-    "short.safetensors": b"\0\0\0",
     "header_10GB.safetensors": tensors({}, length=10 * 2**30),
-    "header_max.safetensors": b"\xff" * 64,
-    "header_beyond.safetensors": tensors({}, length=100),
     "truncated.safetensors": GOOD_TENSORS[:-3],
     "trailing.safetensors": GOOD_TENSORS + b"x",
     "not_json.safetensors": tensors(b"{not json"),
-    "not_utf8.safetensors": tensors(b"\xff\xfe\xfd"),
-    "list_header.safetensors": tensors([]),
     "duplicate.safetensors": tensors(b'{"a": 1, "a": 2}'),
     "nested.safetensors": tensors(b"[" * 100_000),
     "overlap.safetensors": tensors({"a": tensor(), "b": tensor()}, b"\0" * 8),
-    "gap.safetensors": tensors({"a": tensor(), "b": tensor(offsets=(12, 20))}, b"\0" * 20),
     "negative.safetensors": tensors({"a": tensor(shape=(-2, -1))}, b"\0" * 8),
     "overflow.safetensors": tensors({"a": tensor(shape=(2**32, 2**32, 2**32))}, b"\0" * 8),
     "hidden_size.safetensors": tensors({"a": tensor(shape=(2**62, 0), offsets=(0, 0))}),
-    "many_hidden_sizes.safetensors": tensors({"a": tensor(shape=[2**40] * 9 + [0], offsets=(0, 0))}),
-    "boolean_size.safetensors": tensors({"a": tensor(shape=(True, 2))}, b"\0" * 8),
-    "float_size.safetensors": tensors({"a": tensor(shape=(2.0,))}, b"\0" * 8),
-    "dimensions.safetensors": tensors({"a": tensor(shape=[1] * 65 + [2])}, b"\0" * 8),
-    "wrong_size.safetensors": tensors({"a": tensor(shape=(3,))}, b"\0" * 8),
-    "backward.safetensors": tensors({"a": tensor(offsets=(8, 0))}, b"\0" * 8),
-    "offset_text.safetensors": tensors({"a": tensor(offsets=("0", "8"))}, b"\0" * 8),
     "object_dtype.safetensors": tensors({"a": tensor(dtype="O")}, b"\0" * 8),
-    "dtype_list.safetensors": tensors({"a": tensor(dtype=["F32"])}, b"\0" * 8),
     "booleans.safetensors": tensors({"a": tensor("BOOL", (8,))}, b"\7" * 8),
-    "metadata.safetensors": tensors({"__metadata__": {"a": [1]}}),
-    "fields.safetensors": tensors({"a": {"dtype": "F32"}}),
     "newline_name.safetensors": tensors({"a\nroot logged in": tensor(dtype="X")}, b"\0" * 8),
     "pickle.npy": pickled_npy(),
     "raw_pickle.npy": pickle.dumps(Bomb()),
-    "magic.npy": npy(magic=b"\x94NUMPY"),
-    "empty.npy": b"",
-    "version.npy": npy(version=b"\x09\x00"),
     "header_4GB.npy": npy(version=b"\x02\x00", length=2**32 - 1),
-    "header_beyond.npy": npy(length=9000),
     "truncated.npy": npy(data=b"\0" * 5),
     "trailing.npy": npy(data=b"\0" * 9),
     "huge_shape.npy": npy(shape="(9223372036854775807, 4)"),
     "overflow.npy": npy(shape="(99999999999999999999,)"),
-    "hidden_size.npy": npy(shape="(4611686018427387904, 0)", data=b""),
-    "negative.npy": npy(shape="(-2,)"),
     "code.npy": npy(shape="(__import__('os').system('touch executed'),)"),
     "structured.npy": npy(descr="[('a', '<f4')]"),
-    "unicode.npy": npy(descr="'<U2'"),
     "bomb.npz": npz([("a.npy", npy(shape="(25000000,)", data=b"\0" * 10**8))], zipfile.ZIP_DEFLATED),
     "lying.npz": lying_npz()[0],
     "many.npz": npz([(f"{i}.npy", npy(data=b"\0" * (2**22 - 62))) for i in range(8)], zipfile.ZIP_DEFLATED),
     "climbs.npz": npz([("../../evil.npy", npy())]),
-    "absolute.npz": npz([("/etc/evil.npy", npy())]),
-    "backslash.npz": npz([("..\\evil.npy", npy())]),
-    "drive.npz": npz([("C:evil.npy", npy())]),
     "stranger.npz": npz([("a.py", b"import os")]),
     "pickle.npz": npz([("a.npy", pickled_npy())]),
-    "lzma.npz": npz([("a.npy", npy())], zipfile.ZIP_LZMA),
     "encrypted.npz": encrypted_npz(),
     "truncated.npz": GOOD_NPZ[:-10],
     "edited.npz": GOOD_NPZ.replace(b"\0" * 8 + b"PK\x01", b"\1" + b"\0" * 7 + b"PK\x01"),
-    "not_zip.npz": b"hello" * 100,
     "unknown.pkl": pickle.dumps(Bomb()),
     "nan.json": b'{"a": NaN}',
-    "infinity.json": b'{"a": -Infinity}',
     "huge_float.json": b'{"a": 1e999}',
-    "huge_integer.json": b'{"a": ' + b"9" * 100_000 + b"}",
     "400_digits.json": b'{"a": -' + b"9" * 400 + b"}",
     "half_a_character.json": rb'{"a": ["\ud800x"]}',
-    "half_a_name.json": rb'{"\uDFFF": 1}',
-    "half_a_name.safetensors": tensors(rb'{"\uDFFF": {}}'),
     "duplicate.json": b'{"a": 1, "a": 2}',
     "deep.json": b"[" * 200_000 + b"]" * 200_000,
-    "deep_enough.json": b'{"a":' * 100 + b"1" + b"}" * 100,
     "truncated.json": b'{"a": [1, 2',
     "binary.json": b"\x80\x04\x95",
-    "empty.json": b"",
     "large.json": b" " * (16 * 2**20 + 1),
 }
 
@@ -221,45 +182,6 @@ def test_what_is_not_a_plain_file_is_refused():
     with pytest.raises(SafeFileError, match="device"):
         read_arrays("device.npy", follow_links=True)
     assert read_arrays("link.npy", follow_links=True)["array"].shape == (2,)
-
-
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EACCES])
-@pytest.mark.parametrize("where", ["open", "fstat", "read"])
-def test_an_error_of_the_system_says_nothing_about_the_file(monkeypatch, number, where):
-    np.savez("a.npz", a=np.zeros(9))
-    np.save("a.npy", np.zeros(9))
-    Path("a.json").write_text("{}")
-    with open("a.safetensors", "wb") as file:
-        write_safetensors(file, ARRAYS)
-
-    def fail(*_, **__):
-        raise OSError(number, os.strerror(number))
-
-    class Unreadable(io.BytesIO):
-        read = readinto = fail
-
-    with monkeypatch.context() as patch:
-        if where == "read":
-            patch.setattr(safe_files.os, "fdopen", lambda *_: Unreadable())
-        else:
-            patch.setattr(safe_files.os, where, fail)
-        for name in ("a.npz", "a.npy", "a.json", "a.safetensors"):
-            with pytest.raises(PassingFileError, match=f"{name}: cannot be (opened|read)") as caught:
-                read_json(name) if name == "a.json" else read_arrays(name)
-            assert str(caught.value).isprintable()
-    assert read_json("a.json") == {}
-
-
-def test_too_little_memory_says_nothing_about_the_file(monkeypatch):
-    with open("a.safetensors", "wb") as file:
-        write_safetensors(file, ARRAYS)
-
-    def fail(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr(safe_files.np, "frombuffer", fail)
-    with pytest.raises(PassingFileError, match="does not fit in memory"):
-        read_safetensors("a.safetensors")
 
 
 def test_folders_that_are_links_are_refused():
@@ -326,13 +248,6 @@ def test_written_dtypes_are_checked():
             write_safetensors(io.BytesIO(), {"a": array})
 
 
-def test_text_and_lines():
-    Path("a.txt").write_text("größe\n", encoding="utf-8")
-    assert read_text("a.txt") == "größe\n"
-    assert one_line("a\nb\x1b[2J") == r"a\nb\x1b[2J"
-    assert len(one_line("x" * 10_000)) == 400
-
-
 # ---- shapes of JSON files: what passes, and the line that says where something is wrong ----
 
 
@@ -363,23 +278,14 @@ def test_what_is_right_comes_back_unchanged() -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"name": 3}, "name is 3; expected str"),
         ({"name": "x" * 11}, "name is 'xxxxxxxxxxx'; expected str of length <= 10"),
         ({"seed": -1}, "seed is -1; expected int >= 0"),
         ({"seed": True}, "seed is true; expected int"),
-        ({"seed": 3.0}, "seed is 3.0; expected int"),
         ({"seed": "\n\x1b[2J"}, "seed is '"),
-        ({"events": {}}, "events is a table of 0; expected array"),
-        ({"events": [1]}, r"events\[0\] is 1; expected object"),
         ({"events": [{"event": "exploded", "time": 1}]}, r"events\[0\].event is 'exploded'; expected text like done"),
-        ({"events": [{"event": "done", "time": -1}]}, r"events\[0\].time is -1; expected float >= 0"),
         ({"events": [{"event": "done", "time": math.nan}]}, r"events\[0\].time is nan"),
-        ({"events": [{"event": "done"}]}, r"events\[0\] is a table of 1; object missing required field time"),
         ({"events": [{"event": "done", "time": 1, "key": "abcd\n"}]}, r"events\[0\].key is 'abcd.*; expected a key"),
-        ({"options": []}, "options is a list of 0; expected object"),
-        ({"best": "x"}, "best is 'x'; expected float"),
         ({"colour": 1}, "its content is a table of 6; object contains unknown field colour"),
-        ({"name": None}, "name is null; expected str"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(change: dict[str, Any], line: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from retrain import store as store_module
 from retrain.processes import host_name
-from retrain.store import DamagedEntryError, Store, StoreError, canonical_json, plain_data
+from retrain.store import DamagedEntryError, Store, StoreError
 from tests.helpers.pace import at_most
 
 CONFIG = {"task": "digits", "alpha": 0.1, "subset": 3, "sizes": (1, 2)}
@@ -60,36 +60,16 @@ def test_key_is_a_function_of_what_matters(store):
     [
         (Path("x"), "portable"),
         (float("nan"), "nan"),
-        (float("inf"), "inf"),
         ({1: 2}, "keys must be text"),
         ({"a": "\ud800"}, "half of a surrogate pair"),
         ({"\udfff": 1}, "keys must be text"),
         ({"a": 10**100}, "more than 100 digits"),
-        ({"a": {"b": {1, 2}}}, r"config\.a\.b is a set"),
-        (b"x", "bytes"),
         (np.arange(2), "ndarray"),
-        (1j, "complex"),
     ],
 )
 def test_configurations_that_json_cannot_hold_are_refused_by_name(store, value, reason):
     with pytest.raises(StoreError, match=reason):
         store.key("losses", value if isinstance(value, dict) else {"a": value})
-
-
-def test_bad_kinds_are_refused(store):
-    for kind in ("", "../x", "A", "a/b", "quarantine", ".tmp", "a\n"):
-        with pytest.raises(StoreError, match="kind"):
-            store.key(kind, {})
-
-
-def test_recursion_and_canonical_text():
-    assert canonical_json({"b": (1, 2.0), "a": None}) == '{"a":null,"b":[1,2.0]}'
-    assert plain_data(np.bool_(True)) is True
-    deep: dict = {}
-    for _ in range(100_000):
-        deep = {"a": deep}
-    with pytest.raises(StoreError, match="nested"):
-        canonical_json(deep)
 
 
 def nested(depth):
@@ -175,42 +155,27 @@ def move_out(path):
 
 DAMAGE = {
     "arrays truncated": lambda p: os.truncate(p / "arrays.safetensors", 100),
-    "arrays emptied": lambda p: os.truncate(p / "arrays.safetensors", 0),
-    "arrays extended": lambda p: replace_file(
-        p, "arrays.safetensors", (p / "arrays.safetensors").read_bytes() + b"more"
-    ),
     "one bit of the data": lambda p: flip(p, "arrays.safetensors", -1),
-    "one bit of the header": lambda p: flip(p, "arrays.safetensors", 20),
     "arrays gone": lambda p: (p / "arrays.safetensors").unlink(),
     "arrays are a pickle": lambda p: replace_file(p, "arrays.safetensors", b"\x80\x04\x95cos\nsystem\n"),
-    "arrays are a 10 GB header": lambda p: replace_file(p, "arrays.safetensors", b"\0\0\0\x80\x02\0\0\0" * 20),
     "arrays are a link": lambda p: to_link(p, "arrays.safetensors", "/etc/passwd"),
     "arrays are a pipe": lambda p: to_fifo(p, "arrays.safetensors"),
-    "arrays are a folder": lambda p: ((p / "arrays.safetensors").unlink(), (p / "arrays.safetensors").mkdir()),
     "json truncated": lambda p: os.truncate(p / "entry.json", 50),
-    "json emptied": lambda p: os.truncate(p / "entry.json", 0),
     "json gone": lambda p: (p / "entry.json").unlink(),
     "json is a link": lambda p: to_link(p, "entry.json", "/etc/passwd"),
-    "json is a pipe": lambda p: to_fifo(p, "entry.json"),
     "json is huge": lambda p: os.truncate(p / "entry.json", 2**40),
-    "json is a list": lambda p: (p / "entry.json").write_text("[]"),
     "json of another version": lambda p: edit_json(p, lambda c: c.update(format_version=99)),
     "record edited": lambda p: edit_json(p, lambda c: c["record"].update(seconds=0.1)),
     "config edited": lambda p: edit_json(p, lambda c: c["config"].update(alpha=0.9)),
     "config edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c["config"].update(alpha=0.9))),
-    "config not an object": lambda p: edit_json(p, resealed(lambda c: c.update(config=[]))),
     "kind edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c.update(kind="scores"))),
     "key edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c.update(key="0" * 20))),
     "shape edited, checksum mended": lambda p: edit_json(
         p, resealed(lambda c: c["arrays"]["loss"].update(shape=[3, 2]))
     ),
     "array hidden, checksum mended": lambda p: edit_json(p, resealed(lambda c: c["arrays"].pop("kept"))),
-    "checksum removed": lambda p: edit_json(p, lambda c: c.pop("sha256")),
-    "field added": lambda p: edit_json(p, lambda c: c.update(extra=1)),
-    "checksum of another type": lambda p: edit_json(p, lambda c: c.update(sha256=["x"])),
     "folder became a file": lambda p: (shutil.rmtree(p), p.write_text("x")),
     "folder leads outside": move_out,
-    "folder emptied": lambda p: [file.unlink() for file in p.iterdir()],
 }
 
 
@@ -244,16 +209,6 @@ def test_an_entry_copied_to_a_wrong_place_is_not_believed(store):
     assert store.read("losses", {"alpha": 0.5}) is None
     with pytest.raises(DamagedEntryError):
         store.verified("losses", "0" * 20)
-
-
-def test_a_quarantine_that_cannot_be_made_still_says_no(store, caplog):
-    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
-    os.truncate(entry.path / "arrays.safetensors", 10)
-    (store.root / "quarantine").write_text("in the way")
-    assert store.read("losses", CONFIG) is None
-    assert "could not be moved" in caplog.text
-    with pytest.raises(StoreError, match="in the way"):
-        store.write("losses", CONFIG, ARRAYS, RECORD)
 
 
 # -- writers ----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from retrain.store import (
     UnwritableStoreError,
     default_cache,
 )
+from tests.helpers.faults import Faults
 from tests.helpers.job_units import units
 from tests.retrain.test_store import ARRAYS, CONFIG, RECORD
 
@@ -66,17 +67,6 @@ def test_an_error_that_passes_is_tried_again(store, monkeypatch):
 
     monkeypatch.setattr(os, "open", fail_twice)
     assert store.read("losses", CONFIG) is not None
-
-
-def test_a_look_that_fails_is_not_taken_for_absence(store, monkeypatch):
-    store.write("losses", CONFIG, ARRAYS, RECORD)
-
-    def fail(*_, **__):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(store_module.os, "stat", fail)
-    with pytest.raises(PassingStoreError):
-        store.has("losses", CONFIG)
 
 
 def test_what_was_computed_survives_an_error_of_a_moment(store, monkeypatch):
@@ -151,12 +141,6 @@ def test_an_entry_that_is_being_copied_is_waited_for(copied, order):
     assert not (store.root / "quarantine").exists()
 
 
-def test_a_writer_waits_for_the_copy_of_its_own_entry(copied):
-    store = copied(("entry.json", "arrays.safetensors"))
-    assert store.write("losses", CONFIG, ARRAYS, {"writer": "us"}).record == RECORD
-    assert not (store.root / "quarantine").exists()
-
-
 @pytest.mark.parametrize("before", ["empty", "the same entries"])
 def test_a_cache_that_is_copied_over_another_is_read_meanwhile(tmp_path, monkeypatch, before):
     """With cp, which empties files before it fills them."""
@@ -193,35 +177,13 @@ def test_a_copy_that_stopped_half_way_is_damage_in_the_end(tmp_path, monkeypatch
     assert len(os.listdir(ours.root / "quarantine")) == 1
 
 
-def test_a_sound_entry_that_replaces_a_damaged_one_is_not_quarantined(store, monkeypatch):
-    """It is repaired after it was found damaged and before it is moved away."""
-    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
-    data = (entry.path / "arrays.safetensors").read_bytes()
-    os.truncate(entry.path / "arrays.safetensors", 10)
-    real = store_module.make_folder
-
-    def repair(path):
-        (entry.path / "arrays.safetensors").write_bytes(data)
-        return real(path)
-
-    monkeypatch.setattr(store_module, "make_folder", repair)
-    store.read("losses", CONFIG)
-    assert store.read("losses", CONFIG) is not None
-    assert os.listdir(store.root / "quarantine") == []
-
-
 @pytest.fixture
-def read_only(store, monkeypatch):
+def read_only(store):
     """A cache with one entry on a disk that takes nothing."""
     store.write("losses", CONFIG, ARRAYS, RECORD)
     shutil.rmtree(store.root / ".tmp")
-
-    def refuse(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    for name in ("mkdir", "rename", "replace", "link", "unlink", "rmdir", "utime", "write"):
-        monkeypatch.setattr(os, name, refuse)
-    return store.root
+    with Faults(store.root, number=errno.EROFS, read_only=True):
+        yield store.root
 
 
 def test_a_cache_that_cannot_be_written_can_be_read(read_only):

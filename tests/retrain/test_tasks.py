@@ -1,7 +1,7 @@
 """Conformance: the same tests over every file in retrain/tasks/, so a new task is covered too."""
 
-import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from retrain.task import Task
 from retrain.tasks import available_tasks, load_task
 from retrain.train import train_checkpoint, train_one
 from retrain.units import Plan, retrain_units, task_from, task_specification
-from tests.helpers.made_up import sentence_file, small_options
-from tests.helpers.tiny_language import save_bert
+from tests.helpers.made_up import small_options
 
 CPU = torch.device("cpu")
 
@@ -291,50 +290,20 @@ def test_unusable_weights_are_one_line(
 # ---- A task in a file of one's own, around a Hugging Face model with padding: every method of the default run finish
 
 
-@pytest.fixture(scope="module")
-def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """bert/ with a tokenizer, and sentences whose label is their first word's."""
-    folder = tmp_path_factory.mktemp("bert")
-    save_bert(folder / "bert")
-    sentence_file(folder / "sentences.jsonl", 150)
-    return folder
-
-
-def test_every_method_runs_on_a_bert(bert_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [
-        "--task", "text_classifier", "--model", str(bert_folder / "bert"),
-        "--train", str(bert_folder / "sentences.jsonl"),
-        "--alpha", "0.5", "--subsets", "4", "--replicates", "1", "--device", "cpu", "--cluster", "inline", "--json",
-        "--methods", "gradsim", "trak", "ekfac", "kfac", "random", "bif@draws=4,chains=2,gamma=1000,step_size=1e-4",
-        "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs"),
-    ]  # fmt: skip
-    assert main(command) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {row["task"] for row in rows} == {"text_classifier"}
-    assert {row["method"] for row in rows} == {"gradsim", "trak", "ekfac", "kfac", "random", "bif", "same_class"}
-    assert main([word for word in [*command, "--dry-run"] if word != "--json"]) == 0
-    assert "4 of 4 retrains cached, 0 to do" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("task", "words"),
     [
         ("no_such_file.py", "there is no such file"),
-        ("two words.py", "no such file"),
         ("../../evil:Cls", "names no task"),
-        ("tests.nowhere:Cls", "cannot import"),
         ("tests.helpers.planted:Nobody", "has no class Nobody"),
         ("tests.helpers.planted:RIDGE", "is not a retrain.task.Task"),
     ],
 )
-def test_bad_names_are_one_line(task: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--task", task, "--alpha", "0.5", "--cache", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
+def test_bad_names_are_one_line(task: str, words: str, tmp_path: Path, refused: Callable[..., str]) -> None:
+    assert words in refused(main, ["--task", task, "--alpha", "0.5", "--cache", str(tmp_path)])
 
 
-def test_a_broken_file_says_which_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_file_says_which_line(tmp_path: Path, refused: Callable[..., str]) -> None:
     for text, words in (
         ("x = 1 / 0\n", "ZeroDivisionError"),
         ("def f(:\n", "SyntaxError"),
@@ -342,7 +311,4 @@ def test_a_broken_file_says_which_line(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         path = tmp_path / f"broken_{len(text)}.py"
         path.write_text(text)
-        assert main(["--task", str(path), "--alpha", "0.5", "--cache", str(tmp_path / "cache")]) == 2
-        error = capsys.readouterr().err
-        assert words in error
-        assert error.count("\n") == 1
+        assert words in refused(main, ["--task", str(path), "--alpha", "0.5", "--cache", str(tmp_path / "cache")])

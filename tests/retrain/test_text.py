@@ -63,11 +63,8 @@ def test_real_zstandard(tmp_path) -> None:
     ("lines", "message"),
     [
         ([], "has no documents"),
-        (["", "  "], "has no documents"),
         ([LINES[0], "{not json"], "line 2 of .* is not JSON"),
         ([LINES[0], '{"content": "abc"}'], 'line 2 of .* has no text in the field "text"'),
-        (['"abc"'], 'line 1 of .* has no text in the field "text"'),
-        (['{"text": 3}'], 'line 1 of .* has no text in the field "text"'),
         ([LINES[0], r'{"text": "\ud800"}'], "line 2 of .* half of a surrogate pair"),
         (["[" * 100_000], "line 1 of .* is not JSON"),
         (['{"text": ' + "9" * 5000 + "}"], "line 1 of .* is not JSON"),

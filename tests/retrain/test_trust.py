@@ -4,9 +4,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
-import venv
 from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
@@ -361,22 +359,3 @@ def test_an_installed_library_is_never_read(place: str, tmp_path: Path, monkeypa
         assert source.imported_versions(own.stem) == {name: "3.1"}
     finally:
         source._distributions.cache_clear()
-
-
-def test_a_fingerprint_is_quick_where_an_environment_sees_another_ones_libraries(tmp_path: Path) -> None:
-    """A --system-site-packages environment, with every dependency in a folder that a .pth names."""
-    venv.create(tmp_path / "env", system_site_packages=True, with_pip=False, symlinks=True)
-    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    libraries = {
-        str(Path(str(__import__(name).__file__)).parent.parent) for name in ("torch", "transformers", "sklearn")
-    }
-    (site / "theirs.pth").write_text("\n".join(libraries))
-    program = (
-        "from retrain.source import source_files, source_fingerprint\n"
-        "names = list(source_files('retrain.tasks.language'))\n"
-        "assert source_fingerprint('retrain.tasks.language')\n"
-        "assert all(name.partition('.')[0] in ('retrain', 'baselines') for name in names), names\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
-    command = [str(tmp_path / "env" / "bin" / "python"), "-c", program]
-    subprocess.run(command, env={**environment, "PYTHONPATH": str(ROOT)}, check=True, timeout=120)

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,23 +78,21 @@ class Command:
     It is forked from this process: an import of torch takes longer than the work that is killed.
     """
 
-    def __init__(self, words: Sequence[str], folder: Path, before: Callable[[], object] | None = None):
+    def __init__(self, words: Sequence[str], folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
         self.words, self.output, self.log = list(words), folder / "output", folder / "log"
         self.began, self.code = time.time(), None if (pid := os.fork()) else -1
         self.pid = pid
         if pid == 0:
-            self._run(before)
+            self._run()
 
-    def _run(self, before: Callable[[], object] | None) -> None:
+    def _run(self) -> None:
         code = 70
         try:
             os.setsid()
             for path, number in ((self.output, 1), (self.log, 2)):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             logging.disable(logging.NOTSET)
-            if before is not None:
-                before()
             sys.argv = ["tda-bench", *self.words]
             code = cli.main(self.words)
         except SystemExit as stop:
@@ -333,6 +331,33 @@ def subjects_of(folder: Path) -> list[Subject]:
     return subjects
 
 
+def report(
+    doc: str, arguments: argparse.Namespace, began: float, kills: list[dict[str, Any]], trouble: list[str], **more: Any
+) -> int:
+    """Print what the kills came to, and write it with each of them; the exit code of the trial."""
+    most = max((kill["lost_seconds"] for kill in kills), default=0.0)
+    good = not trouble and most < 60 and len(kills) >= arguments.kills
+    record = {
+        "what": doc.split("\n")[0],
+        "command": command_line(f"tests.trials.{Path(sys.argv[0]).stem}", sys.argv[1:]),
+        "seed": arguments.seed,
+        "seconds": round(time.monotonic() - began),
+        "good": good,
+        "num_kills": len(kills),
+        "by_victim": dict(Counter(kill["victim"] for kill in kills)),
+        "by_unit": dict(Counter(unit for kill in kills for unit in kill["units"])),
+        "num_saved_before": sum(bool(kill.get("had_saved")) for kill in kills),
+        "most_seconds_lost": most,
+        "trouble": sorted(set(trouble)),
+        **more,
+    }
+    print(json.dumps(record, indent=1))
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.out, {**record, "kills": kills, **provenance("CPU")})
+    return 0 if good else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("--kills", type=int, default=60)
@@ -368,29 +393,9 @@ def main() -> int:
             num_compared += len(subject.entries)
             num_files += len(subject.files)
     trouble += [f"{kill['command']}: {kill['trouble']}" for kill in kills if "trouble" in kill]
-    most = max((kill["lost_seconds"] for kill in kills), default=0.0)
-    record = {
-        "what": str(__doc__).split("\n")[0],
-        "command": command_line("tests.trials.kills", sys.argv[1:]),
-        "seed": arguments.seed,
-        "save_seconds": arguments.save_seconds,
-        "seconds": round(time.monotonic() - began),
-        "good": not trouble and most < 60 and len(kills) >= arguments.kills,
-        "num_kills": len(kills),
-        "by_command": dict(Counter(kill["command"] for kill in kills)),
-        "by_victim": dict(Counter(kill["victim"] for kill in kills)),
-        "by_unit": dict(Counter(unit for kill in kills for unit in kill["units"])),
-        "num_saved_before": sum(bool(kill.get("had_saved")) for kill in kills),
-        "most_seconds_lost": most,
-        "num_entries_compared": num_compared,
-        "num_files_compared": num_files,
-        "trouble": sorted(set(trouble)),
-    }
-    print(json.dumps(record, indent=1))
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.out, {**record, "kills": kills, **provenance("CPU")})
-    return 0 if record["good"] else 1
+    compared = {"num_entries_compared": num_compared, "num_files_compared": num_files}
+    known = {"save_seconds": arguments.save_seconds, "by_command": dict(Counter(kill["command"] for kill in kills))}
+    return report(str(__doc__), arguments, began, kills, trouble, **known, **compared)
 
 
 if __name__ == "__main__":

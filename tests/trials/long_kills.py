@@ -21,18 +21,16 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.records import command_line, provenance, write_json
 from retrain.leases import Holder, Leases
 from retrain.processes import process_alive
 from retrain.resume import SAVE_SECONDS, ResumeState, unfinished_units
 from retrain.store import Store
-from tests.trials.kills import Command, finish, lost_by, unmeasured
+from tests.trials.kills import Command, finish, lost_by, report, unmeasured
 
 KINDS = ("fit", "part", "scores")
 GROUPS: dict[str, dict[str, Any]] = {
@@ -212,35 +210,11 @@ def main() -> int:
             group.forget()
             group.killed_until_it_ends()
         equal = group.equal()
-    kills, trouble = group.kills, group.trouble
-    most = max(kill["lost_seconds"] for kill in kills)
-    good = most < 60 and not trouble and all(equal.values())
-    record = {
-        "what": str(__doc__).split("\n")[0],
-        "command": command_line("tests.trials.long_kills", sys.argv[1:]),
-        "seed": arguments.seed,
-        "save_seconds": SAVE_SECONDS,
-        "settings": GROUPS[arguments.group],
-        "seconds": round(time.monotonic() - began),
-        "seconds_undisturbed": calm,
-        "good": good,
-        "num_kills": len(kills),
-        "by_unit": dict(Counter(unit for kill in kills for unit in kill["units"])),
-        "by_victim": dict(Counter(kill["victim"] for kill in kills)),
-        "num_saved_before": sum(kill["had_saved"] for kill in kills),
-        "most_seconds_lost": most,
-        "mean_seconds_lost": round(sum(kill["lost_seconds"] for kill in kills) / len(kills), 2),
-        "equal_to_the_bit": equal,
-        "trouble": trouble,
-        "kills": kills,
-        **provenance("CPU"),
-    }
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.out, record)
-    names = ("good", "seconds", "num_kills", "num_saved_before", "most_seconds_lost", "equal_to_the_bit", "trouble")
-    print(json.dumps({name: record[name] for name in names}, indent=1))
-    return 0 if good else 1
+    trouble = group.trouble + [f"{kind} differs from the undisturbed run's" for kind, same in equal.items() if not same]
+    known = {"save_seconds": SAVE_SECONDS, "settings": GROUPS[arguments.group], "seconds_undisturbed": calm}
+    mean = round(sum(kill["lost_seconds"] for kill in group.kills) / len(group.kills), 2)
+    known |= {"mean_seconds_lost": mean, "equal_to_the_bit": equal}
+    return report(str(__doc__), arguments, began, group.kills, trouble, **known)
 
 
 if __name__ == "__main__":

@@ -28,14 +28,6 @@ removal, mislabel, agreement = evaluation("removal"), evaluation("mislabel"), ev
 calibration, leave_one_out, limit = evaluation("calibration"), evaluation("leave_one_out"), evaluation("limit")
 
 
-def said(main: Main, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    try:
-        code = main(arguments)
-    except SystemExit as stop:
-        code = stop.code  # type: ignore[assignment]
-    return code, capsys.readouterr().err
-
-
 def words(place: Path, *more: str) -> list[str]:
     found = ["--task", PLANTED, "--methods", "gradsim", "random", "--settings", "default", "--cluster", "inline"]
     return [*found, "--cache", str(place / "cache"), "--out", str(place / "runs"), "--device", "cpu", *more]
@@ -69,36 +61,15 @@ def entries(place: Path) -> list[Path]:
     ],
 )  # fmt: skip
 def test_it_is_refused_before_anything_is_trained(
-    main: Main, more: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    main: Main, more: list[str], line: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
-    code, error = said(main, words(tmp_path, *more), capsys)
-    assert (code, error.count("\n")) == (2, 1), error
-    assert line in error
+    assert line in refused(main, words(tmp_path, *more))
     assert entries(tmp_path) == []
-
-
-def test_no_alpha_is_timed_where_one_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, error = said(retrain_speed, ["--task", PLANTED, "--alpha", "0.5", "0.001", "--device", "cpu"], capsys)
-    assert (code, error.count("\n")) == (2, 1), error
-    assert "alpha 0.001 of 60 attributed examples keeps none" in error
 
 
 def test_the_defaults_are_of_one_example_at_least(tmp_path: Path) -> None:
     """A thousandth of 60 examples, which nobody asked for, is one of them."""
     assert agreement(words(tmp_path, "--queries", "3")) == 0
-
-
-def test_more_than_there_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = words(tmp_path, "--queries", "5000")
-    assert agreement(asked) == 0
-    assert "--queries 5000: there are 8 (report), and all are used\n" in capsys.readouterr().err
-    assert calibration([*asked, "--alpha", "0.5", "--subsets", "4"]) == 0
-    assert "--queries 5000: there are 8" in capsys.readouterr().err
-    assert truth(["scores", *asked]) == 0
-    assert "--queries 5000: there are 8" in capsys.readouterr().err
-    small = ["--set", f"{PLANTED}.num_train=6", "--replicates", "1", "--examples", "100"]
-    assert leave_one_out(words(tmp_path, *small)) == 0
-    assert "--examples 100: there are 6 attributed examples, and all are left out\n" in capsys.readouterr().err
 
 
 # ---- slips of the pen ----
@@ -112,14 +83,9 @@ PLANNED = (calibration, bank_with_a_plan)
 SLIPS = [
     (["--metod", "ekfac"], "unknown option --metod; did you mean --methods?"),
     (["--methods", "ekfca"], 'unknown method "ekfca"; available: '),
-    (["--seeds", "-1"], "-1 is negative; expected at least 0"),
     (["--device", "gpu"], 'unknown device "gpu"; expected auto, cpu, cuda, or cuda:N'),
-    (["--out", "/dev/null/x"], '--out "/dev/null/x" cannot be made: Not a directory'),
     (["--out", "FILE"], "cannot be made: File exists"),
     (["--cache", "/dev/null/x"], "the cache folder /dev/null/x cannot be used (Not a directory)"),
-    (["--cache", "FILE"], "cannot be used (File exists); give another with --cache"),
-    (["--protocol", "nope"], 'unknown protocol "nope"'),
-    (["--set", "mine.knob=1"], '--set names "mine", which is neither the task'),
 ]
 PLAN_SLIPS = [
     (["--alpha", "abc"], '"abc" is no number; expected a fraction such as 0.1'),
@@ -128,47 +94,39 @@ PLAN_SLIPS = [
 
 
 @pytest.mark.parametrize("main", [removal, mislabel, *PLANNED])
-def test_a_slip_is_one_line(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slip_is_one_line(main: Main, tmp_path: Path, refused: Callable[..., str]) -> None:
     file = tmp_path / "file"
     file.write_text("no folder")
     planned = ["--alpha", "0.5"] if main in PLANNED else []
     for slip, line in [*SLIPS, *(PLAN_SLIPS if planned else [])]:
         given = [str(file) if word == "FILE" else word for word in slip]
-        code, error = said(main, words(tmp_path, *planned, *given), capsys)
-        assert (code, error.count("\n")) == (2, 1), error
-        assert line in error
-        assert "Traceback" not in error
+        assert line in refused(main, words(tmp_path, *planned, *given))
     assert entries(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("main", "arguments", "line"),
     [
-        (limit, ["--seeds", "-1"], "-1 is negative"),
         (limit, ["--out", "FILE"], "cannot be made: File exists"),
-        (limit, ["--cache", "FILE", "--out", "EMPTY"], "cannot be used (File exists)"),
-        (retrain_speed, ["--alpha", "abc"], '"abc" is no number'),
+        (
+            retrain_speed,
+            ["--task", PLANTED, "--alpha", "0.5", "0.001"],
+            "alpha 0.001 of 60 attributed examples keeps none",
+        ),
         (retrain_speed, ["--alpha", "0.5", "--device", "gpu"], 'unknown device "gpu"'),
-        (retrain_speed, ["--alpha", "0.5", "--out", "FILE"], "cannot be made: File exists"),
         (retrain_speed, ["--alpha", "0.5", "--replicates", "3"], "every subset is retrained twice here"),
         (publish, ["leaderboard", "--results", "EMPTY"], "holds no rows; run `python -m bench.lds"),
-        (publish, ["leaderboard", "--reslts", "EMPTY"], "did you mean --results?"),
         (publish, ["report", "--results", "FILE"], "is no folder; expected one with run records"),
-        (publish, ["report", "--results", "EMPTY", "--out", "FILE"], "cannot be made: File exists"),
         (truth, ["check", "EMPTY"], "has no truth.json; expected a folder made by `python -m bench.truth"),
-        (truth, ["check", "FILE"], "expected a folder made by `python -m bench.truth"),
-        (truth, ["chek"], "did you mean check?"),
     ],
 )
 def test_a_slip_of_the_others_is_one_line(
-    main: Main, arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    main: Main, arguments: list[str], line: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("no folder")
     places = {"EMPTY": str(tmp_path / "empty"), "FILE": str(tmp_path / "file")}
-    code, error = said(main, [places.get(word, word) for word in arguments], capsys)
-    assert (code, error.count("\n")) == (2, 1), error
-    assert line in error
+    assert line in refused(main, [places.get(word, word) for word in arguments])
 
 
 def test_a_mistake_of_ours_is_no_line() -> None:
@@ -180,22 +138,17 @@ def test_a_mistake_of_ours_is_no_line() -> None:
 
 
 @pytest.mark.parametrize("main", [removal, mislabel])
-def test_who_retrains_must_say_what_its_subsets_keep(
-    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, error = said(main, words(tmp_path, "--methods", "datamodel@retrains=20", "random"), capsys)
-    assert code == 2
+def test_who_retrains_must_say_what_its_subsets_keep(main: Main, tmp_path: Path, refused: Callable[..., str]) -> None:
+    error = refused(main, words(tmp_path, "--methods", "datamodel@retrains=20", "random"))
     assert "datamodel@retrains=20 retrains by itself" in error
     assert error.strip().endswith("say it as datamodel@alpha=0.9")
     assert not entries(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("runs") and access(path, mode))
-    code, error = said(agreement, words(tmp_path), capsys)
-    assert code == 2
-    assert error.strip().endswith('runs" cannot be written to; give another folder')
+    assert refused(agreement, words(tmp_path)).strip().endswith('runs" cannot be written to; give another folder')
     assert not entries(tmp_path)

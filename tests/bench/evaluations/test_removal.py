@@ -1,7 +1,9 @@
 """Removal curves and brittleness: planted truths on an exact logistic regression, intervals by simulation."""
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from scipy import stats
 from bench.arguments import Parser
 from bench.evaluations import MetricResult, removal
 from bench.evaluations.__main__ import main
-from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, Bisection
+from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, Bisection, change_cell, show_brittleness
 from bench.metrics.removal import Shared, mean_change, shared_variance
 from bench.publish.leaderboard import rows
 from bench.schema import AnswersRecord
@@ -159,3 +161,21 @@ def test_the_command(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert record["command"].startswith("python -m bench.evaluations removal --task")
     assert record["code"]
     assert f"run {record['run_id']}" in printed
+
+
+# ---- tables ----
+
+
+def test_changes_have_signs_and_say_what_is_undefined() -> None:
+    row: dict[str, Any] = {"value": 0.17, "ci_low": -0.081, "ci_high": 0.421, "num_undefined": 0}
+    assert change_cell(row) == "+0.170 [-0.081, +0.421]"
+    assert change_cell(row | {"num_undefined": 2}).endswith("(2 undefined)")
+    assert change_cell(row | {"ci_low": math.nan, "ci_high": math.nan}) == "+0.170 [-, -]"
+
+
+def test_what_never_flips_is_a_lower_bound_without_an_interval() -> None:
+    row = {"label": "random", "value": 0.2, "ci_low": 0.2, "ci_high": 0.2, "num_queries": 3, "num_unflipped": 3}
+    text = show_brittleness([row, row | {"label": "bif", "value": 0.03, "ci_high": 0.3, "num_unflipped": 0}])
+    first, second = text.splitlines()[2:4]
+    assert first.split() == ["bif", "3.00", "%", "[20.00,", "30.00]", "3", "of", "3"]
+    assert second.split() == ["random", ">=", "20.00", "%", "-", "0", "of", "3"]

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from bench.publish.__main__ import main
-from bench.publish.leaderboard import LeaderboardRow, boards, rows, rows_with
+from bench.publish.leaderboard import LeaderboardRow, boards, rows
 from bench.records import amount_asked
-from retrain.errors import UsageError
 from tests.helpers.synthetic_results import write_question, write_run
 
 
@@ -135,43 +134,6 @@ def test_seconds_and_memory_are_of_the_faster_run(tmp_path: Path) -> None:
     (board,) = boards([replace(row, seconds=math.nan, memory=7.0) if row.scores == "raw" else row for row in found])
     assert next(line[-2:] for line in board.lines if line[0] == "ekfac") == ["2.0", "1 MiB"], "both of one row"
     assert "the faster of its raw and normalised runs, and memory of the same" in board.caption
-
-
-def test_tables_fit_a_page(tmp_path: Path) -> None:
-    """Families of metrics and sets of seeds have tables of their own, without lines of dashes; seconds are LDS's."""
-    both: dict[str, Any] = {"shares": (1.0,), "task": "digits", "protocols": ("scratch",)}
-    write_run(tmp_path, run_id="aa", alphas=(0.1, 0.3, 0.5), seeds=(1, 2), methods=("ekfac", "bif"), **both)
-    write_run(tmp_path, run_id="bb", alphas=(0.1,), seeds=(1,), methods=("ekfac", "kfac"), **both)
-    found = rows(tmp_path)
-    slow = [replace(row, metric="mislabel AUC", alpha=None, column=f"AUC {row.seeds}", seconds=999.0) for row in found]
-    slow = [row for row in slow if row.scores == "raw" and row.seeds == (1,)]
-    made = boards([*found, *slow])
-    titles = [board.title.partition(": ")[2] for board in made]
-    families = [title.partition(", alpha")[0] for title in titles]
-    assert families == ["LDS, seeds 1, 2", "LDS, seeds 1, 2", "LDS, seed 1", "mislabel, seed 1"]
-    assert len(set(titles)) == 4
-    for board in made:
-        assert len(board.header) <= 8
-        assert all(set(line[1 : len(board.header) - 2]) != {"-"} for line in board.lines)
-    assert [len(board.header) for board in made[:2]] == [6, 6]  # six columns are three and three, not five and one
-    assert {line[0] for line in made[2].lines} >= {"ekfac", "kfac"}
-    assert not any("seed" in head for board in made for head in board.header)
-    assert "999.0" not in {line[-2] for line in made[3].lines}
-
-
-def test_large_numbers_are_written_as_people_write_them(tmp_path: Path) -> None:
-    planted(tmp_path, seeds=(1,))
-    first, *others = [row for row in rows(tmp_path) if row.scores == "raw"]
-    text = str(boards([replace(first, value=-11234.0, low=-20456.0, high=0.5), *others], wide=True))
-    assert "-11,200 [-20,500, 0.5]" in text
-    assert "e+0" not in text
-
-
-def test_rows_without_an_alpha_are_no_alpha_to_choose(tmp_path: Path) -> None:
-    planted(tmp_path, seeds=(1,))
-    first, *others = rows(tmp_path)
-    with pytest.raises(UsageError, match=r"no row with alpha 7; there is 0\.1$"):
-        rows_with([replace(first, alpha=None), *others], alpha=["7"])
 
 
 def test_an_undefined_value_has_no_rank_and_takes_none(tmp_path: Path) -> None:

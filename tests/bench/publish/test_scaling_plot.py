@@ -4,19 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 
 from bench.publish.plots import style
 from bench.publish.plots.scaling import (
-    FIT_LINES,
-    PANELS,
-    blocks_of,
     can_draw,
     draw_cheaper,
-    draw_panel,
-    explain,
-    usable,
 )
 from bench.scaling.estimate import PAPER_FITTED
 from bench.scaling.suite import SUITE
@@ -49,34 +42,3 @@ def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
     assert [tuple(float(v[0]) for v in line.get_data()) for line in stars] == [
         (SUITE["2.8b"].num_parameters, PAPER_FITTED)
     ] * 2
-
-
-def test_each_fitting_set_has_a_line_of_its_own() -> None:
-    rows = rows_by_law(SIZES)
-    rows += [
-        row | {"fit_examples": count, "fit_seconds": row["fit_seconds"] * count / 400, "projected": True}
-        for row in rows if row["method"] == "ekfac" for count in FIT_LINES[1:]
-    ]  # fmt: skip
-    rows += [row | {"queries": 1800, "score_seconds": 1e9} for row in rows]
-    rows.append(dict.fromkeys(rows[0]) | {"model": "12b", "method": "ekfac", "parameters": 1e10, "error": "refused: x"})
-    frame = usable(pd.DataFrame(rows))
-    assert (frame["queries"] == 18).all()
-    assert [len(block) for _, block in blocks_of(frame, "ekfac", "seconds")] == [len(SIZES)] * 3
-    assert len(blocks_of(frame, "ekfac", "peak_memory_bytes")) == 1
-    axis = style.new_figure(3, 2).subplots()
-    for column in PANELS:
-        draw_panel(axis, frame, column)
-    labels = axis.get_legend_handles_labels()[1]
-    assert {"EK-FAC, fitted on 400", "EK-FAC, fitted on 1,000,000"} <= set(labels)
-    said = " ".join(explain(frame, pd.DataFrame(rows)))
-    assert "EK-FAC fitted on 400, 10,000, 1,000,000 sequences (the paper: 1,000,000)" in said
-    assert "Without numbers: 12b ekfac: refused: x." in said
-
-
-def test_what_fewer_sequences_would_write_is_hollow() -> None:
-    row = rows_by_law(("14m",))[0] | {"method": "trak", "fit_examples": None, "depth": None, "disk_bytes": 6e6}
-    for projected in (False, True):
-        axis = style.new_figure(3, 2).subplots()
-        draw_panel(axis, usable(pd.DataFrame([row | {"projected": projected}])), "disk_bytes")
-        filled, hollow = [line for line in axis.lines if line.get_marker() != "None" and line.get_zorder() == 3]
-        assert (len(np.asarray(filled.get_xdata())), len(np.asarray(hollow.get_xdata()))) == (1 - projected, projected)

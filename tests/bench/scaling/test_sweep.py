@@ -170,7 +170,7 @@ def rows_of(tmp_path: Path) -> list[dict[str, Any]]:
     return read_rows(tmp_path / "out" / "scaling.csv")
 
 
-METHODS = "tests.helpers.scaling_methods"
+METHODS = "tests.helpers.bad_methods"
 OUT_OF_MEMORY, DISK_FULL, FITTED = (f"{METHODS}:{name}" for name in ("OutOfMemory", "DiskFull", "Fitted"))
 
 

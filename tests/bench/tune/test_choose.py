@@ -54,19 +54,6 @@ def test_it_keeps_the_grid_and_its_choice_is_used(
     assert all(getattr(result.variants[0].method, name) == value for name, value in chosen.items())
 
 
-def test_another_runs_choice_is_put_aside(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [*arguments, "--methods", "ekfac"]
-    assert main([*command, "--tries", "2"]) == 0
-    before = json.loads((tmp_path / "tune" / "tune.json").read_text())["run_id"]
-    assert main([*command, "--tries", "3"]) == 0
-    assert capsys.readouterr().err.count("another run's record was there and is kept as") == 2
-    kept = sorted(path.name for path in (tmp_path / "tune").glob(f"*.{before}.json"))
-    assert [name.split(".")[0] for name in kept][-1] == "tune"
-    assert len(kept) == 2
-
-
 @pytest.mark.parametrize(
     ("extra", "words"),
     [

@@ -1,6 +1,7 @@
 """Sweeps and budget curves: every cell on tune queries, divergence survived, nothing sampled twice."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -158,35 +159,21 @@ def test_trak_is_drawn_at_the_projections_that_it_takes_as_they_are(options: dic
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (["--grid", "gamma"], "OPTION=V1,V2"),
         (["--grid", "gama=1"], "available"),
-        (["--grid", "gamma=x"], "expected float"),
         (["--methods", "bif", "--set", "bif.n_beta=many"], "bif.n_beta is 'many'; expected"),
         (["--grid", "gamma=1e3,1e4", "--set", "bif.n_beta=many"], "bif.n_beta is 'many'; expected"),
-        (["--grid", "gamma=1", "gamma=2"], '"gamma=2"'),
         (["--grid", "gamma=1,2", "--set", "bif.gamma=5"], "gamma is swept"),
         (["--grid", "gamma=1", "--set", "ekfac.damping=1"], '--set names "ekfac", which is neither the task'),
-        (["--methods", "bif", "--set", "trak.ridge=1"], '--set names "trak"'),
         (["--methods", "bif", "ekfac"], 'has "ekfac"; expected variants of bif or trak'),
-        (["--methods", "a=bif", "a=bif@draws=3"], 'two variants are called "a"'),
-        (["--methods", "ekfac=bif@draws=3"], "ekfac is another method"),
         (["--methods", "ekfac@damping=1", "--grid", "damping=1"], 'one method here, not "ekfac@damping=1"'),
         (["--methods", "ekfac", "--set", "ekfac.damping=1", "--grid", "relative_damping=1"], "damping is swept"),
-        (["--methods", "bif@name=3"], 'bif has no option "name"'),
     ],
 )
 def test_what_would_be_ignored_is_refused_before_anything_is_retrained(
-    arguments: list[str],
-    extra: list[str],
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], extra: list[str], words: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.runner.Session.retrain", lambda _: pytest.fail("retrained"))
-    assert run(arguments, extra) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert error.count("\n") == 1
+    assert words in refused(lambda extra: run(arguments, extra), extra)
 
 
 def test_a_method_that_cannot_run_is_refused_before_anything_is_retrained(

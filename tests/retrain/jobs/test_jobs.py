@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import logging
 import os
 import re
 import signal
@@ -19,14 +18,12 @@ import pytest
 from bench.arguments import add_cluster_arguments, cluster_options, default_cluster
 from retrain.errors import UsageError
 from retrain.jobs import JobError, Unit, local, run_units
-from retrain.jobs.tracker import JobTracker, SameFailure
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
 from retrain.resume import unfinished_units
 from retrain.store import Store, StoreError, UnwritableStoreError
 from retrain.units import SharedSeconds
 from tests.helpers.job_units import begun_by, diary, unit, units
-from tests.helpers.pace import at_most
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -309,40 +306,6 @@ def test_a_full_disk_is_one_error_and_resumes(tmp_path, log):
 
 
 # -- records and flags ------------------------------------------------------------------------------------------------
-def test_a_batch_can_be_read_back(store, log, caplog):
-    work = [*units(3, diary=log), unit(3, "fail")]
-    with caplog.at_level(logging.WARNING):
-        report = run_units(work, store, name="three numbers")
-    assert "failed 3 times" in caplog.text
-    (batch,) = JobBatch.all(store)
-    assert batch.id == report.batch
-    content = batch.describe()
-    assert content["name"] == "three numbers"
-    assert content["num_units"] == 4
-    assert list(batch.units(content["units_sha256"]).values()) == work
-    events = [event["event"] for event in batch.events(content["run"])]
-    assert events == ["done"] * 3 + ["failed"] * 3
-    (path,) = batch.folder.glob("units-*.jsonl")
-    with open(path, "a") as file:
-        file.write("{")
-    assert len(batch.unit_names()) == 4
-    with pytest.raises(ValueError, match="has changed"):
-        batch.units(content["units_sha256"])
-
-
-def test_the_account_of_many_units_costs_little(store):
-    """Twenty thousand, done one after another, while somebody asks after each whether there are more."""
-    work = {f"{index:020x}": unit(index) for index in range(20_000)}
-    batch = JobBatch.of(store, work)
-    tracker = JobTracker(store, work, batch, batch.log("run1", "driver"), lambda *_: None, 3, SameFailure())
-    with at_most(1.0):
-        for number, key in enumerate(work):
-            assert tracker.num_open == len(work) - number
-            assert tracker.is_open(key)
-            tracker.finish(key, 1.0)
-    assert not tracker.open()
-
-
 def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.arguments.default_cluster", default_cluster)  # not the tests' own
     parser = argparse.ArgumentParser()

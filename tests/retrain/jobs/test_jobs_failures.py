@@ -1,16 +1,13 @@
 """Failures are told whole: where, in whose code, with a log; and a bug stops a batch at once."""
 
 import re
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from bench import cache
 from retrain.jobs import JobError, Unit, run_units
-from retrain.jobs.tracker import RepeatedFailureError, blamed
-from retrain.jobs.unit import JobBatch
+from retrain.jobs.tracker import RepeatedFailureError
 from tests.helpers.job_units import diary, unit, units
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,15 +32,6 @@ def test_a_bug_stops_the_batch_with_one_message(store, log, cluster):
     # Three units, and with two workers one that was under way; none of them twice.
     assert 3 <= len(diary(log)) <= 4
     assert set(diary(log).values()) == {1}
-
-
-def test_status_says_why_a_batch_stopped(store, capsys):
-    with pytest.raises(JobError):
-        run_units(units(5, "mistake"), store, name="five")
-    assert cache.main(["status", "--cache", str(store.root)]) == 0
-    said = capsys.readouterr().out
-    assert "stopped, as the first 3 units failed alike" in said
-    assert "run its command again" in said
 
 
 @pytest.mark.parametrize("cluster", ["inline", "local"])
@@ -88,27 +76,7 @@ def test_many_odd_units_stop_nobody_once_one_of_their_kind_is_done(store, log):
     assert len(run_units(units(9, "mistake")[6:], store, same_failures=0).failed) == 3
 
 
-def test_different_failures_stop_nobody(store):
-    work = [unit(0, "mistake"), unit(1, "fail"), unit(2, "mistake"), unit(3, "fail"), unit(4, "forget"), unit(5)]
-    report = run_units(work, store)
-    assert len(report.failed) == 5
-    assert len(report.done) == 1
-
-
-def test_a_function_that_is_not_there_is_a_bug_too(store):
-    work = [Unit("numbers", {"index": index}, "tests.helpers.job_units:no_such_function") for index in range(9)]
-    with pytest.raises(RepeatedFailureError, match="no attribute 'no_such_function'"):
-        run_units(work, store)
-
-
 # -- whose code -------------------------------------------------------------------------------------------------------
-
-
-def test_the_line_is_the_users_and_not_the_librarys(store):
-    report = run_units([unit(0, "mistake_in_library")], store, max_attempts=1)
-    (reason,) = report.failed.values()
-    assert f"tests/helpers/job_units.py:{line_of('json.loads(')})" in reason.splitlines()[0]
-    assert "JSONDecodeError: Expecting property name" in reason
 
 
 @pytest.fixture
@@ -143,46 +111,6 @@ def test_a_file_with_a_syntax_error_is_named_with_its_line(store, plugin):
     (reason,) = report.failed.values()
     assert reason.splitlines()[0].startswith("SyntaxError: ")
     assert f"({path}:2)" in reason.splitlines()[0]
-
-
-def test_strange_messages_are_one_line_and_lose_nothing(store, plugin):
-    plugin(
-        r"""
-        def work(store, unit):
-            raise ValueError("first\nsecond \x1b[2J \ud800 " + "x" * 5000)
-        """,
-        "my_words",
-    )
-    report = run_units([Unit("numbers", {"index": 0}, "my_words:work")], store, name="words", max_attempts=1)
-    (reason,) = report.failed.values()
-    first, log = reason.splitlines()
-    assert first.startswith("ValueError: first second")
-    assert len(first) < 1000
-    assert first.isprintable()
-    assert "x" * 5000 in Path(log.split("the traceback is in ")[1]).read_text()
-    (batch,) = JobBatch.all(store)
-    assert [event["event"] for event in batch.events(batch.describe()["run"])] == ["failed"]
-
-
-def test_where_no_log_can_be_written_the_traceback_is_in_the_reason(store, monkeypatch):
-    monkeypatch.setattr(JobBatch, "subfolder", lambda *_: Path("/proc/nowhere"))
-    report = run_units([unit(0, "fail")], store, max_attempts=1)
-    (reason,) = report.failed.values()
-    assert "Traceback (most recent call last)" in reason
-
-
-def test_a_failure_without_any_frame_of_ours():
-    def raised(code):
-        try:
-            exec(compile(code, sys.modules["json"].__file__, "exec"))
-        except Exception as error:
-            error.__traceback__ = error.__traceback__.tb_next
-            return error
-
-    file, line = blamed(raised("1 / 0"))
-    assert file == sys.modules["json"].__file__
-    assert line == 1
-    assert blamed(ValueError()) == ("", 0)
 
 
 @pytest.mark.parametrize("cluster", ["inline", "local"])

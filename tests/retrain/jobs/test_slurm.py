@@ -266,21 +266,6 @@ def test_a_private_folder_that_is_not_private_is_refused(store, monkeypatch, tmp
     assert not list(tmp_path.rglob("*.pkl"))
 
 
-def test_without_a_home_slurm_says_what_to_set(store, monkeypatch, tmp_path):
-    def unknown(*_):
-        raise KeyError("no such user")
-
-    for name in ("HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("pwd.getpwuid", unknown)
-    with pytest.raises(JobError, match=r"HOME is not set.*TDA_BENCH_STATE"):
-        run_units(units(1), store, cluster="slurm", jobs=1)
-    monkeypatch.setenv("TDA_BENCH_STATE", str(tmp_path / "mine"))
-    assert run_units(units(1), store, cluster="slurm", jobs=1).complete
-    wait_for(lambda: slurm.live_jobs() == {})
-    assert list((tmp_path / "mine").rglob("*_submitted.pkl"))
-
-
 # -- drivers ----------------------------------------------------------------------------------------------------------
 
 
