@@ -212,8 +212,8 @@ def score_methods(session: Session) -> dict[SeedAndShare, list[ScoredMethod]]:
     for block, made in session.score().items():
         found[block] = []
         for variant, _ in made:
-            scorer = session.scorer(variant, *block)
-            entry, attribution = session.store.read("scores", scorer.config), scorer.stored_scores()
+            own = session.scorer(variant, *block)
+            entry, attribution = session.store.read("scores", own.config), own.stored_scores()
             if entry is None or attribution is None:
                 session.out.problems.append(f"{variant.label} left no score matrix in the cache")
             else:

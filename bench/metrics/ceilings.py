@@ -134,17 +134,18 @@ def noise_ceiling(
     if len(replicated) - lost < MINIMUM_SUBSETS:
         names = ("ceiling", "ci_low", "ci_high", "reliability", "reliability_low", "reliability_high", "split_half")
         nothing = np.full(values.shape[2], np.nan)
-        return Ceiling(**dict.fromkeys(names, math.nan), **sizes, num_undefined=values.shape[2], per_query=nothing)
+        unknown: dict[str, Any] = dict.fromkeys(names, math.nan)
+        return Ceiling(**unknown, **sizes, num_undefined=values.shape[2], per_query=nothing)
     larger = (counts[replicated] + 1) // 2
     step_up = StepUp(float((1.0 / larger).mean()), float((1.0 / (counts[replicated] - larger)).mean()), whole)
 
     # The same split for every subset, since replicates may share seeds across subsets.
     orders, total = list(_replicate_orders(len(values))), None
     for order in orders:
-        halves = _halves(values, exists, order, replicated)
+        first, second = _halves(values, exists, order, replicated)
         if within is not None:
-            halves = [within.take_out(half, np.float32) for half in halves]
-        one = sample_spearman(*halves, lost)
+            first, second = within.take_out(first, np.float32), within.take_out(second, np.float32)
+        one = sample_spearman(first, second, lost)
         total = one if total is None else total.combine(1.0, one, 1.0)
     assert total is not None
     sampling = total.combine(1.0 / len(orders), total, 0.0)

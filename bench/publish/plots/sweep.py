@@ -109,7 +109,7 @@ def draw_sweep(results: Results) -> Iterator[Drawing]:
         told += ", R-hat and ESS" if any(cell.get("rhat") is not None for cell in cells) else ""
         told += "; below, the mean training loss at every draw, a line a chain, each cell on its own scale."
         told += " Crossed: diverged." if any(cell["lds"] is None for cell in cells) else ""
-        options = sweep.get("options") if isinstance(sweep.get("options"), dict) else {}
+        options: dict[str, Any] = sweep.get("options") or {}
         others = settings_words(sweep["method"], {k: v for k, v in options.items() if k not in sweep["axes"]})
         yield finish(
             figure, "-".join(file_slug(part) for part in parts),
