@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,9 @@ def scores(
         if asked:
             raise UsageError(f"{sorted(asked)[0]} is for tasks that are named; expected queries, normalised and seed")
         return _scored_now(method, task, queries, normalised, seed, execution)
+    if unknown := sorted(set(asked) - {one.name for one in fields(Experiment)}):
+        names = "alpha_attribution, query_split, task_options, options, settings"
+        raise UsageError(f"scores has no option {unknown[0]}; available: queries, normalised, seed, execution, {names}")
     asked = {"alpha": (0.5,), "query_split": "all", "queries": queries, **asked}
     session = Session(Experiment(task=task, methods=(method,), seeds=(seed,), **asked), execution)
     if not session.active:

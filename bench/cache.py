@@ -301,7 +301,7 @@ def show_status(store: Store, arguments: argparse.Namespace) -> int:
             for state in states:
                 print(details(state, now))
         elif any(state["num_failed"] for state in states):
-            print("why units failed: python -m bench.cache status BATCH")
+            print("why units failed: tda-bench cache status BATCH")
     return 0
 
 

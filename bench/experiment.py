@@ -67,9 +67,9 @@ class Experiment:
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise UsageError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
-        for name, highest in (("alpha", _BELOW_ONE), ("alpha_attribution", 1.0)):
+        for name, highest, ends in (("alpha", _BELOW_ONE, "below 1"), ("alpha_attribution", 1.0, "up to 1")):
             for value in getattr(self, name):
-                _check(name, value, (int, float), _ABOVE_ZERO, highest, "a fraction")
+                _check(name, value, (int, float), _ABOVE_ZERO, highest, f"a fraction above 0 and {ends}")
         for name, least in (("seeds", 0), ("checkpoints", 1)):
             for value in getattr(self, name):
                 _check(name, value, int, least, 10**18 - 1, f"whole numbers from {least} on, of at most 18 digits")

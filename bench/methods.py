@@ -285,7 +285,7 @@ def settings_of(
         if settings == "tuned" and method.grid:
             raise UsageError(
                 f"there are no tuned settings of {method.name} on task {task.name}, protocol {task.protocol}; make "
-                f"them with `python -m bench.tune --task {task.name} --methods {method.name}`, or take --settings "
+                f"them with `tda-bench tune --task {task.name} --methods {method.name}`, or take --settings "
                 "default"
             )
         settings = "default"
@@ -321,7 +321,7 @@ def with_models(variants: Sequence[Variant], numbers: Sequence[int], reference: 
 def tuned_folders() -> list[Path]:
     own = os.environ.get(OWN_FOLDER)
     if own and not Path(own).is_dir():
-        raise UsageError(f"{OWN_FOLDER} is {own}, which is no folder; give the --out of a `python -m bench.tune`")
+        raise UsageError(f"{OWN_FOLDER} is {own}, which is no folder; give the --out of a `tda-bench tune`")
     return [*([Path(own)] if own else []), TUNED_WITH_US]
 
 

@@ -181,7 +181,8 @@ class ArrayScore:
 
     def __str__(self) -> str:
         """Three lines: the score, what it is of, and what it could be."""
-        undefined = f", {self.num_undefined} of them undefined" if self.num_undefined else ""
+        why = "losses or predictions that are not finite, or the same for all subsets"
+        undefined = f", {self.num_undefined} of them undefined: {why}" if self.num_undefined else ""
         within = "" if self.within_groups is None else f"; within groups {self.within_groups.lds:.3f}"
         known = "unknown: it needs losses of two retrains a subset, (2, subsets, queries)"
         if self.ceiling is not None:

@@ -929,7 +929,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.results)
     if not folder.is_dir():
-        raise UsageError(f"--results {folder} is no folder; expected one with records of bench.lds")
+        raise UsageError(f"--results {folder} is no folder; expected one with records of tda-bench lds")
     evidence = Evidence(folder)
     judged = judge_all(evidence)
     out = Path(arguments.out) if arguments.out else folder

@@ -562,7 +562,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     found = rows_with(ranked, **{name: getattr(arguments, name) for name in ROW_CHOICES})
     if not found:
-        raise UsageError(f"{folder} holds no rows; run `python -m bench.lds --alpha 0.1 --out {folder}` first")
+        raise UsageError(f"{folder} holds no rows; run `tda-bench lds --alpha 0.1 --out {folder}` first")
     for board in boards(found, arguments.wide):
         print(f"{board.title}\n{table(board.header, board.lines)}\n{board.caption}\n")
     if arguments.out:

@@ -38,7 +38,7 @@ SLACK = 60_000
 MAX_PICTURE_BYTES = 20_000_000
 MAX_PIXELS = 50_000_000
 WIDEST = 1_200  # pixels of a picture
-FIRST_COMMAND = "python -m bench.lds --alpha 0.1"
+FIRST_COMMAND = "tda-bench lds --alpha 0.1"
 # Pictures in this order, as long as there is room; the first is the front picture.
 KINDS = (
     "front", "collapse", "reference", "retraining", "lds", "scaling", "seconds", "removal", "sweep", "budget", "limit",
@@ -263,7 +263,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.results)
     if not folder.is_dir():
         raise UsageError(
-            f'--results "{folder}" is no folder; expected one with run records, made by --out of bench.lds'
+            f'--results "{folder}" is no folder; expected one with run records, made by --out of tda-bench lds'
         )
     out = Path(arguments.out or folder / "report")
     check_out(str(out))

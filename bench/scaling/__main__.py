@@ -248,7 +248,7 @@ def sweep_command(arguments: argparse.Namespace, command: str) -> int:
     kept = f"{sum(result is not None for result in known)} of {len(specs)} points from the cache"
     print(f"\nrun {record['run_id']} ({kept}); table: {out / 'scaling.csv'}")
     if unwritten:
-        print(f"python -m bench.scaling: {unwritten}; the same command writes it", file=sys.stderr)
+        print(f"tda-bench scaling: {unwritten}; the same command writes it", file=sys.stderr)
     return 1 if unwritten or all(row["error"] for row in record["rows"]) else 0
 
 
@@ -311,7 +311,7 @@ def rates_of(arguments: argparse.Namespace) -> dict[str, Estimator]:
     source = arguments.results or RATES
     found = by_device(read_rows(source))
     if not found:
-        raise UsageError(f"{source} has no row that was measured; run python -m bench.scaling first")
+        raise UsageError(f"{source} has no row that was measured; run tda-bench scaling first")
     return found
 
 

@@ -96,7 +96,7 @@ Spec = dict[str, Any]
 def read_rows(path: str | Path) -> list[Row]:
     """Every row, checked; the first cell that cannot be right is named with its line and what was expected."""
     if not Path(path).exists():
-        raise UsageError(f"{path} is not there; measure first: python -m bench.scaling --out {Path(path).parent}")
+        raise UsageError(f"{path} is not there; measure first: tda-bench scaling --out {Path(path).parent}")
     try:
         frame = pd.read_csv(io.StringIO(text := read_text(path, follow_links=True)))
     except (SafeFileError, ValueError) as error:
@@ -590,7 +590,7 @@ def read_records(paths: Sequence[str]) -> list[dict[str, Any]]:
                 same = {"cost_code": point["cost_code"], "options": options} | {n: spec.get(n) for n in SAME_FIELDS}
                 seen |= {f"{point['method']}'s {name}": value for name, value in same.items()}
         except (SafeFileError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path} is no scaling.json of python -m bench.scaling: {error_line(error)}") from None
+            raise UsageError(f"{path} is no scaling.json of tda-bench scaling: {error_line(error)}") from None
         for name, value in seen.items():
             where, other = first.setdefault(name, (path, value))
             if value != other:

@@ -139,7 +139,7 @@ def scores_command(argv: Sequence[str], parser: Parser) -> int:
     """bench.lds with --ground-truth."""
     given = dict.fromkeys(word.partition("=")[0] for word in argv)
     if not {"--ground-truth", "--scores"} <= set(given):
-        parser.error("--scores needs --ground-truth FOLDER, made by python -m bench.truth, and the other way round")
+        parser.error("--scores needs --ground-truth FOLDER, made by tda-bench truth, and the other way round")
     if foreign := [name for name in given if name in parser.known_options() and name not in (*OPTIONS, "--help")]:
         parser.error(f"{', '.join(foreign)} cannot be used with --ground-truth; its options are {', '.join(OPTIONS)}")
     arguments = parser.parse_args(argv)

@@ -150,7 +150,7 @@ def read_truth(folder: str | Path) -> GroundTruth:
     path = Path(folder) / "truth.safetensors"
     if not path.with_suffix(".json").exists():
         raise UsageError(
-            f"{folder} has no truth.json; expected a folder made by `python -m bench.truth export` or `... import`"
+            f"{folder} has no truth.json; expected a folder made by `tda-bench truth export` or `... import`"
         )
     record, arrays = read_pair(Path(folder) / "truth", TRUTH_FORMAT, TruthRecord)
     if missing := {"masks", "losses"} - set(arrays):

@@ -330,7 +330,7 @@ def make_parser(command: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog=f"python -m bench.tune {command}".strip(),
         description=COMMANDS[command][0],
-        epilog=f"other commands (`python -m bench.tune NAME --help`):\n{others}" if others else None,
+        epilog=f"other commands (`tda-bench tune NAME --help`):\n{others}" if others else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_task_arguments(parser)
@@ -388,7 +388,7 @@ def work(arguments: argparse.Namespace, command: str, line: str, prog: str) -> i
     print(outcome.text)
     print(f"\nrun {run_id} in {record['seconds']:.0f} s" + ("" if unwritten else f"; record: {path}"))
     if outcome.tuned is not None and not unwritten:
-        words = f"python -m bench.lds --task {arguments.task} --settings tuned ..."
+        words = f"tda-bench lds --task {arguments.task} --settings tuned ..."
         print(f"to use it: TDA_BENCH_TUNED={arguments.out} {words}")
     for remark in [*grid.session.notes, *outcome.remarks]:
         print(remark, file=sys.stderr)

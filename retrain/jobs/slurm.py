@@ -263,7 +263,7 @@ class _Driver:
         if names:
             logger.warning(
                 "stopped waiting: %s, and %d Slurm tasks go on without you. Come back with the same command and "
-                "--collect, look with python -m bench.cache status, or cancel them with: scancel %s",
+                "--collect, look with tda-bench cache status, or cancel them with: scancel %s",
                 kept,
                 len(names),
                 " ".join(_arrays(names)),

@@ -42,7 +42,7 @@ class Kind:
         return drawings
 
 
-LDS = "python -m bench.lds --alpha 0.1 0.3 0.5 0.7"
+LDS = "tda-bench lds --alpha 0.1 0.3 0.5 0.7"
 RECORDS = "records of bench.lds"
 KINDS = (
     Kind("lds", "lds", "LDS against alpha, raw and train-normalised, a panel for each attributed share", RECORDS, LDS,
@@ -53,9 +53,9 @@ KINDS = (
     Kind("reference", "question", "LDS against how much more data the model looked at has seen than those asked about",
          "records of two references", f"{LDS} --reference subset --checkpoints 1 8", crowded=True),
     Kind("draws", "question", "LDS within class against draws of bif_gaussian, beside BIF and EK-FAC",
-         "records of bif_gaussian@curve=true", "python -m bench.lds --methods bif_gaussian@curve=true"),
+         "records of bif_gaussian@curve=true", "tda-bench lds --methods bif_gaussian@curve=true"),
     Kind("retraining", "lds", "LDS against seconds of the datamodel with every prior, beside the others",
-         "records of the datamodel", "python -m bench.lds --experiment results/digits/datamodel.toml"),
+         "records of the datamodel", "tda-bench lds --experiment results/digits/datamodel.toml"),
     Kind("seconds", "lds", "seconds against the attributed share, fit and score apart",
          "records at two attributed shares or more, from one machine",
          f"{LDS} --task cifar10 --alpha-attribution 0.01 0.1 1.0", "fig:timings_bif-vs-ekfac"),
@@ -173,7 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     chosen = [kind_called(name) for name in dict.fromkeys(arguments.only or [])] or list(KINDS)
     if not Path(arguments.results).is_dir():
-        raise UsageError(f'--results "{arguments.results}" is no folder; expected one with records of bench.lds')
+        raise UsageError(f'--results "{arguments.results}" is no folder; expected one with records of tda-bench lds')
     out = Path(arguments.out or Path(arguments.results) / "figures")
     check_out(str(out))
     results = load_results(arguments.results)

@@ -115,9 +115,9 @@ def test_a_slip_is_one_line(main: Main, tmp_path: Path, refused: Callable[..., s
         ),
         (retrain_speed, ["--alpha", "0.5", "--device", "gpu"], 'unknown device "gpu"'),
         (retrain_speed, ["--alpha", "0.5", "--replicates", "3"], "every subset is retrained twice here"),
-        (publish, ["leaderboard", "--results", "EMPTY"], "holds no rows; run `python -m bench.lds"),
+        (publish, ["leaderboard", "--results", "EMPTY"], "holds no rows; run `tda-bench lds"),
         (publish, ["report", "--results", "FILE"], "is no folder; expected one with run records"),
-        (truth, ["check", "EMPTY"], "has no truth.json; expected a folder made by `python -m bench.truth"),
+        (truth, ["check", "EMPTY"], "has no truth.json; expected a folder made by `tda-bench truth"),
     ],
 )
 def test_a_slip_of_the_others_is_one_line(

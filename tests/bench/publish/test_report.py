@@ -105,7 +105,7 @@ def test_data_cannot_end_its_element_and_markdown_brings_no_markup() -> None:
 
 def test_an_empty_folder_says_how_to_begin(tmp_path: Path) -> None:
     assert publish(["report", "--results", str(tmp_path)]) == 0
-    assert "python -m bench.lds --alpha 0.1" in (tmp_path / "report" / "index.html").read_text()
+    assert "tda-bench lds --alpha 0.1" in (tmp_path / "report" / "index.html").read_text()
 
 
 def test_a_method_is_told_by_its_own_file() -> None:
