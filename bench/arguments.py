@@ -6,10 +6,11 @@ given; what a command raises becomes one line and an exit code in `run_cli`.
 
 import argparse
 import difflib
+import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from traceback import print_exc
 from typing import Any
@@ -32,7 +33,7 @@ TASK_OPTIONS = ("data_dir", "model", "text", "eval_text")  # options of a task w
 
 
 class Parser(argparse.ArgumentParser):
-    """One line on stderr, exit code 2. A misspelt option or command is named, with the one that was probably meant."""
+    """One line on stderr, exit code 2."""
 
     def __init__(self, **options: Any):
         if "prog" in options and Path(sys.argv[0]).name.startswith("tda-bench"):  # speaks of itself as it was called
@@ -40,34 +41,11 @@ class Parser(argparse.ArgumentParser):
             options["prog"] = prog.replace("python -m bench.", "tda-bench ")
         super().__init__(**{"allow_abbrev": False, **options})
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._given = [str(word) for word in (sys.argv[1:] if args is None else args)]
-        return super().parse_known_args(args, namespace)
-
     def error(self, message: str) -> Any:
-        known = self.known_options()
-        for word in getattr(self, "_given", []):
-            name = word.partition("=")[0]
-            if name.startswith("--") and name not in known:
-                # Without their dashes: these alone would make any two short names alike.
-                meant = difflib.get_close_matches(name[2:], [option.lstrip("-") for option in known], n=1)
-                hint = f"did you mean --{meant[0]}?" if meant else "see --help"
-                self.exit(2, f"{self.prog}: unknown option {name}; {hint}\n")
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-            choices = [one.strip(" '") for one in choice[2].split(",")]
-            if meant := difflib.get_close_matches(choice[1], choices, n=1):
-                message += f"; did you mean {meant[0]}?"
-        self.exit(2, f"{self.prog}: {message}\n")
-
-    def known_options(self) -> list[str]:
-        """Its own, and those of the command that was given (of all its commands where none was)."""
-        known = list(self._option_string_actions)
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                given = [name for name in action.choices if name in getattr(self, "_given", [])]
-                for name in given[:1] or action.choices:
-                    known += action.choices[name]._option_string_actions
-        return known
+            meant = difflib.get_close_matches(choice[1], [one.strip(" '") for one in choice[2].split(",")], n=1)
+            message += f"; did you mean {meant[0]}?" if meant else ""
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
 
 
 # ---- types of arguments ----
@@ -110,11 +88,7 @@ def count_or_file(text: str) -> int | str:
 def add_task_arguments(parser: argparse.ArgumentParser) -> None:
     """What names a task, its data and its options; `build_task` reads them."""
     add = parser.add_argument
-    add(
-        "--task",
-        default="auto",
-        help="auto, a file of retrain/tasks, a file of yours, or package.module:Class (default: auto)",
-    )
+    add("--task", default="auto", help="auto, a file of retrain/tasks or of yours, or module:Class (default: auto)")
     add("--protocol", default="", help="how to retrain, where the task offers several (default: the task's first)")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: auto)")
     add("--data-dir", help="folder with the task's data, where it needs one")
@@ -129,13 +103,8 @@ def add_task_arguments(parser: argparse.ArgumentParser) -> None:
 def add_plan_arguments(parser: argparse.ArgumentParser, minimum_subsets: int = 1, required: bool = True) -> None:
     """Which subsets are retrained on, and how often; several alphas, shares and seeds make several experiments."""
     add = parser.add_argument
-    add(
-        "--alpha",
-        nargs="+",
-        type=fraction,
-        required=required,
-        help="alpha_retrain: share of the attributed examples that each subset keeps",
-    )
+    kept = "share of the attributed examples that each subset keeps"
+    add("--alpha", nargs="+", type=fraction, required=required, help=f"alpha_retrain: {kept}")
     add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
     add("--subsets", type=at_least(minimum_subsets), help="retrained subsets (default: 100)")
     add("--scheme", choices=SCHEMES, help="fixed size, independent draws, or every group's share (default: fixed)")
@@ -148,23 +117,15 @@ def add_plan_arguments(parser: argparse.ArgumentParser, minimum_subsets: int = 1
 
 def add_method_arguments(parser: argparse.ArgumentParser, default: Sequence[str] = DEFAULT_METHODS) -> None:
     """Which methods, with which settings; bench/methods.py has the spelling."""
-    add = parser.add_argument
-    add(
-        "--methods",
-        nargs="+",
-        metavar="METHOD",
-        help="METHOD, METHOD@OPTION=VALUE,... or LABEL=METHOD@...; a METHOD is a file of baselines/ or of yours, or "
-        f"package.module:Class (default: {' '.join(default)})",
-    )
+    spelled = "METHOD, METHOD@OPTION=VALUE,... or LABEL=METHOD@...; a METHOD is a file of baselines/ or of yours, or"
+    usual = f"package.module:Class (default: {' '.join(default)})"
+    parser.add_argument("--methods", nargs="+", metavar="METHOD", help=f"{spelled} {usual}")
     add_settings_argument(parser)
 
 
 def add_settings_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--settings",
-        choices=("auto", "tuned", "library", "paper", "default"),
-        help="whose settings methods get (default: tuned where the task has been tuned)",
-    )
+    whose = "whose settings methods get (default: tuned where the task has been tuned)"
+    parser.add_argument("--settings", choices=("auto", "tuned", "library", "paper", "default"), help=whose)
 
 
 def add_query_arguments(parser: argparse.ArgumentParser) -> None:
@@ -248,26 +209,16 @@ def task_words(
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags every command that runs units has; `cluster_options` turns them into arguments of `run_units`."""
-    group = parser.add_argument_group("where the work runs")
-    group.add_argument(
-        "--cluster",
-        choices=CLUSTERS,
-        help="this process, local processes, or Slurm (default: local where the device is a CPU of several cores)",
-    )
-    group.add_argument("--jobs", type=int, help="units at once (default: one per GPU or core; 16 on Slurm)")
-    group.add_argument(
-        "--gpus-per-job", type=int, help="GPUs for each job (default: 1 where there are any and they are used)"
-    )
-    group.add_argument(
-        "--slurm",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an sbatch option, e.g. --slurm partition=gpu --slurm qos=low; repeatable",
-    )
-    group.add_argument("--timeout-min", type=float, help="minutes for one unit (local) or one array task (Slurm)")
-    group.add_argument("--traceback", action="store_true", help="print the whole traceback of what fails")
-    group.add_argument("--collect", action="store_true", help="start nothing: take what is or gets finished")
+    add = parser.add_argument_group("where the work runs").add_argument
+    where = "this process, local processes, or Slurm (default: local where the device is a CPU of several cores)"
+    add("--cluster", choices=CLUSTERS, help=where)
+    add("--jobs", type=int, help="units at once (default: one per GPU or core; 16 on Slurm)")
+    add("--gpus-per-job", type=int, help="GPUs for each job (default: 1 where there are any and they are used)")
+    sbatch = "an sbatch option, e.g. --slurm partition=gpu --slurm qos=low; repeatable"
+    add("--slurm", action="append", default=[], metavar="KEY=VALUE", help=sbatch)
+    add("--timeout-min", type=float, help="minutes for one unit (local) or one array task (Slurm)")
+    add("--traceback", action="store_true", help="print the whole traceback of what fails")
+    add("--collect", action="store_true", help="start nothing: take what is or gets finished")
 
 
 def cluster_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -284,15 +235,8 @@ def cluster_options(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--slurm options need --cluster slurm, not {cluster}")
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {args.jobs}")
-    return {
-        "cluster": cluster,
-        "jobs": args.jobs,
-        "gpus_per_job": args.gpus_per_job,
-        "slurm": slurm,
-        "timeout_min": args.timeout_min,
-        "collect": args.collect,
-        "traceback": args.traceback,
-    }
+    given = {name: getattr(args, name) for name in ("jobs", "gpus_per_job", "timeout_min", "collect", "traceback")}
+    return {"cluster": cluster, "slurm": slurm, **given}
 
 
 def default_cluster(device: str) -> str:
@@ -331,38 +275,43 @@ def check_out(folder: str) -> None:
 
 
 def run_cli(prog: str, work: Callable[[], int], interrupted: str = KEPT, traceback: bool | None = None) -> int:
-    """Runs a command's work; `exit_code` has what becomes of an error."""
+    """Runs a command's work. One line on stderr and 1: it failed; 2: it was asked for what cannot be; 130: interrupted.
+
+    traceback: of commands with --traceback, whether it was given; without it the code of tasks and methods fails in one
+    line, wherever it is called from.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         return work()
-    except BaseException as error:
-        return exit_code(error, prog, interrupted, traceback)
-
-
-def exit_code(error: BaseException, prog: str, interrupted: str = KEPT, traceback: bool | None = None) -> int:
-    """One line on stderr. 1: the work failed; 2: it was asked for what cannot be; 130: interrupted.
-
-    Called where the error is caught. traceback: of commands with --traceback, whether it was given; without it the code
-    of tasks and methods fails in one line, wherever it is called from.
-    """
-    if isinstance(error, UsageError | StoreError | SafeFileError):
+    except (UsageError, StoreError, SafeFileError) as error:
         print(f"{prog}: {one_line(str(error), MAX_WORDS)}", file=sys.stderr)
         return 2
-    if isinstance(error, BrokenPipeError):  # ... | head
+    except BrokenPipeError:  # ... | head
         sys.stderr.close()
         return 0
-    close_bars()
-    if isinstance(error, KeyboardInterrupt):
+    except KeyboardInterrupt:
+        close_bars()
         print(f"{prog}: interrupted; {interrupted}", file=sys.stderr)
         return 130
-    if isinstance(error, RuntimeError | FloatingPointError):
+    except (RuntimeError, FloatingPointError) as error:
+        close_bars()
         if traceback and not isinstance(error, JobError) and not isinstance(error.__cause__, UnitTraceback):
             print_exc()  # of a unit it was printed where the unit was given up
         print(f"{prog}: {error_line(error)}", file=sys.stderr)
         return 1
-    # A full disk, or a folder where a file was to go, is nobody's mistake in the code.
-    if not isinstance(error, Exception) or traceback or (traceback is None and not isinstance(error, OSError)):
-        raise error
-    file, line = blamed(error)
-    where = "" if traceback is None else f" ({shortened(file)}:{line}); --traceback shows it whole"
-    print(f"{prog}: {error_line(error)}{where}", file=sys.stderr)
-    return 1
+    except Exception as error:
+        close_bars()
+        # A full disk, or a folder where a file was to go, is nobody's mistake in the code.
+        if traceback or (traceback is None and not isinstance(error, OSError)):
+            raise
+        file, line = blamed(error)
+        where = "" if traceback is None else f" ({shortened(file)}:{line}); --traceback shows it whole"
+        print(f"{prog}: {error_line(error)}{where}", file=sys.stderr)
+        return 1
+
+
+def report(prog: str, notes: Iterable[str], problems: Sequence[str]) -> int:
+    """A line each on stderr; the exit code, 1 where there are problems."""
+    for line in [*notes, *(f"{prog}: {problem}" for problem in problems)]:
+        print(line, file=sys.stderr)
+    return 1 if problems else 0

@@ -28,7 +28,7 @@ from bench.arguments import (
     add_task_arguments,
     at_least,
     check_out,
-    exit_code,
+    report,
     run_cli,
 )
 from bench.metrics import MINIMUM_SUBSETS
@@ -145,12 +145,9 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
 
         return scores_command(words, parser)
     arguments = parser.parse_args(words)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     logging.getLogger("tda-bench").setLevel(logging.INFO)
-    try:
-        return measure_lds(arguments, command_line("bench.lds", words), parser.prog)
-    except BaseException as error:
-        return exit_code(error, parser.prog, traceback=arguments.traceback)
+    work = lambda: measure_lds(arguments, command_line("bench.lds", words), parser.prog)  # noqa: E731
+    return run_cli(parser.prog, work, traceback=arguments.traceback)
 
 
 def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
@@ -179,31 +176,27 @@ def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
     if unwritten:
         problems.append(f"{unwritten}; the same command writes it, from {arguments.cache}")
     skipped = [f"skipped {label}: {reason}" for label, reason in result.skipped.items()]
-    for line in [*result.notes, *skipped, *(f"{prog}: {problem}" for problem in problems)]:
-        print(line, file=sys.stderr)
-    return 1 if problems else 0
+    return report(prog, [*result.notes, *skipped], problems)
 
 
 # ---- list ----
 
 
-def list_main(argv: Sequence[str]) -> int:
-    return run_cli("tda-bench list", lambda: list_plugins(argv))
-
-
-def list_plugins(words: Sequence[str]) -> int:
+def list_main(words: Sequence[str]) -> int:
     parser = Parser(prog="tda-bench list", description="Every method or task, with its options and defaults.")
     parser.add_argument("what", choices=("methods", "tasks"))
     parser.add_argument("name", nargs="?", help="only this one")
     arguments = parser.parse_args(list(words))
-    blocks = []
-    for name, cls in plugin_classes(arguments.what).items():
-        if arguments.name in (None, name):
-            blocks.append(describe(name, cls))
-    if not blocks:
-        raise UsageError(f'there is no {arguments.what[:-1]} "{arguments.name}"; tda-bench list {arguments.what}')
-    print("\n\n".join(blocks))
-    return 0
+
+    def work() -> int:
+        classes = plugin_classes(arguments.what)
+        if arguments.name not in (None, *classes):
+            raise UsageError(f'there is no {arguments.what[:-1]} "{arguments.name}"; tda-bench list {arguments.what}')
+        chosen = {name: cls for name, cls in classes.items() if arguments.name in (None, name)}
+        print("\n\n".join(describe(name, cls) for name, cls in chosen.items()))
+        return 0
+
+    return run_cli(parser.prog, work)
 
 
 def plugin_classes(what: str) -> dict[str, Any]:
@@ -212,10 +205,8 @@ def plugin_classes(what: str) -> dict[str, Any]:
     from retrain import plugins
     from retrain.task import Task
 
-    package, interface, base = {
-        "methods": ("baselines", "method", Method),
-        "tasks": ("retrain.tasks", "task", Task),
-    }[what]
+    kinds = {"methods": ("baselines", "method", Method), "tasks": ("retrain.tasks", "task", Task)}
+    package, interface, base = kinds[what]
     found: dict[str, Any] = {}
     for name in plugins.available(package, interface):
         try:
@@ -243,23 +234,15 @@ def describe(name: str, cls: Any) -> str:
     for field in fields(cls):
         if field.name != "protocol":
             default = "needed" if field.default is MISSING else repr(field.default)
-            kind = (
-                ""
-                if field.metadata.get("key", True)
-                else f"  ({'by its content' if field.name in COUNTS_BY_CONTENT else 'changes no number'})"
-            )
-            lines.append(f"  {field.name} = {default}{kind}")
+            counts = "by its content" if field.name in COUNTS_BY_CONTENT else "changes no number"
+            lines.append(f"  {field.name} = {default}" + ("" if field.metadata.get("key", True) else f"  ({counts})"))
     return "\n".join(lines)
 
 
 # ---- fetch ----
 
 
-def fetch_main(argv: Sequence[str]) -> int:
-    return run_cli("tda-bench fetch", lambda: fetch_command(argv), "nothing was kept")
-
-
-def fetch_command(words: Sequence[str]) -> int:
+def fetch_main(words: Sequence[str]) -> int:
     from retrain.models.fetched import SOURCES, fetch
 
     lines = [f"  {name:10}  {source.what}; {source.licence}" for name, source in SOURCES.items()]
@@ -275,12 +258,16 @@ def fetch_command(words: Sequence[str]) -> int:
     add("--loss-on", metavar="FILE", help="of a language model: also print its loss on this text (.txt, .txt.xz, ...)")
     add("--tokens", type=at_least(2), default=20_480, help="of that text, from its beginning (default: %(default)s)")
     arguments = parser.parse_args(list(words))
-    print(fetch(arguments.name, arguments.archive))
-    if arguments.loss_on:
-        from retrain.models.pretrained import loss_on_text
 
-        print(loss_on_text(arguments.name, arguments.loss_on, arguments.tokens))
-    return 0
+    def work() -> int:
+        print(fetch(arguments.name, arguments.archive))
+        if arguments.loss_on:
+            from retrain.models.pretrained import loss_on_text
+
+            print(loss_on_text(arguments.name, arguments.loss_on, arguments.tokens))
+        return 0
+
+    return run_cli(parser.prog, work, "nothing was kept")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ disk reads them. The task's data is not in it. What is asked of it costs no fit,
 
 import argparse
 import json
-import logging
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -213,7 +212,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(list(sys.argv[1:] if argv is None else argv))
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     work = make_command if arguments.command == "make" else ask_command
     return run_cli(f"tda-bench store {arguments.command}", lambda: work(arguments), "nothing was written")
 

@@ -1,15 +1,12 @@
-"""Time methods against each other on one question, in one process: seconds, memory, and BIF's share of the hardware.
+"""Time methods against each other on one question, in one process: seconds and memory.
 
     python -m bench.speed --task cifar10 --data-dir DIR --methods bif ekfac --query-split all --set bif.draws=100
     python -m bench.speed retrain --task cifar10 --alpha 0.1 0.5 --data-dir DIR --out FOLDER     # models, not methods
 
 Every method is warmed up on a small version of the same question (libraries load, kernels are chosen), then timed by
 the suite's one clock: fit and score apart, the device synchronised. Nothing comes from the cache but the checkpoint.
-For BIF the table adds the time a draw takes, and how that compares with the arithmetic floor: the floating-point
-operations of one forward pass over all examples and of its minibatch gradients (three forward passes each), at the
-speed of a large matrix product on this machine, measured in the same run. `agrees` is how alike two methods rank the
-training examples: the Spearman correlation of raw scores with those of the first method, mean over queries.
-A method that fails is named, and the others are timed.
+`agrees` is how alike two methods rank the training examples: the Spearman correlation of raw scores with those of the
+first method, mean over queries. A method that fails is named, and the others are timed.
 
 `retrain` times how fast a task's models are retrained, and compares losses with the plain way's. Retrains go the way of
 any run: as units, through the job layer, into a (temporary) store, with every query's loss. Beside it stands the plain
@@ -19,13 +16,12 @@ seeds, so that their losses differ by rounding alone; how much replicates of a s
 
 import argparse
 import hashlib
-import logging
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +36,7 @@ from bench.arguments import (
     at_least,
     check_device,
     check_out,
+    report,
     run_cli,
     share,
 )
@@ -52,17 +49,6 @@ from retrain.store import Store, canonical_json
 
 COMPARED_QUERIES = 500  # the first so many tell how alike two methods are
 TIMED_METHODS = ("bif", "ekfac", "trak", "gradsim")
-
-
-@dataclass
-class Timings:
-    """What the methods of one question came to."""
-
-    question: Any
-    peak: dict[str, Any]  # of the machine
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    first_scores: np.ndarray = field(default_factory=lambda: np.empty(0))  # of the first row, for `agrees`
-    failed: dict[str, str] = field(default_factory=dict)  # label -> why
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -105,38 +91,11 @@ def mean_correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.nanmean(spearman_per_column(first.astype(np.float64), second.astype(np.float64))))
 
 
-def operations_per_example(problem: Any) -> float:
-    """Floating-point operations of one example's forward pass, counted on the plain model."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    inputs = problem.queries.inputs[:2].to(problem.device)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        problem.model(inputs)
-    return counter.get_total_flops() / len(inputs)
-
-
-def add_floor(row: dict[str, Any], method: Any, problem: Any, peak: float) -> None:
-    """What BIF's draws would take at the measured peak, and the share of it that they reach."""
-    examples = len(problem.attributed_indices) + len(problem.queries)
-    minibatch = min(method.minibatch, len(problem.train))
-    gradients = 2 if method.gradient == "difference" else 1  # at the chain, and at the checkpoint
-    per_draw = operations_per_example(problem) * (examples + 3 * gradients * method.thinning * minibatch)
-    draws = method.chains * (method.burn_in + method.draws)
-    row["num_draws"] = draws
-    row["seconds_per_draw"] = row["score_seconds"] / draws
-    row["floor_seconds"] = per_draw * draws / peak
-    row["share_of_peak"] = row["floor_seconds"] / row["score_seconds"]
-
-
-def speed_table(found: Timings) -> str:
-    """Seconds also over those of BIF, or without it of the first method; columns about draws where there are any."""
-    rows, peak = found.rows, found.peak
+def speed_table(rows: list[dict[str, Any]], description: str, device: str) -> str:
+    """Seconds also over those of BIF, or without it of the first method."""
     labels = [row["label"] for row in rows]  # one that is tuned for each kind of scores has two rows
     names = [row["label"] + f" ({row['settings']})" * (labels.count(row["label"]) > 1) for row in rows]
     reference = next((k for k, row in enumerate(rows) if row["method"] == "bif"), 0)
-    drawn = any("seconds_per_draw" in row for row in rows)
-    header = ["method", "fit s", "score s", "total s", "relative", "memory", "agrees"]
     cells = [
         [
             name,
@@ -149,67 +108,41 @@ def speed_table(found: Timings) -> str:
         ]
         for name, row in zip(names, rows, strict=True)
     ]
-    if drawn:
-        header += ["ms/draw", "floor s", "of peak"]
-        for row, line in zip(rows, cells, strict=True):
-            line += [
-                number(1000 * row["seconds_per_draw"] if "seconds_per_draw" in row else None, 2),
-                number(row.get("floor_seconds"), 2),
-                f"{100 * row['share_of_peak']:.0f} %" if "share_of_peak" in row else "",
-            ]
     repeats, first = len(rows[0]["all_seconds"]), rows[0]
     return "\n".join(
         [
-            f"{found.question.task.description}: {first['num_train']:,} training examples x "
-            f"{first['num_queries']:,} queries, {peak['device']}; peak {peak['flops'] / 1e9:,.0f} GFLOP/s "
-            f"({peak['dtype']} products of {peak['size']}); {'median' if repeats % 2 else 'lower median'} of {repeats}",
+            f"{description}: {first['num_train']:,} training examples x {first['num_queries']:,} queries, {device}; "
+            f"{'median' if repeats % 2 else 'lower median'} of {repeats}",
             "",
-            table(header, cells),
+            table(["method", "fit s", "score s", "total s", "relative", "memory", "agrees"], cells),
             f"relative: total s over that of {names[reference]}",
             f"agrees: Spearman's correlation of raw scores with {names[0]}'s, mean over queries",
         ]
     )
 
 
-def time_one(found: Timings, variant: Any, problem: Any, repeats: int) -> None:
-    """Adds its row, or why there is none: a method that fails costs its own row alone."""
-    from baselines.bif.method import BIF
-
-    try:
-        row, scores = time_method(variant, problem, repeats)
-        if isinstance(variant.method, BIF) and not variant.method.control_variate:
-            method = variant.method.fit(problem).method  # with the numbers that its pilot chose
-            add_floor(row, method, problem, found.peak["flops"])
-    except (RuntimeError, FloatingPointError, UsageError) as error:  # the last: it cannot do with its settings
-        found.failed[variant.label] = (str(error).splitlines() or [type(error).__name__])[0]
-        return
-    if not found.rows:
-        found.first_scores = scores
-    row["agrees"] = mean_correlation(found.first_scores.T, scores.T)
-    row |= {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
-    found.rows.append(row)
-
-
-def time_all(session: Any, repeats: int) -> Timings:
-    """Every method that can run, one after the other."""
+def time_all(session: Any, repeats: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """A row for every method that can run, one after the other; and why there is none of one that failed."""
     from bench.ground_truth import base_model
-    from bench.scaling.point import matmul_peak
     from bench.scoring import problem_of
 
-    for variant in session.active:
-        if variant.method.extra_retrains()[0]:
-            session.skipped[variant.label] = "its seconds are those of retraining, which bench.lds counts"
-    session.active = [variant for variant in session.active if variant.label not in session.skipped]
-    session.report_skipped()
-    device, (block,) = session.execution.device, session.blocks
-    question = session.question(*block)
+    question = session.question(*session.blocks[0])
+    rows: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    first_scores = np.empty(0)
     with tempfile.TemporaryDirectory(prefix="tda-bench-speed-") as scratch:  # nothing of a timing is kept
-        model, _ = base_model(session.task, question.seed, session.store, device)
-        problem = problem_of(question, model, session.store, device, Path(scratch))
-        found = Timings(question, {**matmul_peak(problem.device), "device": session.device()})
+        model, _ = base_model(session.task, question.seed, session.store, session.execution.device)
+        problem = problem_of(question, model, session.store, session.execution.device, Path(scratch))
         for variant in bar(session.active, desc="methods", unit="method", leave=False):
-            time_one(found, variant, problem, repeats)
-    return found
+            try:
+                row, scores = time_method(variant, problem, repeats)
+            except (RuntimeError, FloatingPointError, UsageError) as error:  # the last: it cannot do with its settings
+                failed[variant.label] = (str(error).splitlines() or [type(error).__name__])[0]
+                continue
+            first_scores = first_scores if rows else scores
+            sizes = {"num_train": len(problem.attributed_indices), "num_queries": len(problem.queries)}
+            rows.append(row | sizes | {"agrees": mean_correlation(first_scores.T, scores.T)})
+    return rows, failed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -217,9 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     retrain = words[:1] == ["retrain"]
     parser = make_retrain_parser() if retrain else make_parser()
     arguments = parser.parse_args(words[1:] if retrain else words)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    command = command_line("bench.speed", words)
-    work = time_retrains if retrain else time_methods
+    command, work = command_line("bench.speed", words), time_retrains if retrain else time_methods
     return run_cli(parser.prog, lambda: work(arguments, command, parser.prog), "nothing was written")
 
 
@@ -231,44 +162,43 @@ def time_methods(arguments: argparse.Namespace, command: str, prog: str) -> int:
     if arguments.out:
         check_out(arguments.out)
     session = Session(experiment_of(arguments), execution_of(arguments))
-    for note in session.notes:
-        print(note, file=sys.stderr)
-    found = time_all(session, arguments.repeats)
-    if found.rows:
-        print(speed_table(found))
-    for label, reason in session.skipped.items():
-        print(f"skipped {label}: {reason}", file=sys.stderr)
-    problems = [*session.out.problems, *(f"{label} failed: {reason}" for label, reason in found.failed.items())]
-    if arguments.out and found.rows:
-        record = timing_record(found, session, command, arguments.repeats)
-        problems += write_record(Path(arguments.out) / "speed.json", record, record["run_id"])
-    for problem in problems:
-        print(f"{prog}: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    for variant in session.active:
+        if variant.method.extra_retrains()[0]:
+            session.skipped[variant.label] = "its seconds are those of retraining, which bench.lds counts"
+    session.active = [variant for variant in session.active if variant.label not in session.skipped]
+    session.report_skipped()
+    rows, failed = time_all(session, arguments.repeats)
+    problems = [*session.out.problems, *(f"{label} failed: {reason}" for label, reason in failed.items())]
+    if rows:
+        description, device = session.task.description, session.device()
+        print(speed_table(rows, description, device))
+        question = session.question(*session.blocks[0]).config()
+        asked = {"question": question, "experiment": session.experiment.to_json()}
+        # Its id is that of what was asked, and where: seconds never come out the same twice.
+        identity = canonical_json({**asked, "repeats": arguments.repeats, "device": device}, "result")
+        record = {
+            "run_id": hashlib.sha256(identity.encode()).hexdigest()[:12],
+            "command": command,
+            "description": description,
+            **asked,
+            "rows": rows,
+            "failed": failed,
+            **provenance(device),
+        }
+        problems += write_record(arguments.out, "speed.json", record)
+    skipped = [f"skipped {label}: {reason}" for label, reason in session.skipped.items()]
+    return report(prog, [*session.notes, *skipped], problems)
 
 
-def timing_record(found: Timings, session: Any, command: str, repeats: int) -> dict[str, Any]:
-    """Its id is that of what was asked, and where: seconds never come out the same twice."""
-    asked = {"question": found.question.config(), "experiment": session.experiment.to_json()}
-    identity = canonical_json({**asked, "repeats": repeats, "device": session.device()}, "result")
-    return {
-        "run_id": hashlib.sha256(identity.encode()).hexdigest()[:12],
-        "command": command,
-        "description": found.question.task.description,
-        **asked,
-        "rows": found.rows,
-        "peak": found.peak,
-        "failed": found.failed,
-        **provenance(session.device()),
-    }
-
-
-def write_record(path: Path, record: dict[str, Any], run_id: str = "") -> list[str]:
-    """Why it was not written; empty when it was. Another run's record is put aside."""
+def write_record(out: str | None, name: str, record: dict[str, Any]) -> list[str]:
+    """Why it was not written; empty when it was, or nobody asked. Another question's record is put aside."""
+    if not out:
+        return []
+    path = Path(out) / name
 
     def write() -> None:
-        if run_id:
-            keep_earlier(path, run_id)
+        if "run_id" in record:
+            keep_earlier(path, record["run_id"])
         write_json(path, record)
 
     unwritten = try_write(write, path)
@@ -408,11 +338,7 @@ def time_retrains(arguments: argparse.Namespace, command: str, prog: str) -> int
         print(f"alpha {plan.alpha:g}: {rows[-1]['a_second']:.1f} retrains a second", file=sys.stderr)
     print(retrain_table(rows, task.description, device))
     known = {"command": command, "description": task.description, "task": task.config, "rows": rows}
-    record, path = {**known, **provenance(device)}, Path(arguments.out or "") / "retrain_speed.json"
-    problems = write_record(path, record) if arguments.out else []
-    for problem in problems:
-        print(f"{prog}: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    return report(prog, [], write_record(arguments.out, "retrain_speed.json", {**known, **provenance(device)}))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ A module of an evaluation has `add_arguments(parser)`, `evaluate(arguments) -> M
 
 import argparse
 import importlib
-import logging
 import sys
 import time
 from collections.abc import Sequence
 
-from bench.arguments import Parser, check_out, run_cli
+from bench.arguments import Parser, check_out, report, run_cli
 from bench.records import command_line
 
 EVALUATIONS = {
@@ -38,7 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = Parser(prog=f"{parser.prog} {name}", description=EVALUATIONS[name])
     module.add_arguments(own)
     arguments = own.parse_args(words[1:])
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     command = command_line("bench.evaluations", words)
 
     def work() -> int:
@@ -55,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             problems.append(f"{arguments.out}/{out.run_id} cannot be written: {error.strerror or error}")
         print(end)
         skipped = [f"skipped {label}: {reason}" for label, reason in out.skipped.items()]
-        for line in [*out.notes, *skipped, *(f"{own.prog}: {problem}" for problem in problems)]:
-            print(line, file=sys.stderr)
-        return 1 if problems else 0
+        return report(own.prog, [*out.notes, *skipped], problems)
 
     return run_cli(own.prog, work, traceback=getattr(arguments, "traceback", None))
 

@@ -5,7 +5,6 @@ tda-bench inspect --model mlp.pt --train train.csv --queries test.csv   # a mode
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -115,7 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     what = given[0] if given[:1] in (["tokens"], ["words"]) else "inspect"
     parser = make_parser(what)
     arguments = parser.parse_args(given if what == "inspect" else given[1:])
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     line = command_line("bench.inspect", given)
     return run_cli(parser.prog, lambda: works[what](arguments, line, parser.prog), "nothing was written")
 

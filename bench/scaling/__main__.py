@@ -20,7 +20,6 @@ depends on shapes alone.
 import argparse
 import contextlib
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -371,7 +370,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     command = command_line("bench.scaling", argv)
     kept = f"finished points are in {arguments.cache}, and the same command goes on"
 

@@ -17,7 +17,6 @@ import hashlib
 import itertools
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.arguments import SCORES_ARE, Parser, check_out, run_cli
+from bench.arguments import SCORES_ARE, Parser, check_out, report, run_cli
 from bench.ground_truth import GroundTruth
 from bench.prediction import subset_sums
 from bench.records import (
@@ -140,7 +139,8 @@ def scores_command(argv: Sequence[str], parser: Parser) -> int:
     given = dict.fromkeys(word.partition("=")[0] for word in argv)
     if not {"--ground-truth", "--scores"} <= set(given):
         parser.error("--scores needs --ground-truth FOLDER, made by tda-bench truth, and the other way round")
-    if foreign := [name for name in given if name in parser.known_options() and name not in (*OPTIONS, "--help")]:
+    others = set(parser._option_string_actions) - {*OPTIONS, "--help"}
+    if foreign := [name for name in given if name in others]:
         parser.error(f"{', '.join(foreign)} cannot be used with --ground-truth; its options are {', '.join(OPTIONS)}")
     arguments = parser.parse_args(argv)
     return run_cli(parser.prog, lambda: _score(arguments, command_line("bench.lds", argv), parser.prog))
@@ -153,14 +153,12 @@ def _score(arguments: argparse.Namespace, command: str, prog: str) -> int:
     found = score_files(truth, arguments.scores, arguments.scores_are, recorded)
     place, unwritten = save_scores(found, truth, recorded, command, Path(arguments.out))
     problems = [*found["problems"], *([unwritten] if unwritten else [])]
-    for problem in problems:
-        print(f"{prog}: {problem}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(without_nan(found["rows"]), indent=1))
     else:
         print(show_scores(found, truth, recorded))
         print("" if unwritten else f"\nrecord: {place}")
-    return 1 if problems else 0
+    return report(prog, [], problems)
 
 
 def config_of_truth(methods: list[dict[str, Any]], truth: GroundTruth) -> dict[str, Any]:

@@ -35,7 +35,6 @@ Losses are float32: in float16 some of a query's hundred losses tie, and LDS mov
 
 import argparse
 import itertools
-import logging
 import secrets
 import sys
 from collections import Counter
@@ -336,7 +335,6 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     return run_cli(parser.prog, lambda: work(arguments), traceback=getattr(arguments, "traceback", None))
 
 

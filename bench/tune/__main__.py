@@ -20,7 +20,6 @@ import argparse
 import functools
 import hashlib
 import itertools
-import logging
 import math
 import sys
 import time
@@ -42,6 +41,7 @@ from bench.arguments import (
     add_task_arguments,
     at_least,
     check_out,
+    report,
     run_cli,
 )
 from bench.experiment import Experiment, execution_of, experiment_of
@@ -355,7 +355,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = words[0] if words and words[0] in COMMANDS else ""
     parser = make_parser(command)
     arguments = parser.parse_args(words[1:] if command else words)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     line = command_line("bench.tune", words)
     kept = "finished settings are kept, and the same command goes on"
     return run_cli(parser.prog, lambda: work(arguments, command, line, parser.prog), kept, arguments.traceback)
@@ -390,12 +389,8 @@ def work(arguments: argparse.Namespace, command: str, line: str, prog: str) -> i
     if outcome.tuned is not None and not unwritten:
         words = f"tda-bench lds --task {arguments.task} --settings tuned ..."
         print(f"to use it: TDA_BENCH_TUNED={arguments.out} {words}")
-    for remark in [*grid.session.notes, *outcome.remarks]:
-        print(remark, file=sys.stderr)
     lost = [f"{unwritten}; the same command writes it, from {arguments.cache}"] if unwritten else []
-    for problem in [*lost, *outcome.problems]:
-        print(f"{prog}: {problem}", file=sys.stderr)
-    return 1 if lost or outcome.problems else 0
+    return report(prog, [*grid.session.notes, *outcome.remarks], [*lost, *outcome.problems])
 
 
 if __name__ == "__main__":

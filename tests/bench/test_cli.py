@@ -83,7 +83,6 @@ def test_a_bench_folder_of_the_users_is_no_obstacle(tmp_path: Path) -> None:
     ("main", "arguments", "words"),
     [
         (cache.main, ["prune", "--older-than", "nan"], '"nan" is no number of days; expected 0 or more'),
-        (cache.main, ["prune", "--older-thn", "5"], "unknown option --older-thn; did you mean --older-than?"),
         (cache.main, ["prnue"], "did you mean prune?"),
         (truth.main, ["export", "--alpha", "0.1", "--out", "/dev/null/x"], '--out "/dev/null/x" cannot be made'),
     ],

@@ -217,7 +217,7 @@ def test_force_computes_again(arguments: list[str], capsys: pytest.CaptureFixtur
         (["--set", "bif.chains=4"], "neither the task"),
         (["--set", "gradsim.nonsense=4"], "available: "),
         (["--set", f"{PLANTED}.num_train=many"], "expected int"),
-        (["--methds", "bif"], "unknown option --methds; did you mean --methods?"),
+        (["--methds", "bif"], "unrecognized arguments: --methds bif"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

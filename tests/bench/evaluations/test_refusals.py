@@ -81,7 +81,7 @@ def bank_with_a_plan(arguments: list[str]) -> int:
 
 PLANNED = (calibration, bank_with_a_plan)
 SLIPS = [
-    (["--metod", "ekfac"], "unknown option --metod; did you mean --methods?"),
+    (["--metod", "ekfac"], "unrecognized arguments: --metod ekfac"),
     (["--methods", "ekfca"], 'unknown method "ekfca"; available: '),
     (["--device", "gpu"], 'unknown device "gpu"; expected auto, cpu, cuda, or cuda:N'),
     (["--out", "FILE"], "cannot be made: File exists"),
