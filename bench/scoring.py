@@ -9,7 +9,6 @@ Raw outputs are stored; metrics are computed from them afterwards.
 import contextlib
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -545,7 +544,7 @@ class WorkerContext:
                 self.fitted = method.unpack_fit(problem, arrays), Cost(**{name: entry.record[name] for name in names})
                 problem.bill.seconds = 0.0  # what the fit had from elsewhere is in its cost
             else:
-                self.fitted = run_stage(method, problem, "fit", lambda: method.fit(problem))
+                self.fitted = run_stage(method, problem, lambda: method.fit(problem))
             self.kept_fit = None
         return self.fitted
 
@@ -576,16 +575,13 @@ def clear_worker_context() -> None:
 
 
 _copies = WeakTensorKeyDictionary()  # tensor -> its copy, for as long as the tensor lives and a run goes on
-_stages_seen: Counter[tuple[Any, ...]] = Counter()  # (task, method, stage) -> how many of it were looked through
-LARGE_BYTES, ROWS_APART = 2**24, 16
 
 
 class Snapshot:
     """Copies of what a method is given, to see whether it came back as it was, and to put it back where it did not.
 
     The copies are compared, and not torch's counts of changes, which know nothing of writes through numpy or `.data`.
-    What a stage leaves is as it was, so the next one's copies are the same: CIFAR-10's 700 MB are copied once. A
-    method's first stage of a kind is looked through whole; of large tensors a later one has every 16th row compared.
+    What a stage leaves is as it was, so the next one's copies are the same: CIFAR-10's 700 MB are copied once.
     """
 
     def __init__(self, problem: Problem):
@@ -601,15 +597,12 @@ class Snapshot:
         # Held here as well: a method that asks another one clears what a process keeps.
         self.copies = {what: [_copy_of(tensor) for tensor in some] for what, some in self.given.items()}
 
-    def put_back(self, stage: tuple[Any, ...]) -> list[str]:
-        """What was changed; it is as before now. `stage` says whose it was."""
-        _stages_seen[stage] += 1
-        turn, changed = _stages_seen[stage] - 2, []  # -1: the first one
+    def put_back(self) -> list[str]:
+        """What was changed; it is as before now."""
+        changed = []
         for what, tensors in self.given.items():
             for tensor, copy in zip(tensors, self.copies[what], strict=True):
-                sampled = turn >= 0 and tensor.nbytes > LARGE_BYTES and tensor.shape == copy.shape
-                rows = slice(turn % ROWS_APART, None, ROWS_APART) if sampled else ...
-                if not _same(tensor[rows], copy[rows]):
+                if not _same(tensor, copy):
                     changed.append(what)
                     with torch.no_grad():
                         tensor.copy_(copy) if tensor.shape == copy.shape else tensor.set_(copy.clone())
@@ -628,7 +621,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def run_stage(method: Method, problem: Problem, stage: str, work: Any) -> tuple[Any, Cost]:
+def run_stage(method: Method, problem: Problem, work: Any) -> tuple[Any, Cost]:
     """One stage and its cost, with what earlier attempts at it took that it went on from."""
     before = Snapshot(problem)
     problem.work.start_clock()
@@ -637,7 +630,7 @@ def run_stage(method: Method, problem: Problem, stage: str, work: Any) -> tuple[
     except UsageError as error:  # this method cannot do with its settings; the others can
         raise MethodFailedError(str(error)) from error
     finally:
-        changed = before.put_back((problem.task.name, method, stage))
+        changed = before.put_back()
     if changed:
         problem.work.clear()
         raise MethodFailedError(f"{method.name} changed {' and '.join(changed)}; expected them untouched")
@@ -652,7 +645,7 @@ def make_fit(store: Store, unit: Unit) -> None:
     context = worker_context(store, unit)
     with store.scratch() as scratch:
         problem = context.problem(unit, scratch)
-        state, cost = run_stage(context.scorer.method, problem, "fit", lambda: context.scorer.method.fit(problem))
+        state, cost = run_stage(context.scorer.method, problem, lambda: context.scorer.method.fit(problem))
         packed = context.scorer.method.pack_fit(state) or {}
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in packed.items()}
     record: dict[str, Any] = {**vars(cost), "device": describe_device(problem.device), "code": code_fingerprint()}
@@ -669,7 +662,7 @@ def make_part(store: Store, unit: Unit) -> None:
         problem = context.problem(unit, scratch)
         state, _ = context.fit(problem)
         method, part = context.scorer.method, unit.payload["part"]
-        made, cost = run_stage(method, problem, "part", lambda: method.score_part(problem, state, part))
+        made, cost = run_stage(method, problem, lambda: method.score_part(problem, state, part))
     arrays = {name: value.detach().cpu().contiguous().numpy() for name, value in made.items()}
     context.check_unchanged()
     store.write(unit.kind, unit.config, arrays, {**vars(cost), "code": code_fingerprint()})
@@ -699,7 +692,7 @@ def make_scores(store: Store, unit: Unit) -> None:
         else:
             work = lambda: method.score(problem, state)  # noqa: E731
         try:
-            attribution, cost = run_stage(method, problem, "scores", work)
+            attribution, cost = run_stage(method, problem, work)
         except FloatingPointError as error:
             if (traces := getattr(error, "mean_losses", None)) is not None:  # for whoever asks where the chains went
                 problem.work.save(DIVERGED, {"mean_losses": np.asarray(traces)}, {"reason": str(error)})

@@ -456,8 +456,8 @@ def test_a_resumed_stage_is_charged_for_what_it_went_on_from(tmp_path: Path) -> 
     problem = Problem(**{**vars(make_problem(Planted(num_train=20), tmp_path)), "work": work})
     edit = json.loads((tmp_path / "work" / "inner_products.json").read_text()) | {"seconds": 1000.0}
     (tmp_path / "work" / "inner_products.json").write_text(json.dumps(edit))
-    _, resumed = run_stage(load_method("gradsim"), problem, "scores", lambda: work.load("inner_products"))
-    _, fresh = run_stage(load_method("gradsim"), problem, "scores", lambda: work.load("something else"))
+    _, resumed = run_stage(load_method("gradsim"), problem, lambda: work.load("inner_products"))
+    _, fresh = run_stage(load_method("gradsim"), problem, lambda: work.load("something else"))
     assert 1000.0 <= resumed.seconds < 1100.0
     assert fresh.seconds < 100.0
 
