@@ -28,7 +28,7 @@ def small(**changes: object) -> Experiment:
     return Experiment(**{**asked, **changes})  # type: ignore[arg-type]
 
 
-def test_a_run_gives_a_frame_and_a_table(execution: Execution) -> None:
+def test_a_run_gives_a_frame_and_a_table_and_other_results_have_other_ids(execution: Execution) -> None:
     result = run(small(), execution)
     frame = result.frame()
     assert set(frame["method"]) == {"gradsim", "random"}
@@ -36,6 +36,8 @@ def test_a_run_gives_a_frame_and_a_table(execution: Execution) -> None:
     assert "gradsim" in str(result)
     assert len(result.pairs()) == 2
     assert frame["run_id"].unique().tolist() == [result.run_id]
+    others = {run(small(**changes), execution).run_id for changes in ({"subsets": 13}, {"methods": ["gradsim"]})}
+    assert len(others | {result.run_id}) == 3
 
 
 def test_a_record_is_the_same_run_again(execution: Execution, tmp_path: Path) -> None:
@@ -51,11 +53,6 @@ def test_a_record_is_the_same_run_again(execution: Execution, tmp_path: Path) ->
     assert json.loads(before)["task_version"] == "Planted-scratch/1"
     assert "task Planted-scratch/1:" in str(again)
     assert "task Planted-scratch/1:" in str(load_results(tmp_path / "runs"))
-
-
-def test_other_results_have_other_ids(execution: Execution) -> None:
-    ids = {run(small(**changes), execution).run_id for changes in ({}, {"subsets": 13}, {"methods": ["gradsim"]})}
-    assert len(ids) == 3
 
 
 def test_a_toml_file_is_an_experiment(tmp_path: Path) -> None:

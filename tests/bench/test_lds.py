@@ -163,34 +163,26 @@ def test_an_offset_of_all_scores_changes_nothing_on_any_number_of_threads_inline
             assert len({row[name] for row in rows}) == 1, (rows[0]["label"], name)
 
 
-def test_dry_run_computes_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_dry_run_and_collect_start_nothing_and_force_computes_again(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, refused: Callable[..., str]
+) -> None:
     assert main([*arguments, "--dry-run"]) == 0
     assert "0 of 12 retrains cached, 12 to do" in capsys.readouterr().out
+    assert main([*arguments, "--collect"]) == 1
+    assert "12 of 12 subsets are missing" in capsys.readouterr().err
     assert count(tmp_path / "cache") == 0
-    rows_of(arguments, capsys)
+    assert not list((tmp_path / "runs").glob("*/run.json")), "no record of nothing"
+    for option in ("--force", "--rescore"):
+        said = refused(main, [*arguments, "--collect", option])
+        assert f"{option} makes things again and --collect starts nothing" in said
+    said = refused(main, [*arguments, "--dry-run", "--json"])
+    assert "--dry-run says in words what would be computed; leave out --json" in said
+    first = rows_of(arguments, capsys)
     assert main([*arguments, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "12 of 12 retrains cached" in out
     assert "gradsim: cached" in out
-    assert main([*arguments, "--dry-run", "--json"]) == 2
-    assert "--dry-run says in words what would be computed; leave out --json" in capsys.readouterr().err
-
-
-def test_collect_starts_nothing_and_uses_what_is_there(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main([*arguments, "--collect"]) == 1
-    assert "12 of 12 subsets are missing" in capsys.readouterr().err
-    assert not list((tmp_path / "out").glob("*/run.json")), "no record of nothing"
-    for option in ("--force", "--rescore"):
-        assert main([*arguments, "--collect", option]) == 2
-        assert f"{option} makes things again and --collect starts nothing" in capsys.readouterr().err
-    rows_of(arguments, capsys)
     assert rows_of([*arguments, "--collect"], capsys)[0]["num_subsets"] == 12
-
-
-def test_force_computes_again(arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    first = rows_of(arguments, capsys)
     before = {info.key: info.modified() for info in Store(tmp_path / "cache").entries("retrain")}
     time.sleep(0.02)
     again = rows_of([*arguments, "--force"], capsys)

@@ -19,7 +19,7 @@ from bench.records import (
     over_seeds,
 )
 from retrain.tasks.cifar10 import READINGS
-from tests.helpers.synthetic_results import METHODS, write_run
+from tests.helpers.synthetic_results import METHODS, edited, write_run
 
 ONE: dict[str, Any] = {"shares": (0.1,), "alphas": (0.1,), "seeds": (1,)}
 DIGITS: dict[str, Any] = {"task": "digits", "shares": (1.0,), "alphas": (0.5,)}
@@ -27,12 +27,11 @@ UNREPLICATED = {"ceiling": None, "reliability": None, "num_replicates": 1}
 
 
 def change_record(place: Path, ceiling: dict[str, Any], **config: Any) -> None:
-    record = json.loads((place / "run.json").read_text())
-    record["config"] |= config
-    record["ceilings"] = [known | ceiling for known in record["ceilings"]]
-    for row in record["rows"]:
-        row["ceiling"] = ceiling["ceiling"]
-    (place / "run.json").write_text(json.dumps(record))
+    with edited(place / "run.json") as record:
+        record["config"] |= config
+        record["ceilings"] = [known | ceiling for known in record["ceilings"]]
+        for row in record["rows"]:
+            row["ceiling"] = ceiling["ceiling"]
 
 
 def test_every_row_has_its_names(tmp_path: Path) -> None:
@@ -154,23 +153,22 @@ def test_records_of_variants_as_bench_lds_writes_them(tmp_path: Path) -> None:
     method is a row that shares its settings."""
     for number, damping in enumerate((1e-3, 1e-1)):
         place = write_run(tmp_path, run_id=f"run{number}", methods=("ekfac", "bif"), **ONE) / "run.json"
-        record = json.loads(place.read_text())
-        described = {"asked": "ekfac", "label": "ekfac", "origin": "tuned", "settings": "x=1"}
-        ekfac = {**described, "name": "ekfac", "version": 2, "source": f"code{number}"}
-        record["config"] |= {
-            "methods": [
-                {**ekfac, "rows": "raw", "damping": damping},
-                {**ekfac, "rows": "normalised", "damping": 1.0},
-                {"name": "bif", "label": "bif", "rows": "both", "draws": 10 + number, "source": "same"},
-            ],
-            "settings": "tuned", "options": {"bif": {"draws": number}}, "task_options": {"data_dir": f"/data{number}"},
-            "stream": "report", "initialisation": "shared",
-        }  # fmt: skip
-        part = [row | {"label": "bif: first order", "lds": 0.1} for row in record["rows"] if row["method"] == "bif"]
-        record["rows"] = [row | {"label": row.get("label", row["method"])} for row in record["rows"]] + part
-        for pair in record["pairs"]:
-            del pair["method"]
-        place.write_text(json.dumps(record))
+        with edited(place) as record:
+            described = {"asked": "ekfac", "label": "ekfac", "origin": "tuned", "settings": "x=1"}
+            ekfac = {**described, "name": "ekfac", "version": 2, "source": f"code{number}"}
+            record["config"] |= {
+                "methods": [
+                    {**ekfac, "rows": "raw", "damping": damping},
+                    {**ekfac, "rows": "normalised", "damping": 1.0},
+                    {"name": "bif", "label": "bif", "rows": "both", "draws": 10 + number, "source": "same"},
+                ],
+                "settings": "tuned", "options": {"bif": {"draws": number}}, "stream": "report",
+                "task_options": {"data_dir": f"/data{number}"}, "initialisation": "shared",
+            }  # fmt: skip
+            part = [row | {"label": "bif: first order", "lds": 0.1} for row in record["rows"] if row["method"] == "bif"]
+            record["rows"] = [row | {"label": row.get("label", row["method"])} for row in record["rows"]] + part
+            for pair in record["pairs"]:
+                del pair["method"]
     results = load_results(tmp_path)
     assert results.problems == []
     raw = results.rows[~results.rows["normalised"].astype(bool)]
@@ -188,10 +186,9 @@ def test_records_of_variants_as_bench_lds_writes_them(tmp_path: Path) -> None:
 def test_other_code_of_a_task_is_another_truth_and_of_a_method_is_said(tmp_path: Path) -> None:
     for number in (1, 2):
         place = write_run(tmp_path, run_id=f"run{number}", **{**ONE, "seeds": (number,)}) / "run.json"
-        record = json.loads(place.read_text())
-        for method in record["config"]["methods"]:
-            method["source"] = f"code{number}"
-        place.write_text(json.dumps(record))
+        with edited(place) as record:
+            for method in record["config"]["methods"]:
+                method["source"] = f"code{number}"
     results = load_results(tmp_path)
     assert results.rows["truth"].nunique() == 1
     assert any("EK-FAC: its rows were made by different code of the method, in runs run1, run2" in line

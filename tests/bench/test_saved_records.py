@@ -126,16 +126,6 @@ def test_cells_that_begin_like_formulas_are_escaped() -> None:
     assert lines == ["label,lds", "'=1+1,-0.5", "'+1,0.1", "'-1,0.0", "'@x,1.0", "bif,2.0", ",3.0"]
 
 
-def test_no_committed_table_is_empty() -> None:
-    assert [path for path in (ROOT / "results").rglob("*.csv") if not path.read_text().strip()] == []
-
-
-def test_a_record_without_rows_leaves_no_table(tmp_path: Path) -> None:
-    with pytest.raises(SafeFileError):  # the record itself is none
-        save_record(tmp_path / "run" / "answers.json", {}, AnswersRecord, {"answers.csv": pd.DataFrame([])})
-    assert not (tmp_path / "run" / "answers.csv").exists()
-
-
 # ---- every committed record loads, and what `load_results` gives of them stays the same to the last byte ----
 
 

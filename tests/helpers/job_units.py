@@ -1,7 +1,6 @@
 """Synthetic units for the tests of the job layer: what they do is written down, so that it can be counted."""
 
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -150,12 +149,6 @@ def mistake(store, unit):
     """The same bug in every unit."""
     note(unit)
     return [][unit.config["index"]]
-
-
-def mistake_in_library(store, unit):
-    """A bug whose innermost frames are a library's."""
-    note(unit)
-    json.loads("{")
 
 
 def large(store, unit):

@@ -1,7 +1,8 @@
 """Run records of the shape that `bench.lds` writes, made up from a formula: for tests of figures and the report."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ METHODS = ("bif", "ekfac", "trak", "gradsim", "random")
 QUALITY = {"bif": 0.34, "ekfac": 0.40, "trak": 0.22, "gradsim": 0.31, "random": 0.0}
 CONTROLS = ("same_class", "random")
 SECONDS = {"bif": 6.0, "ekfac": 24.0, "trak": 40.0, "gradsim": 3.0, "random": 0.2}
+
+
+@contextmanager
+def edited(path: Path) -> Iterator[dict[str, Any]]:
+    """A record, which is written back with what was changed in it."""
+    record = json.loads(path.read_text())
+    yield record
+    path.write_text(json.dumps(record))
 
 
 def write_run(
@@ -182,16 +191,8 @@ def write_budget(folder: Path) -> None:
     folder.mkdir(parents=True)
     curves = []
     for method, axis, values in (("bif", "draws", [10, 30, 100, 300, 1000]), ("trak", "projection", [256, 1024, 4096])):
-        points = [
-            {
-                "value": value,
-                "seconds": 0.02 * value,
-                "lds": 0.3 - 1 / value,
-                "ci_low": 0.27 - 1 / value,
-                "ci_high": 0.33 - 1 / value,
-            }
-            for value in values
-        ]
+        ends = {value: {"ci_low": 0.27 - 1 / value, "ci_high": 0.33 - 1 / value} for value in values}
+        points = [{"value": value, "seconds": 0.02 * value, "lds": 0.3 - 1 / value, **ends[value]} for value in values]
         curves.append({"method": method, "axis": axis, "normalised": method == "bif", "points": points})
     budget = {
         "task": "cifar10", "protocol": "paper", "alpha": 0.1, "device": "NVIDIA H200", "run_id": "budget000000",
@@ -220,19 +221,11 @@ def write_examples(folder: Path, **images: Any) -> None:
     shown = [{"train": k, "label": str(k % 2), "score": -0.5 + k, "image": k} for k in (2, 3)]
     both = {"helpful": shown, "harmful": shown[::-1]}
     queries = [{"query": q, "label": str(q), "image": q, "methods": {"bif": both, "ekfac": both}} for q in (0, 1)]
+    pair = {"one": "bif", "other": "ekfac", "shared": 0.6, "error": 0.02}
     agreement = [
-        {
-            "one": "bif",
-            "other": "ekfac",
-            "side": side,
-            "named": named,
-            "shared": 0.6,
-            "error": 0.02,
-            "chance": named / 50,
-        }
-        for side in ("helpful", "harmful")
-        for named in (1, 3, 10)
-    ]
+        pair | {"side": side, "named": named, "chance": named / 50}
+        for side in ("helpful", "harmful") for named in (1, 3, 10)
+    ]  # fmt: skip
     images = {"agreement": agreement, "num_train": 50, "num_queries": 20, **images}
     content = {
         "kind": "images", "task": "digits", "description": "digits", "seed": 1, "scores": "raw", "sprite": "images.png",
@@ -240,14 +233,8 @@ def write_examples(folder: Path, **images: Any) -> None:
     }  # fmt: skip
     (folder / "images" / "examples.json").write_text(json.dumps(content))
     (folder / "tokens").mkdir()
-    pair = {
-        "query": 3,
-        "train": 5,
-        "query_tokens": ["a", " b", "\n"],
-        "train_tokens": ["</script>", "d"],
-        "bif": [[0.1, -0.9]] * 3,
-        "ekfac": [1, -2],
-    }
+    words = {"query_tokens": ["a", " b", "\n"], "train_tokens": ["</script>", "d"]}
+    pair = {"query": 3, "train": 5, **words, "bif": [[0.1, -0.9]] * 3, "ekfac": [1, -2]}
     content = {"kind": "tokens", "description": "tinylm", "seed": 1, "scores": "normalised BIF", "pairs": [pair]}
     (folder / "tokens" / "examples.json").write_text(json.dumps(content))
 

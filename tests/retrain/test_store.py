@@ -19,7 +19,6 @@ import pytest
 from retrain import store as store_module
 from retrain.processes import host_name
 from retrain.store import DamagedEntryError, Store, StoreError
-from tests.helpers.pace import at_most
 
 CONFIG = {"task": "digits", "alpha": 0.1, "subset": 3, "sizes": (1, 2)}
 ARRAYS = {"loss": np.arange(6, dtype=np.float32).reshape(2, 3), "kept": np.array([True, False])}
@@ -161,20 +160,14 @@ DAMAGE = {
     "arrays are a link": lambda p: to_link(p, "arrays.safetensors", "/etc/passwd"),
     "arrays are a pipe": lambda p: to_fifo(p, "arrays.safetensors"),
     "json truncated": lambda p: os.truncate(p / "entry.json", 50),
-    "json gone": lambda p: (p / "entry.json").unlink(),
-    "json is a link": lambda p: to_link(p, "entry.json", "/etc/passwd"),
     "json is huge": lambda p: os.truncate(p / "entry.json", 2**40),
-    "json of another version": lambda p: edit_json(p, lambda c: c.update(format_version=99)),
-    "record edited": lambda p: edit_json(p, lambda c: c["record"].update(seconds=0.1)),
     "config edited": lambda p: edit_json(p, lambda c: c["config"].update(alpha=0.9)),
     "config edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c["config"].update(alpha=0.9))),
-    "kind edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c.update(kind="scores"))),
     "key edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c.update(key="0" * 20))),
     "shape edited, checksum mended": lambda p: edit_json(
         p, resealed(lambda c: c["arrays"]["loss"].update(shape=[3, 2]))
     ),
     "array hidden, checksum mended": lambda p: edit_json(p, resealed(lambda c: c["arrays"].pop("kept"))),
-    "folder became a file": lambda p: (shutil.rmtree(p), p.write_text("x")),
     "folder leads outside": move_out,
 }
 
@@ -353,14 +346,3 @@ def test_listing_passes_over_junk_and_removal_is_whole(store):
     assert not entry.path.exists()
     assert infos[0].num_bytes() == 0
     store.remove_key(infos[0].kind, infos[0].key)
-
-
-def test_six_thousand_lookups_take_less_than_a_second(store):
-    configs = [{**CONFIG, "subset": index} for index in range(6000)]
-    for config in configs[::2]:
-        path = store.path("losses", config)
-        path.mkdir(parents=True)
-        (path / "entry.json").touch()
-        (path / "arrays.safetensors").touch()
-    with at_most(1.0):
-        assert sum(store.has("losses", config) for config in configs) == 3000

@@ -4,8 +4,6 @@ import errno
 import os
 import shutil
 import subprocess
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,8 +12,6 @@ from bench import cache as cache_command
 from retrain import store as store_module
 from retrain.jobs import run_units
 from retrain.store import (
-    DamagedEntryError,
-    EntryInfo,
     PassingStoreError,
     Store,
     StoreError,
@@ -85,62 +81,6 @@ def test_what_was_computed_survives_an_error_of_a_moment(store, monkeypatch):
     assert os.listdir(store.root / ".tmp") == []
 
 
-class Copier(threading.Thread):
-    """Copies an entry into a cache as cp does, in an order of its own: some bytes, and when it is told, the rest."""
-
-    def __init__(self, source, target, order, stop_after=None):
-        super().__init__(daemon=True)
-        self.source, self.target, self.order, self.stop_after = source, target, order, stop_after
-        self.begun, self.go_on = threading.Event(), threading.Event()
-
-    def run(self):
-        self.target.mkdir(parents=True)
-        for name in self.order:
-            data = (self.source / name).read_bytes()[: self.stop_after]
-            with open(self.target / name, "wb", buffering=0) as file:
-                for begin in range(0, len(data), 50):
-                    file.write(data[begin : begin + 50])
-                    self.begun.set()
-                    self.go_on.wait(60)
-                    time.sleep(0.005)
-
-
-@pytest.fixture
-def copied(tmp_path, monkeypatch):
-    """A function that begins to copy an entry into a cache; once somebody says that it waits, the copy goes on."""
-    monkeypatch.setattr(store_module, "QUIET_SECONDS", 60.0)
-    monkeypatch.setattr(store_module, "LOOK_SECONDS", 0.01)
-    ours, theirs = Store(tmp_path / "ours"), Store(tmp_path / "theirs")
-    entry = theirs.write("losses", CONFIG, ARRAYS, RECORD)
-
-    def begin(order):
-        copier = Copier(entry.path, ours.path("losses", CONFIG), order)
-
-        def said(line):
-            assert "waiting for whoever copies it" in line
-            copier.go_on.set()
-
-        monkeypatch.setattr(store_module.logger, "warning", said)
-        copier.start()
-        assert copier.begun.wait(60)
-        return ours
-
-    return begin
-
-
-@pytest.mark.parametrize("order", [("entry.json", "arrays.safetensors"), ("arrays.safetensors", "entry.json")])
-def test_an_entry_that_is_being_copied_is_waited_for(copied, order):
-    store = copied(order)
-    path = store.path("losses", CONFIG)
-    assert not store.has("losses", CONFIG), "only one of the two files is there"
-    assert store.present([("losses", path.name)]) == set()
-    assert store.arriving(EntryInfo(path, "losses", path.name))
-    with pytest.raises(DamagedEntryError):
-        store.verified("losses", path.name)
-    assert store.read("losses", CONFIG).record == RECORD
-    assert not (store.root / "quarantine").exists()
-
-
 @pytest.mark.parametrize("before", ["empty", "the same entries"])
 def test_a_cache_that_is_copied_over_another_is_read_meanwhile(tmp_path, monkeypatch, before):
     """With cp, which empties files before it fills them."""
@@ -168,9 +108,10 @@ def test_a_copy_that_stopped_half_way_is_damage_in_the_end(tmp_path, monkeypatch
     monkeypatch.setattr(store_module, "LOOK_SECONDS", 0.01)
     ours, theirs = Store(tmp_path / "ours"), Store(tmp_path / "theirs")
     entry = theirs.write("losses", CONFIG, ARRAYS, RECORD)
-    copier = Copier(entry.path, ours.path("losses", CONFIG), ("entry.json", "arrays.safetensors"), stop_after=100)
-    copier.go_on.set()
-    copier.run()
+    place = ours.path("losses", CONFIG)
+    place.mkdir(parents=True)
+    for name in ("entry.json", "arrays.safetensors"):
+        (place / name).write_bytes((entry.path / name).read_bytes()[:100])
     # Whatever the clocks of hosts say, this process sees for itself that nothing changes.
     monkeypatch.setattr(store_module._Look, "quiet", lambda _: False)
     assert ours.read("losses", CONFIG) is None

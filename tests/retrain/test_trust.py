@@ -229,31 +229,22 @@ def test_an_edit_of_the_code_that_trains_is_another_retrain(monkeypatch: pytest.
     assert before != after
 
 
-def test_a_declared_file_is_part_of_the_key(tmp_path: Path) -> None:
+def test_a_declared_file_and_the_version_of_what_a_plug_in_imports_are_part_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     method_folder(tmp_path, 'json.loads((HERE / "table.json").read_text())["sign"]')
     assert attribute(tmp_path)[0] == 0
     assert len(entries(tmp_path, "scores")) == 1
     (tmp_path / "table.json").write_text(json.dumps({"sign": 1.0}))
     assert attribute(tmp_path)[0] == 0
     assert len(entries(tmp_path, "scores")) == 2, "the scores of the old table must not be served for the new one"
-
-
-def test_a_declared_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    method_folder(tmp_path, "1.0")
+    as_version(monkeypatch, "numpy", "99.1.0")
+    assert attribute(tmp_path)[0] == 0
+    assert len(entries(tmp_path, "scores")) == 3
     (tmp_path / "table.json").unlink()
     code, _, printed = attribute(tmp_path)
     assert code == 2
     assert "table.json" in printed
-
-
-def test_the_version_of_what_a_plug_in_imports_is_part_of_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method_folder(tmp_path, "-1.0")
-    assert attribute(tmp_path)[0] == 0
-    as_version(monkeypatch, "numpy", "99.1.0")
-    assert attribute(tmp_path)[0] == 0
-    assert len(entries(tmp_path, "scores")) == 2
 
 
 def test_a_retrain_of_a_language_task_depends_on_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

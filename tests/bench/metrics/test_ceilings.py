@@ -14,7 +14,8 @@ from bench.metrics import (
     pooled_ceiling,
     score_arrays,
 )
-from tests.bench.metrics.test_lds import NUM_EXAMPLES, draw_masks, draw_replicates
+from tests.bench.metrics.test_lds import draw_replicates
+from tests.helpers.linear_queries import draw_masks
 
 # ---- ceilings pooled ----
 
@@ -92,7 +93,7 @@ def test_the_interval_holds_the_printed_ceiling(noise: float) -> None:
 def plain_problem(num_replicates=2, seed=5):
     """masks (K, n), losses (R, K, q) and the scores that made them (q, n)."""
     rng = np.random.default_rng(seed)
-    masks, scores = draw_masks(60, rng) > 0, rng.normal(size=(20, NUM_EXAMPLES))
+    masks, scores = draw_masks(60, rng), rng.normal(size=(20, 100))
     return masks, masks @ scores.T + 3.0 * rng.normal(size=(num_replicates, 60, 20)), scores
 
 

@@ -1,14 +1,9 @@
-"""Known answers for the linear datamodelling score, its intervals, and the noise ceiling.
-
-The coverage tests simulate linear queries: query j's loss on subset k is `masks[k] @ coefficients[j]` plus noise, and a
-method scores with a noisy copy of the coefficients. Truth and prediction are then jointly normal across subsets, as a
-subset has many examples, so the score that infinitely many subsets would give is (6 / pi) asin(r / 2) with r known.
-"""
+"""Known answers for the linear datamodelling score, its intervals, and the noise ceiling."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,9 +22,7 @@ from bench.metrics import (
 from bench.metrics.ceilings import StepUp
 from bench.metrics.intervals import leave_one_out, normal_above, normal_quantile, t_above, t_quantile
 from bench.rows import compute_metrics
-from tests.helpers.pace import at_most
-
-NUM_EXAMPLES = 100
+from tests.helpers.linear_queries import LinearQueries
 
 
 def planted(num_subsets=40, num_queries=12, noise=1.0, seed=0):
@@ -133,63 +126,10 @@ def test_monotone_transforms_order_and_blocks_change_nothing(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------ coverage
 
 
-@dataclass(frozen=True)
-class Regime:
-    """A population of linear queries: what they share, how the method errs, how noisy the truth is."""
-
-    shared: float = 0.5  # of the coefficients, in units of each query's own part
-    shared_error: float = 0.6  # of the method, the same for every query
-    own_error: float = 1.2
-    signal: float = 1.0  # of the true coefficients in the method's scores
-    spread: float = 0.0  # how unlike queries are, in signal and in noise
-    noise: float = 0.5
-
-    def directions(self):
-        return np.random.default_rng(7).normal(size=(2, NUM_EXAMPLES))
-
-    def draw_queries(self, num_queries, rng):
-        """Coefficients and the scores of a better and a worse method, (num_queries, n), and noise, (num_queries,)."""
-        shared, shared_error = self.directions()
-        own, *errors = rng.normal(size=(3, num_queries, NUM_EXAMPLES))
-        unlike = np.exp(self.spread * rng.normal(size=(2, num_queries)))
-        coefficients = self.shared * shared + own
-        scores = [
-            self.signal * unlike[0][:, None] * coefficients + self.shared_error * shared_error + self.own_error * error
-            for error in (errors[0], errors[1] + errors[0])
-        ]
-        return coefficients, scores[0], scores[1], self.noise * math.sqrt(NUM_EXAMPLES) * unlike[1]
-
-    def limits(self):
-        """What infinitely many subsets and queries would score, for both methods."""
-        coefficients, better, worse, noise = self.draw_queries(40_000, np.random.default_rng(8))
-        # A random half of the examples: centred indicators with this variance, and examples drawn without replacement.
-        variance = 0.25 * NUM_EXAMPLES / (NUM_EXAMPLES - 1)
-        truth = coefficients - coefficients.mean(axis=1, keepdims=True)
-        truth_variance = variance * (truth**2).sum(axis=1) + 1.25 * noise**2
-        limits = []
-        for scores in (better, worse):
-            scores = scores - scores.mean(axis=1, keepdims=True)
-            covariance = variance * (truth * scores).sum(axis=1)
-            pearson = covariance / np.sqrt(truth_variance * variance * (scores**2).sum(axis=1))
-            limits.append(float((6 / np.pi * np.arcsin(pearson / 2)).mean()))
-        return limits
-
-    def draw(self, num_subsets, num_queries, rng):
-        coefficients, better, worse, noise = self.draw_queries(num_queries, rng)
-        masks = draw_masks(num_subsets, rng)
-        # A retrained model is shared by all queries, and so is a part of its noise.
-        error = rng.normal(size=(num_subsets, num_queries)) + 0.5 * rng.normal(size=(num_subsets, 1))
-        return masks @ coefficients.T + noise * error, masks @ better.T, masks @ worse.T
-
-
-def draw_masks(num_subsets, rng):
-    return (np.argsort(rng.random((num_subsets, NUM_EXAMPLES)), axis=1) < NUM_EXAMPLES // 2).astype(float)
-
-
 REGIMES = {
-    "alike queries": Regime(),
-    "heterogeneous queries": Regime(shared=0.7, shared_error=0.3, own_error=1.0, spread=0.8),
-    "near zero": Regime(shared_error=0.0, own_error=1.0, signal=0.02),
+    "alike queries": LinearQueries(),
+    "heterogeneous queries": LinearQueries(shared=0.7, shared_error=0.3, own_error=1.0, spread=0.8),
+    "near zero": LinearQueries(shared_error=0.0, own_error=1.0, signal=0.02),
 }
 
 
@@ -200,7 +140,7 @@ def test_intervals_cover_the_truth(name):
     limit, worse_limit = regime.limits()
     covered = covered_difference = 0
     for draw in range(num_draws):
-        truth, better, worse = regime.draw(100, 60, np.random.default_rng([draw, 9]))
+        truth, better, worse = regime.predictions(100, 60, np.random.default_rng([draw, 9]))
         result = linear_datamodelling_score(truth, better)
         covered += result.ci_low <= limit <= result.ci_high
         difference = paired_difference(truth, better, worse)
@@ -212,8 +152,8 @@ def test_intervals_cover_the_truth(name):
 def test_few_subsets_and_queries_make_wide_intervals_not_empty_ones():
     """Where queries share nothing, the degrees of freedom used to fall below one, and the interval was [-1, 1]."""
     for draw in range(50):
-        regime = Regime(shared_error=0.05, own_error=0.2, noise=0.05)
-        truth, prediction, _ = regime.draw(12, 7, np.random.default_rng([draw, 9]))
+        regime = LinearQueries(shared_error=0.05, own_error=0.2, noise=0.05)
+        truth, prediction, _ = regime.predictions(12, 7, np.random.default_rng([draw, 9]))
         result = linear_datamodelling_score(truth, prediction)
         assert result.ci_low > 0.4, f"draw {draw}: {result}"
 
@@ -228,7 +168,7 @@ def test_a_method_does_not_differ_from_itself():
 
 
 def test_a_true_difference_is_found():
-    truth, better, worse = REGIMES["alike queries"].draw(100, 200, np.random.default_rng(0))
+    truth, better, worse = REGIMES["alike queries"].predictions(100, 200, np.random.default_rng(0))
     result = paired_difference(truth, better, worse)
     a, b = (linear_datamodelling_score(truth, prediction) for prediction in (better, worse))
     assert result.difference == pytest.approx(a.lds - b.lds)
@@ -320,10 +260,9 @@ def test_mean_and_standard_error():
         mean_and_standard_error([])
 
 
-def test_ten_thousand_queries_are_quick():
+def test_the_interval_of_ten_thousand_queries_is_about_the_corrected_estimate():
     truth, prediction = planted(100, 10_000)
-    with at_most(3.0):  # about half a second on one core
-        result = linear_datamodelling_score(truth, prediction)
+    result = linear_datamodelling_score(truth, prediction)
     assert result.ci_low < result.lds_corrected < result.ci_high
     # Independent queries: the interval is so narrow that only the corrected estimate meets the limit.
     assert result.ci_low < 6 / np.pi * math.asin(math.sqrt(0.5) / 2) < result.ci_high

@@ -19,7 +19,7 @@ from bench.metrics import (
     spearman_per_column,
 )
 from bench.metrics.linear import best_spearman
-from tests.helpers.pace import at_most
+from tests.helpers.linear_queries import draw_masks
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,9 @@ class Planted:
     shared: float = 0.5  # of everything, by all queries, in units of their own part
 
     def draw_masks(self, rng: np.random.Generator) -> np.ndarray:
-        chances = rng.random((self.num_subsets, self.num_examples))
         if self.scheme == "bernoulli":
-            return chances < self.alpha
-        return np.argsort(chances, axis=1) < round(self.alpha * self.num_examples)
+            return rng.random((self.num_subsets, self.num_examples)) < self.alpha
+        return draw_masks(self.num_subsets, rng, self.num_examples, self.alpha)
 
     def mixed(self, rng: np.random.Generator, *shape: int) -> np.ndarray:
         own, common = rng.normal(size=shape), rng.normal(size=(*shape[:-1], 1))
@@ -161,11 +160,3 @@ def test_best_spearman_is_that_of_normal_values():
     assert best_spearman(0.4) == pytest.approx(spearman_per_column(mixed, signal)[0], abs=0.01)
     assert best_spearman(1.0) == pytest.approx(1.0)
     assert best_spearman(-0.1) == 0.0
-
-
-def test_a_thousand_subsets_of_many_queries_are_quick():
-    world = Planted(0.5, num_subsets=1000, num_examples=1000, num_queries=1000)
-    masks, losses, _ = world.draw(10)
-    with at_most(15.0):  # about a second on one core
-        found = linear_ceiling(masks, losses)
-    assert found.share.ci_low <= 0.5 <= found.share.ci_high

@@ -13,40 +13,20 @@ from baselines.method import Attribution, Method, Problem
 from bench import Execution, Experiment, lds, run
 from bench.metrics import GroupCounts, linear_datamodelling_score, noise_ceiling, paired_difference, score_arrays
 from retrain import subsets
+from tests.helpers.linear_queries import LinearQueries
 
 GROUPS = np.random.default_rng(5).choice(8, size=240, p=np.arange(1, 9) / 36)
 
 
-def draw(seed: int, num_subsets: int = 100, num_queries: int = 50, error: float = 1.0, noise: float = 8.0) -> tuple:
-    """masks, replicates, the scores of a better and a worse method, and the limits of both within groups.
-
-    Losses and scores have group effects of their own, which agree in nothing; within groups they share coefficients.
-    """
-    rng = np.random.default_rng([seed, 3])
-    size = (num_queries, len(GROUPS))
-    common = np.random.default_rng(7).normal(size=(2, len(GROUPS)))
-    coefficients = rng.normal(size=size) + 0.5 * common[0]
-    first, second = error * rng.normal(size=(2, *size))
-    known = [coefficients + 0.6 * common[1] + wrong for wrong in (first, first + second)]
-    of_groups = 3.0 * rng.normal(size=(2, num_queries, 8))
-    masks = subsets.masks(seed, num_subsets, 0.5, len(GROUPS))
-    chance = rng.normal(size=(2, num_subsets, num_queries)) + 0.5 * rng.normal(size=(2, num_subsets, 1))
-    losses = masks @ (coefficients + of_groups[0][:, GROUPS]).T + noise * chance
-    inside = [values - group_means(values) for values in (coefficients, *known)]
-    variance = (inside[0] ** 2).sum(axis=1) / 4 + 1.25 * noise**2 / 2
-    limits = []
-    for scores in inside[1:]:
-        pearson = (inside[0] * scores).sum(axis=1) / 4 / np.sqrt(variance * (scores**2).sum(axis=1) / 4)
-        limits.append(float((6 / np.pi * np.arcsin(pearson / 2)).mean()))
-    return masks, losses, [scores + of_groups[1][:, GROUPS] for scores in known], limits
+QUERIES = LinearQueries(own_error=1.0, noise=0.52, num_examples=240, num_replicates=2, groups=GROUPS)
 
 
-def group_means(values: np.ndarray) -> np.ndarray:
-    return np.stack([values[:, group == GROUPS].mean(axis=1) for group in range(8)], axis=1)[:, GROUPS]
+def draw(seed: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    return QUERIES.draw(100, 50, np.random.default_rng([seed, 3]))
 
 
 def test_scores_that_know_only_groups_have_nothing() -> None:
-    masks, losses, _, _ = draw(0)
+    masks, losses, _ = draw(0)
     rng = np.random.default_rng(1)
     for dtype in (np.float32, np.float64):
         by_group = (1e3 + rng.normal(size=(50, 8))).astype(dtype)[:, GROUPS]
@@ -60,7 +40,7 @@ def test_scores_that_know_only_groups_have_nothing() -> None:
 
 
 def test_losses_that_depend_on_groups_alone_leave_no_share() -> None:
-    masks, _, (scores, _), _ = draw(0)
+    masks, _, (scores, _) = draw(0)
     rng = np.random.default_rng(2)
     of_groups = (masks @ rng.normal(size=(50, 8))[:, GROUPS].T).astype(np.float32)
     found = lds(masks, np.stack([of_groups, of_groups]), scores, groups=GROUPS)
@@ -89,7 +69,7 @@ def test_taking_out_nothing_changes_nothing() -> None:
 
 
 def test_order_of_subsets_and_names_of_groups_do_not_matter() -> None:
-    masks, losses, (scores, _), _ = draw(1)
+    masks, losses, (scores, _) = draw(1)
     before = score_arrays(masks, losses, scores, groups=GROUPS)
     order = np.random.default_rng(0).permutation(len(masks))
     after = score_arrays(masks[order], losses[:, order], scores, groups=np.array(list("hgfedcba"))[GROUPS])
@@ -114,10 +94,10 @@ def test_balanced_subsets_say_the_same() -> None:
 
 def test_intervals_cover_and_group_counts_of_others_are_refused() -> None:
     """91 to 99 % of 150 draws; STATISTICS.md has more sizes."""
-    limits = np.mean([draw(seed, 3, 400)[3] for seed in range(50)], axis=0)
+    limits = QUERIES.limits(20_000)
     covered = np.zeros(2)
     for seed in range(150):
-        masks, losses, scores, _ = draw(seed)
+        masks, losses, scores = draw(seed)
         counts, truth = GroupCounts.of(masks, GROUPS), losses.mean(axis=0)
         predictions = [masks @ one.T for one in scores]
         score = linear_datamodelling_score(truth, predictions[0], within=counts)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from bench.publish.claims import (
     outcome_of,
     page,
 )
+from tests.helpers.synthetic_results import edited
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = (1, 2, 3, 4, 42)
@@ -51,40 +53,33 @@ def write_lds(
     alphas: Sequence[float] = (0.1, 0.5),
     shares: Sequence[float] = (0.1,),
     seeds: Sequence[int] = SEEDS,
-    across: float = 1.0,
     jitter: float = 0.002,
     run_id: str = "aaaabbbbcccc",
     **task_settings: str,
 ) -> None:
     """A record in which a label's LDS is its level, plus what a seed adds to all, plus a little of its own."""
     rows, ceilings, pairs = [], [], []
-    for share in shares:
-        for alpha in alphas:
-            for k, seed in enumerate(seeds):
-                where = {"task": task, "protocol": protocol, "alpha": alpha, "alpha_attribution": share, "seed": seed}
-                sizes = {"num_subsets": 100, "num_queries": 8000, "num_undefined": 0}
-                ceilings.append(where | {"ceiling": 0.9, "reliability": 0.81, "num_replicates": 2})
-                lds: dict[str, float] = {}
-                for i, (label, level) in enumerate(levels.items()):
-                    base = level(alpha, share, k) if callable(level) else level
-                    lds[label] = base + NOISE[k % 5] + jitter * math.sin(3 * i + 5 * k)
-                for normalised in (False, True):
-                    for label, value in lds.items():
-                        rows.append(
-                            {
-                                **where, **sizes, "method": METHOD_OF.get(label, label), "label": label, "settings": "",
-                                "normalised": normalised, "lds": value, "ci_low": value - 0.02, "ci_high": value + 0.02,
-                                "lds_across_queries": across * value, "ceiling": 0.9, "fit_seconds": 1.0,
-                                "score_seconds": 9.0 if label.startswith("bif") else 1.0, "device": "NVIDIA H200",
-                            }
-                        )  # fmt: skip
-                    for label, value in lds.items():
-                        for against, other in lds.items():
-                            if label < against:
-                                gap = value - other
-                                ends = {"ci_low": gap - 0.02, "ci_high": gap + 0.02, "difference": gap}
-                                names = {"label": label, "against": against, "normalised": normalised}
-                                pairs.append({**where, **sizes, **names, **ends})
+    for share, alpha, (k, seed) in product(shares, alphas, enumerate(seeds)):
+        where = {"task": task, "protocol": protocol, "alpha": alpha, "alpha_attribution": share, "seed": seed}
+        where |= {"num_subsets": 100, "num_queries": 8000, "num_undefined": 0}
+        ceilings.append(where | {"ceiling": 0.9, "reliability": 0.81, "num_replicates": 2})
+        lds: dict[str, float] = {}
+        for i, (label, level) in enumerate(levels.items()):
+            base = level(alpha, share, k) if callable(level) else level
+            lds[label] = base + NOISE[k % 5] + jitter * math.sin(3 * i + 5 * k)
+        for normalised in (False, True):
+            for label, value in lds.items():
+                row = {
+                    "method": METHOD_OF.get(label, label), "label": label, "settings": "", "normalised": normalised,
+                    "lds": value, "ci_low": value - 0.02, "ci_high": value + 0.02, "lds_across_queries": value,
+                    "ceiling": 0.9, "fit_seconds": 1.0, "score_seconds": 9.0 if label.startswith("bif") else 1.0,
+                    "device": "NVIDIA H200",
+                }  # fmt: skip
+                rows.append({**where, **row})
+            for label, against in combinations(sorted(lds), 2):
+                gap = lds[label] - lds[against]
+                ends = {"ci_low": gap - 0.02, "ci_high": gap + 0.02, "difference": gap}
+                pairs.append({**where, "label": label, "against": against, "normalised": normalised, **ends})
     methods = [
         {"name": METHOD_OF.get(label, label), "label": label, "of": label, **GIVEN_SETTINGS.get((task, label), {})}
         for label in levels
@@ -216,9 +211,8 @@ def test_two_settings_under_one_label_are_left_out_and_said(tmp_path: Path) -> N
     write_lds(tmp_path, levels, seeds=(1, 2))
     write_lds(tmp_path, levels, seeds=(3, 4), run_id="ddddeeeeffff")
     path = tmp_path / "ddddeeeeffff" / "run.json"
-    record = json.loads(path.read_text())
-    record["config"]["methods"][0]["draws"] = 7
-    path.write_text(json.dumps(record))
+    with edited(path) as record:
+        record["config"]["methods"][0]["draws"] = 7
     evidence = Evidence(tmp_path)
     assert judge_all(evidence)[0].verdict == UNDECIDABLE
     assert any("several settings under one label" in line for line in evidence.left_out)
@@ -239,10 +233,9 @@ def test_under_a_ceiling_that_may_be_zero_nothing_across_subsets_is_decided(
 ) -> None:
     write_lds(tmp_path, {**dict.fromkeys(PARTS, by_share(0.1)), "bif-paper": 0.1}, **BOTH_SHARES)
     path = tmp_path / "aaaabbbbcccc" / "run.json"
-    record = json.loads(path.read_text())
-    for ceiling in record["ceilings"]:
-        ceiling |= {"ci_low": low, "ceiling": low + 0.1, "reliability": (low + 0.1) ** 2, "ci_high": low + 0.2}
-    path.write_text(json.dumps(record))
+    with edited(path) as record:
+        for ceiling in record["ceilings"]:
+            ceiling |= {"ci_low": low, "ceiling": low + 0.1, "reliability": (low + 0.1) ** 2, "ci_high": low + 0.2}
     for name in ("BIF matches EK-FAC", "LDS grows as the attribution set shrinks"):
         found = judged(tmp_path, name)
         assert {one.outcome for one in found.found if one.words[2] == "across subsets"} == {expected}, name

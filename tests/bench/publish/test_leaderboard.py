@@ -1,6 +1,5 @@
 """The leaderboard: ranks that respect ties, and nothing ranked across ground truths, seeds or settings."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,7 @@ import pytest
 from bench.publish.__main__ import main
 from bench.publish.leaderboard import LeaderboardRow, boards, rows
 from bench.records import amount_asked
-from tests.helpers.synthetic_results import write_question, write_run
-
-
-def edit(path: Path, change: Any) -> None:
-    record = json.loads(path.read_text())
-    change(record)
-    path.write_text(json.dumps(record))
+from tests.helpers.synthetic_results import edited, write_question, write_run
 
 
 def planted(folder: Path, **known: Any) -> list[LeaderboardRow]:
@@ -33,13 +26,10 @@ def ranks(found: list[LeaderboardRow]) -> dict[str, str]:
 def test_pairs_decide_ties_where_intervals_alone_would_not(tmp_path: Path) -> None:
     """bif - gradsim is made 0.03 +- 0.04; ekfac - bif is 0.06 +- 0.03, though their own intervals overlap."""
     planted(tmp_path, seeds=(1,))
-
-    def less_sure(record: dict[str, Any]) -> None:
+    with edited(tmp_path / "aaaabbbbcccc" / "run.json") as record:
         for pair in record["pairs"]:
             if {pair["label"], pair["against"]} == {"gradsim", "bif"}:
                 pair.update(ci_low=pair["difference"] - 0.04, ci_high=pair["difference"] + 0.04)
-
-    edit(tmp_path / "aaaabbbbcccc" / "run.json", less_sure)
     found = [row for row in rows(tmp_path) if row.scores == "raw"]
     assert ranks(found) == {"ekfac": "1", "bif": "2-3", "gradsim": "2-3", "trak": "4", "random": "5"}
     assert all(row.num_ranked == 5 and row.record == ("aaaabbbbcccc",) and row.num_seeds == 1 for row in found)
@@ -47,7 +37,8 @@ def test_pairs_decide_ties_where_intervals_alone_would_not(tmp_path: Path) -> No
 
 def test_without_pairs_overlapping_intervals_are_ties(tmp_path: Path) -> None:
     planted(tmp_path, seeds=(1,))
-    edit(tmp_path / "aaaabbbbcccc" / "run.json", lambda record: record.update(pairs=[]))
+    with edited(tmp_path / "aaaabbbbcccc" / "run.json") as record:
+        record["pairs"] = []
     found = {row.label: row for row in rows(tmp_path) if row.scores == "raw"}
     for one in found.values():
         for other in found.values():
@@ -57,19 +48,17 @@ def test_without_pairs_overlapping_intervals_are_ties(tmp_path: Path) -> None:
     assert found["random"].rank == "5"
     planted(tmp_path / "five", seeds=(1, 2, 3, 4, 42))
     with_pairs = ranks(rows(tmp_path / "five"))
-    edit(tmp_path / "five" / "aaaabbbbcccc" / "run.json", lambda record: record.update(pairs=[]))
+    with edited(tmp_path / "five" / "aaaabbbbcccc" / "run.json") as record:
+        record["pairs"] = []
     assert ranks(rows(tmp_path / "five")) == with_pairs, "five seeds' differences need no recorded pairs"
 
 
 def test_few_seeds_must_agree_and_many_have_an_interval_of_their_own(tmp_path: Path) -> None:
     planted(tmp_path / "three", seeds=(1, 2, 3))
-
-    def one_seed_contradicts(record: dict[str, Any]) -> None:
+    with edited(tmp_path / "three" / "aaaabbbbcccc" / "run.json") as record:
         for pair in record["pairs"]:
             if {pair["label"], pair["against"]} == {"ekfac", "bif"} and pair["seed"] == 2:
                 pair.update(difference=0.001, ci_low=-0.029, ci_high=0.031)
-
-    edit(tmp_path / "three" / "aaaabbbbcccc" / "run.json", one_seed_contradicts)
     found = {row.label: row for row in rows(tmp_path / "three") if row.scores == "raw"}
     assert (found["ekfac"].rank, found["bif"].rank) == ("1-2", "1-2")
     # With five seeds whose differences are alike to the last digit, 0.03 is clearly more than 0.
@@ -118,16 +107,13 @@ def test_each_truth_has_a_table_and_seconds_of_its_own(tmp_path: Path) -> None:
 
 def test_seconds_and_memory_are_of_the_faster_run(tmp_path: Path) -> None:
     planted(tmp_path, seeds=(1,))
-
-    def raw_ran_first_on_a_cold_machine(record: dict[str, Any]) -> None:
+    with edited(tmp_path / "aaaabbbbcccc" / "run.json") as record:
         for row in record["rows"]:
             if row["method"] == "ekfac":
                 row["score_seconds"] = 1.8 if row["normalised"] else 30.0
                 row["peak_memory_bytes"] = 2**20 if row["normalised"] else 2**30
             if row["method"] == "bif":
                 row["fit_seconds"] = None
-
-    edit(tmp_path / "aaaabbbbcccc" / "run.json", raw_ran_first_on_a_cold_machine)
     found = rows(tmp_path)
     assert [(row.seconds, row.memory) for row in found if row.label == "ekfac"] == [(pytest.approx(2.0), 2**20)] * 2
     assert all(math.isnan(row.seconds) and row.memory == 2**31 for row in found if row.label == "bif")
@@ -138,13 +124,10 @@ def test_seconds_and_memory_are_of_the_faster_run(tmp_path: Path) -> None:
 
 def test_an_undefined_value_has_no_rank_and_takes_none(tmp_path: Path) -> None:
     planted(tmp_path, seeds=(1,))
-
-    def undefined(record: dict[str, Any]) -> None:
+    with edited(tmp_path / "aaaabbbbcccc" / "run.json") as record:
         for row in record["rows"]:
             if row["method"] == "ekfac":
                 row.update(lds=None, ci_low=None, ci_high=None)
-
-    edit(tmp_path / "aaaabbbbcccc" / "run.json", undefined)
     found = {row.label: row for row in rows(tmp_path) if row.scores == "raw"}
     assert found["ekfac"].rank == "-"
     assert math.isnan(found["ekfac"].value)
@@ -182,13 +165,10 @@ def test_a_ceiling_that_may_be_zero_is_named_below_the_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_run(tmp_path, alphas=(0.1, 0.5), shares=(0.1,)) / "run.json"
-
-    def noisy(record: dict[str, Any]) -> None:
+    with edited(path) as record:
         for ceiling in record["ceilings"]:
             if ceiling["alpha"] == 0.5:
                 ceiling.update(ceiling=0.2, reliability=0.04, ci_low=0.0, ci_high=0.5)
-
-    edit(path, noisy)
     assert main(["leaderboard", "--results", str(tmp_path)]) == 0
     assert "At alpha 0.5 the noise ceiling's interval touches 0" in capsys.readouterr().out
 

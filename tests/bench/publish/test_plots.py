@@ -4,6 +4,7 @@ named. tests/golden/plots.json holds digests of what is drawn from the committed
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,19 @@ from bench.publish.plots import KINDS, draw_figures, frame, kind_called, style, 
 from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis, spread
 from bench.publish.plots.lds import pareto_front, points, seen
 from bench.publish.plots.question import one_of_each
-from bench.publish.plots.scaling import measured_fits
+from bench.publish.plots.scaling import (
+    can_draw,
+    draw_cheaper,
+    measured_fits,
+)
 from bench.records import ELSEWHERE, Results, load_results, without_curves, without_scored_again
+from bench.scaling.estimate import PAPER_FITTED
 from bench.scaling.rows import read_rows
+from bench.scaling.suite import SUITE
 from tests.bench.test_records import change_record
+from tests.helpers.scaling_laws import LAW, bif_law, ekfac_law, rows_by_law
 from tests.helpers.synthetic_results import (
+    edited,
     write_budget,
     write_examples,
     write_question,
@@ -36,6 +45,7 @@ from tests.helpers.synthetic_results import (
     write_sweep,
 )
 
+SIZES = ("14m", "70m", "160m", "410m", "1.4b", "2.8b")
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "plots.json"
 
@@ -278,21 +288,11 @@ def test_a_linear_ceiling_of_one_seed_alone_is_not_drawn_over_seeds(tmp_path: Pa
 
     place = write_run(tmp_path, shares=(0.1,), seeds=(1, 2), alphas=(0.1, 0.5), linear_ceiling=True)
     assert len(lines()) == 1
-    record = json.loads((place / "run.json").read_text())
-    for ceiling in record["ceilings"]:
-        if ceiling["seed"] == 2:
-            ceiling["linear_high"] = 1.0
-    (place / "run.json").write_text(json.dumps(record))
+    with edited(place / "run.json") as record:
+        for ceiling in record["ceilings"]:
+            if ceiling["seed"] == 2:
+                ceiling["linear_high"] = 1.0
     assert lines() == []
-
-
-def test_a_series_of_fewer_seeds_says_so_wherever_it_is_named(tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"shares": (0.1,)}
-    write_run(tmp_path, run_id="many00000000", methods=("ekfac", "random"), seeds=(1, 2), **asked)
-    write_run(tmp_path, run_id="few000000000", methods=("bif",), seeds=(1,), **asked)
-    assert names_of(draw("lds", tmp_path)[0])[:2] == ["BIF (1 seed)", "EK-FAC"]
-    (axis,) = draw("front", tmp_path)[0].figure.axes
-    assert {"BIF (1 seed)", "EK-FAC"} <= {text.get_text() for text in axis.texts}
 
 
 # ---- what may not be mixed ----
@@ -365,11 +365,10 @@ def test_pareto_front() -> None:
 def test_points_of_a_method_its_models_and_its_better_scores(tmp_path: Path) -> None:
     write_question(tmp_path, shares=(0.1,), seeds=(1,), alphas=(0.1,))
     path = tmp_path / "question-fixed-subset" / "run.json"
-    record = json.loads(path.read_text())
-    for row in record["rows"]:
-        if row["lds_within_groups"]:
-            row["lds_within_groups"] += 0.1 * row["normalised"]
-    path.write_text(json.dumps(record))
+    with edited(path) as record:
+        for row in record["rows"]:
+            if row["lds_within_groups"]:
+                row["lds_within_groups"] += 0.1 * row["normalised"]
     rows = load_results(tmp_path).rows.query("scheme == 'fixed'")
     found = points(rows).set_index(["name", "reference", "models"])
     assert found.loc[("EK-FAC (kfac)", "subset", 8), "value"] == pytest.approx(0.9 * 0.74 + 0.1)
@@ -447,6 +446,32 @@ def test_the_committed_scaling_table_can_be_drawn() -> None:
     assert whole == {400, 2000, 10000}
     assert part == {400}
     assert {size for size, _ in found[True]} == {row["parameters"] for row in rows if row["model"] == "2.8b"}
+
+
+def test_who_is_cheaper_where_is_drawn_from_rows_alone() -> None:
+    rows = pd.DataFrame(rows_by_law(SIZES))
+    assert can_draw(rows)
+    assert not can_draw(rows[rows["method"] == "bif"])
+    assert not can_draw(rows.drop(columns="lambda_per_example"))
+    settings: Any = {**matplotlib.rcParamsDefault, "backend": "agg", **style.RC}
+    with matplotlib.rc_context(settings):
+        figure = style.new_figure(style.WIDTH, 2.8)
+        axes = list(figure.subplots(1, 2, sharey=True))
+        said = draw_cheaper(axes, rows)
+        figure.canvas.draw()
+    at = replace(LAW, fit_examples=PAPER_FITTED)
+    for count in (18, 1800):
+        asked = replace(at, queries=count)
+        ratio = ekfac_law(SUITE["2.8b"], asked) / bif_law(SUITE["2.8b"], asked)
+        assert f"{ratio:,.0f} times as long" in said
+    assert "Not run right of the dotted line: BIF, EK-FAC." in said, "both end at one size"
+    assert "Run with that many: BIF at no size; EK-FAC at no size." in said
+    assert [axis.get_title() for axis in axes] == ["18 queries", "1,800 queries"]
+    assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
+    stars = [line for axis in axes for line in axis.lines if line.get_marker() == "*"]
+    assert [tuple(float(v[0]) for v in line.get_data()) for line in stars] == [
+        (SUITE["2.8b"].num_parameters, PAPER_FITTED)
+    ] * 2
 
 
 FACTS = {"method": "ekfac", "task": "digits", "protocol": "scratch", "alpha": 0.1, "split": "tune", "run_id": "s"}

@@ -14,7 +14,6 @@ from bench import cache as cache_command
 from retrain.errors import UsageError
 from retrain.jobs import JobError, run_units, slurm
 from retrain.jobs.slurm import private_path
-from retrain.jobs.tracker import RepeatedFailureError
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
 from retrain.resume import ResumeState, unfinished_units
@@ -210,13 +209,6 @@ def test_a_task_that_its_time_limit_killed_is_no_failure_where_it_saved_its_work
     assert report_of(thread, outcome).complete
     assert diary(log) == {0: 3}
     assert [event["event"] for event in all_events(store) if "key" in event] == ["unfinished", "unfinished", "done"]
-
-
-def test_a_bug_stops_the_batch_on_slurm_too(store, log):
-    with pytest.raises(RepeatedFailureError, match="IndexError: list index out of range"):
-        run_units(units(50, "mistake", diary=log), store, cluster="slurm", jobs=2, timeout_min=5)
-    wait_for(lambda: slurm.live_jobs() == {})
-    assert 3 <= sum(diary(log).values()) <= 8
 
 
 def test_tasks_stop_at_a_bug_without_their_driver(store, task, log):
