@@ -213,7 +213,6 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     where = "this process, local processes, or Slurm (default: local where the device is a CPU of several cores)"
     add("--cluster", choices=CLUSTERS, help=where)
     add("--jobs", type=int, help="units at once (default: one per GPU or core; 16 on Slurm)")
-    add("--gpus-per-job", type=int, help="GPUs for each job (default: 1 where there are any and they are used)")
     sbatch = "an sbatch option, e.g. --slurm partition=gpu --slurm qos=low; repeatable"
     add("--slurm", action="append", default=[], metavar="KEY=VALUE", help=sbatch)
     add("--timeout-min", type=float, help="minutes for one unit (local) or one array task (Slurm)")
@@ -235,7 +234,7 @@ def cluster_options(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--slurm options need --cluster slurm, not {cluster}")
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {args.jobs}")
-    given = {name: getattr(args, name) for name in ("jobs", "gpus_per_job", "timeout_min", "collect", "traceback")}
+    given = {name: getattr(args, name) for name in ("jobs", "timeout_min", "collect", "traceback")}
     return {"cluster": cluster, "slurm": slurm, **given}
 
 

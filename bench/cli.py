@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"tda-bench {__version__}")
     parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
     if not words or words[0].startswith("-"):
-        parser.parse_args(words or ["--help"])
+        parser.parse_args(words or ["-h"])
     module, _, function = COMMANDS[parser.parse_args(words[:1]).command][0].partition(":")
     return getattr(importlib.import_module(module), function or "main")(words[1:])
 

@@ -137,7 +137,7 @@ class Execution:
 
     device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU where there is one
     cache: str = field(default_factory=default_cache)  # the folder of models, losses and scores
-    jobs: Mapping[str, Any] = field(default_factory=dict)  # cluster, jobs, gpus_per_job, slurm, timeout_min, collect
+    jobs: Mapping[str, Any] = field(default_factory=dict)  # cluster, jobs, slurm, timeout_min, collect
     keep_scores: str = "auto"  # cache score matrices: always, never, or up to 1 GiB
     force: bool = False  # retrain and score again, whatever is cached
     rescore: bool = False  # score again, and keep the retrains

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=tuple(EVALUATIONS), metavar="NAME", help="see below")
-    name = parser.parse_args(words[:1] or ["--help"]).name
+    name = parser.parse_args(words[:1] or ["-h"]).name
     module = importlib.import_module(f"bench.evaluations.{name}")
     own = Parser(prog=f"{parser.prog} {name}", description=EVALUATIONS[name])
     module.add_arguments(own)

@@ -1,7 +1,7 @@
 """Mislabelled examples: flip a share of the labels, retrain the base model, and look for them by self-influence.
 
     python -m bench.evaluations mislabel                           # the embedded task, a tenth of the labels flipped
-    python -m bench.evaluations mislabel --share 0.05 --seeds 1 2 3 --methods ekfac gradsim trak bif
+    python -m bench.evaluations mislabel --shares 0.05 --seeds 1 2 3 --methods ekfac gradsim trak bif
 
 An example with a wrong label is learnt against all the others, and so bears on itself more than most. Every method that
 has a self-influence ranks the attributed examples by it; the area under the ROC curve (AUC) and the precision among the
@@ -57,7 +57,8 @@ Rankings = Mapping[tuple[str, bool], tuple[Mapping[str, Any], np.ndarray]]  # (l
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared_arguments(parser, queries=False)  # examples are held against themselves
-    parser.add_argument("--share", type=fraction, default=0.1, help="of the labels that are flipped (default: 0.1)")
+    told = "of the labels that are flipped (default: 0.1)"
+    parser.add_argument("--shares", dest="share", metavar="SHARE", type=fraction, default=0.1, help=told)
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
@@ -103,8 +104,8 @@ def _check_share(seeds: Any, share: float, session: Session, n: int) -> None:
         wrong = flipped_labels(num_train, share, seed)[attributed_indices(seed, attributed, num_train)].sum()
         if not 2 <= wrong <= n - 2:
             raise UsageError(
-                f"--share {share:g} flips {wrong} of {n:,} attributed labels (seed {seed}); expected two or more that "
-                "are wrong, and two that are right: take another --share, or attribute more"
+                f"--shares {share:g} flips {wrong} of {n:,} attributed labels (seed {seed}); expected two or more that "
+                "are wrong, and two that are right: take another --shares, or attribute more"
             )
 
 

@@ -61,8 +61,13 @@ def make_parser(what: str) -> argparse.ArgumentParser:
         add("--wordnet", metavar="FOLDER", help="WordNet's files; without them the scores are kept for --read")
         add("--read", metavar="FOLDER", help="what this command wrote to --out: only say what is related")
     else:
-        add("--query", nargs="+", type=at_least(0), metavar="INDEX", help="these of the task's queries")
-        add("--show", type=at_least(1), default=QUERIES, help="without --query: how many (default: %(default)s)")
+        add(
+            "--query",
+            nargs="+",
+            type=at_least(0),
+            metavar="INDEX",
+            help="of the task's queries (default: three, by rule)",
+        )
         add("--top", type=at_least(1), default=EXAMPLES, help="most helpful and harmful of each (default: %(default)s)")
         add("--scores", choices=("raw", "normalised"), default="raw", help="divided by each example's scale, or not")
     add_task_arguments(parser)
@@ -94,7 +99,7 @@ def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> 
     else:
         model, _ = base_model(task, seed, session.store, session.execution.device)
         model = model.to(choose_device(session.execution.device)).eval()
-        chosen = choose_queries(task, model, indices, arguments.show, seed)
+        chosen = choose_queries(task, model, indices, QUERIES, seed)
     shown = influential(found, arguments.top, [int(indices[k]) for k, _ in chosen])
     print(shown)
     folder = Path(arguments.out) / f"{task.name}-seed{seed}{'' if normalised else '-raw'}"

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=tuple(PUBLISHED), metavar="WHAT", help="see below")
-    what = parser.parse_args(words[:1] or ["--help"]).what
+    what = parser.parse_args(words[:1] or ["-h"]).what
     module, text = importlib.import_module(PUBLISHED[what][0]), PUBLISHED[what][1]
     own = Parser(prog=f"{parser.prog} {what}", description=text)
     module.add_arguments(own)

@@ -500,7 +500,6 @@ TABLE_KINDS: dict[str, tuple[Callable[[Records, Sequence[str], Mapping[str, str]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("pages", nargs="*", help="pages (default: README.md, METHODS.md and every page under results/)")
-    add("--root", default=".", help="the repository, from which marks name their records (default: here)")
     add("--check", action="store_true", help="change nothing; exit 1 where a page and its record differ")
 
 
@@ -520,11 +519,13 @@ def check_page(path: Path, records: Records) -> tuple[str, str, list[Finding]]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    root = Path(arguments.root)
+    root = Path()
     records = Records(root)
     pages = [Path(page) for page in arguments.pages] or default_pages(root)
     if not pages:
-        raise UsageError(f"{root} has no README.md and no page under results/; give pages, or --root")
+        raise UsageError(
+            f"{root} has no README.md and no page under results/; call it from the repository, or give pages"
+        )
     failed = False
     for path in pages:
         try:

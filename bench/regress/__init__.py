@@ -1,7 +1,7 @@
 """The gate: has an attribution method become worse, or dearer, than its recorded baseline? Exit 1 if so.
 
     python -m bench.regress                                          # every method with a baseline, about a minute
-    python -m bench.regress --methods ekfac@damping=1e-4 --against ekfac                   # a variant of one
+    python -m bench.regress --methods ekfac=ekfac@damping=1e-4                             # a variant of one
     python -m bench.regress --methods mypkg.mymodule:MyMethod --baseline gate --update     # record a method of yours
     python -m bench.regress --methods mypkg.mymodule:MyMethod --baseline gate              # and gate it from then on
 
@@ -182,9 +182,7 @@ def has_method_baseline(folder: Path, task: str, label: str) -> bool:
 
 def read_method_baseline(folder: Path, task: str, label: str) -> MethodBaseline:
     if not has_method_baseline(folder, task, label):
-        raise UsageError(
-            f"no baseline of {label} on {task} in {folder}; write it with --update, or name one with --against"
-        )
+        raise UsageError(f"no baseline of {label} on {task} in {folder}; write it with --update")
     record, arrays = read_pair(folder / baseline_name(task, label), BASELINE_FORMAT, advice=AGAIN)
     return MethodBaseline(record, arrays["scores"].astype(np.float32), arrays["prediction"])
 

@@ -53,7 +53,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--task", nargs="+", help="embedded tasks (default: those with a baseline; to --update, digits)")
     methods = "METHOD, METHOD@OPTION=VALUE,... or LABEL=METHOD@...; mine.py or package.module:Class for one of yours"
     add("--methods", nargs="+", metavar="METHOD", help=f"{methods} (default: those with a baseline)")
-    add("--against", metavar="NAME", help="compare with the baseline of another name, for example bif")
     add("--baseline", metavar="DIR", help="folder of baselines (default: the suite's own, in the package)")
     add("--update", action="store_true", help="write the baseline instead of comparing with it")
     add("--seed", type=at_least(0), default=0, help="seed of this run's methods (default: 0)")
@@ -144,7 +143,7 @@ def gate_all(arguments: argparse.Namespace, folder: Path) -> list[Verdict]:
             raise UsageError(f"no baseline of task {name} in {folder}; write it with --update")
         runner = GateRunner(task, recorded)
         for label, method in chosen_methods(arguments, folder, task):
-            runs.append((runner, label, method, read_method_baseline(folder, task.name, arguments.against or label)))
+            runs.append((runner, label, method, read_method_baseline(folder, task.name, label)))
     turns = bar(runs, desc="methods", unit="method", leave=False)
     return [
         gate(runner, label, method, known, arguments.seed, arguments.cost) for runner, label, method, known in turns

@@ -136,13 +136,13 @@ def score_files(
 
 def scores_command(argv: Sequence[str], parser: Parser) -> int:
     """bench.lds with --ground-truth."""
+    arguments = parser.parse_args(argv)
     given = dict.fromkeys(word.partition("=")[0] for word in argv)
     if not {"--ground-truth", "--scores"} <= set(given):
         parser.error("--scores needs --ground-truth FOLDER, made by tda-bench truth, and the other way round")
-    others = set(parser._option_string_actions) - {*OPTIONS, "--help"}
+    others = set(parser._option_string_actions) - set(OPTIONS)
     if foreign := [name for name in given if name in others]:
         parser.error(f"{', '.join(foreign)} cannot be used with --ground-truth; its options are {', '.join(OPTIONS)}")
-    arguments = parser.parse_args(argv)
     return run_cli(parser.prog, lambda: _score(arguments, command_line("bench.lds", argv), parser.prog))
 
 

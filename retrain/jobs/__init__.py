@@ -60,7 +60,6 @@ def run_units(
     *,
     cluster: str = "inline",
     jobs: int | None = None,
-    gpus_per_job: int | None = None,
     slurm: Mapping[str, Any] | None = None,
     timeout_min: float | None = None,
     collect: bool = False,
@@ -73,8 +72,8 @@ def run_units(
 ) -> Report:
     """Do the units whose entry is missing from the store, and say what became of them all.
 
-    jobs: how many at once; default one per GPU or core (local), 16 array tasks (slurm).
-    gpus_per_job: default one where units name a device other than the CPU and there are GPUs (on Slurm: name CUDA).
+    jobs: how many at once; default one per GPU or core (local), 16 array tasks (slurm). A job gets a GPU where units
+        name a device other than the CPU and there are GPUs (on Slurm: name CUDA).
     timeout_min: the most minutes one unit (local) or one array task (slurm) may take at a time; one that saved its
         work meanwhile goes on from there.
     collect: start nothing; on Slurm, wait for the jobs of this batch that still run.
@@ -84,7 +83,7 @@ def run_units(
     same_failures: how many different units must fail alike before any is done for the run to stop; 0: never.
     Raises UsageError or UnwritableStoreError at once when a unit does: another unit would fare no better.
     """
-    _check_arguments(cluster, jobs, gpus_per_job, timeout_min)
+    _check_arguments(cluster, jobs, timeout_min)
     start = time.perf_counter()
     by_key = {unit.key: unit for unit in units}
     present = {key for _, key in store.present((unit.kind, key) for key, unit in by_key.items())}
@@ -108,20 +107,18 @@ def run_units(
         )  # fmt: skip
         report_progress(len(tracker.done), len(by_key))
         if cluster == "slurm":
-            run_slurm(tracker, run, jobs or 16, gpus_per_job, timeout_min, dict(slurm or {}), collect)
+            run_slurm(tracker, run, jobs or 16, timeout_min, dict(slurm or {}), collect)
         else:
             with _saying_what_is_kept(store, by_key):
-                run_inline(tracker) if cluster == "inline" else run_local(tracker, run, jobs, gpus_per_job, timeout_min)
+                run_inline(tracker) if cluster == "inline" else run_local(tracker, run, jobs, timeout_min)
     return tracker.report(time.perf_counter() - start)
 
 
-def _check_arguments(cluster: str, jobs: int | None, gpus_per_job: int | None, timeout_min: float | None) -> None:
+def _check_arguments(cluster: str, jobs: int | None, timeout_min: float | None) -> None:
     if cluster not in CLUSTERS:
         raise UsageError(f'Unknown cluster "{cluster}"; available: {", ".join(CLUSTERS)}')
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {jobs}")
-    if gpus_per_job is not None and gpus_per_job < 0:
-        raise UsageError(f"--gpus-per-job must be at least 0, not {gpus_per_job}")
     if timeout_min is not None and not timeout_min > 0:
         raise UsageError(f"--timeout-min must be above 0, not {timeout_min}")
 

@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from retrain.errors import UsageError
 from retrain.jobs.tracker import MAX_ATTEMPTS, Attempt, JobError, JobTracker, WaitingNotice, do_unit, logger, tail
 from retrain.jobs.unit import Unit
 from retrain.leases import STALE_SECONDS, Leases
@@ -55,16 +54,15 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(sum(line.startswith("GPU") for line in listing.stdout.splitlines()))]
 
 
-def worker_environment(index: int, jobs: int, gpus: list[str], gpus_per_job: int) -> dict[str, str]:
-    """The environment of local worker `index`: a share of the cores, and its own GPUs where it has any."""
+def worker_environment(index: int, jobs: int, gpus: list[str]) -> dict[str, str]:
+    """The environment of local worker `index`: a share of the cores, and its own GPU where there are any."""
     environment = dict(os.environ)
     share = max(1, cores() // jobs)
     for variable in THREAD_VARIABLES:
         given = environment.get(variable, "")
         environment[variable] = str(min(share, int(given))) if given.isdigit() and int(given) else str(share)
-    if gpus_per_job:
-        first = index * gpus_per_job
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[(first + i) % len(gpus)] for i in range(gpus_per_job))
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
     # The worker finds modules where this process does, wherever it was started.
     environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry or os.curdir) for entry in sys.path)
     return environment
@@ -73,23 +71,16 @@ def worker_environment(index: int, jobs: int, gpus: list[str], gpus_per_job: int
 # -- the driver -------------------------------------------------------------------------------------------------------
 
 
-def run_local(
-    tracker: JobTracker, run: str, jobs: int | None, gpus_per_job: int | None, timeout_min: float | None
-) -> None:
+def run_local(tracker: JobTracker, run: str, jobs: int | None, timeout_min: float | None) -> None:
     """Do a batch's open units in worker processes."""
-    wanted = tracker.devices() != {"cpu"} if gpus_per_job is None else gpus_per_job > 0
-    gpus = visible_gpus() if wanted else []
-    if gpus_per_job is None:
-        gpus_per_job = min(1, len(gpus))  # else every core would start a process on the same GPU
-    if gpus_per_job > len(gpus):
-        raise UsageError(f"--gpus-per-job {gpus_per_job} asks for more GPUs than this machine has ({len(gpus)})")
+    gpus = visible_gpus() if tracker.devices() != {"cpu"} else []
     if jobs is None:
-        jobs = len(gpus) // gpus_per_job if gpus_per_job else cores()
-    if gpus_per_job and jobs * gpus_per_job > len(gpus):
+        jobs = len(gpus) or cores()  # one a GPU, else every core would start a process on the same one
+    if gpus and jobs > len(gpus):
         logger.warning("%d jobs share %d GPUs: some jobs run on the same one", jobs, len(gpus))
     jobs = min(jobs, tracker.num_open)
     tracker.batch.subfolder("logs")
-    pool = _Pool(tracker, run, jobs, gpus, gpus_per_job, timeout_min)
+    pool = _Pool(tracker, run, jobs, gpus, timeout_min)
     try:
         pool.run()
     finally:
@@ -167,11 +158,9 @@ class LocalWorker:
 class _Pool:
     """Keeps `jobs` workers busy until every unit is done or has failed."""
 
-    def __init__(
-        self, tracker: JobTracker, run: str, jobs: int, gpus: list[str], gpus_per_job: int, timeout_min: float | None
-    ):
+    def __init__(self, tracker: JobTracker, run: str, jobs: int, gpus: list[str], timeout_min: float | None):
         self.tracker, self.run_name = tracker, run
-        self.jobs, self.gpus, self.gpus_per_job = jobs, gpus, gpus_per_job
+        self.jobs, self.gpus = jobs, gpus
         self.timeout_s = timeout_min * 60 if timeout_min else float("inf")
         self.leases = Leases(tracker.store.root, tracker.batch.id)
         self.waiting = WaitingNotice()
@@ -195,7 +184,7 @@ class _Pool:
 
     def _start(self, index: int) -> None:
         log_path = self.tracker.batch.folder / "logs" / f"{self.run_name}-{self.num_started}.log"
-        environment = worker_environment(index, self.jobs, self.gpus, self.gpus_per_job)
+        environment = worker_environment(index, self.jobs, self.gpus)
         try:
             self.workers[index] = LocalWorker(self.tracker.store.root, self.tracker.batch.id, log_path, environment)
         except OSError as error:

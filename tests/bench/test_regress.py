@@ -221,6 +221,10 @@ def test_the_tolerance_is_a_prediction_limit() -> None:
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder, with methods of their own."""
     (tmp_path / "broken.py").write_text(BROKEN)
+    shutil.copytree(PACKAGED, tmp_path / "gate")
+    for own in ("flipped", "transposed", "raising", "slow"):  # held against what gradsim does
+        for kind in ("json", "safetensors"):
+            shutil.copyfile(PACKAGED / f"digits-gradsim.{kind}", tmp_path / "gate" / f"digits-{own}.{kind}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -236,16 +240,16 @@ def test_the_gate_passes_and_writes_its_report(mine: Path, capsys: pytest.Captur
 
 
 def test_broken_methods_fail_with_the_reason(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    methods = ["--methods", *(f"broken:{name}" for name in ("Flipped", "Transposed", "Raising"))]
-    command = [*methods, "--task", "digits", "--against", "gradsim", "--junit", "gate.xml", "--json"]
+    methods = [f"{name.lower()}=broken:{name}" for name in ("Flipped", "Transposed", "Raising")]
+    command = ["--methods", *methods, "--task", "digits", "--baseline", "gate", "--junit", "gate.xml", "--json"]
     assert main(command) == 1
-    verdicts = {verdict["method"]: verdict for verdict in json.loads(capsys.readouterr().out)}
-    assert not any(verdict["passed"] for verdict in verdicts.values())
-    flipped = {check["name"]: check for check in verdicts["broken:Flipped"]["checks"]}
-    assert "the sign is flipped" in flipped["agreement"]["note"]
-    assert not flipped["lds"]["passed"]
-    assert "they are transposed" in verdicts["broken:Transposed"]["error"]
-    assert re.fullmatch(r"RuntimeError: no luck \(.*broken\.py:\d+\)", verdicts["broken:Raising"]["error"])
+    flipped, transposed, raising = json.loads(capsys.readouterr().out)
+    assert not any(verdict["passed"] for verdict in (flipped, transposed, raising))
+    checks = {check["name"]: check for check in flipped["checks"]}
+    assert "the sign is flipped" in checks["agreement"]["note"]
+    assert not checks["lds"]["passed"]
+    assert "they are transposed" in transposed["error"]
+    assert re.fullmatch(r"RuntimeError: no luck \(.*broken\.py:\d+\)", raising["error"])
     suite = ElementTree.fromstring((mine / "gate.xml").read_text())[0]
     assert int(suite.get("failures", "0")) >= 4
 
@@ -277,7 +281,7 @@ def test_a_slow_method_fails_and_a_label_names_what_its_baseline_is_of(
 ) -> None:
     monkeypatch.setattr("bench.regress.WAITING_RATIO", 1e9)
     monkeypatch.setattr("bench.regress.COST_REPEATS", 0)
-    slow = ["--methods", "tests.helpers.bad_methods:Slow@times=12", "--against", "gradsim", "--task", "digits"]
+    slow = ["--methods", "slow=tests.helpers.bad_methods:Slow@times=12", "--task", "digits", "--baseline", "gate"]
     assert main(slow) == 1
     said = capsys.readouterr().out
     assert "lds             pass" in said

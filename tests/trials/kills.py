@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "evaluate mislabel": ("evaluate", "mislabel", *TASK, *FEW, *INLINE),
     "inspect": (
-        *("inspect", *DIGITS, *METHODS, "--queries", "10", "--show", "4"),
+        *("inspect", *DIGITS, *METHODS, "--queries", "10"),
         *("--cache", "{scored}", "--out", "{out}"),
     ),
     "truth bank": ("truth", "bank", *TASK, *PLAN, *FEW, *INLINE),

@@ -67,7 +67,7 @@ KINDS = (
     Kind("removal", "sweep", "the change of a query's loss without its most helpful examples",
          "answers.json of removal", "tda-bench evaluate removal"),
     Kind("examples", "examples", "queries and their most and least influential training images",
-         "examples.json of an image task", "tda-bench inspect --task cifar10 --show 8 --top 4",
+         "examples.json of an image task", "tda-bench inspect --task cifar10 --query 0 1 2 3 --top 4",
          "fig:image-main, fig:image-full"),
     Kind("tokens", "examples", "query tokens against training tokens", "examples.json of a language task",
          "tda-bench inspect tokens --task pythia14m --methods bif ekfac --top 5",

@@ -72,7 +72,8 @@ def test_answers_are_tables_too(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "results" / "cifar10", shares=(0.1,))
     write_scaling(tmp_path / "results" / "scaling")
     speed = {
@@ -103,14 +104,14 @@ def mean_of_rows(root: Path) -> float:
 def test_a_value_is_written_and_an_altered_one_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = root / "README.md"
     page.write_text(f"EK-FAC reaches <!-- value {EKFAC} --><!-- end -->.\n")
-    assert numbers(["--root", str(root)]) == 0
+    assert numbers([]) == 0
     right = f"{mean_of_rows(root):.3f}"
     assert page.read_text() == f"EK-FAC reaches <!-- value {EKFAC} -->{right}<!-- end -->.\n"
-    assert numbers(["--root", str(root), "--check"]) == 0
+    assert numbers(["--check"]) == 0
     altered = page.read_text().replace(right, "0.999")
     page.write_text(altered)
     capsys.readouterr()
-    assert numbers(["--root", str(root), "--check"]) == 1
+    assert numbers(["--check"]) == 1
     said = capsys.readouterr().err
     assert "README.md:1:" in said
     assert f'the page says "0.999", the record "{right}"' in said
@@ -120,12 +121,12 @@ def test_a_value_is_written_and_an_altered_one_is_found(root: Path, capsys: pyte
 def test_an_altered_record_is_found(root: Path) -> None:
     page = root / "results" / "page.md"
     page.write_text("<!-- table lds results/cifar10 -->\n<!-- end -->\n")
-    assert numbers(["--root", str(root)]) == 0
-    assert numbers(["--root", str(root), "--check"]) == 0
+    assert numbers([]) == 0
+    assert numbers(["--check"]) == 0
     path = root / "results/cifar10/aaaabbbbcccc/run.json"
     with edited(path) as record:
         next(row for row in record["rows"] if row["method"] == "trak")["lds"] += 0.05
-    assert numbers(["--root", str(root), "--check"]) == 1
+    assert numbers(["--check"]) == 1
 
 
 def test_lds_within_groups_is_a_table_with_a_line_a_reference(tmp_path: Path) -> None:
@@ -141,10 +142,10 @@ def test_lds_within_groups_is_a_table_with_a_line_a_reference(tmp_path: Path) ->
 def test_what_must_not_share_a_table_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(root / "results" / "cifar10", run_id="bbbb", shares=(0.1,), options={"bif": {"draws": 7}}, seeds=(7,))
     (root / "README.md").write_text("<!-- table lds results/cifar10 -->\n<!-- end -->\n")
-    assert numbers(["--root", str(root)]) == 1
+    assert numbers([]) == 1
     assert "has several options in one column: " in capsys.readouterr().err
     write_run(root / "results" / "cifar10", run_id="cccc", shares=(0.1,), protocols=("scratch",))
-    assert numbers(["--root", str(root), "--check"]) == 1
+    assert numbers(["--check"]) == 1
     assert "choose ground= of cifar10-paper; cifar10-scratch" in capsys.readouterr().err
 
 

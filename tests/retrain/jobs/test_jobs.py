@@ -121,27 +121,24 @@ def test_workers_have_their_share_of_cores_and_their_own_gpu(store, log, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(local, "cores", lambda: 6)
-    work = units(4, "environment", diary=log, num_workers=2)
-    run_units(work, store, cluster="local", jobs=2, gpus_per_job=1)
+    work = [unit(index, "environment", device="auto", diary=log, num_workers=2) for index in range(4)]
+    run_units(work, store, cluster="local", jobs=2)
     records = [store.read("numbers", {"index": index}).record for index in range(4)]
     assert {record["OMP_NUM_THREADS"] for record in records} == {"3"}
     assert {record["CUDA_VISIBLE_DEVICES"] for record in records} == {"4", "7"}
     assert len({(record["pid"], record["CUDA_VISIBLE_DEVICES"]) for record in records}) == 2
-    # Where units name a device, a GPU each is the default; on the CPU nothing is pinned.
+    # A worker a GPU is the default.
     more = {"device": "auto", "diary": f"{log}2", "num_workers": 2}
     work = [unit(index, "environment", **more) for index in range(10, 14)]
     run_units(work, store, cluster="local")
     records = [store.read("numbers", {"index": index}).record for index in range(10, 14)]
     assert {record["CUDA_VISIBLE_DEVICES"] for record in records} == {"4", "7"}
-    with pytest.raises(UsageError, match="more GPUs than this machine has"):
-        run_units(units(5), store, cluster="local", gpus_per_job=3)
 
 
 def test_arguments_are_checked(store):
     for arguments, reason in [
         ({"cluster": "cloud"}, "available: inline, local, slurm"),
         ({"jobs": 0}, "--jobs"),
-        ({"gpus_per_job": -1}, "--gpus-per-job"),
         ({"timeout_min": 0}, "--timeout-min"),
     ]:
         with pytest.raises(UsageError, match=reason):

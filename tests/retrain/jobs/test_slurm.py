@@ -298,7 +298,7 @@ def test_options_reach_sbatch(store):
     batch = JobBatch(store, "a" * 12)
     options = {"partition": "gpu", "mem_per_cpu": "2G", "cpus_per_task": "4", "exclusive": "true", "nice": "5"}
     options |= {"setup": "module load cuda"}
-    parameters = slurm.sbatch_parameters(batch, 8, 1, 30, options)
+    parameters = slurm.sbatch_parameters(batch, 8, True, 30, options)
     assert parameters["slurm_partition"] == "gpu"
     assert parameters["slurm_mem_per_cpu"] == "2G"
     assert parameters["cpus_per_task"] == 4
