@@ -94,6 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     page = api_page()
-    write_whole(Path(arguments.out), page if arguments.out.endswith(".md") else HEAD + markdown(page))
+    write_whole(Path(arguments.out), page if arguments.out.endswith(".md") else HEAD + str(markdown(page)))
     print(arguments.out)
     return 0

@@ -26,4 +26,5 @@ def test_a_name_and_its_fields_say_what_they_are(name: str, value: object) -> No
 def test_a_page_for_a_browser(tmp_path: Path) -> None:
     assert publish(["api", "--out", str(tmp_path / "api.html")]) == 0
     page = (tmp_path / "api.html").read_text()
+    assert page.startswith("<!doctype html>")
     assert all(f"<h2>{name}</h2>" in page for name in bench.__all__)
