@@ -7,8 +7,6 @@
     python -m bench.cache verify                           read everything; damaged entries are quarantined, exit code 1
     python -m bench.cache prune --kind scores --older-than 30       delete (asks first; --yes does not)
     python -m bench.cache prune quarantine                 delete what was quarantined; also: logs of idle batches
-    python -m bench.cache list work                        what unfinished units have saved, to go on from
-    python -m bench.cache prune work                       delete it, where nobody is at it
 
 Entries are found by what they are, so pruning costs time but never correctness: whatever a command needs again is
 computed again. Caches are merged by copying one folder over another.
@@ -32,7 +30,7 @@ from retrain.jobs.slurm import private_path
 from retrain.jobs.tracker import MAX_ATTEMPTS
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Holder, Leases
-from retrain.resume import UnfinishedUnit, unfinished_units
+from retrain.resume import unfinished_units
 from retrain.safe_files import SafeFileError, folder_bytes, one_line, read_json
 from retrain.store import (
     ENTRY_FILE,
@@ -46,7 +44,7 @@ from retrain.store import (
     default_cache,
 )
 
-PRUNED = ("all", "quarantine", "logs", "work")
+PRUNED = ("all", "quarantine", "logs")
 CONFIG_WIDTH = 120  # characters of a configuration in a list
 
 
@@ -69,16 +67,7 @@ def chosen(store: Store, arguments: argparse.Namespace) -> Iterator[EntryInfo]:
         yield info
 
 
-def chosen_work(store: Store, arguments: argparse.Namespace) -> Iterator[UnfinishedUnit]:
-    """The unfinished work that --kind and --older-than describe, by the clock of the disk that it lies on."""
-    now = Leases(store.root).disk_time() or time.time()
-    for work in unfinished_units(store):
-        old = arguments.older_than is None or now - work.modified() >= arguments.older_than * 86400
-        if old and arguments.kind in (None, work.kind):
-            yield work
-
-
-def summary(store: Store) -> int:
+def summary(store: Store, arguments: argparse.Namespace) -> int:
     found: list[tuple[str, list[int], str]] = []  # kind, bytes of each, what they are
     for kind, infos in itertools.groupby(store.entries(), key=lambda info: info.kind):
         found.append((kind, [info.num_bytes() for info in infos], "entries"))
@@ -95,20 +84,11 @@ def summary(store: Store) -> int:
 
 
 def show_list(store: Store, arguments: argparse.Namespace) -> int:
-    if arguments.what == "work":
-        held = Leases(store.root).held()
-        for work in chosen_work(store, arguments):
-            holder = held.get((work.kind, work.key))
-            print(f"{line_of(work)}  {one_line(f'held by {holder}') if holder else 'nobody is at it'}")
-        return 0
     for info in chosen(store, arguments):
-        print(f"{line_of(info)}  {one_line(canonical_json(config_of(info)), CONFIG_WIDTH)}")
+        when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(info.modified()))
+        config = one_line(canonical_json(config_of(info)), CONFIG_WIDTH)
+        print(f"{info.kind}  {info.key}  {when}  {bytes_text(info.num_bytes()):>9}  {config}")
     return 0
-
-
-def line_of(item: EntryInfo | UnfinishedUnit) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(item.modified()))
-    return f"{item.kind}  {item.key}  {when}  {bytes_text(item.num_bytes()):>9}"
 
 
 def verify(store: Store, arguments: argparse.Namespace) -> int:
@@ -135,17 +115,14 @@ def verify(store: Store, arguments: argparse.Namespace) -> int:
 
 
 def prune(store: Store, arguments: argparse.Namespace) -> int:
-    # One clock, the disk's: by this host's, the live work of another could look abandoned.
-    held = Leases(store.root).held(by_disk=True) if arguments.what in ("logs", "work") else {}
     if arguments.what == "quarantine":
         folders = list((store.root / QUARANTINE).glob("*"))
     elif arguments.what == "logs":
-        busy = {holder.batch for holder in held.values()}
+        # One clock, the disk's: by this host's, the live work of another could look abandoned.
+        busy = {holder.batch for holder in Leases(store.root).held(by_disk=True).values()}
         idle = [batch for batch in JobBatch.all(store) if batch.id not in busy]
         folders = [batch.folder for batch in idle]
         folders += [path for batch in idle if (path := private_path(batch)) is not None and path.is_dir()]
-    elif arguments.what == "work":
-        folders = [work.path for work in chosen_work(store, arguments) if (work.kind, work.key) not in held]
     elif arguments.what or arguments.kind or arguments.older_than is not None:
         infos = list(chosen(store, arguments))
         what = f"{len(infos):,} entries ({bytes_text(sum(info.num_bytes() for info in infos))})"
@@ -331,11 +308,10 @@ def make_parser() -> argparse.ArgumentParser:
     state = commands.add_parser("status", parents=[common], help="what is done, running, failed and missing")
     state.add_argument("batch", nargs="?", help="the beginning of a batch's id (default: all)")
     state.add_argument("--json", action="store_true", help="print a JSON list")
-    listing = commands.add_parser("list", parents=[common, which], help="every entry")
-    listing.add_argument("what", nargs="?", choices=("work",), help="what unfinished units have saved instead")
+    commands.add_parser("list", parents=[common, which], help="every entry")
     commands.add_parser("verify", parents=[common, which], help="check every checksum, quarantine what is damaged")
     pruning = commands.add_parser("prune", parents=[common, which], help="delete entries")
-    others = "all entries; what was quarantined; logs of batches, or work of units, that nobody is at"
+    others = "all entries; what was quarantined; logs of batches that nobody is at"
     pruning.add_argument("what", nargs="?", choices=PRUNED, help=others)
     pruning.add_argument("--dry-run", action="store_true", help="only say what would go")
     pruning.add_argument("--yes", action="store_true", help="do not ask")
@@ -348,12 +324,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0].startswith("--cache"):
         words.insert(0, "summary")
     arguments = parser.parse_args(words)
-
-    def work() -> int:
-        store = Store(arguments.cache, create=False)
-        commands = {"status": show_status, "list": show_list, "verify": verify, "prune": prune}
-        return commands[arguments.command](store, arguments) if arguments.command in commands else summary(store)
-
+    commands = {"summary": summary, "status": show_status, "list": show_list, "verify": verify, "prune": prune}
+    work = lambda: commands[arguments.command](Store(arguments.cache, create=False), arguments)  # noqa: E731
     return run_cli(parser.prog, work)
 
 

@@ -9,7 +9,7 @@ is charged for all of its attempts. `folder` is for what a library insists on wr
     state = work.load("chain")                       # None, or (arrays, record) of an earlier attempt
     if work.due(): work.save("chain", arrays, {"draw": 812})
 
-What nobody came back to is removed after a week (`clean_resume_states`); `python -m bench.cache` lists and prunes it.
+What nobody came back to is removed after a week (`clean_resume_states`); `python -m bench.cache` counts it.
 """
 
 import contextlib

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from retrain.jobs import run_units
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Leases
 from retrain.processes import host_name
-from retrain.resume import ResumeState
 from tests.helpers.faults import Faults
 from tests.helpers.job_units import unit, units
 
@@ -99,21 +97,6 @@ def test_cache_lists_verifies_and_prunes(store, capsys):
     assert run("prune", "all", "--yes")[0] == 0
     assert list(store.entries()) == []
     assert cache.main(["--cache", str(store.root / "absent")]) == 2
-
-
-def test_work_of_another_host_is_kept_by_a_host_whose_clock_is_ahead(store, capsys, monkeypatch):
-    """A lease is judged by the clock of the disk alone: 95 seconds ahead, this host's would call every lease stale."""
-    key = store.key("numbers", {"index": 1})
-    with Leases(store.root).take("numbers", key) as lease:
-        path = Leases(store.root).path("numbers", key)
-        path.write_text(json.dumps({**json.loads(path.read_text()), "host": "another-host", "token": "ab"}))
-        ResumeState.of(store, "numbers", key).save("state", {"a": np.zeros(3)}, {})
-        now = time.time
-        monkeypatch.setattr(time, "time", lambda: now() + 95)
-        assert cache.main(["prune", "work", "--yes", "--cache", str(store.root)]) == 0
-        assert "nothing to delete" in capsys.readouterr().out
-        assert ResumeState.of(store, "numbers", key).folder.is_dir()
-        assert lease is not None
 
 
 # ---- every command on somebody else's cache that can only be read: what is there is used, what is missing is one lin
