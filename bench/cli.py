@@ -44,7 +44,7 @@ COMMANDS = {
     "speed": ("bench.speed", "time methods against each other, or with retrain how fast models are retrained"),
     "scaling": ("bench.scaling.__main__", "time and memory across the Pythia suite; --estimate predicts a run"),
     "truth": ("bench.truth.__main__", "ground truth of others, ours for others, and banks to compete on"),
-    "regress": ("bench.regress.__main__", "the gate: has a method become worse, or dearer?"),
+    "regress": ("bench.regress", "the gate: has a method become worse, or dearer?"),
     "publish": ("bench.publish.__main__", "figures, report, leaderboard, claims, and numbers in pages"),
     "inspect": (
         "bench.inspect.__main__",

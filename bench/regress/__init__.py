@@ -26,45 +26,52 @@ with a seed of its own, at the same weights, and makes these checks:
   method is timed up to COST_REPEATS times more, and the cheapest counts. A miss where the kernel had to wait is a
   warning: the machine was busy. `--cost warn` makes every miss a warning.
 
-What seeds explain is Student's prediction limit for one more value, at TAIL probability a check. Changed versions or
-options are a warning, not a failure. `--junit FILE` writes JUnit XML. The limits are constants of
-this file.
+What seeds explain is Student's prediction limit for one more value, at TAIL probability a check. Changed versions are a
+warning, not a failure. `--junit FILE` writes JUnit XML. The limits are constants of this file.
 """
 
+import argparse
 import contextlib
 import copy
-import dataclasses
 import json
 import math
+import os
 import re
 import resource
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+from xml.etree import ElementTree
 
 import numpy as np
 import torch
 
 import bench.metrics as metrics
 from baselines.method import Attribution, Method, Problem, checked_answer
+from bench.arguments import Parser, at_least, run_cli
 from bench.ground_truth import base_model, ground_truth
 from bench.measure import measure
+from bench.methods import build_variants, parse_method_spec
 from bench.metrics.intervals import t_quantile
 from bench.prediction import subset_sums
-from bench.records import code_commit, code_fingerprint, read_pair, versions, write_pair
+from bench.records import code_commit, code_fingerprint, read_pair, try_write, versions, write_pair
 from bench.scoring import AttributionProblem
+from bench.tables import number, table
 from retrain.errors import UsageError, error_line
 from retrain.jobs.tracker import blamed, shortened
 from retrain.progress import bar
-from retrain.store import Store, canonical_json
+from retrain.store import Store, canonical_json, default_cache
 from retrain.subsets import masks
 from retrain.task import Task
+from retrain.tasks import available_tasks, load_task
 from retrain.train import one_thread
 from retrain.units import Plan
 
@@ -522,44 +529,22 @@ def judge_cost(first: Timing, reference: MethodBaseline, again: Callable[[], Tim
 # ---- the whole ----
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], label: str, defaults: Mapping[str, Any]) -> list[str]:
-    """What differs. What the baseline has no word of, because it is younger, is no change at its default."""
-    unchanged = {name for name, value in defaults.items() if name not in before and now.get(name) == value}
-    return [
-        f"{label} {name}: {before.get(name)!r} in the baseline, {now.get(name)!r} now"
-        for name in sorted({*before, *now} - unchanged - {"python", "name", "data"})
-        if before.get(name) != now.get(name)
-    ]
-
-
-def what_changed(runner: GateRunner, method: Method, reference: MethodBaseline) -> list[str]:
-    defaults = {option.name: option.default for option in dataclasses.fields(method)}
-    options, task = (json.loads(canonical_json(one.config)) for one in (method, runner.task))
-    return [
-        *changes(reference.record["versions"], versions(), "version of", versions()),
-        *changes(reference.record["method"], options, "option", defaults),
-        *changes(runner.recorded.record["task"], task, f"{runner.task.name}'s", {}),
-    ]
-
-
-def with_more_runs(
-    samples: list[Sample], runner: GateRunner, method: Method, reference: MethodBaseline, seed: int
-) -> list[Sample]:
-    """And, if the first looks noisy but not beyond all chance, some more, with seeds of their own."""
-    if suspicious(samples[0], reference) and judge_agreement(samples, reference).passed:
-        seeds = [int(np.random.SeedSequence([seed, run, 77]).generate_state(1)[0]) for run in range(1, MORE_RUNS + 1)]
-        samples = samples + [runner.sample(method, one) for one in seeds]
-    return samples
-
-
 def gate(
     runner: GateRunner, label: str, method: Method, reference: MethodBaseline, seed: int, cost: CostMode = "fail"
 ) -> Verdict:
     """Runs a method and judges it; whatever the method raises is a failed verdict, not the end of the gate."""
     start = time.perf_counter()
-    verdict = Verdict(runner.task.name, label, [], what_changed(runner, method, reference), 0.0)
+    verdict = Verdict(runner.task.name, label, [], [], 0.0)
+    changed = [name for name, version in versions().items() if reference.record["versions"].get(name) != version]
+    if changed := [name for name in changed if name != "python"]:
+        verdict.warnings.append(f"other versions than the baseline's: {', '.join(changed)}")
     try:
-        samples = with_more_runs([runner.sample(method, seed)], runner, method, reference, seed)
+        samples = [runner.sample(method, seed)]
+        if suspicious(samples[0], reference) and judge_agreement(samples, reference).passed:
+            # Noisy, but not beyond all chance: some more runs, with seeds of their own.
+            for run in range(1, MORE_RUNS + 1):
+                more = int(np.random.SeedSequence([seed, run, 77]).generate_state(1)[0])
+                samples.append(runner.sample(method, more))
         verdict.checks = judge_scores(samples, reference, runner.recorded.losses)
         check = judge_cost(samples[0].timing, reference, lambda: runner.attribute(method, seed)[1], cost)
         verdict.checks.append(check)
@@ -570,3 +555,181 @@ def gate(
         verdict.error = f"{error_line(error)} ({shortened(file)}:{line})"
     verdict.seconds = time.perf_counter() - start
     return verdict
+
+
+# ---- the command ----
+
+GATED_TASKS = ("digits", "tinylm")
+# BIF with numbers of its own: a gate wants the same draws each time, not the pilot's choice.
+GATED_METHODS = ("bif=bif@gamma=1e4,n_beta=1000,step_size=1e-4,draws=100", "ekfac", "kfac", "trak", "gradsim")
+BASELINE_SEEDS = 12  # runs of --update, which show the spread
+PROGRAM = "python -m bench.regress"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    about = "The gate: has an attribution method become worse, or dearer, than its recorded baseline? Exit 1 if so."
+    parser = Parser(prog=PROGRAM, description=about)
+    add = parser.add_argument
+    add("--task", nargs="+", help="embedded tasks (default: those with a baseline; to --update, digits)")
+    methods = "METHOD, METHOD@OPTION=VALUE,... or LABEL=METHOD@...; mine.py or package.module:Class for one of yours"
+    add("--methods", nargs="+", metavar="METHOD", help=f"{methods} (default: those with a baseline)")
+    add("--baseline", metavar="DIR", help="folder of baselines (default: the suite's own, in the package)")
+    add("--update", action="store_true", help="write the baseline instead of comparing with it")
+    add("--seed", type=at_least(0), default=0, help="seed of this run's methods (default: 0)")
+    dearer = "what a dearer method is (default: fail; a busy machine only ever warns)"
+    add("--cost", choices=("fail", "warn"), default="fail", help=dearer)
+    add("--cache", default=default_cache(), help="where --update keeps its retrained models (default: %(default)s)")
+    add("--junit", metavar="FILE", help="write JUnit XML")
+    add("--json", action="store_true", help="print the verdicts as JSON")
+    return parser
+
+
+# ---- what is asked for ----
+
+
+def chosen_tasks(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    present = [name for name in GATED_TASKS if name in available_tasks() and (folder / f"{name}.json").exists()]
+    chosen = arguments.task or present or (["digits"] if arguments.update else [])
+    if not chosen:
+        own = f" --methods {' '.join(arguments.methods)}" if arguments.methods else ""
+        raise UsageError(f"no baseline in {folder}; `{PROGRAM}{own} --update --baseline {folder}` writes one")
+    return list(dict.fromkeys(chosen))
+
+
+def chosen_methods(arguments: argparse.Namespace, folder: Path, task: Task) -> list[tuple[str, Method]]:
+    """Labels of baselines and the methods behind them; `bench/methods.py` has the spelling."""
+    own = {parse_method_spec(name).label or name: name for name in GATED_METHODS}  # "bif" is that of the baseline
+    recorded = [name for label, name in own.items() if has_method_baseline(folder, task.name, label)]
+    names = [own.get(name, name) for name in arguments.methods or ()] or (
+        GATED_METHODS if arguments.update else recorded
+    )
+    if not names:
+        raise UsageError(f"{folder} has no baseline of a method on {task.name}; write one with --update")
+    variants = build_variants(list(dict.fromkeys(names)), task, {}, "default")
+    return [(variant.label, variant.method) for variant in variants]
+
+
+def baseline_folder(arguments: argparse.Namespace) -> Path:
+    if arguments.baseline:
+        return Path(arguments.baseline)
+    if arguments.update and not (PACKAGED.parents[2] / "pyproject.toml").exists():
+        raise UsageError("--update would write into the installed package; name a folder with --baseline DIR")
+    return PACKAGED
+
+
+# ---- recording and gating ----
+
+
+def update(arguments: argparse.Namespace, folder: Path) -> int:
+    for name in chosen_tasks(arguments, folder):
+        task = load_task(name)
+        try:
+            recorded = known_task_baseline(folder, task) or record_task(folder, task, Store(arguments.cache))
+        except OSError as error:
+            raise UsageError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
+        runner = GateRunner(task, recorded)
+        for label, method in chosen_methods(arguments, folder, task):
+            start = time.perf_counter()
+            found = record_method(runner, method, BASELINE_SEEDS)
+            lds, agreements = (np.asarray(found.values[name]) for name in ("lds", "agreement"))
+            print(
+                f"{task.name} {label}: LDS {lds.mean():.3f} +- {lds.std(ddof=1):.3f}, agreement "
+                f"{agreements.mean():.3f} +- {agreements.std(ddof=1):.3f} "
+                f"({BASELINE_SEEDS} seeds, {time.perf_counter() - start:.0f} s)",
+                flush=True,
+            )
+            busy = [timing["busy"] for timing in found.values["timing"] if timing["busy"]]
+            if len(lds) - len(busy) < QUIET_TIMINGS:
+                print(f"warning, {label} on {task.name}: its cost was recorded on a busy machine ({busy[0]})")
+            arrays = {"scores": found.scores, "prediction": found.prediction}
+            write_pair(folder / baseline_name(task.name, label), BASELINE_FORMAT, arrays, found.record)
+    return 0
+
+
+def gate_all(arguments: argparse.Namespace, folder: Path) -> list[Verdict]:
+    runs = []
+    for name in chosen_tasks(arguments, folder):
+        task = load_task(name)
+        recorded = read_task_baseline(folder, task)
+        if recorded is None:
+            raise UsageError(f"no baseline of task {name} in {folder}; write it with --update")
+        runner = GateRunner(task, recorded)
+        for label, method in chosen_methods(arguments, folder, task):
+            runs.append((runner, label, method, read_method_baseline(folder, task.name, label)))
+    turns = bar(runs, desc="methods", unit="method", leave=False)
+    return [
+        gate(runner, label, method, known, arguments.seed, arguments.cost) for runner, label, method, known in turns
+    ]
+
+
+def tell(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -> int:
+    """Prints what was asked for, and then writes the report."""
+    if arguments.json:
+        print(json.dumps([asdict(verdict) | {"passed": verdict.passed} for verdict in verdicts], indent=1))
+    else:
+        print(verdict_table(verdicts))
+    write = lambda: ElementTree.ElementTree(junit(verdicts)).write(arguments.junit)  # noqa: E731
+    unwritten = try_write(write, arguments.junit) if arguments.junit else ""
+    if unwritten:
+        print(f"{PROGRAM}: {unwritten}", file=sys.stderr)
+    return 0 if all(verdict.passed for verdict in verdicts) and not unwritten else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = make_parser().parse_args(argv)
+    warnings.simplefilter("ignore")
+    # A method of the user's lives in the folder the command is called from.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+    def work() -> int:
+        folder = baseline_folder(arguments)
+        return update(arguments, folder) if arguments.update else tell(arguments, gate_all(arguments, folder))
+
+    kept = "finished methods are kept" if arguments.update else "nothing was judged"
+    return run_cli(PROGRAM, work, interrupted=kept)
+
+
+# ---- reports ----
+
+
+def verdict_table(verdicts: Sequence[Verdict]) -> str:
+    """A line a check; below, what is behind those that did not pass, warnings, and the verdict on all."""
+    rows, notes = [], []
+    for verdict in verdicts:
+        where = f"{verdict.method} on {verdict.task}"
+        if verdict.error:
+            rows.append([verdict.task, verdict.method, "run", "FAIL", "-", "-"])
+            notes.append(f"run of {where}: {verdict.error}")
+        for check in verdict.checks:
+            limit = f"{check.relation} {number(check.limit)}"
+            rows.append([verdict.task, verdict.method, check.name, check.state, number(check.value), limit])
+        notes += [f"{check.name} of {where}: {check.note}" for check in verdict.checks if not check.passed]
+    notes += [f"warning, {one.method} on {one.task}: {text}" for one in verdicts for text in one.warnings]
+    failed = [f"{verdict.method} on {verdict.task}" for verdict in verdicts if not verdict.passed]
+    what = f"FAILED: {', '.join(failed)}" if failed else "passed"
+    end = f"{what} ({len(verdicts)} methods, {sum(verdict.seconds for verdict in verdicts):.0f} s)"
+    header = ["task", "method", "check", "verdict", "value", "limit"]
+    return "\n".join([table(header, rows, left=4), "", *notes, end])
+
+
+def junit(verdicts: Sequence[Verdict]) -> ElementTree.Element:
+    """One test case a check; the first of a method carries its seconds and warnings."""
+    suites = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(suites, "testsuite", name="bench.regress")
+    for verdict in verdicts:
+        found = {"run": verdict.error} if verdict.error else {}
+        for c in verdict.checks:
+            missed = f"{number(c.value)}, expected {c.relation} {number(c.limit)}: {c.note}"
+            found[c.name] = "" if c.passed else missed
+        for place, (name, failure) in enumerate(found.items()):
+            seconds = 0.0 if place else verdict.seconds
+            about = {"classname": f"{verdict.task}.{verdict.method}", "name": name, "time": f"{seconds:.3f}"}
+            case = ElementTree.SubElement(suite, "testcase", about)
+            if failure:
+                ElementTree.SubElement(case, "failure", message=failure)
+            for text in [] if place else verdict.warnings:
+                ElementTree.SubElement(case, "system-out").text = text
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(len(suite.findall(".//failure"))))
+    return suites

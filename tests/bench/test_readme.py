@@ -135,8 +135,8 @@ def test_the_gate_of_the_example(
     for name in ("digits.json", "digits.safetensors"):
         shutil.copy(PACKAGED / name, folder / "gate")
     # The ground truth that ships, whatever code made it, instead of a minute of retraining.
-    monkeypatch.setattr("bench.regress.__main__.known_task_baseline", read_task_baseline)
-    monkeypatch.setattr("bench.regress.__main__.BASELINE_SEEDS", 3)
+    monkeypatch.setattr("bench.regress.known_task_baseline", read_task_baseline)
+    monkeypatch.setattr("bench.regress.BASELINE_SEEDS", 3)
     assert run(record) == 0, capsys.readouterr().err
     assert run(check) == 0, capsys.readouterr()
     assert (folder / "gate.xml").exists()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bench.regress as command
 from bench.regress import (
     BASELINE_FORMAT,
     COST_REPEATS,
@@ -21,9 +22,9 @@ from bench.regress import (
     Sample,
     Timing,
     agreement,
-    changes,
     judge_cost,
     judge_scores,
+    main,
     mean_lds,
     noise_level,
     read_method_baseline,
@@ -32,8 +33,6 @@ from bench.regress import (
     tolerance,
     usual_cost,
 )
-from bench.regress import __main__ as command
-from bench.regress.__main__ import main
 from retrain.tasks import load_task
 
 NUM_SUBSETS, NUM_QUERIES, NUM_TRAIN = 60, 40, 200
@@ -267,15 +266,6 @@ def test_what_is_missing_or_damaged_is_one_line(mine: Path, refused: Callable[..
         assert text in refused(main, arguments)
 
 
-def test_what_changed_since_the_baseline_is_named() -> None:
-    before, now = {"torch": "2.6", "numpy": "2.0", "python": "3.10"}, {"torch": "2.7", "numpy": "2.0"}
-    assert changes(before, now, "version of", {}) == ["version of torch: '2.6' in the baseline, '2.7' now"]
-    # An option that is younger than the baseline is no change at its default.
-    now = {"draws": 50, "localiser": "isotropic", "shrinkage": True}
-    found = changes({"draws": 50}, now, "option", {"draws": 100, "localiser": "isotropic", "shrinkage": False})
-    assert found == ["option shrinkage: None in the baseline, True now"]
-
-
 def test_a_slow_method_fails_and_a_label_names_what_its_baseline_is_of(
     mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,7 +301,7 @@ def test_a_baseline_of_an_older_gate_says_what_to_do(mine: Path, capsys: pytest.
 def test_the_recorded_baseline_is_small_and_sound() -> None:
     assert sum(path.stat().st_size for path in PACKAGED.iterdir()) < 1_500_000
     for name in command.GATED_METHODS:
-        reference = read_method_baseline(PACKAGED, "digits", command.label_of_gated(name))
+        reference = read_method_baseline(PACKAGED, "digits", command.parse_method_spec(name).label or name)
         assert len(reference.record["seeds"]) >= 10
         assert min(reference.values["lds"]) > 0.1
         assert usual_cost(reference) > 0
