@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if "" not in sys.path and "." not in sys.path:
         sys.path.append("")  # plug-ins of one's own are found here; last, so that they shadow nothing
-    from bench import __version__
+    version = importlib.import_module("bench").__version__
 
     if words and words[0] in OLD_COMMANDS:
         print(f"tda-bench: {words[0]} is now tda-bench {OLD_COMMANDS[words[0]]}", file=sys.stderr)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="\n".join(["commands:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"tda-bench {__version__}")
+    parser.add_argument("--version", action="version", version=f"tda-bench {version}")
     parser.add_argument("command", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
     if not words or words[0].startswith("-"):
         parser.parse_args(words or ["-h"])
