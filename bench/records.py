@@ -39,7 +39,6 @@ from retrain.safe_files import (
     PassingFileError,
     SafeFileError,
     one_line,
-    read_checked,
     read_json,
     read_safetensors,
     read_text,
@@ -124,15 +123,60 @@ def without_nan(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def write_json(path: Path, record: Any, indent: int | None = 1) -> None:
-    write_whole(path, json.dumps(without_nan(record), indent=indent) + "\n")
+def json_text(value: Any, start: str = "\n") -> str:
+    """JSON with a line for each list or table of plain values, so that a changed row is a changed line."""
+    items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not any(isinstance(item, dict | list) for item in items):
+        return json.dumps(value, separators=(",", ":") if isinstance(value, list) else None)
+    inner = start + " "
+    lines = [json_text(item, inner) for item in items]
+    if isinstance(value, dict):
+        lines = [f"{json.dumps(str(name))}: {line}" for name, line in zip(value, lines)]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}{inner}{f',{inner}'.join(lines)}{start}{last}"
+
+
+def write_json(path: Path, record: Any) -> None:
+    write_whole(path, json_text(without_nan(record)) + "\n")
+
+
+TABLES = ("rows", "pairs", "ceilings")  # of a record; in its file they are columns
+
+
+def to_columns(rows: list[dict[str, Any]]) -> Any:
+    """What is the same in all rows once, the rest a list a row; rows that differ in their names stay as they are."""
+    if len(rows) < 2 or any(row.keys() != rows[0].keys() for row in rows):
+        return rows
+    columns = [name for name in rows[0] if len({repr(row[name]) for row in rows}) > 1]
+    same = {name: value for name, value in rows[0].items() if name not in columns}
+    return {"same": same, "columns": columns, "values": [[row[name] for name in columns] for row in rows]}
+
+
+def from_columns(table: Any, where: str, path: Path) -> Any:
+    """The rows again; what is no such table is left to the schema of the record."""
+    if not isinstance(table, dict):
+        return table
+    validate(table, schema.Columns, path, where)
+    for number, values in enumerate(table["values"]):
+        if len(values) != len(table["columns"]):
+            names = len(table["columns"])
+            raise SafeFileError(path, f"{where}.values[{number}] has {len(values):,} values; expected {names:,}")
+    return [{**table["same"], **dict(zip(table["columns"], values))} for values in table["values"]]
+
+
+def read_record(path: Path, kind: Any) -> Any:
+    """A JSON file of the shape `kind`; tables that it keeps as columns are lists of rows again."""
+    content = read_json(path)
+    if isinstance(content, dict):
+        content |= {name: from_columns(content[name], name, path) for name in TABLES if name in content}
+    return validate(content, kind, path)
 
 
 def write_record(path: Path, record: Mapping[str, Any], kind: Any) -> None:
-    """Refused, in one line, where `read_checked` would refuse it."""
+    """Refused, in one line, where `read_record` would refuse it."""
     content = without_nan(record)
     validate(content, kind, path)
-    write_json(path, content)
+    write_json(path, {name: to_columns(value) if name in TABLES else value for name, value in content.items()})
 
 
 def csv_text(frame: pd.DataFrame) -> str:
@@ -191,7 +235,7 @@ def save_record(path: Path, record: Mapping[str, Any], kind: Any, tables: Mappin
             write_whole(table, text)
     if os.path.lexists(path):
         try:
-            if not edited_since(read_checked(path, kind)):
+            if not edited_since(read_record(path, kind)):
                 write_whole(path.with_name(RUN_AGAIN), timestamp())
                 return path
             why = f"{path}: its content no longer matches its run id"
@@ -331,7 +375,7 @@ class Results:
         found = []
         for path in self.files(name):
             try:
-                found.append((path, read_checked(path, kind)))
+                found.append((path, read_record(path, kind)))
             except SafeFileError as error:
                 self.note(str(error))
         return found

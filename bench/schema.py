@@ -1,6 +1,6 @@
 """What result files look like, as msgspec Structs: one description for those who write and those who read.
 
-    record = read_checked("run.json", schema.RunRecord)  # plain data, or SafeFileError in one line
+    record = read_record("run.json", schema.RunRecord)  # plain data, or SafeFileError in one line
 
 A Struct names what is read; records grow, and fields that it does not name are left alone. A field with a default may
 be missing. A name has no line breaks, control characters or marks of writing direction, so that it may go into a line
@@ -37,6 +37,14 @@ Amount = Annotated[float, Meta(ge=0, le=1e18)] | None
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Table = dict[str, Any]
 Alphas = Annotated[list[Share], Meta(min_length=1, max_length=100)]  # one, or several that LDS is the mean over
+
+
+class Columns(Struct, forbid_unknown_fields=True):
+    """Rows of one shape as a file keeps them: what all of them say, then the names of the rest, and a list a row."""
+
+    same: Annotated[Table, Meta(max_length=200)]
+    columns: Annotated[list[str], Meta(max_length=200)]
+    values: Annotated[list[list[Any]], Meta(max_length=100_000)]
 
 
 # ---- runs of bench.lds ----

@@ -21,12 +21,12 @@ from typing import Any
 
 import bench.schema as schema
 from bench.metrics import mean_and_standard_error
-from bench.records import Results, load_results
+from bench.records import Results, load_results, read_record
 from bench.tables import bytes_text, duration
 from retrain.errors import UsageError
-from retrain.safe_files import SafeFileError, read_checked, read_json, read_text
+from retrain.safe_files import SafeFileError, read_text
 
-SCHEMAS = {
+SCHEMAS: dict[str, Any] = {
     "run.json": schema.RunRecord, "sweep.json": schema.SweepRecord, "budget.json": schema.BudgetRecord,
     "speed.json": schema.SpeedRecord,
 }  # fmt: skip
@@ -108,7 +108,7 @@ def _plain(frame: Any) -> list[dict[str, Any]]:
 def _file(path: Path) -> Any:
     if path.suffix == ".csv":
         return {"rows": list(csv.DictReader(io.StringIO(read_text(path))))}
-    record = read_checked(path, SCHEMAS[path.name]) if path.name in SCHEMAS else read_json(path)
+    record = read_record(path, SCHEMAS.get(path.name, Any))
     for row in record.get("rows", []) if isinstance(record, dict) else []:
         if isinstance(row, dict) and "method" in row:
             row.setdefault("label", row["method"])

@@ -381,7 +381,7 @@ def work(arguments: argparse.Namespace, command: str, line: str, prog: str) -> i
     def write() -> None:
         for place, content in files.items():
             keep_earlier(place, run_id)
-            write_json(place, content, indent=None if command else 1)
+            write_json(place, content)
 
     unwritten = try_write(write, path)
     print(outcome.text)

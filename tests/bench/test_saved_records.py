@@ -12,11 +12,11 @@ import pytest
 
 from bench.cli import lds_main as main
 from bench.ground_truth import GroundTruth
-from bench.records import csv_text, edited_since, load_results, save_record, try_write
+from bench.records import csv_text, edited_since, load_results, read_record, save_record, try_write, write_record
 from bench.schema import AnswersRecord, RunRecord
 from bench.truth.folder import write_truth
 from retrain import safe_files
-from retrain.safe_files import SafeFileError, read_checked, write_whole
+from retrain.safe_files import SafeFileError, write_whole
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,14 +49,15 @@ def test_a_damaged_record_and_a_missing_table_come_back(tmp_path: Path, command:
     words = command(tmp_path)
     assert main(words) == 0
     path = one_record(tmp_path)
+    rows = read_record(path, RunRecord)["rows"]
     sound, table = path.read_bytes(), path.with_name("lds.csv").read_bytes()
-    for damage in (b"", sound[: len(sound) // 2], sound.replace(b'"lds": 0.', b'"lds": 0.1', 1)):
+    for damage in (b"", sound[: len(sound) // 2], sound.replace(b'"num_undefined": ', b'"num_undefined": 1', 1)):
         path.write_bytes(damage)
         path.with_name("lds.csv").unlink()
         assert main(words) == 0
-        record = read_checked(path, RunRecord)
+        record = read_record(path, RunRecord)
         assert not edited_since(record)
-        assert record["rows"] == json.loads(sound)["rows"]
+        assert record["rows"] == rows
         assert path.with_name("lds.csv").read_bytes() == table
     assert main(words) == 0
     assert path.with_name("run-again").exists()  # a sound record stays
@@ -100,6 +101,18 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "run.json").exists()
 
 
+def test_tables_of_a_file_are_the_same_rows_again(tmp_path: Path) -> None:
+    rows = [{"seed": 1, "lds": None, "at": 1, "task": "digits"}, {"seed": 2, "lds": 0.1, "at": True, "task": "digits"}]
+    for table in ([], rows[:1], rows, [*rows, {"seed": 3}]):
+        write_record(tmp_path / "rows.json", {"rows": table, "detail": [{"rows": rows}]}, dict)
+        found = read_record(tmp_path / "rows.json", dict)["rows"]
+        assert json.dumps(found, sort_keys=True) == json.dumps(table, sort_keys=True)  # 1 is not true
+    write_record(tmp_path / "rows.json", {"rows": rows}, dict)
+    lines = (tmp_path / "rows.json").read_text().splitlines()
+    assert '  "same": {"task": "digits"},' in lines
+    assert "   [2,0.1,true]" in lines
+
+
 def test_a_record_that_was_edited_is_named(tmp_path: Path) -> None:
     assert main(scored(tmp_path)) == 0
     path = one_record(tmp_path)
@@ -116,7 +129,7 @@ def test_a_record_that_was_edited_is_named(tmp_path: Path) -> None:
 
 def test_committed_answers_match_their_ids() -> None:
     for path in sorted((ROOT / "results").rglob("answers.json")):
-        assert not edited_since(read_checked(path, AnswersRecord)), path
+        assert not edited_since(read_record(path, AnswersRecord)), path
 
 
 # ---- tables (trust, items 8 and 11) ----

@@ -14,6 +14,8 @@ import bench.scoring
 from baselines.method import Method, Problem
 from bench import speed
 from bench.cli import lds_main
+from bench.records import read_record
+from bench.schema import RunRecord
 from bench.speed import mean_correlation
 
 SMALL = ["--task", "digits", "--device", "cpu", "--queries", "4", "--alpha-attribution", "0.02"]
@@ -137,7 +139,7 @@ def scores_of(folder: Path, *methods: str) -> dict[str, float]:
     command += ["--device", "cpu", "--cluster", "inline", "--cache", str(folder / "cache")]
     assert lds_main([*command, "--out", str(folder / "out"), "--methods", *methods]) == 0
     (path,) = (folder / "out").glob("*/run.json")
-    rows = json.loads(path.read_text())["rows"]
+    rows = read_record(path, RunRecord)["rows"]
     return {f"{row['label']} {row['seed']} {row['normalised']}": row["lds"] for row in rows}
 
 

@@ -1,11 +1,12 @@
 """--traceback: a failing method or task is one line with its place, or the whole traceback where it is asked for."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from bench.cli import lds_main
+from bench.records import read_record
+from bench.schema import RunRecord
 
 TASK = ["--task", "digits", "--set", "digits.num_train=40", "--set", "digits.epochs=1", "--alpha", "0.5"]
 PLACE = ["--device", "cpu", "--replicates", "1", "--subsets", "10"]
@@ -79,7 +80,7 @@ def test_a_methods_traceback_is_printed_where_it_is_asked_for(
     (record,) = (tmp_path / "runs").glob("*/run.json")
     told = (record.parent / "failures.log").read_text()
     assert all(f"wrong_{name} failed\n" in told for name in ("score", "fit"))
-    assert {row["method"] for row in json.loads(record.read_text())["rows"]} == {"random", "same_class"}
+    assert {row["method"] for row in read_record(record, RunRecord)["rows"]} == {"random", "same_class"}
 
 
 def test_what_a_method_raises_outside_its_units_is_one_line_too(

@@ -8,8 +8,8 @@ import pytest
 from bench.evaluations import groups_of
 from bench.evaluations.__main__ import main
 from bench.evaluations.agreement import MATRIX, matrix_of, overlap
+from bench.records import read_record
 from bench.schema import AnswersRecord
-from retrain.safe_files import read_checked
 
 DUPLICATES = "tests.helpers.removal_tasks:WithDuplicates"
 
@@ -31,7 +31,7 @@ def test_two_labels_of_one_method_agree_wholly_and_random_with_nobody(
     assert main(words) == 0
     assert "overlap of the top 6" in capsys.readouterr().out
     (path,) = (tmp_path / "runs").glob("*/answers.json")
-    cells = read_checked(path, AnswersRecord)["detail"]["cells"]
+    cells = read_record(path, AnswersRecord)["detail"]["cells"]
     for (*_, metric, _), some in groups_of(cells, *MATRIX).items():
         labels, matrix = matrix_of(some)
         assert labels == ["gradsim", "again", "random"]

@@ -9,8 +9,8 @@ from bench.evaluations.__main__ import main
 from bench.evaluations.leave_one_out import LEAVE_ONE_OUT
 from bench.metrics.calibration import calibration, reachable_share
 from bench.publish.leaderboard import rows
+from bench.records import read_record
 from bench.schema import AnswersRecord
-from retrain.safe_files import read_checked
 
 LOGISTIC = "retrain.logistic:LogisticDigits"
 
@@ -72,7 +72,7 @@ def test_leave_one_out_is_exact_on_a_logistic_regression(tmp_path: Path) -> None
     words += ["inline"]
     assert main([*words, "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs")]) == 0
     (path,) = (tmp_path / "runs").glob("*/answers.json")
-    record = read_checked(path, AnswersRecord)
+    record = read_record(path, AnswersRecord)
     assert record["question"] == "leave-one-out"
     (ceiling,) = record["detail"]["ceilings"]
     assert ceiling["exact"]
@@ -96,4 +96,4 @@ def test_the_command_uses_the_ground_truth_of_lds(tmp_path: Path, capsys: pytest
     assert main(words) == 0
     assert "median slope" in capsys.readouterr().out
     (path,) = (tmp_path / "runs").glob("*/answers.json")
-    assert {row["at"] for row in read_checked(path, AnswersRecord)["rows"]} == {0.5}
+    assert {row["at"] for row in read_record(path, AnswersRecord)["rows"]} == {0.5}

@@ -15,10 +15,10 @@ from bench.evaluations.mislabel import OWN_LOSS, RANDOM_ORDER
 from bench.experiment import Execution, Experiment
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
 from bench.publish.leaderboard import rows
+from bench.records import read_record
 from bench.schema import AnswersRecord
 from retrain.errors import UsageError
 from retrain.mislabelled import Mislabelled
-from retrain.safe_files import read_checked
 from retrain.tasks import load_task
 from retrain.units import task_from, task_specification
 from tests.helpers.made_up import CIFAR10_WARMUP, cifar10_folder
@@ -119,7 +119,7 @@ def test_the_command_ranks_methods_beside_the_controls(tmp_path: Path, capsys: p
     printed = capsys.readouterr()
     assert "skipped random: it has no self-influence" in printed.err
     (path,) = (tmp_path / "runs").glob("*/answers.json")
-    record = read_checked(path, AnswersRecord)
+    record = read_record(path, AnswersRecord)
     values = {row["label"]: row["value"] for row in record["rows"] if row["metric"] == "mislabel AUC"}
     assert set(values) == {"gradsim", OWN_LOSS, RANDOM_ORDER}
     assert values["gradsim"] > 0.85

@@ -16,9 +16,9 @@ from bench.evaluations.__main__ import main
 from bench.evaluations.removal import RANDOM_REMOVAL, SAME_CLASS, Bisection, change_cell, show_brittleness
 from bench.metrics.removal import Shared, mean_change, shared_variance
 from bench.publish.leaderboard import rows
+from bench.records import read_record
 from bench.schema import AnswersRecord
 from retrain.removal import RemovalPlan, removal_units
-from retrain.safe_files import read_checked
 from retrain.store import Store
 from tests.helpers.removal_tasks import WithDuplicates
 
@@ -78,7 +78,7 @@ def test_pairs_share_the_reference_and_controls_stand_in_every_column(cache: str
     out = small_removal(cache, "--scores", "both")
     path = out.save(tmp_path, "python -m bench.evaluations removal")
     assert path.parent.name == out.run_id
-    record = read_checked(path, AnswersRecord)
+    record = read_record(path, AnswersRecord)
     pair = next(p for p in record["pairs"] if (p["label"], p["against"], p["size"]) == ("gradsim", "kfac", 6))
     values = {(r["label"], r["size"], r["normalised"]): r["value"] for r in record["rows"]}
     assert pair["difference"] == pytest.approx(values["gradsim", 6, False] - values["kfac", 6, False], abs=1e-6)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bench.publish.leaderboard import rows as ranked_rows
-from bench.records import load_results
+from bench.records import load_results, read_record
+from bench.schema import RunRecord
 from bench.tables import RunRows, show
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,7 +39,7 @@ def test_the_lds_table_of_every_record(name: str) -> None:
     path = RESULTS / name
     if not path.is_file():
         pytest.skip("the record is not here any more")
-    record = json.loads(path.read_text())
+    record = read_record(path, RunRecord)
     # Pairs of several seeds follow the one rule of bench/publish/compare.py, which has tests of its own.
     pairs = record.get("pairs", []) if len({row["seed"] for row in record["rows"]}) == 1 else []
     out = RunRows(

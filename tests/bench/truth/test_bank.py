@@ -11,12 +11,12 @@ from bench import metrics
 from bench.cli import lds_main as lds
 from bench.ground_truth import GroundTruth
 from bench.publish.leaderboard import rows
-from bench.records import doubled_ranks, load_results, read_recorded
+from bench.records import doubled_ranks, load_results, read_record, read_recorded
 from bench.schema import RunRecord
 from bench.truth.__main__ import main as truth_command
 from bench.truth.folder import read_truth, write_truth
 from retrain.errors import UsageError
-from retrain.safe_files import read_checked, read_safetensors, write_safetensors
+from retrain.safe_files import read_safetensors, write_safetensors
 
 ROOT = Path(__file__).resolve().parents[3]
 BANKS = sorted(path.parent for path in (ROOT / "results" / "bank").glob("*/recorded.json"))
@@ -151,7 +151,7 @@ def test_scores_from_elsewhere_stand_beside_recorded_ones(
     record = next(
         found
         for path in (folder / "runs").glob("*/run.json")
-        if (found := read_checked(path, RunRecord)).get("kind") == "given scores"
+        if (found := read_record(path, RunRecord)).get("kind") == "given scores"
     )
     mine = {pair["against"]: pair for pair in record["pairs"] if pair["label"] == "mine"}
     assert set(mine) == {"gradsim", "kfac", "random"}

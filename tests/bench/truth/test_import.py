@@ -10,11 +10,11 @@ import pytest
 
 from bench.cli import lds_main as main
 from bench.publish.leaderboard import rows
+from bench.records import read_record
 from bench.schema import RunRecord
 from bench.truth import score_files
 from bench.truth.__main__ import main as truth
 from bench.truth.folder import read_truth
-from retrain.safe_files import read_checked
 
 NUM_SUBSETS, NUM_TRAIN, NUM_QUERIES = 40, 30, 7
 
@@ -185,7 +185,7 @@ def test_lds_scores_a_file(world: dict[str, Any], capsys: pytest.CaptureFixture[
     assert main(command) == 0
     assert "30 training examples, 7 queries" in capsys.readouterr().out
     (record,) = Path("runs").glob("*/run.json")
-    assert read_checked(record, RunRecord)["rows"][0]["lds"] == row["lds"]
+    assert read_record(record, RunRecord)["rows"][0]["lds"] == row["lds"]
     (board,) = rows("runs")
     assert (board.label, board.metric, board.rank, board.protocol) == ("scores", "lds", "1", "given")
     assert board.task.startswith("trak ")
