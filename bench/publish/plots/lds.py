@@ -356,8 +356,8 @@ def front_looks(found: pd.DataFrame, several: bool) -> pd.DataFrame:
         order=found["models"] - 1000 * full,
     )
     shapes = [look(*pair) for pair in zip(found["name"], found["method"])]
-    fewer = [of_fewer(seeds, found["seeds"].max()) for seeds in found["seeds"]]
-    found["shape"] = [shape | {"label": shape["label"] + seeds} for shape, seeds in zip(shapes, fewer)]
+    found["shape"] = shapes
+    found["fewer"] = [of_fewer(seeds, found["seeds"].max()) for seeds in found["seeds"]]
     return found.sort_values("order", kind="stable")
 
 
@@ -372,15 +372,17 @@ def seconds_panel(axis: Axes, found: pd.DataFrame, rows: pd.DataFrame, joined: b
         shape = own["shape"].iloc[0]
         if own["method"].iloc[0] == DATAMODEL and joined:
             axis.plot(own["seconds"], own["value"], color=shape["color"], linewidth=0.7, alpha=0.6, label="_joined")
-        for one in own.to_dict("records"):
+        best = own["value"].idxmax()
+        for number, one in zip(own.index, own.to_dict("records"), strict=True):
             place = (one["seconds"], one["value"])
             face = {"markerfacecolor": "white"} if one["hollow"] else {}
             bars_at(axis, [(*place, one["low"], one["high"])], {**shape, "label": name, "linestyle": "none", **face})
-            labels += [Label(axis, *place, one["mark"], QUIET)] if one["mark"] else []
+            text, colour = one["mark"], QUIET
+            if number == best:
+                text, colour = f"{shape['label']} {one['mark']}".rstrip() + one["fewer"], shape["color"]
+            labels += [Label(axis, *place, text, colour)] if text else []
             if one["ring"]:
                 axis.plot(*place, color=INK, linestyle="none", label="_paper", **RING)
-        best = own.loc[own["value"].idxmax()]
-        labels.insert(0, Label(axis, best["seconds"], best["value"], best["shape"]["label"], shape["color"]))
     steps = found[found["step"]]
     if len(steps) > 1:
         front = pareto_front(list(zip(steps["seconds"], steps["value"])))

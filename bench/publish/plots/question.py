@@ -35,6 +35,8 @@ from bench.publish.plots.frame import (
 from bench.publish.plots.lds import (
     CEILINGS,
     PLACES,
+    front_key,
+    front_looks,
     notes_of_points,
     points,
     records_of,
@@ -43,7 +45,7 @@ from bench.publish.plots.lds import (
 )
 from bench.publish.plots.style import CONTROLS, INK, look, looks
 from bench.records import DATAMODEL, Results, bars_of, over_seeds
-from retrain.reference import FULL
+from retrain.reference import FULL, SUBSET
 
 SCHEMES = {"fixed": "any subset", "bernoulli": "any subset", "balanced": "class-balanced subsets"}
 SOME = re.compile(r"(?P<whole>.*): (?P<draws>\d+) draws")
@@ -63,19 +65,25 @@ def one_of_each(found: pd.DataFrame) -> pd.DataFrame:
 
 def draw_collapse(results: Results) -> Iterator[Drawing]:
     rows = settings_of_truth(results.rows[results.rows["group_name"].notna()])
-    rows = rows[(rows["reference"] == FULL) & (rows["models"] == 1) & (rows["scheme"] != "balanced")]
+    rows = rows[rows["reference"].isin([FULL, SUBSET]) & (rows["models"] == 1) & (rows["scheme"] != "balanced")]
+    rows = rows[rows["method"] != DATAMODEL]
     for (ground, share, truth), group in rows.groupby(["ground", *PLACES], sort=True):
         alphas = two_alphas(group)
         group = group[group["alpha"].isin(alphas)]
         if group["method"].nunique() < 2:
             continue
-        by_alpha = {alpha: one_of_each(points(group[group["alpha"] == alpha])) for alpha in alphas}
+        several = group["reference"].nunique() > 1
+        by_alpha = {}
+        for alpha in alphas:
+            found = front_looks(points(group[group["alpha"] == alpha]), several)
+            by_alpha[alpha] = pd.concat([one_of_each(own) for _, own in found.groupby("reference")])
         every = pd.concat(by_alpha.values())
         figure, axes = panels(len(alphas), 3.4)
         for axis, (alpha, found) in zip(axes, by_alpha.items(), strict=True):
             axis.set_ylim(min(-0.03, every[["value", "lds"]].min().min() - 0.05), every["lds_high"].max() + 0.03)
             collapse_panel(axis, found)
             axis.set_title(f"each subset keeps {alpha:.0%}")
+            axis.set_xlim(-0.15, 1.5 + 0.45 * len(alphas))  # with room for the names
         axes[0].set_ylabel("rank correlation")
         told = ["Within class: the classes' counts are taken out of both sides before ranking."]
         yield finish(
@@ -83,6 +91,7 @@ def draw_collapse(results: Results) -> Iterator[Drawing]:
             f"{first_value(group, 'description')}: LDS, and what is left of it within class",
             [first_value(group, "ground_words"), f"alpha_attribution {share:g}", str(truth)],
             notes_of_points(group, every, told, results), run_ids(group), facts_of(group),
+            front_key(every.assign(ring=False), several),
         )  # fmt: skip
 
 
@@ -90,14 +99,14 @@ def collapse_panel(axis: Axes, found: pd.DataFrame) -> None:
     ends = []
     axis.plot((-0.15, 1), (0, 0), color=INK, linewidth=0.5, label="_zero")
     for one in found.to_dict("records"):
-        shape = look(one["name"], one["method"])
-        axis.plot((0, 1), (one["lds"], one["value"]), **shape)
+        shape = one["shape"]
+        face = {"markerfacecolor": "white"} if one["hollow"] else {}
+        axis.plot((0, 1), (one["lds"], one["value"]), **shape, **face)
         axis.vlines((0, 1), (one["lds_low"], one["low"]), (one["lds_high"], one["high"]), color=shape["color"], lw=0.6)
         told = "nothing" if one["alone"] else f"{one['value'] + 0.0:.2f}".replace("-0.00", "0.00")
-        told = f"{shape['label']}{':' * one['alone']} {told}"
+        told = f"{shape['label']}{':' * one['alone']} {told}{one['fewer']}"
         ends.append((1.0, one["value"], told, shape["color"]))
     axis.set_xticks((0, 1), ("LDS", "within class"))
-    axis.set_xlim(-0.15, 2.2)
     axis.spines["bottom"].set_bounds(-0.15, 1)
     axis.grid(axis="x", visible=False)
     name_lines(axis, ends, 2.6, 1.06)
@@ -109,21 +118,18 @@ def collapse_panel(axis: Axes, found: pd.DataFrame) -> None:
 def draw_reference(results: Results) -> Iterator[Drawing]:
     rows = results.rows[results.rows["group_name"].notna()]
     for (question, share), group in rows.groupby(["question", "alpha_attribution"], sort=True):
-        schemes = [scheme for scheme in SCHEMES if scheme in set(group["scheme"])]
-        alphas = two_alphas(group)
-        group = group[group["alpha"].isin(alphas)]
+        group = group[group["alpha"].isin(two_alphas(group))]
         if group["reference"].nunique() < 2:
             continue
-        figure, axes = panels(len(alphas) * len(schemes), 2.3, across=len(schemes))
+        places = sorted(group.groupby(["alpha", "scheme"]), key=lambda one: (one[0][0], list(SCHEMES).index(one[0][1])))
+        figure, axes = panels(len(places), 2.3, across=2)
         found = []
-        places = [(alpha, scheme) for alpha in alphas for scheme in schemes]
-        for axis, (alpha, scheme) in zip(axes, places, strict=True):
-            own = group[(group["alpha"] == alpha) & (group["scheme"] == scheme)]
-            found += [reference_panel(axis, own)] if len(own) else []
+        for number, (axis, ((alpha, scheme), own)) in enumerate(zip(axes, places, strict=True)):
+            found.append(reference_panel(axis, own))
             axis.set_title(f"{SCHEMES[scheme]}, keeping {alpha:.0%}")
-            if scheme == schemes[0]:
+            if not number % 2:
                 axis.set_ylabel("LDS")
-            if alpha == alphas[-1]:
+            if number // 2 == (len(axes) - 1) // 2:
                 axis.set_xlabel("training examples of the model,\nover those of the models asked about")
         yield finish(
             figure,
@@ -170,7 +176,7 @@ def reference_panel(axis: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     axis.set_xticks(list(ticks), list(ticks.values()))
     right = -math.log10(found["seen"].min()) + aside
     axis.set_xlim(-math.log10(found["seen"].max()) - 0.07 * reach - 0.05, right + 0.8 * reach)
-    axis.set_ylim(-0.05, 1.0)
+    axis.set_ylim(-0.05, 1.1)
     name_lines(axis, ends, 1.6, right + 0.06 * reach)
     return found
 

@@ -91,7 +91,7 @@ def look(name: str, method: str = "") -> dict[str, Any]:
     known = next((one for one in named if one in METHODS), None)
     if known:
         label, colour, marker = METHODS[known]
-        label = label if name in (known, label) else name
+        label = label if name in (known, label) or name in ALIASES else name
     else:
         place = crc32((method or name).encode())
         label, colour, marker = name, SPARE[place % len(SPARE)], SHAPES[place % len(SHAPES)]
