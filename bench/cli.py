@@ -40,7 +40,7 @@ COUNTS_BY_CONTENT = ("data_dir", "eval_text", "model", "text", "text_field")
 COMMANDS = {
     "lds": ("bench.cli:lds_main", "how well methods predict what happens when training data is left out"),
     "evaluate": ("bench.evaluations.__main__", "removal, mislabel, calibration, leave_one_out, agreement, limit"),
-    "tune": ("bench.tune.__main__", "choose every method's settings by one rule, on queries and subsets of their own"),
+    "tune": ("bench.tune", "choose every method's settings by one rule, on queries and subsets of their own"),
     "speed": ("bench.speed", "time methods against each other, or with retrain how fast models are retrained"),
     "scaling": ("bench.scaling.__main__", "time and memory across the Pythia suite; --estimate predicts a run"),
     "truth": ("bench.truth.__main__", "ground truth of others, ours for others, and banks to compete on"),

@@ -20,7 +20,6 @@ import numpy as np
 from bench.scaling.lines import UNKNOWN_ERROR, Law, curve_through, fit_line, law_through
 from bench.scaling.rows import (
     SCORE_PARTS,
-    configuration_of,
     fit_sizes_of,
     has_peak,
     is_of,
@@ -252,11 +251,10 @@ def _pace_of_a_draw(rows: list[Row], paces: list[float], configuration: Configur
     model itself is over that where it was measured."""
     d = configuration.num_token_parameters
     sizes = [row["token_parameters"] for row in rows]
-    measured = [(shape, row) for row in rows if (shape := configuration_of(row)) is not None]
-    if len(measured) < len(rows) or len({shape.name for shape, _ in measured}) < LAW_MODELS:
+    if len({row["model"] for row in rows}) < LAW_MODELS:
         curve = curve_through(sizes, paces)
         return CostPart(curve.at(d), curve.deviation(d))
-    work = [draw_work(shape, setting_of(row)) for shape, row in measured]
+    work = [draw_work(shape_of(row), setting_of(row)) for row in rows]
     law = law_through(tuple(sizes), tuple(work), tuple(row["seconds_per_draw"] for row in rows))
     asked = draw_work(configuration, setting)
     seconds = _at_own_level(law, d, asked, [is_of(row, configuration) for row in rows])
@@ -564,16 +562,15 @@ LEAST_MODELS = 3  # so many must be left to predict one from
 
 
 def held_out(estimator: Estimator, fresh: Estimator | None = None) -> list[dict[str, Any]]:
-    """Every row of a known shape as the rows of the other models predict it, if it says what scores take; or, with
+    """Every row as the rows of the other models predict it, if it says what scores take; or, with
     `fresh`, every row of that other sweep as this one's rows predict it."""
     found = []
     for row in fresh.rows if fresh else filter(scores_were_measured, estimator.rows):
         others = estimator if fresh else estimator.without(row["model"])
         num_models = len({other["model"] for other in others.of(row["method"])})
-        configuration = configuration_of(row)
-        if configuration is None or num_models < (1 if fresh else LEAST_MODELS):
+        if num_models < (1 if fresh else LEAST_MODELS):
             continue
-        estimate, seconds = others.estimate(row["method"], configuration, setting_of(row)), total_of(row)
+        estimate, seconds = others.estimate(row["method"], shape_of(row), setting_of(row)), total_of(row)
         found.append(
             {
                 "model": row["model"],

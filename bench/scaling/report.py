@@ -18,7 +18,6 @@ from bench.scaling.estimate import (
     ratio_ends,
 )
 from bench.scaling.rows import (
-    configuration_of,
     fit_sizes_of,
     is_of,
     is_projected,
@@ -26,6 +25,7 @@ from bench.scaling.rows import (
     number_of,
     scores_were_measured,
     setting_of,
+    shape_of,
     total_of,
 )
 from bench.scaling.suite import SUITE, Configuration, Setting, covariance_flops, lambda_flops, least_lambda_flops
@@ -45,10 +45,6 @@ def too_large(found: Sequence[Estimate], device: str) -> list[Estimate]:
     """Those that the device has no memory for, where that is known."""
     room = DEVICE_MEMORY.get(device)
     return [one for one in found if room and one.peak_memory_bytes > room]
-
-
-def _with_interval(one: Estimate) -> str:
-    return f"{duration(one.seconds)} {_interval(one)}"
 
 
 def _interval(one: Estimate) -> str:
@@ -342,7 +338,11 @@ def _more_queries(device: str, estimator: Estimator, setting: Setting) -> list[s
         own = [row for row in own if number_of(row.get("fit_examples")) in (None, fitted)]
         predicted = estimator.estimate(method, shape, replace(setting, queries=count, fit_examples=fitted))
         if not own:
-            return "does not fit" if too_large([predicted], device) else f"{_with_interval(predicted)} ~"
+            return (
+                "does not fit"
+                if too_large([predicted], device)
+                else f"{duration(predicted.seconds)} {_interval(predicted)} ~"
+            )
         blocks = number_of(own[0].get("depth")) or 0
         if scores_were_measured(own[0]) and not 0 < blocks < own[0]["layers"]:
             return _cell(own[0])
@@ -363,10 +363,9 @@ def _break_even(estimator: Estimator, bif: list[Row], setting: Setting) -> str:
     both = {row["model"] for row in estimator.of("ekfac")}
     found, others = [], []
     for row in bif:
-        configuration = configuration_of(row)
-        if configuration is None or row["model"] not in both:
+        if row["model"] not in both:
             continue
-        crossing = crossing_in(estimator, configuration, setting, "fit_examples")
+        crossing = crossing_in(estimator, shape_of(row), setting, "fit_examples")
         if len(crossing.values) == 1:
             ends = f"[{_rounded(crossing.low)}, {_rounded(crossing.high)}]"
             found.append(f"{row['model']} {_rounded(crossing.values[0])} {ends}")

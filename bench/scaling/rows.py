@@ -176,38 +176,26 @@ def method_label(method: str) -> str:
 # ---- the shape of a row's model ----
 
 
-def configuration_of(row: dict[str, Any]) -> Configuration | None:
-    """The suite's, or a folder's by the row's own columns; None where they do not say it."""
-    return _configuration(str(row["model"]), tuple(row.get(name) for name in SHAPE_COLUMNS), row["parameters"])
+def shape_of(row: dict[str, Any]) -> Configuration:
+    """The suite's, or a folder's by the row's own columns."""
+    return _shape(str(row["model"]), tuple(row.get(name) for name in SHAPE_COLUMNS))
 
 
 @lru_cache(maxsize=1024)  # laws and crossings ask for each row's thousands of times
-def _configuration(model: str, shape: tuple[Any, ...], num_parameters: Any) -> Configuration | None:
-    found = SUITE.get(model)
-    if found is None and all(map(number_of, shape)):
-        columns: dict[str, Any] = dict(zip(SHAPE_COLUMNS, map(int, shape)))
-        found = Configuration(name=model, **columns)
-    return found if found is not None and found.num_parameters == int(num_parameters) else None
-
-
-def shape_of(row: dict[str, Any]) -> Configuration:
-    """The same, or what the row's width and depth say of EK-FAC's costs."""
-    found = configuration_of(row)
-    if found is not None:
-        return found
-    hidden = int(row["hidden"])
-    name, layers = str(row["model"]), int(row["layers"])
-    return Configuration(name=name, hidden=hidden, layers=layers, heads=1, intermediate=4 * hidden)
-
-
-def same_shape(one: Configuration | None, other: Configuration) -> bool:
-    """Whatever they are called: a folder with a suite model's shape costs what that costs."""
-    return one is not None and all(getattr(one, name) == getattr(other, name) for name in SHAPE_COLUMNS)
+def _shape(model: str, shape: tuple[Any, ...]) -> Configuration:
+    if model in SUITE:
+        return SUITE[model]
+    if not all(map(number_of, shape)):
+        missing = ", ".join(SHAPE_COLUMNS)
+        raise UsageError(f'"{model}" is no model of the suite, and its row does not say its {missing}')
+    columns: dict[str, Any] = dict(zip(SHAPE_COLUMNS, map(int, shape)))
+    return Configuration(name=model, **columns)
 
 
 def is_of(row: dict[str, Any], configuration: Configuration) -> bool:
-    """Whether a row was measured at this very shape."""
-    return same_shape(configuration_of(row), configuration)
+    """Whatever it is called: a folder with a suite model's shape costs what that costs."""
+    own = shape_of(row)
+    return all(getattr(own, name) == getattr(configuration, name) for name in SHAPE_COLUMNS)
 
 
 # ---- what points come to ----

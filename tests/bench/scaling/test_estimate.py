@@ -445,7 +445,7 @@ def test_estimate_prints_what_a_run_will_cost(by_law: Path, tmp_path: Path, caps
 def test_predictions_are_held_against_a_model_outside_the_suite(
     by_law: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its shape is in its row; of a row of before, without one, nothing can be said."""
+    """Its shape is in its row."""
     shape = replace(SUITE["410m"], name="mine", hidden=896, layers=16, heads=14, intermediate=3584)
     row = rows_by_law(("410m",))[0] | {name: getattr(shape, name) for name in ("hidden", "layers")}
     row |= {"model": "mine", "parameters": shape.num_parameters, "token_parameters": shape.num_token_parameters}
@@ -454,7 +454,7 @@ def test_predictions_are_held_against_a_model_outside_the_suite(
     asked = ["--check", str(fresh), "--results", str(by_law), "--json"]
     pd.DataFrame([row]).to_csv(fresh, index=False)
     assert main(asked) == 2
-    assert "no row of a device, method and shape" in capsys.readouterr().err
+    assert '"mine" is no model of the suite' in capsys.readouterr().err
     pd.DataFrame([row | {"heads": 14, "intermediate": 3584, "vocabulary": 50304}]).to_csv(fresh, index=False)
     assert main(asked) == 0
     (held,) = json.loads(capsys.readouterr().out)

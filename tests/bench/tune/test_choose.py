@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import bench.tune as tuning
 from baselines.method import load_method
 from bench import Execution, Experiment, run
 from bench.methods import TUNED_FORMAT, settings_of, tuned_settings
-from bench.tune import __main__ as tuning
-from bench.tune.__main__ import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
+from bench.tune import Tried, beyond, choose, clearly_behind, main, settings_to_try, tune_method
 from retrain import subsets
 from retrain.errors import UsageError
 from retrain.store import Store

@@ -10,8 +10,7 @@ from torch import nn
 
 from baselines.method import load_method
 from bench import schema
-from bench.tune.__main__ import main
-from bench.tune.sweep import trak_projections
+from bench.tune import main, trak_projections
 from retrain.safe_files import read_checked
 
 PLANTED = "tests.helpers.planted:Planted"
@@ -57,7 +56,7 @@ def test_a_sweep_without_any_score_says_so_after_its_table(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bench.tune.__main__.write_json", full)
+    monkeypatch.setattr("bench.tune.write_json", full)
     assert main([*arguments, "--grid", "step_size=1.0"]) == 1
     captured = capsys.readouterr()
     assert "step_size" in captured.out
