@@ -13,7 +13,6 @@ import pytest
 
 from bench.cli import lds_main as main
 from bench.ground_truth import GroundTruth
-from bench.inspect.tokens import packed, page
 from bench.publish.__main__ import main as publish
 from bench.publish.html import markdown
 from bench.records import load_results, write_recorded
@@ -445,20 +444,3 @@ def test_nothing_of_a_hostile_folder_runs_in_the_report(browser: Browser, tmp_pa
     browser.wait("return stopped.includes('script-src-elem') && stopped.includes('script-src-attr')")
     assert browser.run("return window.hacked ?? 0") == 0
     browser.console()
-
-
-@needs_browser
-def test_tokens_survive_whatever_they_are(browser: Browser, tmp_path: Path) -> None:
-    tokens = ["<!--", "</script>", "%DATA%", "{{DATA}}", "\u2028", IMAGE, "\x00", "]]>", "\ufffe", "&lt;"]
-    matrix = np.arange(float(len(tokens) ** 2)).reshape(len(tokens), -1) - 50
-    pair = {"query": 1, "train": 2, "score": float("nan"), "query_tokens": tokens, "train_tokens": tokens[::-1]}
-    text = page(SCRIPT, IMAGE, {"evil": SCRIPT}, [{**pair, "measures": {IMAGE: packed(matrix)}}])
-    path = tmp_path / "tokens.html"
-    path.write_text(text, encoding="utf-8")
-    browser.open(path)
-    shown = browser.run("return [...document.querySelectorAll('#query .token')].map((one) => one.textContent)")
-    assert shown == tokens
-    seen = browser.run(NOTHING_RAN)
-    assert (seen["hacked"], seen["bad"], seen["scripts"]) == (0, [], ["application/json", ""])
-    assert seen["title"] == SCRIPT
-    assert browser.console() == []

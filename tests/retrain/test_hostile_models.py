@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -93,18 +92,6 @@ INDICES: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("name", [*INDICES, "not UTF-8", "a folder", "deep"])
-def test_an_index_of_weights_that_is_none_is_one_line(folder: Path, name: str) -> None:
-    index = folder / "model.safetensors.index.json"
-    if name in INDICES:
-        index.write_text(json.dumps(INDICES[name]))
-    elif name == "a folder":
-        index.mkdir()
-    else:
-        index.write_bytes(b"\xff\xfe" if name == "not UTF-8" else b"[" * 100_000)
-    refused(lambda: load_language_model(str(folder)), "index.json")
-
-
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])
 def test_the_loaders_themselves_are_told_not_to(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the folder gets past our own look: transformers would ask on the terminal, or read a pipe."""
@@ -130,12 +117,3 @@ def test_pickled_weights_do_not_run(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Opens(folder.parent / "marker")))
     refused(lambda: load_language_model(str(folder)), "cannot load")
     assert not (folder.parent / "marker").exists()
-
-
-def test_a_configuration_that_is_no_file_or_no_json(folder: Path) -> None:
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    os.mkfifo(folder / "generation_config.json")
-    refused(lambda: load_language_model(str(folder)), "cannot be read")
-    (folder / "generation_config.json").unlink()
-    (folder / "generation_config.json").write_text("[" * 100_000)
-    refused(lambda: load_tokenizer(str(folder)), "cannot be read")

@@ -125,13 +125,6 @@ def test_channels_last_and_bf16_agree_with_plain_float32():
         assert torch.allclose(model(inputs).float(), plain, atol=0.05)
 
 
-def test_the_graph_is_captured_whole():
-    model = digits_model()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    inputs = torch.rand(3, 1, 8, 8, generator=seeded(0))
-    assert torch.allclose(compiled(inputs), digits_model()(inputs), atol=1e-6)
-
-
 @pytest.mark.parametrize("image_size", [32, 31, 8])  # 31: no row is left over from the maxima; 8: none is taken later
 def test_logits_of_whitened_images_are_the_logits(image_size: int) -> None:
     model = ResNet9(image_size=image_size, widths=(8, 16, 16)).eval()

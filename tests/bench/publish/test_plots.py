@@ -20,7 +20,7 @@ from matplotlib.text import Text
 
 from bench.publish.__main__ import main as publish
 from bench.publish.plots import KINDS, draw_figures, frame, kind_called, style, without_crowds
-from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis, spread
+from bench.publish.plots.frame import MOST_NAMES, MOST_PANELS, Drawing, seconds_axis
 from bench.publish.plots.lds import pareto_front, points, seen
 from bench.publish.plots.question import one_of_each
 from bench.publish.plots.scaling import (
@@ -386,12 +386,6 @@ def test_points_of_a_method_its_models_and_its_better_scores(tmp_path: Path) -> 
 )
 def test_how_much_more_data_a_reference_has_seen(reference: str, share: float, alpha: float, times: float) -> None:
     assert seen({"reference": reference, "alpha_attribution": share, "alpha": alpha}) == pytest.approx(times)
-
-
-def test_labels_of_lines_are_moved_as_little_as_they_must_be() -> None:
-    assert spread([0.5, 0.1, 0.9], 0.1, 0.0, 1.0) == pytest.approx([0.5, 0.1, 0.9])
-    assert spread([0.5, 0.5, 0.5], 0.2, 0.0, 1.0) == pytest.approx([0.3, 0.5, 0.7])
-    assert spread([0.0, 0.0, 1.0], 0.2, 0.1, 0.9) == pytest.approx([0.1, 0.3, 0.9])
 
 
 def test_the_front_picture_has_every_method_and_a_ceiling(tmp_path: Path) -> None:
