@@ -30,6 +30,8 @@ own declared convention:
         --replicates 2 --replicated-subsets 25 --checkpoint --out results/bank --methods ekfac trak gradsim repsim
         ekfac-library=ekfac@damping=1e-8 bif-long=bif@gamma=1e4,draws=1500 random
 
+`--scheme balanced` keeps every class's share. With `kfac@reference=subset`, `--checkpoint` has its subset models too.
+
 Losses are float32: in float16 some of a query's hundred losses tie, and LDS moves in its fourth digit.
 """
 
@@ -69,7 +71,7 @@ from bench.evaluations import (
     scoring_session,
 )
 from bench.experiment import Execution, Experiment, asked_for, execution_of, experiment_of, task_and_plans
-from bench.ground_truth import GroundTruth, base_model, ground_truth
+from bench.ground_truth import GroundTruth, base_model, ground_truth, obtain
 from bench.identity import file_slug
 from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score
 from bench.records import command_line, provenance, read_recorded, write_json, write_recorded
@@ -88,8 +90,10 @@ from bench.truth.folder import (
 from retrain.errors import UsageError
 from retrain.safe_files import read_json, validate, whole_file, write_safetensors
 from retrain.store import Store
+from retrain.units import Plan
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
+REFERENCES_FILE = "references.safetensors"
 SAME_LDS = 1e-6  # what a recorded LDS and the one made again from the bank may differ by
 # Source -> the names of its arrays in .npz files, and what its values are: larger is worse, or larger is better.
 SOURCES = {
@@ -192,7 +196,8 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
             add_rows(session.out, task, plan, found, queries, here)
             asked = {"query_split": experiment.query_split, "queries": experiment.queries}
             truth = of_ours(found, task, plan, queries, **asked, commit=provenance()["commit"])
-            more = f"-share-{share:g}" if share != task.default_alpha_attribution else ""
+            more = f"-{plan.scheme}" if plan.scheme != "fixed" else ""
+            more += f"-share-{share:g}" if share != task.default_alpha_attribution else ""
             folder = out / f"{file_slug(f'{task.name}-{task.protocol}')}-alpha-{plan.alpha:g}-seed-{seed}{more}"
             digest = write_truth(folder, truth)
             kept: dict[tuple[str, bool], np.ndarray] = {}
@@ -206,22 +211,48 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
             write_recorded(folder, kept, told, digest)
             if checkpoint:
                 _write_checkpoint(folder, session, seed, beside=kept_in.setdefault(seed, folder))
+                _write_references(folder, session, block, plan)
             made.append(folder)
     return made
 
 
 def _write_checkpoint(folder: Path, session: Session, seed: int, beside: Path) -> None:
-    """In float16, which halves it; whoever wants other scores than from the very bits trains it again."""
     if folder != beside:
         return write_json(folder / "checkpoint.json", {"seed": seed, "file": f"../{beside.name}/{CHECKPOINT_FILE}"})
     _, entry = base_model(session.task, seed, session.store, session.execution.device)
-    arrays = {
-        name: value.astype(np.float16) if value.dtype == np.float32 else value for name, value in entry.arrays.items()
-    }
     with whole_file(folder / CHECKPOINT_FILE) as file:
-        digest = write_safetensors(file, arrays)
+        digest = write_safetensors(file, _halved(entry.arrays))
     told = {"seed": seed, "file": CHECKPOINT_FILE, "arrays_sha256": digest, "record": entry.record}
     write_json(folder / "checkpoint.json", told)
+
+
+def _write_references(folder: Path, session: Session, block: tuple[int, float], plan: Plan) -> None:
+    """The models that methods looked at in the base model's place, and which examples each was trained on."""
+    arrays: dict[str, np.ndarray] = {}
+    questions = [
+        member.question
+        for variant in session.active
+        for scorer, plans in session.scorers(variant, *block)
+        for member in scorer.members
+        if plan in plans and member.question.reference is not None
+    ]
+    for question in questions:
+        assert question.reference is not None
+        name = f"{question.reference.kind}-{question.checkpoint}"
+        (entry,) = obtain([question.model_unit(session.execution.device)], session.store).values()
+        arrays |= {f"{name}/{parameter}": value for parameter, value in _halved(entry.arrays).items()}
+        arrays[f"{name}/trained_on"] = question.reference.indices(session.task, question.checkpoint)
+    if arrays:
+        with whole_file(folder / REFERENCES_FILE) as file:
+            digest = write_safetensors(file, arrays)
+        models = sorted({name.split("/")[0] for name in arrays})
+        told = {"seed": plan.seed, "file": REFERENCES_FILE, "arrays_sha256": digest, "models": models}
+        write_json(folder / "references.json", told)
+
+
+def _halved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """In float16; whoever wants other scores than from the very bits trains the model again."""
+    return {name: value.astype(np.float16) if value.dtype == np.float32 else value for name, value in arrays.items()}
 
 
 def check_folder(folder: Path) -> tuple[str, bool]:
@@ -311,7 +342,9 @@ def make_parser() -> argparse.ArgumentParser:
     add_query_arguments(bank)
     add_scores_argument(bank)
     bank.add_argument("--experiment", metavar="FILE", help="a .toml file or a run.json; other options change it")
-    bank.add_argument("--checkpoint", action="store_true", help="with the base model's weights, in float16")
+    bank.add_argument(
+        "--checkpoint", action="store_true", help="with the weights of the models that methods look at, in float16"
+    )
     add_cluster_arguments(bank)
     scores = commands.add_parser("scores", help="write methods' score matrices as .npy")
     add_shared_arguments(scores)

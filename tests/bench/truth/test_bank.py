@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bench import metrics
 from bench.cli import lds_main as lds
@@ -16,6 +17,7 @@ from bench.schema import RunRecord
 from bench.truth.__main__ import main as truth_command
 from bench.truth.folder import read_truth, write_truth
 from retrain.errors import UsageError
+from retrain.logistic import LogisticDigits
 from retrain.safe_files import read_safetensors, write_safetensors
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,7 +69,7 @@ def test_from_the_bank_alone_recorded_lds_come_out_again(folder: Path) -> None:
         assert row is not None
         found[label, normalised] = metrics.linear_datamodelling_score(losses, ranks).lds
         assert found[label, normalised] == pytest.approx(row["lds"], abs=1e-6), label
-    where = {name: truth.record[name] for name in ("protocol", "alpha", "alpha_attribution", "seed")}
+    where = {name: truth.record[name] for name in ("protocol", "scheme", "alpha", "alpha_attribution", "seed")}
     task = truth.record["task"]["name"]
     frame = load_results(ROOT / "results" / task).rows
     for label in (name for name in ("gradsim", "ekfac") if (name, False) in recorded.ranks):
@@ -115,6 +117,26 @@ def test_what_two_banks_share_is_kept_once(world: dict[str, Any], tmp_path: Path
         assert arrays["losses"].shape == (1, 20, 20)
         assert np.array_equal(arrays["further_losses"], truth.losses[1:, truth.present[1]])
         assert truth_command(["check", str(folder)]) == 0
+
+
+def test_a_balanced_bank_has_the_subset_models_that_methods_looked_at(world: dict[str, Any], tmp_path: Path) -> None:
+    plan = ["--alpha", "0.5", "--subsets", "20", "--replicates", "1", "--scheme", "balanced", "--checkpoint"]
+    methods = ["--methods", "gradsim@reference=subset,models=2", "gradsim"]
+    assert truth_command(["bank", *world["task"], *plan, *methods, "--out", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == "logistic-exact-alpha-0.5-seed-1-balanced"
+    arrays = read_safetensors(folder / "references.safetensors")
+    task, truth = LogisticDigits(num_train=60), read_truth(folder)
+    assert truth.train_indices is not None
+    labels = task.train_data.targets.numpy()
+    of_models = [arrays[f"subset-{k}/trained_on"] for k in (0, 1)]
+    for kept in [*of_models, *(truth.train_indices[mask] for mask in truth.masks)]:
+        shares = np.bincount(labels[kept], minlength=10) / np.bincount(labels, minlength=10)
+        assert np.abs(shares - 0.5).max() <= 0.5 / np.bincount(labels).min()
+    for k in (0, 1):
+        model = task.train(arrays[f"subset-{k}/trained_on"], init_seed=0, order_seed=0, device=torch.device("cpu"))
+        for name, value in model.state_dict().items():
+            np.testing.assert_allclose(arrays[f"subset-{k}/{name}"], value.numpy(), rtol=2e-3, atol=1e-4)
 
 
 def test_further_losses_that_do_not_fit_are_refused(world: dict[str, Any], tmp_path: Path) -> None:
