@@ -1,10 +1,9 @@
 """Read files that may be damaged or hostile (text, JSON, arrays), and write files whole or not at all.
 
 Used by the cache (`retrain/store.py`), by imported ground truth and by result files. Every reader opens the file once,
-refuses what is not a plain file, checks every declared size against the size on disk before anything is allocated, and
-raises `SafeFileError` with one line that names the file, what is wrong and what was expected. Nothing is ever executed.
-A `PassingFileError` says that the system could not read the file now (too many open files, a server that is away): it
-tells nothing about the file, which may be sound.
+refuses what is not a plain file or is too large, and raises `SafeFileError` with one line that names the file, what is
+wrong and what was expected. Nothing is ever executed. A `PassingFileError` says that the system could not read the file
+now (too many open files, a server that is away): it tells nothing about the file, which may be sound.
 
     record = read_json("run.json")
     record = read_checked("run.json", RunRecord)  # of the shape that a msgspec Struct describes
@@ -16,17 +15,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
-import math
 import os
 import re
 import secrets
 import shutil
 import stat
 import zipfile
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, get_args, get_origin
@@ -41,35 +36,16 @@ MAX_INTEGER_DIGITS = 100  # whatever JSON writes it: such a number is still a fl
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_ARRAY_BYTES = 8 * 2**30
 MAX_ARRAYS = 100_000
-MAX_DIMENSIONS = 32
 
-SAFETENSORS_DTYPES: dict[str, np.dtype] = {
-    "BOOL": np.dtype("?"),
-    "U8": np.dtype("u1"),
-    "I8": np.dtype("i1"),
-    "U16": np.dtype("<u2"),
-    "I16": np.dtype("<i2"),
-    "U32": np.dtype("<u4"),
-    "I32": np.dtype("<i4"),
-    "U64": np.dtype("<u8"),
-    "I64": np.dtype("<i8"),
-    "F16": np.dtype("<f2"),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-}
-SAFETENSORS_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+_CODES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4"}
+_CODES |= {"U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
+SAFETENSORS_NAMES = {np.dtype(code): name for name, code in _CODES.items()}
 
 # What these answers to open() say, they say about the file; any other is about the system's day.
 ABOUT_THE_FILE = {
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENXIO,
-    errno.ENODEV,
-    errno.ENAMETOOLONG,
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG),
 }
-SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+LONG_NUMBER = re.compile(rf"[\s:\[,]-?[0-9]{{{MAX_INTEGER_DIGITS + 1}}}")
 
 
 class SafeFileError(ValueError):
@@ -97,8 +73,6 @@ def quoted(text: str) -> str:
 
 def is_text(value: str) -> bool:
     """Whether a string is characters only: JSON can also hold half of a surrogate pair, which no file takes."""
-    if value.isascii():
-        return True
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -163,34 +137,30 @@ def open_plain(path: str | os.PathLike[str], max_bytes: int, *, follow_links: bo
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags)
+        file = open(path, "rb", opener=lambda name, _: os.open(name, flags))  # noqa: SIM115
+    except IsADirectoryError:
+        raise SafeFileError(path, "is a folder; a plain file was expected") from None
+    except FileNotFoundError:
+        raise SafeFileError(path, "does not exist") from None
     except OSError as error:
         if not follow_links and os.path.islink(path):
             raise SafeFileError(path, "is a symbolic link; a plain file was expected") from None
-        if isinstance(error, FileNotFoundError):
-            raise SafeFileError(path, "does not exist") from None
         error_type = SafeFileError if error.errno in ABOUT_THE_FILE else PassingFileError
         raise error_type(path, f"cannot be opened ({error.strerror})") from None
     except ValueError:
         raise SafeFileError(path, "is not a valid file name") from None
-    try:
-        status = os.fstat(descriptor)
-    except OSError as error:
-        os.close(descriptor)
-        raise PassingFileError(path, f"cannot be read ({error.strerror})") from None
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
-        raise SafeFileError(path, f"is {kind}; a plain file was expected")
-    with os.fdopen(descriptor, "rb") as file:
-        if status.st_size > max_bytes:
-            raise SafeFileError(path, f"has {status.st_size:,} bytes; at most {max_bytes:,} are read")
+    with file:
         try:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise SafeFileError(path, "is a pipe, socket or device; a plain file was expected")
+            if status.st_size > max_bytes:
+                raise SafeFileError(path, f"has {status.st_size:,} bytes; at most {max_bytes:,} are read")
             yield file, status.st_size
         except OSError as error:
             raise PassingFileError(path, f"cannot be read ({error.strerror or error})") from None
         except MemoryError:
-            raise PassingFileError(path, f"does not fit in memory ({status.st_size:,} bytes on disk)") from None
+            raise PassingFileError(path, "does not fit in memory") from None
 
 
 def read_exactly(file: IO[bytes], num_bytes: int, path: str | os.PathLike[str]) -> bytes:
@@ -216,63 +186,22 @@ def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES, *, 
 
 
 def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
-    """JSON without NaN, infinities, endless integers, halves of characters or duplicate keys, and not nested deeply."""
+    """JSON as msgspec reads it (without NaN, infinities or halves of characters), with no endless integer, not deep."""
     try:
-        value = _STRICT.decode(text)
-        if SURROGATE_ESCAPE.search(text) and not is_text(json.dumps(value, ensure_ascii=False)):
-            raise _Refused("holds half of a surrogate pair, which is no character")
-    except _Refused as refused:
-        raise SafeFileError(path, str(refused)) from None
+        value = msgspec.json.decode(text)
     except RecursionError:
         raise SafeFileError(path, f"is nested more than {MAX_JSON_DEPTH} levels deep") from None
-    except ValueError as error:
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         raise SafeFileError(path, f"is not valid JSON ({error})") from None
-    level = [value]
+    if LONG_NUMBER.search(text):
+        raise SafeFileError(path, f"holds a number of more than {MAX_INTEGER_DIGITS} digits")
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_JSON_DEPTH):
-        level = [
-            child
-            for item in level
-            if isinstance(item, (dict, list))
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, (dict, list))
-        ]
+        tables = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [child for table in tables for child in table if isinstance(child, (dict, list))]
         if not level:
             return value
     raise SafeFileError(path, f"is nested more than {MAX_JSON_DEPTH} levels deep")
-
-
-class _Refused(ValueError):
-    """What is valid JSON to Python, and not to us."""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise _Refused(f"has the JSON key {quoted(twice)} twice")
-    return table
-
-
-def _no_constant(name: str) -> Any:
-    raise _Refused(f"holds {name}, which is not JSON")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise _Refused(f"holds the number {one_line(digits, 40)}, which is not finite")
-    return value
-
-
-def _bounded(digits: str) -> int:
-    if len(digits) > MAX_INTEGER_DIGITS:
-        raise _Refused(f"holds a number of {len(digits):,} digits, more than {MAX_INTEGER_DIGITS}")
-    return int(digits)
-
-
-_STRICT = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite, parse_int=_bounded
-)
 
 
 # ---- shapes of JSON files ----
@@ -344,10 +273,14 @@ def _at(value: Any, place: str) -> str:
 # ---- arrays ----
 
 
-def check_booleans(array: np.ndarray, what: str, path: str | os.PathLike[str]) -> None:
+def _checked(array: np.ndarray, what: str, path: str | os.PathLike[str]) -> np.ndarray:
+    dtype = getattr(array, "dtype", None)
+    if dtype is None or dtype.newbyteorder("<") not in SAFETENSORS_NAMES:
+        raise SafeFileError(path, f"{what} has dtype {dtype}; booleans, integers and floats are read")
     # numpy's behaviour is undefined for booleans whose byte is neither 0 nor 1.
     if array.dtype == np.bool_ and array.size and array.reshape(-1, order="A").view(np.uint8).max() > 1:
         raise SafeFileError(path, f"{what} holds booleans that are neither 0 nor 1")
+    return array
 
 
 def read_safetensors(
@@ -362,36 +295,16 @@ def read_safetensors(
     The library compares every declared size with the bytes that are there: arrays tile the data without gap or overlap.
     """
     with open_plain(path, max_bytes, follow_links=follow_links) as (file, size):
-        header_bytes = int.from_bytes(read_exactly(file, min(size, 8), path), "little")
-        if size < 8 or header_bytes > min(MAX_HEADER_BYTES, size - 8):
-            raise SafeFileError(path, f"declares a header of {header_bytes:,} bytes but has {size:,} (truncated?)")
-        file.seek(0)
         data = read_exactly(file, size, path)
         if digest is not None:
             digest.update(data)
+        if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES:
+            raise SafeFileError(path, f"declares a header of more than {MAX_HEADER_BYTES:,} bytes")
         try:
-            tensors = safetensors.deserialize(data)
-        except safetensors.SafetensorError as error:
+            arrays = safetensors.numpy.load(data)
+        except (safetensors.SafetensorError, ValueError, KeyError) as error:  # of the header, a shape or a dtype
             raise SafeFileError(path, f"is no sound safetensors file ({error})") from None
-        del data
-        arrays = {}
-        for name, tensor in tensors:
-            what = f"array {quoted(name)}"
-            dtype = SAFETENSORS_DTYPES.get(tensor["dtype"])
-            if dtype is None:
-                choices = ", ".join(SAFETENSORS_DTYPES)
-                raise SafeFileError(path, f"{what} has dtype {one_line(tensor['dtype'], 60)}; supported: {choices}")
-            shape = checked_shape(tensor["shape"], what, path)
-            arrays[name] = np.frombuffer(tensor["data"], dtype=dtype).reshape(shape)
-            check_booleans(arrays[name], what, path)
-        return arrays
-
-
-def checked_shape(shape: Sequence[int], what: str, path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """A size of 0 hides the others from every comparison with the bytes there are, but not from numpy."""
-    if len(shape) > MAX_DIMENSIONS or math.prod(size for size in shape if size) >= 2**59:
-        raise SafeFileError(path, f"{what} has the shape {list(shape)[:8]}, larger than any array")
-    return tuple(shape)
+        return {name: _checked(array, f"array {quoted(name)}", path) for name, array in arrays.items()}
 
 
 def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
@@ -407,17 +320,16 @@ def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
             raise TypeError(f"array {name!r} is a {type(array).__name__}; a numpy array was expected")
         little = np.dtype(array.dtype).newbyteorder("<")
         if little not in SAFETENSORS_NAMES:
-            raise TypeError(f"array {name!r} has dtype {array.dtype}; supported: {', '.join(SAFETENSORS_DTYPES)}")
+            raise TypeError(
+                f"array {name!r} has dtype {array.dtype}; supported: {', '.join(SAFETENSORS_NAMES.values())}"
+            )
         # asarray, not ascontiguousarray: the latter turns a scalar into a vector.
         tensors[name] = np.asarray(array, dtype=little, order="C")
     data = safetensors.numpy.save(tensors)
     if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES or len(tensors) > MAX_ARRAYS:
         raise TypeError(f"{len(tensors):,} arrays are more than can be read back")
-    with ThreadPoolExecutor(1) as pool:  # the digest is taken while the disk writes: neither waits for the other
-        digest = pool.submit(hashlib.sha256, data)
-        file.write(data)
-        file.flush()
-        return digest.result().hexdigest()
+    file.write(data)
+    return hashlib.sha256(data).hexdigest()
 
 
 # ---- .npy and .npz, which others make ----
@@ -425,80 +337,48 @@ def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
 # Deflate reaches about 1,000:1 on zeros; losses, scores and masks stay below 50:1.
 MAX_COMPRESSION_RATIO = 200
 ALWAYS_ALLOWED_BYTES = 16 * 2**20
-MEMBER = re.compile(r"\w[\w .-]*(/\w[\w .-]*)*\.npy")  # leads nowhere else, wherever somebody unpacks it
+MEMBER = re.compile(r"\w[\w .-]*(/\w[\w .-]*)*\.npy")
 
 
-def _load_npy(file: IO[bytes], size: int, path: str | os.PathLike[str], what: str) -> np.ndarray:
-    """By numpy, after the header's claims were compared with the `size` that is there; objects (pickle) are refused."""
+def _load_npy(file: IO[bytes], what: str, path: str | os.PathLike[str]) -> np.ndarray:
+    """The array that is all of an open file, by numpy; objects (pickle) are refused."""
     try:
-        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, _, dtype = readers[np.lib.format.read_magic(file)](file)
-    except OSError:
+        array = np.load(file, allow_pickle=False)
+        trailing = file.read(1)
+    except (OSError, MemoryError):
         raise
-    except Exception as error:  # numpy reads the header as a Python literal: damage ends in whatever the parser raises
-        raise SafeFileError(path, f"{what} does not begin like a .npy file ({error})") from None
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        hint = "; it holds pickled objects, which are never loaded" if dtype.hasobject else ""
-        raise SafeFileError(path, f"{what} has dtype {dtype}; booleans, integers and floats are read{hint}")
-    if not all(type(length) is int and length >= 0 for length in shape):
-        raise SafeFileError(path, f"{what} has the shape {shape}; sizes must be integers of at least 0")
-    expected = math.prod(checked_shape(shape, what, path)) * dtype.itemsize
-    if expected != size - file.tell():
-        needs = f"needs {expected:,} bytes but has {size - file.tell():,}"
-        raise SafeFileError(path, f"{what} of shape {list(shape)[:8]} and dtype {dtype} {needs}")
-    file.seek(0)
-    array = np.load(file, allow_pickle=False)
-    check_booleans(array, what, path)
-    return array
+    except Exception as error:  # the header is read as a Python literal: damage ends in whatever the parser raises
+        raise SafeFileError(path, f"{what} is no sound .npy array ({error})") from None
+    if trailing:
+        raise SafeFileError(path, f"{what} is longer than its array")
+    return _checked(array, what, path)
 
 
 def read_npz(
     path: str | os.PathLike[str], max_bytes: int = MAX_ARRAY_BYTES, *, follow_links: bool = False
 ) -> dict[str, np.ndarray]:
     """The arrays of a .npz file, whose declared sizes are checked before any member is decompressed."""
+    arrays = {}
     with open_plain(path, max_bytes, follow_links=follow_links) as (file, size):
-        if file.read(4) not in (b"PK\x03\x04", b"PK\x05\x06"):  # zipfile would take an error of the disk for damage
-            raise SafeFileError(path, "does not begin like a .npz (zip) file")
         try:
             with zipfile.ZipFile(file) as archive:
-                return {name: _member(archive, name, path) for name in _names(archive, size, max_bytes, path)}
-        except (SafeFileError, MemoryError):
+                declared = sum(member.file_size for member in archive.infolist())
+                bomb = f"unpacks from {size:,} to {declared:,} bytes (a zip bomb?); at most"
+                if declared > max_bytes:
+                    raise SafeFileError(path, f"{bomb} {max_bytes:,} are read")
+                if declared > max(ALWAYS_ALLOWED_BYTES, MAX_COMPRESSION_RATIO * size):
+                    hint = "if it is yours, save it with numpy.savez, uncompressed"
+                    raise SafeFileError(path, f"{bomb} {MAX_COMPRESSION_RATIO}:1 is read; {hint}")
+                for name in archive.namelist():
+                    if not MEMBER.fullmatch(name):
+                        raise SafeFileError(path, f"member {quoted(name)} is no .npy array")
+                    with archive.open(name) as stream:  # read to its end, where zipfile compares the checksum
+                        arrays[name.removesuffix(".npy")] = _load_npy(stream, f"member {quoted(name)}", path)
+        except (SafeFileError, OSError, MemoryError):
             raise
         except Exception as error:  # BadZipFile, zlib.error, struct.error, and whatever else zipfile meets in damage
-            # A damaged directory makes zipfile seek to nowhere; any other error of the system is the system's own.
-            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise
             raise SafeFileError(path, f"is a damaged .npz file ({type(error).__name__}: {error})") from None
-
-
-def _names(archive: zipfile.ZipFile, size: int, max_bytes: int, path: str | os.PathLike[str]) -> list[str]:
-    """Of the arrays in an archive of `size` bytes."""
-    members, methods = archive.infolist(), (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-    for member in members:
-        if not MEMBER.fullmatch(member.filename) or member.compress_type not in methods:
-            raise SafeFileError(path, f"member {quoted(member.filename)} is no .npy array, stored or deflated")
-    names = [member.filename.removesuffix(".npy") for member in members]
-    if not len(set(names)) == len(names) <= MAX_ARRAYS:
-        raise SafeFileError(path, f"has {len(names):,} members; expected at most {MAX_ARRAYS:,} of different names")
-    declared = sum(member.file_size for member in members)
-    if declared > max_bytes:
-        raise SafeFileError(path, f"unpacks to {declared:,} bytes; at most {max_bytes:,} are read (a zip bomb?)")
-    if declared > ALWAYS_ALLOWED_BYTES and declared > MAX_COMPRESSION_RATIO * size:
-        raise SafeFileError(
-            path,
-            f"unpacks from {size:,} to {declared:,} bytes, more than {MAX_COMPRESSION_RATIO}:1 (a zip bomb?); "
-            "if it is yours, save it with numpy.savez, uncompressed",
-        )
-    return names
-
-
-def _member(archive: zipfile.ZipFile, name: str, path: str | os.PathLike[str]) -> np.ndarray:
-    what, member = f"member {quoted(name)}", archive.getinfo(f"{name}.npy")
-    with archive.open(member) as stream:
-        array = _load_npy(stream, member.file_size, path, what)
-        if stream.read(1):  # reading to the end makes zipfile compare the member's checksum
-            raise SafeFileError(path, f"{what} is longer than it declares")
-    return array
+    return arrays
 
 
 def read_arrays(path: str | os.PathLike[str], *, follow_links: bool = False) -> dict[str, np.ndarray]:
@@ -509,8 +389,8 @@ def read_arrays(path: str | os.PathLike[str], *, follow_links: bool = False) -> 
     if suffix == ".npz":
         return read_npz(path, follow_links=follow_links)
     if suffix == ".npy":
-        with open_plain(path, MAX_ARRAY_BYTES, follow_links=follow_links) as (file, size):
-            return {"array": _load_npy(file, size, path, "the file")}
+        with open_plain(path, MAX_ARRAY_BYTES, follow_links=follow_links) as (file, _):
+            return {"array": _load_npy(file, "the file", path)}
     raise SafeFileError(path, "has an unknown ending; .safetensors, .npz and .npy are read")
 
 

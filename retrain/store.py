@@ -106,10 +106,8 @@ class PassingStoreError(StoreError):
     """The system could not read an entry now (too many open files, a server away); the entry itself may be sound."""
 
     def __init__(self, path: Path, error: OSError | MemoryError | SafeFileError):
-        if isinstance(error, SafeFileError):
-            path, why = error.path, error.reason
-        else:
-            why = f"cannot be read ({getattr(error, 'strerror', None) or 'out of memory'})"
+        why = getattr(error, "reason", "") or f"cannot be read ({getattr(error, 'strerror', None) or 'out of memory'})"
+        path = getattr(error, "path", path)
         super().__init__(f"{path}: {why}; this says nothing about the entry, which stays where it is: try again later")
 
 
@@ -150,20 +148,6 @@ def plain_data(value: Any, where: str = "config") -> Any:
     """`value` as plain JSON data: tuples become lists, numpy scalars Python ones; anything else is refused by name."""
     if isinstance(value, (np.bool_, np.integer, np.floating)):
         value = value.item()
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        if not is_text(value):
-            raise StoreError(f"{where} holds half of a surrogate pair, which is no character")
-        return value
-    if isinstance(value, int):
-        if abs(value) >= 10**MAX_INTEGER_DIGITS:
-            raise StoreError(f"{where} is a number of more than {MAX_INTEGER_DIGITS} digits; keep it as text")
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise StoreError(f"{where} is {value}, which JSON cannot hold; use None, or keep it in an array")
-        return float(value)
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str) or not is_text(name):
@@ -171,6 +155,16 @@ def plain_data(value: Any, where: str = "config") -> Any:
         return {name: plain_data(item, f"{where}.{name}") for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_data(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, str) and not is_text(value):
+        raise StoreError(f"{where} holds half of a surrogate pair, which is no character")
+    if isinstance(value, int) and abs(value) >= 10**MAX_INTEGER_DIGITS:
+        raise StoreError(f"{where} is a number of more than {MAX_INTEGER_DIGITS} digits; keep it as text")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise StoreError(f"{where} is {value}, which JSON cannot hold; use None, or keep it in an array")
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, int) else float(value)
     hint = "; paths do not belong in a key, since the cache is portable" if isinstance(value, os.PathLike) else ""
     raise StoreError(
         f"{where} is a {type(value).__name__}; only None, bool, int, float, str, list, tuple and dict can be kept{hint}"
@@ -193,63 +187,6 @@ def entry_key(kind: str, config: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
 
 
-# ---- the two files ----
-
-
-def read_entry(path: Path, kind: str, key: str) -> Entry:
-    """The entry in the folder `path`, fully checked; raises `SafeFileError` with one line that names the file."""
-    content, digest = read_checked(path / ENTRY_FILE, EntryContent), hashlib.sha256()
-    arrays = read_safetensors(path / ARRAYS_FILE, MAX_ENTRY_BYTES, digest=digest)
-    try:
-        if content.pop("sha256") != _sha256(content):
-            raise SafeFileError(path / ENTRY_FILE, "does not match its checksum (edited or damaged)")
-        if content["kind"] != kind or not content["key"] == key == entry_key(kind, content["config"]):
-            reason = f"does not belong here: its configuration has another key than {key}"
-            raise SafeFileError(path / ENTRY_FILE, reason)
-    except StoreError as error:
-        raise SafeFileError(path / ENTRY_FILE, str(error)) from None
-    if digest.hexdigest() != content["arrays_sha256"] or _describe(arrays) != content["arrays"]:
-        raise SafeFileError(path / ARRAYS_FILE, f"does not match its checksum in {ENTRY_FILE} (edited or damaged)")
-    return Entry(path, key, kind, content["config"], content["record"], arrays)
-
-
-def fill_entry(
-    folder: Path,
-    kind: str,
-    key: str,
-    config: dict[str, Any],
-    record: dict[str, Any],
-    arrays: Mapping[str, np.ndarray],
-) -> None:
-    """Write both files of an entry into `folder` and flush them, and the folder, to disk."""
-    num_bytes = sum(array.nbytes for array in arrays.values() if isinstance(array, (np.ndarray, np.generic)))
-    if num_bytes > MAX_ENTRY_BYTES - MAX_HEADER_BYTES - 8:
-        raise StoreError(f"{kind} {key} cannot be kept: {num_bytes:,} bytes of arrays are more than can be read back")
-    with whole_file(folder / ARRAYS_FILE) as file:
-        arrays_sha256 = write_safetensors(file, arrays)
-    content: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
-        "kind": kind,
-        "key": key,
-        "config": config,
-        "record": record,
-        "arrays": _describe(arrays),
-        "arrays_sha256": arrays_sha256,
-    }
-    content["sha256"] = _sha256(content)
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    if len(text) > MAX_JSON_BYTES:
-        raise StoreError(
-            f"{kind} {key} cannot be kept: its configuration and record take {len(text):,} bytes of JSON; "
-            f"at most {MAX_JSON_BYTES:,} can be read back, so put bulk data into arrays"
-        )
-    try:
-        parse_json(text, folder / ENTRY_FILE)
-    except SafeFileError as error:
-        raise StoreError(f"{kind} {key} cannot be kept, as it could not be read back: {error.reason}") from None
-    write_whole(folder / ENTRY_FILE, text)
-
-
 def _describe(arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
     return {
         name: {"dtype": SAFETENSORS_NAMES[np.dtype(array.dtype).newbyteorder("<")], "shape": list(array.shape)}
@@ -262,7 +199,6 @@ def _sha256(content: Mapping[str, Any]) -> str:
 
 
 # ---- the store ----
-
 
 TEMPORARY = ".tmp"
 QUARANTINE = "quarantine"
@@ -372,7 +308,7 @@ class Store:
                 damage = str(error)
             # Unsound: is it damaged, or is somebody still copying it? Wait as long as it changes.
             while (now := _look(path)) == seen:
-                if now.quiet() or time.monotonic() - since > QUIET_SECONDS:
+                if _quiet(now) or time.monotonic() - since > QUIET_SECONDS:
                     self._quarantine(path, seen, damage)
                     return None
                 if not waiting:
@@ -390,7 +326,8 @@ class Store:
                 raise DamagedEntryError(f"{path}: is not a folder")
             if not path.resolve().is_relative_to(self.root.resolve()):
                 raise DamagedEntryError(f"{path}: leads out of the cache through a symbolic link")
-            return read_entry(path, kind, key)
+            content, digest = read_checked(path / ENTRY_FILE, EntryContent), hashlib.sha256()
+            arrays = read_safetensors(path / ARRAYS_FILE, MAX_ENTRY_BYTES, digest=digest)
         except (PassingFileError, MemoryError) as error:
             raise PassingStoreError(path, error) from None
         except SafeFileError as error:
@@ -399,11 +336,18 @@ class Store:
             if error.errno not in ABOUT_THE_FILE:
                 raise PassingStoreError(path, error) from None
             raise DamagedEntryError(f"{path}: cannot be read ({error.strerror})") from None
+        if content.pop("sha256") != _sha256(content):
+            raise DamagedEntryError(f"{path / ENTRY_FILE}: does not match its checksum (edited or damaged)")
+        if content["kind"] != kind or not content["key"] == key == entry_key(kind, content["config"]):
+            raise DamagedEntryError(f"{path / ENTRY_FILE}: its configuration has another key than {key}")
+        if digest.hexdigest() != content["arrays_sha256"] or _describe(arrays) != content["arrays"]:
+            raise DamagedEntryError(f"{path / ARRAYS_FILE}: does not match its checksum in {ENTRY_FILE}")
+        return Entry(path, key, kind, content["config"], content["record"], arrays)
 
     def arriving(self, info: EntryInfo) -> bool:
         """Whether an entry changed a moment ago: when it is unsound, somebody may still be copying it."""
         seen = _look(info.path)
-        return seen is not None and not seen.quiet()
+        return seen is not None and not _quiet(seen)
 
     def quarantine(self, info: EntryInfo, reason: str) -> None:
         """Move an entry that was found damaged out of the way."""
@@ -411,7 +355,7 @@ class Store:
         if seen is not None:
             self._quarantine(info.path, seen, reason)
 
-    def _quarantine(self, path: Path, seen: _Look, reason: str) -> None:
+    def _quarantine(self, path: Path, seen: tuple[float, Any], reason: str) -> None:
         target = self.root / QUARANTINE / f"{path.parent.parent.name}-{path.name}-{secrets.token_hex(4)}"
         action = f"moved to {target}"
         try:
@@ -459,32 +403,65 @@ class Store:
     def _write(
         self, kind: str, key: str, config: dict[str, Any], record: dict[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> Entry:
-        path = self.place(kind, key)
         temporary = self._temporary_folder()
         try:
-            fill_entry(temporary, kind, key, config, record, arrays)
-            winner = self._publish(temporary, path, kind, key)
+            self._fill(temporary, kind, key, config, record, arrays)
+            winner = self._publish(temporary, kind, key)
         finally:
             remove_folder(temporary)
         loaded = {name: np.asarray(array) for name, array in arrays.items()}
-        return winner or Entry(path, key, kind, config, record, loaded)
+        return winner or Entry(self.place(kind, key), key, kind, config, record, loaded)
+
+    def _fill(
+        self,
+        folder: Path,
+        kind: str,
+        key: str,
+        config: dict[str, Any],
+        record: dict[str, Any],
+        arrays: Mapping[str, np.ndarray],
+    ) -> None:
+        """Write both files of an entry into `folder` and flush them, and the folder, to disk."""
+        num_bytes = sum(array.nbytes for array in arrays.values() if isinstance(array, (np.ndarray, np.generic)))
+        if num_bytes > MAX_ENTRY_BYTES - MAX_HEADER_BYTES - 8:
+            raise StoreError(f"{kind} {key} has {num_bytes:,} bytes of arrays, more than can be read back")
+        with whole_file(folder / ARRAYS_FILE) as file:
+            arrays_sha256 = write_safetensors(file, arrays)
+        content: dict[str, Any] = {
+            "format_version": FORMAT_VERSION,
+            "kind": kind,
+            "key": key,
+            "config": config,
+            "record": record,
+            "arrays": _describe(arrays),
+            "arrays_sha256": arrays_sha256,
+        }
+        text = json.dumps({**content, "sha256": _sha256(content)}, indent=1, allow_nan=False) + "\n"
+        if len(text) > MAX_JSON_BYTES:
+            raise StoreError(
+                f"{kind} {key} cannot be kept: its configuration and record take {len(text):,} bytes of JSON; "
+                f"at most {MAX_JSON_BYTES:,} can be read back, so put bulk data into arrays"
+            )
+        try:
+            parse_json(text, folder / ENTRY_FILE)
+        except SafeFileError as error:
+            raise StoreError(f"{kind} {key} cannot be kept, as it could not be read back: {error.reason}") from None
+        write_whole(folder / ENTRY_FILE, text)
 
     def unwritable(self, error: OSError) -> UnwritableStoreError:
         """What to say when the disk refuses to take a file."""
+        problem = f"the cache {self.root} cannot be written ({error})"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return UnwritableStoreError(
-                f"no space left in {self.root} ({error.strerror}); finished entries are safe: "
-                "free some space and run the same command again"
-            )
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return UnwritableStoreError(
-                f"the cache {self.root} can only be read ({error.strerror}), and something is missing from it; "
-                "give a folder of your own with --cache"
-            )
-        return UnwritableStoreError(f"the cache {self.root} cannot be written ({error})")
+            problem = f"no space left in {self.root} ({error.strerror}); finished entries are safe: free some space "
+            problem += "and run the same command again"
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            problem = f"the cache {self.root} can only be read ({error.strerror}), and something is missing from it; "
+            problem += "give a folder of your own with --cache"
+        return UnwritableStoreError(problem)
 
-    def _publish(self, temporary: Path, path: Path, kind: str, key: str) -> Entry | None:
+    def _publish(self, temporary: Path, kind: str, key: str) -> Entry | None:
         """Rename a filled folder to its place; the entry of another writer who was first, or None when ours is it."""
+        path = self.place(kind, key)
         for folder in (path.parent.parent, path.parent):
             is_new = not folder.exists()
             make_folder(folder)
@@ -559,34 +536,31 @@ class Store:
                         yield EntryInfo(self.root / name / prefix / key, name, key)
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What can be seen of an entry from outside; another look that differs means that somebody is at it."""
+def _look(path: Path) -> tuple[float, Any] | None:
+    """(when an entry changed last, what is seen of it from outside); None when there is nothing.
 
-    changed: float  # when, in seconds since 1970
-    items: tuple = ()
-
-    def quiet(self) -> bool:
-        """Whether the last change is long ago. One in the future says nothing: somebody's clock is wrong."""
-        return time.time() - self.changed > QUIET_SECONDS
-
-
-def _look(path: Path) -> _Look | None:
-    """None when there is nothing."""
+    Another look that differs means that somebody is at it.
+    """
     try:
         folder = os.lstat(path)
         if not stat.S_ISDIR(folder.st_mode):
-            return _Look(0.0, (folder.st_ino, folder.st_mode))  # nobody copies an entry in this shape
+            return 0.0, (folder.st_ino, folder.st_mode)  # nobody copies an entry in this shape
         items = {name: os.lstat(path / name) for name in sorted(os.listdir(path))}
     except OSError as error:
         if error.errno not in ABOUT_THE_FILE:
             raise PassingStoreError(path, error) from None
         # What was listed is gone again: a change, too.
-        return _Look(time.time()) if os.path.lexists(path) else None
+        return (time.time(), ()) if os.path.lexists(path) else None
     changed = max(max(status.st_mtime, status.st_ctime) for status in (folder, *items.values()))
-    return _Look(
-        changed, (folder.st_ino, *((name, s.st_ino, s.st_size, s.st_mode, s.st_ctime_ns) for name, s in items.items()))
+    return changed, (
+        folder.st_ino,
+        [(name, s.st_ino, s.st_size, s.st_mode, s.st_ctime_ns) for name, s in items.items()],
     )
+
+
+def _quiet(seen: tuple[float, Any]) -> bool:
+    """Whether an entry's last change is long ago. One in the future says nothing: somebody's clock is wrong."""
+    return time.time() - seen[0] > QUIET_SECONDS
 
 
 def folder_names(folder: Path, pattern: re.Pattern[str]) -> list[str]:

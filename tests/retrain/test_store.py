@@ -216,14 +216,14 @@ def test_the_first_writer_wins(store):
 
 def test_a_writer_that_loses_the_race_gets_the_winner(store, monkeypatch):
     rival = Store(store.root)
-    fill = store_module.fill_entry
+    publish = Store._publish
 
-    def slow_fill(*arguments):
-        fill(*arguments)
-        monkeypatch.setattr(store_module, "fill_entry", fill)
+    def slow_publish(*arguments):
+        monkeypatch.setattr(Store, "_publish", publish)
         rival.write("losses", CONFIG, ARRAYS, {"writer": "rival"})
+        return publish(*arguments)
 
-    monkeypatch.setattr(store_module, "fill_entry", slow_fill)
+    monkeypatch.setattr(Store, "_publish", slow_publish)
     assert store.write("losses", CONFIG, ARRAYS, {"writer": "us"}).record == {"writer": "rival"}
     assert os.listdir(store.root / ".tmp") == []
 

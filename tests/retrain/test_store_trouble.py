@@ -113,7 +113,7 @@ def test_a_copy_that_stopped_half_way_is_damage_in_the_end(tmp_path, monkeypatch
     for name in ("entry.json", "arrays.safetensors"):
         (place / name).write_bytes((entry.path / name).read_bytes()[:100])
     # Whatever the clocks of hosts say, this process sees for itself that nothing changes.
-    monkeypatch.setattr(store_module._Look, "quiet", lambda _: False)
+    monkeypatch.setattr(store_module, "_quiet", lambda _: False)
     assert ours.read("losses", CONFIG) is None
     assert len(os.listdir(ours.root / "quarantine")) == 1
 
