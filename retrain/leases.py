@@ -180,9 +180,8 @@ class Leases:
 
     def holder(self, kind: str, key: str) -> Holder | None:
         """Who holds a unit now; None when nobody does or only a dead process."""
-        path = self.path(kind, key)
-        seen = _see(path)
-        return None if seen is None or self._stale(path, seen, time.time()) else seen.holder
+        seen = _see(self.path(kind, key))
+        return None if seen is None or self._stale(self.path(kind, key), seen, time.time()) else seen.holder
 
     def vacant(self, kind: str, key: str) -> bool:
         """Whether nobody holds a unit; what a dead holder left is removed, so that the next one to ask has it."""
@@ -203,23 +202,20 @@ class Leases:
 
         `by_disk`: before anything is deleted, leases are judged by the clock of the disk; this host's may be wrong.
         """
-        try:
-            names = [match for name in os.listdir(self.folder) if (match := LEASE_NAME.fullmatch(name))]
-        except OSError:
-            return {}
         found, now = {}, self.disk_time() if by_disk else time.time()
-        for kind, key in (name.groups() for name in names):
-            seen = _see(self.path(kind, key))
-            if seen is not None and (stale or not self._stale(self.path(kind, key), seen, now)):
-                found[kind, key] = seen.holder
+        with contextlib.suppress(OSError):
+            for match in filter(None, map(LEASE_NAME.fullmatch, os.listdir(self.folder))):
+                kind, key = match.groups()
+                seen = _see(self.path(kind, key))
+                if seen is not None and (stale or not self._stale(self.path(kind, key), seen, now)):
+                    found[kind, key] = seen.holder
         return found
 
     def clean(self, store: Store) -> None:
         """Remove what killed processes left: leases on units that are done, and drafts older than a day."""
         with contextlib.suppress(OSError, StoreError):
             for name in os.listdir(self.folder):
-                match = LEASE_NAME.fullmatch(name)
-                if match is not None:
+                if match := LEASE_NAME.fullmatch(name):
                     if store.has_key(*match.groups()):
                         self.vacant(*match.groups())
                     continue
@@ -284,22 +280,20 @@ class Leases:
 
 @contextlib.contextmanager
 def _locked(path: Path):
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError:
         yield
         return
     try:
         limit = time.monotonic() + LOCK_SECONDS
-        while time.monotonic() < limit:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.005)
-            except OSError:
-                break
+        with contextlib.suppress(OSError):  # a disk without locks
+            while time.monotonic() < limit:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.005)
         yield
     finally:
         os.close(descriptor)

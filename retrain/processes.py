@@ -50,23 +50,13 @@ def process_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return _state(pid) not in ("Z", "X")
-
-
-def process_stopped(pid: int) -> bool:
-    """Whether a process of this host was stopped (SIGSTOP, Ctrl-Z) and waits to be continued."""
-    return _state(pid) == "T"
+    return not {"Z", "X"} & set(_stat_fields(pid)[:1])
 
 
 def process_started(pid: int) -> int:
     """When a process began, in clock ticks since boot (0: unknown): tells it from a later one with the same id."""
     fields = _stat_fields(pid)
     return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else 0
-
-
-def _state(pid: int) -> str:
-    """The letter that /proc gives a process; empty where there is none."""
-    return (_stat_fields(pid) or [""])[0]
 
 
 def _stat_fields(pid: int) -> list[str]:

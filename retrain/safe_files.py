@@ -307,8 +307,8 @@ def read_safetensors(
         return {name: _checked(array, f"array {quoted(name)}", path) for name, array in arrays.items()}
 
 
-def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
-    """Write `arrays` to an open file in the safetensors format and return the sha256 of what was written.
+def safetensors_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A .safetensors file of these arrays.
 
     Object, string, complex and structured dtypes are refused with a TypeError, as they have no place in the format.
     """
@@ -328,6 +328,12 @@ def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
     data = safetensors.numpy.save(tensors)
     if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES or len(tensors) > MAX_ARRAYS:
         raise TypeError(f"{len(tensors):,} arrays are more than can be read back")
+    return data
+
+
+def write_safetensors(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> str:
+    """Write `arrays` to an open file in the safetensors format and return the sha256 of what was written."""
+    data = safetensors_bytes(arrays)
     file.write(data)
     return hashlib.sha256(data).hexdigest()
 

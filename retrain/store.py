@@ -38,7 +38,6 @@ import numpy as np
 from retrain.processes import host_name, process_alive, process_name
 from retrain.safe_files import (
     ABOUT_THE_FILE,
-    MAX_HEADER_BYTES,
     MAX_INTEGER_DIGITS,
     MAX_JSON_BYTES,
     SAFETENSORS_NAMES,
@@ -53,9 +52,8 @@ from retrain.safe_files import (
     read_checked,
     read_safetensors,
     remove_folder,
+    safetensors_bytes,
     sync_folder,
-    whole_file,
-    write_safetensors,
     write_whole,
 )
 
@@ -383,50 +381,28 @@ class Store:
         existing = self._read_key(kind, key)
         if existing is not None:
             return existing
-        content = (kind, key, plain_data(config), plain_data(record, "record"), arrays)
         try:
-            for seconds in RETRY_SECONDS:
-                try:
-                    return self._write(*content)
-                except OSError as error:
-                    # What took an hour to compute is not given up for an error of a moment. A missing file is one too:
-                    # a cleaner on a host of the same name took the temporary folder for a dead process's.
-                    if error.errno not in PASSING | {errno.ENOENT}:
-                        raise
-                    time.sleep(seconds)
-            return self._write(*content)
-        except OSError as error:
-            raise self.unwritable(error) from None
+            content = self._content(kind, key, plain_data(config), plain_data(record, "record"), arrays)
         except TypeError as error:
             raise StoreError(f"{kind} {key} cannot be kept: {error}") from None
-
-    def _write(
-        self, kind: str, key: str, config: dict[str, Any], record: dict[str, Any], arrays: Mapping[str, np.ndarray]
-    ) -> Entry:
-        temporary = self._temporary_folder()
-        try:
-            self._fill(temporary, kind, key, config, record, arrays)
-            winner = self._publish(temporary, kind, key)
-        finally:
-            remove_folder(temporary)
+        for seconds in (*RETRY_SECONDS, None):
+            try:
+                winner = self._publish(kind, key, *content)
+                break
+            except OSError as error:
+                # What took an hour to compute is not given up for an error of a moment. A missing file is one too:
+                # a cleaner on a host of the same name took the temporary folder for a dead process's.
+                if seconds is None or error.errno not in PASSING | {errno.ENOENT}:
+                    raise self.unwritable(error) from None
+                time.sleep(seconds)
         loaded = {name: np.asarray(array) for name, array in arrays.items()}
-        return winner or Entry(self.place(kind, key), key, kind, config, record, loaded)
+        return winner or Entry(self.place(kind, key), key, kind, plain_data(config), plain_data(record), loaded)
 
-    def _fill(
-        self,
-        folder: Path,
-        kind: str,
-        key: str,
-        config: dict[str, Any],
-        record: dict[str, Any],
-        arrays: Mapping[str, np.ndarray],
-    ) -> None:
-        """Write both files of an entry into `folder` and flush them, and the folder, to disk."""
-        num_bytes = sum(array.nbytes for array in arrays.values() if isinstance(array, (np.ndarray, np.generic)))
-        if num_bytes > MAX_ENTRY_BYTES - MAX_HEADER_BYTES - 8:
-            raise StoreError(f"{kind} {key} has {num_bytes:,} bytes of arrays, more than can be read back")
-        with whole_file(folder / ARRAYS_FILE) as file:
-            arrays_sha256 = write_safetensors(file, arrays)
+    def _content(
+        self, kind: str, key: str, config: dict[str, Any], record: dict[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> tuple[bytes, str]:
+        """What both files of an entry hold; what could not be read back is refused."""
+        data = safetensors_bytes(arrays)
         content: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "kind": kind,
@@ -434,19 +410,18 @@ class Store:
             "config": config,
             "record": record,
             "arrays": _describe(arrays),
-            "arrays_sha256": arrays_sha256,
+            "arrays_sha256": hashlib.sha256(data).hexdigest(),
         }
         text = json.dumps({**content, "sha256": _sha256(content)}, indent=1, allow_nan=False) + "\n"
-        if len(text) > MAX_JSON_BYTES:
-            raise StoreError(
-                f"{kind} {key} cannot be kept: its configuration and record take {len(text):,} bytes of JSON; "
-                f"at most {MAX_JSON_BYTES:,} can be read back, so put bulk data into arrays"
-            )
+        for what, size, most in (("arrays", len(data), MAX_ENTRY_BYTES), ("JSON", len(text), MAX_JSON_BYTES)):
+            if size > most:
+                problem = f"{size:,} bytes of {what}, and at most {most:,} can be read back"
+                raise StoreError(f"{kind} {key} cannot be kept: it has {problem}; bulk data belongs into arrays")
         try:
-            parse_json(text, folder / ENTRY_FILE)
+            parse_json(text, self.place(kind, key))
         except SafeFileError as error:
             raise StoreError(f"{kind} {key} cannot be kept, as it could not be read back: {error.reason}") from None
-        write_whole(folder / ENTRY_FILE, text)
+        return data, text
 
     def unwritable(self, error: OSError) -> UnwritableStoreError:
         """What to say when the disk refuses to take a file."""
@@ -459,26 +434,31 @@ class Store:
             problem += "give a folder of your own with --cache"
         return UnwritableStoreError(problem)
 
-    def _publish(self, temporary: Path, kind: str, key: str) -> Entry | None:
-        """Rename a filled folder to its place; the entry of another writer who was first, or None when ours is it."""
-        path = self.place(kind, key)
-        for folder in (path.parent.parent, path.parent):
-            is_new = not folder.exists()
-            make_folder(folder)
-            if is_new:
-                sync_folder(folder.parent)
-        for _ in range(3):
-            try:
-                os.rename(temporary, path)
-                sync_folder(path.parent)
-                return None
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-            existing = self._read_key(kind, key)  # a damaged one is moved out of the way by this
-            if existing is not None:
-                return existing
-        raise StoreError(f"{path}: a damaged entry is in the way and cannot be moved")
+    def _publish(self, kind: str, key: str, data: bytes, text: str) -> Entry | None:
+        """Fill a folder and rename it to its place; the entry of another writer who was first, else None."""
+        path, temporary = self.place(kind, key), self._temporary_folder()
+        try:
+            write_whole(temporary / ARRAYS_FILE, data)
+            write_whole(temporary / ENTRY_FILE, text)
+            for folder in (path.parent.parent, path.parent):
+                is_new = not folder.exists()
+                make_folder(folder)
+                if is_new:
+                    sync_folder(folder.parent)
+            for _ in range(3):
+                try:
+                    os.rename(temporary, path)
+                    sync_folder(path.parent)
+                    return None
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                        raise
+                existing = self._read_key(kind, key)  # a damaged one is moved out of the way by this
+                if existing is not None:
+                    return existing
+            raise StoreError(f"{path}: a damaged entry is in the way and cannot be moved")
+        finally:
+            remove_folder(temporary)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -83,7 +83,12 @@ def run_units(
     same_failures: how many different units must fail alike before any is done for the run to stop; 0: never.
     Raises UsageError or UnwritableStoreError at once when a unit does: another unit would fare no better.
     """
-    _check_arguments(cluster, jobs, timeout_min)
+    if cluster not in CLUSTERS:
+        raise UsageError(f'Unknown cluster "{cluster}"; available: {", ".join(CLUSTERS)}')
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, not {jobs}")
+    if timeout_min is not None and not timeout_min > 0:
+        raise UsageError(f"--timeout-min must be above 0, not {timeout_min}")
     start = time.perf_counter()
     by_key = {unit.key: unit for unit in units}
     present = {key for _, key in store.present((unit.kind, key) for key, unit in by_key.items())}
@@ -109,18 +114,16 @@ def run_units(
         if cluster == "slurm":
             run_slurm(tracker, run, jobs or 16, timeout_min, dict(slurm or {}), collect)
         else:
-            with _saying_what_is_kept(store, by_key):
+            try:
                 run_inline(tracker) if cluster == "inline" else run_local(tracker, run, jobs, timeout_min)
+            except (KeyboardInterrupt, SystemExit):
+                close_bars()
+                if len(by_key) > 1:  # of one, whoever asked for it says what is kept
+                    kept = len(store.present((unit.kind, key) for key, unit in by_key.items()))
+                    words = "stopped: %d of %d units are finished and kept; the same command goes on from there"
+                    logger.warning(words, kept, len(by_key))
+                raise
     return tracker.report(time.perf_counter() - start)
-
-
-def _check_arguments(cluster: str, jobs: int | None, timeout_min: float | None) -> None:
-    if cluster not in CLUSTERS:
-        raise UsageError(f'Unknown cluster "{cluster}"; available: {", ".join(CLUSTERS)}')
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, not {jobs}")
-    if timeout_min is not None and not timeout_min > 0:
-        raise UsageError(f"--timeout-min must be above 0, not {timeout_min}")
 
 
 @contextlib.contextmanager
@@ -140,19 +143,6 @@ def terminable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@contextlib.contextmanager
-def _saying_what_is_kept(store: Store, units: Mapping[str, Unit]) -> Iterator[None]:
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        close_bars()
-        if len(units) > 1:  # of one, whoever asked for it says what is kept
-            kept = len(store.present((unit.kind, key) for key, unit in units.items()))
-            told = "stopped: %d of %d units are finished and kept; the same command goes on from there"
-            logger.warning(told, kept, len(units))
-        raise
-
-
 def run_inline(tracker: JobTracker) -> None:
     """In this process: one after another, or side by side in threads where units say that they can be."""
     alone = [key for key in tracker.open() if _at_once(tracker.units[key]) == 1]
@@ -160,7 +150,8 @@ def run_inline(tracker: JobTracker) -> None:
     queue = _Queue(tracker, alone)
     while (key := queue.next()) is not None:
         queue.enter(key, do_unit(tracker.store, queue.leases, key, tracker.units[key]))
-    _run_side_by_side(tracker, together)
+    if together:
+        _run_side_by_side(tracker, together)
 
 
 def _at_once(unit: Unit) -> int:
@@ -169,11 +160,13 @@ def _at_once(unit: Unit) -> int:
 
 
 def _run_side_by_side(tracker: JobTracker, keys: list[str]) -> None:
-    queue = _Queue(tracker, keys)
-    most = min((_at_once(tracker.units[key]) for key in keys), default=1)
-    running: dict[Future[Attempt], str] = {}
-    with _quick_turns(), ThreadPoolExecutor(most, thread_name_prefix="unit") as pool:
-        try:
+    queue, running = _Queue(tracker, keys), dict[Future[Attempt], str]()
+    most = min(_at_once(tracker.units[key]) for key in keys)
+    # Threads take short turns: a training that waits 5 ms, the default, to launch a step of 2 ms idles the GPU.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_SECONDS)
+    try:
+        with ThreadPoolExecutor(most, thread_name_prefix="unit") as pool:  # what has begun is finished and kept
             # The first one runs alone: it loads the data and sets the device up for all of them.
             allowed = 1
             while True:
@@ -185,18 +178,6 @@ def _run_side_by_side(tracker: JobTracker, keys: list[str]) -> None:
                 for future in finished:
                     queue.enter(running.pop(future), future.result())
                 allowed = most
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)  # what has begun is finished and kept
-            raise
-
-
-@contextlib.contextmanager
-def _quick_turns() -> Iterator[None]:
-    """Threads take short turns: a training that waits 5 ms, the default, to launch a step of 2 ms idles the GPU."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(TURN_SECONDS)
-    try:
-        yield
     finally:
         sys.setswitchinterval(before)
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from retrain.jobs.tracker import MAX_ATTEMPTS, Attempt, JobError, JobTracker, WaitingNotice, do_unit, logger, tail
 from retrain.jobs.unit import Unit
-from retrain.leases import STALE_SECONDS, Leases
-from retrain.processes import die_with, process_stopped
+from retrain.leases import Leases
+from retrain.processes import die_with
 from retrain.resume import ResumeState
 from retrain.store import Store
 
@@ -36,10 +36,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def cores() -> int:
     """How many cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus() -> list[str]:
@@ -94,12 +91,8 @@ class LocalWorker:
     def __init__(self, root: Path, batch: str, log_path: Path, environment: dict[str, str]):
         self.log_path = log_path
         self.key: str | None = None
-        self.since = 0.0
         self.saved_before = ""  # the mark of its unit's work when it got the unit
-        self.ready = False
-        self.killed_because = ""
-        self.stopped_since: float | None = None
-        self._log_offset = 0
+        self.since, self.ready, self.killed_because, self._log_offset = 0.0, False, "", 0
         self.pipe, end = Pipe()
         # Not from the working folder first: it may hold a `bench` or `baselines` of the user's own.
         path = "import sys; sys.path = [entry for entry in sys.path if entry]"
@@ -159,16 +152,12 @@ class _Pool:
     """Keeps `jobs` workers busy until every unit is done or has failed."""
 
     def __init__(self, tracker: JobTracker, run: str, jobs: int, gpus: list[str], timeout_min: float | None):
-        self.tracker, self.run_name = tracker, run
-        self.jobs, self.gpus = jobs, gpus
+        self.tracker, self.run_name, self.jobs, self.gpus = tracker, run, jobs, gpus
         self.timeout_s = timeout_min * 60 if timeout_min else float("inf")
-        self.leases = Leases(tracker.store.root, tracker.batch.id)
-        self.waiting = WaitingNotice()
-        self.queue = deque(tracker.open())
-        self.busy: set[str] = set()
+        self.leases, self.waiting = Leases(tracker.store.root, tracker.batch.id), WaitingNotice()
+        self.queue, self.busy = deque(tracker.open()), set[str]()
         self.workers: dict[int, LocalWorker] = {}
-        self.num_started = 0
-        self.false_starts = 0
+        self.num_started = self.false_starts = 0
 
     def run(self) -> None:
         next_poll = 0.0
@@ -263,18 +252,8 @@ class _Pool:
         if self.busy and len(self.busy) == self.tracker.num_open:
             self.waiting.say(self.tracker.units[min(self.busy)], self.leases, len(self.busy))
         for worker in self.workers.values():
-            self._stop_if_overdue(worker)
-
-    def _stop_if_overdue(self, worker: LocalWorker) -> None:
-        now = time.monotonic()
-        if worker.key is not None and now - worker.since > self.timeout_s:
-            worker.kill(f"was stopped after --timeout-min {self.timeout_s / 60:g}")
-        elif not process_stopped(worker.process.pid):
-            worker.stopped_since = None
-        elif worker.stopped_since is None:
-            worker.stopped_since = now
-        elif now - worker.stopped_since > STALE_SECONDS:
-            worker.kill("was asleep for too long (SIGSTOP), and was ended")
+            if worker.key is not None and time.monotonic() - worker.since > self.timeout_s:
+                worker.kill(f"was stopped after --timeout-min {self.timeout_s / 60:g}")
 
 
 # -- the worker -------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def run_slurm(
         )
     gpu = "cuda" in tracker.devices()
     parameters = sbatch_parameters(tracker.batch, jobs, gpu, timeout_min or DEFAULT_TIMEOUT_MIN, options)
-    driver = _Driver(tracker, run, jobs, parameters, timeout_min or DEFAULT_TIMEOUT_MIN, collect)
+    driver = _Driver(tracker, run, jobs, parameters, collect)
     try:
         driver.drive()
     except (KeyboardInterrupt, SystemExit):
@@ -180,29 +180,20 @@ def sbatch_parameters(
 
 
 class _Driver:
-    def __init__(
-        self, tracker: JobTracker, run: str, jobs: int, parameters: dict[str, Any], timeout_min: float, collect: bool
-    ):
-        self.tracker = tracker
+    """One run's view of its batch: what it submitted, what has ended, and what is left to do."""
+
+    def __init__(self, tracker: JobTracker, run: str, jobs: int, parameters: dict[str, Any], collect: bool):
+        self.tracker, self.run, self.max_jobs, self.parameters, self.collect = tracker, run, jobs, parameters, collect
         self.folder = private_path(tracker.batch)
-        self.run = run
-        self.max_jobs = jobs
         self.max_lost = max(6, 3 * jobs)
-        self.parameters = parameters
-        self.timeout_min = timeout_min
-        self.collect = collect
         self.began = time.time()
         self.leases = Leases(tracker.store.root, tracker.batch.id)
         self.lock: Lease | None = None
         self.reader = EventReader(tracker.batch, run)
-        self.submitted: dict[str, float] = {}  # {job: when}
-        for content in submissions(tracker.batch):
-            if content["run"] == run:
-                self.submitted.update(dict.fromkeys(content["jobs"], content["time"]))
+        ours = [content for content in submissions(tracker.batch) if content["run"] == run]
+        self.submitted: dict[str, float] = {job: content["time"] for content in ours for job in content["jobs"]}
         self.missing_since: dict[str, float] = {}
-        self.ended: set[str] = set()
-        self.started: set[str] = set()
-        self.left_in_order: set[str] = set()
+        self.ended, self.started, self.left_in_order = set[str](), set[str](), set[str]()
         self.num_lost = 0
         self.seconds: list[float] = []
         self.next_sweep = 0.0
@@ -225,15 +216,14 @@ class _Driver:
                     )
                 if not self.warned:
                     logger.warning("Slurm does not answer (%s); waiting for it", live)
-                self.warned = True
             else:
-                self.warned = False
                 self._bury(live)
                 if self.collect and self.ended.issuperset(self.submitted):
                     self._sweep()
                     return
                 if not self.collect and self._in_charge():
                     self._submit_what_is_needed()
+            self.warned = isinstance(live, str)
             wait = QUEUE_SECONDS if len(self.tracker.done) > num_done else min(MAX_POLL_SECONDS, wait * 1.3)
             time.sleep(wait)
 
@@ -258,16 +248,14 @@ class _Driver:
         live = live_jobs()
         names = [job for job in self.submitted if job in live]
         kept = f"{len(self.tracker.done)} of {len(self.tracker.units)} units are finished and kept"
-        if names:
-            logger.warning(
-                "stopped waiting: %s, and %d Slurm tasks go on without you. Come back with the same command and "
-                "--collect, look with tda-bench cache status, or cancel them with: scancel %s",
-                kept,
-                len(names),
-                " ".join(_arrays(names)),
-            )
-        else:
+        if not names:
             logger.warning("stopped: %s; the same command goes on from there", kept)
+            return
+        logger.warning(
+            "stopped waiting: %s, and %d Slurm tasks go on without you. Come back with the same command and "
+            "--collect, look with tda-bench cache status, or cancel them with: scancel %s",
+            *(kept, len(names), " ".join(_arrays(names))),
+        )
 
     def _in_charge(self) -> bool:
         """Whether this driver is the one that submits: a second one on the same batch only watches."""
@@ -312,10 +300,8 @@ class _Driver:
             if job in live:
                 self.missing_since.pop(job, None)
                 self.ended.discard(job)  # requeued by hand
-            elif job not in self.ended:
-                since = self.missing_since.setdefault(job, now)
-                if now - since >= GRACE_SECONDS:
-                    newly_ended.append(job)
+            elif job not in self.ended and now - self.missing_since.setdefault(job, now) >= GRACE_SECONDS:
+                newly_ended.append(job)
         if not newly_ended:
             return
         self.ended.update(newly_ended)
@@ -337,13 +323,11 @@ class _Driver:
             if job not in self.left_in_order and not got_on:
                 self.num_lost += 1
                 logger.warning("Slurm job %s ended (%s) before its work was done; other jobs go on with it", job, state)
-        self._give_up_if_hopeless(newly_ended[-1])
-
-    def _give_up_if_hopeless(self, last: str) -> None:
+        last = newly_ended[-1]
         if self.num_lost >= 3 and not self.started:
             self._cancel()
-            lines = [f"no Slurm task starts: the last, {last}, ended ({job_state(last)})", *self._log_tail(last)]
-            raise JobError("\n".join(lines))
+            reason = f"no Slurm task starts: the last, {last}, ended ({job_state(last)})"
+            raise JobError("\n".join([reason, *self._log_tail(last)]))
         if self.num_lost > self.max_lost:
             self._cancel()
             reason = f"not done: {self.num_lost} Slurm tasks of this run were lost; the last was {last}"
@@ -366,7 +350,7 @@ class _Driver:
         batch = self.tracker.batch
         worker = ArrayWorker(
             root=str(self.tracker.store.root),
-            batch=batch.id,
+            batch_id=batch.id,
             run=self.run,
             units_sha256=self.tracker.units_sha256,
             time_limit_s=self.parameters["timeout_min"] * 60.0,
@@ -435,12 +419,16 @@ class Stopped(BaseException):
         self.signal = signal.Signals(signal_number)
 
 
-@dataclass(frozen=True)
+def _stop(number: int, _frame: object) -> None:
+    raise Stopped(number)
+
+
+@dataclass
 class ArrayWorker:
-    """The callable that submitit pickles; everything else a task needs, it reads and checks itself."""
+    """The callable that submitit pickles; everything else a task needs, it reads and checks itself when it begins."""
 
     root: str
-    batch: str
+    batch_id: str
     run: str
     units_sha256: str
     time_limit_s: float
@@ -451,34 +439,20 @@ class ArrayWorker:
     def __call__(self, index: int) -> int:
         for number in (signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, _stop)
-        return _Task(self, Holder.this_process()).run()
-
-
-def _stop(number: int, _frame: object) -> None:
-    raise Stopped(number)
-
-
-class _Task:
-    def __init__(self, worker: ArrayWorker, me: Holder):
+        me = Holder.this_process()
         self.job = me.job
-        self.worker = worker
-        self.store = Store(worker.root, create=False)
-        self.batch = JobBatch(self.store, worker.batch)
-        self.units = self.batch.units(worker.units_sha256)
-        self.leases = Leases(self.store.root, worker.batch)
-        self.log = self.batch.log(worker.run, f"{me.job}.{me.restart}")
-        self.reader = EventReader(self.batch, worker.run)
+        self.store = Store(self.root, create=False)
+        self.batch = JobBatch(self.store, self.batch_id)
+        self.units = self.batch.units(self.units_sha256)
+        self.leases = Leases(self.store.root, self.batch_id)
+        self.log = self.batch.log(self.run, f"{me.job}.{me.restart}")
+        self.reader = EventReader(self.batch, self.run)
         self.trials: Counter[str] = Counter()
-        self.same = SameFailure(worker.kinds_done, worker.same_failures)
-        self.num_done = 0
-        self.longest = 0.0
-        self.began = time.monotonic()
+        self.same = SameFailure(self.kinds_done, self.same_failures)
+        self.num_done, self.longest = 0, 0.0
         # The signal of a near end comes this early; see `signal_seconds`.
-        self.deadline = self.began + worker.time_limit_s - signal_seconds(worker.time_limit_s)
-        self.key = ""
-        self.saved_before = ""  # of the unit in progress: see ResumeState.mark
-
-    def run(self) -> int:
+        self.deadline = time.monotonic() + self.time_limit_s - signal_seconds(self.time_limit_s)
+        self.key = self.saved_before = ""  # of the unit in progress: see ResumeState.mark
         self.log.add("start", job=self.job, host=host_name(), pid=os.getpid())
         try:
             self._work()
@@ -500,7 +474,7 @@ class _Task:
             self._count_trials()
             left = [key for key in left if not self.store.has_key(self.units[key].kind, key)]
             for key in left:
-                if self.trials[key] >= self.worker.max_attempts:
+                if self.trials[key] >= self.max_attempts:
                     continue
                 if self.num_done and time.monotonic() + 1.2 * self.longest > self.deadline:
                     self._requeue("its time is up")
@@ -554,7 +528,7 @@ class _Task:
             return ""
         self.log.add("died", key=key, job=holder.job, reason=f"{holder} died while it had the unit")
         self._count_trials()
-        return "its workers died" if self.trials[key] >= self.worker.max_attempts else ""
+        return "its workers died" if self.trials[key] >= self.max_attempts else ""
 
     def _stopped(self, stopped: Stopped) -> None:
         name = stopped.signal.name
@@ -568,7 +542,7 @@ class _Task:
             self.log.add("unfinished", key=self.key, job=self.job, reason=f"stopped by {name}; its work was saved")
         elif self.key and not self.num_done and time.monotonic() > self.deadline - 60:
             # It had a whole task for itself and saved nothing: again would not help, three times is enough.
-            minutes = self.worker.time_limit_s / 60
+            minutes = self.time_limit_s / 60
             self.log.add("failed", key=self.key, job=self.job, reason=f"it takes more than --timeout-min {minutes:g}")
         self._requeue(f"stopped by {name}", got_on)
 
@@ -601,9 +575,8 @@ def private_path(batch: JobBatch) -> Path | None:
     given = os.environ.get("TDA_BENCH_STATE") or (parent and Path(parent) / "tda-bench")
     if not given:
         return None
-    state = Path(os.path.abspath(os.path.expanduser(given)))
     digest = hashlib.sha256(os.path.realpath(batch.store.root).encode("utf-8", "surrogateescape")).hexdigest()
-    return state / "slurm" / f"{batch.id}-{digest[:12]}"
+    return Path(os.path.abspath(os.path.expanduser(given))) / "slurm" / f"{batch.id}-{digest[:12]}"
 
 
 def private_folder(batch: JobBatch) -> Path:
@@ -611,26 +584,17 @@ def private_folder(batch: JobBatch) -> Path:
     path = private_path(batch)
     if path is None:
         raise JobError(f"there is no home folder for what Slurm's tasks need (HOME is not set); {HINT}")
-    state = path.parent.parent
     try:
-        state.parent.mkdir(parents=True, exist_ok=True)
-        for folder in (state, path.parent, path):
+        path.parent.parent.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (path.parent.parent, path.parent, path):
             if not os.path.lexists(folder):
                 os.mkdir(folder, 0o700)
-            _check_private(folder)
+            status = os.lstat(folder)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise JobError(
+                    f"{folder} is no folder of user {os.geteuid()} with mode 700 (chmod 700 {folder}): nobody else may "
+                    f"write what Slurm's tasks run; {HINT}"
+                )
     except OSError as error:
         raise JobError(f"the private folder {path} cannot be made ({error.strerror}); {HINT}") from None
     return path
-
-
-def _check_private(folder: Path) -> None:
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode):
-        problem = "is not a folder"
-    elif status.st_uid != os.geteuid():
-        problem = f"belongs to user {status.st_uid}, not to {os.geteuid()}"
-    elif status.st_mode & 0o077:
-        problem = f"has mode {stat.S_IMODE(status.st_mode):o}; expected 700 (chmod 700 {folder})"
-    else:
-        return
-    raise JobError(f"{folder} {problem}: nobody else may write what Slurm's tasks run; {HINT}")

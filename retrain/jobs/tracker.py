@@ -40,7 +40,7 @@ from retrain.store import PASSING, PassingStoreError, Store, UnwritableStoreErro
 
 
 LOG_LINES = 15
-LOG_HEAD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)  # before each traceback of a log
+LOG_HEAD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d .*\n", re.MULTILINE)  # before each traceback of a log
 MAX_TRACEBACK = 200_000
 MAX_LOG = 2**40
 PACKAGES = Path(__file__).resolve().parents[2]  # where retrain, baselines and bench are
@@ -156,32 +156,17 @@ def blamed(error: BaseException) -> tuple[str, int]:
     if place := getattr(error, "place", None):  # raised after the code that is to blame returned
         return place
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    for ours in (_is_plugin, _is_no_library):
-        for file, line in reversed(frames):
-            if ours(file):
-                return file, line
-    return frames[-1] if frames else ("", 0)
+    return min(reversed(frames), key=lambda frame: _distance(frame[0]), default=("", 0))
 
 
-def _is_plugin(file: str) -> bool:
-    """Whether a file is somebody's task or method: outside this suite and every library, or where its own are."""
-    parts = _parts_of_suite(file)
-    return _is_no_library(file) if not parts else parts[0] == "baselines" or parts[:2] == ("retrain", "tasks")
-
-
-def _is_no_library(file: str) -> bool:
-    if file.startswith("<"):
-        return False
-    path = os.path.realpath(file)
-    installed = path.startswith(LIBRARIES) or {"site-packages", "dist-packages"} & set(Path(path).parts)
-    return not installed or bool(_parts_of_suite(file))  # also where the suite was installed among the libraries
-
-
-def _parts_of_suite(file: str) -> tuple[str, ...]:
-    """The path of one of the suite's own files from its root; empty for any other file."""
+def _distance(file: str) -> int:
+    """0 for the file of somebody's task or method, 1 for the rest of this suite, 2 for libraries."""
     path = Path(os.path.realpath(file))
     parts = path.relative_to(PACKAGES).parts if path.is_relative_to(PACKAGES) else ()
-    return parts if parts[:1] in (("retrain",), ("baselines",), ("bench",)) else ()
+    if parts[:1] in (("retrain",), ("baselines",), ("bench",)):  # also where the suite was installed as a library
+        return 0 if parts[0] == "baselines" or parts[:2] == ("retrain", "tasks") else 1
+    installed = str(path).startswith(LIBRARIES) or {"site-packages", "dist-packages"} & set(path.parts)
+    return 2 if installed or file.startswith("<") else 0
 
 
 def shortened(file: str) -> str:
@@ -201,11 +186,9 @@ def last_traceback(batch: JobBatch, unit: Unit, key: str) -> str:
         with open_plain(_log_of(batch, unit, key), MAX_LOG) as (file, size):
             file.seek(max(0, size - MAX_TRACEBACK))
             text = file.read(MAX_TRACEBACK).decode("utf-8", "replace")
-    except (OSError, SafeFileError):
+    except SafeFileError:
         return ""
-    heads = [match.start() for match in LOG_HEAD.finditer(text)]
-    lines = text[heads[-1] if heads else 0 :].strip().split("\n")[1 if heads else 0 :]
-    return "\n".join(one_line(line, 2000) for line in lines)
+    return "\n".join(one_line(line, 2000) for line in LOG_HEAD.split(text)[-1].strip().split("\n"))
 
 
 def _log_traceback(text: str, batch: JobBatch | None, unit: Unit, key: str) -> Path | None:
@@ -372,18 +355,18 @@ class JobTracker:
         if attempt.status == "done":
             self.log.add("done", key=key, seconds=attempt.seconds)
             self.finish(key, attempt.seconds)
-            return False
-        if attempt.status == "found":
+        elif attempt.status == "found":
             self.finish(key)
-            return False
-        if attempt.status == "fatal":
+        elif attempt.status == "fatal":
             self.log.add("fatal", reason=attempt.reason, error=attempt.error)
             raise fatal_error(attempt.error, attempt.reason)
-        if attempt.status == "unfinished":
+        elif attempt.status == "unfinished":
             self.log.add("unfinished", key=key, reason=attempt.reason)
             return True
-        self.log.add("failed", key=key, reason=attempt.reason, error=attempt.error, place=attempt.place)
-        return self.count(key, attempt)
+        else:
+            self.log.add("failed", key=key, reason=attempt.reason, error=attempt.error, place=attempt.place)
+            return self.count(key, attempt)
+        return False
 
     def count(self, key: str, attempt: Attempt) -> bool:
         """Count an attempt that failed; true when the unit may be tried again. Raises where all would fail alike."""

@@ -94,10 +94,6 @@ class Unit:
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "config": self.config, "call": self.call, "payload": self.payload}
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Unit:
-        return cls(content["kind"], content["config"], content["call"], content["payload"])
-
     def function(self) -> Callable[[Store, Unit], Any]:
         module, _, function = self.call.partition(":")
         return getattr(importlib.import_module(module), function)
@@ -158,9 +154,9 @@ class JobBatch:
     @classmethod
     def all(cls, store: Store) -> list[JobBatch]:
         """Every batch of a store, the one started last first; what is not one of ours is passed over."""
-        names = folder_names(store.root / JOBS, BATCH_ID)
-        found = [cls(store, name) for name in names if os.path.lexists(store.root / JOBS / name / "batch.json")]
-        return sorted(found, key=lambda batch: (-batch.started(), batch.id))
+        batches = [cls(store, name) for name in folder_names(store.root / JOBS, BATCH_ID)]
+        found = [batch for batch in batches if os.path.lexists(batch.folder / "batch.json")]
+        return sorted(found, key=lambda batch: (-batch.describe().get("started", 0.0), batch.id))
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -203,33 +199,21 @@ class JobBatch:
                 return read_checked(self.folder / "batch.json", BatchContent)
         return {}
 
-    def started(self) -> float:
-        return float(self.describe().get("started", 0.0))
-
     def units(self, digest: str) -> dict[str, Unit]:
         """{key: unit} of exactly the list with this sha256: a worker runs nothing else."""
         path = self._units_file(validate(digest, Sha256, self.folder, "units_sha256"))
-        units, found = {}, hashlib.sha256()
         with open_plain(path, MAX_LINES_BYTES) as (file, _):
-            for number, line in enumerate(_lines(file), start=1):
-                found.update(line)
-                try:
-                    content = parse_json(line.decode("utf-8", "replace"), path)
-                except SafeFileError:
-                    content = None  # for the checksum to say
-                if content is not None:
-                    validate(content, UnitLine, path, f"line {number}")
-                    units[content["key"]] = Unit.from_json(content)
-        if found.hexdigest() != digest:
+            data = file.read()
+        if hashlib.sha256(data).hexdigest() != digest:
             raise SafeFileError(path, "has changed since the job was submitted; run the command again")
-        return units
+        lines = [parse_json(line, path) for line in data.decode().splitlines()]
+        return {line.pop("key"): Unit(**line) for line in validate(lines, list[UnitLine], path)}
 
     def unit_names(self) -> list[tuple[str, str]]:
         """[(kind, key)] of every unit; cheap, for the status of thousands."""
         digest = self.describe().get("units_sha256")
-        if digest is None:
-            return []
-        return [(content["kind"], content["key"]) for content in read_lines(self._units_file(digest), UnitLine)]
+        lines = read_lines(self._units_file(digest), UnitLine) if digest else []
+        return [(content["kind"], content["key"]) for content in lines]
 
     def log(self, run: str, writer: str) -> EventLog:
         return EventLog(self.folder / "events" / f"{run}-{writer}.jsonl")
@@ -258,10 +242,9 @@ class EventReader:
         return sorted(found, key=lambda event: event["time"])
 
     def _whole_lines(self, file: IO[bytes], path: Path) -> Iterator[bytes]:
-        for line in _lines(file):
-            if line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
-                self._offsets[path] = self._offsets.get(path, 0) + len(line)
-                yield line
+        while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n") or len(line) == MAX_LINE_BYTES:
+            self._offsets[path] = self._offsets.get(path, 0) + len(line)
+            yield line
 
 
 @dataclass(frozen=True)
@@ -289,21 +272,14 @@ def append_line(path: Path, content: dict[str, Any]) -> None:
 def read_lines(path: Path, schema: Any) -> Iterator[dict[str, Any]]:
     """The JSON objects of a .jsonl file that are like `schema`; a torn or strange line is passed over."""
     with contextlib.suppress(SafeFileError), open_plain(path, MAX_LINES_BYTES) as (file, _):
-        yield from _objects(_lines(file), schema, path)
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """A file's lines, the end included; one that is too long comes in pieces, none of which is JSON."""
-    while line := file.readline(MAX_LINE_BYTES):
-        yield line
+        # A line that is too long comes in pieces, none of which is JSON.
+        yield from _objects(iter(lambda: file.readline(MAX_LINE_BYTES), b""), schema, path)
 
 
 def _objects(lines: Iterable[bytes], schema: Any, path: Path) -> Iterator[dict[str, Any]]:
     for line in lines:
-        try:
-            yield validate(parse_json(line.decode("utf-8"), path), schema, path)
-        except (SafeFileError, UnicodeDecodeError):
-            continue
+        with contextlib.suppress(SafeFileError, UnicodeDecodeError):
+            yield validate(parse_json(line.decode(), path), schema, path)
 
 
 def this_command() -> str:
