@@ -3,7 +3,7 @@
 A unit that takes longer than a minute saves its state now and again under names of its own choosing, and begins by
 asking for it; when its entry is written, its work is removed. States are written whole or not at all and carry a
 checksum: a torn or edited one counts as absent. Each says how long it took to get there, so that work that was resumed
-is charged for all of its attempts. `folder` is for what a library insists on writing itself.
+is charged for all of its attempts.
 
     work = ResumeState.of(store, kind, key)
     state = work.load("chain")                       # None, or (arrays, record) of an earlier attempt
@@ -44,7 +44,6 @@ WORK = ".work"  # beside the store's kinds
 PROGRESS = ".progress.json"  # hidden: saying how far it is is no saved work
 TELL_SECONDS = 1.0
 SAVE_SECONDS = 30.0  # between two saves: a kill loses at most this and the save's own time
-STATE_FILE = re.compile(r".+\.[01]\.safetensors")
 
 
 class StateContent(Struct, forbid_unknown_fields=True):
@@ -117,22 +116,14 @@ class ResumeState:
     def mark(self) -> str:
         """What is saved, as a short text, empty for nothing; an attempt that got on leaves another than it found.
 
-        Of states it is their content: saving the same once more is no progress. Of other files, size and time.
+        It is of the states' content: saving the same once more is no progress.
         """
         lines = []
-        for path in sorted(_files(self.folder)):
-            name = path.relative_to(self.folder).as_posix()
-            if path.name.startswith(".") or STATE_FILE.fullmatch(name):
-                continue  # drafts, and arrays that a description names by their checksum
-            try:
-                content = self._description(name.removesuffix(".json")) if name.endswith(".json") else None
-                if content is not None:
-                    lines.append(json.dumps([name, content["arrays_sha256"], content["record"]], sort_keys=True))
-                else:
-                    status = os.lstat(path)
-                    lines.append(json.dumps([name, status.st_size, status.st_mtime_ns]))
-            except (OSError, PassingFileError):
-                continue
+        with contextlib.suppress(OSError, PassingFileError):
+            for name in sorted(os.listdir(self.folder)):
+                state, _, ending = name.rpartition(".")
+                if ending == "json" and (content := self._description(state)):
+                    lines.append(json.dumps([state, content["arrays_sha256"], content["record"]], sort_keys=True))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
     def _arrays(self, name: str, turn: int) -> Path:
@@ -206,9 +197,10 @@ class UnfinishedUnit(EntryInfo):
     def modified(self) -> float:
         """When anything in it changed last, in seconds since 1970; 0 when it is gone."""
         newest = 0.0
-        for path in (self.path, *_files(self.path)):
-            with contextlib.suppress(OSError):
-                newest = max(newest, os.lstat(path).st_mtime)
+        with contextlib.suppress(OSError):
+            newest = os.lstat(self.path).st_mtime
+            for name in os.listdir(self.path):
+                newest = max(newest, os.lstat(self.path / name).st_mtime)
         return newest
 
     def remove(self) -> None:
@@ -234,9 +226,3 @@ def clean_resume_states(store: Store, held: Container[tuple[str, str]]) -> None:
         with contextlib.suppress(StoreError):  # to be cleaned another time
             if store.has_key(work.kind, work.key) or time.time() - work.modified() > OLD_SECONDS:
                 work.remove()
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for place, _, names in os.walk(folder):
-        for name in names:
-            yield Path(place) / name

@@ -52,9 +52,9 @@ def current_fingerprint(*modules: str, files: Sequence[Path] = ()) -> str:
     """The same of the files as they are now. Where it differs, somebody edited them while this process ran."""
     known = modules, tuple(files), tuple(sys.path), tuple(id(sys.modules.get(name)) for name in modules)
     seen, fingerprint = _seen.get(known, ({}, ""))
-    if not seen or any(_stamp_or_none(path) != stamp for path, stamp in seen.items()):
+    if not seen or any(_stamp(path) != stamp for path, stamp in seen.items()):
         paths = _closure(modules)
-        seen = {path: _stamp_or_none(path) for path in [*paths.values(), *files]}
+        seen = {path: _stamp(path) for path in [*paths.values(), *files]}
         fingerprint = _fingerprint_of(modules, paths, files)
         _seen[known] = seen, fingerprint
     return fingerprint
@@ -79,7 +79,7 @@ def _fingerprint_of(modules: Sequence[str], paths: Mapping[str, Path], files: Se
 
 
 @lru_cache(maxsize=1024)
-def _file_digest(path: Path, stamp: tuple[int, ...]) -> str:
+def _file_digest(path: Path, stamp: tuple[int, ...] | None) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -176,7 +176,7 @@ def _closure(modules: Iterable[str]) -> dict[str, Path]:
             continue
         seen.add(name)
         top = name.partition(".")[0]
-        if top not in packages and _is_installed(top):
+        if top not in packages and _installed(top, tuple(sys.path), id(sys.modules.get(top))):
             continue
         path = _file_of(name)
         if path is not None and (name in roots or not is_inert(name)):
@@ -187,10 +187,6 @@ def _closure(modules: Iterable[str]) -> dict[str, Path]:
 
 def is_inert(module: str) -> bool:
     return module in INERT or module.startswith(INERT_FOLDERS)
-
-
-def _is_installed(top: str) -> bool:
-    return _installed(top, tuple(sys.path), id(sys.modules.get(top)))
 
 
 @lru_cache(maxsize=1024)
@@ -261,24 +257,21 @@ def _folders_of(top: str, path: tuple[str, ...]) -> Path | tuple[Path, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _parsed(path: Path, stamp: tuple[int, ...]) -> ast.Module:
+def _parsed(path: Path, stamp: tuple[int, ...] | None) -> ast.Module:
     return ast.parse(path.read_bytes(), filename=str(path))
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    status = path.stat()
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is edited; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
-def _stamp_or_none(path: Path) -> tuple[int, ...] | None:
-    try:
-        return _stamp(path)
-    except OSError:
-        return None
-
-
 @lru_cache(maxsize=1024)
-def _imports(path: Path, name: str, stamp: tuple[int, ...]) -> tuple[str, ...]:
+def _imports(path: Path, name: str, stamp: tuple[int, ...] | None) -> tuple[str, ...]:
     """Every module that a file imports, inside functions too."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = []
@@ -295,7 +288,7 @@ def _imports(path: Path, name: str, stamp: tuple[int, ...]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _meaning(path: Path, stamp: tuple[int, ...]) -> str:
+def _meaning(path: Path, stamp: tuple[int, ...] | None) -> str:
     digest = hashlib.sha256()
     for token in _tokens(_parsed(path, stamp)):
         digest.update(token.encode("utf-8", "surrogatepass") + b"\0")

@@ -114,21 +114,13 @@ def live_run(batch: JobBatch) -> str | None:
 
 
 def run_slurm(
-    tracker: JobTracker,
-    run: str,
-    jobs: int,
-    timeout_min: float | None,
-    options: dict[str, Any],
-    collect: bool,
+    tracker: JobTracker, run: str, jobs: int, timeout_min: float | None, options: dict[str, Any], collect: bool
 ) -> None:
     """Drive a batch on Slurm until every unit is done or has failed (collect: until its jobs have ended)."""
     if shutil.which("sbatch") is None or shutil.which("squeue") is None:
-        raise JobError(
-            "Slurm is not here (no sbatch and squeue on PATH); log in to the cluster, or use --cluster local"
-        )
-    gpu = "cuda" in tracker.devices()
-    parameters = sbatch_parameters(tracker.batch, jobs, gpu, timeout_min or DEFAULT_TIMEOUT_MIN, options)
-    driver = _Driver(tracker, run, jobs, parameters, collect)
+        raise JobError("Slurm is not here (no sbatch, squeue on PATH); log in to the cluster, or use --cluster local")
+    gpu, minutes = "cuda" in tracker.devices(), timeout_min or DEFAULT_TIMEOUT_MIN
+    driver = _Driver(tracker, run, jobs, sbatch_parameters(tracker.batch, jobs, gpu, minutes, options), collect)
     try:
         driver.drive()
     except (KeyboardInterrupt, SystemExit):
@@ -190,8 +182,8 @@ class _Driver:
         self.leases = Leases(tracker.store.root, tracker.batch.id)
         self.lock: Lease | None = None
         self.reader = EventReader(tracker.batch, run)
-        ours = [content for content in submissions(tracker.batch) if content["run"] == run]
-        self.submitted: dict[str, float] = {job: content["time"] for content in ours for job in content["jobs"]}
+        ours = [content["jobs"] for content in submissions(tracker.batch) if content["run"] == run]
+        self.submitted: list[str] = [job for jobs_of_one in ours for job in jobs_of_one]
         self.missing_since: dict[str, float] = {}
         self.ended, self.started, self.left_in_order = set[str](), set[str](), set[str]()
         self.num_lost = 0
@@ -340,7 +332,7 @@ class _Driver:
     def _submit_what_is_needed(self) -> None:
         num_free = self.tracker.num_open - sum(self.tracker.is_open(key) for _, key in self.leases.held())
         wanted = min(self.max_jobs, num_free, tasks_for(num_free, self.seconds))
-        num_missing = wanted - len(self.submitted.keys() - self.ended)
+        num_missing = wanted - len(set(self.submitted) - self.ended)
         while num_missing > 0:
             num_missing -= self._submit(min(num_missing, MAX_ARRAY))
 
@@ -366,9 +358,8 @@ class _Driver:
             raise
         except Exception as error:  # submitit raises many kinds; all of them mean that sbatch said no
             raise JobError(one_line(f"Slurm did not take the jobs: {' '.join(str(error).split())}", 1000)) from None
-        now = time.time()
-        append_line(batch.folder / "jobs.jsonl", {"jobs": names, "run": self.run, "time": now})
-        self.submitted.update(dict.fromkeys(names, now))
+        append_line(batch.folder / "jobs.jsonl", {"jobs": names, "run": self.run, "time": time.time()})
+        self.submitted += names
         return count
 
     def _cancel(self, *options: str) -> None:

@@ -1,8 +1,6 @@
 """A real Slurm on this one machine, with or without accounting: brought up, used and taken down, without systemd.
 
     python tests/slurm/cluster.py install          install Debian's packages (root)
-    python tests/slurm/cluster.py up FOLDER        start, and print what to export
-    python tests/slurm/cluster.py down FOLDER      stop
 
 Everything lives in FOLDER: configuration, sockets, logs, state. munge signs, slurmctld schedules, slurmd runs, and
 slurmdbd with MariaDB keeps accounts. The node pretends to have `NUM_CPUS` cores, so that several tasks run at once.
@@ -18,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from textwrap import dedent
 
 PACKAGES = ["slurm-wlm", "munge", "slurmdbd", "mariadb-server"]
 NUM_CPUS = 8
@@ -87,131 +86,105 @@ class Cluster:
         self.folder.chmod(0o755)  # munged wants nobody else to write above its socket, and clients to reach it
         socket_path = self.folder / "munge" / "socket"
         ports = {name: _free_port() for name in ("slurmctld", "slurmd", "slurmdbd")}
-        lines = [
-            "ClusterName=test",
-            f"SlurmctldHost={self.host}(127.0.0.1)",
-            "SlurmUser=root",
-            "SlurmdUser=root",
-            "AuthType=auth/munge",
-            "CredType=cred/munge",
-            f"AuthInfo=socket={socket_path},cred_expire=10",
-            f"SlurmctldPort={ports['slurmctld']}",
-            f"SlurmdPort={ports['slurmd']}",
-            f"SlurmctldPidFile={self.folder}/slurmctld.pid",
-            f"SlurmdPidFile={self.folder}/slurmd.pid",
-            f"StateSaveLocation={self.folder}/state",
-            f"SlurmdSpoolDir={self.folder}/spool",
-            f"SlurmctldLogFile={self.folder}/log/slurmctld.log",
-            f"SlurmdLogFile={self.folder}/log/slurmd.log",
-            "ProctrackType=proctrack/linuxproc",
-            "TaskPlugin=task/none",
-            "SwitchType=switch/none",
-            "MpiDefault=none",
-            "ReturnToService=2",
-            "SelectType=select/cons_tres",
-            "SelectTypeParameters=CR_CPU",
-            "SchedulerParameters=batch_sched_delay=0,sched_interval=2,defer_batch",
-            "SlurmdParameters=config_overrides",
-            "SlurmctldParameters=preempt_send_user_signal",
-            "PreemptType=preempt/partition_prio",
-            "PreemptMode=REQUEUE",
-            "JobRequeue=1",
-            "KillWait=5",
-            "SlurmdTimeout=15",
-            "InactiveLimit=0",
-            "MinJobAge=300",
-            "Waittime=0",
-            f"NodeName={self.host} NodeAddr=127.0.0.1 CPUs={NUM_CPUS} RealMemory=1000 State=UNKNOWN",
-            f"PartitionName=low Nodes={self.host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20",
-            f"PartitionName=high Nodes={self.host} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF",
-        ]
+        text = f"""
+            ClusterName=test
+            SlurmctldHost={self.host}(127.0.0.1)
+            SlurmUser=root
+            SlurmdUser=root
+            AuthType=auth/munge
+            CredType=cred/munge
+            AuthInfo=socket={socket_path},cred_expire=10
+            SlurmctldPort={ports["slurmctld"]}
+            SlurmdPort={ports["slurmd"]}
+            SlurmctldPidFile={self.folder}/slurmctld.pid
+            SlurmdPidFile={self.folder}/slurmd.pid
+            StateSaveLocation={self.folder}/state
+            SlurmdSpoolDir={self.folder}/spool
+            SlurmctldLogFile={self.folder}/log/slurmctld.log
+            SlurmdLogFile={self.folder}/log/slurmd.log
+            ProctrackType=proctrack/linuxproc
+            TaskPlugin=task/none
+            SwitchType=switch/none
+            MpiDefault=none
+            ReturnToService=2
+            SelectType=select/cons_tres
+            SelectTypeParameters=CR_CPU
+            SchedulerParameters=batch_sched_delay=0,sched_interval=2,defer_batch
+            SlurmdParameters=config_overrides
+            SlurmctldParameters=preempt_send_user_signal
+            PreemptType=preempt/partition_prio
+            PreemptMode=REQUEUE
+            JobRequeue=1
+            KillWait=5
+            SlurmdTimeout=15
+            InactiveLimit=0
+            MinJobAge=300
+            Waittime=0
+            NodeName={self.host} NodeAddr=127.0.0.1 CPUs={NUM_CPUS} RealMemory=1000 State=UNKNOWN
+            PartitionName=low Nodes={self.host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
+            PartitionName=high Nodes={self.host} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+            """
+        kind = "slurmdbd" if self.accounting else "none"
+        text += f"""
+            AccountingStorageType=accounting_storage/{kind}
+            JobAcctGatherType=jobacct_gather/{"linux" if self.accounting else "none"}
+            """
         if self.accounting:
-            lines += [
-                "AccountingStorageType=accounting_storage/slurmdbd",
-                "AccountingStorageHost=127.0.0.1",
-                f"AccountingStoragePort={ports['slurmdbd']}",
-                f"AccountingStoragePass={socket_path}",
-                "JobAcctGatherType=jobacct_gather/linux",
-            ]
-            accounting = [
-                "AuthType=auth/munge",
-                f"AuthInfo=socket={socket_path}",
-                "DbdHost=localhost",
-                "DbdAddr=127.0.0.1",
-                f"DbdPort={ports['slurmdbd']}",
-                "SlurmUser=root",
-                f"PidFile={self.folder}/slurmdbd.pid",
-                f"LogFile={self.folder}/log/slurmdbd.log",
-                "StorageType=accounting_storage/mysql",
-                "StorageHost=localhost",
-                "StorageUser=root",
-                "StorageLoc=slurm_acct",
-            ]
-            (self.folder / "slurmdbd.conf").write_text("\n".join(accounting) + "\n")
+            text += f"""
+            AccountingStorageHost=127.0.0.1
+            AccountingStoragePort={ports["slurmdbd"]}
+            AccountingStoragePass={socket_path}
+            """
+            accounting = f"""
+            AuthType=auth/munge
+            AuthInfo=socket={socket_path}
+            DbdHost=localhost
+            DbdAddr=127.0.0.1
+            DbdPort={ports["slurmdbd"]}
+            SlurmUser=root
+            PidFile={self.folder}/slurmdbd.pid
+            LogFile={self.folder}/log/slurmdbd.log
+            StorageType=accounting_storage/mysql
+            StorageHost=localhost
+            StorageUser=root
+            StorageLoc=slurm_acct
+            """
+            (self.folder / "slurmdbd.conf").write_text(dedent(accounting))
             (self.folder / "slurmdbd.conf").chmod(0o600)
-        else:
-            lines += ["AccountingStorageType=accounting_storage/none", "JobAcctGatherType=jobacct_gather/none"]
-        (self.folder / "slurm.conf").write_text("\n".join(lines) + "\n")
+        (self.folder / "slurm.conf").write_text(dedent(text))
 
     def _start_munge(self) -> None:
         folder = self.folder / "munge"
         key = folder / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        self.start_daemon(
-            "munged",
-            "--foreground",
-            "--force",
-            f"--key-file={key}",
-            f"--socket={folder / 'socket'}",
-            f"--pid-file={folder / 'pid'}",
-            f"--log-file={folder / 'log'}",
-            f"--seed-file={folder / 'seed'}",
-        )
+        places = [f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")]
+        self.start_daemon("munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *places)
         self.wait_for(["munge", "-n", "-S", str(folder / "socket")], "MUNGE", 120)
 
     def _start_accounting(self) -> None:
         data = self.folder / "mysql"
         database_socket = str(data / "socket")
-        subprocess.run(
-            [
-                "mariadb-install-db",
-                "--user=root",
-                f"--datadir={data}/data",
-                "--skip-test-db",
-                "--auth-root-authentication-method=normal",
-            ],
-            check=True,
-            capture_output=True,
-            timeout=600,
-        )
+        words = ["--user=root", f"--datadir={data}/data", "--skip-test-db", "--auth-root-authentication-method=normal"]
+        subprocess.run(["mariadb-install-db", *words], check=True, capture_output=True, timeout=600)
+        words = ["--user=root", f"--datadir={data}/data", "--skip-networking", f"--socket={database_socket}"]
         self.start_daemon(
-            "mariadbd",
-            "--no-defaults",
-            "--user=root",
-            f"--datadir={data}/data",
-            "--skip-networking",
-            f"--socket={database_socket}",
-            f"--pid-file={data}/pid",
-            "--innodb-buffer-pool-size=64M",
+            "mariadbd", "--no-defaults", *words, f"--pid-file={data}/pid", "--innodb-buffer-pool-size=64M"
         )
-        self.wait_for(
-            ["mariadb-admin", "--no-defaults", f"--socket={database_socket}", "-u", "root", "ping"], "alive", 300
-        )
+        ping = ["mariadb-admin", "--no-defaults", f"--socket={database_socket}", "-u", "root", "ping"]
+        self.wait_for(ping, "alive", 300)
         self.environment["MYSQL_UNIX_PORT"] = database_socket
         self.start_daemon("slurmdbd", "-D")
         self.wait_for(["sacctmgr", "-n", "list", "cluster"], None, 300)
         self.run("sacctmgr", "-i", "add", "cluster", "test")
 
     def start_daemon(self, name: str, *arguments: str) -> None:
-        log = open(self.folder / "log" / f"{name}.out", "ab")  # noqa: SIM115
         path = shutil.which(name, path=self.environment["PATH"])
         assert path is not None
-        self.processes[name] = subprocess.Popen(
-            [path, *arguments], stdout=log, stderr=log, env=self.environment, start_new_session=True
-        )
-        log.close()
-        (self.folder / f"{name}.process").write_text(str(self.processes[name].pid))
+        with open(self.folder / "log" / f"{name}.out", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [path, *arguments], stdout=log, stderr=log, env=self.environment, start_new_session=True
+            )
 
     def wait_for(self, command: list[str], text: str | None, seconds: float) -> None:
         limit = time.monotonic() + seconds
@@ -243,21 +216,15 @@ class Cluster:
             self.stop_daemon(name)
 
     def stop_daemon(self, name: str, number: int = signal.SIGTERM) -> None:
-        """Stop a daemon that this object (or an earlier `up` in the folder) started."""
         process = self.processes.pop(name, None)
-        if process is not None:
-            process.send_signal(number)
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        elif (self.folder / f"{name}.process").exists():
-            pid = int((self.folder / f"{name}.process").read_text())
-            command = Path(f"/proc/{pid}/cmdline")
-            if command.exists() and name.encode() in command.read_bytes():
-                os.kill(pid, number)
-        (self.folder / f"{name}.process").unlink(missing_ok=True)
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def __enter__(self) -> Cluster:
         return self.up()
@@ -272,21 +239,9 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def main(arguments: list[str]) -> int:
-    if arguments == ["install"]:
-        reason = install()
-        print(reason or "Slurm is installed", file=sys.stderr if reason else sys.stdout)
-        return 0 if not reason else 1
-    if len(arguments) == 2 and arguments[0] == "up":
-        cluster = Cluster(arguments[1]).up()
-        print(f"export SLURM_CONF={cluster.environment['SLURM_CONF']} PATH=$PATH:/usr/sbin")
-        return 0
-    if len(arguments) == 2 and arguments[0] == "down":
-        Cluster(arguments[1]).down()
-        return 0
-    print(__doc__, file=sys.stderr)
-    return 2
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1:] != ["install"]:
+        sys.exit(__doc__)
+    if reason := install():
+        sys.exit(reason)
+    print("Slurm is installed")
