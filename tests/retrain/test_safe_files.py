@@ -75,10 +75,8 @@ def pickled_npy():
 
 def lying_npz():
     """A member that declares 8 bytes of array and inflates to far more: the central directory lies."""
-    honest = npz([("a.npy", npy())], zipfile.ZIP_DEFLATED)
     bomb = npz([("a.npy", npy() + b"\0" * 10_000_000)], zipfile.ZIP_DEFLATED)
-    size = struct.pack("<I", len(npy()))
-    return bomb.replace(struct.pack("<I", len(npy()) + 10_000_000), size), honest
+    return bomb.replace(struct.pack("<I", len(npy()) + 10_000_000), struct.pack("<I", len(npy())))
 
 
 def encrypted_npz():
@@ -117,7 +115,7 @@ HOSTILE = {
     "code.npy": npy(shape="(__import__('os').system('touch executed'),)"),
     "structured.npy": npy(descr="[('a', '<f4')]"),
     "bomb.npz": npz([("a.npy", npy(shape="(25000000,)", data=b"\0" * 10**8))], zipfile.ZIP_DEFLATED),
-    "lying.npz": lying_npz()[0],
+    "lying.npz": lying_npz(),
     "many.npz": npz([(f"{i}.npy", npy(data=b"\0" * (2**22 - 62))) for i in range(8)], zipfile.ZIP_DEFLATED),
     "climbs.npz": npz([("../../evil.npy", npy())]),
     "stranger.npz": npz([("a.py", b"import os")]),

@@ -19,6 +19,7 @@ import pytest
 from retrain import store as store_module
 from retrain.processes import host_name
 from retrain.store import DamagedEntryError, Store, StoreError
+from tests.helpers.damage import edit, replace, to_link, to_pipe
 
 CONFIG = {"task": "digits", "alpha": 0.1, "subset": 3, "sizes": (1, 2)}
 ARRAYS = {"loss": np.arange(6, dtype=np.float32).reshape(2, 3), "kept": np.array([True, False])}
@@ -108,42 +109,18 @@ def test_unusable_roots_are_one_line(tmp_path, monkeypatch, root):
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 
-def edit_json(path, change):
-    content = json.loads((path / "entry.json").read_text())
-    change(content)
-    (path / "entry.json").write_text(json.dumps(content))
-
-
-def resealed(change):
+def reseal(path, change):
     """An edit whose author also mends the checksum of entry.json."""
-
-    def both(content):
-        change(content)
-        content.pop("sha256")
-        content["sha256"] = store_module._sha256(content)
-
-    return both
-
-
-def replace_file(path, name, data):
-    (path / name).unlink()
-    (path / name).write_bytes(data)
+    content = json.loads((path / "entry.json").read_text())
+    del content["sha256"]
+    change(content)
+    (path / "entry.json").write_text(json.dumps({**content, "sha256": store_module._sha256(content)}))
 
 
 def flip(path, name, position):
     data = bytearray((path / name).read_bytes())
     data[position] ^= 1
     (path / name).write_bytes(data)
-
-
-def to_link(path, name, target):
-    (path / name).unlink()
-    (path / name).symlink_to(target)
-
-
-def to_fifo(path, name):
-    (path / name).unlink()
-    os.mkfifo(path / name)
 
 
 def move_out(path):
@@ -156,18 +133,16 @@ DAMAGE = {
     "arrays truncated": lambda p: os.truncate(p / "arrays.safetensors", 100),
     "one bit of the data": lambda p: flip(p, "arrays.safetensors", -1),
     "arrays gone": lambda p: (p / "arrays.safetensors").unlink(),
-    "arrays are a pickle": lambda p: replace_file(p, "arrays.safetensors", b"\x80\x04\x95cos\nsystem\n"),
-    "arrays are a link": lambda p: to_link(p, "arrays.safetensors", "/etc/passwd"),
-    "arrays are a pipe": lambda p: to_fifo(p, "arrays.safetensors"),
+    "arrays are a pickle": lambda p: replace(p / "arrays.safetensors", b"\x80\x04\x95cos\nsystem\n"),
+    "arrays are a link": lambda p: to_link(p / "arrays.safetensors"),
+    "arrays are a pipe": lambda p: to_pipe(p / "arrays.safetensors"),
     "json truncated": lambda p: os.truncate(p / "entry.json", 50),
     "json is huge": lambda p: os.truncate(p / "entry.json", 2**40),
-    "config edited": lambda p: edit_json(p, lambda c: c["config"].update(alpha=0.9)),
-    "config edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c["config"].update(alpha=0.9))),
-    "key edited, checksum mended": lambda p: edit_json(p, resealed(lambda c: c.update(key="0" * 20))),
-    "shape edited, checksum mended": lambda p: edit_json(
-        p, resealed(lambda c: c["arrays"]["loss"].update(shape=[3, 2]))
-    ),
-    "array hidden, checksum mended": lambda p: edit_json(p, resealed(lambda c: c["arrays"].pop("kept"))),
+    "config edited": lambda p: edit(p / "entry.json", config={"alpha": 0.9}),
+    "config edited, checksum mended": lambda p: reseal(p, lambda c: c["config"].update(alpha=0.9)),
+    "key edited, checksum mended": lambda p: reseal(p, lambda c: c.update(key="0" * 20)),
+    "shape edited, checksum mended": lambda p: reseal(p, lambda c: c["arrays"]["loss"].update(shape=[3, 2])),
+    "array hidden, checksum mended": lambda p: reseal(p, lambda c: c["arrays"].pop("kept")),
     "folder leads outside": move_out,
 }
 
@@ -186,11 +161,8 @@ def test_damage_is_named_quarantined_and_recomputed(store, damage, caplog):
     store.write("losses", CONFIG, ARRAYS, RECORD)
     np.testing.assert_array_equal(store.read("losses", CONFIG).arrays["loss"], ARRAYS["loss"])
     assert [info.kind for info in store.entries()] == ["losses"]
-
-
-def test_writing_over_damage_replaces_it(store):
-    entry = store.write("losses", CONFIG, ARRAYS, RECORD)
-    os.truncate(entry.path / "arrays.safetensors", 10)
+    # Somebody who writes without reading first finds the damage, too.
+    DAMAGE[damage](entry.path) if damage != "folder leads outside" else os.truncate(entry.path / "entry.json", 9)
     store.write("losses", CONFIG, ARRAYS, RECORD)
     assert store.read("losses", CONFIG) is not None
 

@@ -12,6 +12,7 @@ from bench import cache
 from retrain.jobs import run_units
 from retrain.jobs.unit import JobBatch
 from retrain.safe_files import SafeFileError
+from tests.helpers.damage import edit, replace, to_folder, to_link, to_pipe
 from tests.helpers.job_units import units
 
 
@@ -22,30 +23,11 @@ def batch(store):
     return found
 
 
-def edit(path, **values):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-def replace(path, text):
-    path.unlink()
-    path.write_text(text)
-
-
-def to_link(path, target):
-    path.unlink()
-    path.symlink_to(target)
-
-
-def to_pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 BATCHES = {
     "no JSON": lambda p: replace(p, "{"),
-    "a link": lambda p: to_link(p, "/etc/passwd"),
+    "a link": to_link,
     "a pipe": to_pipe,
-    "a folder": lambda p: (p.unlink(), p.mkdir()),
+    "a folder": to_folder,
     "run leads out": lambda p: edit(p, run="../../x"),
     "units lead out": lambda p: edit(p, units_sha256="../../../../etc/passwd"),
 }
@@ -80,19 +62,9 @@ def test_a_batch_that_is_a_link_is_neither_read_nor_written(store, batch, tmp_pa
     assert sorted(os.listdir(outside)) == before
 
 
-UNIT_LINES = {
-    "not JSON": "{",
-    "long": '{"key": "' + "x" * 5_000_000 + '"}',
-}
-
-
-@pytest.mark.parametrize("what", UNIT_LINES)
-def test_hostile_lists_of_units_name_nothing_and_run_nothing(store, batch, what):
+@pytest.mark.parametrize("line", ["{", '{"key": "' + "x" * 5_000_000 + '"}'], ids=["not JSON", "long"])
+def test_hostile_lists_of_units_name_nothing_and_run_nothing(store, batch, line):
     (path,) = batch.folder.glob("units-*.jsonl")
-    line = UNIT_LINES[what]
-    if isinstance(line, dict):
-        changed = {**json.loads(path.read_text().splitlines()[0]), **line}
-        line = json.dumps({name: value for name, value in changed.items() if value is not None})
     with open(path, "a") as file:
         file.write(line + "\n")
     assert len(batch.unit_names()) == 2

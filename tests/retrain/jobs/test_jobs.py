@@ -161,11 +161,17 @@ def test_collect_starts_nothing(store, log):
     assert not Path(log).exists()
 
 
-def test_units_are_plain_data():
+def test_units_are_plain_data_and_another_configuration_is_another_unit(store):
     first = Unit("numbers", {"sizes": (1, 2), "n": np.int64(3)}, "tests.helpers.job_units:work", {"x": (1,)})
     assert first == Unit(**json.loads(json.dumps(first.to_json())))
+    key, other = first.key, first.with_config(n=np.int64(4))
+    assert (first.config["n"], first.key, first.with_config(n=3).key) == (3, key, key)
+    assert other.config == {"sizes": [1, 2], "n": 4}
+    assert [one.key for one in (first, other)] == [store.key(one.kind, one.config) for one in (first, other)]
     with pytest.raises(StoreError, match=r"payload\.model"):
         Unit("numbers", {}, "tests.helpers.job_units:work", {"model": object()})
+    with pytest.raises(StoreError, match=r"config\.n"):
+        first.with_config(n=object())
 
 
 # -- a batch in a process of its own, to be killed -----------------------------------------------------------------
@@ -295,20 +301,6 @@ def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
             cluster_options(parser.parse_args(bad))
 
 
-def test_a_unit_of_another_configuration_has_its_own_key_and_leaves_the_first_alone(store: Store) -> None:
-    first = Unit(kind="square", config={"task": {"n": (1, 2)}, "subset": 0}, call="a.b:c", payload={"device": "cpu"})
-    key = first.key
-    other = first.with_config(subset=np.int64(3))
-    assert (first.config["subset"], first.key) == (0, key)
-    assert other == Unit(
-        kind="square", config={"task": {"n": [1, 2]}, "subset": 3}, call="a.b:c", payload=first.payload
-    )
-    assert [one.key for one in (first, other)] == [store.key(one.kind, one.config) for one in (first, other)]
-    assert first.with_config(subset=0).key == key
-    with pytest.raises(StoreError, match=r"config\.subset"):
-        first.with_config(subset=object())
-
-
 # ---- units that share one process: done in threads, each once, and the bill for them adds up ----
 
 
@@ -326,9 +318,7 @@ def test_units_that_may_run_side_by_side_do(store, log):
 
 def test_a_failure_beside_others_is_told_and_the_others_are_kept(store, log):
     work = [unit(index, "mistake" if index == 3 else "work", diary=log, at_once=4) for index in range(8)]
-    report = run_units(work, store)
-    assert list(report.failed) == [store.key("numbers", {"index": 3})]
-    assert len(report.done) == 7
+    assert list(run_units(work, store).failed) == [store.key("numbers", {"index": 3})]
     assert diary(log, "end") == {index: 1 for index in range(8) if index != 3}
 
 

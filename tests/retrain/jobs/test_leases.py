@@ -16,6 +16,7 @@ from retrain import leases as leases_module
 from retrain.jobs import run_units
 from retrain.leases import Holder, Leases
 from retrain.processes import boot_id, host_name, process_started
+from tests.helpers.damage import edit, to_folder, to_link, to_pipe
 from tests.helpers.job_units import units
 from tests.retrain.jobs.test_jobs import wait_for
 
@@ -128,38 +129,19 @@ def test_what_killed_processes_left_is_cleaned(store):
 # -- what cannot be waited for ----------------------------------------------------------------------------------------
 
 
-def folder_in_place(path):
-    path.unlink()
-    (path / "deep" / "down").mkdir(parents=True)
-
-
-def link_in_place(path, target):
-    path.unlink()
-    path.symlink_to(target)
-
-
-def pipe_in_place(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
-def edited(path, **values):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
 HOSTILE = {
-    "a folder": folder_in_place,
-    "a link": lambda p: link_in_place(p, "/etc/passwd"),
-    "a pipe": pipe_in_place,
+    "a folder": to_folder,
+    "a link": to_link,
+    "a pipe": to_pipe,
     "empty": lambda p: p.write_text(""),
     "large": lambda p: os.truncate(p, 2**40),
-    "pid 0": lambda p: edited(p, pid=0),
-    "pid 2^70": lambda p: edited(p, pid=2**70),
-    "host of lines": lambda p: edited(p, host="a\nb\x1b[2J"),
-    "job with a path": lambda p: edited(p, job="../../x"),
-    "from the future": lambda p: (edited(p, host="elsewhere", since=9e10), os.utime(p, (9e9, 9e9))),
-    "elsewhere and silent": lambda p: edited(p, host="elsewhere"),
-    "another boot of this host": lambda p: edited(p, host=host_name().removesuffix(boot_id()) + "0" * 8),
+    "pid 0": lambda p: edit(p, pid=0),
+    "pid 2^70": lambda p: edit(p, pid=2**70),
+    "host of lines": lambda p: edit(p, host="a\nb\x1b[2J"),
+    "job with a path": lambda p: edit(p, job="../../x"),
+    "from the future": lambda p: (edit(p, host="elsewhere", since=9e10), os.utime(p, (9e9, 9e9))),
+    "elsewhere and silent": lambda p: edit(p, host="elsewhere"),
+    "another boot of this host": lambda p: edit(p, host=host_name().removesuffix(boot_id()) + "0" * 8),
 }
 
 

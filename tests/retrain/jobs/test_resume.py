@@ -1,7 +1,6 @@
 """Unfinished work: kept whole while a unit is not done, gone when it is, and never mistaken for nothing."""
 
 import errno
-import json
 import os
 import time
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from retrain.jobs import run_units
 from retrain.leases import Leases
 from retrain.resume import NullResumeState, ResumeState, clean_resume_states, unfinished_units
 from retrain.safe_files import PassingFileError
+from tests.helpers.damage import edit, to_link, to_pipe
 from tests.helpers.job_units import diary, unit
 
 KEY = "a" * 20
@@ -73,16 +73,10 @@ HOSTILE = {
         (f / "chain.1.safetensors").read_bytes()[:-1] + b"\1"
     ),
     "description truncated": lambda f: os.truncate(f / "chain.json", 9),
-    "turn of a path": lambda f: edit(f, turn="../../x"),
-    "a link": lambda f: ((f / "chain.json").unlink(), (f / "chain.json").symlink_to("/etc/passwd")),
-    "a pipe": lambda f: ((f / "chain.json").unlink(), os.mkfifo(f / "chain.json")),
+    "turn of a path": lambda f: edit(f / "chain.json", turn="../../x"),
+    "a link": lambda f: to_link(f / "chain.json"),
+    "a pipe": lambda f: to_pipe(f / "chain.json"),
 }
-
-
-def edit(folder, **values):
-    path = folder / "chain.json"
-    content = {**json.loads(path.read_text()), **values}
-    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
 
 
 @pytest.mark.parametrize("damage", HOSTILE)

@@ -164,13 +164,18 @@ def test_signals_give_back_the_unit_in_progress(store, task, log):
     assert not store.has("numbers", {"index": 0})
 
 
-def test_a_unit_that_no_task_can_finish_in_time_is_given_up(store, task, log):
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_unit_that_no_task_can_finish_in_time_is_given_up(store, task, log, saved):
+    """Also one that saved its work once and stands still since."""
     run, _ = task
+    if saved:
+        ResumeState.of(store, "numbers", store.key("numbers", {"index": 0})).save("count", {}, {"count": 3})
     for _ in range(3):
         run(units(1, seconds=100, diary=log), time_limit_s=0.3, stop=signal.SIGUSR2)
     assert run(units(1, seconds=100, diary=log)) == 0
     assert diary(log) == {0: 3}
     assert [event["reason"] for event in events(store, "failed")] == ["it takes more than --timeout-min 0.005"] * 3
+    assert events(store, "unfinished") == []
 
 
 def test_a_unit_that_saves_its_work_goes_on_however_many_tasks_it_takes(store, task, log):
@@ -186,15 +191,6 @@ def test_a_unit_that_saves_its_work_goes_on_however_many_tasks_it_takes(store, t
     assert all(event["advanced"] for event in events(store, "exit")[:-1])
     assert diary(log, "step") == {0: 6}
     assert unfinished_units(store) == []
-
-
-def test_a_unit_that_saved_once_and_then_stands_still_is_given_up(store, task, log):
-    run, _ = task
-    ResumeState.of(store, "numbers", store.key("numbers", {"index": 0})).save("count", {}, {"count": 3})
-    for _ in range(3):
-        run(units(1, seconds=100, diary=log), time_limit_s=0.3, stop=signal.SIGUSR2)
-    assert len(events(store, "failed")) == 3
-    assert events(store, "unfinished") == []
 
 
 def test_a_task_that_its_time_limit_killed_is_no_failure_where_it_saved_its_work(store, log):
