@@ -82,10 +82,6 @@ class Holder(Struct, frozen=True, forbid_unknown_fields=True):
             work=work,
         )
 
-    def is_earlier_than(self, other: Holder) -> bool:
-        """Whether this is the same Slurm job before it was put back into the queue."""
-        return bool(self.job) and self.job == other.job and self.restart < other.restart
-
     def __str__(self) -> str:
         return f"{self.host} pid {self.pid}" + (f" (Slurm job {self.job})" if self.job else "")
 
@@ -239,8 +235,10 @@ class Leases:
             if holder.pid == os.getpid():
                 # Ours, and if we do not hold it we could not remove it when we were done.
                 return holder.token not in _MINE
-        elif now - seen.renewed > STALE_SECONDS or (asker is not None and holder.is_earlier_than(asker)):
+        elif now - seen.renewed > STALE_SECONDS:
             return True
+        elif asker is not None and holder.job and holder.job == asker.job and holder.restart < asker.restart:
+            return True  # the same Slurm job before it was put back into the queue
         mark, since = self._watched.get(path, (None, 0.0))
         if mark != seen.mark:
             self._watched[path] = (seen.mark, time.monotonic())

@@ -252,9 +252,6 @@ class Store:
         """20 hexadecimal digits; see `entry_key`."""
         return entry_key(kind, config)
 
-    def path(self, kind: str, config: Mapping[str, Any]) -> Path:
-        return self.place(kind, self.key(kind, config))
-
     def place(self, kind: str, key: str) -> Path:
         return self.root / kind / key[:2] / key
 

@@ -169,7 +169,7 @@ def test_damage_is_named_quarantined_and_recomputed(store, damage, caplog):
 
 def test_an_entry_copied_to_a_wrong_place_is_not_believed(store):
     entry = store.write("losses", CONFIG, ARRAYS, RECORD)
-    other = store.path("losses", {"alpha": 0.5})
+    other = store.place("losses", store.key("losses", {"alpha": 0.5}))
     shutil.copytree(entry.path, other)
     assert store.read("losses", {"alpha": 0.5}) is None
     with pytest.raises(DamagedEntryError):

@@ -108,7 +108,7 @@ def test_a_copy_that_stopped_half_way_is_damage_in_the_end(tmp_path, monkeypatch
     monkeypatch.setattr(store_module, "LOOK_SECONDS", 0.01)
     ours, theirs = Store(tmp_path / "ours"), Store(tmp_path / "theirs")
     entry = theirs.write("losses", CONFIG, ARRAYS, RECORD)
-    place = ours.path("losses", CONFIG)
+    place = ours.place("losses", ours.key("losses", CONFIG))
     place.mkdir(parents=True)
     for name in ("entry.json", "arrays.safetensors"):
         (place / name).write_bytes((entry.path / name).read_bytes()[:100])

@@ -114,7 +114,7 @@ def test_six_thousand_units_are_submitted_in_less_than_thirty_seconds(cluster, s
     assert submitted[0] < 30
 
 
-# ---- slurm without accounting, where sacct knows nothing: lost tasks are noticed and time limits survived all the sa
+# ---- Slurm without accounting, where sacct knows nothing: lost tasks are noticed, and time limits survived ----
 
 
 def test_a_lost_task_is_noticed_within_a_minute_without_accounting(bare_cluster, store, log, gate, caplog):
