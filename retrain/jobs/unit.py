@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -235,16 +235,12 @@ class EventReader:
     def new(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         for path in sorted(self.folder.glob(self.pattern)) if self.pattern else []:
-            with contextlib.suppress(SafeFileError), open_plain(path, MAX_LINES_BYTES) as (file, size):
-                if size != self._offsets.get(path, 0):
-                    file.seek(self._offsets.get(path, 0))
-                    found += _objects(self._whole_lines(file, path), EventLine, path)
+            with contextlib.suppress(SafeFileError), open_plain(path, MAX_LINES_BYTES) as (file, _):
+                file.seek(self._offsets.get(path, 0))
+                while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n") or len(line) == MAX_LINE_BYTES:
+                    self._offsets[path] = file.tell()
+                    found += _objects([line], EventLine, path)
         return sorted(found, key=lambda event: event["time"])
-
-    def _whole_lines(self, file: IO[bytes], path: Path) -> Iterator[bytes]:
-        while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n") or len(line) == MAX_LINE_BYTES:
-            self._offsets[path] = self._offsets.get(path, 0) + len(line)
-            yield line
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,11 @@ def test_cache_lists_verifies_and_prunes(store, capsys):
     assert said.out.count("\n") == 4
     assert '{"index":3}' in said.out
     assert run("verify")[0] == 0
-    os.truncate(store.path("numbers", {"index": 2}) / "arrays.safetensors", 20)
+    os.truncate(store.place("numbers", store.key("numbers", {"index": 2})) / "arrays.safetensors", 20)
     code, said = run("verify")
     assert code == 1
     assert "damaged" in said.err
-    assert str(store.path("numbers", {"index": 2})) in said.err
+    assert str(store.place("numbers", store.key("numbers", {"index": 2}))) in said.err
     assert "5 entries" in said.out
     assert not store.has("numbers", {"index": 2})
     assert "quarantine" in run()[1].out
