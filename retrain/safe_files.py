@@ -302,7 +302,9 @@ def read_safetensors(
             raise SafeFileError(path, f"declares a header of more than {MAX_HEADER_BYTES:,} bytes")
         try:
             arrays = safetensors.numpy.load(data)
-        except (safetensors.SafetensorError, ValueError, KeyError) as error:  # of the header, a shape or a dtype
+        except KeyError as error:
+            raise SafeFileError(path, f"holds dtype {error}; supported: {', '.join(_CODES)}") from None
+        except (safetensors.SafetensorError, ValueError) as error:  # of the header, or of a shape
             raise SafeFileError(path, f"is no sound safetensors file ({error})") from None
         return {name: _checked(array, f"array {quoted(name)}", path) for name, array in arrays.items()}
 
