@@ -11,19 +11,18 @@ predicted from the others gives the interval; what the rows leave unknown widens
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from bench.scaling.lines import UNKNOWN_ERROR, Law, curve_through, fit_line, law_through
+from bench.scaling.lines import UNKNOWN_ERROR, bilinear_at, curve_through, fit_line, law_through
 from bench.scaling.rows import (
     SCORE_PARTS,
+    Row,
     fit_sizes_of,
-    has_peak,
     is_of,
-    number_of,
     scores_were_measured,
     setting_of,
     shape_of,
@@ -57,8 +56,7 @@ OWN_QUERY_ERROR = 0.4  # of further queries in a model that was measured with th
 OTHER_QUERY_ERROR = 1.2  # at least, in one that was not: 14m, 410m and 2.8b, each from the others
 QUERY_ERROR = 0.25  # a factor of two in EK-FAC's queries beyond those measured: 14m at 1,800 from 180
 
-Row = dict[str, Any]
-WorkKinds = Callable[[Configuration, int], tuple[float, ...]]  # of a shape and a number of tokens
+WorkKinds = Callable[[Configuration, Setting], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -100,22 +98,22 @@ class Estimator:
     """Predicts the cost of a run from the rows of scaling.csv of one device; rows with an error are passed over."""
 
     def __init__(self, rows: Sequence[Row]):
-        self.rows = [row for row in rows if not row.get("error") and number_of(row.get("score_seconds")) is not None]
+        self.rows = [row for row in rows if not row["error"] and row["score_seconds"] is not None]
         self._known: dict[tuple[str, Configuration, Setting], Estimate] = {}
         self._by_method: dict[str, list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: row["parameters"]):
+            self._by_method.setdefault(row["method"], []).append(row)
 
     def methods(self) -> list[str]:
         return list(dict.fromkeys(row["method"] for row in self.rows))
 
     def of(self, method: str) -> list[Row]:
-        if method not in self._by_method:
-            rows = (row for row in self.rows if row["method"] == method)
-            self._by_method[method] = sorted(rows, key=lambda row: row["parameters"])
-        return self._by_method[method]
+        """Its rows, smallest model first."""
+        return self._by_method.get(method, [])
 
     def fitted(self, method: str) -> bool:
         """Whether its rows name a fitting set."""
-        return any(number_of(row.get("fit_examples")) for row in self.of(method))
+        return any(row["fit_examples"] for row in self.of(method))
 
     def without(self, model: str) -> "Estimator":
         return Estimator([row for row in self.rows if row["model"] != model])
@@ -147,8 +145,8 @@ class Estimator:
         size, sizes = configuration.num_parameters, sorted({row["parameters"] for row in rows})
         # One or two models say little of a larger or smaller one.
         away = math.log(max(sizes[0] / size, size / sizes[-1], 1.0)) if len(sizes) <= 2 else 0.0
-        deviation = math.hypot(max(together, LEAST_DEVIATION), _median_deviation(rows), length, FEW_MODELS_ERROR * away)
-        deviation = max(deviation, _own_deviation(rows, configuration, setting))
+        said, own = _said_deviations(rows, configuration, setting)
+        deviation = max(math.hypot(max(together, LEAST_DEVIATION), said, length, FEW_MODELS_ERROR * away), own)
         return Estimate(
             method=method,
             seconds=seconds,
@@ -163,7 +161,14 @@ class Estimator:
         )
 
 
-# ---- seconds, part by part ----
+# ---- which rows an estimate is from ----
+
+
+def _first_a_model(rows: Iterable[Row]) -> list[Row]:
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(row["model"], row)
+    return list(found.values())
 
 
 def first_of_each(rows: list[Row]) -> list[Row]:
@@ -171,17 +176,9 @@ def first_of_each(rows: list[Row]) -> list[Row]:
 
     def rank(row: Row) -> tuple[float, ...]:
         sizes = fit_sizes_of(row)
-        depth = number_of(row.get("depth")) or 0
-        return len(sizes) < 2, -depth, -max(sizes, default=0), row.get("fit_examples") or 0, row["queries"]
+        return len(sizes) < 2, -(row["depth"] or 0), -max(sizes, default=0), row["fit_examples"] or 0, row["queries"]
 
     return _first_a_model(sorted(rows, key=rank))
-
-
-def _first_a_model(rows: list[Row]) -> list[Row]:
-    found: dict[str, Row] = {}
-    for row in rows:
-        found.setdefault(row["model"], row)
-    return list(found.values())
 
 
 def _closest_work(rows: list[Row], setting: Setting) -> list[Row]:
@@ -196,6 +193,35 @@ def _distance(rows: list[Row], setting: Setting) -> float:
     return SETTING_ERROR * min(abs(math.log2(wanted / (row["train"] + row["queries"]))) for row in rows)
 
 
+def _by_law(
+    rows: list[Row],
+    costs: Sequence[float],
+    kinds: WorkKinds,
+    configuration: Configuration,
+    setting: Setting,
+    size: Callable[[Configuration], float] = lambda shape: float(shape.hidden),
+) -> CostPart:
+    """A cost by its kinds of work, times what the model was over the law where it was measured itself: a longer
+    sequence takes more of some kinds of work than of others."""
+    work = [kinds(shape_of(row), setting_of(row)) for row in rows]
+    law = law_through([size(shape_of(row)) for row in rows], work, costs)
+    at, asked = size(configuration), kinds(configuration, setting)
+    seconds = law.at(at, asked)
+    for row, known, cost in zip(rows, work, costs):
+        if is_of(row, configuration) and cost > 0:
+            seconds = cost * seconds / law.at(at, known)
+            break
+    return CostPart(seconds, law.deviation(at))
+
+
+def _launched(flops: Callable[[Configuration, int], float]) -> WorkKinds:
+    """Small models wait for each block's kernels to start, large ones for arithmetic."""
+    return lambda shape, setting: (float(shape.layers), flops(shape, setting.tokens))
+
+
+# ---- BIF's seconds ----
+
+
 def _bif_parts(all_rows: list[Row], rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
     """Setup plus draws x FLOP x seconds a FLOP, the last across models.
 
@@ -208,37 +234,39 @@ def _bif_parts(all_rows: list[Row], rows: list[Row], configuration: Configuratio
         return row["seconds_per_draw"] / draw_flops(row["token_parameters"], *sizes)
 
     groups, own = _by_work(all_rows), _by_work(rows)
-    wanted = setting.train + setting.queries
+    wanted, d = setting.train + setting.queries, configuration.num_token_parameters
     closest = min(own, key=lambda work: abs(math.log(work / wanted)))
     base = groups[max(groups, key=lambda work: (len(groups[work]), work == closest))]
     paces = {row["model"]: pace_of(row) for row in base}
-    pace = _pace_of_a_draw(base, list(paces.values()), configuration, setting)
-    setups = [max(number_of(row.get("setup_seconds")) or 0.0, 1e-3) for row in base]
-    setup = curve_through([row["token_parameters"] for row in base], setups)
-    d = configuration.num_token_parameters
+    sizes = [row["token_parameters"] for row in base]
+    if len(paces) < LAW_MODELS:  # seconds a FLOP by size, or by the kinds of work that enough models tell apart
+        curve = curve_through(sizes, list(paces.values()))
+        pace, deviation = curve.at(d), curve.deviation(d)
+    else:
+        a_draw = [row["seconds_per_draw"] for row in base]
+        found = _by_law(base, a_draw, draw_work, configuration, setting, lambda shape: shape.num_token_parameters)
+        pace, deviation = found.seconds / draw_work(configuration, setting)[0], found.deviation
+    setup = curve_through(sizes, [max(row["setup_seconds"] or 0.0, 1e-3) for row in base])
     overs: dict[int, float] = {}
     spread = 0.0
     for work in sorted(own):
-        both = [
-            (row["token_parameters"], math.log(pace_of(row) / paces[row["model"]]))
-            for row in own[work]
-            if row["model"] in paces
-        ]
+        both = [row for row in own[work] if row["model"] in paces]
         if both:
-            places, ratios = zip(*both)
+            places = [row["token_parameters"] for row in both]
+            ratios = [math.log(pace_of(row) / paces[row["model"]]) for row in both]
             overs[work] = float(np.interp(math.log(d), np.log(places), ratios))
             if work == closest and d not in places:
                 spread = float(np.std(ratios))
     over = math.exp(float(np.interp(math.log(wanted), np.log(list(overs)), list(overs.values())))) if overs else 1.0
     flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
-    deviation = math.hypot(pace.deviation, spread, _distance(own[closest] if closest in overs else base, setting))
-    return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace.seconds * over, deviation)]
+    deviation = math.hypot(deviation, spread, _distance(own[closest] if closest in overs else base, setting))
+    return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace * over, deviation)]
 
 
 def _by_work(rows: list[Row]) -> dict[int, list[Row]]:
     """Number of sequences and queries -> its rows, smallest model first; of several, that of the most timed draws."""
     longest: dict[tuple[Any, ...], Row] = {}
-    for row in sorted(rows, key=lambda row: -(number_of(row.get("timed_draws")) or 0.0)):
+    for row in sorted(rows, key=lambda row: -(row["timed_draws"] or 0.0)):
         longest.setdefault((row["model"], row["train"], row["queries"]), row)
     found: dict[int, list[Row]] = {}
     for row in sorted(longest.values(), key=lambda row: row["parameters"]):
@@ -246,71 +274,31 @@ def _by_work(rows: list[Row]) -> dict[int, list[Row]]:
     return found
 
 
-def _pace_of_a_draw(rows: list[Row], paces: list[float], configuration: Configuration, setting: Setting) -> CostPart:
-    """Seconds a FLOP by the kinds of work, where there are models enough to tell them apart, or by size; times what the
-    model itself is over that where it was measured."""
-    d = configuration.num_token_parameters
-    sizes = [row["token_parameters"] for row in rows]
-    if len({row["model"] for row in rows}) < LAW_MODELS:
-        curve = curve_through(sizes, paces)
-        return CostPart(curve.at(d), curve.deviation(d))
-    work = [draw_work(shape_of(row), setting_of(row)) for row in rows]
-    law = law_through(tuple(sizes), tuple(work), tuple(row["seconds_per_draw"] for row in rows))
-    asked = draw_work(configuration, setting)
-    seconds = _at_own_level(law, d, asked, [is_of(row, configuration) for row in rows])
-    return CostPart(seconds / asked[0], law.deviation(d))
-
-
-def _at_own_level(law: Law, size: float, asked: tuple[float, ...], own: Sequence[bool]) -> float:
-    """What the law says, times what the model was over it where it was measured (`own`): a longer sequence takes more
-    of some kinds of work than of others."""
-    for work, cost, is_own in zip(law.given_work, law.given_costs, own):
-        if is_own and cost > 0:
-            return cost * law.at(size, asked) / law.at(size, work)
-    return law.at(size, asked)
-
-
-def _launched(flops: Callable[[Configuration, int], float]) -> WorkKinds:
-    """Small models wait for each block's kernels to start, large ones for arithmetic."""
-    return lambda shape, tokens: (float(shape.layers), flops(shape, tokens))
-
-
-def _by_law(
-    rows: list[Row], costs: list[float], kinds: WorkKinds, configuration: Configuration, setting: Setting
-) -> CostPart:
-    """A cost by its kinds of work, at the model's own level where it was measured."""
-    shapes = [(shape_of(row), int(row["tokens"])) for row in rows]
-    law = law_through(
-        tuple(float(shape.hidden) for shape, _ in shapes), tuple(kinds(*shape) for shape in shapes), tuple(costs)
-    )
-    width, work = configuration.hidden, kinds(configuration, setting.tokens)
-    own = [is_of(row, configuration) for row in rows]
-    return CostPart(_at_own_level(law, width, work, own), law.deviation(width))
+# ---- EK-FAC's seconds ----
 
 
 def _ekfac_parts(rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
     """Eigendecompositions by cubes, two passes over the fitting sequences, what is fixed, and scores."""
     known = first_of_each(rows)
-    one_size = all("," not in str(row.get("fit_sizes") or row["fit_examples"]) for row in known)
+    own = [row for row in known if is_of(row, configuration)]
+    one_size = all(len(fit_sizes_of(row)) < 2 for row in known)
     unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
     # An eigendecomposition's pace is the model's own where it was measured, else by the width of its matrices.
     paces = [row["eigen_seconds"] / row["eigen_cost"] for row in known]
     curve, width = curve_through([shape_of(row).hidden for row in known], paces), configuration.hidden
-    own_paces = [pace for row, pace in zip(known, paces) if is_of(row, configuration) and pace > 0]
-    pace = own_paces[0] if own_paces else curve.at(width)
+    pace = own[0]["eigen_seconds"] / own[0]["eigen_cost"] if own else curve.at(width)
     parts = [CostPart(pace * configuration.eigen_cost, curve.deviation(width))]
     for name, flops in (("covariance", covariance_flops), ("lambda", lambda_flops)):
         each = _by_law(known, [row[f"{name}_per_example"] for row in known], _launched(flops), configuration, setting)
         parts.append(CostPart(each.seconds * setting.fit_examples, math.hypot(each.deviation, unsplit)))
-    fixed = [(row.get("covariance_base") or 0.0) + (row.get("lambda_base") or 0.0) for row in known]
+    fixed = [(row["covariance_base"] or 0.0) + (row["lambda_base"] or 0.0) for row in known]
     if any(fixed):
 
-        def written(shape: Configuration, tokens: int) -> tuple[float, ...]:
+        def written(shape: Configuration, setting: Setting) -> tuple[float, ...]:
             """The passes' start, a block at a time, and their factors."""
             return float(shape.layers), float(shape.factor_bytes())
 
         each = _by_law(known, [max(seconds, 1e-3) for seconds in fixed], written, configuration, setting)
-        own = any(is_of(row, configuration) for row in known)
         parts.append(replace(each, deviation=FIXED_ERROR if own else max(each.deviation, FIXED_ERROR)))
     parts += _score_parts(rows, configuration, setting)
     return [part for part in parts if part.seconds > 0]
@@ -324,9 +312,8 @@ def _score_parts(rows: list[Row], configuration: Configuration, setting: Setting
     factor of two beyond what a model was itself measured at widens the interval.
     """
     measured = [row for row in rows if scores_were_measured(row)] or rows
-    models = dict.fromkeys(row["model"] for row in measured)
-    fewest = [min(int(row["queries"]) for row in measured if row["model"] == model) for model in models]
-    usual = max(set(fewest), key=lambda count: (fewest.count(count), -count))
+    fewest = [row["queries"] for row in _first_a_model(sorted(measured, key=lambda row: row["queries"]))]
+    usual = int(max(set(fewest), key=lambda count: (fewest.count(count), -count)))
     most = _first_a_model(sorted(measured, key=lambda row: (-row["queries"], row["fit_examples"] or 0)))
     most.sort(key=lambda row: row["parameters"])
     many = [row for row in most if row["queries"] > usual and _has_score_parts(row)]
@@ -341,8 +328,7 @@ def _score_parts(rows: list[Row], configuration: Configuration, setting: Setting
     parts = [replace(known, deviation=math.hypot(known.deviation, unknown))]
     if setting.queries > queries:
         costs = [_further_queries(rows, row, usual, setting) for row in many]
-        measured_at = [replace(setting, train=int(row["train"]), queries=int(row["queries"])) for row in many]
-        usually = [_further_queries(rows, row, usual, one) for row, one in zip(many, measured_at)]
+        usually = [_further_queries(rows, row, usual, setting_of(row)) for row in many]
         each = _at_length(many, costs, usually, configuration, setting)
         own = [row["queries"] for row in many if is_of(row, configuration)]
         reach = own[0] if own else min(row["queries"] for row in many)
@@ -357,11 +343,10 @@ def _at_length(
 ) -> CostPart:
     """Scores by their law at the length that was measured, times what another length does to the usual ones: by a law
     of its own, fewer would be launches alone, which no shorter sequence makes cheaper, and so dearer than more."""
-    tokens = int(rows[0]["tokens"])
     kinds = _launched(lambda shape, tokens: float(shape.num_token_parameters * tokens))
-    as_measured = replace(setting, tokens=tokens)
+    as_measured = replace(setting, tokens=int(rows[0]["tokens"]))
     found = _by_law(rows, costs, kinds, configuration, as_measured)
-    if setting.tokens == tokens:
+    if setting.tokens == as_measured.tokens:
         return found
     longer, same = (_by_law(rows, usually, kinds, configuration, one).seconds for one in (setting, as_measured))
     return replace(found, seconds=found.seconds * longer / max(same, 1e-12))
@@ -372,7 +357,7 @@ def _further_queries(rows: list[Row], last: Row, usual: int, setting: Setting) -
     by_count = {
         int(row["queries"]): float(row["score_seconds"])
         for row in rows
-        if all(row.get(name) == last.get(name) for name in ("model", "fit_examples", "run_id"))
+        if all(row[name] == last[name] for name in ("model", "fit_examples", "run_id"))
         and row["queries"] > usual
         and scores_were_measured(row)
     }
@@ -386,7 +371,7 @@ def _further_queries(rows: list[Row], last: Row, usual: int, setting: Setting) -
 
 
 def _has_score_parts(row: Row) -> bool:
-    values = [number_of(row.get(name)) for name in SCORE_PARTS]
+    values = [row[name] for name in SCORE_PARTS]
     return None not in values and any(values)
 
 
@@ -397,44 +382,50 @@ def score_span(row: Row, train: int, queries: int) -> tuple[float, float]:
     their pairs.
     """
     if _has_score_parts(row):
-        base, per_train, per_query, per_pair = (float(row[name]) for name in SCORE_PARTS)
-        seconds = base + per_train * train + per_query * queries + per_pair * train * queries
+        seconds = bilinear_at([row[name] for name in SCORE_PARTS], train, queries)
         return seconds, seconds
-    by_sum = (train + queries) / (row["train"] + row["queries"])
-    by_pairs = train * queries / (row["train"] * row["queries"])
-    ends = [float(row["score_seconds"]) * by_sum, float(row["score_seconds"]) * by_pairs]
+    by_sum, by_pairs = _growths(row, train, queries)
+    ends = [row["score_seconds"] * by_sum, row["score_seconds"] * by_pairs]
     return min(ends), max(ends)
+
+
+def _growths(row: Row, train: int, queries: int) -> tuple[float, float]:
+    """How many times as many sequences and queries there are, and pairs of them."""
+    by_sum = (train + queries) / (row["train"] + row["queries"])
+    return by_sum, train * queries / (row["train"] * row["queries"])
+
+
+# ---- seconds of another method ----
 
 
 def _other_parts(rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
     """In proportion to tokens and parameters; of a fitted method that is its scores, beside its fit."""
     known = _closest_work(rows, setting)
-    fitted = any(number_of(row.get("fit_examples")) for row in known)
+    fitted = any(row["fit_examples"] for row in known)
     own = any(is_of(row, configuration) for row in known)
     deviation = _distance(known, setting)
     d, sizes = configuration.num_token_parameters, [row["token_parameters"] for row in known]
-    seconds = []
-    for row in known:
-        here = (float(row["score_seconds"]) if fitted else total_of(row)) * setting.tokens / row["tokens"]
-        by_sum = (setting.train + setting.queries) / (row["train"] + row["queries"])
-        by_pairs = setting.train * setting.queries / (row["train"] * row["queries"])
+    paces = []
+    for row, size in zip(known, sizes):
+        here = (row["score_seconds"] if fitted else total_of(row)) * setting.tokens / row["tokens"]
+        by_sum, by_pairs = _growths(row, setting.train, setting.queries)
         if row["method"] in KEEPS_FEATURES:
             by_pairs = by_sum
         # Gradients that do not fit at once are taken again for every block of the other side's: between the two.
-        seconds.append(here * math.sqrt(by_sum * by_pairs))
+        paces.append(here * math.sqrt(by_sum * by_pairs) / size)
         deviation = max(deviation, abs(math.log(by_pairs / by_sum)) / 2 / 1.96)
-    pace = curve_through(sizes, [one / size for one, size in zip(seconds, sizes)])
+    pace = curve_through(sizes, paces)
     parts = [CostPart(pace.at(d) * d, deviation if own else math.hypot(pace.deviation(d), deviation))]
     if fitted:
 
-        def decomposed(shape: Configuration, tokens: int) -> tuple[float, ...]:
+        def decomposed(shape: Configuration, setting: Setting) -> tuple[float, ...]:
             """Kernels' start and eigendecompositions."""
             return float(shape.layers), float(shape.eigen_cost)
 
         fixed = []
         for row in known:
             each = _a_fitting_sequence(rows, shape_of(row), setting_of(row))
-            fixed.append(max(float(row["fit_seconds"]) - row["fit_examples"] * each.seconds, 1e-3))
+            fixed.append(max(row["fit_seconds"] - row["fit_examples"] * each.seconds, 1e-3))
         rest = _by_law(known, fixed, decomposed, configuration, setting)
         each = _a_fitting_sequence(rows, configuration, setting)
         parts.append(replace(rest, deviation=0.0) if own else rest)
@@ -448,7 +439,7 @@ def _a_fitting_sequence(rows: list[Row], configuration: Configuration, setting: 
     slopes, known = [], []
     for row in first_of_each(rows):
         same = [other for other in rows if all(other[name] == row[name] for name in ("model", "train", "queries"))]
-        sizes = {other["fit_examples"]: float(other["fit_seconds"]) for other in same}
+        sizes = {other["fit_examples"]: other["fit_seconds"] for other in same}
         slope = fit_line(list(sizes), list(sizes.values())).slope if len(sizes) > 1 else 0.0
         if slope > 0:
             slopes.append(slope)
@@ -472,9 +463,9 @@ def _unmeasured(rows: list[Row], configuration: Configuration, setting: Setting)
     found = []
     for name in ("train", "queries", "tokens", "draws", "fit_examples"):
         known = [row for row in own if name != "queries" or scores_were_measured(row)]
-        measured = {int(value) for row in known if (value := number_of(row.get(name)))}
-        if name == "fit_examples" and (sizes := {size for row in own for size in fit_sizes_of(row)}):
-            measured = sizes
+        measured = {int(row[name]) for row in known if row[name]}
+        if name == "fit_examples":
+            measured = {size for row in own for size in fit_sizes_of(row)} or measured
         asked = getattr(setting, name)
         if measured and asked and not min(measured) <= asked <= max(measured):
             ends = " to ".join(f"{end:,}" for end in sorted({min(measured), max(measured)}))
@@ -482,60 +473,54 @@ def _unmeasured(rows: list[Row], configuration: Configuration, setting: Setting)
     return tuple(found)
 
 
-def _median_deviation(rows: list[Row]) -> float:
-    """What the rows say of themselves: half the median width of their own intervals, as one standard deviation."""
-    own = [
+def _said_deviations(rows: list[Row], configuration: Configuration, setting: Setting) -> tuple[float, float]:
+    """Standard deviations that rows state: half the median width of their intervals, and the model's own.
+
+    Its own are of the rows closest to the setting, straight between fitting sets.
+    """
+    widths = [
         math.log(row["seconds_high"] / total_of(row)) / 1.96
         for row in first_of_each(rows)
-        if number_of(row.get("seconds_high")) and row["seconds_high"] > total_of(row) > 0
+        if row["seconds_high"] and row["seconds_high"] > total_of(row) > 0
     ]
-    return float(np.median(own)) if own else 0.0
-
-
-def _own_deviation(rows: list[Row], configuration: Configuration, setting: Setting) -> float:
-    """What the model's own rows say of themselves: those closest to the setting, between fitting sets."""
 
     def distance(row: Row) -> float:
-        pairs = [(number_of(row.get(name)), getattr(setting, name)) for name in ("train", "queries", "tokens", "draws")]
+        pairs = [(row[name], getattr(setting, name)) for name in ("train", "queries", "tokens", "draws")]
         return sum(abs(math.log(own / asked)) for own, asked in pairs if own and asked)
 
     found: dict[float, float] = {}
     for row in sorted((row for row in rows if is_of(row, configuration)), key=distance):
-        low, high = number_of(row.get("seconds_low")), number_of(row.get("seconds_high"))
-        width = 0.0
+        low, high, width = row["seconds_low"], row["seconds_high"], 0.0
         if high:  # an interval that reaches to zero has one end to go by
-            width = math.log(high / low) / 2 if low and low > 0 else math.log(high / total_of(row))
-        found.setdefault(math.log(number_of(row.get("fit_examples")) or 1.0), width / 1.96)
+            width = math.log(high / low) / 2 if low else math.log(high / total_of(row))
+        found.setdefault(math.log(row["fit_examples"] or 1.0), width / 1.96)
     places = sorted(found)
     asked = math.log(max(setting.fit_examples, 1))
-    return float(np.interp(asked, places, [found[place] for place in places])) if found else 0.0
+    own = float(np.interp(asked, places, [found[place] for place in places])) if found else 0.0
+    return float(np.median(widths)) if widths else 0.0, own
 
 
 def _memory(rows: list[Row], configuration: Configuration, setting: Setting) -> float:
     """What arithmetic says of BIF and EK-FAC times what was measured over it; others by the curve of their peaks, and
     unknown beyond it."""
-    method, number_bytes = rows[0]["method"], 4 if rows[-1].get("dtype") == "float32" else 2
+    method, number_bytes = rows[0]["method"], 4 if rows[-1]["dtype"] == "float32" else 2
 
-    def arithmetic(shape: Configuration, tokens: int, minibatch: int) -> float:
+    def arithmetic(shape: Configuration, one: Setting) -> float:
         if method in BIF_LIKE:
-            return chain_bytes(shape, minibatch, tokens, number_bytes)
-        return ekfac_needs(shape, tokens, number_bytes).memory_bytes if method == "ekfac" else 1.0
+            return chain_bytes(shape, one.minibatch, one.tokens, number_bytes)
+        return ekfac_needs(shape, one.tokens, number_bytes).memory_bytes if method == "ekfac" else 1.0
 
-    known = _closest_work([row for row in rows if has_peak(row)], setting)
-    wanted = arithmetic(configuration, setting.tokens, setting.minibatch)
+    known = _closest_work([row for row in rows if row["peak_memory_bytes"] is not None], setting)
+    wanted = arithmetic(configuration, setting)
     by_arithmetic = method in (*BIF_LIKE, "ekfac")
     if not known:
         return wanted if by_arithmetic else math.nan
-    settings = [setting_of(row) for row in known]
-    over = [
-        row["peak_memory_bytes"] / arithmetic(shape_of(row), one.tokens, one.minibatch)
-        for row, one in zip(known, settings)
-    ]
+    over = [row["peak_memory_bytes"] / arithmetic(shape_of(row), setting_of(row)) for row in known]
     # Beyond the measured sizes as at their end: what is over arithmetic comes to an end as models grow.
     sizes = [row["parameters"] for row in known]
     size = min(max(configuration.num_parameters, min(sizes)), max(sizes))
     asked = setting.train, setting.queries, setting.tokens
-    as_measured = all((one.train, one.queries, one.tokens) == asked for one in settings)
+    as_measured = all((row["train"], row["queries"], row["tokens"]) == asked for row in known)
     if not by_arithmetic and (size != configuration.num_parameters or not as_measured):
         return math.nan  # kfac and GradSim hold as many gradients as there is room for: other sizes say nothing
     return curve_through(sizes, over).at(size) * wanted
@@ -544,16 +529,15 @@ def _memory(rows: list[Row], configuration: Configuration, setting: Setting) -> 
 def _disk(rows: list[Row], configuration: Configuration, setting: Setting) -> float:
     """EK-FAC by the theory of its factors times what was measured over it; others, which write something of every
     training sequence, by the curve."""
-    known = [row for row in rows if (number_of(row.get("disk_bytes")) or 0) > 0]
+    known = [row for row in rows if row["disk_bytes"]]
     if not known:
         return 0.0
-    sizes = [row["parameters"] for row in known]
-    if all(number_of(row.get("factor_bytes")) for row in known):
-        over = curve_through(sizes, [row["disk_bytes"] / row["factor_bytes"] for row in known])
-        number_bytes = 4 if known[-1].get("dtype") == "float32" else 2
-        return over.at(configuration.num_parameters) * configuration.factor_bytes(number_bytes)
-    a_sequence = curve_through(sizes, [row["disk_bytes"] / row["train"] for row in known])
-    return a_sequence.at(configuration.num_parameters) * setting.train
+    by_factors = all(row["factor_bytes"] for row in known)
+    over = [row["disk_bytes"] / row["factor_bytes" if by_factors else "train"] for row in known]
+    each = curve_through([row["parameters"] for row in known], over).at(configuration.num_parameters)
+    return each * (
+        configuration.factor_bytes(4 if known[-1]["dtype"] == "float32" else 2) if by_factors else setting.train
+    )
 
 
 # ---- predictions against what they did not see ----
@@ -575,7 +559,7 @@ def held_out(estimator: Estimator, fresh: Estimator | None = None) -> list[dict[
             {
                 "model": row["model"],
                 "method": row["method"],
-                "fit_examples": number_of(row.get("fit_examples")),
+                "fit_examples": row["fit_examples"],
                 "queries": int(row["queries"]),
                 "predicted_seconds": estimate.seconds,
                 "seconds_low": estimate.seconds_low,
@@ -584,8 +568,10 @@ def held_out(estimator: Estimator, fresh: Estimator | None = None) -> list[dict[
                 "seconds_off": estimate.seconds / seconds - 1,
                 "inside": estimate.seconds_low <= seconds <= estimate.seconds_high,
                 "beyond": estimate.beyond,
-                "memory_off": estimate.peak_memory_bytes / row["peak_memory_bytes"] - 1 if has_peak(row) else None,
-                "projected": str(row.get("projected")) == "True",
+                "memory_off": estimate.peak_memory_bytes / row["peak_memory_bytes"] - 1
+                if row["peak_memory_bytes"]
+                else None,
+                "projected": bool(row["projected"]),
             }
         )
     return found

@@ -106,7 +106,7 @@ class BlockPlane:
     residual: float  # the largest, relative
     noise: float
     covariance: np.ndarray  # of (base, fixed, each), for unit noise
-    floor: float = 0.0  # as of a line
+    floor: float  # as of a line
 
     def at(self, blocks: float, count: float) -> float:
         return self.base + blocks * (self.fixed + self.each * count)
@@ -125,11 +125,12 @@ def fit_blocks(points: Sequence[tuple[float, float, float]], least: float = 0.0,
     """
     blocks, count, value = np.asarray(points, float).T
     fixed_is_known = len(np.unique(count)) > 1
-    columns = [np.ones_like(blocks), blocks * fixed_is_known, blocks * count]
+    columns = np.stack([np.ones_like(blocks), blocks * fixed_is_known, blocks * count], axis=1)
     floor = jitter / USUAL_NOISE
     scale = np.maximum(np.hypot(value, floor), 1e-12)
-    found, design = nonnegative(columns, value, least * blocks * count, scale)
+    found = nonnegative(columns, value - least * blocks * count, scale)
     found[2] += least
+    design = columns / scale[:, None]
     errors = design @ found - value / scale
     used = found > 0
     covariance = np.zeros((3, 3))
@@ -141,32 +142,26 @@ def fit_blocks(points: Sequence[tuple[float, float, float]], least: float = 0.0,
     return BlockPlane(base, fixed, each, residual, noise, covariance, floor)
 
 
-def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
-    """(first, second, value) -> (base, per first, per second, per pair), none negative: v = b + p f + r s + t f s."""
+def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, ...]:
+    """(first, second, value) -> (base, per first, per second, per pair), none negative."""
     first, second, value = np.asarray(points, float).T
-    found, _ = nonnegative([np.ones_like(first), first, second, first * second], value)
-    base, per_first, per_second, per_pair = found.tolist()
-    return base, per_first, per_second, per_pair
+    columns = np.stack([np.ones_like(first), first, second, first * second], axis=1)
+    return tuple(nonnegative(columns, value, np.maximum(value, 1e-12)).tolist())
 
 
-def nonnegative(
-    columns: Sequence[np.ndarray],
-    value: np.ndarray,
-    known: np.ndarray | float = 0.0,
-    scale: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of the columns, none negative, that with what is known give the values best by relative error.
+def bilinear_at(parts: Sequence[float], first: float, second: float) -> float:
+    base, per_first, per_second, per_pair = parts
+    return base + per_first * first + per_second * second + per_pair * first * second
 
-    And the columns over the values; or over `scale`, what a value's error goes by.
-    """
+
+def nonnegative(columns: np.ndarray, value: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Weights of the columns, none negative, that give the values best; errors count over `scale`."""
     from scipy.optimize import nnls
 
-    scale = np.maximum(np.abs(value), 1e-12) if scale is None else scale
-    design = np.stack(columns, axis=1) / scale[:, None]
+    design = columns / scale[:, None]
     sizes = np.linalg.norm(design, axis=0)
     sizes[sizes == 0] = 1.0  # a column that is left out
-    found, _ = nnls(design / sizes, (value - known) / scale)
-    return found / sizes, design
+    return nnls(design / sizes, value / scale)[0] / sizes
 
 
 # ---- across models ----
@@ -176,49 +171,37 @@ class AcrossModels:
     """How far off a prediction at another size is: what the others miss each measured model by, near that size."""
 
     x: np.ndarray  # log of the sizes, in order
-    repeats: list[tuple[float, float]]
-
-    def __len__(self) -> int:
-        return len(self.x)
+    repeats: Sequence[tuple[float, float]] = ()  # (log size, distance from their mean) of further runs of one size
 
     def _miss(self, i: int) -> float:
         """In log: model i as the others would have it."""
         raise NotImplementedError
 
     @cached_property
-    def misses(self) -> list[tuple[float, float]]:
-        """(log size, miss in log): each inner model predicted from the others, and repeats against their mean."""
-        left_out = [(float(self.x[i]), self._miss(i)) for i in range(1, len(self.x) - 1)]
-        return left_out + self.repeats
-
-    @cached_property
-    def growths(self) -> tuple[float, float]:
-        return self._growth(0), self._growth(-1)
-
-    def _growth(self, end: int) -> float:
-        """What the error grows by a factor of e beyond this end (0 or -1): twice as the end is missed by the others."""
-        beside = 1 if end == 0 else -2
-        if len(self.x) < 3 or self.x[end] == self.x[beside]:
-            return UNKNOWN_ERROR
-        rate = abs(self._miss(end % len(self.x))) / abs(float(self.x[end] - self.x[beside]))
-        return min(max(GROWTH, 2 * rate), MOST_GROWTH)
+    def misses(self) -> list[float]:
+        return [self._miss(i) for i in range(len(self.x))] if len(self.x) > 2 else []
 
     def deviation(self, size: float) -> float:
         """One standard deviation, in log, of a prediction at `size`: the misses near it, widened for being few."""
-        at = math.log(size)
-        beyond = 0.0
+        at, beyond = math.log(size), 0.0
         if len(self.x) and not self.x[0] <= at <= self.x[-1]:
-            end = 0 if at < self.x[0] else -1
-            beyond = self.growths[end] * abs(at - float(self.x[end]))
-        if not self.misses:
+            # Beyond an end the error grows by a factor of e: twice as the end is missed by the others.
+            end, beside = (0, 1) if at < self.x[0] else (-1, -2)
+            growth = UNKNOWN_ERROR
+            if self.misses and self.x[end] != self.x[beside]:
+                rate = abs(self.misses[end]) / abs(float(self.x[end] - self.x[beside]))
+                growth = min(max(GROWTH, 2 * rate), MOST_GROWTH)
+            beyond = growth * abs(at - float(self.x[end]))
+        inner = [(float(place), miss) for place, miss in zip(self.x[1:-1], self.misses[1:-1])] + list(self.repeats)
+        if not inner:
             return math.hypot(UNKNOWN_ERROR, beyond)
         # A model of a few million parameters waits for its kernels to start: that says little about one of billions.
-        weights = np.exp([-abs(at - place) for place, _ in self.misses])
-        squares = np.square([miss for _, miss in self.misses])
+        weights = np.exp([-abs(at - place) for place, _ in inner])
+        squares = np.square([miss for _, miss in inner])
         near = math.sqrt(float(weights @ squares / weights.sum()))
-        if len(self.misses) < FEW_MISSES:  # Student's quantile of one miss would say that anything may be
+        if len(inner) < FEW_MISSES:  # Student's quantile of one miss would say that anything may be
             return math.hypot(max(near, UNKNOWN_ERROR), beyond)
-        return math.hypot(near * student(len(self.misses)) / student(0), beyond)
+        return math.hypot(near * student(len(inner)) / student(0), beyond)
 
 
 class Curve(AcrossModels):
@@ -243,10 +226,8 @@ class Curve(AcrossModels):
 
     @staticmethod
     def _log_at(x: np.ndarray, y: np.ndarray, at: float) -> float:
-        if len(x) == 0:
-            return math.nan
-        if len(x) == 1:
-            return float(y[0])
+        if len(x) < 2:
+            return float(y[0]) if len(x) else math.nan
         if x[0] <= at <= x[-1]:
             return float(np.interp(at, x, y))
         i, j, anchor = (0, 1, 0) if at < x[0] else (-2, -1, -1)
@@ -264,13 +245,11 @@ class Law(AcrossModels):
     """
 
     def __init__(self, sizes: Sequence[float], work: Sequence[Sequence[float]], costs: Sequence[float]):
-        self.given_work, self.given_costs = [tuple(kinds) for kinds in work], list(costs)  # in the order they came
         known = sorted((size, tuple(kinds), cost) for size, kinds, cost in zip(sizes, work, costs) if cost > 0)
         self.x = np.log(np.array([size for size, _, _ in known]))
         self.work = np.array([kinds for _, kinds, _ in known], float)
         self.costs = np.array([cost for _, _, cost in known], float)
-        self.repeats = []
-        self.prices = nonnegative(self.work.T, self.costs)[0] if known else np.zeros(0)
+        self.prices = nonnegative(self.work, self.costs, self.costs) if known else np.zeros(0)
         self.over = np.log(self.costs / (self.work @ self.prices)) if known else np.zeros(0)
 
     def at(self, size: float, work: Sequence[float]) -> float:
@@ -280,14 +259,20 @@ class Law(AcrossModels):
         return float(np.asarray(work, float) @ self.prices * math.exp(weights @ self.over / weights.sum()))
 
     def _miss(self, i: int) -> float:
-        others = [j for j in range(len(self.x)) if j != i]
-        law = Law(np.exp(self.x[others]).tolist(), self.work[others].tolist(), self.costs[others].tolist())
+        sizes, work, costs = (
+            np.delete(values, i, axis=0).tolist() for values in (np.exp(self.x), self.work, self.costs)
+        )
+        law = Law(sizes, work, costs)
         return math.log(law.at(math.exp(self.x[i]), self.work[i].tolist()) / float(self.costs[i]))
 
 
-_curve, law_through = lru_cache(maxsize=4096)(Curve), lru_cache(maxsize=4096)(Law)
+_curve, _law = lru_cache(maxsize=4096)(Curve), lru_cache(maxsize=4096)(Law)
 
 
 def curve_through(sizes: Sequence[float], costs: Sequence[float]) -> Curve:
-    """The same curve for the same numbers: what it misses is worked out once. So is a law's, given tuples."""
+    """The same curve for the same numbers: what it misses is worked out once."""
     return _curve(tuple(sizes), tuple(costs))
+
+
+def law_through(sizes: Sequence[float], work: Sequence[tuple[float, ...]], costs: Sequence[float]) -> Law:
+    return _law(tuple(sizes), tuple(work), tuple(costs))

@@ -11,18 +11,16 @@ from bench.scaling.estimate import (
     Crossing,
     Estimate,
     Estimator,
-    Row,
     crossing_in,
     first_of_each,
     held_out,
     ratio_ends,
 )
 from bench.scaling.rows import (
+    Row,
     fit_sizes_of,
     is_of,
-    is_projected,
     method_label,
-    number_of,
     scores_were_measured,
     setting_of,
     shape_of,
@@ -39,6 +37,7 @@ FITTING_SETS = {
     LIBRARY_FITTED: "kronfluence's default cap",
     PAPER_FITTED: "the paper's Pile sample",
 }
+PROJECTED, ESTIMATED = " \\*", " ~"  # marks in a page: from smaller runs of the same model; from other models
 
 
 def too_large(found: Sequence[Estimate], device: str) -> list[Estimate]:
@@ -47,17 +46,22 @@ def too_large(found: Sequence[Estimate], device: str) -> list[Estimate]:
     return [one for one in found if room and one.peak_memory_bytes > room]
 
 
-def _interval(one: Estimate) -> str:
-    return f"[{duration(one.seconds_low)}, {duration(one.seconds_high)}]"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
+def _interval(low: float, high: float) -> str:
+    return f"[{duration(low)}, {duration(high)}]"
 
 
 def _rounded(value: float | None) -> str:
     """Two digits: no crossing is known better."""
     return "?" if value is None else f"{float(f'{value:.2g}'):,.0f}"
+
+
+def _count(value: float | None) -> str:
+    return f"{value:,.0f}" if value else "-"
+
+
+def _setting_text(setting: Setting) -> str:
+    sizes = f"{setting.train} training sequences, {setting.queries} queries, {setting.tokens} tokens"
+    return f"{sizes}, {setting.draws:,} draws"
 
 
 # ---- a sweep ----
@@ -69,13 +73,12 @@ def show_rows(rows: Sequence[Row]) -> str:
     lines: list[list[str]] = []
     notes: dict[str, None] = {}
     for row in rows:
-        fitted = f"{row['fit_examples']:,.0f}" if row["fit_examples"] else "-"
-        name = [row["model"], method_label(row["method"]), fitted, f"{row['queries']:,.0f}"]
+        name = [row["model"], method_label(row["method"]), _count(row["fit_examples"]), f"{row['queries']:,.0f}"]
         if row["error"]:
             lines.append(name + ["-"] * (len(header) - len(name)))
             notes[f"{row['model']} {row['method']}: {row['error']}"] = None
             continue
-        ends = f"[{duration(row['seconds_low'])}, {duration(row['seconds_high'])}]" if row["projected"] else ""
+        ends = _interval(row["seconds_low"], row["seconds_high"]) if row["projected"] else ""
         seconds = duration(total_of(row)) + (" *" if row["projected"] else "  ")
         disk = bytes_text(row["disk_bytes"]) if row["disk_bytes"] else "-"
         lines.append([*name, seconds, ends, bytes_text(row["peak_memory_bytes"]), disk])
@@ -87,11 +90,9 @@ def show_rows(rows: Sequence[Row]) -> str:
 
 def progress_line(row: Row) -> str:
     fitted = f" fitted on {row['fit_examples']:,.0f}" if row["fit_examples"] else ""
-    start = f"{row['model']} {row['method']}{fitted}, {row['queries']:,.0f} queries"
-    if row["error"]:
-        return f"{start}: {row['error']}"
     kind = f"projected from {row['projected_from']}" if row["projected"] else "measured"
-    return f"{start}: {duration(total_of(row))}, {kind}"
+    came = row["error"] or f"{duration(total_of(row))}, {kind}"
+    return f"{row['model']} {row['method']}{fitted}, {row['queries']:,.0f} queries: {came}"
 
 
 # ---- an estimate ----
@@ -106,20 +107,39 @@ def estimate_text(
     source: str,
 ) -> str:
     """The question, a line a method, what does not fit, EK-FAC's fitting sets against BIF, and their crossings."""
+    header = ["method", "fitted on", "fit + score", "95 % interval", "peak memory", "disk", "models measured"]
+    rows = [
+        [
+            method_label(one.method),
+            _count(one.fit_examples),
+            duration(one.seconds),
+            _interval(one.seconds_low, one.seconds_high),
+            "unknown" if math.isnan(one.peak_memory_bytes) else bytes_text(one.peak_memory_bytes),
+            bytes_text(one.disk_bytes) if one.disk_bytes else "-",
+            f"{one.num_models}" + (" +" if one.beyond or one.unmeasured else ""),
+        ]
+        for one in found
+    ]
+    sizes = ["model size"] if any(one.beyond for one in found) else []
+    outside = dict.fromkeys([*sizes, *(words for one in found for words in one.unmeasured)])
+    note = f"\n+ beyond what was measured in {', '.join(outside)}" if outside else ""
     parts = [
         f"{configuration.name} ({configuration.num_parameters:,} parameters), {_setting_text(setting)} for BIF\n"
         f"{device}, predicted from {source}",
-        show_estimates(found),
+        table(header, rows) + note,
     ]
     unfit = {one.method: one for one in too_large(found, device)}
     if unfit:
         names = [f"{method_label(name)} ({bytes_text(one.peak_memory_bytes)})" for name, one in unfit.items()]
         parts.append(f"does not fit one {device} ({bytes_text(DEVICE_MEMORY[device])}): {', '.join(names)}")
     if set(RIVALS) <= {one.method for one in found} - set(unfit):
-        header, lines = fitting_set_table(estimator, configuration, setting)
-        timed = timed_draws(estimator, configuration)
+        # How many draws were timed at this shape, or at the closest size.
+        draws = [row for row in estimator.of("bif") if row["timed_draws"]]
+        away = [(abs(math.log(row["parameters"] / configuration.num_parameters)), row["queries"]) for row in draws]
+        timed = draws[away.index(min(away))]["timed_draws"] if draws else math.nan
+        header, rows = fitting_set_table(estimator, configuration, setting)
         parts.append(
-            f"{table(header, lines, left=(3, 4))}\nBIF's seconds: {timed:,.0f} of {setting.draws:,} draws timed"
+            f"{table(header, rows, left=(3, 4))}\nBIF's seconds: {timed:,.0f} of {setting.draws:,} draws timed"
         )
         crossing = crossing_in(estimator, configuration, setting, "fit_examples")
         said = [f"{setting.queries:,} queries: {crossing_text(crossing, 'fitting sequences')}"]
@@ -130,56 +150,29 @@ def estimate_text(
     return "\n\n".join(parts)
 
 
-def show_estimates(found: Sequence[Estimate]) -> str:
-    header = ["method", "fitted on", "fit + score", "95 % interval", "peak memory", "disk", "models measured"]
-    rows = [
-        [
-            method_label(one.method),
-            f"{one.fit_examples:,}" if one.fit_examples else "-",
-            duration(one.seconds),
-            _interval(one),
-            "unknown" if math.isnan(one.peak_memory_bytes) else bytes_text(one.peak_memory_bytes),
-            bytes_text(one.disk_bytes) if one.disk_bytes else "-",
-            f"{one.num_models}" + (" +" if one.beyond or one.unmeasured else ""),
-        ]
-        for one in found
-    ]
-    sizes = ["model size"] if any(one.beyond for one in found) else []
-    outside = dict.fromkeys([*sizes, *(words for one in found for words in one.unmeasured)])
-    return table(header, rows) + (f"\n+ beyond what was measured in {', '.join(outside)}" if outside else "")
-
-
 def fitting_set_table(
     estimator: Estimator, configuration: Configuration, setting: Setting
 ) -> tuple[list[str], list[list[str]]]:
     """Header and lines: BIF's seconds over EK-FAC's at the three fitting sets that matter, and how each is known."""
     header = ["EK-FAC fitted on", "BIF / EK-FAC", "95 % interval", "cheaper", "EK-FAC's fit is"]
     own = [row for row in estimator.of("ekfac") if is_of(row, configuration) and fit_sizes_of(row)]
+    sizes = sorted({size for row in own for size in fit_sizes_of(row)})
+    depth = max((int(row["depth"] or configuration.layers) for row in own), default=0)
     lines = []
     for count, words in FITTING_SETS.items():
-        bif, ekfac = (
-            estimator.estimate(method, configuration, replace(setting, fit_examples=count)) for method in RIVALS
-        )
-        low, high = ratio_ends(bif, ekfac)
-        sizes = sorted({size for row in own for size in fit_sizes_of(row)})
-        depth = max((int(number_of(row.get("depth")) or configuration.layers) for row in own), default=0)
+        asked = replace(setting, fit_examples=count)
+        bif, ekfac = (estimator.estimate(method, configuration, asked) for method in RIVALS)
         known = "from other models alone"
         if own:
             known = "measured" if count in sizes else f"extrapolated from {sizes[0]:,} to {sizes[-1]:,}"
-            if depth < configuration.layers:
-                known += f", in {depth} of {configuration.layers} blocks"
-        cells = [f"{value:.2g}" for value in (bif.seconds / ekfac.seconds, low, high)]
-        cheaper = _who(ekfac, bif).partition(" cheaper")[0]
-        lines.append([f"{count:,} ({words})", cells[0], f"[{cells[1]}, {cells[2]}]", cheaper, known])
+            known += f", in {depth} of {configuration.layers} blocks" if depth < configuration.layers else ""
+        dearer, cheaper = (ekfac, bif) if ekfac.seconds > bif.seconds else (bif, ekfac)
+        ratio = dearer.seconds / cheaper.seconds
+        who = f"{method_label(cheaper.method)} {f'{ratio:,.0f}' if ratio >= 10 else f'{ratio:.1f}'}x"
+        undecided = "not decided: " if ratio_ends(dearer, cheaper)[0] < 1 else ""
+        cells = [f"{value:.2g}" for value in (bif.seconds / ekfac.seconds, *ratio_ends(bif, ekfac))]
+        lines.append([f"{count:,} ({words})", cells[0], f"[{cells[1]}, {cells[2]}]", undecided + who, known])
     return header, lines
-
-
-def timed_draws(estimator: Estimator, configuration: Configuration) -> float:
-    """How many draws were timed at this shape, or at the closest size."""
-    size = configuration.num_parameters
-    rows = [row for row in estimator.of("bif") if number_of(row.get("timed_draws"))]
-    closest = min(rows, key=lambda row: (abs(math.log(row["parameters"] / size)), row["queries"]), default={})
-    return float(closest.get("timed_draws", math.nan))
 
 
 def crossing_text(one: Crossing, what: str) -> str:
@@ -204,10 +197,10 @@ def show_held_out(found: Sequence[dict[str, Any]]) -> str:
         [
             row["model"] + (" +" if row["beyond"] else ""),
             row["method"].rpartition(":")[2],
-            f"{row['fit_examples']:,.0f}" if row["fit_examples"] else "-",
+            _count(row["fit_examples"]),
             f"{row['queries']:,}",
             duration(row["predicted_seconds"]),
-            f"[{duration(row['seconds_low'])}, {duration(row['seconds_high'])}]",
+            _interval(row["seconds_low"], row["seconds_high"]),
             duration(row["measured_seconds"]) + (" *" if row["projected"] else "  "),
             f"{100 * row['seconds_off']:+.0f} %" + ("  " if row["inside"] else " !"),
         ]
@@ -231,46 +224,39 @@ TABLE_SETS = (400, 2_000, 10_000, LIBRARY_FITTED, PAPER_FITTED)
 
 def verdict_text(device: str, estimator: Estimator) -> str:
     """Markdown; * stands at what is projected from smaller runs of the same model, ~ at what other models say."""
-    bif = _few_queries(estimator)
-    setting, shape = setting_of(bif[0]), SUITE[VERDICT_MODEL]
+    all_bif = estimator.of("bif")
+    fewest = min(row["queries"] for row in all_bif)
+    bif = [row for row in all_bif if row["queries"] == fewest]
+    setting = setting_of(bif[0])
     parts = [
         f"At {VERDICT_MODEL} on one {device}, {_setting_text(setting)}:",
-        markdown_table(*fitting_set_table(estimator, shape, setting)),
+        markdown_table(*fitting_set_table(estimator, SUITE[VERDICT_MODEL], setting)),
         _model_table(device, estimator, bif, setting),
         "\\* projected from smaller runs of the same model; ~ estimated from other models, or by arithmetic; "
         "a / b: the same run made again (of several, the one farthest off).",
         *_more_queries(device, estimator, setting),
         _break_even(estimator, bif, setting),
-        _checks(estimator),
     ]
+    everything = held_out(estimator)
+    for method in RIVALS:  # how far off each model is when it is predicted from the others alone
+        checked = [one for one in everything if one["method"] == method]
+        if inner := [one for one in checked if not one["beyond"]]:
+            worst = max(inner, key=lambda one: abs(one["seconds_off"]))
+            inside, models = sum(one["inside"] for one in checked), {one["model"] for one in checked}
+            parts.append(
+                f"{method_label(method)}, each model predicted from the others: {inside} of {len(checked)} rows of "
+                f"{len(models)} models are inside their 95 % interval; between measured sizes at most "
+                f"{abs(100 * worst['seconds_off']):.0f} % off ({worst['model']})."
+            )
     return "\n\n".join(parts)
 
 
-def _few_queries(estimator: Estimator) -> list[Row]:
-    fewest = min(row["queries"] for row in estimator.of("bif"))
-    return [row for row in estimator.of("bif") if row["queries"] == fewest]
-
-
-def _setting_text(setting: Setting) -> str:
-    sizes = f"{setting.train} training sequences, {setting.queries} queries, {setting.tokens} tokens"
-    return f"{sizes}, {setting.draws:,} draws"
-
-
-def _who(ekfac: Estimate, bif: Estimate) -> str:
-    dearer, cheaper = (ekfac, bif) if ekfac.seconds > bif.seconds else (bif, ekfac)
-    low, high = ratio_ends(dearer, cheaper)
-    name = "BIF" if cheaper is bif else "EK-FAC"
-    text = f"{name} {_times(dearer.seconds / cheaper.seconds)}x cheaper [{_times(low)}, {_times(high)}]"
-    return f"not decided: {text}" if low < 1 else text
-
-
 def _seconds(row: Row) -> str:
-    again = number_of(row.get("again_seconds"))
-    return duration(total_of(row)) + (f" / {duration(again)}" if again else "")
+    return duration(total_of(row)) + (f" / {duration(row['again_seconds'])}" if row["again_seconds"] else "")
 
 
 def _cell(row: Row) -> str:
-    return _seconds(row) + (" \\*" if is_projected(row) else "")
+    return _seconds(row) + (PROJECTED if row["projected"] else "")
 
 
 def _model_table(device: str, estimator: Estimator, bif: list[Row], setting: Setting) -> str:
@@ -278,49 +264,51 @@ def _model_table(device: str, estimator: Estimator, bif: list[Row], setting: Set
     chains = {row["model"]: row for row in bif}
     models = [shape for shape in SUITE.values() if shape.name in chains]
     ekfac = {shape.name: [row for row in estimator.of("ekfac") if row["model"] == shape.name] for shape in models}
+    fits = {row["model"]: row for row in first_of_each(estimator.of("ekfac"))}
 
     def of_bif(name: str, form: Callable[[float], str]) -> list[str]:
-        values = [number_of(chains[shape.name].get(name)) for shape in models]
+        values = [chains[shape.name][name] for shape in models]
         return [form(value) if value else "" for value in values]
 
-    def over_floor(flops: Callable[[Configuration, int], float]) -> list[str]:
+    def over_floor(shape: Configuration, flops: Callable[[Configuration, int], float]) -> str:
         """What EK-FAC takes for a fitting sequence over the FLOP of its two passes at the matrix product's peak."""
-        found = dict.fromkeys((shape.name for shape in models), "")
-        for row in first_of_each(estimator.of("ekfac")):
-            each, peak = number_of(row.get("fit_seconds_per_example")), number_of(row.get("peak_flops"))
-            if row["model"] in found and each and peak:
-                shape, tokens = SUITE[row["model"]], int(row["tokens"])
-                found[shape.name] = f"{each * peak / (covariance_flops(shape, tokens) + flops(shape, tokens)):.0f}x"
-        return list(found.values())
+        row = fits.get(shape.name)
+        if not row or not row["fit_seconds_per_example"] or not row["peak_flops"]:
+            return ""
+        floor = covariance_flops(shape, int(row["tokens"])) + flops(shape, int(row["tokens"]))
+        return f"{row['fit_seconds_per_example'] * row['peak_flops'] / floor:.0f}x"
 
     def fitted(shape: Configuration, count: int) -> str:
         own = [row for row in ekfac[shape.name] if (row["fit_examples"], row["queries"]) == (count, setting.queries)]
         predicted = estimator.estimate("ekfac", shape, replace(setting, fit_examples=count))
         if own or too_large([predicted], device):
             return _cell(own[0]) if own else "does not fit"
-        return duration(predicted.seconds) + (" \\*" if ekfac[shape.name] else " ~")
+        return duration(predicted.seconds) + (PROJECTED if ekfac[shape.name] else ESTIMATED)
 
     def size(shape: Configuration, column: str) -> str:
-        own = [row for row in ekfac[shape.name] if number_of(row.get(column))]
-        value = own[0][column] if own else getattr(estimator.estimate("ekfac", shape, setting), column)
-        shallow = bool(own) and (number_of(own[0].get("depth")) or shape.layers) < shape.layers
-        return bytes_text(value) + (" \\*" if shallow else "" if own else " ~")
+        own = [row for row in ekfac[shape.name] if row[column]]
+        if not own:
+            return bytes_text(getattr(estimator.estimate("ekfac", shape, setting), column)) + ESTIMATED
+        return bytes_text(own[0][column]) + (PROJECTED if (own[0]["depth"] or shape.layers) < shape.layers else "")
 
+    passes = {"its arithmetic floor": least_lambda_flops, "kronfluence's own products": lambda_flops}
     lines = [
         [f"BIF, {setting.draws:,} draws", *(_cell(chains[shape.name]) for shape in models)],
         ["a draw over its arithmetic floor", *of_bif("floor_ratio", lambda value: f"{value:.1f}x")],
         ["draws that were timed", *of_bif("timed_draws", lambda value: f"{value:.0f}")],
         ["BIF, peak memory", *of_bif("peak_memory_bytes", bytes_text)],
-        ["a fitting sequence of EK-FAC over its arithmetic floor", *over_floor(least_lambda_flops)],
-        ["a fitting sequence of EK-FAC over kronfluence's own products", *over_floor(lambda_flops)],
+        *(
+            [f"a fitting sequence of EK-FAC over {words}", *(over_floor(shape, flops) for shape in models)]
+            for words, flops in passes.items()
+        ),
         *([f"EK-FAC fitted on {count:,}", *(fitted(shape, count) for shape in models)] for count in TABLE_SETS),
         ["EK-FAC, peak memory", *(size(shape, "peak_memory_bytes") for shape in models)],
         ["EK-FAC, disk", *(size(shape, "disk_bytes") for shape in models)],
     ]
     for method in estimator.methods():  # a line for each further method and fitting set, where it was measured
         rows = [row for row in estimator.of(method) if row["queries"] == setting.queries and method not in RIVALS]
-        for count in dict.fromkeys(number_of(row.get("fit_examples")) for row in rows):
-            own = {row["model"]: _cell(row) for row in rows if number_of(row.get("fit_examples")) == count}
+        for count in dict.fromkeys(row["fit_examples"] for row in rows):
+            own = {row["model"]: _cell(row) for row in rows if row["fit_examples"] == count}
             words = f" fitted on {count:,.0f}" if count else ""
             lines.append([f"{method_label(method)}{words}", *(own.get(shape.name, "") for shape in models)])
     return markdown_table(["", *(shape.name for shape in models)], lines).replace("|  |", "| |", 1)
@@ -329,30 +317,28 @@ def _model_table(device: str, estimator: Estimator, bif: list[Row], setting: Set
 def _more_queries(device: str, estimator: Estimator, setting: Setting) -> list[str]:
     """What more queries take, of the models that were measured with several numbers of them."""
     counts = sorted({int(row["queries"]) for row in estimator.of("bif")})
-    measured = {(row["model"], int(row["queries"])) for row in estimator.of("bif")}
-    several = [shape for shape in SUITE.values() if sum(model == shape.name for model, _ in measured) > 1]
-    fitted = MEASURED_FITTED
+    measured = [model for model, _ in {(row["model"], row["queries"]) for row in estimator.of("bif")}]
+    several = [shape for shape in SUITE.values() if measured.count(shape.name) > 1]
 
     def cell(method: str, shape: Configuration, count: int) -> str:
-        own = [row for row in estimator.of(method) if (row["model"], row["queries"]) == (shape.name, count)]
-        own = [row for row in own if number_of(row.get("fit_examples")) in (None, fitted)]
-        predicted = estimator.estimate(method, shape, replace(setting, queries=count, fit_examples=fitted))
+        own = [
+            row for row in estimator.of(method)
+            if (row["model"], row["queries"]) == (shape.name, count) and row["fit_examples"] in (None, MEASURED_FITTED)
+        ]  # fmt: skip
+        predicted = estimator.estimate(method, shape, replace(setting, queries=count, fit_examples=MEASURED_FITTED))
+        interval = _interval(predicted.seconds_low, predicted.seconds_high)
         if not own:
-            return (
-                "does not fit"
-                if too_large([predicted], device)
-                else f"{duration(predicted.seconds)} {_interval(predicted)} ~"
-            )
-        blocks = number_of(own[0].get("depth")) or 0
-        if scores_were_measured(own[0]) and not 0 < blocks < own[0]["layers"]:
+            fits = not too_large([predicted], device)
+            return f"{duration(predicted.seconds)} {interval}{ESTIMATED}" if fits else "does not fit"
+        if scores_were_measured(own[0]) and not 0 < (own[0]["depth"] or 0) < own[0]["layers"]:
             return _cell(own[0])
         # Projected by a line in the queries or from fewer blocks: with the estimate's interval.
-        return f"{_seconds(own[0])} {_interval(predicted)} \\*"
+        return f"{_seconds(own[0])} {interval}{PROJECTED}"
 
     lines = []
     for shape in several:
         for method in RIVALS:
-            words = f" fitted on {fitted:,}" if method == "ekfac" else ""
+            words = f" fitted on {MEASURED_FITTED:,}" if method == "ekfac" else ""
             name = f"{shape.name}, {method_label(method)}{words}"
             lines.append([name, *(cell(method, shape, count) for count in counts)])
     return [markdown_table(["queries", *(f"{count:,}" for count in counts)], lines)] if lines else []
@@ -362,9 +348,7 @@ def _break_even(estimator: Estimator, bif: list[Row], setting: Setting) -> str:
     """The fitting set at which the two cost the same, of every model that both were run at."""
     both = {row["model"] for row in estimator.of("ekfac")}
     found, others = [], []
-    for row in bif:
-        if row["model"] not in both:
-            continue
+    for row in (row for row in bif if row["model"] in both):
         crossing = crossing_in(estimator, shape_of(row), setting, "fit_examples")
         if len(crossing.values) == 1:
             ends = f"[{_rounded(crossing.low)}, {_rounded(crossing.high)}]"
@@ -375,21 +359,3 @@ def _break_even(estimator: Estimator, bif: list[Row], setting: Setting) -> str:
         return "At no fitting set do the two cost the same."
     text = f"Fitting sequences at which the two cost the same, {setting.queries} queries: {', '.join(found)}."
     return text + (f" At none, or at several: {', '.join(others)}." if others else "")
-
-
-def _checks(estimator: Estimator) -> str:
-    """How far off each model is when it is predicted from the others alone."""
-    lines, everything = [], held_out(estimator)
-    for method in RIVALS:
-        checked = [one for one in everything if one["method"] == method]
-        inner = [one for one in checked if not one["beyond"]]
-        if not inner:
-            continue
-        worst = max(inner, key=lambda one: abs(one["seconds_off"]))
-        inside, models = sum(one["inside"] for one in checked), {one["model"] for one in checked}
-        lines.append(
-            f"{method_label(method)}, each model predicted from the others: {inside} of {len(checked)} rows of "
-            f"{len(models)} models are inside their 95 % interval; between measured sizes at most "
-            f"{abs(100 * worst['seconds_off']):.0f} % off ({worst['model']})."
-        )
-    return "\n\n".join(lines)

@@ -23,15 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.scaling.lines import (
-    LEAST_NOISE,
-    LINEAR_WITHIN,
-    USUAL_NOISE,
-    Line,
-    bilinear,
-    fit_blocks,
-    fit_line,
-)
+from bench.scaling.lines import LEAST_NOISE, LINEAR_WITHIN, USUAL_NOISE, bilinear, bilinear_at, fit_blocks, fit_line
 from bench.scaling.suite import (
     SUITE,
     Configuration,
@@ -98,19 +90,19 @@ def read_rows(path: str | Path) -> list[Row]:
     if not Path(path).exists():
         raise UsageError(f"{path} is not there; measure first: tda-bench scaling --out {Path(path).parent}")
     try:
-        frame = pd.read_csv(io.StringIO(text := read_text(path, follow_links=True)))
+        frame = pd.read_csv(io.StringIO(text := read_text(path, follow_links=True)), dtype={"fit_sizes": str})
     except (SafeFileError, ValueError) as error:
         raise UsageError(f"{path} is no readable CSV: {error}; expected a sweep's scaling.csv") from None
     if not text.endswith("\n"):
         raise UsageError(f"{path}, line {len(text.splitlines())}: it was cut off; expected the end of a line")
     if missing := [name for name in NEEDED_COLUMNS if name not in frame]:
         raise UsageError(f"{path} lacks the columns {', '.join(missing)}; expected the scaling.csv of bench.scaling")
-    measured = frame["score_seconds"].notna() & (frame["error"].isna() if "error" in frame else True)
+    frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame])))
+    measured = frame["score_seconds"].notna() & frame["error"].isna()
     for name in (name for name in COLUMNS if name not in NOT_NUMBERS):
         methods = [method for method, names in OWN_COLUMNS.items() if name in names]
         required = (name in SIZE_COLUMNS) | (measured & frame["method"].isin(methods))
-        column = frame.get(name, pd.Series(math.nan, frame.index))
-        values = pd.to_numeric(column, errors="coerce")
+        values = pd.to_numeric(frame[name], errors="coerce")
         expected, right = "a number", np.isfinite(values)
         if name in SIZE_COLUMNS:
             expected, right = "a whole number of at least 1", right & (values >= 1) & (values % 1 == 0)
@@ -118,8 +110,9 @@ def read_rows(path: str | Path) -> list[Row]:
             expected, right = "a number above 0", right & (values > 0)
         elif name != "held_out_error":
             expected, right = "a number of at least 0", right & (values >= 0)
-        for row in np.flatnonzero(~right & (column.notna() | required)):
-            came = "empty" if pd.isna(column[row]) else f'"{one_line(str(column[row]), 40)}"'
+        for row in np.flatnonzero(~right & (frame[name].notna() | required)):
+            cell = frame[name][row]
+            came = "empty" if pd.isna(cell) else f'"{one_line(str(cell), 40)}"'
             raise UsageError(f"{path}, line {row + 2}: {name} is {came}; expected {expected}")
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
@@ -131,41 +124,26 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 # ---- what a row says ----
 
 
-def number_of(value: Any) -> float | None:
-    return None if value is None or value == "" or not math.isfinite(float(value)) else float(value)
-
-
-def total_of(row: dict[str, Any]) -> float:
+def total_of(row: Row) -> float:
     """Seconds of the fit and the scores."""
-    return (number_of(row.get("fit_seconds")) or 0.0) + (number_of(row.get("score_seconds")) or 0.0)
+    return (row["fit_seconds"] or 0.0) + (row["score_seconds"] or 0.0)
 
 
-def has_peak(row: dict[str, Any]) -> bool:
-    """Whether a row's memory was measured."""
-    return number_of(row.get("peak_memory_bytes")) is not None
+def fit_sizes_of(row: Row) -> list[int]:
+    """Fitting sets that were measured in the point of a row."""
+    return [int(size) for size in (row["fit_sizes"] or "").split(", ") if size]
 
 
-def fit_sizes_of(row: dict[str, Any]) -> list[int]:
-    """Fitting sets that were measured in the point of a row; a column of single ones is read back as numbers."""
-    return [int(float(size)) for size in str(row.get("fit_sizes") or "").split(", ") if size]
-
-
-def scores_were_measured(row: dict[str, Any]) -> bool:
+def scores_were_measured(row: Row) -> bool:
     """At the row's own number of queries, at whatever depth."""
-    return not str(row.get("projected_from") or "").endswith(QUERIES_END)
+    return not (row["projected_from"] or "").endswith(QUERIES_END)
 
 
-def is_projected(row: dict[str, Any]) -> bool:
-    return str(row.get("projected")) == "True"
-
-
-def setting_of(row: dict[str, Any]) -> Setting:
+def setting_of(row: Row) -> Setting:
     """What was asked of the run that a row is about."""
     return Setting(
-        train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]),
-        draws=int(number_of(row.get("draws")) or 0),
-        fit_examples=int(number_of(row.get("fit_examples")) or row["train"]),
-        minibatch=int(number_of(row.get("minibatch")) or 32),
+        train=int(row["train"]), queries=int(row["queries"]), tokens=int(row["tokens"]), draws=int(row["draws"] or 0),
+        fit_examples=int(row["fit_examples"] or row["train"]), minibatch=int(row["minibatch"] or 32),
     )  # fmt: skip
 
 
@@ -173,26 +151,23 @@ def method_label(method: str) -> str:
     return METHOD_LABELS.get(method, method.rpartition(":")[2])
 
 
-# ---- the shape of a row's model ----
-
-
-def shape_of(row: dict[str, Any]) -> Configuration:
+def shape_of(row: Row) -> Configuration:
     """The suite's, or a folder's by the row's own columns."""
-    return _shape(str(row["model"]), tuple(row.get(name) for name in SHAPE_COLUMNS))
+    return _shape(str(row["model"]), tuple(row[name] for name in SHAPE_COLUMNS))
 
 
 @lru_cache(maxsize=1024)  # laws and crossings ask for each row's thousands of times
 def _shape(model: str, shape: tuple[Any, ...]) -> Configuration:
     if model in SUITE:
         return SUITE[model]
-    if not all(map(number_of, shape)):
+    if not all(shape):
         missing = ", ".join(SHAPE_COLUMNS)
         raise UsageError(f'"{model}" is no model of the suite, and its row does not say its {missing}')
     columns: dict[str, Any] = dict(zip(SHAPE_COLUMNS, map(int, shape)))
     return Configuration(name=model, **columns)
 
 
-def is_of(row: dict[str, Any], configuration: Configuration) -> bool:
+def is_of(row: Row, configuration: Configuration) -> bool:
     """Whatever it is called: a folder with a suite model's shape costs what that costs."""
     own = shape_of(row)
     return all(getattr(own, name) == getattr(configuration, name) for name in SHAPE_COLUMNS)
@@ -203,19 +178,46 @@ def is_of(row: dict[str, Any], configuration: Configuration) -> bool:
 
 def make_rows(spec: Spec, result: dict[str, Any], peak_flops: float | None) -> list[Row]:
     """Every column but run_id; a point without usable sizes is a row with its reason in `error`."""
-    row = _identity(spec, result, peak_flops)
+    shape, whole = Configuration(**spec["configuration"]), spec["configuration"]["layers"]
+    number_bytes = 4 if spec["dtype"] == "float32" else 2
+    row = dict.fromkeys(COLUMNS) | {
+        "model": shape.name,
+        "parameters": shape.num_parameters,
+        "method": spec["method"],
+        "device": result.get("device") or spec["device_name"],
+        "projected": False,
+        "load_seconds": result.get("load_seconds"),
+        **{name: spec[name] for name in ("train", "queries", "tokens", "dtype")},
+        "weights": spec["weights_name"],
+        "text": spec["text_name"],
+        "token_parameters": shape.num_token_parameters,
+        **{name: getattr(shape, name) for name in SHAPE_COLUMNS},
+        "weight_bytes": shape.num_parameters * number_bytes,
+        "peak_flops": peak_flops,
+        "fit_examples": spec["fit_examples"] if spec["fitted"] else None,
+    }
     ended = result.get("error") or ": ".join(filter(None, ["no time left", result.get("stopped")]))
     sizes = result.get("rungs", [])
+    if spec["axis"] == "draws":
+        row |= {"draws": spec["draws"], "minibatch": spec["options"].get("minibatch")}
     if spec["axis"] != "layers":
         return [row | ({"error": ended} if result.get("error") or not sizes else _one_row(row, spec, sizes, ended))]
+
+    needs = result.get("needs", {})
+    row |= {
+        "eigen_cost": shape.eigen_cost,
+        "factor_bytes": shape.factor_bytes(number_bytes),
+        "needed_memory_bytes": needs.get("memory_bytes"),
+        "needed_disk_bytes": needs.get("disk_bytes"),
+        "storage": result.get("storage"),
+    }
     depths = [size["size"]["layers"] for size in sizes]
     error = None if sizes else ended
-    if sizes and depths[-1] < spec["configuration"]["layers"]:
-        if len(sizes) < 2:
-            known = f"{depths[0]} of {spec['configuration']['layers']} layers were measured"
-            error = result.get("error") or f"{known}, and a projection needs two depths"
-        elif fit_line(depths, [total_of(size) for size in sizes]).slope <= 0:
-            error = _too_busy(depths, "layers", sizes)
+    if sizes and depths[-1] < whole and len(sizes) < 2:
+        known = f"{depths[0]} of {whole} layers were measured"
+        error = result.get("error") or f"{known}, and a projection needs two depths"
+    elif sizes and depths[-1] < whole:
+        error = _too_busy(depths, "layers", sizes)
     if error:
         return [row | {"fit_examples": fit, "queries": count, "error": error} for fit, count in asked_rows(spec)]
     projection = EkfacProjection(sizes, spec, peak_flops)
@@ -228,45 +230,18 @@ def asked_rows(spec: Spec) -> list[tuple[int, int]]:
     return [(count, counts[0]) for count in fit_sets] + [(fit_sets[0], count) for count in counts[1:]]
 
 
-def _identity(spec: Spec, result: dict[str, Any], peak_flops: float | None) -> Row:
-    """What a row says of its point, whatever came of it."""
-    configuration = Configuration(**spec["configuration"])
-    number_bytes = 4 if spec["dtype"] == "float32" else 2
-    row = dict.fromkeys(COLUMNS) | {
-        "model": configuration.name,
-        "parameters": configuration.num_parameters,
-        "method": spec["method"],
-        "device": result.get("device") or spec["device_name"],
-        "projected": False,
-        "load_seconds": result.get("load_seconds"),
-        **{name: spec[name] for name in ("train", "queries", "tokens", "dtype")},
-        "weights": spec["weights_name"],
-        "text": spec["text_name"],
-        "token_parameters": configuration.num_token_parameters,
-        **{name: getattr(configuration, name) for name in SHAPE_COLUMNS},
-        "weight_bytes": configuration.num_parameters * number_bytes,
-        "peak_flops": peak_flops,
-    }
-    if spec["axis"] == "draws":
-        row |= {"draws": spec["draws"], "minibatch": spec["options"].get("minibatch")}
-    if spec["fitted"]:
-        row["fit_examples"] = spec["fit_examples"]
-    if spec["axis"] == "layers":
-        needs = result.get("needs", {})
-        row |= {
-            "eigen_cost": configuration.eigen_cost,
-            "factor_bytes": configuration.factor_bytes(number_bytes),
-            "needed_memory_bytes": needs.get("memory_bytes"),
-            "needed_disk_bytes": needs.get("disk_bytes"),
-            "storage": result.get("storage"),
-        }
-    return row
-
-
-def _too_busy(known: Sequence[int], axis: str, sizes: list[Row]) -> str:
+def _too_busy(known: Sequence[int], axis: str, sizes: list[Row]) -> str | None:
+    """Why there is no projection, where larger sizes did not take longer."""
+    if fit_line(known, [total_of(size) for size in sizes]).slope > 0:
+        return None
     took = ", ".join(f"{total_of(size):.3g} s" for size in sizes)
     counts = ", ".join(map(str, known))
     return f"no projection: {counts} {axis} took {took}; the machine is too busy to tell them apart, run again"
+
+
+def _most(sizes: list[Row]) -> Row:
+    """More sequences and draws pass through the same memory."""
+    return {name: max(size[name] for size in sizes) for name in MEMORY if sizes[-1].get(name) is not None}
 
 
 # ---- a method that is measured at several numbers of draws or of training sequences ----
@@ -275,66 +250,55 @@ def _too_busy(known: Sequence[int], axis: str, sizes: list[Row]) -> str:
 def _one_row(row: Row, spec: Spec, sizes: list[Row], ended: str) -> Row:
     axis, target, last = spec["axis"], spec[spec["axis"]], sizes[-1]
     counts = [size["size"][axis] for size in sizes]
+    from_sizes = f"{', '.join(map(str, counts))} of {target}"
     if counts[-1] >= target:
         found: Row = {name: last[name] for name in ("fit_seconds", "score_seconds", *MEMORY)}
     elif all(size.get("tick_seconds") for size in sizes):
-        found = _project_draws(sizes, counts, target)
+        # Setup once and the median time between draws so many times; the interval is what sizes differ by, doubled.
+        seconds = [_at_draws(size, target) for size in sizes]
+        spread = max(abs(value / seconds[-1] - 1) for value in seconds)
+        error = max(LEAST_DRAW_ERROR, 2 * spread)
+        found = {
+            "projected": True,
+            "fit_seconds": 0.0,
+            "score_seconds": seconds[-1],
+            "seconds_low": seconds[-1] * max(0.0, 1 - error),
+            "seconds_high": seconds[-1] * (1 + error),
+            "projected_from": f"the median draw of {from_sizes} draws",
+            "max_residual": spread,
+            **_most(sizes),
+        }
     elif len(sizes) < 2:
         return {"error": f"{ended}; a projection needs two sizes"}
-    elif fit_line(counts, [total_of(size) for size in sizes]).slope <= 0:
-        return {"error": _too_busy(counts, axis, sizes)}
-    else:
-        found = _project(sizes, counts, target, axis)
-    return found | {"token_bytes": last.get("token_bytes")} | (_draw_columns(row, sizes) if axis == "draws" else {})
+    elif busy := _too_busy(counts, axis, sizes):
+        return {"error": busy}
+    else:  # along the line of the seconds; what is written of each sequence adds up
+        total = fit_line(counts, [total_of(size) for size in sizes])
+        low, high = total.interval(target)
+        fit, disk = (
+            max(0.0, fit_line(counts, [size[name] for size in sizes]).at(target))
+            for name in ("fit_seconds", "disk_bytes")
+        )
+        fit = min(fit, total.at(target)) if last["fit_seconds"] > 1e-3 else 0.0
+        bent = "" if total.linear else f"; not linear, {100 * total.residual:.0f} % off"
+        found = {
+            "projected": True,
+            "fit_seconds": fit,
+            "score_seconds": total.at(target) - fit,
+            "seconds_low": low,
+            "seconds_high": high,
+            "projected_from": f"{from_sizes} {axis}{bent}",
+            "max_residual": total.residual,
+            **_most(sizes),
+            "disk_bytes": round(disk),
+        }
+    found["token_bytes"] = last.get("token_bytes")
+    return found | (_draw_columns(row, sizes) if axis == "draws" else {})
 
 
 def _at_draws(size: Row, draws: int) -> float:
     """What a run of so many draws would take, by this size's own setup and median draw."""
     return max(0.0, total_of(size) - size["tick_seconds"] * size["size"]["draws"]) + size["tick_seconds"] * draws
-
-
-def _most(sizes: list[Row]) -> Row:
-    """More sequences and draws pass through the same memory."""
-    return {name: max(size[name] for size in sizes) for name in MEMORY if sizes[-1].get(name) is not None}
-
-
-def _project_draws(sizes: list[Row], counts: list[int], target: int) -> Row:
-    """Setup once and the median time between draws so many times; the interval is what the sizes differ by, doubled."""
-    seconds = [_at_draws(size, target) for size in sizes]
-    spread = max(abs(value / seconds[-1] - 1) for value in seconds)
-    error = max(LEAST_DRAW_ERROR, 2 * spread)
-    return {
-        "projected": True,
-        "fit_seconds": 0.0,
-        "score_seconds": seconds[-1],
-        "seconds_low": seconds[-1] * max(0.0, 1 - error),
-        "seconds_high": seconds[-1] * (1 + error),
-        "projected_from": f"the median draw of {', '.join(map(str, counts))} of {target} draws",
-        "max_residual": spread,
-        **_most(sizes),
-    }
-
-
-def _project(sizes: list[Row], counts: list[int], target: int, axis: str) -> Row:
-    """Along the line of the seconds; what is written of each sequence adds up."""
-    total = fit_line(counts, [total_of(size) for size in sizes])
-    low, high = total.interval(target)
-    fit_seconds, disk = (
-        max(0.0, fit_line(counts, [size[name] for size in sizes]).at(target)) for name in ("fit_seconds", "disk_bytes")
-    )
-    fit = min(fit_seconds, total.at(target)) if sizes[-1]["fit_seconds"] > 1e-3 else 0.0
-    bent = "" if total.linear else f"; not linear, {100 * total.residual:.0f} % off"
-    return {
-        "projected": True,
-        "seconds_low": low,
-        "seconds_high": high,
-        "projected_from": f"{', '.join(map(str, counts))} of {target} {axis}{bent}",
-        "max_residual": total.residual,
-        "fit_seconds": fit,
-        "score_seconds": total.at(target) - fit,
-        **_most(sizes),
-        "disk_bytes": round(disk),
-    }
 
 
 def _draw_columns(row: Row, sizes: list[Row]) -> Row:
@@ -343,11 +307,8 @@ def _draw_columns(row: Row, sizes: list[Row]) -> Row:
     last = sizes[-1]
     draws = last["size"]["draws"]
     each = last.get("tick_seconds") or last["score_seconds"] / draws
-    found: Row = {
-        "timed_draws": draws,
-        "seconds_per_draw": each,
-        "setup_seconds": max(0.0, total_of(last) - each * draws),
-    }
+    setup = max(0.0, total_of(last) - each * draws)
+    found: Row = {"timed_draws": draws, "seconds_per_draw": each, "setup_seconds": setup}
     if row["peak_flops"] and row["minibatch"]:
         flops = draw_flops(row["token_parameters"], row["train"], row["queries"], row["minibatch"], row["tokens"])
         found["floor_seconds_per_draw"] = flops / row["peak_flops"]
@@ -364,46 +325,38 @@ def _draw_columns(row: Row, sizes: list[Row]) -> Row:
 class EkfacProjection:
     """The parts of a whole run at full depth, as lines and numbers that any row is made of."""
 
-    def __init__(self, sizes: list[Row], spec: Spec, peak_flops: float | None = None):
+    def __init__(self, sizes: list[Row], spec: Spec, peak_flops: float | None):
         self.sizes, self.spec, self.last = sizes, spec, sizes[-1]
         self.shape = Configuration(**spec["configuration"])
-        self.whole = self.shape.layers
-        # No sequence goes through faster than its arithmetic at the device's peak, whatever two noisy sets say.
-        flops = {"covariance": covariance_flops, "lambda": least_lambda_flops}
-        tokens = spec["tokens"]
-        self.least = {
-            kind: count(self.shape, tokens) / peak_flops if peak_flops else 0.0 for kind, count in flops.items()
-        }
         self.depths = [size["size"]["layers"] for size in sizes]
-        self.deep = self.depths[-1] >= self.whole
+        self.whole, self.deep = self.shape.layers, self.depths[-1] >= self.shape.layers
         self.fits = {fit["fit_examples"]: fit for fit in self.last["fits"]}
         self.train: int = self.last["size"]["train"]
-        self.scores = {(int(n), int(q)): float(seconds) for n, q, seconds in self.last["score_points"]}
-        self.planes = {} if self.deep else {kind: self._plane(kind) for kind in PASSES}
-        # Pass -> what is fixed, what a sequence takes at full depth, and the line they come from.
+        # No sequence goes through faster than its arithmetic at the device's peak, whatever two noisy sets say.
+        flops = {"covariance": covariance_flops, "lambda": least_lambda_flops}
+        self.least = {
+            kind: work(self.shape, spec["tokens"]) / peak_flops if peak_flops else 0.0 for kind, work in flops.items()
+        }
+        # Pass -> what is fixed, what a sequence takes at full depth, and the line or plane they come from.
         self.passes = {kind: self._pass(kind) for kind in PASSES}
+        self.scores = {(int(n), int(q)): float(seconds) for n, q, seconds in self.last["score_points"]}
         # How much longer scores take at full depth than at the last that was measured.
         self.score_line = None if self.deep else fit_line(self.depths, [size["score_seconds"] for size in sizes])
         self.score_deeper = 1.0
         if self.score_line:
             self.score_deeper = max(1.0, self.score_line.at(self.whole) / max(self.last["score_seconds"], 1e-9))
-        known = bilinear([(n, q, seconds) for (n, q), seconds in self.scores.items()]) if len(self.scores) > 3 else ()
+        known = bilinear(self.last["score_points"]) if len(self.scores) > 3 else ()
         self.score_parts = tuple(self.score_deeper * value for value in known)
 
-    def _plane(self, kind: str) -> Any:
-        known = {
-            (size["size"]["layers"], fit["fit_examples"]): fit[kind] for size in self.sizes for fit in size["fits"]
-        }
-        points = [(blocks, count, seconds) for (blocks, count), seconds in known.items()]
-        return fit_blocks(points, self.least[kind] / self.whole, PASS_JITTER)
-
-    def _pass(self, kind: str) -> tuple[float, float, Line | None]:
-        """One fitting set has no fixed part."""
+    def _pass(self, kind: str) -> tuple[float, float, Any]:
         if not self.deep:
-            plane = self.planes[kind]
-            return plane.base + self.whole * plane.fixed, self.whole * plane.each, None
+            points = [
+                (size["size"]["layers"], fit["fit_examples"], fit[kind]) for size in self.sizes for fit in size["fits"]
+            ]
+            plane = fit_blocks(points, self.least[kind] / self.whole, PASS_JITTER)
+            return plane.base + self.whole * plane.fixed, self.whole * plane.each, plane
         counts, seconds = list(self.fits), [fit[kind] for fit in self.fits.values()]
-        if len(counts) < 2:
+        if len(counts) < 2:  # one fitting set has no fixed part
             return 0.0, seconds[0] / counts[0], None
         line = fit_line(counts, seconds, self.least[kind], PASS_JITTER)
         return line.intercept, line.slope, line
@@ -414,37 +367,12 @@ class EkfacProjection:
         value = fixed + each * count
         if not self.deep:
             unsplit = ONE_SIZE_ERROR * value if len(self.fits) < 2 else 0.0
-            return value, math.hypot(self.planes[kind].deviation(self.whole, count), unsplit)
+            return value, math.hypot(line.deviation(self.whole, count), unsplit)
         if count in self.fits:
             return self.fits[count][kind], self.fits[count][kind] * LEAST_NOISE
         if line is None:
             return value, value * ONE_SIZE_ERROR
         return value, (line.interval(count)[1] - line.at(count)) / 1.96
-
-    def _eigen_seconds(self, count: int) -> float:
-        """Of the fitting set itself where it has its own, else of the first."""
-        if not self.deep:
-            # Every block has the same matrices: in proportion to the blocks, nothing else.
-            return sum(size["phases"]["eigen"] for size in self.sizes) / sum(self.depths) * self.whole
-        return self.fits.get(count, {}).get("eigen") or self.last["phases"]["eigen"]
-
-    def _held_out_fit(self, count: int) -> Row:
-        """The fit of a fitting set, without its eigendecomposition, as the smaller ones would have projected it."""
-        counts = [size for size in self.fits if size < count]
-        if len(counts) < 2 or count not in self.fits:
-            return {}
-        predicted = 0.0
-        for kind in PASSES:
-            least = self.least[kind] * self.depths[-1] / self.whole  # of the blocks that were run
-            predicted += fit_line(counts, [self.fits[size][kind] for size in counts], least, PASS_JITTER).at(count)
-        return {
-            "held_out": f"{count} fitting sequences from {', '.join(map(str, counts))}",
-            "held_out_error": predicted / sum(self.fits[count][kind] for kind in PASSES) - 1,
-        }
-
-    def _score_at(self, train: int, queries: int) -> float:
-        base, per_train, per_query, per_pair = self.score_parts
-        return base + per_train * train + per_query * queries + per_pair * train * queries
 
     def _score(self, queries: int) -> tuple[float, float] | None:
         """Seconds and their deviation at the point's training sequences; None where it cannot be said."""
@@ -453,24 +381,9 @@ class EkfacProjection:
             return seconds, seconds * (LEAST_NOISE if self.deep else USUAL_NOISE)
         if not self.score_parts:
             return None
-        value = self._score_at(self.train, queries)
+        value = bilinear_at(self.score_parts, self.train, queries)
         beyond = max(0.0, math.log2(queries / max(q for _, q in self.scores)))
         return value, SCORE_ERROR * (1 + beyond) * value
-
-    def _residual(self, measured_fit: bool, measured_score: bool) -> float:
-        """How far the lines miss what they rest on, at most: in depth, or at full depth in the fitting sequences; and
-        in sequences and queries where those are projected."""
-        found = 0.0
-        if self.score_line:
-            found = max(self.score_line.residual, *(plane.residual for plane in self.planes.values()))
-        elif not measured_fit and len(self.fits) > 1:
-            for count, fit in self.fits.items():
-                on_lines = sum(line.at(count) for _, _, line in self.passes.values() if line is not None)
-                found = max(found, abs(on_lines / (fit["covariance"] + fit["lambda"]) - 1))
-        if not measured_score:
-            for (n, q), seconds in self.scores.items():
-                found = max(found, abs(self._score_at(n, q) / self.score_deeper / seconds - 1))
-        return found
 
     def _memory(self) -> Row:
         """More blocks take more memory and disk; more sequences pass through the same.
@@ -500,20 +413,19 @@ class EkfacProjection:
         score = self._score(queries)
         if score is None:
             return asked | {"error": f"{ended}: scores of {queries} queries were not measured"}
-        covariance, lambdas = (self._pass_seconds(kind, count) for kind in PASSES)
-        eigen = self._eigen_seconds(count)
-        fit_seconds = covariance[0] + eigen + lambdas[0]
-        measured = count in self.fits, (self.train, queries) in self.scores
-        first = next(iter(self.fits))
-        shared = [] if self.fits.get(count, {}).get("eigen") is not None else ["eigendecomposition"]
-        shared += ["scores"] if count != first else []
+        (covariance, covariance_error), (lambdas, lambda_error) = (self._pass_seconds(kind, count) for kind in PASSES)
+        own_eigen, first = self.fits.get(count, {}).get("eigen"), next(iter(self.fits))
+        eigen = own_eigen or self.last["phases"]["eigen"]
+        if not self.deep:  # every block has the same matrices: in proportion to the blocks, nothing else
+            eigen = sum(size["phases"]["eigen"] for size in self.sizes) / sum(self.depths) * self.whole
+        shared = ([] if own_eigen is not None else ["eigendecomposition"]) + (["scores"] if count != first else [])
         found = asked | {
-            "projected": not (self.deep and all(measured)),
-            "fit_seconds": fit_seconds,
+            "projected": not (self.deep and count in self.fits and (self.train, queries) in self.scores),
+            "fit_seconds": covariance + eigen + lambdas,
             "score_seconds": score[0],
-            "covariance_seconds": covariance[0],
+            "covariance_seconds": covariance,
             "eigen_seconds": eigen,
-            "lambda_seconds": lambdas[0],
+            "lambda_seconds": lambdas,
             "depth": self.depths[-1],
             "fit_sizes": ", ".join(map(str, self.fits)),
             **{f"{kind}_base": self.passes[kind][0] for kind in PASSES},
@@ -523,33 +435,48 @@ class EkfacProjection:
             # Which parts were measured with another row's fitting set.
             "shared_parts": f"{' and '.join(shared)} of {first} fitting sequences" if shared else None,
             **self._memory(),
-            **self._held_out_fit(count),
         }
+        smaller = [size for size in self.fits if size < count]
+        if count in self.fits and len(smaller) > 1:
+            # The fit, without its eigendecomposition, as the smaller fitting sets would have projected it.
+            predicted = 0.0
+            for kind in PASSES:
+                least = self.least[kind] * self.depths[-1] / self.whole  # of the blocks that were run
+                known = [self.fits[size][kind] for size in smaller]
+                predicted += fit_line(smaller, known, least, PASS_JITTER).at(count)
+            found["held_out"] = f"{count} fitting sequences from {', '.join(map(str, smaller))}"
+            found["held_out_error"] = predicted / sum(self.fits[count][kind] for kind in PASSES) - 1
         if found["projected"]:
-            residual = self._residual(*measured)
             # What disturbs one pass over the fitting sequences disturbs the other: their errors add up.
             eigen_error = 0.0 if self.deep else USUAL_NOISE * eigen
-            spread = 1.96 * math.hypot(covariance[1] + lambdas[1], eigen_error, score[1])
-            total = fit_seconds + score[0]
-            found |= {
-                "seconds_low": max(0.0, total - spread),
-                "seconds_high": total + spread,
-                "max_residual": residual,
-                "projected_from": self._origin(count, queries, *measured, residual),
-            }
+            spread = 1.96 * math.hypot(covariance_error + lambda_error, eigen_error, score[1])
+            total = total_of(found)
+            found |= {"seconds_low": max(0.0, total - spread), "seconds_high": total + spread}
+            found |= self._origin(count, queries)
         return found
 
-    def _origin(self, count: int, queries: int, fit: bool, score: bool, residual: float) -> str:
+    def _origin(self, count: int, queries: int) -> Row:
+        """What a projected row rests on, and how far the lines miss that at most: in depth, or at full depth in the
+        fitting sequences; and in sequences and queries where those are projected."""
+        residual, texts = 0.0, []
+        if self.score_line:
+            residual = max(self.score_line.residual, *(plane.residual for _, _, plane in self.passes.values()))
+        elif count not in self.fits and len(self.fits) > 1:
+            for size, fit in self.fits.items():
+                on_lines = sum(line.at(size) for _, _, line in self.passes.values())
+                residual = max(residual, abs(on_lines / (fit["covariance"] + fit["lambda"]) - 1))
+        if (self.train, queries) not in self.scores:
+            for (n, q), seconds in self.scores.items():
+                residual = max(residual, abs(bilinear_at(self.score_parts, n, q) / self.score_deeper / seconds - 1))
         bent = f"not linear, {100 * residual:.0f} % off" if residual > LINEAR_WITHIN else ""
-        texts = []
         if not self.deep:
             texts.append("; ".join(filter(None, [f"{', '.join(map(str, self.depths))} of {self.whole} layers", bent])))
-        if not fit:
+        if count not in self.fits:
             text = f"{', '.join(map(str, self.fits))} of {count} fitting sequences"
             texts.append(f"{text}, {bent}" if bent and self.deep else text)
-        if not score:
+        if (self.train, queries) not in self.scores:
             texts.append(f"{', '.join(map(str, sorted({q for _, q in self.scores})))} of {queries} {QUERIES_END}")
-        return "; ".join(texts)
+        return {"max_residual": residual, "projected_from": "; ".join(texts)}
 
 
 # ---- one table from several sweeps of one machine ----
@@ -559,7 +486,7 @@ class EkfacProjection:
 # before the slower, and any before one without numbers; a whole run keeps how far fewer blocks were off, and what the
 # same run took another time.
 
-SAME_FIELDS = ("train", "tokens", "chains", "device_name", "dtype", "text_digest", "query_digest")
+SAME_FIELDS = ("train", "tokens", "chains", "device_name", "dtype")
 ROW_KEY = ("model", "method", "device", "train", "queries", "tokens", "draws", "fit_examples")
 
 
@@ -582,9 +509,8 @@ def read_records(paths: Sequence[str]) -> list[dict[str, Any]]:
         for name, value in seen.items():
             where, other = first.setdefault(name, (path, value))
             if value != other:
-                raise UsageError(
-                    f"{path} differs from {where} in {name}: {value} against {other}; merge like with like"
-                )
+                differs = f"{path} differs from {where} in {name}: {value} against {other}"
+                raise UsageError(f"{differs}; merge like with like")
         records.append(record)
     return records
 
@@ -614,7 +540,7 @@ def _best_of(rows: Sequence[Row]) -> Row:
         disturbs a run only adds to it; of projections the one from larger fitting sets and more of them."""
         sizes = fit_sizes_of(row)
         seconds = 0.0 if row["error"] or row["projected"] else total_of(row)
-        first = (bool(row["error"]), bool(row["projected"]), -(row["depth"] or 0), -(row["timed_draws"] or 0))
+        first = (bool(row["error"]), row["projected"], -(row["depth"] or 0), -(row["timed_draws"] or 0))
         return *first, seconds, -max(sizes, default=0), -len(sizes), row["run_id"]
 
     runs = sorted(rows, key=rank)
@@ -633,18 +559,22 @@ def _best_of(rows: Sequence[Row]) -> Row:
 
 def _held_out_depth(whole: Row, part: Row) -> Row:
     """A whole run as fewer blocks of the same model would have projected it, where both were run as they stand."""
-    depths = [one["depth"] or 0 for one in (whole, part)]
-    if whole["error"] or whole["projected"] or not _was_run(part) or not depths[0] > depths[1] > 0:
+    if (
+        whole["error"]
+        or whole["projected"]
+        or not _was_run(part)
+        or not (whole["depth"] or 0) > (part["depth"] or 0) > 0
+    ):
         return {}
-    names = {"covariance": "covariance_seconds", "eigen": "eigen_seconds", "lambda": "lambda_seconds",
-             "scores": "score_seconds"}  # fmt: skip
+    names = {"covariance": "covariance_seconds", "eigen": "eigen_seconds", "lambda": "lambda_seconds"}
+    names["scores"] = "score_seconds"
     parts = ", ".join(f"{words} {100 * (part[name] / whole[name] - 1):+.0f} %" for words, name in names.items())
-    text = f"{depths[0]} layers from {str(part['projected_from']).partition(' of ')[0]} ({parts})"
+    text = f"{whole['depth']} layers from {part['projected_from'].partition(' of ')[0]} ({parts})"
     return {"held_out": text, "held_out_error": total_of(part) / total_of(whole) - 1}
 
 
 def _was_run(row: Row) -> bool:
     """Whether this very setting was run, if only in fewer blocks, rather than reached by a line through others."""
-    origin = str(row["projected_from"])
+    origin = row["projected_from"] or ""
     in_fewer_blocks = origin.partition(";")[0].endswith(" layers") and not ("fitting" in origin or "queries" in origin)
     return not row["error"] and (not row["projected"] or in_fewer_blocks)
