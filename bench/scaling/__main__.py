@@ -30,22 +30,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench import records
 from bench.arguments import Parser, at_least, check_device, check_out, run_cli
-from bench.records import (
-    code_commit,
-    code_fingerprint,
-    command_line,
-    keep_earlier,
-    provenance,
-    run_id_of,
-    try_write,
-    without_nan,
-)
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, by_device, held_out
-from bench.scaling.methods import COMPARED, axis_of, build_method, is_fitted, method_options
+from bench.scaling.methods import COMPARED, axis_of, build_method, method_options
 from bench.scaling.point import MOST_FITTED
 from bench.scaling.report import LIBRARY_FITTED, estimate_text, progress_line, show_held_out, show_rows
-from bench.scaling.rows import RATES, Row, Spec, make_rows, merge_rows, read_records, read_rows, write_csv
+from bench.scaling.rows import RATES, Spec, make_rows, merge_rows, read_records, read_rows, write_csv
 from bench.scaling.suite import SUITE, Configuration, Setting, named_configuration
 from retrain.errors import UsageError
 from retrain.jobs import terminable
@@ -129,35 +120,30 @@ def specifications(request: argparse.Namespace) -> list[Spec]:
 def _specifications_of(
     request: argparse.Namespace, shape: Configuration, method: str, shared: dict[str, Any]
 ) -> list[Spec]:
-    chains, cuda = min(CHAINS, request.draws), shared["device"].startswith("cuda")
-    options = method_options(method, shape, chains=chains, cuda=cuda)
+    chains = min(CHAINS, request.draws)
+    options = method_options(method, shape, chains=chains, cuda=shared["device"].startswith("cuda"))
     built = build_method(method, options)
-    axis, fitted = axis_of(method, built), is_fitted(method, built)
+    axis = axis_of(method, built)
+    # Whether it takes its curvature from a number of fitting sequences that can be chosen.
+    own_fit = hasattr(built, "fit_examples") and getattr(built, "localiser", "") != "isotropic"
+    fitted = method == "ekfac" or own_fit
     chains = getattr(built, "chains", 0) if axis == "draws" else 0
     common = {
-        **shared,
-        "configuration": asdict(shape),
-        "method": method,
-        "options": options,
-        "axis": axis,
-        "fitted": fitted,
-        "chains": chains,
-        "draws": -(-request.draws // chains) * chains if chains else 0,
+        **shared, "configuration": asdict(shape), "method": method, "options": options, "axis": axis, "fitted": fitted,
+        "chains": chains, "draws": -(-request.draws // chains) * chains if chains else 0,
         "timed_draws": min(TIMED_DRAWS, request.draws) if chains else 0,
         "cost_code": source_fingerprint(type(built).__module__, "bench.measure", "bench.scaling.methods"),
-    }
-    fit_sets = sorted(set(request.fit_examples)) if fitted else [0]
-    counts = sorted(set(request.queries))
+    }  # fmt: skip
+    fit_sets, counts = sorted(set(request.fit_examples)) if fitted else [0], sorted(set(request.queries))
     if method == "ekfac":
-        lists = {"fit_sets": fit_sets, "query_counts": counts}
-        return [{**common, **lists, "fit_examples": fit_sets[0], "queries": counts[0]}]
-    if fit_sets[0] > MOST_FITTED:
+        together = [(fit_sets, counts)]
+    elif fit_sets[0] > MOST_FITTED:
         raise UsageError(f"{method} is measured with at most {MOST_FITTED:,} --fit-examples; --estimate projects more")
+    else:  # larger fitting sets are the estimate's to project
+        together = [([fit], [count]) for fit in fit_sets if fit <= MOST_FITTED for count in counts]
     return [
-        {**common, "fit_sets": [fit], "query_counts": [count], "fit_examples": fit, "queries": count}
-        for fit in fit_sets
-        if fit <= MOST_FITTED  # larger ones are the estimate's to project
-        for count in counts
+        {**common, "fit_sets": fits, "query_counts": counts, "fit_examples": fits[0], "queries": counts[0]}
+        for fits, counts in together
     ]
 
 
@@ -182,7 +168,7 @@ def budget_of(spec: Spec) -> float:
 def measure_point(spec: Spec, limit: float) -> dict[str, Any]:
     """The point's result, from a process of its own; after `limit` seconds what it had measured until then."""
     result = Path(spec["result"])
-    path, errors = result.with_suffix(".spec"), result.with_suffix(".err")
+    path, errors, stopped = result.with_suffix(".spec"), result.with_suffix(".err"), ""
     path.write_text(json.dumps(spec))
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with errors.open("w") as file:
@@ -191,7 +177,6 @@ def measure_point(spec: Spec, limit: float) -> dict[str, Any]:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True,
             env={**os.environ, "PYTHONPATH": search, "PYTHONSAFEPATH": "1"},
         )  # fmt: skip
-    stopped = ""
     try:
         process.wait(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -223,26 +208,35 @@ def sweep_command(arguments: argparse.Namespace, command: str) -> int:
     entries = [store.read("scaling", config) for config in configs]
     known = [entry.record["result"] if entry else None for entry in entries]
     peak_flops = next((result["peak_flops"] for result in known if result and result.get("peak_flops")), None)
-    record: dict[str, Any] = {"run_id": run_id_of(*configs), "command": command, "rows": [], "points": []}
+    record: dict[str, Any] = {"run_id": records.run_id_of(*configs), "command": command, "rows": [], "points": []}
     unwritten = ""
     with terminable(), store.scratch() as folder:
         for index, (spec, config, result) in enumerate(zip(specs, configs, known, strict=True)):
+            place, method = f"[{index + 1}/{len(specs)}]", spec["method"]
             if result is None:
-                name = f"{spec['configuration']['name']} {spec['method']}"
-                print(f"[{index + 1}/{len(specs)}] {name}: measuring ...", file=sys.stderr, flush=True)
+                print(f"{place} {spec['configuration']['name']} {method}: measuring ...", file=sys.stderr, flush=True)
                 here = {"budget_seconds": budget_of(spec), "scratch": str(folder), "result": f"{folder}/{index}.json"}
                 asked = {**spec, **here, "measure_peak": peak_flops is None}
                 result = measure_point(asked, 3 * budget_of(spec) + 300)
                 peak_flops = peak_flops or result.get("peak_flops")
                 result["peak_flops"] = peak_flops
                 # Kept is a point that came to its end with every row it was asked for.
-                rows = make_rows(spec, result, None)
-                if not (result.get("error") or result.get("stopped") or any(row["error"] for row in rows)):
-                    store.write("scaling", config, {}, {"result": without_nan(result)})
-            add_point(record, spec, result, f"[{index + 1}/{len(specs)}]")
-            keep_earlier(out / "scaling.json", record["run_id"])
-            record |= provenance(spec["device_name"])
-            unwritten = try_write(partial(write_table, out, record), out)
+                failed = any(row["error"] for row in make_rows(spec, result, None))
+                if not (result.get("error") or result.get("stopped") or failed):
+                    store.write("scaling", config, {}, {"result": records.without_nan(result)})
+            rows = make_rows(spec, result, result.get("peak_flops"))
+            said = {None}
+            for row in rows:
+                row["run_id"] = record["run_id"]
+                if not row["error"] or row["error"] not in said:  # one reason only once
+                    print(f"{place} {progress_line(row)}", file=sys.stderr, flush=True)
+                said.add(row["error"])
+            record["rows"] += rows
+            point = {"model": rows[0]["model"], "method": method, "spec": spec, "cost_code": spec["cost_code"]}
+            record["points"].append({**point, "version": POINT_VERSION, **result})
+            records.keep_earlier(out / "scaling.json", record["run_id"])
+            record |= records.provenance(spec["device_name"])
+            unwritten = records.try_write(partial(write_table, out, record), out)
     print(show_rows(record["rows"]))
     kept = f"{sum(result is not None for result in known)} of {len(specs)} points from the cache"
     print(f"\nrun {record['run_id']} ({kept}); table: {out / 'scaling.csv'}")
@@ -251,37 +245,22 @@ def sweep_command(arguments: argparse.Namespace, command: str) -> int:
     return 1 if unwritten or all(row["error"] for row in record["rows"]) else 0
 
 
-def add_point(record: dict[str, Any], spec: Spec, result: dict[str, Any], place: str) -> None:
-    """Its rows, each of which is told, but one reason only once; and the point itself."""
-    rows = make_rows(spec, result, result.get("peak_flops"))
-    said: set[str] = set()
-    for row in rows:
-        row["run_id"] = record["run_id"]
-        if row["error"] not in said:
-            print(f"{place} {progress_line(row)}", file=sys.stderr, flush=True)
-        said |= {row["error"]} - {None}
-    record["rows"] += rows
-    known = {"model": rows[0]["model"], "method": spec["method"], "spec": spec, "cost_code": spec["cost_code"]}
-    record["points"].append({**known, "version": POINT_VERSION, **result})
-
-
 def with_defaults(arguments: argparse.Namespace) -> None:
     """What was not given, by device; says so where it is not the paper's setting."""
     check_device(arguments.device)
     cpu = choose_device(arguments.device).type == "cpu"
     arguments.methods = arguments.methods or list(COMPARED)
-    changed = []
-    for name, value in (CPU_SETTING if cpu else PAPER_SETTING).items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
-            if cpu and name in ("train", "tokens"):
-                changed.append(f"--{name} {value} (the paper: {PAPER_SETTING[name]})")
+    setting = CPU_SETTING if cpu else PAPER_SETTING
+    missing = {name: value for name, value in setting.items() if getattr(arguments, name) is None}
+    vars(arguments).update(missing)
+    changed = [f"--{name} {missing[name]} (the paper: {PAPER_SETTING[name]})" for name in ("train", "tokens")
+               if cpu and name in missing]  # fmt: skip
     if changed:
         print(f"on a CPU, a smaller setting: {', '.join(changed)}", file=sys.stderr)
 
 
 def write_table(out: Path, record: dict[str, Any]) -> None:
-    write_whole(out / "scaling.json", json.dumps(without_nan(record), indent=1) + "\n")
+    write_whole(out / "scaling.json", json.dumps(records.without_nan(record), indent=1) + "\n")
     write_csv(out / "scaling.csv", record["rows"])
 
 
@@ -289,17 +268,20 @@ def write_table(out: Path, record: dict[str, Any]) -> None:
 
 
 def merge_command(arguments: argparse.Namespace, command: str) -> int:
-    records = read_records(arguments.merge)
+    sweeps = read_records(arguments.merge)
     check_out(arguments.out)
     of_each = ("run_id", "commit", "code", "command", "finished", "seconds", "merged")
-    rows: list[Row] = merge_rows(records)
+    rows = merge_rows(sweeps)
     record = {
-        **{name: records[0].get(name) for name in ("run_id", "versions", "commit", "code", "cores", "finished")},
+        **{name: sweeps[0].get(name) for name in ("run_id", "versions", "commit", "code", "cores", "finished")},
         "command": command,
-        "rows_by": {"commit": code_commit(), "code": code_fingerprint()},  # the points are by the code of `merged`
-        "merged": [{name: one.get(name) for name in of_each} for one in records],
+        "rows_by": {
+            "commit": records.code_commit(),
+            "code": records.code_fingerprint(),
+        },  # the points are by the code of `merged`
+        "merged": [{name: one.get(name) for name in of_each} for one in sweeps],
         "rows": rows,
-        "points": [point for one in records for point in one["points"]],
+        "points": [point for one in sweeps for point in one["points"]],
     }
     write_table(Path(arguments.out), record)
     print(show_rows(rows))
@@ -323,16 +305,14 @@ def estimate_command(arguments: argparse.Namespace) -> int:
     if shape.positions < tokens:
         raise UsageError(f"--tokens {tokens}: {arguments.model[0]} takes at most {shape.positions}")
     fit_sets = sorted(set(arguments.fit_examples or (train, LIBRARY_FITTED, PAPER_FITTED)))
-    texts, plain = [], []
+    source, texts, plain = arguments.results or "the package's rates", [], []
     for device, estimator in rates_of(arguments).items():
         methods = arguments.methods or estimator.methods()
         if unknown := [name for name in methods if name not in estimator.methods()]:
             known = ", ".join(estimator.methods())
             raise UsageError(f'no measured row of "{unknown[0]}"; measured: {known}. Measure it, and give --results')
         for queries in arguments.queries:
-            setting = Setting(
-                train=train, queries=queries, tokens=tokens, draws=arguments.draws, fit_examples=fit_sets[0]
-            )
+            setting = Setting(train, queries, tokens, arguments.draws, fit_sets[0])
             found = [
                 estimator.estimate(method, shape, replace(setting, fit_examples=size))
                 for method in methods
@@ -340,9 +320,8 @@ def estimate_command(arguments: argparse.Namespace) -> int:
             ]
             plain += [{"device": device, **asdict(one), "queries": queries} for one in found]
             if not arguments.json:
-                source = arguments.results or "the package's rates"
                 texts.append(estimate_text(device, estimator, shape, setting, found, source))
-    print(json.dumps(without_nan(plain), indent=1) if arguments.json else "\n\n\n".join(texts))
+    print(json.dumps(records.without_nan(plain), indent=1) if arguments.json else "\n\n\n".join(texts))
     return 0
 
 
@@ -359,7 +338,7 @@ def check_command(arguments: argparse.Namespace) -> int:
         whose = f"{arguments.check} has no row of a device, method and shape that the rates are of"
         raise UsageError(whose if arguments.check else "too few models were measured; expected at least 4")
     if arguments.json:
-        print(json.dumps(without_nan(everything), indent=1))
+        print(json.dumps(records.without_nan(everything), indent=1))
     else:
         for device, found in checked.items():
             print(f"{device}, {arguments.check or 'each model'} from the others:\n{show_held_out(found)}")
@@ -370,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(argv)
-    command = command_line("bench.scaling", argv)
+    command = records.command_line("bench.scaling", argv)
     kept = f"finished points are in {arguments.cache}, and the same command goes on"
 
     def work() -> int:

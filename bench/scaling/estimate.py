@@ -17,28 +17,19 @@ from typing import Any
 
 import numpy as np
 
+from bench.scaling import suite
 from bench.scaling.lines import UNKNOWN_ERROR, bilinear_at, curve_through, fit_line, law_through
 from bench.scaling.rows import (
-    SCORE_PARTS,
     Row,
     fit_sizes_of,
     is_of,
+    score_parts,
     scores_were_measured,
     setting_of,
     shape_of,
     total_of,
 )
-from bench.scaling.suite import (
-    Configuration,
-    Setting,
-    chain_bytes,
-    covariance_flops,
-    draw_flops,
-    draw_work,
-    ekfac_needs,
-    lambda_flops,
-    least_lambda_flops,
-)
+from bench.scaling.suite import Configuration, Setting
 
 RIVALS = ("bif", "ekfac")
 BIF_LIKE = ("bif", "bif_tokens")
@@ -148,17 +139,12 @@ class Estimator:
         said, own = _said_deviations(rows, configuration, setting)
         deviation = max(math.hypot(max(together, LEAST_DEVIATION), said, length, FEW_MODELS_ERROR * away), own)
         return Estimate(
-            method=method,
-            seconds=seconds,
-            seconds_low=seconds * math.exp(-1.96 * deviation),
-            seconds_high=seconds * math.exp(1.96 * deviation),
-            peak_memory_bytes=_memory(rows, configuration, setting),
-            disk_bytes=_disk(rows, configuration, setting),
-            num_models=len({row["model"] for row in rows}),
-            beyond=not sizes[0] <= size <= sizes[-1],
+            method, seconds, seconds * math.exp(-1.96 * deviation), seconds * math.exp(1.96 * deviation),
+            peak_memory_bytes=_memory(rows, configuration, setting), disk_bytes=_disk(rows, configuration, setting),
+            num_models=len({row["model"] for row in rows}), beyond=not sizes[0] <= size <= sizes[-1],
             fit_examples=setting.fit_examples if self.fitted(method) else None,
             unmeasured=_unmeasured(rows, configuration, setting),
-        )
+        )  # fmt: skip
 
 
 # ---- which rows an estimate is from ----
@@ -231,7 +217,7 @@ def _bif_parts(all_rows: list[Row], rows: list[Row], configuration: Configuratio
 
     def pace_of(row: Row) -> float:
         sizes = (int(row[name]) for name in ("train", "queries", "minibatch", "tokens"))
-        return row["seconds_per_draw"] / draw_flops(row["token_parameters"], *sizes)
+        return row["seconds_per_draw"] / suite.draw_flops(row["token_parameters"], *sizes)
 
     groups, own = _by_work(all_rows), _by_work(rows)
     wanted, d = setting.train + setting.queries, configuration.num_token_parameters
@@ -244,8 +230,8 @@ def _bif_parts(all_rows: list[Row], rows: list[Row], configuration: Configuratio
         pace, deviation = curve.at(d), curve.deviation(d)
     else:
         a_draw = [row["seconds_per_draw"] for row in base]
-        found = _by_law(base, a_draw, draw_work, configuration, setting, lambda shape: shape.num_token_parameters)
-        pace, deviation = found.seconds / draw_work(configuration, setting)[0], found.deviation
+        found = _by_law(base, a_draw, suite.draw_work, configuration, setting, lambda shape: shape.num_token_parameters)
+        pace, deviation = found.seconds / suite.draw_work(configuration, setting)[0], found.deviation
     setup = curve_through(sizes, [max(row["setup_seconds"] or 0.0, 1e-3) for row in base])
     overs: dict[int, float] = {}
     spread = 0.0
@@ -258,7 +244,7 @@ def _bif_parts(all_rows: list[Row], rows: list[Row], configuration: Configuratio
             if work == closest and d not in places:
                 spread = float(np.std(ratios))
     over = math.exp(float(np.interp(math.log(wanted), np.log(list(overs)), list(overs.values())))) if overs else 1.0
-    flops = draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
+    flops = suite.draw_flops(d, setting.train, setting.queries, setting.minibatch, setting.tokens)
     deviation = math.hypot(deviation, spread, _distance(own[closest] if closest in overs else base, setting))
     return [CostPart(setup.at(d), 0.5), CostPart(setting.draws * flops * pace * over, deviation)]
 
@@ -288,16 +274,12 @@ def _ekfac_parts(rows: list[Row], configuration: Configuration, setting: Setting
     curve, width = curve_through([shape_of(row).hidden for row in known], paces), configuration.hidden
     pace = own[0]["eigen_seconds"] / own[0]["eigen_cost"] if own else curve.at(width)
     parts = [CostPart(pace * configuration.eigen_cost, curve.deviation(width))]
-    for name, flops in (("covariance", covariance_flops), ("lambda", lambda_flops)):
+    for name, flops in (("covariance", suite.covariance_flops), ("lambda", suite.lambda_flops)):
         each = _by_law(known, [row[f"{name}_per_example"] for row in known], _launched(flops), configuration, setting)
         parts.append(CostPart(each.seconds * setting.fit_examples, math.hypot(each.deviation, unsplit)))
     fixed = [(row["covariance_base"] or 0.0) + (row["lambda_base"] or 0.0) for row in known]
-    if any(fixed):
-
-        def written(shape: Configuration, setting: Setting) -> tuple[float, ...]:
-            """The passes' start, a block at a time, and their factors."""
-            return float(shape.layers), float(shape.factor_bytes())
-
+    if any(fixed):  # the passes' start, a block at a time, and their factors
+        written = _launched(lambda shape, tokens: float(shape.factor_bytes()))
         each = _by_law(known, [max(seconds, 1e-3) for seconds in fixed], written, configuration, setting)
         parts.append(replace(each, deviation=FIXED_ERROR if own else max(each.deviation, FIXED_ERROR)))
     parts += _score_parts(rows, configuration, setting)
@@ -316,7 +298,7 @@ def _score_parts(rows: list[Row], configuration: Configuration, setting: Setting
     usual = int(max(set(fewest), key=lambda count: (fewest.count(count), -count)))
     most = _first_a_model(sorted(measured, key=lambda row: (-row["queries"], row["fit_examples"] or 0)))
     most.sort(key=lambda row: row["parameters"])
-    many = [row for row in most if row["queries"] > usual and _has_score_parts(row)]
+    many = [row for row in most if row["queries"] > usual and score_parts(row)]
     queries = min(setting.queries, usual) if len(many) > 1 else setting.queries
     # The run that the fit is from has its scores; one in fewer blocks says what further queries take.
     deepest = first_of_each(sorted(measured, key=lambda row: abs(row["queries"] - usual)))
@@ -370,20 +352,14 @@ def _further_queries(rows: list[Row], last: Row, usual: int, setting: Setting) -
     return max(total - base, 1e-9) * (more / fewer if fewer else 1.0)
 
 
-def _has_score_parts(row: Row) -> bool:
-    values = [row[name] for name in SCORE_PARTS]
-    return None not in values and any(values)
-
-
 def score_span(row: Row, train: int, queries: int) -> tuple[float, float]:
     """EK-FAC's scoring at other numbers of sequences and queries: between these seconds.
 
     From the row's own coefficients where there are any. Otherwise it may grow with the sequences and queries, or with
     their pairs.
     """
-    if _has_score_parts(row):
-        seconds = bilinear_at([row[name] for name in SCORE_PARTS], train, queries)
-        return seconds, seconds
+    if parts := score_parts(row):
+        return (seconds := bilinear_at(parts, train, queries)), seconds
     by_sum, by_pairs = _growths(row, train, queries)
     ends = [row["score_seconds"] * by_sum, row["score_seconds"] * by_pairs]
     return min(ends), max(ends)
@@ -416,16 +392,12 @@ def _other_parts(rows: list[Row], configuration: Configuration, setting: Setting
         deviation = max(deviation, abs(math.log(by_pairs / by_sum)) / 2 / 1.96)
     pace = curve_through(sizes, paces)
     parts = [CostPart(pace.at(d) * d, deviation if own else math.hypot(pace.deviation(d), deviation))]
-    if fitted:
-
-        def decomposed(shape: Configuration, setting: Setting) -> tuple[float, ...]:
-            """Kernels' start and eigendecompositions."""
-            return float(shape.layers), float(shape.eigen_cost)
-
+    if fitted:  # kernels' start and eigendecompositions, and the fitting sequences
         fixed = []
         for row in known:
             each = _a_fitting_sequence(rows, shape_of(row), setting_of(row))
             fixed.append(max(row["fit_seconds"] - row["fit_examples"] * each.seconds, 1e-3))
+        decomposed = _launched(lambda shape, tokens: shape.eigen_cost)
         rest = _by_law(known, fixed, decomposed, configuration, setting)
         each = _a_fitting_sequence(rows, configuration, setting)
         parts.append(replace(rest, deviation=0.0) if own else rest)
@@ -436,21 +408,20 @@ def _other_parts(rows: list[Row], configuration: Configuration, setting: Setting
 def _a_fitting_sequence(rows: list[Row], configuration: Configuration, setting: Setting) -> CostPart:
     """Of another method than kronfluence's, from the models that were run with two fitting sets; where none was, all of
     a fit goes by them."""
-    slopes, known = [], []
-    for row in first_of_each(rows):
+    known, slopes = first_of_each(rows), []
+    for row in known:
         same = [other for other in rows if all(other[name] == row[name] for name in ("model", "train", "queries"))]
         sizes = {other["fit_examples"]: other["fit_seconds"] for other in same}
-        slope = fit_line(list(sizes), list(sizes.values())).slope if len(sizes) > 1 else 0.0
-        if slope > 0:
-            slopes.append(slope)
-            known.append(row)
-    kinds = _launched(lambda shape, tokens: covariance_flops(shape, tokens) + least_lambda_flops(shape, tokens))
-    if slopes:
-        each = _by_law(known, slopes, kinds, configuration, setting)
-        return replace(each, deviation=max(each.deviation, UNKNOWN_ERROR))
-    known = first_of_each(rows)
-    each = _by_law(known, [row["fit_seconds"] / row["fit_examples"] for row in known], kinds, configuration, setting)
-    return replace(each, deviation=math.hypot(each.deviation, ONE_SIZE_ERROR))
+        slopes.append(fit_line(list(sizes), list(sizes.values())).slope if len(sizes) > 1 else 0.0)
+    if split := any(slopes):
+        known, slopes = [row for row, slope in zip(known, slopes) if slope], [slope for slope in slopes if slope]
+    else:
+        slopes = [row["fit_seconds"] / row["fit_examples"] for row in known]
+    passes = suite.covariance_flops, suite.least_lambda_flops
+    kinds = _launched(lambda shape, tokens: sum(flops(shape, tokens) for flops in passes))
+    each = _by_law(known, slopes, kinds, configuration, setting)
+    error = max(each.deviation, UNKNOWN_ERROR) if split else math.hypot(each.deviation, ONE_SIZE_ERROR)
+    return replace(each, deviation=error)
 
 
 # ---- what rows say of themselves, memory and disk ----
@@ -507,8 +478,8 @@ def _memory(rows: list[Row], configuration: Configuration, setting: Setting) -> 
 
     def arithmetic(shape: Configuration, one: Setting) -> float:
         if method in BIF_LIKE:
-            return chain_bytes(shape, one.minibatch, one.tokens, number_bytes)
-        return ekfac_needs(shape, one.tokens, number_bytes).memory_bytes if method == "ekfac" else 1.0
+            return suite.chain_bytes(shape, one.minibatch, one.tokens, number_bytes)
+        return suite.ekfac_needs(shape, one.tokens, number_bytes).memory_bytes if method == "ekfac" else 1.0
 
     known = _closest_work([row for row in rows if row["peak_memory_bytes"] is not None], setting)
     wanted = arithmetic(configuration, setting)
@@ -532,12 +503,11 @@ def _disk(rows: list[Row], configuration: Configuration, setting: Setting) -> fl
     known = [row for row in rows if row["disk_bytes"]]
     if not known:
         return 0.0
-    by_factors = all(row["factor_bytes"] for row in known)
-    over = [row["disk_bytes"] / row["factor_bytes" if by_factors else "train"] for row in known]
-    each = curve_through([row["parameters"] for row in known], over).at(configuration.num_parameters)
-    return each * (
-        configuration.factor_bytes(4 if known[-1]["dtype"] == "float32" else 2) if by_factors else setting.train
-    )
+    of, units = "train", setting.train
+    if all(row["factor_bytes"] for row in known):
+        of, units = "factor_bytes", configuration.factor_bytes(4 if known[-1]["dtype"] == "float32" else 2)
+    over = curve_through([row["parameters"] for row in known], [row["disk_bytes"] / row[of] for row in known])
+    return over.at(configuration.num_parameters) * units
 
 
 # ---- predictions against what they did not see ----
@@ -554,26 +524,15 @@ def held_out(estimator: Estimator, fresh: Estimator | None = None) -> list[dict[
         num_models = len({other["model"] for other in others.of(row["method"])})
         if num_models < (1 if fresh else LEAST_MODELS):
             continue
-        estimate, seconds = others.estimate(row["method"], shape_of(row), setting_of(row)), total_of(row)
-        found.append(
-            {
-                "model": row["model"],
-                "method": row["method"],
-                "fit_examples": row["fit_examples"],
-                "queries": int(row["queries"]),
-                "predicted_seconds": estimate.seconds,
-                "seconds_low": estimate.seconds_low,
-                "seconds_high": estimate.seconds_high,
-                "measured_seconds": seconds,
-                "seconds_off": estimate.seconds / seconds - 1,
-                "inside": estimate.seconds_low <= seconds <= estimate.seconds_high,
-                "beyond": estimate.beyond,
-                "memory_off": estimate.peak_memory_bytes / row["peak_memory_bytes"] - 1
-                if row["peak_memory_bytes"]
-                else None,
-                "projected": bool(row["projected"]),
-            }
-        )
+        one = others.estimate(row["method"], shape_of(row), setting_of(row))
+        seconds, peak = total_of(row), row["peak_memory_bytes"]
+        found.append({
+            **{name: row[name] for name in ("model", "method", "fit_examples", "queries", "projected")},
+            "predicted_seconds": one.seconds, "seconds_low": one.seconds_low, "seconds_high": one.seconds_high,
+            "measured_seconds": seconds, "seconds_off": one.seconds / seconds - 1,
+            "inside": one.seconds_low <= seconds <= one.seconds_high, "beyond": one.beyond,
+            "memory_off": one.peak_memory_bytes / peak - 1 if peak else None,
+        })  # fmt: skip
     return found
 
 

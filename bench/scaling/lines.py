@@ -31,20 +31,59 @@ def student(freedom: int) -> float:
     return 1.96 + (2.6 / freedom if freedom > 0 else 0.0)
 
 
-# ---- a line within a point ----
+# ---- lines within a point ----
 
 
 @dataclass(frozen=True)
-class Line:
-    """value = intercept + slope * size, by least squares on relative errors."""
+class Fit:
+    """A sum of columns, each times a weight that is not negative, by least squares on relative errors."""
 
-    intercept: float
-    slope: float
-    sizes: tuple[float, ...]
+    weights: np.ndarray
     residual: float  # the largest, relative
     noise: float  # relative standard deviation of one measurement
-    covariance: tuple[tuple[float, float], tuple[float, float]]  # of (intercept, slope), for unit noise
-    floor: float = 0.0  # a value's own noise is at least that of this
+    covariance: np.ndarray  # of the weights, for unit noise
+    floor: float  # a value's own noise is at least that of this
+    num_values: int
+
+    def spread(self, columns: Sequence[float]) -> float:
+        """Standard deviation of a prediction."""
+        at = np.array(columns)
+        return self.noise * math.sqrt(float(at @ self.covariance @ at) + float(at @ self.weights) ** 2 + self.floor**2)
+
+
+def _fit(columns: list[np.ndarray], value: np.ndarray, least: float, jitter: float, rank: int | None = None) -> dict:
+    """Fields of a `Fit`. Timing noise grows with the time, so every value counts by its relative error.
+
+    least: the last weight is at least this. jitter: seconds that any value is off by however short it is, so that two
+    short ones do not make a steep line. rank: how many weights count against the values; those above zero if None.
+    """
+    design, floor = np.stack(columns, axis=1), jitter / USUAL_NOISE
+    scale = np.maximum(np.hypot(value, floor), 1e-12)
+    weights = nonnegative(design, value - least * design[:, -1], scale)
+    weights[-1] += least
+    misses, design = design @ weights - value, design / scale[:, None]
+    used = weights > 0
+    covariance = np.zeros((len(weights), len(weights)))
+    covariance[np.ix_(used, used)] = np.linalg.pinv(design[:, used].T @ design[:, used])
+    freedom = max(0, len(value) - (int(used.sum()) if rank is None else rank))
+    squares = USUAL_FREEDOM * USUAL_NOISE**2 + float(np.square(misses / scale).sum())
+    return {
+        "weights": weights, "covariance": covariance, "floor": floor, "num_values": len(value),
+        "residual": float(np.abs(misses / np.maximum(np.abs(value), 1e-12)).max()),
+        "noise": math.sqrt(squares / (USUAL_FREEDOM + freedom)),
+    }  # fmt: skip
+
+
+class Line(Fit):
+    """value = intercept + slope * size."""
+
+    @property
+    def intercept(self) -> float:
+        return float(self.weights[0])
+
+    @property
+    def slope(self) -> float:
+        return float(self.weights[1])
 
     @property
     def linear(self) -> bool:
@@ -55,91 +94,37 @@ class Line:
 
     def interval(self, size: float) -> tuple[float, float]:
         """95 % prediction interval; Student's t on the sizes beyond two and what is usual."""
-        at = np.array([1.0, size])
-        value = self.at(size)
-        deviation = self.noise * math.sqrt(float(at @ np.array(self.covariance) @ at) + value**2 + self.floor**2)
-        spread = student(len(self.sizes) - 2 + USUAL_FREEDOM) * deviation
+        value, spread = self.at(size), student(self.num_values - 2 + USUAL_FREEDOM) * self.spread([1.0, size])
         return max(0.0, value - spread), value + spread
 
 
 def fit_line(sizes: Sequence[float], values: Sequence[float], least: float = 0.0, jitter: float = 0.0) -> Line:
-    """Through at least two sizes; timing noise grows with the time, so every value counts by its relative error.
-
-    jitter: seconds that any value is off by however short it is, so that two short ones do not make a steep line.
-    What nothing costs is not negative, and one more costs at least `least`: a line that would start below zero goes
-    through zero instead, and one that would rise less, or fall, rises by that much.
-    """
+    """Through at least two sizes. What nothing costs is not negative, and one more costs at least `least`."""
     x, y = np.asarray(sizes, float), np.asarray(values, float)
     if len(np.unique(x)) < 2:
         raise ValueError(f"a line needs two sizes or more, not {sorted(set(sizes))}")
-    floor = jitter / USUAL_NOISE
-    scale = np.maximum(np.hypot(y, floor), 1e-12)
-    design = np.stack([np.ones_like(x), x], axis=1) / scale[:, None]
-    inverse = np.linalg.inv(design.T @ design)
-    intercept, slope = inverse @ design.T @ (y / scale)
-    if intercept < 0:
-        rate = design[:, 1]
-        intercept, slope = 0.0, float(rate @ (y / scale) / (rate @ rate))
-        inverse = np.array([[0.0, 0.0], [0.0, 1 / float(rate @ rate)]])
-    elif slope < least or slope < 0:
-        level, slope = design[:, 0], least
-        intercept = max(0.0, float(level @ ((y - least * x) / scale) / (level @ level)))
-        if not least:  # nothing is known to grow; with a least the slope is as unsure as it was
-            inverse = np.array([[1 / float(level @ level), 0.0], [0.0, 0.0]])
-    misses = intercept + slope * x - y
-    errors = misses / scale
-    squares = USUAL_FREEDOM * USUAL_NOISE**2 + float(errors @ errors)
-    noise = math.sqrt(squares / (USUAL_FREEDOM + len(x) - 2))
-    return Line(
-        float(intercept), float(slope), tuple(x.tolist()), float(np.abs(misses / np.maximum(np.abs(y), 1e-12)).max()),
-        noise, ((inverse[0, 0], inverse[0, 1]), (inverse[1, 0], inverse[1, 1])), floor,
-    )  # fmt: skip
+    return Line(**_fit([np.ones_like(x), x], y, least, jitter, rank=2))
 
 
-@dataclass(frozen=True)
-class BlockPlane:
-    """value = base + blocks * (fixed + each * count), none negative: blocks are all alike, and so are sequences."""
-
-    base: float
-    fixed: float
-    each: float
-    residual: float  # the largest, relative
-    noise: float
-    covariance: np.ndarray  # of (base, fixed, each), for unit noise
-    floor: float  # as of a line
+class BlockPlane(Fit):
+    """value = base + blocks * (fixed + each * count): blocks are all alike, and so are sequences."""
 
     def at(self, blocks: float, count: float) -> float:
-        return self.base + blocks * (self.fixed + self.each * count)
+        base, fixed, each = self.weights.tolist()
+        return base + blocks * (fixed + each * count)
 
     def deviation(self, blocks: float, count: float) -> float:
-        at = np.array([1.0, blocks, blocks * count])
-        own = self.at(blocks, count) ** 2 + self.floor**2
-        spread = self.noise * math.sqrt(float(at @ self.covariance @ at) + own)
-        return spread * student(USUAL_FREEDOM) / student(0)
+        return self.spread([1.0, blocks, blocks * count]) * student(USUAL_FREEDOM) / student(0)
 
 
 def fit_blocks(points: Sequence[tuple[float, float, float]], least: float = 0.0, jitter: float = 0.0) -> BlockPlane:
-    """Through (blocks, count, value), at least two of them; a block and count cost at least `least`, jitter as above.
+    """Through (blocks, count, value), at least two of them; a block and count cost at least `least`.
 
     One count does not tell what is fixed from what each takes: all of it is then each's, so that more costs more.
     """
     blocks, count, value = np.asarray(points, float).T
     fixed_is_known = len(np.unique(count)) > 1
-    columns = np.stack([np.ones_like(blocks), blocks * fixed_is_known, blocks * count], axis=1)
-    floor = jitter / USUAL_NOISE
-    scale = np.maximum(np.hypot(value, floor), 1e-12)
-    found = nonnegative(columns, value - least * blocks * count, scale)
-    found[2] += least
-    design = columns / scale[:, None]
-    errors = design @ found - value / scale
-    used = found > 0
-    covariance = np.zeros((3, 3))
-    covariance[np.ix_(used, used)] = np.linalg.pinv(design[:, used].T @ design[:, used])
-    freedom = max(0, len(points) - int(used.sum()))
-    noise = math.sqrt((USUAL_FREEDOM * USUAL_NOISE**2 + float(errors @ errors)) / (USUAL_FREEDOM + freedom))
-    base, fixed, each = found.tolist()
-    residual = float(np.abs(errors * scale / np.maximum(np.abs(value), 1e-12)).max())
-    return BlockPlane(base, fixed, each, residual, noise, covariance, floor)
+    return BlockPlane(**_fit([np.ones_like(blocks), blocks * fixed_is_known, blocks * count], value, least, jitter))
 
 
 def bilinear(points: Sequence[tuple[float, float, float]]) -> tuple[float, ...]:

@@ -84,29 +84,19 @@ def random_sequences(count: int, tokens: int, vocabulary: int, *, seed: int, str
 
 
 def build_random(
-    configuration: Configuration,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
+    configuration: Configuration, *, dtype: torch.dtype, device: torch.device | str = "cpu", seed: int = 0
 ) -> nn.Module:
     """The architecture with its usual initialisation (normal, 0.02), made on `device` in `dtype`: no detour."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     rotary: Any = {"rotary_pct": configuration.rotary_share}  # transformers 5 turns it into rope_parameters
     made = GPTNeoXConfig(
-        vocab_size=configuration.vocabulary,
-        hidden_size=configuration.hidden,
-        num_hidden_layers=configuration.layers,
-        num_attention_heads=configuration.heads,
-        intermediate_size=configuration.intermediate,
-        max_position_embeddings=configuration.positions,
+        vocab_size=configuration.vocabulary, hidden_size=configuration.hidden,
+        num_hidden_layers=configuration.layers, num_attention_heads=configuration.heads,
+        intermediate_size=configuration.intermediate, max_position_embeddings=configuration.positions,
         use_parallel_residual=configuration.parallel_residual,
-        bos_token_id=0,
-        eos_token_id=0,
-        tie_word_embeddings=False,
-        **rotary,
-    )
+        bos_token_id=0, eos_token_id=0, tie_word_embeddings=False, **rotary,
+    )  # fmt: skip
     made._attn_implementation = "sdpa"
     device = torch.device(device)
     before = torch.get_default_dtype()
@@ -153,11 +143,6 @@ def axis_of(name: str, method: Method) -> str:
     return "draws" if hasattr(method, "draws") and hasattr(method, "chains") else "train"
 
 
-def is_fitted(name: str, method: Method) -> bool:
-    """Whether it takes its curvature from a number of fitting sequences that can be chosen."""
-    return name == "ekfac" or (hasattr(method, "fit_examples") and getattr(method, "localiser", "") != "isotropic")
-
-
 def sized(spec: dict[str, Any], size: dict[str, int]) -> Method:
     """The method of a specification, as large as `size` says."""
     options = dict(spec["options"])
@@ -195,7 +180,7 @@ class LowMemoryEKFAC(Method):
         analyzer = self.analyzer(problem)
         count = self.fit_examples or len(problem.train)
         self.fit_covariance(analyzer, problem.train, count)
-        self.decompose(analyzer, count)
+        self.decompose(analyzer, problem.train, count)
         self.fit_lambda(analyzer, problem.train, count)
         return analyzer
 
@@ -206,26 +191,23 @@ class LowMemoryEKFAC(Method):
         model = nn.Sequential(problem.model)
         task = translate(problem.task, tracked_modules(model))
         return Analyzer(
-            analysis_name="ekfac",
-            model=prepare_model(model, task),
-            task=task,
-            cpu=problem.device.type == "cpu",
-            output_dir=str(problem.scratch),
-            disable_tqdm=True,
-        )
+            analysis_name="ekfac", model=prepare_model(model, task), task=task, cpu=problem.device.type == "cpu",
+            output_dir=str(problem.scratch), disable_tqdm=True,
+        )  # fmt: skip
 
-    # Each part of a fit reads what the one before wrote.
+    # Each part of a fit reads what the one before wrote. All take the data and how many sequences of it are fitted on.
 
     def fit_covariance(self, analyzer: Any, data: Examples, count: int) -> None:
-        batch = min(self.fit_batch_size, count)
-        analyzer.fit_covariance_matrices(dataset=data, per_device_batch_size=batch, **self._shared(analyzer, count))
+        analyzer.fit_covariance_matrices(**self._of_pass(data, count), **self._shared(analyzer, count))
 
-    def decompose(self, analyzer: Any, count: int) -> None:
+    def decompose(self, analyzer: Any, data: Examples, count: int) -> None:
         analyzer.perform_eigendecomposition(**self._shared(analyzer, count))
 
     def fit_lambda(self, analyzer: Any, data: Examples, count: int) -> None:
-        batch = min(self.fit_batch_size, count)
-        analyzer.fit_lambda_matrices(dataset=data, per_device_batch_size=batch, **self._shared(analyzer, count))
+        analyzer.fit_lambda_matrices(**self._of_pass(data, count), **self._shared(analyzer, count))
+
+    def _of_pass(self, data: Examples, count: int) -> dict[str, Any]:
+        return {"dataset": data, "per_device_batch_size": min(self.fit_batch_size, count)}
 
     def _shared(self, analyzer: Any, count: int) -> dict[str, Any]:
         from kronfluence.utils.common.factor_arguments import extreme_reduce_memory_factor_arguments
@@ -255,15 +237,11 @@ class LowMemoryEKFAC(Method):
         batch_size = min(self.query_batch_size, together)
         arguments.query_gradient_accumulation_steps = max(1, together // batch_size)
         state.compute_pairwise_scores(
-            scores_name=SCORES,
-            factors_name=FACTORS,
-            query_dataset=problem.queries,
+            scores_name=SCORES, factors_name=FACTORS, score_args=arguments, overwrite_output_dir=True,
+            query_dataset=problem.queries, per_device_query_batch_size=batch_size,
             train_dataset=problem.attributed,
-            per_device_query_batch_size=batch_size,
             per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
-            score_args=arguments,
-            overwrite_output_dir=True,
-        )
+        )  # fmt: skip
         return Attribution(scores=-state.load_pairwise_scores(SCORES)["all_modules"].float())
 
 

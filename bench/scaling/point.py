@@ -8,7 +8,7 @@ warm-up: the method on a tiny model, and for BIF on a GPU, whose kernels are mad
 run once on the model itself.
 
 A point is measured at growing sizes until the whole run fits what is left of the budget, then the whole run is done. If
-it never fits, the row is projected from the sizes (bench/scaling/projection.py). What is repeated, and so linear: draws
+it never fits, the row is projected from the sizes (bench/scaling/rows.py). What is repeated, and so linear: draws
 for BIF; blocks of the model for EK-FAC, as every block has the same layers; training sequences for the others. After
 each size the result so far is written whole, so that a point cut short still counts.
 """
@@ -23,10 +23,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,19 +33,10 @@ import torch
 from torch import nn
 
 from baselines.method import Attribution, Problem
-from bench.measure import Cost, metered, now, resident_peak
-from bench.scaling.lines import bilinear, fit_line
-from bench.scaling.methods import (
-    FACTORS,
-    SCORES,
-    TRAINABLE,
-    LowMemoryEKFAC,
-    ScalingTask,
-    build_random,
-    random_sequences,
-    sized,
-)
-from bench.scaling.suite import Configuration, Needs, ekfac_needs
+from bench.measure import metered, now, resident_peak
+from bench.scaling.lines import bilinear, bilinear_at, fit_line
+from bench.scaling.methods import FACTORS, SCORES, TRAINABLE, ScalingTask, build_random, random_sequences, sized
+from bench.scaling.suite import Configuration, ekfac_needs
 from bench.tables import bytes_text
 from retrain.errors import error_line
 from retrain.examples import Examples
@@ -102,57 +92,47 @@ class Ticks:
         return float(np.median([b - a for a, b in pairs]))
 
 
-def measured_run(method: Any, problem: Problem) -> tuple[Attribution, dict[str, Any]]:
-    """Fit and score by the harness: seconds of both, and peaks of both that hold the weights too."""
+def measured(work: Callable[[], Any], problem: Problem) -> tuple[Any, dict[str, Any]]:
+    """A stage of a method by the harness: what it made, its seconds, and its peaks, which hold the weights too."""
     device = problem.device
-    weight_bytes = sum(p.numel() * p.element_size() for p in problem.model.parameters())
-    costs: list[Cost] = []
-    peaks: list[tuple[int, int | None]] = []
-    host_peaks: list[int] = []
+    made, cost = metered(work, problem.seed, device, problem.task.cpu_threads)
+    if device.type == "cuda":  # each stage starts its own peak
+        peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    else:
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in problem.model.parameters())
+        peaks = weights + cost.peak_memory_bytes, None
+    found = {"seconds": cost.seconds, "disk_bytes": folder_bytes(problem.scratch)}
+    return made, found | dict(zip(PEAKS, (*peaks, resident_peak())))
 
-    def stage(work: Callable[[], Any]) -> Any:
-        made, cost = metered(work, problem.seed, device, problem.task.cpu_threads)
-        costs.append(cost)
-        host_peaks.append(resident_peak())
-        # Each stage starts its own peak, so each is asked before the next begins.
-        peaks.append(
-            (torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
-            if device.type == "cuda"
-            else (weight_bytes + cost.peak_memory_bytes, None)
-        )
-        return made
 
-    state = stage(lambda: method.fit(problem))
-    disk_bytes = folder_bytes(problem.scratch)  # what the fit left
-    attribution = stage(lambda: method.score(problem, state))
-    return attribution, {
-        "disk_bytes": disk_bytes,
-        "fit_seconds": costs[0].seconds,
-        "score_seconds": costs[1].seconds,
-        "threads": costs[1].threads,
-        "weight_bytes": weight_bytes,
-        "peak_memory_bytes": max(allocated for allocated, _ in peaks),
-        "peak_reserved_bytes": max((reserved for _, reserved in peaks if reserved is not None), default=None),
-        "host_peak_bytes": max(host_peaks),
+def together(fit: Sequence[dict[str, Any]], score: dict[str, Any]) -> dict[str, Any]:
+    """A run's columns from its stages: the disk is what the fit left, a peak the largest of any stage."""
+    return {
+        "fit_seconds": sum(stage["seconds"] for stage in fit),
+        "score_seconds": score["seconds"],
+        "disk_bytes": fit[-1]["disk_bytes"],
+        **{peak: max((one[peak] for one in (*fit, score) if one[peak] is not None), default=None) for peak in PEAKS},
     }
 
 
-def matmul_peak(device: torch.device) -> dict[str, Any]:
+def measured_run(method: Any, problem: Problem) -> tuple[Attribution, dict[str, Any]]:
+    state, fit = measured(lambda: method.fit(problem), problem)
+    attribution, score = measured(lambda: method.score(problem, state), problem)
+    return attribution, together([fit], score)
+
+
+def matmul_peak(device: torch.device) -> float:
     """FLOP a second of a large square product, the best of several: bfloat16 on a GPU, float32 on a CPU."""
-    size = MATMUL_SIZES[device.type]
+    size, repeats = MATMUL_SIZES[device.type], 5
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    out = torch.empty_like(a)
-    best = float("inf")
-    for _ in range(8):
-        torch.matmul(a, b, out=out)
-    for _ in range(10):
-        repeats = 5
+    out, seconds = torch.empty_like(a), []
+    for _ in range(12):
         start = now(device)
         for _ in range(repeats):
             torch.matmul(a, b, out=out)
-        best = min(best, (now(device) - start) / repeats)
-    return {"flops": 2.0 * size**3 / best, "size": size, "dtype": str(dtype).removeprefix("torch.")}
+        seconds.append((now(device) - start) / repeats)
+    return 2.0 * size**3 / min(seconds[2:])  # the first two warm up
 
 
 # ---- which sizes are measured ----
@@ -204,40 +184,43 @@ class Point:
         self.axis: str = spec["axis"]
         self.scratch = Path(tempfile.mkdtemp(prefix="scaling-", dir=spec["scratch"]))
 
+    def run(self) -> None:
+        now(self.device)  # the CUDA context
+        if self.spec.get("measure_peak"):
+            self.result["peak_flops"] = matmul_peak(self.device)
+        self.load_data()
+        self.warm_up()
+        # kronfluence collects garbage at every step; what the imports left behind is no part of its cost.
+        gc.freeze()
+        self.measure_sizes()
+        self.result["finished"] = True
+
+    def load_data(self) -> None:
+        """Queries, the training sequences that are scored, and those to fit curvature on: the same, and others behind
+        them."""
+        spec, vocabulary = self.spec, self.configuration.vocabulary
+        most = max([spec["train"], *(size for size in spec["fit_sets"] if size <= MOST_FITTED)])
+        counts = {TRAIN_STREAM: most, QUERY_STREAM: max(spec["query_counts"])}
+        self.fit_data, self.queries = (
+            random_sequences(count, spec["tokens"], vocabulary, seed=spec["seed"], stream=stream)
+            for stream, count in counts.items()
+        )
+        self.train = self.fit_data.select(range(spec["train"]))
+
     def load_model(self, layers: int) -> nn.Module:
         start = now(self.device)
         configuration = self.configuration.with_layers(layers)
         model = build_random(configuration, dtype=self.dtype, device=self.device, seed=self.spec["seed"])
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(re.search(TRAINABLE, name) is not None)
-        model.eval()
         self.result["load_seconds"] = now(self.device) - start
         return model
-
-    def load_data(self) -> None:
-        """Queries, and the training sequences that are scored."""
-        spec = self.spec
-        self.queries = self.sequences(max(spec["query_counts"]), QUERY_STREAM)
-        self.fit_data = Examples(torch.empty(0, spec["tokens"]), torch.empty(0, spec["tokens"]))
-        self.train = self.fit_sequences(spec["train"]).select(range(spec["train"]))
-        if spec["fitted"] and spec["method"] != "ekfac":
-            self.fit_sequences(spec["fit_examples"])
-
-    def fit_sequences(self, count: int) -> Examples:
-        """At least so many to fit curvature on: those that are scored, and others behind them."""
-        if count > len(self.fit_data):
-            self.fit_data = self.sequences(count, TRAIN_STREAM)
-        return self.fit_data
-
-    def sequences(self, count: int, stream: int) -> Examples:
-        spec, vocabulary = self.spec, self.configuration.vocabulary
-        return random_sequences(count, spec["tokens"], vocabulary, seed=spec["seed"], stream=stream)
 
     def problem(
         self, model: nn.Module, train: Examples, queries: Examples, scratch: Path, progress: Any = None
     ) -> Problem:
         """`train` is scored; a method that is fitted on a number of sequences finds further ones behind it."""
-        seen = self.fit_data if self.spec["fitted"] and self.spec["method"] != "ekfac" else train
+        seen = self.fit_data if self.spec["fitted"] else train
         return Problem(
             task=ScalingTask(train_examples=seen, query_examples=queries),
             model=model,
@@ -264,19 +247,15 @@ class Point:
         model = build_random(TINY, dtype=self.dtype, device=self.device)
         few = Examples(torch.zeros(8, tokens, dtype=torch.long), torch.ones(8, tokens, dtype=torch.long))
         size = self.size(draws=2 * max(self.spec["chains"], 1), train=8, fit_examples=8)
-        with self.folder() as scratch:
-            problem = replace(self.problem(model, few, few.select([0, 1]), scratch), train=few)
-            with contextlib.suppress(FloatingPointError):  # a chain on noise may run away; the kernels have run
-                measured_run(sized(self.spec, size), problem)
-        self.free_memory()
+        with self.folder() as scratch, contextlib.suppress(FloatingPointError):
+            # A chain on noise may run away; the kernels have run.
+            problem = replace(self.problem(model, few, few.select([0, 1]), Path(scratch)), train=few)
+            measured_run(sized(self.spec, size), problem)
 
-    @contextlib.contextmanager
-    def folder(self) -> Iterator[Path]:
-        folder = Path(tempfile.mkdtemp(dir=self.scratch))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    def folder(self) -> tempfile.TemporaryDirectory:
+        """Emptied and removed at its end; memory is freed at its start."""
+        self.free_memory()
+        return tempfile.TemporaryDirectory(dir=self.scratch, ignore_cleanup_errors=True)
 
     def free_memory(self) -> None:
         gc.collect()
@@ -286,34 +265,13 @@ class Point:
     def measure(self, model: nn.Module, size: dict[str, int]) -> dict[str, Any]:
         """One size, measured by the harness."""
         ticks, method = Ticks(self.device), sized(self.spec, size)
-        self.free_memory()
+        progress = ticks if self.axis == "draws" else None
         with self.folder() as scratch:
             train = self.train.select(range(size["train"]))
-            progress = ticks if self.axis == "draws" else None
-            attribution, cost = measured_run(method, self.problem(model, train, self.queries, scratch, progress))
-        not_finite = int((~torch.isfinite(attribution.scores)).sum())
-        found = {"size": size, **cost, "num_scores_not_finite": not_finite}
+            problem = self.problem(model, train, self.queries, Path(scratch), progress)
+            attribution, found = measured_run(method, problem)
+        found |= {"size": size, "num_scores_not_finite": int((~torch.isfinite(attribution.scores)).sum())}
         return found | ({"tick_seconds": ticks.median()} if self.axis == "draws" else {})
-
-    def left(self) -> float:
-        return self.spec["budget_seconds"] - (time.monotonic() - self.started)
-
-    def run(self) -> None:
-        parts = EkfacParts(self) if self.axis == "layers" else None
-        if parts is not None:
-            parts.check_needs()
-        self.load_data()
-        now(self.device)  # the CUDA context
-        if self.spec.get("measure_peak"):
-            self.result["peak_flops"] = matmul_peak(self.device)["flops"]
-        self.warm_up()
-        # kronfluence collects garbage at every step; what the imports left behind is no part of its cost.
-        gc.freeze()
-        if parts is not None:
-            parts.run()
-        else:
-            self.measure_sizes()
-        self.result["finished"] = True
 
     def measure_sizes(self) -> None:
         model = self.load_model(self.configuration.layers)
@@ -330,6 +288,9 @@ class Point:
             self.result["rungs"].append(self.measure(model, self.size(**{self.axis: value})))
             self.save()
 
+    def left(self) -> float:
+        return self.spec["budget_seconds"] - (time.monotonic() - self.started)
+
     def sizes_and_seconds(self) -> list[tuple[int, float]]:
         return [(rung["size"][self.axis], rung["fit_seconds"] + rung["score_seconds"]) for rung in self.result["rungs"]]
 
@@ -337,10 +298,7 @@ class Point:
         write_whole(Path(self.spec["result"]), json.dumps(self.result))
 
 
-# ---- EK-FAC's point ----
-
-
-class EkfacParts:
+class EkfacPoint(Point):
     """Covariance, eigendecomposition, lambda and scores as parts that are measured one by one.
 
     First the whole run at the smallest fitting set and number of queries, at each depth; then, at the last depth,
@@ -349,177 +307,121 @@ class EkfacParts:
     set are only repeated where they are quick, and its row says which parts it shares.
     """
 
-    def __init__(self, point: Point):
-        self.point, self.spec, self.configuration = point, point.spec, point.configuration
-        self.method: Any = sized(self.spec, {"fit_examples": self.spec["fit_sets"][0]})
-        assert isinstance(self.method, LowMemoryEKFAC)
-        self.taken: dict[str, dict[str, Any]] = {}  # "depth/part" -> what it took
-        self.depth = 0
-        self.model: Any = None  # of that depth
+    def __init__(self, spec: dict[str, Any], started: float):
+        super().__init__(spec, started)
+        self.method: Any = sized(spec, {"fit_examples": spec["fit_sets"][0]})
+        self.model: Any = None  # of the depth at hand
         self.analyzer: Any = None
-        self.folder = point.scratch / "factors"  # what kronfluence writes
+        self.factors = self.scratch / "factors"  # what kronfluence writes
+        self.fits: list[dict[str, Any]] = []  # seconds of each fitting set at this depth; no `eigen` where it is shared
+        self.scores: list[tuple[int, int, float]] = []  # (sequences, queries, seconds), the whole run's first
 
     def run(self) -> None:
-        n, q = self.spec["train"], self.spec["query_counts"][0]
-        layers, point = self.configuration.layers, self.point
-        for depth in choose_sizes(1, layers, point.sizes_and_seconds, point.left, self.fits_disk):
-            self.open(depth)
-            self.fit(self.spec["fit_sets"][0], first=True)
-            self.score(n, q)
-            self.report()
-        for count in self.spec["fit_sets"][1:]:
-            if count <= MOST_FITTED and self.predicted_fit(count) <= self.point.left():
-                self.fit(count, first=False)
-                self.report()
-        if min(n, q) > 1 and 2.5 * self.seconds(f"score/{n}x{q}") <= self.point.left():
-            for train, queries in ((n // 2, q), (n, q // 2), (n // 2, q // 2)):
-                self.score(train, queries)
-            self.report()
-        for queries in self.spec["query_counts"][1:]:
-            if self.predicted_score(n, queries) <= self.point.left():
-                self.score(n, queries)
-                self.report()
-
-    # ---- what it takes ----
-
-    def check_needs(self) -> None:
         """Refuses a run that cannot fit, before anything is measured."""
-        needs = self.needs(self.configuration.layers)
-        self.point.result["needs"] = {"memory_bytes": needs.memory_bytes, "disk_bytes": needs.disk_bytes}
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if self.point.device.type == "cuda":
-            memory = torch.cuda.get_device_properties(self.point.device).total_memory
-        disk = self.free_disk()
-        if needs.memory_bytes > memory or needs.disk_bytes > disk:
+        layers = self.configuration.layers
+        memory_bytes, disk_bytes = self.needs(layers)
+        self.result["needs"] = {"memory_bytes": memory_bytes, "disk_bytes": disk_bytes}
+        memory, disk = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), self.free_disk()
+        if self.device.type == "cuda":
+            memory = torch.cuda.get_device_properties(self.device).total_memory
+        if memory_bytes > memory or disk_bytes > disk:
             raise RefusedError(
-                f"refused: a run of {self.configuration.layers} layers takes about "
-                f"{bytes_text(needs.memory_bytes)} of memory ({bytes_text(memory)} there) and "
-                f"{bytes_text(needs.disk_bytes)} on the disk ({bytes_text(disk)} to be had)"
+                f"refused: a run of {layers} layers takes about "
+                f"{bytes_text(memory_bytes)} of memory ({bytes_text(memory)} there) and "
+                f"{bytes_text(disk_bytes)} on the disk ({bytes_text(disk)} to be had)"
             )
+        super().run()
+
+    def needs(self, depth: int) -> tuple[int, int]:
+        return ekfac_needs(self.configuration.with_layers(depth), self.spec["tokens"], self.dtype.itemsize)
 
     def free_disk(self) -> int:
         """What a run may write; what was written for fewer blocks is removed first."""
-        return int(DISK_SHARE * shutil.disk_usage(self.point.scratch).free) + folder_bytes(self.folder)
+        return int(DISK_SHARE * shutil.disk_usage(self.scratch).free) + folder_bytes(self.factors)
 
-    def needs(self, depth: int) -> Needs:
-        return ekfac_needs(self.configuration.with_layers(depth), self.spec["tokens"], self.point.dtype.itemsize)
-
-    def fits_disk(self, depth: int) -> bool:
-        return self.needs(depth).disk_bytes < self.free_disk()
-
-    # ---- one depth ----
+    def measure_sizes(self) -> None:
+        (first, *fit_sets), (q, *counts), n = self.spec["fit_sets"], self.spec["query_counts"], self.spec["train"]
+        fits_disk = lambda depth: self.needs(depth)[1] < self.free_disk()  # noqa: E731
+        for depth in choose_sizes(1, self.configuration.layers, self.sizes_and_seconds, self.left, fits_disk):
+            self.open(depth)
+            fit, score = self.fit(first), self.score(n, q)
+            phases = {name: seconds for name, seconds in self.fits[0].items() if name != "fit_examples"}
+            size = {"layers": depth, "fit_examples": first, "train": n, "queries": q, "draws": 0}
+            parts = {"phases": phases, "fits": self.fits, "score_points": self.scores}
+            self.result["rungs"].append({"size": size, **together(fit, score), **parts})
+            self.save()
+        for count in fit_sets:
+            if count <= MOST_FITTED and self.predicted_fit(count) <= self.left():
+                self.fit(count)
+                self.save()
+        if min(n, q) > 1 and 2.5 * self.scores[0][2] <= self.left():
+            for train, queries in ((n // 2, q), (n, q // 2), (n // 2, q // 2)):
+                self.score(train, queries)
+            self.save()
+        for queries in counts:
+            if self.predicted_score(n, queries) <= self.left():
+                self.score(n, queries)
+                self.save()
 
     def open(self, depth: int) -> None:
         """A model of so many blocks and its analyzer; the factors of other depths are removed."""
         self.model = self.analyzer = None
-        self.point.free_memory()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
-        self.depth, self.model = depth, self.point.load_model(depth)
-        self.analyzer = self.method.analyzer(self.problem(self.spec["train"], self.spec["query_counts"][0]))
+        self.free_memory()
+        shutil.rmtree(self.factors, ignore_errors=True)
+        self.factors.mkdir()
+        self.fits, self.scores, self.model = [], [], self.load_model(depth)
+        self.analyzer = self.method.analyzer(self.part_of(self.spec["train"], self.spec["query_counts"][0]))
 
-    def problem(self, train: int, queries: int) -> Problem:
-        chosen = self.point.train.select(range(train)), self.point.queries.select(range(queries))
-        return self.point.problem(self.model, *chosen, self.folder)
+    def part_of(self, train: int, queries: int) -> Problem:
+        chosen = self.train.select(range(train)), self.queries.select(range(queries))
+        return self.problem(self.model, *chosen, self.factors)
 
-    def fit(self, count: int, *, first: bool) -> None:
-        data = self.point.fit_sequences(count)
-        self.part(f"covariance/{count}", lambda: self.method.fit_covariance(self.analyzer, data, count))
-        if first or self.seconds(f"eigen/{self.spec['fit_sets'][0]}") <= REPEATED_SECONDS:
-            self.part(f"eigen/{count}", lambda: self.method.decompose(self.analyzer, count))
-        self.part(f"lambda/{count}", lambda: self.method.fit_lambda(self.analyzer, data, count))
-
-    def score(self, train: int, queries: int) -> None:
-        problem = self.problem(train, queries)
-        self.part(f"score/{train}x{queries}", lambda: self.method.score(problem, self.analyzer))
-
-    def part(self, name: str, work: Callable[[], Any]) -> None:
-        """Measures a part, and keeps what it took."""
-        problem = self.problem(self.spec["train"], self.spec["query_counts"][0])
-        self.point.free_memory()
-        self.remove(name.partition("/")[0])
-        nothing = Attribution(scores=torch.zeros(0, 0))
-        _, cost = measured_run(SimpleNamespace(fit=lambda _: work(), score=lambda *_: nothing), problem)
-        self.taken[f"{self.depth}/{name}"] = {
-            "seconds": cost["fit_seconds"],
-            "disk_bytes": folder_bytes(self.folder),
-            **{name: cost[name] for name in ("weight_bytes", "threads", *PEAKS)},
+    def fit(self, count: int) -> list[dict[str, Any]]:
+        method = self.method
+        works = {"covariance": method.fit_covariance, "eigen": method.decompose, "lambda": method.fit_lambda}
+        if self.fits and self.fits[0]["eigen"] > REPEATED_SECONDS:
+            del works["eigen"]
+        problem = self.part_of(self.spec["train"], self.spec["query_counts"][0])
+        costs = {
+            kind: self.part(kind, lambda work=work: work(self.analyzer, self.fit_data, count), problem)
+            for kind, work in works.items()
         }
+        taken = {kind: costs[kind]["seconds"] if kind in costs else None for kind in FACTOR_NAMES}
+        self.fits.append({"fit_examples": count, **taken})
+        return list(costs.values())
 
-    def remove(self, kind: str) -> None:
-        """What an earlier fitting set left: a user's run writes new files, and writing over old ones takes longer."""
+    def score(self, train: int, queries: int) -> dict[str, Any]:
+        problem = self.part_of(train, queries)
+        cost = self.part("score", lambda: self.method.score(problem, self.analyzer), problem)
+        self.scores.append((train, queries, cost["seconds"]))
+        return cost
+
+    def part(self, kind: str, work: Callable[[], Any], problem: Problem) -> dict[str, Any]:
+        """What a part took. A user's run writes new files, and writing over old ones takes longer: what an earlier
+        fitting set left is removed first."""
         from kronfluence.utils import constants
 
+        self.free_memory()
         if kind == "score":
             shutil.rmtree(self.analyzer.scores_output_dir(SCORES), ignore_errors=True)
-            return
-        for factor in getattr(constants, f"{FACTOR_NAMES[kind]}_FACTOR_NAMES"):
-            for path in self.analyzer.factors_output_dir(FACTORS).glob(f"{factor}*.safetensors"):
-                path.unlink()
-
-    # ---- what was taken ----
-
-    def seconds(self, part: str) -> float:
-        return self.taken[f"{self.depth}/{part}"]["seconds"]
+        else:
+            for factor in getattr(constants, f"{FACTOR_NAMES[kind]}_FACTOR_NAMES"):
+                for path in self.analyzer.factors_output_dir(FACTORS).glob(f"{factor}*.safetensors"):
+                    path.unlink()
+        return measured(work, problem)[1]
 
     def predicted_fit(self, count: int) -> float:
         """Of covariance and lambda, from the fitting sets so far; one alone counts as if all of it grew."""
-        known = {fit["fit_examples"]: fit["covariance"] + fit["lambda"] for fit in self.fits(self.depth)}
+        known = {fit["fit_examples"]: fit["covariance"] + fit["lambda"] for fit in self.fits}
         if len(known) > 1:
             return fit_line(list(known), list(known.values())).at(count)
         return max(seconds * count / size for size, seconds in known.items())
 
     def predicted_score(self, train: int, queries: int) -> float:
-        points = self.score_points(self.depth)
-        if len(points) >= 4:
-            base, per_train, per_query, per_pair = bilinear(points)
-            return base + per_train * train + per_query * queries + per_pair * train * queries
-        n, q, seconds = points[0]
+        if len(self.scores) >= 4:
+            return bilinear_at(bilinear(self.scores), train, queries)
+        n, q, seconds = self.scores[0]
         return seconds * train * queries / (n * q)
-
-    def fits(self, depth: int) -> list[dict[str, Any]]:
-        """Every fitting set whose covariance and lambda were measured; `eigen` only where it was its own."""
-        found = []
-        for count in self.spec["fit_sets"]:
-            parts = {kind: self.taken.get(f"{depth}/{kind}/{count}") for kind in ("covariance", "eigen", "lambda")}
-            if parts["covariance"] and parts["lambda"]:
-                seconds = {kind: part["seconds"] if part else None for kind, part in parts.items()}
-                found.append({"fit_examples": count, **seconds})
-        return found
-
-    def score_points(self, depth: int) -> list[tuple[int, int, float]]:
-        """(sequences, queries, seconds), the whole run's first."""
-        found = []
-        for name, part in self.taken.items():
-            if name.startswith(f"{depth}/score/"):
-                train, queries = name.rpartition("/")[2].split("x")
-                found.append((int(train), int(queries), part["seconds"]))
-        return found
-
-    def rung(self, depth: int) -> dict[str, Any]:
-        """The whole run of a depth as the rows take it."""
-        count, n, q = self.spec["fit_sets"][0], self.spec["train"], self.spec["query_counts"][0]
-        kinds = {kind: self.taken[f"{depth}/{kind}/{count}"] for kind in ("covariance", "eigen", "lambda")}
-        phases = {kind: part["seconds"] for kind, part in kinds.items()}
-        score = self.taken[f"{depth}/score/{n}x{q}"]
-        known = {peak: [part[peak] for part in (*kinds.values(), score) if part[peak] is not None] for peak in PEAKS}
-        return {
-            "size": {"layers": depth, "fit_examples": count, "train": n, "queries": q, "draws": 0},
-            "fit_seconds": sum(phases.values()),
-            "score_seconds": score["seconds"],
-            "phases": phases,
-            "fits": self.fits(depth),
-            "score_points": self.score_points(depth),
-            "weight_bytes": score["weight_bytes"],
-            "threads": score["threads"],
-            "disk_bytes": kinds["lambda"]["disk_bytes"],
-            **{peak: max(values, default=None) for peak, values in known.items()},
-        }
-
-    def report(self) -> None:
-        depths = sorted({int(name.partition("/")[0]) for name in self.taken})
-        self.point.result["rungs"] = [self.rung(depth) for depth in depths]
-        self.point.save()
 
 
 # ---- the process ----
@@ -527,7 +429,7 @@ class EkfacParts:
 
 def perform_point(spec: dict[str, Any], started: float) -> dict[str, Any]:
     """Measures one specification; whatever goes wrong becomes the reason in the result."""
-    point = Point(spec, started)
+    point = (EkfacPoint if spec["axis"] == "layers" else Point)(spec, started)
     try:
         point.run()
     except Exception as error:

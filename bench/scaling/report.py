@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench.scaling import suite
 from bench.scaling.estimate import (
     PAPER_FITTED,
     RIVALS,
@@ -26,7 +27,7 @@ from bench.scaling.rows import (
     shape_of,
     total_of,
 )
-from bench.scaling.suite import SUITE, Configuration, Setting, covariance_flops, lambda_flops, least_lambda_flops
+from bench.scaling.suite import SUITE, Configuration, Setting
 from bench.tables import bytes_text, duration, markdown_table, table
 
 DEVICE_MEMORY = {"NVIDIA H200": 139 * 2**30}  # of the devices whose rates ship with the package
@@ -275,7 +276,7 @@ def _model_table(device: str, estimator: Estimator, bif: list[Row], setting: Set
         row = fits.get(shape.name)
         if not row or not row["fit_seconds_per_example"] or not row["peak_flops"]:
             return ""
-        floor = covariance_flops(shape, int(row["tokens"])) + flops(shape, int(row["tokens"]))
+        floor = suite.covariance_flops(shape, int(row["tokens"])) + flops(shape, int(row["tokens"]))
         return f"{row['fit_seconds_per_example'] * row['peak_flops'] / floor:.0f}x"
 
     def fitted(shape: Configuration, count: int) -> str:
@@ -291,7 +292,7 @@ def _model_table(device: str, estimator: Estimator, bif: list[Row], setting: Set
             return bytes_text(getattr(estimator.estimate("ekfac", shape, setting), column)) + ESTIMATED
         return bytes_text(own[0][column]) + (PROJECTED if (own[0]["depth"] or shape.layers) < shape.layers else "")
 
-    passes = {"its arithmetic floor": least_lambda_flops, "kronfluence's own products": lambda_flops}
+    passes = {"its arithmetic floor": suite.least_lambda_flops, "kronfluence's own products": suite.lambda_flops}
     lines = [
         [f"BIF, {setting.draws:,} draws", *(_cell(chains[shape.name]) for shape in models)],
         ["a draw over its arithmetic floor", *of_bif("floor_ratio", lambda value: f"{value:.1f}x")],

@@ -23,16 +23,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bench.scaling import suite
 from bench.scaling.lines import LEAST_NOISE, LINEAR_WITHIN, USUAL_NOISE, bilinear, bilinear_at, fit_blocks, fit_line
-from bench.scaling.suite import (
-    SUITE,
-    Configuration,
-    Setting,
-    covariance_flops,
-    draw_flops,
-    ekfac_needs,
-    least_lambda_flops,
-)
+from bench.scaling.suite import SUITE, Configuration, Setting
 from retrain.errors import UsageError, error_line
 from retrain.safe_files import SafeFileError, one_line, read_json, read_text, write_whole
 
@@ -139,6 +132,12 @@ def scores_were_measured(row: Row) -> bool:
     return not (row["projected_from"] or "").endswith(QUERIES_END)
 
 
+def score_parts(row: Row) -> list[float] | None:
+    """What scores are made of, where enough of them were measured to tell."""
+    values = [row[name] for name in SCORE_PARTS]
+    return values if None not in values and any(values) else None
+
+
 def setting_of(row: Row) -> Setting:
     """What was asked of the run that a row is about."""
     return Setting(
@@ -181,21 +180,15 @@ def make_rows(spec: Spec, result: dict[str, Any], peak_flops: float | None) -> l
     shape, whole = Configuration(**spec["configuration"]), spec["configuration"]["layers"]
     number_bytes = 4 if spec["dtype"] == "float32" else 2
     row = dict.fromkeys(COLUMNS) | {
-        "model": shape.name,
-        "parameters": shape.num_parameters,
-        "method": spec["method"],
-        "device": result.get("device") or spec["device_name"],
-        "projected": False,
-        "load_seconds": result.get("load_seconds"),
-        **{name: spec[name] for name in ("train", "queries", "tokens", "dtype")},
-        "weights": spec["weights_name"],
-        "text": spec["text_name"],
-        "token_parameters": shape.num_token_parameters,
-        **{name: getattr(shape, name) for name in SHAPE_COLUMNS},
-        "weight_bytes": shape.num_parameters * number_bytes,
-        "peak_flops": peak_flops,
+        "model": shape.name, "method": spec["method"], "device": result.get("device") or spec["device_name"],
+        "parameters": shape.num_parameters, "token_parameters": shape.num_token_parameters,
+        "weight_bytes": shape.num_parameters * number_bytes, "projected": False,
+        "load_seconds": result.get("load_seconds"), "peak_flops": peak_flops,
+        "weights": spec["weights_name"], "text": spec["text_name"],
         "fit_examples": spec["fit_examples"] if spec["fitted"] else None,
-    }
+        **{name: spec[name] for name in ("train", "queries", "tokens", "dtype")},
+        **{name: getattr(shape, name) for name in SHAPE_COLUMNS},
+    }  # fmt: skip
     ended = result.get("error") or ": ".join(filter(None, ["no time left", result.get("stopped")]))
     sizes = result.get("rungs", [])
     if spec["axis"] == "draws":
@@ -205,12 +198,10 @@ def make_rows(spec: Spec, result: dict[str, Any], peak_flops: float | None) -> l
 
     needs = result.get("needs", {})
     row |= {
-        "eigen_cost": shape.eigen_cost,
-        "factor_bytes": shape.factor_bytes(number_bytes),
-        "needed_memory_bytes": needs.get("memory_bytes"),
-        "needed_disk_bytes": needs.get("disk_bytes"),
+        "eigen_cost": shape.eigen_cost, "factor_bytes": shape.factor_bytes(number_bytes),
+        "needed_memory_bytes": needs.get("memory_bytes"), "needed_disk_bytes": needs.get("disk_bytes"),
         "storage": result.get("storage"),
-    }
+    }  # fmt: skip
     depths = [size["size"]["layers"] for size in sizes]
     error = None if sizes else ended
     if sizes and depths[-1] < whole and len(sizes) < 2:
@@ -259,15 +250,11 @@ def _one_row(row: Row, spec: Spec, sizes: list[Row], ended: str) -> Row:
         spread = max(abs(value / seconds[-1] - 1) for value in seconds)
         error = max(LEAST_DRAW_ERROR, 2 * spread)
         found = {
-            "projected": True,
-            "fit_seconds": 0.0,
-            "score_seconds": seconds[-1],
-            "seconds_low": seconds[-1] * max(0.0, 1 - error),
-            "seconds_high": seconds[-1] * (1 + error),
-            "projected_from": f"the median draw of {from_sizes} draws",
-            "max_residual": spread,
+            "projected": True, "projected_from": f"the median draw of {from_sizes} draws", "max_residual": spread,
+            "fit_seconds": 0.0, "score_seconds": seconds[-1],
+            "seconds_low": seconds[-1] * max(0.0, 1 - error), "seconds_high": seconds[-1] * (1 + error),
             **_most(sizes),
-        }
+        }  # fmt: skip
     elif len(sizes) < 2:
         return {"error": f"{ended}; a projection needs two sizes"}
     elif busy := _too_busy(counts, axis, sizes):
@@ -276,22 +263,15 @@ def _one_row(row: Row, spec: Spec, sizes: list[Row], ended: str) -> Row:
         total = fit_line(counts, [total_of(size) for size in sizes])
         low, high = total.interval(target)
         fit, disk = (
-            max(0.0, fit_line(counts, [size[name] for size in sizes]).at(target))
-            for name in ("fit_seconds", "disk_bytes")
+            fit_line(counts, [size[name] for size in sizes]).at(target) for name in ("fit_seconds", "disk_bytes")
         )
         fit = min(fit, total.at(target)) if last["fit_seconds"] > 1e-3 else 0.0
         bent = "" if total.linear else f"; not linear, {100 * total.residual:.0f} % off"
         found = {
-            "projected": True,
-            "fit_seconds": fit,
-            "score_seconds": total.at(target) - fit,
-            "seconds_low": low,
-            "seconds_high": high,
-            "projected_from": f"{from_sizes} {axis}{bent}",
-            "max_residual": total.residual,
-            **_most(sizes),
-            "disk_bytes": round(disk),
-        }
+            "projected": True, "projected_from": f"{from_sizes} {axis}{bent}", "max_residual": total.residual,
+            "fit_seconds": fit, "score_seconds": total.at(target) - fit, "seconds_low": low, "seconds_high": high,
+            **_most(sizes), "disk_bytes": round(disk),
+        }  # fmt: skip
     found["token_bytes"] = last.get("token_bytes")
     return found | (_draw_columns(row, sizes) if axis == "draws" else {})
 
@@ -310,7 +290,7 @@ def _draw_columns(row: Row, sizes: list[Row]) -> Row:
     setup = max(0.0, total_of(last) - each * draws)
     found: Row = {"timed_draws": draws, "seconds_per_draw": each, "setup_seconds": setup}
     if row["peak_flops"] and row["minibatch"]:
-        flops = draw_flops(row["token_parameters"], row["train"], row["queries"], row["minibatch"], row["tokens"])
+        flops = suite.draw_flops(row["token_parameters"], row["train"], row["queries"], row["minibatch"], row["tokens"])
         found["floor_seconds_per_draw"] = flops / row["peak_flops"]
         found["floor_ratio"] = each / found["floor_seconds_per_draw"]
     if len(sizes) > 1 and sizes[-2].get("tick_seconds"):
@@ -333,7 +313,7 @@ class EkfacProjection:
         self.fits = {fit["fit_examples"]: fit for fit in self.last["fits"]}
         self.train: int = self.last["size"]["train"]
         # No sequence goes through faster than its arithmetic at the device's peak, whatever two noisy sets say.
-        flops = {"covariance": covariance_flops, "lambda": least_lambda_flops}
+        flops = {"covariance": suite.covariance_flops, "lambda": suite.least_lambda_flops}
         self.least = {
             kind: work(self.shape, spec["tokens"]) / peak_flops if peak_flops else 0.0 for kind, work in flops.items()
         }
@@ -354,7 +334,8 @@ class EkfacProjection:
                 (size["size"]["layers"], fit["fit_examples"], fit[kind]) for size in self.sizes for fit in size["fits"]
             ]
             plane = fit_blocks(points, self.least[kind] / self.whole, PASS_JITTER)
-            return plane.base + self.whole * plane.fixed, self.whole * plane.each, plane
+            base, fixed, each = plane.weights.tolist()
+            return base + self.whole * fixed, self.whole * each, plane
         counts, seconds = list(self.fits), [fit[kind] for fit in self.fits.values()]
         if len(counts) < 2:  # one fitting set has no fixed part
             return 0.0, seconds[0] / counts[0], None
@@ -396,7 +377,7 @@ class EkfacProjection:
             return found
         number_bytes = 4 if self.spec["dtype"] == "float32" else 2
         whole, part = (
-            ekfac_needs(self.shape.with_layers(depth), self.spec["tokens"], number_bytes).memory_bytes
+            suite.ekfac_needs(self.shape.with_layers(depth), self.spec["tokens"], number_bytes).memory_bytes
             for depth in (self.whole, self.depths[-1])
         )
         for name, largest in found.items():
@@ -421,21 +402,16 @@ class EkfacProjection:
         shared = ([] if own_eigen is not None else ["eigendecomposition"]) + (["scores"] if count != first else [])
         found = asked | {
             "projected": not (self.deep and count in self.fits and (self.train, queries) in self.scores),
-            "fit_seconds": covariance + eigen + lambdas,
-            "score_seconds": score[0],
-            "covariance_seconds": covariance,
-            "eigen_seconds": eigen,
-            "lambda_seconds": lambdas,
-            "depth": self.depths[-1],
-            "fit_sizes": ", ".join(map(str, self.fits)),
+            "fit_seconds": covariance + eigen + lambdas, "score_seconds": score[0],
+            "covariance_seconds": covariance, "eigen_seconds": eigen, "lambda_seconds": lambdas,
+            "depth": self.depths[-1], "fit_sizes": ", ".join(map(str, self.fits)),
             **{f"{kind}_base": self.passes[kind][0] for kind in PASSES},
             **{f"{kind}_per_example": self.passes[kind][1] for kind in PASSES},
             "fit_seconds_per_example": self.passes["covariance"][1] + self.passes["lambda"][1],
-            **dict(zip(SCORE_PARTS, self.score_parts)),
+            **dict(zip(SCORE_PARTS, self.score_parts)), **self._memory(),
             # Which parts were measured with another row's fitting set.
             "shared_parts": f"{' and '.join(shared)} of {first} fitting sequences" if shared else None,
-            **self._memory(),
-        }
+        }  # fmt: skip
         smaller = [size for size in self.fits if size < count]
         if count in self.fits and len(smaller) > 1:
             # The fit, without its eigendecomposition, as the smaller fitting sets would have projected it.

@@ -7,7 +7,7 @@ named_configuration("folder/with/config.json") # any GPT-NeoX
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -36,13 +36,8 @@ class Configuration:
     @cached_property
     def linear_shapes(self) -> list[tuple[int, int]]:
         """(d_in, d_out) of every attention and MLP layer, all blocks; each has a bias. The output head is not in."""
-        block = [
-            (self.hidden, 3 * self.hidden),
-            (self.hidden, self.hidden),
-            (self.hidden, self.intermediate),
-            (self.intermediate, self.hidden),
-        ]
-        return block * self.layers
+        attention = [(self.hidden, 3 * self.hidden), (self.hidden, self.hidden)]
+        return [*attention, (self.hidden, self.intermediate), (self.intermediate, self.hidden)] * self.layers
 
     @cached_property
     def num_parameters(self) -> int:
@@ -136,26 +131,20 @@ def named_configuration(name: str) -> Configuration:
         return SUITE[short]
     path = Path(name) / "config.json"
     if not path.is_file():
-        raise UsageError(
-            f'unknown model "{name}"; expected one of {", ".join(SUITE)}, or a folder with a GPT-NeoX config.json'
-        )
-    content = read_checked(path, NeoXConfig, follow_links=True)
-    if content["hidden_size"] % content["num_attention_heads"]:
-        raise UsageError(
-            f"{path}: hidden_size {content['hidden_size']} cannot be split among {content['num_attention_heads']} heads"
-        )
-    rope = content.get("rope_parameters") or {}
+        known = f"one of {', '.join(SUITE)}, or a folder with a GPT-NeoX config.json"
+        raise UsageError(f'unknown model "{name}"; expected {known}')
+    found = read_checked(path, NeoXConfig, follow_links=True)
+    hidden, heads = found["hidden_size"], found["num_attention_heads"]
+    if hidden % heads:
+        raise UsageError(f"{path}: hidden_size {hidden} cannot be split among {heads} heads")
+    rope = found.get("rope_parameters") or {}
     return Configuration(
-        name=Path(name).resolve().name,
-        hidden=content["hidden_size"],
-        layers=content["num_hidden_layers"],
-        heads=content["num_attention_heads"],
-        intermediate=content["intermediate_size"],
-        vocabulary=content["vocab_size"],
-        positions=content["max_position_embeddings"],
-        rotary_share=content.get("rotary_pct", rope.get("partial_rotary_factor", 0.25)),
-        parallel_residual=content.get("use_parallel_residual", True),
-    )
+        name=Path(name).resolve().name, hidden=hidden, layers=found["num_hidden_layers"], heads=heads,
+        intermediate=found["intermediate_size"], vocabulary=found["vocab_size"],
+        positions=found["max_position_embeddings"],
+        rotary_share=found.get("rotary_pct", rope.get("partial_rotary_factor", 0.25)),
+        parallel_residual=found.get("use_parallel_residual", True),
+    )  # fmt: skip
 
 
 # ---- what methods do and hold ----
@@ -202,11 +191,10 @@ def least_lambda_flops(configuration: Configuration, tokens: int) -> float:
     """The same numbers in the cheaper order, layer by layer: where there are fewer tokens than units, both sides of the
     gradient are turned before they are multiplied. kronfluence multiplies first.
     """
-    turned = 0.0
-    for d_in, d_out in configuration.linear_shapes:
-        gradient_first = 2.0 * (d_in + 1) * d_out * (d_in + 1 + d_out)
-        sides_first = 2.0 * tokens * ((d_in + 1) ** 2 + d_out**2)
-        turned += min(gradient_first, sides_first)
+    turned = sum(
+        min(2.0 * (d_in + 1) * d_out * (d_in + 1 + d_out), 2.0 * tokens * ((d_in + 1) ** 2 + d_out**2))
+        for d_in, d_out in configuration.linear_shapes
+    )
     return tokens * 8.0 * configuration.num_token_parameters + turned
 
 
@@ -221,8 +209,7 @@ def chain_bytes(configuration: Configuration, minibatch: int, tokens: int, bytes
     return numbers * bytes_per_number
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     memory_bytes: int
     disk_bytes: int
 

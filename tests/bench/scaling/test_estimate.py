@@ -92,7 +92,7 @@ def test_more_never_costs_less() -> None:
 def test_blocks_and_sequences_give_back_their_law() -> None:
     points = [(blocks, count, 2 + blocks * (0.5 + 0.02 * count)) for blocks, count in ((2, 100), (8, 100), (8, 200))]
     plane = fit_blocks(points)
-    assert (plane.base, plane.fixed, plane.each) == pytest.approx((2, 0.5, 0.02))
+    assert tuple(plane.weights) == pytest.approx((2, 0.5, 0.02))
     assert plane.at(32, 400) == pytest.approx(2 + 32 * 8.5)
     assert plane.deviation(32, 400) > 0.05 * plane.at(32, 400)
     # Eight blocks that took as long as two are noise, and a sequence still goes through every block.
@@ -100,7 +100,7 @@ def test_blocks_and_sequences_give_back_their_law() -> None:
     assert noisy.at(32, 200) - noisy.at(32, 100) == pytest.approx(4 * (noisy.at(8, 200) - noisy.at(8, 100)))
     assert noisy.residual > 0.05
     once = fit_blocks([(1, 8, 3.0), (2, 8, 4.0)])
-    assert (once.base, once.fixed, once.each) == pytest.approx((2, 0, 1 / 8)), "one fitting set has no fixed part"
+    assert tuple(once.weights) == pytest.approx((2, 0, 1 / 8)), "one fitting set has no fixed part"
     assert once.at(6, 16) > 1.3 * once.at(6, 8)
 
 
@@ -111,8 +111,8 @@ def test_no_sequence_goes_through_faster_than_its_arithmetic() -> None:
     assert level.interval(1e6)[1] > 2 * level.at(1e6), "that is a least, and says little about what it is"
     assert fit_line([100, 200], [3.0, 5.0], 0.002).slope == pytest.approx(0.02), "what is measured to be more is more"
     plane = fit_blocks([(2, 100, 7.69), (8, 100, 7.21), (8, 200, 7.67)], 0.0002)
-    assert plane.each >= 0.0002
-    assert fit_blocks([(2, 100, 4.0), (8, 100, 10.0), (8, 200, 18.0)], 0.0002).each == pytest.approx(0.01)
+    assert plane.weights[2] >= 0.0002
+    assert fit_blocks([(2, 100, 4.0), (8, 100, 10.0), (8, 200, 18.0)], 0.0002).weights[2] == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("num_sizes", [2, 3])

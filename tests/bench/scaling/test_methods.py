@@ -166,16 +166,15 @@ def sequences() -> Examples:
     return Examples(tokens[:, :-1], tokens[:, 1:])
 
 
-def test_fitting_sequences_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
-    """More of them begin with those that were there."""
-    point = Point(specification("ekfac", scratch=str(tmp_path)), 0.0)
-    point.load_data()
-    first = point.fit_sequences(4).inputs
-    assert len(first) == point.spec["train"]
-    more = point.fit_sequences(20).inputs
-    assert len(more) == 20
-    assert torch.equal(more[: len(first)], first)
-    assert point.fit_sequences(12).inputs is more
+def test_fitting_sequences_begin_with_those_that_are_scored(tmp_path: Path) -> None:
+    """However many there are; sets that are only projected are not made."""
+    small, large = (
+        Point(specification("ekfac", scratch=str(tmp_path), fit_sets=sizes), 0.0) for sizes in ([4], [4, 20, 10**9])
+    )
+    small.load_data()
+    large.load_data()
+    assert (len(small.fit_data), len(large.fit_data)) == (8, 20)
+    assert torch.equal(large.train.inputs, small.fit_data.inputs)
 
 
 def test_peaks_of_the_fit_count_too(monkeypatch: pytest.MonkeyPatch) -> None:

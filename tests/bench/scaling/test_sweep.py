@@ -13,7 +13,7 @@ import pytest
 
 from bench.scaling import __main__ as sweeps
 from bench.scaling import point as points
-from bench.scaling.point import EkfacParts, choose_sizes
+from bench.scaling.point import EkfacPoint, choose_sizes
 from bench.scaling.rows import asked_rows, make_rows, read_rows
 from tests.helpers.scaling_laws import TINY, specification
 
@@ -67,13 +67,13 @@ def ekfac_spec(tmp_path: Path) -> dict[str, Any]:
 def measured_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The parts as they are measured."""
     seen: list[str] = []
-    part = EkfacParts.part
+    part = EkfacPoint.part
 
-    def watch(self: EkfacParts, name: str, work: Any) -> None:
-        seen.append(name)
-        part(self, name, work)
+    def watch(self: EkfacPoint, kind: str, work: Any, problem: Any) -> dict[str, Any]:
+        seen.append(kind)
+        return part(self, kind, work, problem)
 
-    monkeypatch.setattr(EkfacParts, "part", watch)
+    monkeypatch.setattr(EkfacPoint, "part", watch)
     return seen
 
 
@@ -81,26 +81,25 @@ def test_a_point_of_ekfac_has_every_part_and_new_files_for_every_fitting_set(
     ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a user's run has: nothing of an earlier fitting set is there when the clock starts."""
-    before: dict[str, list[str]] = {}
-    run = points.measured_run
+    before: list[str] = []
+    run = points.measured
 
-    def look(timed: Any, problem: Any) -> Any:
-        before[names[-1] if names else "warm-up"] = sorted(path.name for path in problem.scratch.rglob("*.safetensors"))
-        return run(timed, problem)
+    def look(work: Any, problem: Any) -> Any:
+        if names:  # after the warm-up
+            before.append(" ".join(path.name for path in problem.scratch.rglob("*.safetensors")))
+        return run(work, problem)
 
     names = measured_parts(monkeypatch)
-    monkeypatch.setattr(points, "measured_run", look)
+    monkeypatch.setattr(points, "measured", look)
     result = points.perform_point(ekfac_spec, time.monotonic())
     assert result.get("error") is None
-    assert names == [
-        "covariance/4", "eigen/4", "lambda/4", "score/8x2", "covariance/8", "eigen/8", "lambda/8", "score/4x2",
-        "score/8x1", "score/4x1", "score/8x6",
-    ]  # fmt: skip
-    assert not any("covariance" in name for name in before["covariance/8"])
-    assert not any("eigen" in name for name in before["eigen/8"])
-    assert not any("lambda" in name for name in before["lambda/8"])
-    assert any("eigen" in name for name in before["covariance/8"]), "there was something to remove"
-    assert not any("pairwise" in name for name in before["score/4x2"])
+    fit = ["covariance", "eigen", "lambda"]
+    assert names == [*fit, "score", *fit, *["score"] * 4]
+    (rung,) = result["rungs"]
+    assert [point[:2] for point in rung["score_points"]] == [(8, 2), (4, 2), (8, 1), (4, 1), (8, 6)]
+    assert not any(kind in files for kind, files in zip(fit, before[4:7], strict=True))
+    assert "eigen" in before[4], "there was something to remove"
+    assert not any("pairwise" in files for files in before[7:])
     rows = make_rows(ekfac_spec, result, None)
     assert [row["projected"] for row in rows] == [False, False, True, False]
     assert all(row["error"] is None for row in rows)
@@ -114,12 +113,10 @@ def test_slow_eigendecompositions_are_shared_and_fitting_sets_beyond_the_budget_
 ) -> None:
     ekfac_spec |= {"fit_sets": [4, 8, 12, 1_000_000]}
     monkeypatch.setattr(points, "REPEATED_SECONDS", 0.0)
-    monkeypatch.setattr(EkfacParts, "predicted_fit", lambda self, count: 1e9 if count > 8 else 0.0)
+    monkeypatch.setattr(EkfacPoint, "predicted_fit", lambda self, count: 1e9 if count > 8 else 0.0)
     seen = measured_parts(monkeypatch)
     result = points.perform_point(ekfac_spec, time.monotonic())
-    assert [name for name in seen if not name.startswith("score")] == [
-        "covariance/4", "eigen/4", "lambda/4", "covariance/8", "lambda/8",
-    ]  # fmt: skip
+    assert [kind for kind in seen if kind != "score"] == ["covariance", "eigen", "lambda", "covariance", "lambda"]
     rows = make_rows(ekfac_spec, result, None)
     assert [row["projected"] for row in rows] == [False, False, True, True, False]
     assert rows[1]["shared_parts"] == "eigendecomposition and scores of 4 fitting sequences"
@@ -129,7 +126,7 @@ def test_slow_eigendecompositions_are_shared_and_fitting_sets_beyond_the_budget_
 def test_ekfac_is_refused_with_the_bytes_it_would_take(
     ekfac_spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EkfacParts, "free_disk", lambda self: 1000)
+    monkeypatch.setattr(EkfacPoint, "free_disk", lambda self: 1000)
     result = points.perform_point(ekfac_spec, time.monotonic())
     rows = make_rows(ekfac_spec, result, None)
     assert [(row["fit_examples"], row["queries"]) for row in rows] == asked_rows(ekfac_spec)
@@ -156,8 +153,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(shape))
         folders.append(str(folder))
-    monkeypatch.setattr(points, "matmul_peak", lambda device: {"flops": 1e10})
-
+    monkeypatch.setattr(points, "matmul_peak", lambda device: 1e10)
     monkeypatch.setattr(sweeps, "measure_point", lambda spec, limit: points.perform_point(spec, time.monotonic()))
     return [
         "--model", *folders, "--train", "6", "--queries", "2", "--tokens", "8",
