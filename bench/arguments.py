@@ -10,9 +10,12 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from traceback import print_exc
+from types import SimpleNamespace
 from typing import Any
 
 from retrain.errors import UsageError, error_line
@@ -62,9 +65,7 @@ def fraction(text: str, or_all: bool = False) -> float:
     return value
 
 
-def share(text: str) -> float:
-    """A fraction that may be all."""
-    return fraction(text, or_all=True)
+share = partial(fraction, or_all=True)  # a fraction that may be all
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
@@ -273,40 +274,45 @@ def check_out(folder: str) -> None:
 # ---- exit codes ----
 
 
-def run_cli(prog: str, work: Callable[[], int], interrupted: str = KEPT, traceback: bool | None = None) -> int:
-    """Runs a command's work. One line on stderr and 1: it failed; 2: it was asked for what cannot be; 130: interrupted.
+@contextmanager
+def exit_code(prog: str, interrupted: str = KEPT, traceback: bool | None = None) -> Iterator[SimpleNamespace]:
+    """Around a command's work, which sets `code`; what it raises is one line on stderr, and a code.
 
-    traceback: of commands with --traceback, whether it was given; without it the code of tasks and methods fails in one
-    line, wherever it is called from.
+    1: it failed; 2: it was asked for what cannot be; 130: interrupted. traceback: of commands with --traceback, whether
+    it was given; without it the code of tasks and methods fails in one line, wherever it is called from.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    ending = SimpleNamespace(code=0)
     try:
-        return work()
+        yield ending
     except (UsageError, StoreError, SafeFileError) as error:
         print(f"{prog}: {one_line(str(error), MAX_WORDS)}", file=sys.stderr)
-        return 2
+        ending.code = 2
     except BrokenPipeError:  # ... | head
         sys.stderr.close()
-        return 0
     except KeyboardInterrupt:
         close_bars()
         print(f"{prog}: interrupted; {interrupted}", file=sys.stderr)
-        return 130
-    except (RuntimeError, FloatingPointError) as error:
-        close_bars()
-        if traceback and not isinstance(error, JobError) and not isinstance(error.__cause__, UnitTraceback):
-            print_exc()  # of a unit it was printed where the unit was given up
-        print(f"{prog}: {error_line(error)}", file=sys.stderr)
-        return 1
+        ending.code = 130
     except Exception as error:
         close_bars()
+        ending.code, told = 1, isinstance(error, RuntimeError | FloatingPointError)
+        if told and traceback and not isinstance(error, JobError) and not isinstance(error.__cause__, UnitTraceback):
+            print_exc()  # of a unit it was printed where the unit was given up
         # A full disk, or a folder where a file was to go, is nobody's mistake in the code.
-        if traceback or (traceback is None and not isinstance(error, OSError)):
+        if not told and (traceback or (traceback is None and not isinstance(error, OSError))):
             raise
-        file, line = blamed(error)
-        where = "" if traceback is None else f" ({shortened(file)}:{line}); --traceback shows it whole"
+        where = ""
+        if not told and traceback is not None:
+            file, line = blamed(error)
+            where = f" ({shortened(file)}:{line}); --traceback shows it whole"
         print(f"{prog}: {error_line(error)}{where}", file=sys.stderr)
-        return 1
+
+
+def run_cli(prog: str, work: Callable[[], int], interrupted: str = KEPT, traceback: bool | None = None) -> int:
+    with exit_code(prog, interrupted, traceback) as ending:
+        ending.code = work()
+    return ending.code
 
 
 def report(prog: str, notes: Iterable[str], problems: Sequence[str]) -> int:

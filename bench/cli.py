@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from bench.arguments import (
     add_task_arguments,
     at_least,
     check_out,
+    exit_code,
     report,
     run_cli,
 )
@@ -146,37 +148,35 @@ def lds_main(argv: Sequence[str] | None = None) -> int:
         return scores_command(words, parser)
     arguments = parser.parse_args(words)
     logging.getLogger("tda-bench").setLevel(logging.INFO)
-    work = lambda: measure_lds(arguments, command_line("bench.lds", words), parser.prog)  # noqa: E731
-    return run_cli(parser.prog, work, traceback=arguments.traceback)
+    with exit_code(parser.prog, traceback=arguments.traceback) as ending:
+        from bench.experiment import execution_of, experiment_of
+        from bench.runner import dry_run, run
 
-
-def measure_lds(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    from bench.experiment import execution_of, experiment_of
-    from bench.runner import dry_run, run
-
-    experiment, execution = experiment_of(arguments), execution_of(arguments)
-    if arguments.dry_run:
+        experiment, execution = experiment_of(arguments), execution_of(arguments)
+        if arguments.dry_run:
+            if arguments.json:
+                raise UsageError("--dry-run says in words what would be computed; leave out --json")
+            print(dry_run(experiment, execution))
+            return 0
+        check_out(arguments.out)
+        result = run(experiment, execution)
+        place = Path(arguments.out) / result.run_id
+        nothing = arguments.collect and not result.out.rows  # a record of nothing would only be in the way
+        save = partial(result.save, arguments.out, command_line("bench.lds", words))
+        unwritten = "" if nothing else try_write(save, place)
         if arguments.json:
-            raise UsageError("--dry-run says in words what would be computed; leave out --json")
-        print(dry_run(experiment, execution))
-        return 0
-    check_out(arguments.out)
-    result = run(experiment, execution)
-    place = Path(arguments.out) / result.run_id
-    nothing = arguments.collect and not result.out.rows  # a record of nothing would only be in the way
-    unwritten = "" if nothing else try_write(lambda: result.save(arguments.out, command), place)
-    if arguments.json:
-        print(json.dumps(without_nan(result.frame().to_dict("records")), indent=1))
-    else:
-        print(result.text(arguments.wide))
-        failed = f"; {len(result.problems)} went wrong: see below" if result.problems else ""
-        written = "" if unwritten or nothing else f"; record: {place}/run.json"
-        print(f"\nrun {result.run_id} in {result.seconds:.0f} s{written}{failed}")
-    problems = list(result.problems)
-    if unwritten:
-        problems.append(f"{unwritten}; the same command writes it, from {arguments.cache}")
-    skipped = [f"skipped {label}: {reason}" for label, reason in result.skipped.items()]
-    return report(prog, [*result.notes, *skipped], problems)
+            print(json.dumps(without_nan(result.frame().to_dict("records")), indent=1))
+        else:
+            print(result.text(arguments.wide))
+            failed = f"; {len(result.problems)} went wrong: see below" if result.problems else ""
+            written = "" if unwritten or nothing else f"; record: {place}/run.json"
+            print(f"\nrun {result.run_id} in {result.seconds:.0f} s{written}{failed}")
+        problems = list(result.problems)
+        if unwritten:
+            problems.append(f"{unwritten}; the same command writes it, from {arguments.cache}")
+        skipped = [f"skipped {label}: {reason}" for label, reason in result.skipped.items()]
+        ending.code = report(parser.prog, [*result.notes, *skipped], problems)
+    return ending.code
 
 
 # ---- list ----

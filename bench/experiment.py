@@ -9,17 +9,17 @@ again, settings included. bench/runner.py runs it.
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.arguments import DEFAULT_METHODS, SPLITS, check_device, cluster_options, task_words
 from bench.methods import SETTINGS
-from bench.metrics import MINIMUM_SUBSETS
-from bench.schema import ExperimentFile, ExperimentRecord
+from bench.schema import ExperimentFields, ExperimentRecord
 from retrain.errors import UsageError
 from retrain.outputs import LOSS, OUTPUTS
 from retrain.reference import FULL, REFERENCES
@@ -59,35 +59,21 @@ class Experiment:
     def __post_init__(self) -> None:
         for name in ("methods", "alpha", "alpha_attribution", "seeds", "checkpoints"):
             given = getattr(self, name)
-            values = (given,) if isinstance(given, str | int | float | Mapping) else tuple(given)
-            object.__setattr__(self, name, tuple(dict.fromkeys(values)) if name != "methods" else values)
+            values = (given,) if isinstance(given, str | int | float | Mapping) else given
+            plain = [one.item() if isinstance(one, np.generic) else one for one in values]
+            object.__setattr__(self, name, tuple(plain if name == "methods" else dict.fromkeys(plain)))
+        if isinstance(self.queries, Sequence):
+            object.__setattr__(self, "queries", tuple(dict.fromkeys(self.queries)))
         for name, choices in (
             ("settings", SETTINGS), ("scheme", SCHEMES), ("stream", tuple(STREAMS)), ("query_split", SPLITS),
             ("initialisation", STARTS), ("reference", REFERENCES), ("output", OUTPUTS),
         ):  # fmt: skip
             if getattr(self, name) not in choices:
                 raise UsageError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
-        for name, highest, ends in (("alpha", _BELOW_ONE, "below 1"), ("alpha_attribution", 1.0, "up to 1")):
-            for value in getattr(self, name):
-                _check(name, value, (int, float), _ABOVE_ZERO, highest, f"a fraction above 0 and {ends}")
-        for name, least in (("seeds", 0), ("checkpoints", 1)):
-            for value in getattr(self, name):
-                _check(name, value, int, least, 10**18 - 1, f"whole numbers from {least} on, of at most 18 digits")
-        if isinstance(self.queries, Sequence):
-            object.__setattr__(self, "queries", tuple(dict.fromkeys(self.queries)))
-        for name, least in (
-            ("subsets", MINIMUM_SUBSETS), ("replicates", 1), ("replicated_subsets", MINIMUM_SUBSETS), ("queries", 1),
-        ):  # fmt: skip
-            if getattr(self, name) is not None and not isinstance(getattr(self, name), tuple):
-                _check(name, getattr(self, name), int, least, math.inf, f"at least {least}")
-        for name, tables in (
-            ("task_options", [self.task_options]),
-            ("options", [self.options, *_values(self.options)]),
-        ):
-            if wrong := [one for one in tables if not isinstance(one, Mapping)]:
-                raise UsageError(f"{name} holds {repr(wrong[0])[:40]}; expected a table of options")
-        if not self.methods or not self.alpha or not self.seeds:
-            raise UsageError("an experiment needs at least one method, one alpha and one seed")
+        try:
+            validate(self.to_json(), ExperimentFields, "experiment")
+        except SafeFileError as error:
+            raise UsageError(str(error)) from None
 
     def to_json(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -115,20 +101,6 @@ class Experiment:
             )
             for alpha in self.alpha
         ]
-
-
-def _values(table: Any) -> list[Any]:
-    return list(table.values()) if isinstance(table, Mapping) else []
-
-
-_ABOVE_ZERO, _BELOW_ONE = math.ulp(0.0), 1 - 2**-53
-
-
-def _check(name: str, value: Any, kind: Any, low: float, high: float, expected: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise UsageError(f"{name} is {repr(value)[:40]}; expected a number: {expected}")
-    if not low <= value <= high:
-        raise UsageError(f"{name} is {str(value)[:40]}; expected {expected}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +142,9 @@ def read_experiment(path: str | Path) -> Experiment:
             f'{path} says "{unknown[0]}", which no experiment has; its names are {", ".join(sorted(known))}'
         )
     try:
-        return Experiment(**validate(content, ExperimentFile, path))
-    except SafeFileError as error:
-        raise UsageError(str(error)) from None
+        return Experiment(**content)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -195,32 +167,24 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def experiment_of(arguments: argparse.Namespace) -> Experiment:
     """The Experiment that a command line asks for: its file's, changed by the options beside it."""
-    if getattr(arguments, "experiment", None):
-        kept = read_experiment(arguments.experiment).to_json()
-        given = asked_for(arguments, kept["task"])
-        for name in ("task_options", "options") if given["task"] == kept["task"] else ():
-            given[name] = {**kept[name], **given[name]}
-        return Experiment(**{**kept, **given})
-    given = asked_for(arguments)
-    if not given.get("alpha"):
+    file = getattr(arguments, "experiment", None)
+    kept = read_experiment(file).to_json() if file else {}
+    given = asked_for(arguments, kept.get("task", "auto"))
+    for name in ("task_options", "options") if given["task"] == kept.get("task") else ():
+        given[name] = {**kept[name], **given[name]}
+    if not {**kept, **given}.get("alpha"):
         raise UsageError(
             "--alpha is needed: the share of the attributed examples that each subset keeps, e.g. --alpha 0.1"
         )
-    return Experiment(**given)
+    return Experiment(**{**kept, **given})
 
 
 def asked_for(arguments: argparse.Namespace, task: str = "auto") -> dict[str, Any]:
     """The fields of an Experiment that the command line names; `task` is what it is where --task is not given."""
     asked, task_options, others = task_words(arguments, task)
-    given: dict[str, Any] = {"task": asked, "task_options": task_options, "options": others}
-    for name in (
-        "methods", "settings", "alpha", "alpha_attribution", "seeds", "subsets", "scheme", "replicates",
-        "replicated_subsets", "initialisation", "queries", "query_split", "reference", "checkpoints",
-        "output",
-    ):  # fmt: skip
-        if (value := getattr(arguments, name, None)) is not None:
-            given[name] = value
-    return given
+    names = {f.name for f in fields(Experiment)} - {"task", "task_options", "options"}
+    given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    return {**given, "task": asked, "task_options": task_options, "options": others}
 
 
 def execution_of(arguments: argparse.Namespace) -> Execution:

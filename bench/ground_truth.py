@@ -174,11 +174,8 @@ def assemble(task: Task, plan: Plan, entries: Sequence[Entry]) -> GroundTruth:
     return GroundTruth(plan.masks(task)[complete], losses, present, np.array(complete, dtype=int), {}, attributed)
 
 
-def base_model(
-    task: Task, seed: int, store: Store, device: str, number: int = 0, force: bool = False
-) -> tuple[nn.Module, Entry]:
-    unit = checkpoint_unit(task, seed, number, device)
-    (entry,) = obtain([unit], store, force=force).values()
+def base_model(task: Task, seed: int, store: Store, device: str, number: int = 0) -> tuple[nn.Module, Entry]:
+    (entry,) = obtain([checkpoint_unit(task, seed, number, device)], store).values()
     return checkpoint_of(task, entry, choose_device(device)), entry
 
 

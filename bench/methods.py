@@ -185,7 +185,8 @@ def variants_of(
     own = {**without(in_place_of(spelled), set_before), **spelled}
     if "name" in own:  # which `load_method` takes for the method's
         raise UsageError(f'{plain.name} has no option "name"; available: {", ".join(f.name for f in fields(plain))}')
-    origin, chosen = settings_of(plain, task, settings, (looks_at.get("reference", tuned_at[0]), tuned_at[1]))
+    tuned_at = (looks_at.get("reference", tuned_at[0]), tuned_at[1])
+    origin, chosen = settings_of(plain, task, settings, tuned_at)
     label = spelling.label or plain.name
     if label != plain.name and label != name and label in available_methods():
         raise UsageError(f'"{label}={name}": {label} is another method; give {name} a label of its own')
@@ -196,8 +197,7 @@ def variants_of(
             for option, value in spelling.options.items()
         )
     recommended = task.method_settings.get(plain.name, {})
-    at = (looks_at.get("reference", tuned_at[0]), tuned_at[1])
-    nested, whose = nested_settings(plain, {**recommended, **own}, task, settings, at)
+    nested, whose = nested_settings(plain, {**recommended, **own}, task, settings, tuned_at)
     own = {**own, **nested}
     made: dict[Kinds, Method] = {
         kind: load_method(name, **without(in_place_of(own), {**recommended, **extra}), **own)
@@ -206,7 +206,7 @@ def variants_of(
     if own:
         origin = "; ".join([changed_origin(origin), *(f"{option} {of}" for option, of in whose.items())])
     if len(set(made.values())) == 1:
-        return [Variant(next(iter(made.values())), label, "both", origin, name, **looks_at)]
+        made = {"both": made["raw"]}
     return [Variant(method, label, kind, origin, name, **looks_at) for kind, method in made.items()]
 
 

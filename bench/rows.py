@@ -1,10 +1,11 @@
 """From ground truth and predictions to rows: LDS with its interval, the ceiling, and the paired differences."""
 
+import contextlib
 import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,26 @@ CHEAPER = 8  # a difference of two that are known than a score
 
 Made = tuple[str, bool]  # label, normalised
 
+# Column -> the attribute of a metric's result that stands in it.
+SIZES = {name: name for name in ("num_subsets", "num_queries", "num_undefined")}
+LDS_COLUMNS = {**SIZES, "lds": "lds", "ci_low": "ci_low", "ci_high": "ci_high", "lds_across_queries": "across_queries"}
+LDS_WITHIN = {"lds_within_groups": "lds", "within_groups_low": "ci_low", "within_groups_high": "ci_high"}
+CEILING_OF_ROW = {"ceiling": "ceiling", "ceiling_low": "ci_low", "ceiling_high": "ci_high"}
+CEILING_COLUMNS = {name: name for name in ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated")}
+CEILING_WITHIN = {
+    "reliability_within_groups": "reliability", "ceiling_within_groups": "ceiling",
+    "ceiling_within_groups_low": "ci_low", "ceiling_within_groups_high": "ci_high",
+}  # fmt: skip
+PAIR_NUMBERS = {**SIZES, **{name: name for name in ("difference", "ci_low", "ci_high", "p_value")}}
+PAIR_WITHIN = {
+    "difference_within_groups": "difference", "within_groups_low": "ci_low", "within_groups_high": "ci_high",
+    "p_value_within_groups": "p_value",
+}  # fmt: skip
+
+
+def columns(result: Any, wanted: Mapping[str, str]) -> dict[str, Any]:
+    return {column: getattr(result, attribute) for column, attribute in wanted.items()}
+
 
 def add_rows(
     out: RunRows,
@@ -76,17 +97,17 @@ def add_rows(
     alone = {count: one for count, one in alone.items() if count and math.isfinite(one.lds)}
     out.ceilings.append(
         where
-        | ceiling_columns(ceiling)
-        | {"num_undefined": ceiling.num_undefined}
+        | columns(ceiling, {**CEILING_COLUMNS, "num_undefined": "num_undefined"})
         | linear
         | unlimited_numbers(alone, truth.masks.shape[1], linear)
         | {"num_replicates": plan.replicates, "initialisation": plan.initialisation}
         | {"mean_loss": float(losses.mean())}
-        | ({} if within is None else _ceiling_within(within[0], task.group_name))
+        | ({} if within is None else {"group_name": task.group_name, **columns(within[0], CEILING_WITHIN)})
     )
     for (label, normalised), result in results.items():
         variant, prediction = behind[label, normalised]
-        notes = [note_of(prediction.record)]
+        count, mixing = (prediction.record.get(name) for name in ("num_scores_not_finite", "diagnostics"))
+        notes = [f"{count} scores are not finite" if count else "", str((mixing or {}).get("mixing") or "")]
         if within is not None and plan.scheme == "balanced" and not counts.take_out(made[label, normalised]).any():
             notes.append(f"knows the {task.group_name} alone, of which all subsets hold the same")
         elif result.num_undefined == result.num_queries:
@@ -103,20 +124,20 @@ def add_rows(
             where
             | {"method": variant.method.name, "label": label, "settings": variant.settings}
             | {"origin": variant.origin, "normalised": normalised, "num_replicates": plan.replicates}
-            | lds_columns(result, ceiling)
+            | columns(result, LDS_COLUMNS)
+            | columns(ceiling, CEILING_OF_ROW)
             | {name: linear[name] for name in ("linear_ceiling", "linear_low", "linear_high")}
             | {"spread": float(np.nanstd(result.per_query)) if result.num_undefined < len(queries) else math.nan}
             | {name: prediction.record[name] for name in costs}
             | {"note": "; ".join(filter(None, notes))}
-            | ({} if within is None else _within_groups(within[1][label, normalised], within[0]))
         )
-    for ((label, normalised), (against, _)), pair in differences.items():
-        out.pairs.append(
-            where
-            | {"label": label, "against": against, "normalised": normalised}
-            | pair_columns(pair)
-            | ({} if within is None else _pair_within(within[2][(label, normalised), (against, normalised)]))
-        )
+        if within is not None:
+            out.rows[-1] |= columns(within[1][label, normalised], LDS_WITHIN)
+            out.rows[-1]["ceiling_within_groups"] = within[0].ceiling
+    for (first, second), pair in differences.items():
+        named = {"label": first[0], "against": second[0], "normalised": first[1]}
+        inner = {} if within is None else columns(within[2][first, second], PAIR_WITHIN)
+        out.pairs.append(where | named | columns(pair, PAIR_NUMBERS) | inner)
 
 
 def _values_of(
@@ -134,56 +155,6 @@ def _values_of(
                     made[label, normalised] = values[subsets]
                     behind[label, normalised] = variant, prediction
     return made, behind
-
-
-def lds_columns(result: metrics.LDS, ceiling: metrics.Ceiling) -> dict[str, Any]:
-    names = ("num_subsets", "num_queries", "num_undefined", "lds", "ci_low", "ci_high")
-    ends = {"ceiling": ceiling.ceiling, "ceiling_low": ceiling.ci_low, "ceiling_high": ceiling.ci_high}
-    return {**{name: getattr(result, name) for name in names}, "lds_across_queries": result.across_queries, **ends}
-
-
-def pair_columns(pair: metrics.Difference) -> dict[str, Any]:
-    names = ("num_subsets", "num_queries", "num_undefined", "difference", "ci_low", "ci_high", "p_value")
-    return {name: getattr(pair, name) for name in names}
-
-
-def ceiling_columns(ceiling: metrics.Ceiling) -> dict[str, Any]:
-    names = ("ceiling", "ci_low", "ci_high", "reliability", "num_subsets_replicated")
-    return {name: getattr(ceiling, name) for name in names}
-
-
-def _ceiling_within(ceiling: metrics.Ceiling, group_name: str) -> dict[str, Any]:
-    names = {"ceiling": "", "ci_low": "_low", "ci_high": "_high"}
-    ends = {f"ceiling_within_groups{end}": getattr(ceiling, name) for name, end in names.items()}
-    return {"group_name": group_name, "reliability_within_groups": ceiling.reliability, **ends}
-
-
-def _within_groups(result: metrics.LDS, ceiling: metrics.Ceiling) -> dict[str, Any]:
-    return {
-        "lds_within_groups": result.lds,
-        "within_groups_low": result.ci_low,
-        "within_groups_high": result.ci_high,
-        "ceiling_within_groups": ceiling.ceiling,
-    }
-
-
-def _pair_within(pair: metrics.Difference) -> dict[str, Any]:
-    return {
-        "difference_within_groups": pair.difference,
-        "within_groups_low": pair.ci_low,
-        "within_groups_high": pair.ci_high,
-        "p_value_within_groups": pair.p_value,
-    }
-
-
-def note_of(record: Mapping[str, Any]) -> str:
-    """What a reader of the row must know: chains that have not mixed, scores that are not finite."""
-    notes = []
-    if count := record.get("num_scores_not_finite"):
-        notes.append(f"{count} scores are not finite")
-    if mixing := record.get("diagnostics", {}).get("mixing"):
-        notes.append(str(mixing))
-    return "; ".join(notes)
 
 
 def undefined_reason(losses: np.ndarray, prediction: np.ndarray) -> str:
@@ -205,27 +176,28 @@ def compute_metrics(
     pairs: list[tuple[Made, Made]],
     within: metrics.GroupCounts | None = None,
 ) -> tuple[metrics.Ceiling, dict[Made, metrics.LDS], dict[tuple[Made, Made], metrics.Difference]]:
-    """All of a block's numbers; on all cores where there is enough to do (10,000 queries take half a second each)."""
-    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-        (functools.partial(metrics.noise_ceiling, present=present, within=within), (replicates,))
-    ]
-    calls += [(functools.partial(metrics.sampled_score, within=within), (losses, made[key])) for key in made]
-    ceiling, *rest = on_all_cores(calls, losses.size * len(calls))
-    scores = dict(zip(made, rest, strict=True))
-    calls = [(metrics.difference_of_samplings, (scores[a][1], scores[b][1])) for a, b in pairs]
-    differences = on_all_cores(calls, losses.size * len(calls) // CHEAPER)
-    return ceiling, {key: score for key, (score, _) in scores.items()}, dict(zip(pairs, differences, strict=True))
+    """All numbers of one (seed, alpha); on all cores where there is enough to do."""
+    ceiling = metrics.noise_ceiling(replicates, present=present, within=within)
+    with all_cores(losses.size * len(made)) as each:
+        score = functools.partial(metrics.sampled_score, losses, within=within)
+        scores = dict(zip(made, each(score, made.values()), strict=True))
+    with all_cores(losses.size * len(pairs) // CHEAPER) as each:
+        samplings = ([scores[pair[side]][1] for pair in pairs] for side in (0, 1))
+        differences = dict(zip(pairs, each(metrics.difference_of_samplings, *samplings), strict=True))
+    return ceiling, {key: score for key, (score, _) in scores.items()}, differences
 
 
-def on_all_cores(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], num_numbers: int) -> list[Any]:
-    """What each function gives for its arguments; in threads where there are that many numbers to go through.
+@contextlib.contextmanager
+def all_cores(num_numbers: int) -> Iterator[Any]:
+    """`map`, in threads where there are that many numbers to go through: 10,000 queries take half a second each.
 
     Sorting and arithmetic on arrays let other threads run meanwhile.
     """
     if num_numbers < MANY_NUMBERS:
-        return [function(*arguments) for function, arguments in calls]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [made.result() for made in [pool.submit(function, *arguments) for function, arguments in calls]]
+        yield map
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            yield pool.map
 
 
 # ---- how much is additive ----

@@ -79,12 +79,8 @@ def run(experiment: Experiment, execution: Execution | None = None) -> Result:
             if len(truth.subsets) >= MINIMUM_SUBSETS:
                 of_plan = [(variant, found[position]) for variant, found in predictions[block]]
                 add_rows(session.out, session.task, plan, truth, queries, of_plan, session.extra_ground_truth(plan))
-    seconds, device = time.perf_counter() - started, session.device()
-    result = Result(
-        experiment, session.task, session.variants, session.out, session.skipped, seconds, device, session.notes
-    )
-    result.assign_run_id()
-    return result
+    known = (experiment, session.task, session.variants, session.out, session.skipped)
+    return Result(*known, time.perf_counter() - started, session.device(), session.notes)
 
 
 class Session:
@@ -452,7 +448,12 @@ class Result:
     seconds: float  # of the whole run
     device: str  # its name
     notes: list[str] = field(default_factory=list)  # options that asked for more than there is, edited methods
-    run_id: str = ""  # of what was asked and what came out; the record's folder
+    run_id: str = ""  # of what was asked and what came out, so that no two results share one; the record's folder
+
+    def __post_init__(self) -> None:
+        self.run_id = run_id_of(self.config(), self.out.rows, self.out.pairs, self.out.ceilings)
+        for row in [*self.out.rows, *self.out.pairs]:
+            row["run_id"] = self.run_id
 
     def frame(self) -> pd.DataFrame:
         """A row for every method, seed, alpha and kind of score; the columns are those of lds.csv."""
@@ -486,12 +487,6 @@ class Result:
             "replicates": self.experiment.replicates or self.task.default_replicates,
             "versions": {name: version for name, version in versions().items() if name in DISTRIBUTIONS},
         }
-
-    def assign_run_id(self) -> None:
-        """Its id: of what was asked, by which code, and of what came out, so that no two results share one."""
-        self.run_id = run_id_of(self.config(), self.out.rows, self.out.pairs, self.out.ceilings)
-        for row in [*self.out.rows, *self.out.pairs]:
-            row["run_id"] = self.run_id
 
     def save(self, out: str | Path, command: str = "") -> Path:
         """Writes run.json, lds.csv and pairs.csv to a folder of the run's own: see `save_record`."""

@@ -36,6 +36,9 @@ Difference = Annotated[float, Meta(ge=-4, le=4)] | None
 Amount = Annotated[float, Meta(ge=0, le=1e18)] | None
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Table = dict[str, Any]
+Seed = Annotated[int, Meta(ge=0, lt=10**18)]
+AtLeastOne = Annotated[int, Meta(ge=1, lt=10**18)]
+AtLeastThree = Annotated[int, Meta(ge=3, lt=10**18)]  # subsets, across which ranks are correlated
 Alphas = Annotated[list[Share], Meta(min_length=1, max_length=100)]  # one, or several that LDS is the mean over
 
 
@@ -174,28 +177,28 @@ class DescribedMethod(Struct, kw_only=True):
     source: Any = None
 
 
-class ExperimentFile(Struct, forbid_unknown_fields=True):
-    """An experiment as a TOML file or a run.json has it: types here, ranges in bench/experiment.py"""
+class ExperimentFields(Struct, forbid_unknown_fields=True):
+    """The fields of an Experiment as plain data, with the range of each; bench/experiment.py has what they mean."""
 
-    task: str = ""
-    task_options: Table = {}
-    methods: str | list[str | DescribedMethod] = ""
-    settings: str = ""
-    options: dict[str, Table] = {}
-    alpha: float | list[float] = 0.1
-    alpha_attribution: float | list[float] = []
-    seeds: int | list[int] = 1
-    subsets: int = 100
-    scheme: str = ""
-    stream: str = ""
-    replicates: int | None = None
-    replicated_subsets: int | None = None
-    initialisation: str = ""
-    query_split: str = ""
-    queries: int | None = None
-    reference: str = ""
-    output: str = ""
-    checkpoints: int | list[int] = 1
+    task: str
+    task_options: Table
+    methods: Annotated[list[str | DescribedMethod], Meta(min_length=1)]
+    settings: str
+    options: dict[str, Table]
+    alpha: Annotated[list[Annotated[float, Meta(gt=0, lt=1)]], Meta(min_length=1)]
+    alpha_attribution: list[Annotated[float, Meta(gt=0, le=1)]]
+    seeds: Annotated[list[Seed], Meta(min_length=1)]
+    subsets: AtLeastThree
+    scheme: str
+    stream: str
+    replicates: AtLeastOne | None
+    replicated_subsets: AtLeastThree | None
+    initialisation: str
+    query_split: str
+    queries: AtLeastOne | list[Count] | None
+    output: str
+    reference: str
+    checkpoints: list[AtLeastOne]
 
 
 class ExperimentRecord(Struct):
@@ -502,7 +505,7 @@ class TokensRecord(ExamplesRecord, kw_only=True):
     num_draws: Count = 0
 
 
-# ---- the index of figures, and the limit of BIF ----
+# ---- the index of figures ----
 
 
 class Figure(Struct, forbid_unknown_fields=True):
@@ -518,58 +521,3 @@ class Figure(Struct, forbid_unknown_fields=True):
 
 
 FigureIndex = dict[str, Figure]  # figures.json
-
-Distance = Annotated[float, Meta(ge=0, le=1e12)]
-Exponent = Annotated[float, Meta(ge=-100, le=100)]
-
-
-class LimitRegression(Struct):
-    copies: Count
-    num_train: Count
-    num_queries: Count
-
-
-class LimitConfig(Struct):
-    regression: LimitRegression
-    sampler: Name
-    gradient: Name
-    damping: Distance
-    step_times_precision: Distance
-    thinning: Count
-    burn_in: Count
-    draws_of_a_copy: Count
-    seeds: Annotated[list[Count], Meta(min_length=1, max_length=1000)]
-
-
-class LimitExact(Struct):
-    n_beta: Annotated[float, Meta(ge=1e-12, le=1e12)]
-    distance: Annotated[float, Meta(ge=1e-15, le=1e12)]
-
-
-class LimitSampled(Struct):
-    n_beta: Annotated[float, Meta(ge=1e-12, le=1e12)]
-    draws: Annotated[int, Meta(ge=1, le=10**12)]
-    distance: Annotated[float, Meta(ge=1e-15, le=1e12)]
-    low: Distance
-    high: Distance
-
-
-class LimitSlope(Struct):
-    theory: Exponent
-    measured: Exponent
-
-
-class LimitSlopes(Struct):
-    n_beta: LimitSlope
-    draws: LimitSlope
-
-
-class LimitRecord(Struct):
-    """limit.json"""
-
-    run_id: Id
-    description: Words
-    config: LimitConfig
-    exact: Annotated[list[LimitExact], Meta(min_length=1, max_length=1000)]
-    sampled: Annotated[list[LimitSampled], Meta(min_length=1, max_length=10_000)]
-    slopes: LimitSlopes

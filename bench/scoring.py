@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from baselines.method import (
     Bill,
     Method,
     Problem,
-    Retrained,
     checked_answer,
     load_method,
     no_progress,
@@ -100,6 +99,7 @@ class Scorer:
         self.question, self.method, self.store, self.device_name = question, method, store, device
         self.device = choose_device(device)
         self.keep_scores = keep_scores
+        self.keeps_fit = type(method).pack_fit is not Method.pack_fit
 
     @cached_property
     def checkpoint(self) -> Entry:
@@ -143,10 +143,6 @@ class Scorer:
         # With the code that draws subsets and sums over them: neither is any method's.
         made_by = {"summed_by": source_fingerprint("bench.prediction", "retrain.subsets")}
         return {**self.config, "plan_seed": plan.seed, **{name: getattr(plan, name) for name in names}, **made_by}
-
-    @property
-    def keeps_fit(self) -> bool:
-        return type(self.method).pack_fit is not Method.pack_fit
 
     def _unit(self, kind: str, config: dict[str, Any], call: str, plans: Sequence[Plan] = (), part: int = 0) -> Unit:
         question, method = self.question, self.method
@@ -300,13 +296,9 @@ def mean_prediction(members: Sequence[Prediction], further_seconds: float) -> Pr
     if any(set(member.components) != names for member in members):
         raise MethodFailedError("the base models' scores have different parts")
     components = {name: mean_prediction([m.components[name] for m in members], further_seconds) for name in names}
-    scaled = [member.normalised for member in members]
-    normalised = None if any(one is None for one in scaled) else _mean(scaled)
-    return Prediction(_mean([member.raw for member in members]), normalised, record, components)
-
-
-def _mean(arrays: Sequence[Any]) -> np.ndarray:
-    return np.mean(np.stack(arrays), axis=0)
+    scaled = [member.normalised for member in members if member.normalised is not None]
+    normalised = np.mean(scaled, axis=0) if len(scaled) == len(members) else None
+    return Prediction(np.mean([member.raw for member in members], axis=0), normalised, record, components)
 
 
 def prediction_of(arrays: Mapping[str, np.ndarray], record: dict[str, Any]) -> Prediction:
@@ -386,9 +378,6 @@ def problem_of(
             bill.add(entry.record.get("seconds", 0.0))
             return checkpoint_of(question.task, entry, choose_device(device_name))
 
-    def retrained() -> Retrained:
-        return obtain_extra_retrains(question, store, device_name, bill)
-
     fitted: set[tuple[Method, int]] = set()
 
     def scores_of(method: Method, of_train: bool = False, further: int = 0) -> Attribution:
@@ -398,7 +387,7 @@ def problem_of(
         scorer = Scorer(asked, method, store, device_name, "always")
         return _scores_of(scorer, bill, fitted, _is_learnt_from(at))
 
-    known: dict[str, Any] = {}
+    asked, known = (question, store, device_name, bill), dict[str, Any]()
     if (reference := question.reference) is not None:
         known = {
             "pool": question.task.train_data,
@@ -417,7 +406,7 @@ def problem_of(
         scratch=scratch,
         checkpoint_number=question.checkpoint,
         checkpoint=checkpoint,
-        retrained=retrained if question.extra_retrain_plan else None,
+        retrained=partial(obtain_extra_retrains, *asked) if question.extra_retrain_plan else None,
         scores_of=scores_of,
         bill=bill,
         progress=progress_bar,
@@ -475,16 +464,9 @@ def warm_up_once(method: Method, problem: Problem) -> None:
 
 
 def warm_up(method: Method, problem: Problem) -> None:
-    small = small_version(problem)
-    small.scratch.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(Exception):  # few examples are too few for some settings; what is wrong shows when timed
-        measure(replace(method, **method.warm_up), small)
-
-
-def small_version(problem: Problem) -> Problem:
     """The same question about a few examples. TRAK and EK-FAC still fit on what they are given, so it is cut too."""
     few = min(4 * WARM_UP_QUERIES, len(problem.train))
-    return replace(
+    small = replace(
         problem,
         train=problem.train.select(range(few)),
         attributed_indices=np.arange(min(WARM_UP_QUERIES, few)),
@@ -494,6 +476,9 @@ def small_version(problem: Problem) -> Problem:
         scratch=problem.scratch / "warm-up",
         progress=no_progress,
     )
+    small.scratch.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(Exception):  # few examples are too few for some settings; what is wrong shows when timed
+        measure(replace(method, **method.warm_up), small)
 
 
 # ---- what a process does for a unit ----
@@ -586,26 +571,26 @@ class Snapshot:
 
     def __init__(self, problem: Problem):
         task = problem.task
-        train = {id(t): t for examples in (task.train_data, problem.train) for t in examples.tensors()}
-        queries = {id(t): t for examples in (task.query_data, problem.queries) for t in examples.tensors()}
-        self.given = {
-            "the training examples": list(train.values()),
-            "the queries": list(queries.values()),
+        given = {
+            "the training examples": [*task.train_data.tensors(), *problem.train.tensors()],
+            "the queries": [*task.query_data.tensors(), *problem.queries.tensors()],
             "the indices of the attributed examples": [torch.from_numpy(problem.attributed_indices)],
             "the model": list(problem.model.state_dict().values()),
         }
+        named = {id(tensor): (what, tensor) for what, tensors in given.items() for tensor in tensors}
         # Held here as well: a method that asks another one clears what a process keeps.
-        self.copies = {what: [_copy_of(tensor) for tensor in some] for what, some in self.given.items()}
+        self.copies = [(what, tensor, _copy_of(tensor)) for what, tensor in named.values()]
 
     def put_back(self) -> list[str]:
         """What was changed; it is as before now."""
         changed = []
-        for what, tensors in self.given.items():
-            for tensor, copy in zip(tensors, self.copies[what], strict=True):
-                if not _same(tensor, copy):
-                    changed.append(what)
-                    with torch.no_grad():
-                        tensor.copy_(copy) if tensor.shape == copy.shape else tensor.set_(copy.clone())
+        for what, tensor, copy in self.copies:
+            same_kind = tensor.shape == copy.shape and tensor.dtype == copy.dtype
+            if same_kind and (torch.equal(tensor, copy) or torch.allclose(tensor, copy, 0, 0, equal_nan=True)):
+                continue
+            changed.append(what)
+            with torch.no_grad():
+                tensor.copy_(copy) if tensor.shape == copy.shape else tensor.set_(copy.clone())
         return list(dict.fromkeys(changed))
 
 
@@ -613,12 +598,6 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     if tensor not in _copies:
         _copies[tensor] = tensor.detach().clone()
     return _copies[tensor]
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def run_stage(method: Method, problem: Problem, work: Any) -> tuple[Any, Cost]:
@@ -668,13 +647,6 @@ def make_part(store: Store, unit: Unit) -> None:
     store.write(unit.kind, unit.config, arrays, {**vars(cost), "code": code_fingerprint()})
 
 
-def _count_not_finite(scores: torch.Tensor) -> int:
-    """Of a sum in float64 one look is enough where all are finite, ten times faster than asking each."""
-    if torch.isfinite(scores.sum(dtype=torch.float64)):
-        return 0
-    return int((~torch.isfinite(scores)).sum())
-
-
 def make_scores(store: Store, unit: Unit) -> None:
     context = worker_context(store, unit)
     scorer, method = context.scorer, context.scorer.method
@@ -701,6 +673,8 @@ def make_scores(store: Store, unit: Unit) -> None:
     if problem.output != LOSS and not method.knows_output:
         losses = problem.task.losses(problem.model, problem.queries, problem.device)
         attribution = attribution.scaled(output_slope(losses, problem.output))
+    # A look at the sum is enough where all are finite, ten times faster than asking each.
+    all_finite = torch.isfinite(attribution.scores.sum(dtype=torch.float64))
     # A reference model is made for the method, whoever asked for it first; the base model is there anyway. Where a
     # method retrains by itself, the one that it asks about the model has the bill.
     pays = scorer.question.reference is not None and scorer.question.extra_retrain_plan is None
@@ -716,7 +690,7 @@ def make_scores(store: Store, unit: Unit) -> None:
         "device": describe_device(problem.device),
         "code": code_fingerprint(),
         "diagnostics": attribution.diagnostics,
-        "num_scores_not_finite": _count_not_finite(attribution.scores),
+        "num_scores_not_finite": 0 if all_finite else int((~torch.isfinite(attribution.scores)).sum()),
     }
     context.check_unchanged()
     for plan in unit.payload["plans"]:

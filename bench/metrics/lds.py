@@ -89,7 +89,7 @@ def sampled_score(
     truth: ArrayLike, prediction: ArrayLike, *, within: GroupCounts | None = None
 ) -> tuple[LDS, Sampling]:
     """As `linear_datamodelling_score`, with the sampling that `difference_of_samplings` compares with others'."""
-    sampling = _sample(truth, prediction, within)
+    sampling = sample_spearman(*_tables(truth, prediction, within))
     interval = two_way_interval(sampling, correlation=True)
     score = LDS(
         lds=interval.mean,
@@ -106,18 +106,21 @@ def sampled_score(
     return score, sampling
 
 
-def _sample(truth: ArrayLike, prediction: ArrayLike, within: GroupCounts | None, name: str = "prediction") -> Sampling:
+def _tables(
+    truth: ArrayLike, prediction: ArrayLike, within: GroupCounts | None, name: str = "prediction"
+) -> tuple[FloatArray, FloatArray, int]:
+    """Both checked, without what the groups' counts explain; and how many directions that took out."""
     tables = check_pair(truth, prediction, name)
     num_subsets = len(tables[0])
     check_num_subsets(num_subsets)
     if within is None:
-        return sample_spearman(*tables)
+        return *tables, 0
     if len(within.counts) != num_subsets:
         raise ValueError(f"got the groups of {len(within.counts)} subsets; expected those of {num_subsets}.")
     if num_subsets - within.lost < MINIMUM_SUBSETS:  # nothing is left to be ranked
-        return sample_spearman(np.zeros_like(tables[0]), np.zeros_like(tables[1]))
+        return np.zeros_like(tables[0]), np.zeros_like(tables[1]), 0
     # Losses come from float32 networks, whatever they were averaged in.
-    return sample_spearman(within.take_out(truth, np.float32), within.take_out(prediction), within.lost)
+    return within.take_out(truth, np.float32), within.take_out(prediction), within.lost
 
 
 def paired_difference(
@@ -132,7 +135,7 @@ def paired_difference(
     Both see the same resampled queries and subsets, so what they share cancels.
     """
     named = (("prediction_a", prediction_a), ("prediction_b", prediction_b))
-    samplings = [_sample(truth, prediction, within, name) for name, prediction in named]
+    samplings = [sample_spearman(*_tables(truth, prediction, within, name)) for name, prediction in named]
     return difference_of_samplings(*samplings)
 
 

@@ -40,12 +40,14 @@ from bench.records import (
     without_nan,
 )
 from bench.rows import (
+    CEILING_COLUMNS,
+    CEILING_OF_ROW,
     COLUMNS,
+    LDS_COLUMNS,
     PAIR_COLUMNS,
-    ceiling_columns,
+    PAIR_NUMBERS,
+    columns,
     compute_metrics,
-    lds_columns,
-    pair_columns,
     undefined_reason,
 )
 from bench.schema import RunRecord
@@ -117,7 +119,8 @@ def score_files(
     for (label, path), (key, prediction) in zip(zip(labels, paths), made.items(), strict=True):
         result = results[key]
         about = {"method": label, "label": label, **GIVEN, "normalised": False, "num_replicates": len(truth.losses)}
-        found["rows"].append(where | about | lds_columns(result, ceiling) | {"note": ""})
+        numbers = columns(result, LDS_COLUMNS) | columns(ceiling, CEILING_OF_ROW)
+        found["rows"].append(where | about | numbers | {"note": ""})
         # As a record describes a method: a file's bytes are its settings.
         file = Path(path) / "scores.bin" if Path(path).is_dir() else Path(path)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
@@ -129,8 +132,9 @@ def score_files(
             reason = undefined_reason(losses[:, none], prediction[:, none])
             found["problems"].append(f"LDS of {label} is undefined for {many}: {reason}")
     for (a, b), pair in differences.items():
-        found["pairs"].append(where | {"label": a[0], "against": b[0], "normalised": False} | pair_columns(pair))
-    found["ceilings"].append(where | ceiling_columns(ceiling) | {"num_replicates": len(truth.losses)})
+        named = {"label": a[0], "against": b[0], "normalised": False}
+        found["pairs"].append(where | named | columns(pair, PAIR_NUMBERS))
+    found["ceilings"].append(where | columns(ceiling, CEILING_COLUMNS) | {"num_replicates": len(truth.losses)})
     return found
 
 

@@ -25,7 +25,6 @@ and ensemble size. Each setting is cached by itself, so an interrupted command g
 """
 
 import argparse
-import functools
 import hashlib
 import itertools
 import math
@@ -64,7 +63,7 @@ from bench.metrics.intervals import mean_of_defined
 from bench.prediction import subset_sums
 from bench.publish import compare
 from bench.records import command_line, keep_earlier, provenance, try_write, without_nan, write_json
-from bench.rows import on_all_cores, undefined_reason
+from bench.rows import all_cores, undefined_reason
 from bench.runner import Session
 from bench.scoring import ONCE, MethodFailedError, Prediction, Scorer
 from bench.tables import in_place_of, interval, number, setting_text, table
@@ -355,13 +354,14 @@ def clearly_behind(others: Sequence[Tried], best: Tried, truths: Sequence[Truth]
     """Whether the best is ahead of each by `bench.publish.compare`, its blocks taken as independent."""
     if not others:
         return []
-    calls = [
-        (functools.partial(metrics.paired_difference, within=within), (losses, ahead, behind))
+    questions = [
+        (losses, ahead, behind, within)
         for one in others
         for (losses, within), ahead, behind in zip(truths, best.predictions[kind], one.predictions[kind], strict=True)
     ]
-    found = on_all_cores(calls, sum(truth.size for _, (truth, _, _) in calls))
-    gaps = [compare.Estimate(pair.difference, pair.ci_low, pair.ci_high) for pair in found]
+    with all_cores(sum(losses.size for losses, *_ in questions)) as each:
+        pairs = each(lambda asked: metrics.paired_difference(*asked[:3], within=asked[3]), questions)
+        gaps = [compare.Estimate(pair.difference, pair.ci_low, pair.ci_high) for pair in pairs]
     each = [gaps[k : k + len(truths)] for k in range(0, len(gaps), len(truths))]
     return [compare.is_ahead(compare.mean_of_independent(blocks), negligible=0.0) for blocks in each]
 

@@ -75,38 +75,28 @@ def test_one_model_is_asked_for_as_before(place: Path) -> None:
     assert "checkpoint_number" not in scorers[0].config
 
 
-def test_labels_and_refusals() -> None:
-    task = load_task("digits")
-    variants = build_variants(["ekfac", "ekfac@damping=1e-4"], task, {}, "default")
-    labels = [variant.label for variant in with_models(variants, (1, 5))]
-    assert labels == ["ekfac", "ekfac@models=5", "ekfac@damping=0.0001", "ekfac@damping=0.0001,models=5"]
-    with pytest.raises(UsageError, match="checkpoints is 0"):
+def test_labels_origins_and_refusals() -> None:
+    variants = build_variants(["ekfac", "ekfac@damping=1e-4"], load_task("digits"), {}, "default")
+    found = {variant.label: variant.origin for variant in with_models(variants, (1, 5))}
+    labels = ("ekfac", "ekfac@models=5", "ekfac@damping=0.0001", "ekfac@damping=0.0001,models=5")
+    assert found == dict(zip(labels, ("default", "as asked", "as asked", "as asked")))
+    tuned = with_models([replace(variants[0], origin="tuned")], (1, 2))
+    assert [variant.origin for variant in tuned] == ["tuned", "tuned, changed"]
+    with pytest.raises(UsageError, match=r"checkpoints\[0\] is 0"):
         asked(checkpoints=(0,))
 
 
 def test_a_replayed_ground_truth_is_exact(place: Path) -> None:
     """Twice the same bits, a ceiling of one, and magic near it on a training that is smooth."""
-    options = {
-        "task_options": {**SMALL, "learning_rate": 0.1},
-        "alpha": (0.9,),
-        "initialisation": "replayed",
-        "methods": ("magic", "random"),
-    }
-    experiment = Experiment(task="smooth_digits", subsets=12, queries=5, **options)
+    experiment = Experiment(
+        task="smooth_digits", task_options={**SMALL, "learning_rate": 0.1}, alpha=(0.9,), subsets=12, queries=5,
+        initialisation="replayed", methods=("magic", "random"),
+    )  # fmt: skip
     frame = run(experiment, execution(place)).frame()
     assert (frame["ceiling"] == 1.0).all()
     assert (frame["num_replicates"] == 1).all()
     lds = frame[~frame["normalised"]].set_index("label")["lds"]
     assert lds["magic"] > 0.85 > lds["random"]
-
-
-def test_what_is_asked_for_is_no_default() -> None:
-    task = load_task("digits", **SMALL)
-    variants = with_models(build_variants(["gradsim", "ekfac@damping=0.1"], task, {}, "default"), (1, 2))
-    origins = [variant.origin for variant in variants]
-    assert origins == ["default", "as asked", "as asked", "as asked"]
-    tuned = with_models([replace(variants[0], origin="tuned")], (1, 2))
-    assert [variant.origin for variant in tuned] == ["tuned", "tuned, changed"]
 
 
 def test_a_method_s_own_further_models_cost_their_training_whoever_trained_them(

@@ -39,11 +39,10 @@ def small(**changes: object) -> Experiment:
     return Experiment(**{**asked, **changes})  # type: ignore[arg-type]
 
 
-def stored(execution: Execution, position: int = 0) -> np.ndarray:
+def stored(execution: Execution) -> list[np.ndarray]:
     session = Session(small(), execution)
-    attribution = session.scorer(session.active[position], *session.blocks[0]).stored_scores()
-    assert attribution is not None
-    return attribution.scores.numpy()
+    found = [session.scorer(one, *session.blocks[0]).stored_scores() for one in session.active]
+    return [attribution.scores.numpy() for attribution in found if attribution is not None]
 
 
 def units(alpha: float, count: int, stream: str) -> list:
@@ -109,7 +108,7 @@ def test_methods_of_a_run_read_a_retrain_once_and_every_change_of_it(
 def test_poisoned_reported_subsets_change_no_score(execution: Execution) -> None:
     """Whatever the reported and tuning subsets had come to, the scores are the same bits."""
     run(small(), execution)
-    before = [stored(execution, position) for position in (0, 1)]
+    before = stored(execution)
     store = Store(execution.cache)
 
     def poison(stream: str, count: int) -> None:
@@ -122,13 +121,12 @@ def test_poisoned_reported_subsets_change_no_score(execution: Execution) -> None
     poison("report", 12)
     poison("tune", 12)
     poisoned = run(small(), again)
-    for position in (0, 1):
-        assert np.array_equal(stored(execution, position), before[position])
+    assert all(np.array_equal(*pair) for pair in zip(stored(execution), before, strict=True))
+    assert len(before) == 2
     assert abs(poisoned.frame()["lds"]).max() < 0.3, "they were judged on the poison"
     poison("learn", 30)
     run(small(), again)
-    for position in (0, 1):
-        assert not np.array_equal(stored(execution, position), before[position]), "its own subsets are what it learns"
+    assert not any(np.array_equal(*pair) for pair in zip(stored(execution), before)), "its own are what it learns"
 
 
 def test_its_seconds_are_those_of_its_retrains_and_prior_whether_cached_or_not(
@@ -202,14 +200,6 @@ def test_a_prior_that_fails_is_one_line(execution: Execution) -> None:
     assert set(result.frame()["method"]) == {"gradsim"}
 
 
-def test_a_prior_has_the_settings_of_a_row_of_its_own() -> None:
-    task = load_task("digits")
-    (variant,) = build_variants(["datamodel@prior=bif+draws:20"], task, {})
-    assert variant.label == "datamodel@prior=bif+draws:20"
-    minibatch = task.method_settings["bif"]["minibatch"]
-    assert set(variant.method.prior.split("+")) >= {"bif", "draws:20", f"minibatch:{minibatch}"}  # type: ignore[attr-defined]
-
-
 # ---- stopped at any moment ----
 
 DIGITS = "--task digits --set digits.num_train=120 --set digits.epochs=2 --alpha 0.5 --subsets 4 --replicates 1"
@@ -255,15 +245,17 @@ def test_the_start_of_a_process_is_no_second_of_a_method(told: list[tuple[float,
     assert seconds_of(records) == pytest.approx(seconds)
 
 
-def test_a_prior_says_whose_settings_it_has() -> None:
+def test_a_prior_has_the_settings_of_a_row_of_its_own_and_says_whose() -> None:
     task = load_task("digits")
-    for asked, origin in (
-        ("datamodel@prior=kfac", "as asked; prior tuned"),
-        ("datamodel@prior=bif+draws:20", "as asked; prior tuned, changed"),
-        ("datamodel@prior=random", "as asked"),
+    minibatch = task.method_settings["bif"]["minibatch"]
+    for asked, origin, options in (
+        ("datamodel@prior=kfac", "as asked; prior tuned", {"kfac"}),
+        ("datamodel@prior=bif+draws:20", "as asked; prior tuned, changed", {"draws:20", f"minibatch:{minibatch}"}),
+        ("datamodel@prior=random", "as asked", {"random"}),
     ):
         (variant,) = build_variants([asked], task, {})
-        assert variant.origin == origin
+        assert (variant.label, variant.origin) == (asked, origin)
+        assert set(variant.method.prior.split("+")) >= options  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("prior", ["", "bif+draws=20"])

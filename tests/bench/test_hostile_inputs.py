@@ -1,6 +1,5 @@
 """Hostile ground truths, experiments and words on the command line: one line, exit code 2, and nothing runs."""
 
-import hashlib
 import json
 import os
 import re
@@ -36,21 +35,8 @@ def truth(tmp_path: Path) -> Path:
 def rewritten(folder: Path, **changed: Any) -> None:
     """Sound by its checksum: whoever made it is the attacker."""
     arrays = {"masks": np.eye(12, 20, dtype=bool), "losses": np.zeros((2, 12, 5), np.float32), **changed}
-    known = {np.dtype(bool): "BOOL", np.dtype(np.float32): "F32", np.dtype(np.int64): "I64"}
-    header, body = {}, b""
-    for name, array in arrays.items():
-        data = array.tobytes()
-        offsets = [len(body), len(body) + len(data)]
-        header[name] = {"dtype": known[array.dtype], "shape": list(array.shape), "data_offsets": offsets}
-        body += data
-    place(folder, header, body)
-
-
-def place(folder: Path, header: Any, body: bytes = b"") -> None:
-    text = json.dumps(header).encode()
-    content = len(text).to_bytes(8, "little") + text + body
-    (folder / "truth.safetensors").write_bytes(content)
-    edit(folder, arrays_sha256=hashlib.sha256(content).hexdigest())
+    with (folder / "truth.safetensors").open("wb") as file:
+        edit(folder, arrays_sha256=write_safetensors(file, arrays))
 
 
 def edit(folder: Path, **fields: Any) -> None:
@@ -66,10 +52,6 @@ def other(path: Path, make: Callable[[Path], Any]) -> None:
 def huge(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(2**42)
-
-
-def shape(folder: Path, *sizes: int) -> None:
-    place(folder, {"masks": {"dtype": "BOOL", "shape": list(sizes), "data_offsets": [0, 0]}})
 
 
 def recorded(folder: Path, arrays: dict[str, np.ndarray] | None = None, **fields: Any) -> None:
@@ -89,20 +71,11 @@ TRUTHS: dict[str, Callable[[Path], Any]] = {
     "losses that are NaN": lambda f: rewritten(f, losses=np.full((2, 12, 5), np.nan, np.float32)),
     "masks of one axis": lambda f: rewritten(f, masks=np.ones(12, bool)),
     "nothing present": lambda f: rewritten(f, present=np.zeros((2, 12), bool)),
-    "a shape of 2^62": lambda f: shape(f, 2**62),
-    "a shape of 400 digits": lambda f: shape(f, 10**400),
-    "offsets elsewhere": lambda f: place(
-        f, {"masks": {"dtype": "BOOL", "shape": [9], "data_offsets": [10**9, 10**9 + 9]}}
-    ),
-    "arrays that are a link": lambda f: other(f / "truth.safetensors", lambda p: p.symlink_to("/etc/passwd")),
     "arrays that are a pipe": lambda f: other(f / "truth.safetensors", os.mkfifo),
-    "arrays of 4 TB": lambda f: other(f / "truth.safetensors", huge),
     "arrays that are pickled": lambda f: (f / "truth.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR."),
     "a record that is a link": lambda f: other(f / "truth.json", lambda p: p.symlink_to("/etc/passwd")),
     "a record of 4 TB": lambda f: other(f / "truth.json", huge),
-    "a record that is deep": lambda f: (f / "truth.json").write_text("[" * 100_000),
     "a source of two lines": lambda f: edit(f, source="all\nis well"),
-    "a source with half a character": lambda f: edit(f, source="\ud800"),
     "another checksum": lambda f: edit(f, arrays_sha256="0" * 64),
     "a checksum that is a path": lambda f: edit(f, arrays_sha256="../../x"),
     "recorded predictions of another shape": lambda f: recorded(f, arrays={"a/raw": np.ones((3, 3), np.uint8)}),
@@ -274,25 +247,18 @@ def make_link(place: Path) -> None:
     place.symlink_to(secret)
 
 
-def make_folder(place: Path) -> None:
-    place.mkdir()
-
-
 @pytest.mark.parametrize("make", [make_link, os.mkfifo, Path.mkdir, huge])
-@pytest.mark.parametrize("name", ["run.json", "sweep.json", "budget.json", "examples.json", "scaling.csv"])
-def test_what_is_no_plain_file_of_some_size_is_refused(tmp_path: Path, make: Callable[[Path], None], name: str) -> None:
+def test_what_is_no_plain_file_of_some_size_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     (tmp_path / "evil").mkdir()
-    make(tmp_path / "evil" / name)
     kinds = {"sweep.json": "sweep", "budget.json": "budget", "examples.json": "examples", "scaling.csv": "scaling"}
-    if name == "run.json":
-        (problem,) = load_results(tmp_path).problems
-        assert f"evil/{name}" in problem
-    else:
-        out = ["--results", str(tmp_path), "--out", str(tmp_path / "out"), "--only", kinds[name]]
-        assert draw(out) == 1
+    for name in ("run.json", *kinds):
+        make(tmp_path / "evil" / name)
+    (problem,) = load_results(tmp_path).problems
+    assert "evil/run.json" in problem
+    for kind in kinds.values():
+        assert draw(["--results", str(tmp_path), "--out", str(tmp_path / "out"), "--only", kind]) == 1
     assert publish(["report", "--results", str(tmp_path), "--out", str(tmp_path / "page")]) in (0, 1)
-    text = (tmp_path / "page" / "index.html").read_text()
-    assert "SECRET WORDS" not in text
+    assert "SECRET WORDS" not in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_a_link_to_a_folder_is_named_and_not_followed(tmp_path: Path) -> None:
@@ -335,10 +301,7 @@ def test_an_index_that_is_none_is_one_line(tmp_path: Path, name: str, capsys: py
     assert "figures.json" in line
 
 
-# ---- examples and tables ----
-PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
-
-
+# ---- pages ----
 def test_markdown_is_words(tmp_path: Path) -> None:
     text = "\n".join(
         ["# Title", IMAGE, f"[a](javascript:{RUNS.replace(' ', '')})", f"[b](data:text/html,{IMAGE.replace(' ', '')})",

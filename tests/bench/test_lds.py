@@ -82,17 +82,18 @@ def test_rows_have_the_documented_columns_and_one_row_a_method_and_normalisation
 
 
 def test_several_alphas_and_seeds_give_a_row_each(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    rows = rows_of([*arguments, "--alpha", "0.3", "0.6", "--seeds", "1", "2"], capsys)
-    assert {(row["alpha"], row["seed"]) for row in rows} == {(a, s) for a in (0.3, 0.6) for s in (1, 2)}
-    assert main([*arguments, "--alpha", "0.3", "0.6", "--seeds", "1", "2"]) == 0
-    said = capsys.readouterr().out
-    for text in ("s.e.", "95 % span", "of ceiling", "memory"):
-        assert text in said
-    assert max(len(line) for line in said.splitlines() if "record:" not in line) <= 100
-    assert main([*arguments, "--alpha", "0.3", "--seeds", "1", "2", "--wide"]) == 0
-    said = capsys.readouterr().out
-    for text in ("per seed", "across queries", "fit s"):
-        assert text in said
+    words = [*arguments, "--alpha", "0.3", "0.6", "--seeds", "1", "2"]
+    assert {(row["alpha"], row["seed"]) for row in rows_of(words, capsys)} == {
+        (a, s) for a in (0.3, 0.6) for s in (1, 2)
+    }
+    for more, headers in (
+        ([], ("s.e.", "95 % span", "of ceiling")),
+        (["--wide"], ("per seed", "across queries", "fit s")),
+    ):
+        assert main([*words, *more]) == 0
+        said = capsys.readouterr().out
+        assert all(text in said for text in headers)
+        assert more or max(len(line) for line in said.splitlines() if "record:" not in line) <= 100
 
 
 def test_pairs_over_seeds_are_turned_the_same_way() -> None:
@@ -110,15 +111,10 @@ def test_pairs_over_seeds_are_turned_the_same_way() -> None:
 def test_changing_what_matters_recomputes_only_that(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    cache = tmp_path / "cache"
-    rows_of(arguments, capsys)
-    assert count(cache) == 12
-    rows_of([*arguments, "--subsets", "15"], capsys)
-    assert count(cache) == 15, "three more subsets, the first twelve kept"
-    rows_of([*arguments, "--replicates", "2"], capsys)
-    assert count(cache) == 27
-    rows_of([*arguments, "--set", f"{PLANTED}.noise=3.0"], capsys)
-    assert count(cache) == 39, "another task is another truth"
+    noisier = ["--set", f"{PLANTED}.noise=3.0"]  # another task is another truth
+    for more, retrains in ([], 12), (["--subsets", "15"], 15), (["--replicates", "2"], 27), (noisier, 39):
+        rows_of([*arguments, *more], capsys)
+        assert count(tmp_path / "cache") == retrains, more
 
 
 def test_a_second_run_computes_nothing_and_another_sum_over_subsets_is_another_prediction(
@@ -225,11 +221,9 @@ def test_more_than_there_is_is_noted(arguments: list[str], capsys: pytest.Captur
     assert "--replicated-subsets 99: there are 12 subsets, and all are replicated" in error
 
 
-def test_cuda_without_a_gpu_says_what_to_do(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert main([*arguments, "--device", "cuda"]) == 2
-    assert "--device cpu" in capsys.readouterr().err
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_says_what_to_do(arguments: list[str], refused: Callable[..., str]) -> None:
+    assert "--device cpu" in refused(main, [*arguments, "--device", "cuda"])
 
 
 # ---- methods that go wrong ----
@@ -317,7 +311,8 @@ def test_what_cannot_fit_is_refused_before_anything_is_retrained(
 def test_nan_scores_are_reported_and_never_averaged_away(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main([*arguments, "--json", "--methods", "tests.helpers.bad_methods:GivesNaN"]) == 1
+    words = [*arguments, "--json", "--methods", "tests.helpers.bad_methods:GivesNaN"]
+    assert main(words) == 1
     captured = capsys.readouterr()
     (row,) = json.loads(captured.out)
     assert row["num_undefined"] == 3
@@ -327,14 +322,10 @@ def test_nan_scores_are_reported_and_never_averaged_away(
     (info,) = Store(tmp_path / "cache").entries("scores")
     before = info.modified()
     time.sleep(0.02)
-    assert main([*arguments, "--json", "--methods", "tests.helpers.bad_methods:GivesNaN"]) == 1
+    assert main(words) == 1
     assert info.modified() > before, "evidence, not a result: it is made again"
-
-
-def test_what_is_undefined_for_every_query_is_a_problem(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*arguments, "--methods", "tests.helpers.bad_methods:GivesNaN", "gradsim", "--queries", "3"]) == 1
+    capsys.readouterr()
+    assert main([*arguments, "--methods", words[-1], "gradsim", "--queries", "3"]) == 1
     captured = capsys.readouterr()
     assert "LDS of tests.helpers.bad_methods:GivesNaN is undefined for every query at alpha 0.5, seed 1" in captured.err
     assert "LDS of gradsim" not in captured.err
@@ -375,17 +366,13 @@ def test_a_full_disk_costs_the_record_and_not_the_table(
 def test_a_damaged_entry_is_named_and_made_again(
     kind: str, arguments: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main([*arguments, "--json"]) == 0
-    first = json.loads(capfd.readouterr().out)
+    first = rows_of(arguments, capfd)
     info = next(iter(Store(tmp_path / "cache").entries(kind)))
     file = info.path / "arrays.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 0xFF
     file.write_bytes(content)
-    assert main([*arguments, "--json"]) == 0
-    captured = capfd.readouterr()
-    again = json.loads(captured.out)
-    assert [row["lds"] for row in again] == [row["lds"] for row in first]
+    assert [row["lds"] for row in rows_of(arguments, capfd)] == [row["lds"] for row in first]
     assert list((tmp_path / "cache" / "quarantine").rglob("*.safetensors"))
 
 

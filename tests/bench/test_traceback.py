@@ -102,8 +102,7 @@ def test_a_tasks_traceback_is_printed_where_it_is_asked_for(tmp_path: Path, caps
         '    def _train(self, *arguments):\n        raise KeyError("no training")\n'
     )
     words = ["--task", str(tmp_path / "lazy.py"), *PLACE, "--alpha", "0.5", "--cache", str(tmp_path / "cache")]
-    words += ["--cluster", "inline"]
-    words += ["--methods", "random", "--out", str(tmp_path / "runs")]
+    words += ["--cluster", "inline", "--methods", "random", "--out", str(tmp_path / "runs")]
     assert lds_main(words) == 1
     said = capsys.readouterr().err
     assert "lazy.py:8)" in said
