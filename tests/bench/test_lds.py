@@ -4,6 +4,8 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,57 +25,64 @@ from retrain.store import Store
 PLANTED = "tests.helpers.planted:Planted"
 
 
+@dataclass
+class Command:
+    """`python -m bench.lds` as a user runs it, in a folder of its own."""
+
+    words: list[str]
+    folder: Path
+    capture: pytest.CaptureFixture[str]
+    said: str = ""  # by the last run, on stdout
+    errors: str = ""  # and on stderr
+
+    def run(self, *more: str, code: int = 0) -> str:
+        assert main([*self.words, *more]) == code
+        self.said, self.errors = self.capture.readouterr()
+        assert "Traceback" not in self.errors
+        return self.said
+
+    def rows(self, *more: str, code: int = 0) -> list[dict[str, Any]]:
+        return json.loads(self.run(*more, "--json", code=code))
+
+    def count(self, kind: str = "retrain") -> int:
+        return sum(1 for _ in Store(self.folder / "cache").entries(kind))
+
+
 @pytest.fixture
-def arguments(tmp_path: Path) -> list[str]:
+def lds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     """A run of a second: ridge regression, exact retrains."""
-    return [
+    words = [
         "--task", PLANTED, "--alpha", "0.5", "--subsets", "12", "--replicates", "1", "--methods", "gradsim", "random",
         "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "runs"), "--cluster", "inline", "--device", "cpu",
     ]  # fmt: skip
-
-
-def rows_of(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> list[dict]:
-    assert main([*arguments, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
-
-
-def count(cache: Path, kind: str = "retrain") -> int:
-    return sum(1 for _ in Store(cache).entries(kind))
+    return Command(words, tmp_path, capsys)
 
 
 # ---- what it prints and keeps ----
 
 
-def test_some_subsets_replicated_are_enough_for_a_ceiling(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_some_subsets_replicated_are_enough_for_a_ceiling(lds: Command) -> None:
     """12 subsets, the first 6 twice: 18 retrains; the planted retrains are exact, so the ceiling is 1."""
-    once = rows_of(arguments, capsys)
-    arguments[arguments.index("--replicates") + 1] = "2"
-    assert main([*arguments, "--replicated-subsets", "6"]) == 0
-    assert "12 subsets x 2 (6 of them)" in capsys.readouterr().out
-    assert count(tmp_path / "cache") == 18
-    rows = rows_of([*arguments, "--replicated-subsets", "6"], capsys)
+    once, twice = lds.rows(), ("--replicates", "2", "--replicated-subsets", "6")
+    assert "12 subsets x 2 (6 of them)" in lds.run(*twice)
+    assert lds.count() == 18
+    rows = lds.rows(*twice)
     assert [row["num_subsets"] for row in rows] == [12] * 4
     assert rows[0]["ceiling"] == pytest.approx(1.0)
     assert rows[0]["lds"] == pytest.approx(once[0]["lds"], abs=1e-6)
     assert once[0]["ceiling"] is None
 
 
-def test_rows_have_the_documented_columns_and_one_row_a_method_and_normalisation(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    rows = rows_of(arguments, capsys)
+def test_rows_have_the_documented_columns_and_one_row_a_method_and_normalisation(lds: Command) -> None:
+    rows = lds.rows()
     assert [list(row) for row in rows] == [COLUMNS] * 4
-    assert {(row["method"], row["normalised"]) for row in rows} == {
-        (name, flag) for name in ("gradsim", "random") for flag in (False, True)
-    }
-    run_id = rows[0]["run_id"]
-    record = json.loads((tmp_path / "runs" / run_id / "run.json").read_text())
+    assert {(row["method"], row["normalised"]) for row in rows} == set(product(("gradsim", "random"), (False, True)))
+    place = lds.folder / "runs" / rows[0]["run_id"]
+    record = json.loads((place / "run.json").read_text())
     assert record["device"].startswith("CPU")
     assert record["versions"]["torch"]
     assert "--alpha 0.5" in record["command"]
-    frame = pd.read_csv(tmp_path / "runs" / run_id / "lds.csv")
+    frame = pd.read_csv(place / "lds.csv")
     assert list(frame.columns) == COLUMNS
     assert len(frame) == 4
     gradsim = frame[(frame.method == "gradsim") & ~frame.normalised].iloc[0]
@@ -81,19 +90,13 @@ def test_rows_have_the_documented_columns_and_one_row_a_method_and_normalisation
     assert gradsim.ci_low < gradsim.lds < gradsim.ci_high
 
 
-def test_several_alphas_and_seeds_give_a_row_each(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*arguments, "--alpha", "0.3", "0.6", "--seeds", "1", "2"]
-    assert {(row["alpha"], row["seed"]) for row in rows_of(words, capsys)} == {
-        (a, s) for a in (0.3, 0.6) for s in (1, 2)
-    }
-    for more, headers in (
-        ([], ("s.e.", "95 % span", "of ceiling")),
-        (["--wide"], ("per seed", "across queries", "fit s")),
-    ):
-        assert main([*words, *more]) == 0
-        said = capsys.readouterr().out
-        assert all(text in said for text in headers)
-        assert more or max(len(line) for line in said.splitlines() if "record:" not in line) <= 100
+def test_several_alphas_and_seeds_give_a_row_each(lds: Command) -> None:
+    words = ["--alpha", "0.3", "0.6", "--seeds", "1", "2"]
+    assert {(row["alpha"], row["seed"]) for row in lds.rows(*words)} == set(product((0.3, 0.6), (1, 2)))
+    said = lds.run(*words)
+    assert all(text in said for text in ("s.e.", "95 % span", "of ceiling", "memory"))
+    assert max(len(line) for line in said.splitlines() if "record:" not in line) <= 100
+    assert all(text in lds.run(*words, "--wide") for text in ("per seed", "across queries", "fit s"))
 
 
 def test_pairs_over_seeds_are_turned_the_same_way() -> None:
@@ -108,49 +111,39 @@ def test_pairs_over_seeds_are_turned_the_same_way() -> None:
     assert line.split() == ["a", "-", "b", "raw", "+0.010", "[-0.020,", "+0.050]", "+0.030", "-0.010", "-"]
 
 
-def test_changing_what_matters_recomputes_only_that(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_changing_what_matters_recomputes_only_that(lds: Command) -> None:
     noisier = ["--set", f"{PLANTED}.noise=3.0"]  # another task is another truth
     for more, retrains in ([], 12), (["--subsets", "15"], 15), (["--replicates", "2"], 27), (noisier, 39):
-        rows_of([*arguments, *more], capsys)
-        assert count(tmp_path / "cache") == retrains, more
+        lds.run(*more)
+        assert lds.count() == retrains, more
 
 
 def test_a_second_run_computes_nothing_and_another_sum_over_subsets_is_another_prediction(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lds: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = rows_of(arguments, capsys)
+    first = lds.rows()
     monkeypatch.setattr("tests.helpers.planted.Planted.train", lambda *_, **__: pytest.fail("retrained"))
     monkeypatch.setattr("bench.scoring.metered", lambda *_: pytest.fail("scored again"))
-    assert rows_of(arguments, capsys) == first
+    assert lds.rows() == first
     real = source_fingerprint
     edited = lambda *modules: "edited" if "bench.prediction" in modules else real(*modules)  # noqa: E731
     monkeypatch.setattr("bench.scoring.source_fingerprint", edited)
-    rows_of(arguments, capsys)
-    assert count(tmp_path / "cache", "predictions") == 4, "two methods, summed by two codes"
-    assert count(tmp_path / "cache", "scores") == 2
+    lds.run()
+    assert lds.count("predictions") == 4, "two methods, summed by two codes"
+    assert lds.count("scores") == 2
 
 
-def test_an_offset_of_all_scores_changes_nothing_on_any_number_of_threads_inline_or_local(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_offset_of_all_scores_changes_nothing_on_any_number_of_threads_inline_or_local(lds: Command) -> None:
     """LDS to the last digit; in float32, sums lose it from offsets of 1e4 on."""
-    first = arguments.index("--methods") + 1
-    methods = ("gradsim", "bif")
     shifted = "{of}-shifted=tests.helpers.bad_methods:Shifted@of={of},offset={offset}"
-    words = [*arguments[:first], *methods, *arguments[first + 2 :]]
-    words[words.index("--subsets") + 1] = "40"
-    ways = [("inline", 1, "0"), ("inline", 2, "1e6"), ("local", 2, "-1e6")]
     found = []
-    for turn, (cluster, threads, offset) in enumerate(ways):
-        words[first : first + len(methods)] = [shifted.format(of=one, offset=offset) for one in methods]
-        words[words.index("--cluster") + 1] = cluster
-        words[words.index("--cache") + 1] = str(tmp_path / f"cache-{turn}")
+    for turn, (cluster, threads, offset) in enumerate([("inline", 1, "0"), ("inline", 2, "1e6"), ("local", 2, "-1e6")]):
+        methods = [shifted.format(of=one, offset=offset) for one in ("gradsim", "bif")]
+        words = ["--methods", *methods, "--subsets", "40", "--cluster", cluster, "--cache", str(lds.folder / str(turn))]
         torch.set_num_threads(threads)
         try:
             with threadpool_limits(threads):
-                found += [rows_of(words, capsys)[: len(methods)]]
+                found.append(lds.rows(*words)[: len(methods)])
         finally:
             torch.set_num_threads(1)
     for rows in zip(*found, strict=True):
@@ -159,30 +152,27 @@ def test_an_offset_of_all_scores_changes_nothing_on_any_number_of_threads_inline
             assert len({row[name] for row in rows}) == 1, (rows[0]["label"], name)
 
 
-def test_dry_run_and_collect_start_nothing_and_force_computes_again(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    assert main([*arguments, "--dry-run"]) == 0
-    assert "0 of 12 retrains cached, 12 to do" in capsys.readouterr().out
-    assert main([*arguments, "--collect"]) == 1
-    assert "12 of 12 subsets are missing" in capsys.readouterr().err
-    assert count(tmp_path / "cache") == 0
-    assert not list((tmp_path / "runs").glob("*/run.json")), "no record of nothing"
+def test_dry_run_and_collect_start_nothing_and_force_computes_again(lds: Command, refused: Callable[..., str]) -> None:
+    assert "0 of 12 retrains cached, 12 to do" in lds.run("--dry-run")
+    lds.run("--collect", code=1)
+    assert "12 of 12 subsets are missing" in lds.errors
+    assert lds.count() == 0
+    assert not list((lds.folder / "runs").glob("*/run.json")), "no record of nothing"
     for option in ("--force", "--rescore"):
-        said = refused(main, [*arguments, "--collect", option])
+        said = refused(main, [*lds.words, "--collect", option])
         assert f"{option} makes things again and --collect starts nothing" in said
-    said = refused(main, [*arguments, "--dry-run", "--json"])
+    said = refused(main, [*lds.words, "--dry-run", "--json"])
     assert "--dry-run says in words what would be computed; leave out --json" in said
-    first = rows_of(arguments, capsys)
-    assert main([*arguments, "--dry-run"]) == 0
-    out = capsys.readouterr().out
+    first = lds.rows()
+    out = lds.run("--dry-run")
     assert "12 of 12 retrains cached" in out
     assert "gradsim: cached" in out
-    assert rows_of([*arguments, "--collect"], capsys)[0]["num_subsets"] == 12
-    before = {info.key: info.modified() for info in Store(tmp_path / "cache").entries("retrain")}
+    assert lds.rows("--collect")[0]["num_subsets"] == 12
+    store = Store(lds.folder / "cache")
+    before = {info.key: info.modified() for info in store.entries("retrain")}
     time.sleep(0.02)
-    again = rows_of([*arguments, "--force"], capsys)
-    after = {info.key: info.modified() for info in Store(tmp_path / "cache").entries("retrain")}
+    again = lds.rows("--force")
+    after = {info.key: info.modified() for info in store.entries("retrain")}
     assert set(after) == set(before)
     assert all(after[key] > before[key] for key in after)
     assert [row["lds"] for row in again] == [row["lds"] for row in first]
@@ -209,21 +199,20 @@ def test_dry_run_and_collect_start_nothing_and_force_computes_again(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    extra: list[str], words: str, arguments: list[str], refused: Callable[..., str]
+    extra: list[str], words: str, lds: Command, refused: Callable[..., str]
 ) -> None:
-    assert words in refused(main, [*arguments, *extra])
+    assert words in refused(main, [*lds.words, *extra])
 
 
-def test_more_than_there_is_is_noted(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*arguments, "--queries", "999", "--replicated-subsets", "99", "--dry-run"]) == 0
-    error = capsys.readouterr().out
-    assert "--queries 999: there are 20 (report), and all are used" in error
-    assert "--replicated-subsets 99: there are 12 subsets, and all are replicated" in error
+def test_more_than_there_is_is_noted(lds: Command) -> None:
+    said = lds.run("--queries", "999", "--replicated-subsets", "99", "--dry-run")
+    assert "--queries 999: there are 20 (report), and all are used" in said
+    assert "--replicated-subsets 99: there are 12 subsets, and all are replicated" in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_without_a_gpu_says_what_to_do(arguments: list[str], refused: Callable[..., str]) -> None:
-    assert "--device cpu" in refused(main, [*arguments, "--device", "cuda"])
+def test_cuda_without_a_gpu_says_what_to_do(lds: Command, refused: Callable[..., str]) -> None:
+    assert "--device cpu" in refused(main, [*lds.words, "--device", "cuda"])
 
 
 # ---- methods that go wrong ----
@@ -238,17 +227,12 @@ def test_cuda_without_a_gpu_says_what_to_do(arguments: list[str], refused: Calla
         ("Meddles", "changed the model"),
     ],
 )
-def test_a_method_that_fails_is_named_and_the_others_finish(
-    name: str, words: str, arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_method_that_fails_is_named_and_the_others_finish(name: str, words: str, lds: Command) -> None:
     bad = f"tests.helpers.bad_methods:{name}"
-    assert main([*arguments, "--json", "--methods", bad, "gradsim"]) == 1
-    captured = capsys.readouterr()
-    assert {row["method"] for row in json.loads(captured.out)} == {"gradsim"}
-    assert bad in captured.err
-    assert words in captured.err
-    assert "Traceback" not in captured.err
-    assert count(tmp_path / "cache", "scores") == 1, "only what worked is cached"
+    assert {row["method"] for row in lds.rows("--methods", bad, "gradsim", code=1)} == {"gradsim"}
+    assert bad in lds.errors
+    assert words in lds.errors
+    assert lds.count("scores") == 1, "only what worked is cached"
 
 
 @pytest.mark.parametrize(
@@ -260,35 +244,26 @@ def test_a_method_that_fails_is_named_and_the_others_finish(
         ("target=task", "the queries"),
     ],
 )
-def test_a_method_that_writes_into_its_data_is_named_and_spoils_nobody(
-    options: str, words: str, arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    first = arguments.index("--methods") + 1
-    alone = [*arguments[:first], "gradsim", *arguments[first + 2 :]]
-    clean = rows_of(alone, capsys)
-    both = [*arguments[:first], f"bad=tests.helpers.bad_methods:Scribbles@{options}", *alone[first:]]
-    both[both.index("--cache") + 1] = str(tmp_path / "other")
-    assert main([*both, "--json"]) == 1
-    captured = capsys.readouterr()
-    assert [row["lds"] for row in json.loads(captured.out)] == [row["lds"] for row in clean]
-    (line,) = [line for line in captured.err.splitlines() if "bad" in line]
+def test_a_method_that_writes_into_its_data_is_named_and_spoils_nobody(options: str, words: str, lds: Command) -> None:
+    clean = lds.rows("--methods", "gradsim")
+    lds.words[lds.words.index("--cache") + 1] = str(lds.folder / "other" / "cache")
+    rows = lds.rows("--methods", f"bad=tests.helpers.bad_methods:Scribbles@{options}", "gradsim", code=1)
+    assert [row["lds"] for row in rows] == [row["lds"] for row in clean]
+    (line,) = [line for line in lds.errors.splitlines() if "bad" in line]
     assert f"changed {words}; expected them untouched" in line
-    assert [count(tmp_path / "other", kind) for kind in ("scores", "predictions", "fit", "part")] == [1, 1, 0, 0]
+    lds.folder = lds.folder / "other"
+    assert [lds.count(kind) for kind in ("scores", "predictions", "fit", "part")] == [1, 1, 0, 0]
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_retrained(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    lds: Command, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
     """Method by method, and the others go on; where none is left, nothing is retrained at all."""
-    too_large = ["bif@draws=20000000000", "trak@projection=1000000000"]
-    first = arguments.index("--methods") + 1
-    alone = [*arguments[:first], *too_large, *arguments[first + 2 :]]
-    assert main(alone) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    too_large = ["--methods", "bif@draws=20000000000", "trak@projection=1000000000"]
+    line = refused(main, [*lds.words, *too_large])
     assert "no method is left to run: bif" in line
     assert "trak needs" in line
-    assert count(tmp_path / "cache") == 0
+    assert lds.count() == 0
 
     retrain = Session.retrain
     said_before: list[str] = []
@@ -298,38 +273,29 @@ def test_what_cannot_fit_is_refused_before_anything_is_retrained(
         return retrain(session)
 
     monkeypatch.setattr(Session, "retrain", watched)
-    assert main([*arguments[:first], *too_large, *arguments[first:]]) == 1
-    refused = [line for line in said_before if "was not started" in line]
-    assert [line.split("@")[0] for line in refused] == ["bif", "trak"]
-    assert all(re.search(r"needs [\d.]+ GiB at once .* GiB are free on cpu", line) for line in refused)
-    printed = capsys.readouterr()
-    assert "gradsim" in printed.out
-    assert printed.err.count("was not started") >= 2, "and once more below the table"
-    assert count(tmp_path / "cache") == 12
+    assert "gradsim" in lds.run(*too_large, "gradsim", code=1)
+    not_started = [line for line in said_before if "was not started" in line]
+    assert [line.split("@")[0] for line in not_started] == ["bif", "trak"]
+    assert all(re.search(r"needs [\d.]+ GiB at once .* GiB are free on cpu", line) for line in not_started)
+    assert lds.errors.count("was not started") >= 2, "and once more below the table"
+    assert lds.count() == 12
 
 
-def test_nan_scores_are_reported_and_never_averaged_away(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = [*arguments, "--json", "--methods", "tests.helpers.bad_methods:GivesNaN"]
-    assert main(words) == 1
-    captured = capsys.readouterr()
-    (row,) = json.loads(captured.out)
+def test_nan_scores_are_reported_and_never_averaged_away(lds: Command) -> None:
+    bad = "tests.helpers.bad_methods:GivesNaN"
+    (row,) = lds.rows("--methods", bad, code=1)
     assert row["num_undefined"] == 3
     assert row["lds"] is not None
-    assert "3 scores that are not finite" in captured.err
+    assert "3 scores that are not finite" in lds.errors
     assert row["note"].startswith("3 scores are not finite")
-    (info,) = Store(tmp_path / "cache").entries("scores")
+    (info,) = Store(lds.folder / "cache").entries("scores")
     before = info.modified()
     time.sleep(0.02)
-    assert main(words) == 1
+    lds.run("--methods", bad, code=1)
     assert info.modified() > before, "evidence, not a result: it is made again"
-    capsys.readouterr()
-    assert main([*arguments, "--methods", words[-1], "gradsim", "--queries", "3"]) == 1
-    captured = capsys.readouterr()
-    assert "LDS of tests.helpers.bad_methods:GivesNaN is undefined for every query at alpha 0.5, seed 1" in captured.err
-    assert "LDS of gradsim" not in captured.err
-    assert "nan" not in captured.out
+    assert " nan" not in lds.run("--methods", bad, "gradsim", "--queries", "3", code=1)
+    assert f"LDS of {bad} is undefined for every query at alpha 0.5, seed 1" in lds.errors
+    assert "LDS of gradsim" not in lds.errors
 
 
 def test_why_an_lds_is_undefined_and_a_ceiling_unknown() -> None:
@@ -346,45 +312,35 @@ def test_why_an_lds_is_undefined_and_a_ceiling_unknown() -> None:
 # ---- accidents ----
 
 
-def test_a_full_disk_costs_the_record_and_not_the_table(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_costs_the_record_and_not_the_table(lds: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("bench.records.write_whole", full)
-    assert main(arguments) == 1
-    captured = capsys.readouterr()
-    assert "gradsim" in captured.out
-    assert "cannot be written: No space left on device; the same command writes it" in captured.err
-    assert "Traceback" not in captured.err
+    assert "gradsim" in lds.run(code=1)
+    assert "cannot be written: No space left on device; the same command writes it" in lds.errors
     monkeypatch.undo()
-    assert main(arguments) == 0
+    lds.run()
 
 
 @pytest.mark.parametrize("kind", ["retrain", "model", "predictions", "scores"])
-def test_a_damaged_entry_is_named_and_made_again(
-    kind: str, arguments: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    first = rows_of(arguments, capfd)
-    info = next(iter(Store(tmp_path / "cache").entries(kind)))
-    file = info.path / "arrays.safetensors"
+def test_a_damaged_entry_is_named_and_made_again(kind: str, lds: Command) -> None:
+    first = lds.rows()
+    file = next(iter(Store(lds.folder / "cache").entries(kind))).path / "arrays.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 0xFF
     file.write_bytes(content)
-    assert [row["lds"] for row in rows_of(arguments, capfd)] == [row["lds"] for row in first]
-    assert list((tmp_path / "cache" / "quarantine").rglob("*.safetensors"))
+    assert [row["lds"] for row in lds.rows()] == [row["lds"] for row in first]
+    assert list((lds.folder / "cache" / "quarantine").rglob("*.safetensors"))
 
 
 def test_a_failure_whose_traceback_cannot_be_kept_is_one_short_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lds: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log of the failure lies in the cache, which may be what fails; the run's own failures.log has it then."""
     monkeypatch.setattr("retrain.jobs.tracker._log_traceback", lambda *_: None)
-    arguments[arguments.index("--methods") + 1] = "tests.helpers.bad_methods:Raises"
-    assert main(arguments) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("python -m bench.lds:")]
+    lds.run("--methods", "tests.helpers.bad_methods:Raises", "random", code=1)
+    (line,) = [line for line in lds.errors.splitlines() if line.startswith("python -m bench.lds:")]
     assert "the sky" in line
-    assert "Traceback" not in line
-    (kept,) = tmp_path.glob("runs/*/failures.log")
+    (kept,) = lds.folder.glob("runs/*/failures.log")
     assert "bad_methods.py" in kept.read_text()
