@@ -109,41 +109,41 @@ class Estimator:
     def without(self, model: str) -> "Estimator":
         return Estimator([row for row in self.rows if row["model"] != model])
 
-    def estimate(self, method: str, configuration: Configuration, setting: Setting) -> Estimate:
+    def estimate(self, method: str, shape: Configuration, setting: Setting) -> Estimate:
         """What the whole run of a method would take; kept, as crossings ask for the same many times."""
         if not self.fitted(method):
             setting = replace(setting, fit_examples=0)
-        key = (method, configuration, setting)
+        key = (method, shape, setting)
         if key not in self._known:
             self._known[key] = self._estimate(*key)
         return self._known[key]
 
-    def _estimate(self, method: str, configuration: Configuration, setting: Setting) -> Estimate:
+    def _estimate(self, method: str, shape: Configuration, setting: Setting) -> Estimate:
         rows = self.of(method)
         if not rows:
             raise ValueError(f"no measured row of {method}")
         if method in BIF_LIKE:
             # Every token's loss is of the same draws: what BIF is known to take, times what the tokens add.
-            parts = _bif_parts(self.of("bif") or rows, rows, configuration, setting)
+            parts = _bif_parts(self.of("bif") or rows, rows, shape, setting)
         elif method == "ekfac":
-            parts = _ekfac_parts(rows, configuration, setting)
+            parts = _ekfac_parts(rows, shape, setting)
         else:
-            parts = _other_parts(rows, configuration, setting)
+            parts = _other_parts(rows, shape, setting)
         seconds = sum(part.seconds for part in parts)
         # What one part is off by the others may be too (one machine, one library): their deviations add up.
         together = math.log1p(sum(part.seconds * math.expm1(part.deviation) for part in parts) / seconds)
         length = LENGTH_ERROR * min(abs(math.log2(setting.tokens / row["tokens"])) for row in rows)
-        size, sizes = configuration.num_parameters, sorted({row["parameters"] for row in rows})
+        size, sizes = shape.num_parameters, sorted({row["parameters"] for row in rows})
         # One or two models say little of a larger or smaller one.
         away = math.log(max(sizes[0] / size, size / sizes[-1], 1.0)) if len(sizes) <= 2 else 0.0
-        said, own = _said_deviations(rows, configuration, setting)
+        said, own = _said_deviations(rows, shape, setting)
         deviation = max(math.hypot(max(together, LEAST_DEVIATION), said, length, FEW_MODELS_ERROR * away), own)
         return Estimate(
             method, seconds, seconds * math.exp(-1.96 * deviation), seconds * math.exp(1.96 * deviation),
-            peak_memory_bytes=_memory(rows, configuration, setting), disk_bytes=_disk(rows, configuration, setting),
+            peak_memory_bytes=_memory(rows, shape, setting), disk_bytes=_disk(rows, shape, setting),
             num_models=len({row["model"] for row in rows}), beyond=not sizes[0] <= size <= sizes[-1],
             fit_examples=setting.fit_examples if self.fitted(method) else None,
-            unmeasured=_unmeasured(rows, configuration, setting),
+            unmeasured=_unmeasured(rows, shape, setting),
         )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def _by_law(
     rows: list[Row],
     costs: Sequence[float],
     kinds: WorkKinds,
-    configuration: Configuration,
+    shape: Configuration,
     setting: Setting,
     size: Callable[[Configuration], float] = lambda shape: float(shape.hidden),
 ) -> CostPart:
@@ -191,10 +191,10 @@ def _by_law(
     sequence takes more of some kinds of work than of others."""
     work = [kinds(shape_of(row), setting_of(row)) for row in rows]
     law = law_through([size(shape_of(row)) for row in rows], work, costs)
-    at, asked = size(configuration), kinds(configuration, setting)
+    at, asked = size(shape), kinds(shape, setting)
     seconds = law.at(at, asked)
     for row, known, cost in zip(rows, work, costs):
-        if is_of(row, configuration) and cost > 0:
+        if is_of(row, shape) and cost > 0:
             seconds = cost * seconds / law.at(at, known)
             break
     return CostPart(seconds, law.deviation(at))
@@ -208,7 +208,7 @@ def _launched(flops: Callable[[Configuration, int], float]) -> WorkKinds:
 # ---- BIF's seconds ----
 
 
-def _bif_parts(all_rows: list[Row], rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
+def _bif_parts(all_rows: list[Row], rows: list[Row], shape: Configuration, setting: Setting) -> list[CostPart]:
     """Setup plus draws x FLOP x seconds a FLOP, the last across models.
 
     That is from rows of one number of sequences and queries, that of the most models. What a FLOP takes in `rows` at
@@ -220,7 +220,7 @@ def _bif_parts(all_rows: list[Row], rows: list[Row], configuration: Configuratio
         return row["seconds_per_draw"] / suite.draw_flops(row["token_parameters"], *sizes)
 
     groups, own = _by_work(all_rows), _by_work(rows)
-    wanted, d = setting.train + setting.queries, configuration.num_token_parameters
+    wanted, d = setting.train + setting.queries, shape.num_token_parameters
     closest = min(own, key=lambda work: abs(math.log(work / wanted)))
     base = groups[max(groups, key=lambda work: (len(groups[work]), work == closest))]
     paces = {row["model"]: pace_of(row) for row in base}
@@ -230,8 +230,8 @@ def _bif_parts(all_rows: list[Row], rows: list[Row], configuration: Configuratio
         pace, deviation = curve.at(d), curve.deviation(d)
     else:
         a_draw = [row["seconds_per_draw"] for row in base]
-        found = _by_law(base, a_draw, suite.draw_work, configuration, setting, lambda shape: shape.num_token_parameters)
-        pace, deviation = found.seconds / suite.draw_work(configuration, setting)[0], found.deviation
+        found = _by_law(base, a_draw, suite.draw_work, shape, setting, lambda shape: shape.num_token_parameters)
+        pace, deviation = found.seconds / suite.draw_work(shape, setting)[0], found.deviation
     setup = curve_through(sizes, [max(row["setup_seconds"] or 0.0, 1e-3) for row in base])
     overs: dict[int, float] = {}
     spread = 0.0
@@ -263,30 +263,30 @@ def _by_work(rows: list[Row]) -> dict[int, list[Row]]:
 # ---- EK-FAC's seconds ----
 
 
-def _ekfac_parts(rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
+def _ekfac_parts(rows: list[Row], shape: Configuration, setting: Setting) -> list[CostPart]:
     """Eigendecompositions by cubes, two passes over the fitting sequences, what is fixed, and scores."""
     known = first_of_each(rows)
-    own = [row for row in known if is_of(row, configuration)]
+    own = [row for row in known if is_of(row, shape)]
     one_size = all(len(fit_sizes_of(row)) < 2 for row in known)
     unsplit = ONE_SIZE_ERROR if one_size and setting.fit_examples > known[0]["fit_examples"] else 0.0
     # An eigendecomposition's pace is the model's own where it was measured, else by the width of its matrices.
     paces = [row["eigen_seconds"] / row["eigen_cost"] for row in known]
-    curve, width = curve_through([shape_of(row).hidden for row in known], paces), configuration.hidden
+    curve, width = curve_through([shape_of(row).hidden for row in known], paces), shape.hidden
     pace = own[0]["eigen_seconds"] / own[0]["eigen_cost"] if own else curve.at(width)
-    parts = [CostPart(pace * configuration.eigen_cost, curve.deviation(width))]
+    parts = [CostPart(pace * shape.eigen_cost, curve.deviation(width))]
     for name, flops in (("covariance", suite.covariance_flops), ("lambda", suite.lambda_flops)):
-        each = _by_law(known, [row[f"{name}_per_example"] for row in known], _launched(flops), configuration, setting)
+        each = _by_law(known, [row[f"{name}_per_example"] for row in known], _launched(flops), shape, setting)
         parts.append(CostPart(each.seconds * setting.fit_examples, math.hypot(each.deviation, unsplit)))
     fixed = [(row["covariance_base"] or 0.0) + (row["lambda_base"] or 0.0) for row in known]
     if any(fixed):  # the passes' start, a block at a time, and their factors
         written = _launched(lambda shape, tokens: float(shape.factor_bytes()))
-        each = _by_law(known, [max(seconds, 1e-3) for seconds in fixed], written, configuration, setting)
+        each = _by_law(known, [max(seconds, 1e-3) for seconds in fixed], written, shape, setting)
         parts.append(replace(each, deviation=FIXED_ERROR if own else max(each.deviation, FIXED_ERROR)))
-    parts += _score_parts(rows, configuration, setting)
+    parts += _score_parts(rows, shape, setting)
     return [part for part in parts if part.seconds > 0]
 
 
-def _score_parts(rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
+def _score_parts(rows: list[Row], shape: Configuration, setting: Setting) -> list[CostPart]:
     """By each model's own sequences, queries and pairs, with a law across models.
 
     Half of few queries say little of what further ones take: beyond the number that most models were measured at, that
@@ -305,14 +305,14 @@ def _score_parts(rows: list[Row], configuration: Configuration, setting: Setting
     spans = [score_span(row, setting.train, queries) for row in deepest]
     usually = [score_span(row, int(row["train"]), usual)[0] for row in deepest]
     costs = [math.sqrt(low * high) for low, high in spans]
-    known = _at_length(deepest, costs, usually, configuration, setting)
+    known = _at_length(deepest, costs, usually, shape, setting)
     unknown = max(math.log(high / low) / 2 for low, high in spans) / 1.96
     parts = [replace(known, deviation=math.hypot(known.deviation, unknown))]
     if setting.queries > queries:
         costs = [_further_queries(rows, row, usual, setting) for row in many]
         usually = [_further_queries(rows, row, usual, setting_of(row)) for row in many]
-        each = _at_length(many, costs, usually, configuration, setting)
-        own = [row["queries"] for row in many if is_of(row, configuration)]
+        each = _at_length(many, costs, usually, shape, setting)
+        own = [row["queries"] for row in many if is_of(row, shape)]
         reach = own[0] if own else min(row["queries"] for row in many)
         beyond = QUERY_ERROR * max(0.0, math.log2(setting.queries / reach))
         across = OWN_QUERY_ERROR if own else max(each.deviation, OTHER_QUERY_ERROR)
@@ -321,16 +321,16 @@ def _score_parts(rows: list[Row], configuration: Configuration, setting: Setting
 
 
 def _at_length(
-    rows: list[Row], costs: list[float], usually: list[float], configuration: Configuration, setting: Setting
+    rows: list[Row], costs: list[float], usually: list[float], shape: Configuration, setting: Setting
 ) -> CostPart:
     """Scores by their law at the length that was measured, times what another length does to the usual ones: by a law
     of its own, fewer would be launches alone, which no shorter sequence makes cheaper, and so dearer than more."""
     kinds = _launched(lambda shape, tokens: float(shape.num_token_parameters * tokens))
     as_measured = replace(setting, tokens=int(rows[0]["tokens"]))
-    found = _by_law(rows, costs, kinds, configuration, as_measured)
+    found = _by_law(rows, costs, kinds, shape, as_measured)
     if setting.tokens == as_measured.tokens:
         return found
-    longer, same = (_by_law(rows, usually, kinds, configuration, one).seconds for one in (setting, as_measured))
+    longer, same = (_by_law(rows, usually, kinds, shape, one).seconds for one in (setting, as_measured))
     return replace(found, seconds=found.seconds * longer / max(same, 1e-12))
 
 
@@ -374,13 +374,13 @@ def _growths(row: Row, train: int, queries: int) -> tuple[float, float]:
 # ---- seconds of another method ----
 
 
-def _other_parts(rows: list[Row], configuration: Configuration, setting: Setting) -> list[CostPart]:
+def _other_parts(rows: list[Row], shape: Configuration, setting: Setting) -> list[CostPart]:
     """In proportion to tokens and parameters; of a fitted method that is its scores, beside its fit."""
     known = _closest_work(rows, setting)
     fitted = any(row["fit_examples"] for row in known)
-    own = any(is_of(row, configuration) for row in known)
+    own = any(is_of(row, shape) for row in known)
     deviation = _distance(known, setting)
-    d, sizes = configuration.num_token_parameters, [row["token_parameters"] for row in known]
+    d, sizes = shape.num_token_parameters, [row["token_parameters"] for row in known]
     paces = []
     for row, size in zip(known, sizes):
         here = (row["score_seconds"] if fitted else total_of(row)) * setting.tokens / row["tokens"]
@@ -398,14 +398,14 @@ def _other_parts(rows: list[Row], configuration: Configuration, setting: Setting
             each = _a_fitting_sequence(rows, shape_of(row), setting_of(row))
             fixed.append(max(row["fit_seconds"] - row["fit_examples"] * each.seconds, 1e-3))
         decomposed = _launched(lambda shape, tokens: shape.eigen_cost)
-        rest = _by_law(known, fixed, decomposed, configuration, setting)
-        each = _a_fitting_sequence(rows, configuration, setting)
+        rest = _by_law(known, fixed, decomposed, shape, setting)
+        each = _a_fitting_sequence(rows, shape, setting)
         parts.append(replace(rest, deviation=0.0) if own else rest)
         parts.append(replace(each, seconds=each.seconds * setting.fit_examples))
     return parts
 
 
-def _a_fitting_sequence(rows: list[Row], configuration: Configuration, setting: Setting) -> CostPart:
+def _a_fitting_sequence(rows: list[Row], shape: Configuration, setting: Setting) -> CostPart:
     """Of another method than kronfluence's, from the models that were run with two fitting sets; where none was, all of
     a fit goes by them."""
     known, slopes = first_of_each(rows), []
@@ -419,7 +419,7 @@ def _a_fitting_sequence(rows: list[Row], configuration: Configuration, setting: 
         slopes = [row["fit_seconds"] / row["fit_examples"] for row in known]
     passes = suite.covariance_flops, suite.least_lambda_flops
     kinds = _launched(lambda shape, tokens: sum(flops(shape, tokens) for flops in passes))
-    each = _by_law(known, slopes, kinds, configuration, setting)
+    each = _by_law(known, slopes, kinds, shape, setting)
     error = max(each.deviation, UNKNOWN_ERROR) if split else math.hypot(each.deviation, ONE_SIZE_ERROR)
     return replace(each, deviation=error)
 
@@ -427,9 +427,9 @@ def _a_fitting_sequence(rows: list[Row], configuration: Configuration, setting: 
 # ---- what rows say of themselves, memory and disk ----
 
 
-def _unmeasured(rows: list[Row], configuration: Configuration, setting: Setting) -> tuple[str, ...]:
+def _unmeasured(rows: list[Row], shape: Configuration, setting: Setting) -> tuple[str, ...]:
     """What lies beyond the model's own runs; where it has none, beyond those of any model."""
-    own = [row for row in rows if is_of(row, configuration)] or rows
+    own = [row for row in rows if is_of(row, shape)] or rows
     words = {"train": "training sequences", "fit_examples": "fitting sequences"}
     found = []
     for name in ("train", "queries", "tokens", "draws", "fit_examples"):
@@ -444,7 +444,7 @@ def _unmeasured(rows: list[Row], configuration: Configuration, setting: Setting)
     return tuple(found)
 
 
-def _said_deviations(rows: list[Row], configuration: Configuration, setting: Setting) -> tuple[float, float]:
+def _said_deviations(rows: list[Row], shape: Configuration, setting: Setting) -> tuple[float, float]:
     """Standard deviations that rows state: half the median width of their intervals, and the model's own.
 
     Its own are of the rows closest to the setting, straight between fitting sets.
@@ -460,7 +460,7 @@ def _said_deviations(rows: list[Row], configuration: Configuration, setting: Set
         return sum(abs(math.log(own / asked)) for own, asked in pairs if own and asked)
 
     found: dict[float, float] = {}
-    for row in sorted((row for row in rows if is_of(row, configuration)), key=distance):
+    for row in sorted((row for row in rows if is_of(row, shape)), key=distance):
         low, high, width = row["seconds_low"], row["seconds_high"], 0.0
         if high:  # an interval that reaches to zero has one end to go by
             width = math.log(high / low) / 2 if low else math.log(high / total_of(row))
@@ -471,7 +471,7 @@ def _said_deviations(rows: list[Row], configuration: Configuration, setting: Set
     return float(np.median(widths)) if widths else 0.0, own
 
 
-def _memory(rows: list[Row], configuration: Configuration, setting: Setting) -> float:
+def _memory(rows: list[Row], shape: Configuration, setting: Setting) -> float:
     """What arithmetic says of BIF and EK-FAC times what was measured over it; others by the curve of their peaks, and
     unknown beyond it."""
     method, number_bytes = rows[0]["method"], 4 if rows[-1]["dtype"] == "float32" else 2
@@ -482,22 +482,22 @@ def _memory(rows: list[Row], configuration: Configuration, setting: Setting) -> 
         return suite.ekfac_needs(shape, one.tokens, number_bytes).memory_bytes if method == "ekfac" else 1.0
 
     known = _closest_work([row for row in rows if row["peak_memory_bytes"] is not None], setting)
-    wanted = arithmetic(configuration, setting)
+    wanted = arithmetic(shape, setting)
     by_arithmetic = method in (*BIF_LIKE, "ekfac")
     if not known:
         return wanted if by_arithmetic else math.nan
     over = [row["peak_memory_bytes"] / arithmetic(shape_of(row), setting_of(row)) for row in known]
     # Beyond the measured sizes as at their end: what is over arithmetic comes to an end as models grow.
     sizes = [row["parameters"] for row in known]
-    size = min(max(configuration.num_parameters, min(sizes)), max(sizes))
+    size = min(max(shape.num_parameters, min(sizes)), max(sizes))
     asked = setting.train, setting.queries, setting.tokens
     as_measured = all((row["train"], row["queries"], row["tokens"]) == asked for row in known)
-    if not by_arithmetic and (size != configuration.num_parameters or not as_measured):
+    if not by_arithmetic and (size != shape.num_parameters or not as_measured):
         return math.nan  # kfac and GradSim hold as many gradients as there is room for: other sizes say nothing
     return curve_through(sizes, over).at(size) * wanted
 
 
-def _disk(rows: list[Row], configuration: Configuration, setting: Setting) -> float:
+def _disk(rows: list[Row], shape: Configuration, setting: Setting) -> float:
     """EK-FAC by the theory of its factors times what was measured over it; others, which write something of every
     training sequence, by the curve."""
     known = [row for row in rows if row["disk_bytes"]]
@@ -505,9 +505,9 @@ def _disk(rows: list[Row], configuration: Configuration, setting: Setting) -> fl
         return 0.0
     of, units = "train", setting.train
     if all(row["factor_bytes"] for row in known):
-        of, units = "factor_bytes", configuration.factor_bytes(4 if known[-1]["dtype"] == "float32" else 2)
+        of, units = "factor_bytes", shape.factor_bytes(4 if known[-1]["dtype"] == "float32" else 2)
     over = curve_through([row["parameters"] for row in known], [row["disk_bytes"] / row[of] for row in known])
-    return over.at(configuration.num_parameters) * units
+    return over.at(shape.num_parameters) * units
 
 
 # ---- predictions against what they did not see ----
@@ -559,12 +559,12 @@ class Crossing:
 
 
 def crossing_in(
-    estimator: Estimator, configuration: Configuration, setting: Setting, axis: str, names: tuple[str, str] = RIVALS
+    estimator: Estimator, shape: Configuration, setting: Setting, axis: str, names: tuple[str, str] = RIVALS
 ) -> Crossing:
     """In fitting sequences or queries of one model: both are estimated at each place, with their intervals."""
     grid = np.geomspace(*RANGES[axis], PLACES)
     asked = [replace(setting, **{axis: max(1, round(float(x)))}) for x in grid]
-    found = [[estimator.estimate(name, configuration, one) for one in asked] for name in names]
+    found = [[estimator.estimate(name, shape, one) for one in asked] for name in names]
     first, second = np.log([[(e.seconds, e.seconds_low, e.seconds_high) for e in one] for one in found])
     gap = first[:, 0] - second[:, 0]
     # How far the intervals are apart, in log: negative where they overlap.

@@ -69,11 +69,8 @@ class ScalingTask(Task):
         raise UsageError("bench.scaling measures cost and never retrains; use bench.lds for retraining experiments")
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = batch
-        token_losses: Any = getattr(model, "token_losses", None)
-        if token_losses is not None:  # the model's own, which need not hold the logits of a whole batch
-            return token_losses(inputs, targets)
-        return super().loss(model, batch)
+        language_model: Any = model  # whose own losses need not hold the logits of a whole batch
+        return language_model.token_losses(*batch)
 
 
 def random_sequences(count: int, tokens: int, vocabulary: int, *, seed: int, stream: int) -> Examples:
@@ -169,12 +166,9 @@ class LowMemoryEKFAC(Method):
     `fit_all_factors`, without its default limit of 100,000 fitting sequences.
     """
 
-    strategy: str = "ekfac"  # any of kronfluence's
     damping: float = 1e-8  # kronfluence's own, and the paper's
     fit_examples: int = 0  # factors are fitted on this many training sequences; 0: all
-    fit_batch_size: int = batch_size_option(FIT_BATCH)
     query_batch_size: int = batch_size_option(FIT_BATCH)
-    train_batch_size: int = batch_size_option(FIT_BATCH)
 
     def fit(self, problem: Problem) -> Any:
         analyzer = self.analyzer(problem)
@@ -207,13 +201,13 @@ class LowMemoryEKFAC(Method):
         analyzer.fit_lambda_matrices(**self._of_pass(data, count), **self._shared(analyzer, count))
 
     def _of_pass(self, data: Examples, count: int) -> dict[str, Any]:
-        return {"dataset": data, "per_device_batch_size": min(self.fit_batch_size, count)}
+        return {"dataset": data, "per_device_batch_size": min(FIT_BATCH, count)}
 
     def _shared(self, analyzer: Any, count: int) -> dict[str, Any]:
         from kronfluence.utils.common.factor_arguments import extreme_reduce_memory_factor_arguments
 
         dtype = next(analyzer.model.parameters()).dtype
-        arguments = extreme_reduce_memory_factor_arguments(strategy=self.strategy, dtype=dtype)
+        arguments = extreme_reduce_memory_factor_arguments(strategy="ekfac", dtype=dtype)
         arguments.covariance_max_examples = arguments.lambda_max_examples = count
         if dtype == torch.float32:
             arguments.amp_dtype = None  # autocast knows only the half precisions
@@ -240,7 +234,7 @@ class LowMemoryEKFAC(Method):
             scores_name=SCORES, factors_name=FACTORS, score_args=arguments, overwrite_output_dir=True,
             query_dataset=problem.queries, per_device_query_batch_size=batch_size,
             train_dataset=problem.attributed,
-            per_device_train_batch_size=min(self.train_batch_size, len(problem.attributed)),
+            per_device_train_batch_size=min(FIT_BATCH, len(problem.attributed)),
         )  # fmt: skip
         return Attribution(scores=-state.load_pairwise_scores(SCORES)["all_modules"].float())
 

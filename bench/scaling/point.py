@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,13 @@ def measured(work: Callable[[], Any], problem: Problem) -> tuple[Any, dict[str, 
     """A stage of a method by the harness: what it made, its seconds, and its peaks, which hold the weights too."""
     device = problem.device
     made, cost = metered(work, problem.seed, device, problem.task.cpu_threads)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in problem.model.parameters())
+    found: dict[str, Any] = {"seconds": cost.seconds, "disk_bytes": folder_bytes(problem.scratch)}
+    found |= dict(zip(PEAKS, (weights + cost.peak_memory_bytes, None, resident_peak())))
     if device.type == "cuda":  # each stage starts its own peak
-        peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    else:
-        weights = sum(parameter.numel() * parameter.element_size() for parameter in problem.model.parameters())
-        peaks = weights + cost.peak_memory_bytes, None
-    found = {"seconds": cost.seconds, "disk_bytes": folder_bytes(problem.scratch)}
-    return made, found | dict(zip(PEAKS, (*peaks, resident_peak())))
+        found["peak_memory_bytes"] = torch.cuda.max_memory_allocated(device)
+        found["peak_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    return made, found
 
 
 def together(fit: Sequence[dict[str, Any]], score: dict[str, Any]) -> dict[str, Any]:
@@ -139,12 +140,7 @@ def matmul_peak(device: torch.device) -> float:
 
 
 def choose_sizes(
-    first: int,
-    target: int,
-    measured: Callable[[], list[tuple[int, float]]],
-    left: Callable[[], float],
-    allowed: Callable[[int], bool] = lambda value: True,
-    wanted: int = 0,
+    first: int, target: int, measured: Callable[[], list[tuple[int, float]]], left: Callable[[], float], wanted: int = 0
 ) -> Iterator[int]:
     """Each chosen from the (size, seconds) of those before: at least two, then the whole if it fits.
 
@@ -157,14 +153,14 @@ def choose_sizes(
         # What does not grow is counted as if it did.
         fixed, each = (line.intercept, line.slope) if line and line.slope > 0 else (0.0, done[-1][1] / size)
         following = wanted if size < wanted < target and fixed + each * wanted <= left() else target
-        if fixed + each * following > left() or not allowed(following):
+        if fixed + each * following > left():
             if 0 < wanted <= size:
                 return  # as many as were wanted; more would only cost
             affordable = (MOST_SHARE * left() - fixed) / each
             following = int(min(4 * size, affordable, target)) // first * first
             if len(done) == 1:
                 following = min(2 * first, target)
-            if following < 1.5 * size or not allowed(following):
+            if following < 1.5 * size:
                 return
         yield following
 
@@ -319,7 +315,7 @@ class EkfacPoint(Point):
     def run(self) -> None:
         """Refuses a run that cannot fit, before anything is measured."""
         layers = self.configuration.layers
-        memory_bytes, disk_bytes = self.needs(layers)
+        memory_bytes, disk_bytes = ekfac_needs(self.configuration, self.spec["tokens"], self.dtype.itemsize)
         self.result["needs"] = {"memory_bytes": memory_bytes, "disk_bytes": disk_bytes}
         memory, disk = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), self.free_disk()
         if self.device.type == "cuda":
@@ -332,17 +328,13 @@ class EkfacPoint(Point):
             )
         super().run()
 
-    def needs(self, depth: int) -> tuple[int, int]:
-        return ekfac_needs(self.configuration.with_layers(depth), self.spec["tokens"], self.dtype.itemsize)
-
     def free_disk(self) -> int:
-        """What a run may write; what was written for fewer blocks is removed first."""
-        return int(DISK_SHARE * shutil.disk_usage(self.scratch).free) + folder_bytes(self.factors)
+        """What a run may write."""
+        return int(DISK_SHARE * shutil.disk_usage(self.scratch).free)
 
     def measure_sizes(self) -> None:
         (first, *fit_sets), (q, *counts), n = self.spec["fit_sets"], self.spec["query_counts"], self.spec["train"]
-        fits_disk = lambda depth: self.needs(depth)[1] < self.free_disk()  # noqa: E731
-        for depth in choose_sizes(1, self.configuration.layers, self.sizes_and_seconds, self.left, fits_disk):
+        for depth in choose_sizes(1, self.configuration.layers, self.sizes_and_seconds, self.left):
             self.open(depth)
             fit, score = self.fit(first), self.score(n, q)
             phases = {name: seconds for name, seconds in self.fits[0].items() if name != "fit_examples"}
@@ -377,15 +369,13 @@ class EkfacPoint(Point):
         return self.problem(self.model, *chosen, self.factors)
 
     def fit(self, count: int) -> list[dict[str, Any]]:
-        method = self.method
+        method, costs = self.method, {}
+        problem = self.part_of(self.spec["train"], self.spec["query_counts"][0])
         works = {"covariance": method.fit_covariance, "eigen": method.decompose, "lambda": method.fit_lambda}
         if self.fits and self.fits[0]["eigen"] > REPEATED_SECONDS:
             del works["eigen"]
-        problem = self.part_of(self.spec["train"], self.spec["query_counts"][0])
-        costs = {
-            kind: self.part(kind, lambda work=work: work(self.analyzer, self.fit_data, count), problem)
-            for kind, work in works.items()
-        }
+        for kind, work in works.items():
+            costs[kind] = self.part(kind, partial(work, self.analyzer, self.fit_data, count), problem)
         taken = {kind: costs[kind]["seconds"] if kind in costs else None for kind in FACTOR_NAMES}
         self.fits.append({"fit_examples": count, **taken})
         return list(costs.values())

@@ -100,12 +100,7 @@ def progress_line(row: Row) -> str:
 
 
 def estimate_text(
-    device: str,
-    estimator: Estimator,
-    configuration: Configuration,
-    setting: Setting,
-    found: Sequence[Estimate],
-    source: str,
+    device: str, estimator: Estimator, shape: Configuration, setting: Setting, found: Sequence[Estimate], source: str
 ) -> str:
     """The question, a line a method, what does not fit, EK-FAC's fitting sets against BIF, and their crossings."""
     header = ["method", "fitted on", "fit + score", "95 % interval", "peak memory", "disk", "models measured"]
@@ -125,7 +120,7 @@ def estimate_text(
     outside = dict.fromkeys([*sizes, *(words for one in found for words in one.unmeasured)])
     note = f"\n+ beyond what was measured in {', '.join(outside)}" if outside else ""
     parts = [
-        f"{configuration.name} ({configuration.num_parameters:,} parameters), {_setting_text(setting)} for BIF\n"
+        f"{shape.name} ({shape.num_parameters:,} parameters), {_setting_text(setting)} for BIF\n"
         f"{device}, predicted from {source}",
         table(header, rows) + note,
     ]
@@ -136,37 +131,37 @@ def estimate_text(
     if set(RIVALS) <= {one.method for one in found} - set(unfit):
         # How many draws were timed at this shape, or at the closest size.
         draws = [row for row in estimator.of("bif") if row["timed_draws"]]
-        away = [(abs(math.log(row["parameters"] / configuration.num_parameters)), row["queries"]) for row in draws]
+        away = [(abs(math.log(row["parameters"] / shape.num_parameters)), row["queries"]) for row in draws]
         timed = draws[away.index(min(away))]["timed_draws"] if draws else math.nan
-        header, rows = fitting_set_table(estimator, configuration, setting)
+        header, rows = fitting_set_table(estimator, shape, setting)
         parts.append(
             f"{table(header, rows, left=(3, 4))}\nBIF's seconds: {timed:,.0f} of {setting.draws:,} draws timed"
         )
-        crossing = crossing_in(estimator, configuration, setting, "fit_examples")
+        crossing = crossing_in(estimator, shape, setting, "fit_examples")
         said = [f"{setting.queries:,} queries: {crossing_text(crossing, 'fitting sequences')}"]
         for count in sorted({one.fit_examples for one in found if one.fit_examples}):
-            crossing = crossing_in(estimator, configuration, replace(setting, fit_examples=count), "queries")
+            crossing = crossing_in(estimator, shape, replace(setting, fit_examples=count), "queries")
             said.append(f"{count:,} fitting sequences: {crossing_text(crossing, 'queries')}")
         parts.append("\n".join(said))
     return "\n\n".join(parts)
 
 
 def fitting_set_table(
-    estimator: Estimator, configuration: Configuration, setting: Setting
+    estimator: Estimator, shape: Configuration, setting: Setting
 ) -> tuple[list[str], list[list[str]]]:
     """Header and lines: BIF's seconds over EK-FAC's at the three fitting sets that matter, and how each is known."""
     header = ["EK-FAC fitted on", "BIF / EK-FAC", "95 % interval", "cheaper", "EK-FAC's fit is"]
-    own = [row for row in estimator.of("ekfac") if is_of(row, configuration) and fit_sizes_of(row)]
+    own = [row for row in estimator.of("ekfac") if is_of(row, shape) and fit_sizes_of(row)]
     sizes = sorted({size for row in own for size in fit_sizes_of(row)})
-    depth = max((int(row["depth"] or configuration.layers) for row in own), default=0)
+    depth = max((int(row["depth"] or shape.layers) for row in own), default=0)
     lines = []
     for count, words in FITTING_SETS.items():
         asked = replace(setting, fit_examples=count)
-        bif, ekfac = (estimator.estimate(method, configuration, asked) for method in RIVALS)
+        bif, ekfac = (estimator.estimate(method, shape, asked) for method in RIVALS)
         known = "from other models alone"
         if own:
             known = "measured" if count in sizes else f"extrapolated from {sizes[0]:,} to {sizes[-1]:,}"
-            known += f", in {depth} of {configuration.layers} blocks" if depth < configuration.layers else ""
+            known += f", in {depth} of {shape.layers} blocks" if depth < shape.layers else ""
         dearer, cheaper = (ekfac, bif) if ekfac.seconds > bif.seconds else (bif, ekfac)
         ratio = dearer.seconds / cheaper.seconds
         who = f"{method_label(cheaper.method)} {f'{ratio:,.0f}' if ratio >= 10 else f'{ratio:.1f}'}x"

@@ -74,11 +74,6 @@ class Configuration:
         """EK-FAC's corrected eigenvalues: one a weight and bias of the tracked layers."""
         return sum((d_in + 1) * d_out for d_in, d_out in self.linear_shapes)
 
-    @cached_property
-    def rotation_cost(self) -> float:
-        """FLOP that turn one sequence's gradients into the eigenbasis: two products a tracked layer."""
-        return float(sum(2 * (d_in + 1) * d_out * (d_in + 1 + d_out) for d_in, d_out in self.linear_shapes))
-
     def factor_bytes(self, bytes_per_number: int = 2) -> int:
         """What EK-FAC's fit writes: covariances and eigenvectors of both sides, and a lambda for every weight."""
         eigenvalues = sum(d_in + 1 + d_out for d_in, d_out in self.linear_shapes)
@@ -183,8 +178,10 @@ def covariance_flops(configuration: Configuration, tokens: int) -> float:
 
 
 def lambda_flops(configuration: Configuration, tokens: int) -> float:
-    """A fitting sequence of the second pass: its gradient, of every layer by itself, turned into the eigenbasis."""
-    return tokens * 8.0 * configuration.num_token_parameters + configuration.rotation_cost
+    """A fitting sequence of the second pass: its gradient, of every layer by itself, turned into the eigenbasis by two
+    products a layer."""
+    turned = float(sum(2 * (d_in + 1) * d_out * (d_in + 1 + d_out) for d_in, d_out in configuration.linear_shapes))
+    return tokens * 8.0 * configuration.num_token_parameters + turned
 
 
 def least_lambda_flops(configuration: Configuration, tokens: int) -> float:

@@ -136,9 +136,7 @@ def test_several_sweeps_are_merged_row_by_row(tmp_path: Path, capsys: pytest.Cap
             (specification("ekfac", fit_sets=[8, 64]), [ekfac_rung(1), ekfac_rung(2, (8,))]),
         ),
         record_of(
-            "1",
-            (specification("bif"), many),
-            (specification("ekfac", fit_sets=[8, 16, 64]), [ekfac_rung(2, (8, 16))]),
+            "1", (specification("bif"), many), (specification("ekfac", fit_sets=[8, 16, 64]), [ekfac_rung(2, (8, 16))])
         ),
         record_of("2", (specification("trak", options={"batch_size": 8}), trak)),
         record_of("3", (specification("trak", options={"batch_size": 1}), trak)),
