@@ -1,6 +1,7 @@
 """Switches of torch's backends that tasks share."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -33,3 +34,16 @@ def exact_convolutions() -> AbstractContextManager[None]:
 def deterministic_convolutions() -> AbstractContextManager[None]:
     """cuDNN sums in a fixed order: the same seeds give the same model again on the same kind of device."""
     return switched(torch.backends.cudnn, deterministic=True)
+
+
+def captured_graph(work: Callable[[], None], device: torch.device, **options: Any) -> torch.cuda.CUDAGraph | None:
+    """A CUDA graph of `work`, which does not run; None, and a line on stderr, where capturing fails."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+    try:
+        with torch.cuda.graph(graph, **options):
+            work()
+    except RuntimeError as error:
+        torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own stream current
+        print(f"CUDA graphs are off, training goes on without: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+    return graph

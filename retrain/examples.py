@@ -127,6 +127,13 @@ def positions(indices: Indices, n: int) -> np.ndarray:
     return chosen
 
 
+def shuffled_batches(count: int, batch_size: int, epochs: int, order_seed: int) -> Iterator[Tensor]:
+    """Positions (batch,) among so many examples: every one once an epoch, in a new order; the last may be smaller."""
+    generator = torch.Generator().manual_seed(order_seed)
+    for _ in range(epochs):
+        yield from torch.randperm(count, generator=generator).split(batch_size)
+
+
 LABELS = ("labels", "label", "targets", "target", "y")  # of a mapping: which of its entries are the targets
 Inputs = Tensor | Columns
 Batch = tuple[Any, Tensor]  # inputs (batch, ...), or Columns of them; targets (batch,) or (batch, tokens)

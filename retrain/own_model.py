@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from retrain.errors import UsageError
+from retrain.errors import UsageError, error_line
 from retrain.examples import Columns, Examples
 from retrain.losses import CrossEntropy, Loss, SquaredError
 from retrain.models.huggingface import is_transformer, next_tokens, wrapped
@@ -76,28 +76,24 @@ class OwnModel(Task):
             object.__setattr__(self, attribute, value)
         self._try()
 
+    @torch.no_grad()
     def _try(self) -> None:
         """An example goes through the model and its loss, so that what does not fit is said before an hour's work."""
         for what, examples in (("the training examples", self.train_data), ("the queries", self.query_data)):
-            self._try_one(what, examples)
-
-    @torch.no_grad()
-    def _try_one(self, what: str, examples: Examples) -> None:
-        one = examples.select([0])
-        try:
-            outputs = self.given.model(one.inputs)
-            refuse_labels(self.loss_function, outputs, examples.targets, what, self.class_names)
-            losses = self.losses(self.given.model, one, torch.device("cpu"))
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"the model does not take the first of {what}; expected inputs that model(inputs) takes, with their "
-                f"targets, not {_shape(one.inputs)} and {_shape(one.targets)}: "
-                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            ) from error
-        if losses.shape != (1,) or not torch.isfinite(losses).all():
-            raise UsageError(f"the loss of the first of {what} is {losses.tolist()}; expected one finite number")
+            one = examples.select([0])
+            try:
+                outputs = self.given.model(one.inputs)
+                refuse_labels(self.loss_function, outputs, examples.targets, what, self.class_names)
+                losses = self.losses(self.given.model, one, torch.device("cpu"))
+            except UsageError:
+                raise
+            except Exception as error:
+                raise UsageError(
+                    f"the model does not take the first of {what}; expected inputs that model(inputs) takes, with "
+                    f"their targets, not {_shape(one.inputs)} and {_shape(one.targets)}: {error_line(error, 200)}"
+                ) from error
+            if losses.shape != (1,) or not torch.isfinite(losses).all():
+                raise UsageError(f"the loss of the first of {what} is {losses.tolist()}; expected one finite number")
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from retrain.errors import UsageError
+from retrain.errors import UsageError, error_line
 from retrain.safe_files import remove_folder, write_whole
 
 GGUF_TOKENIZER = "tokenizer.ggml."
@@ -174,10 +174,7 @@ def _from_gguf(files: list[Path], folder: Path) -> None:
         )
         tokenizer = _gguf_tokenizer(file)
     except Exception as error:  # of a damaged file, whatever the reader stumbles over
-        text = " ".join(str(error).split())[:200]
-        raise UsageError(
-            f'"{file}" cannot be read as a GGUF language model ({type(error).__name__}: {text})'
-        ) from error
+        raise UsageError(f'"{file}" cannot be read as a GGUF language model ({error_line(error, 200)})') from error
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -77,7 +77,7 @@ def wrapped(model: nn.Module) -> nn.Module:
     return Logits(model)
 
 
-def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Examples:
+def next_tokens(ids: Tensor, mask: Tensor | None = None, groups: Tensor | None = None) -> Examples:
     """Sequences (n, tokens), padded on the right, as a causal language model learns them: each token from those before.
 
     Targets of padding do not count. No mask is needed: what is to the right is not seen.
@@ -87,7 +87,7 @@ def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Examples:
         if (mask[:, 1:] > mask[:, :-1]).any():
             raise ValueError('sequences are padded on the left; set tokenizer.padding_side = "right"')
         targets[mask[:, 1:] == 0] = IGNORED
-    return Examples(ids[:, :-1].contiguous(), targets.contiguous())
+    return Examples(ids[:, :-1].contiguous(), targets.contiguous(), groups)
 
 
 def tokenized(tokenizer: Any, texts: list[str], length: int | None = None) -> dict[str, torch.Tensor]:

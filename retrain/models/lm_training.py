@@ -12,7 +12,6 @@ are rare, and wherever capturing fails. The order of examples is drawn on the CP
 """
 
 import copy
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from retrain.examples import Examples, Indices
+from retrain.backends import captured_graph
+from retrain.examples import Examples, Indices, shuffled_batches
 from retrain.models.causal_lm import CausalLM, language_dtype
 
 CAPTURE_BATCH_AFTER = 3  # runs of a batch size as it is before it is captured: those also warm the libraries up
@@ -48,9 +48,8 @@ class Finetuning:
 def batches(indices: Indices, recipe: Finetuning, order_seed: int) -> Iterator[Tensor]:
     """Positions of each step's examples: every one once an epoch, in an order of its own; the last may be smaller."""
     chosen = torch.as_tensor(indices, dtype=torch.long)
-    generator = torch.Generator().manual_seed(order_seed)
-    for _ in range(recipe.epochs):
-        yield from chosen[torch.randperm(len(chosen), generator=generator)].split(recipe.batch_size)
+    for places in shuffled_batches(len(chosen), recipe.batch_size, recipe.epochs, order_seed):
+        yield chosen[places]
 
 
 class Finetuner:
@@ -141,19 +140,14 @@ class Finetuner:
     def _capture(self, chosen: Tensor) -> None:
         """Record `_step` for this batch size. Recording runs nothing, so the weights stay as they are."""
         static_chosen = chosen.clone()
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         torch.cuda.empty_cache()  # the graphs' pool is separate memory: give back what eager steps reserved
-        try:
-            # One pool for all graphs: nothing in it outlives a replay, so their memory can overlap.
-            with torch.cuda.graph(graph, pool=self.graph_pool):
-                self._step(static_chosen)
-        except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own stream current
+        # One pool for all graphs: nothing in it outlives a replay, so their memory can overlap.
+        graph = captured_graph(lambda: self._step(static_chosen), self.device, pool=self.graph_pool)
+        if graph is None:
             self.capturing = False
             self.graphs.clear()
-            print(f"CUDA graphs are off, training goes on without: {str(error).splitlines()[0]}", file=sys.stderr)
-            return
-        self.graphs[len(chosen)] = (graph, static_chosen)
+        else:
+            self.graphs[len(chosen)] = (graph, static_chosen)
 
     def _step(self, chosen: Tensor) -> None:
         """Forward, backward, update; `chosen` is (batch,). Nothing here waits for the device or depends on values."""

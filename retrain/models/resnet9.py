@@ -19,19 +19,21 @@ BATCH_NORM_MOMENTUM = 0.4
 BATCH_NORM_EPS = 1e-12
 # The size below which an image is no longer halved: the head takes the maximum over what is left.
 SMALLEST_SIZE = 3
+WHITENING_SIZE = 2  # pixels a side of a filter
 
 
 class ConvGroup(nn.Module):
     """Convolution, optional 2x2 maximum, BatchNorm, GELU, convolution, BatchNorm, GELU."""
 
-    def __init__(self, in_channels: int, out_channels: int, pool: bool, momentum: float, eps: float):
+    def __init__(self, in_channels: int, out_channels: int, pool: bool):
         super().__init__()
-        # skip_init leaves the global random state alone; ResNet9.reset_parameters fills the weights.
+        norm = {"eps": BATCH_NORM_EPS, "momentum": BATCH_NORM_MOMENTUM}
+        # skip_init leaves the global random state alone; ResNet9 fills the weights.
         self.conv1 = nn.utils.skip_init(nn.Conv2d, in_channels, out_channels, 3, padding=1, bias=False)
         self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
-        self.norm1 = nn.BatchNorm2d(out_channels, eps=eps, momentum=momentum)
+        self.norm1 = nn.BatchNorm2d(out_channels, **norm)
         self.conv2 = nn.utils.skip_init(nn.Conv2d, out_channels, out_channels, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(out_channels, eps=eps, momentum=momentum)
+        self.norm2 = nn.BatchNorm2d(out_channels, **norm)
         self.activation1 = nn.GELU()
         self.activation2 = nn.GELU()
 
@@ -44,11 +46,12 @@ class ResNet9(nn.Module):
     """Images (batch, in_channels, image_size, image_size) to logits (batch, num_classes).
 
     A group halves the image only while at least 3x3 pixels remain, so that 8x8 digits work too (7, 3, 3, 3 pixels after
-    the whitening layer and each group; 32x32 gives 31, 15, 7, 3). `whitening_channels` may be at most, and is by
-    default, 2 * in_channels * whitening_size**2: each filter and its negation.
+    the whitening layer and each group; 32x32 gives 31, 15, 7, 3). The whitening layer has each filter and its negation.
 
-    The whitening layer (weight and bias) and the BatchNorm weights do not train: `requires_grad` is False.
+    Its weight and bias and the BatchNorm weights do not train: `requires_grad` is False.
     """
+
+    scale = 1 / 9  # of the head's product
 
     def __init__(
         self,
@@ -57,44 +60,33 @@ class ResNet9(nn.Module):
         image_size: int = 32,
         num_classes: int = 10,
         widths: tuple[int, ...] = (64, 256, 256),
-        scale: float = 1 / 9,
-        whitening_channels: int | None = None,
-        whitening_size: int = 2,
-        batch_norm_momentum: float = BATCH_NORM_MOMENTUM,
-        batch_norm_eps: float = BATCH_NORM_EPS,
         generator: torch.Generator | None = None,
     ):
         super().__init__()
-        most = 2 * in_channels * whitening_size**2
-        channels = most if whitening_channels is None else whitening_channels
-        if channels % 2 or not 0 < channels <= most:
-            raise ValueError(f"whitening_channels is {channels}; expected an even number from 2 to {most}")
-        size = image_size - whitening_size + 1
+        channels, size = 2 * in_channels * WHITENING_SIZE**2, image_size - WHITENING_SIZE + 1
         if size < SMALLEST_SIZE:
-            raise ValueError(f"image_size is {image_size}; expected at least {SMALLEST_SIZE + whitening_size - 1}")
-        self.scale = scale
-        self.whiten = nn.utils.skip_init(nn.Conv2d, in_channels, channels, whitening_size, bias=True)
+            raise ValueError(f"image_size is {image_size}; expected at least {SMALLEST_SIZE + WHITENING_SIZE - 1}")
+        self.whiten = nn.utils.skip_init(nn.Conv2d, in_channels, channels, WHITENING_SIZE, bias=True)
         self.whiten.requires_grad_(False)
         self.activation = nn.GELU()
         groups = []
         for width in widths:
             pool = size // 2 >= SMALLEST_SIZE
-            groups.append(ConvGroup(channels, width, pool, batch_norm_momentum, batch_norm_eps))
+            groups.append(ConvGroup(channels, width, pool))
             channels, size = width, size // 2 if pool else size
         self.groups = nn.Sequential(*groups)
         self.pool = nn.MaxPool2d(size)
         self.flatten = nn.Flatten()
         self.head = nn.utils.skip_init(nn.Linear, channels, num_classes, bias=False)
-        self.reset_parameters(generator)
+        self._draw_parameters(torch.Generator().manual_seed(0) if generator is None else generator)
 
     @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Fill every parameter and statistic anew; a fixed seed 0 is used where no generator is given.
+    def _draw_parameters(self, generator: torch.Generator) -> None:
+        """Fill every parameter; BatchNorm has its own: weight 1, bias 0, running mean 0, running variance 1.
 
         Convolutions start as the identity on their first input channels (a Dirac kernel) and as torch's usual uniform
         draw on the others. The whitening filters are drawn too, until `set_whitening` replaces them.
         """
-        generator = torch.Generator().manual_seed(0) if generator is None else generator
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 bound = 1 / math.sqrt(module.weight[0].numel())
@@ -105,7 +97,6 @@ class ResNet9(nn.Module):
             if isinstance(module, nn.Conv2d) and module is not self.whiten:
                 nn.init.dirac_(module.weight[: module.in_channels])
             if isinstance(module, nn.BatchNorm2d):
-                module.reset_parameters()  # weight 1, bias 0, running mean 0, running variance 1: no randomness
                 module.weight.requires_grad_(False)
 
     @torch.no_grad()
@@ -132,17 +123,16 @@ class ResNet9(nn.Module):
         return self.head(self.features(inputs)) * self.scale
 
 
-def whitening_weight(images: Tensor, eps: float = 5e-4, size: int = 2, num_filters: int | None = None) -> Tensor:
-    """Filters (num_filters, channels, size, size), float32 on the CPU, whose outputs on `images` are uncorrelated.
+def whitening_weight(images: Tensor, eps: float = 5e-4) -> Tensor:
+    """Filters (8 * channels, channels, 2, 2), float32 on the CPU, whose outputs on `images` are uncorrelated.
 
     `images` is (n, channels, height, width), normalised as the model will see them. The filters are the eigenvectors of
     the patch covariance, largest eigenvalue first, each over sqrt(eigenvalue + eps), followed by their negations.
     All of it is done on the CPU in float64 and signs are fixed, so that every machine gets the same filters.
     """
     images = images.detach().to("cpu", torch.float64)
-    channels = images.shape[1]
+    channels, size = images.shape[1], WHITENING_SIZE
     dimension = channels * size * size
-    num_filters = 2 * dimension if num_filters is None else num_filters
     covariance = torch.zeros(dimension, dimension, dtype=torch.float64)
     num_patches = 0
     for chunk in images.split(1000):
@@ -157,5 +147,5 @@ def whitening_weight(images: Tensor, eps: float = 5e-4, size: int = 2, num_filte
     direction = torch.cos(1 + torch.arange(dimension, dtype=torch.float64))
     filters = filters * torch.where(filters @ direction < 0, -1.0, 1.0)[:, None]
     filters = filters / (eigenvalues.flip(0).clamp(min=0) + eps).sqrt()[:, None]
-    filters = filters.reshape(dimension, channels, size, size)[: num_filters // 2]
+    filters = filters.reshape(dimension, channels, size, size)
     return torch.cat([filters, -filters]).float()

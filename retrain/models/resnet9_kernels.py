@@ -25,10 +25,10 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-# Cut for an H200's shared memory and registers; None leaves that convolution to cuDNN.
-POOLED_TILE: Tile | None = Tile(pixels=64, num_warps=4, num_stages=1)
+# Cut for an H200's shared memory and registers.
+POOLED_TILE = Tile(pixels=64, num_warps=4, num_stages=1)
 POOLED_PROGRAMS = 2  # on each multiprocessor, as many as fit: one computes while the other reads
-PLAIN_TILE: Tile | None = Tile(pixels=128, num_warps=4, num_stages=3)
+PLAIN_TILE = Tile(pixels=128, num_warps=4, num_stages=3)
 PIXELS_TIMES_CHANNELS = 4096  # elements of the output that one program of pool_norm_gelu makes
 CELLS_TIMES_CHANNELS = 4096  # and those of the pooled gradient that one program of its backward pass reads
 BACKWARD_WARPS = 8
@@ -61,21 +61,10 @@ def gelu(value):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_pixels"])
 def _pool_norm_gelu(  # type: ignore[no-untyped-def]
-    inputs,
-    outputs,
-    norm_weight,
-    norm_bias,
-    norm_mean,
-    norm_variance,
-    eps,
-    num_pixels,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PADDED: tl.constexpr,
-    POOL: tl.constexpr,
+    inputs, outputs, norm_weight, norm_bias, norm_mean, norm_variance, eps, num_pixels,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr, POOL: tl.constexpr,
     PIXELS: tl.constexpr,
-):
+):  # fmt: skip
     """A program makes PIXELS pixels of the output; CHANNELS is rounded up to PADDED, a power of two."""
     OUT_HEIGHT: tl.constexpr = HEIGHT // POOL
     OUT_WIDTH: tl.constexpr = WIDTH // POOL
@@ -102,23 +91,11 @@ def _pool_norm_gelu(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_cells"])
 def _pool_norm_gelu_backward(  # type: ignore[no-untyped-def]
-    inputs,
-    output_gradient,
-    input_gradient,
-    bias_gradient,
-    norm_weight,
-    norm_bias,
-    norm_mean,
-    norm_variance,
-    eps,
+    inputs, output_gradient, input_gradient, bias_gradient, norm_weight, norm_bias, norm_mean, norm_variance, eps,
     num_cells,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PADDED: tl.constexpr,
-    POOL: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr, POOL: tl.constexpr,
     CELLS: tl.constexpr,
-):
+):  # fmt: skip
     """A cell is what one pixel of the output comes from, or the rest of a row or column that no maximum reads.
 
     `bias_gradient` is (programs, CHANNELS): each program's own sum over its cells.
@@ -206,20 +183,10 @@ def _pool_norm_gelu_gradient(
     # Sums over a program's cells are added up afterwards: adding them in place would depend on who comes first.
     partial = inputs.new_empty((num_programs, channels), dtype=torch.float32)
     _pool_norm_gelu_backward[(num_programs,)](
-        inputs,
-        _channels_last(output_gradient),
-        input_gradient,
-        partial,
-        *norm,
-        num_cells,
-        HEIGHT=height,
-        WIDTH=width,
-        CHANNELS=channels,
-        PADDED=padded,
-        POOL=size,
-        CELLS=cells,
+        inputs, _channels_last(output_gradient), input_gradient, partial, *norm, num_cells,
+        HEIGHT=height, WIDTH=width, CHANNELS=channels, PADDED=padded, POOL=size, CELLS=cells,
         num_warps=BACKWARD_WARPS,
-    )
+    )  # fmt: skip
     return input_gradient, partial.sum(0)
 
 
@@ -241,17 +208,9 @@ def pooled_normed(inputs: Tensor, norm: NormArguments, size: int) -> Tensor:
     padded = triton.next_power_of_2(channels)
     pixels = max(1, PIXELS_TIMES_CHANNELS // padded)
     _pool_norm_gelu[(triton.cdiv(num_pixels, pixels),)](
-        inputs,
-        outputs,
-        *norm,
-        num_pixels,
-        HEIGHT=height,
-        WIDTH=width,
-        CHANNELS=channels,
-        PADDED=padded,
-        POOL=size,
-        PIXELS=pixels,
-    )
+        inputs, outputs, *norm, num_pixels,
+        HEIGHT=height, WIDTH=width, CHANNELS=channels, PADDED=padded, POOL=size, PIXELS=pixels,
+    )  # fmt: skip
     return outputs
 
 
@@ -260,22 +219,10 @@ def pooled_normed(inputs: Tensor, norm: NormArguments, size: int) -> Tensor:
 
 @triton.jit(do_not_specialize=["num_pixels"])
 def _pooled_convolution(  # type: ignore[no-untyped-def]
-    inputs,
-    weights,
-    outputs,
-    norm_weight,
-    norm_bias,
-    norm_mean,
-    norm_variance,
-    eps,
-    num_pixels,
-    SIZE: tl.constexpr,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    NEAR: tl.constexpr,
-    FAR: tl.constexpr,
+    inputs, weights, outputs, norm_weight, norm_bias, norm_mean, norm_variance, eps, num_pixels,
+    SIZE: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
     PIXELS: tl.constexpr,
-):
+):  # fmt: skip
     """A program makes PIXELS pooled pixels, each the maximum of 2x2 positions of the convolution, and then PIXELS more.
 
     `inputs` (images, SIZE, SIZE, IN) have a border of zeros above and on the left. The two positions in a row together
@@ -330,20 +277,9 @@ def _pooled_convolution(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_pixels"])
 def _plain_convolution(  # type: ignore[no-untyped-def]
-    inputs,
-    weights,
-    outputs,
-    norm_weight,
-    norm_bias,
-    norm_mean,
-    norm_variance,
-    eps,
-    num_pixels,
-    SIZE: tl.constexpr,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    PIXELS: tl.constexpr,
-):
+    inputs, weights, outputs, norm_weight, norm_bias, norm_mean, norm_variance, eps, num_pixels,
+    SIZE: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
     """A program makes PIXELS pixels: `inputs` (images, SIZE, SIZE, IN), `weights` (OUT, 3, 3, IN)."""
     wanted = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     pixel = tl.minimum(wanted, num_pixels - 1)  # past the end the last one is computed again, and not stored
@@ -371,14 +307,14 @@ def covers_pooled(bordered: Tensor, convolution: nn.Conv2d, pool: bool) -> bool:
     """Whether `pooled_convolution` takes this; bordered images of even size lack nothing that the maximum reads."""
     channels = (convolution.in_channels, convolution.out_channels)
     even = bordered.shape[2] == bordered.shape[3] and bordered.shape[2] % 2 == 0
-    return POOLED_TILE is not None and pool and even and channels == (WHITENED_CHANNELS, FIRST_WIDTH)
+    return pool and even and channels == (WHITENED_CHANNELS, FIRST_WIDTH)
 
 
 def covers_plain(inputs: Tensor, convolution: nn.Conv2d, pool: bool) -> bool:
     """Whether `plain_convolution` takes this."""
     channels = (convolution.in_channels, convolution.out_channels)
     square = inputs.shape[2] == inputs.shape[3]
-    return PLAIN_TILE is not None and not pool and square and channels == (FIRST_WIDTH, FIRST_WIDTH)
+    return not pool and square and channels == (FIRST_WIDTH, FIRST_WIDTH)
 
 
 def pooled_convolution(bordered: Tensor, weight: Tensor, norm: nn.BatchNorm2d) -> Tensor:
@@ -387,7 +323,6 @@ def pooled_convolution(bordered: Tensor, weight: Tensor, norm: nn.BatchNorm2d) -
     `bordered` is (batch, 24, size, size) with zeros in its first row and column, `weight` (64, 24, 3, 3), both of the
     dtype to multiply in; sums are float32.
     """
-    assert POOLED_TILE is not None
     batch, in_channels, size, _ = bordered.shape
     out_channels, out_size = len(weight), size // 2 - 1
     outputs = _empty((batch, out_channels, out_size, out_size), bordered)
@@ -395,20 +330,10 @@ def pooled_convolution(bordered: Tensor, weight: Tensor, norm: nn.BatchNorm2d) -
     both = torch.stack((F.pad(filters, (0, 0, 0, 1)), F.pad(filters, (0, 0, 1, 0))), dim=1)
     num_pixels = batch * out_size * out_size
     _pooled_convolution[(min(triton.cdiv(num_pixels, POOLED_TILE.pixels), _most_programs(bordered.device)),)](
-        _channels_last(bordered),
-        both.contiguous(),
-        outputs,
-        *_arguments(norm),
-        num_pixels,
-        SIZE=size,
-        IN=in_channels,
-        OUT=out_channels,
-        NEAR=64,
-        FAR=4 * in_channels - 64,
-        PIXELS=POOLED_TILE.pixels,
-        num_warps=POOLED_TILE.num_warps,
-        num_stages=POOLED_TILE.num_stages,
-    )
+        _channels_last(bordered), both.contiguous(), outputs, *_arguments(norm), num_pixels,
+        SIZE=size, IN=in_channels, OUT=out_channels, NEAR=64, FAR=4 * in_channels - 64, PIXELS=POOLED_TILE.pixels,
+        num_warps=POOLED_TILE.num_warps, num_stages=POOLED_TILE.num_stages,
+    )  # fmt: skip
     return outputs
 
 
@@ -417,23 +342,14 @@ def plain_convolution(inputs: Tensor, weight: Tensor, norm: nn.BatchNorm2d) -> T
 
     `inputs` is (batch, 64, size, size), `weight` (64, 64, 3, 3), both of the dtype to multiply in; sums are float32.
     """
-    assert PLAIN_TILE is not None
     batch, in_channels, size, _ = inputs.shape
     outputs = _empty((batch, len(weight), size, size), inputs)
     num_pixels = batch * size * size
     _plain_convolution[(triton.cdiv(num_pixels, PLAIN_TILE.pixels),)](
-        _channels_last(inputs),
-        _channels_last(weight),
-        outputs,
-        *_arguments(norm),
-        num_pixels,
-        SIZE=size,
-        IN=in_channels,
-        OUT=len(weight),
-        PIXELS=PLAIN_TILE.pixels,
-        num_warps=PLAIN_TILE.num_warps,
+        _channels_last(inputs), _channels_last(weight), outputs, *_arguments(norm), num_pixels,
+        SIZE=size, IN=in_channels, OUT=len(weight), PIXELS=PLAIN_TILE.pixels, num_warps=PLAIN_TILE.num_warps,
         num_stages=PLAIN_TILE.num_stages,
-    )
+    )  # fmt: skip
     return outputs
 
 

@@ -19,10 +19,9 @@ import copy
 import importlib.util
 import itertools
 import math
-import sys
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retrain.backends import deterministic_convolutions
+from retrain.backends import captured_graph, deterministic_convolutions
 from retrain.models.resnet9 import ConvGroup, ResNet9
 
 # A batch size is captured once it has run this many times as it is: those runs also warm the libraries up.
@@ -232,38 +231,27 @@ class FusedStep:
     It holds copies of the convolutions' weights in the precision that they compute in, as the update leaves them.
     """
 
-    def __init__(
-        self,
-        model: ResNet9,
-        data: TrainingImages,
-        recipe: Recipe,
-        parameters: Sequence[Tensor],
-        momenta: Sequence[Tensor],
-        num_biases: int,
-    ):
-        """`parameters`: the biases of norms first, of which there are `num_biases`; `momenta` go with them."""
+    def __init__(self, engine: "Engine"):
         from retrain.models import resnet9_training_kernels as kernels  # which needs triton
 
-        self.kernels, self.model, self.data, self.recipe = kernels, model, data, recipe
-        self.parameters, self.momenta, self.num_biases = parameters, momenta, num_biases
-        self.filters = kernels.filters_for(model.whiten, data.dtype)
-        self.copies = [self._copy(p) if p.dim() == 4 else p for p in parameters]
-        self.copy_of = {id(p): copy for p, copy in zip(parameters, self.copies, strict=True)}
-
-    def _copy(self, weight: Tensor) -> Tensor:
-        copy = weight.detach().to(self.data.dtype, memory_format=torch.channels_last)
-        return copy.requires_grad_()
+        self.kernels, self.engine, self.model, self.data = kernels, engine, engine.model, engine.data
+        self.filters = kernels.filters_for(self.model.whiten, self.data.dtype)
+        self.copies = [
+            p.detach().to(self.data.dtype, memory_format=torch.channels_last).requires_grad_() if p.dim() == 4 else p
+            for p in engine.parameters
+        ]
+        self.copy_of = {id(p): copy for p, copy in zip(engine.parameters, self.copies, strict=True)}
 
     @torch.no_grad()
     def read_weights(self) -> None:
         """Bring the copies up to date."""
-        kept = [(copy, p) for copy, p in zip(self.copies, self.parameters, strict=True) if copy is not p]
+        kept = [(copy, p) for copy, p in zip(self.copies, self.engine.parameters, strict=True) if copy is not p]
         torch._foreach_copy_([copy for copy, _ in kept], [p.detach() for _, p in kept])
         self.filters.copy_(self.kernels.filters_for(self.model.whiten, self.data.dtype))
 
     def __call__(self, plan: Tensor, factor: Tensor) -> None:
         """`plan` is (3, batch), `factor` () scales the learning rate."""
-        model, data, recipe = self.model, self.data, self.recipe
+        model, data, engine, recipe = self.model, self.data, self.engine, self.engine.recipe
         bias = model.whiten.bias
         assert bias is not None
         whitened = self.kernels.whitened_batch(data.images, plan, data.pixel_table, self.filters, bias.detach())
@@ -276,17 +264,13 @@ class FusedStep:
         gradients = [head_gradient if copy is model.head.weight else next(found) for copy in self.copies]
         bias_step = recipe.step_size * recipe.bias_scaler
         self.kernels.update_parameters(
-            self.parameters,
-            self.momenta,
-            [_laid_out_as(p, gradient) for p, gradient in zip(self.parameters, gradients, strict=True)],
-            self.copies,
-            factor,
-            recipe.momentum,
-            self.num_biases,
+            engine.parameters, engine.momenta,
+            [_laid_out_as(p, gradient) for p, gradient in zip(engine.parameters, gradients, strict=True)],
+            self.copies, factor, recipe.momentum, engine.num_biases,
             # Decay acts on the weights at step_decay a step whatever the group's rate, hence the division.
             self.kernels.Rates(bias_step, recipe.step_decay / bias_step),
             self.kernels.Rates(recipe.step_size, recipe.step_decay / recipe.step_size),
-        )
+        )  # fmt: skip
 
     def last_hidden(self, whitened: Tensor) -> Tensor:
         """What the last group makes of a batch: (batch, widths[-1], height, width)."""
@@ -335,8 +319,7 @@ class Engine:
 
         on_cuda = self.device.type == "cuda"
         covered = on_cuda and HAS_TRITON and self.dtype != torch.float32 and not _trains_scales(model)
-        fused_parts = (self.model, data, recipe, self.parameters, self.momenta, self.num_biases)
-        self.fused_step = FusedStep(*fused_parts) if fused and covered else None
+        self.fused_step = FusedStep(self) if fused and covered else None
         self.stream = torch.cuda.Stream(self.device) if on_cuda else None  # for trainings that threads order
         self.capturing = capture and on_cuda
         self.graphs: OrderedDict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = OrderedDict()
@@ -388,7 +371,7 @@ class Engine:
         bounds = batch_bounds(len(indices), self.recipe.batch_size)
         num_steps = num_epochs * len(bounds) if num_steps is None else num_steps
         num_epochs = math.ceil(num_steps / len(bounds))
-        plan = self._sent(self._plan(indices, num_epochs, rng))  # (epochs, 3, n)
+        plan = self._sent(augmentation_plan(self.recipe, indices, num_epochs, rng))  # (epochs, 3, n)
         factors = self._sent(schedule(num_steps).astype(np.float32))
         slow = [t.detach().clone() for t in self._averaged()] if lookahead else []
         self._weights_were_changed()
@@ -406,20 +389,6 @@ class Engine:
         """On the device, without waiting for what it still has to do."""
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
-
-    def _plan(self, indices: np.ndarray, num_epochs: int, rng: np.random.Generator) -> np.ndarray:
-        """For every epoch and example: its position, and which rows and columns of it are read; (epochs, 3, n)."""
-        num_shifts, n = 2 * self.recipe.max_shift + 1, len(indices)
-        plan = np.empty((num_epochs, 3, n), dtype=np.int64)
-        flipped = rng.integers(0, 2, n) if self.recipe.flip else np.zeros(n, dtype=np.int64)
-        for epoch in range(num_epochs):
-            order = rng.permutation(n)
-            plan[epoch, 0] = np.asarray(indices)[order]
-            plan[epoch, 1] = rng.integers(0, num_shifts, n)
-            # Alternating flip: an image is seen from either side equally often.
-            flips = flipped ^ (epoch % 2) if self.recipe.flip else flipped
-            plan[epoch, 2] = rng.integers(0, num_shifts, n) + num_shifts * flips[order]
-        return plan
 
     def _advance(self, plan: Tensor, factor: Tensor) -> None:
         """One step of training, by replaying a graph where there is one for this batch size."""
@@ -449,17 +418,11 @@ class Engine:
 
     def recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """A graph of `work`; None where that fails, and then nothing more is captured: the pool would refuse it."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
-        try:
-            self.quiet()
-            with torch.cuda.graph(graph, pool=self.graph_pool, capture_error_mode="thread_local"):
-                work()
-        except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own stream current
+        self.quiet()
+        graph = captured_graph(work, self.device, pool=self.graph_pool, capture_error_mode="thread_local")
+        if graph is None:
             self.capturing = False
             self.graphs.clear()
-            print(f"CUDA graphs are off, training goes on without: {str(error).splitlines()[0]}", file=sys.stderr)
-            return None
         return graph
 
     def _step(self, plan: Tensor, factor: Tensor) -> None:
@@ -506,6 +469,21 @@ class Engine:
         """By something other than a step."""
         if self.fused_step is not None:
             self.fused_step.read_weights()
+
+
+def augmentation_plan(recipe: Recipe, indices: np.ndarray, num_epochs: int, rng: np.random.Generator) -> np.ndarray:
+    """For every epoch and example: its position, and which rows and columns of it are read; (epochs, 3, n)."""
+    num_shifts, n = 2 * recipe.max_shift + 1, len(indices)
+    plan = np.empty((num_epochs, 3, n), dtype=np.int64)
+    flipped = rng.integers(0, 2, n) if recipe.flip else np.zeros(n, dtype=np.int64)
+    for epoch in range(num_epochs):
+        order = rng.permutation(n)
+        plan[epoch, 0] = np.asarray(indices)[order]
+        plan[epoch, 1] = rng.integers(0, num_shifts, n)
+        # Alternating flip: an image is seen from either side equally often.
+        flips = flipped ^ (epoch % 2) if recipe.flip else flipped
+        plan[epoch, 2] = rng.integers(0, num_shifts, n) + num_shifts * flips[order]
+    return plan
 
 
 def pixel_table(size: int, max_shift: int) -> np.ndarray:

@@ -70,18 +70,10 @@ def table_row(table, number, channel, CHANNELS: tl.constexpr):  # type: ignore[n
 
 @triton.jit(do_not_specialize=["num_pixels"])
 def _pool_and_moments(  # type: ignore[no-untyped-def]
-    inputs,
-    pooled,
-    choices,
-    moments,
-    num_pixels,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PADDED: tl.constexpr,
-    POOL: tl.constexpr,
+    inputs, pooled, choices, moments, num_pixels,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr, POOL: tl.constexpr,
     PIXELS: tl.constexpr,
-):
+):  # fmt: skip
     """`moments` (programs, 2, CHANNELS): mean and squared deviations. Where POOL is 2, `pooled` gets the maxima and
     `choices` which of the four, row by row, each is; the first of equal ones, as torch has it."""
     OUT_HEIGHT: tl.constexpr = HEIGHT // POOL
@@ -131,21 +123,10 @@ def _pool_and_moments(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_rows", "num_pixels"])
 def _join_moments(  # type: ignore[no-untyped-def]
-    moments,
-    coefficients,
-    norm_weight,
-    norm_bias,
-    running_mean,
-    running_variance,
-    momentum,
-    eps,
-    num_rows,
+    moments, coefficients, norm_weight, norm_bias, running_mean, running_variance, momentum, eps, num_rows,
     num_pixels,
-    CHANNELS: tl.constexpr,
-    PIXELS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """`coefficients` (4, CHANNELS): mean, factor and bias of the norm, (value - mean) * factor + bias; and its scale,
     1 / standard deviation.
 
@@ -186,14 +167,9 @@ def _join_moments(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_pixels"])
 def _norm_gelu(  # type: ignore[no-untyped-def]
-    pooled,
-    outputs,
-    coefficients,
-    num_pixels,
-    CHANNELS: tl.constexpr,
-    PADDED: tl.constexpr,
-    PIXELS: tl.constexpr,
-):
+    pooled, outputs, coefficients, num_pixels,
+    CHANNELS: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
     # From the end: what the pass before touched last is still in the cache.
     pixel = (tl.num_programs(0) - 1 - tl.program_id(0)) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.arange(0, PADDED)
@@ -217,35 +193,15 @@ def pooled_with_statistics(inputs: Tensor, norm: nn.BatchNorm2d, size: int) -> t
     programs = min(triton.cdiv(num_pixels, shape["PIXELS"]), POOL_CUT.most_programs)
     moments = inputs.new_empty((programs, 2, channels), dtype=torch.float32)
     _pool_and_moments[(programs,)](
-        inputs,
-        pooled,
-        choices,
-        moments,
-        num_pixels,
-        HEIGHT=height,
-        WIDTH=width,
-        POOL=size,
-        **shape,
-        num_warps=POOL_CUT.num_warps,
-    )
+        inputs, pooled, choices, moments, num_pixels,
+        HEIGHT=height, WIDTH=width, POOL=size, **shape, num_warps=POOL_CUT.num_warps,
+    )  # fmt: skip
     coefficients = inputs.new_empty((4, channels), dtype=torch.float32)
     _join_moments[(triton.cdiv(channels, CHANNELS_JOINED),)](
-        moments,
-        coefficients,
-        norm.weight,
-        norm.bias,
-        norm.running_mean,
-        norm.running_var,
-        norm.momentum,
-        norm.eps,
-        programs,
-        num_pixels,
-        CHANNELS=channels,
-        PIXELS=shape["PIXELS"],
-        BLOCK=CHANNELS_JOINED,
-        ROWS=ROWS_JOINED,
-        num_warps=JOIN_WARPS,
-    )
+        moments, coefficients, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.momentum, norm.eps,
+        programs, num_pixels,
+        CHANNELS=channels, PIXELS=shape["PIXELS"], BLOCK=CHANNELS_JOINED, ROWS=ROWS_JOINED, num_warps=JOIN_WARPS,
+    )  # fmt: skip
     return pooled, choices, coefficients
 
 
@@ -282,15 +238,9 @@ SPREAD_CUT = Cut(elements=512, num_warps=2)
 
 @triton.jit(do_not_specialize=["num_pixels"])
 def _gradient_sums(  # type: ignore[no-untyped-def]
-    pooled,
-    output_gradient,
-    coefficients,
-    sums,
-    num_pixels,
-    CHANNELS: tl.constexpr,
-    PADDED: tl.constexpr,
-    PIXELS: tl.constexpr,
-):
+    pooled, output_gradient, coefficients, sums, num_pixels,
+    CHANNELS: tl.constexpr, PADDED: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
     """`sums` (programs, 2, CHANNELS): over a program's pixels, of the normed values' gradients, and of those times the
     standardised values."""
     channel = tl.arange(0, PADDED)
@@ -317,15 +267,9 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_rows", "num_pixels"])
 def _join_sums(  # type: ignore[no-untyped-def]
-    sums,
-    coefficients,
-    gradients,
-    num_rows,
-    num_pixels,
-    CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    sums, coefficients, gradients, num_rows, num_pixels,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """`gradients` (3, CHANNELS): of the norm's bias, and how the batch's statistics answer to a value of the batch:
 
     its gradient is factor * (that of its normed value) + slope * (value - mean) + constant."""
@@ -347,20 +291,10 @@ def _join_sums(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["num_pixels"])
 def _spread_gradient(  # type: ignore[no-untyped-def]
-    pooled,
-    choices,
-    output_gradient,
-    input_gradient,
-    coefficients,
-    gradients,
-    num_pixels,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PADDED: tl.constexpr,
-    POOL: tl.constexpr,
+    pooled, choices, output_gradient, input_gradient, coefficients, gradients, num_pixels,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr, POOL: tl.constexpr,
     PIXELS: tl.constexpr,
-):
+):  # fmt: skip
     """Who has an outermost maximum also clears the row or column beside it that no maximum reads."""
     OUT_HEIGHT: tl.constexpr = HEIGHT // POOL
     OUT_WIDTH: tl.constexpr = WIDTH // POOL
@@ -414,45 +348,23 @@ def summed_gradients(pooled: Tensor, output_gradient: Tensor, coefficients: Tens
     )
     gradients = pooled.new_empty((3, channels), dtype=torch.float32)
     _join_sums[(triton.cdiv(channels, CHANNELS_JOINED),)](
-        sums,
-        coefficients,
-        gradients,
-        programs,
-        num_pixels,
-        CHANNELS=channels,
-        BLOCK=CHANNELS_JOINED,
-        ROWS=ROWS_JOINED,
-        num_warps=JOIN_WARPS,
-    )
+        sums, coefficients, gradients, programs, num_pixels,
+        CHANNELS=channels, BLOCK=CHANNELS_JOINED, ROWS=ROWS_JOINED, num_warps=JOIN_WARPS,
+    )  # fmt: skip
     return gradients
 
 
 def spread_gradient(
-    pooled: Tensor,
-    choices: Tensor,
-    output_gradient: Tensor,
-    coefficients: Tensor,
-    gradients: Tensor,
-    shape: tuple[int, int, int, int],
-    size: int,
-) -> Tensor:
+    pooled: Tensor, choices: Tensor, output_gradient: Tensor, coefficients: Tensor, gradients: Tensor,
+    shape: tuple[int, int, int, int], size: int,
+) -> Tensor:  # fmt: skip
     """The gradient of the convolution's output, which has this shape."""
     input_gradient = empty_channels_last(shape, pooled.dtype, pooled.device)
     num_pixels, sizes = tile_sizes(pooled, SPREAD_CUT)
     _spread_gradient[(triton.cdiv(num_pixels, sizes["PIXELS"]),)](
-        pooled,
-        choices,
-        output_gradient,
-        input_gradient,
-        coefficients,
-        gradients,
-        num_pixels,
-        HEIGHT=shape[2],
-        WIDTH=shape[3],
-        POOL=size,
-        **sizes,
-        num_warps=SPREAD_CUT.num_warps,
-    )
+        pooled, choices, output_gradient, input_gradient, coefficients, gradients, num_pixels,
+        HEIGHT=shape[2], WIDTH=shape[3], POOL=size, **sizes, num_warps=SPREAD_CUT.num_warps,
+    )  # fmt: skip
     return input_gradient
 
 
@@ -499,21 +411,10 @@ FILTERS_AT_A_TIME = 8  # a thread then has whole pixels, and writes sixteen byte
 # A batch begins anywhere in its epoch's plan: whether at a multiple of 16 bytes is not specialised on either.
 @triton.jit(do_not_specialize=["plan", "num_pixels", "plan_stride"])
 def _whitened(  # type: ignore[no-untyped-def]
-    images,
-    plan,
-    table,
-    filters,
-    bias,
-    outputs,
-    num_pixels,
-    plan_stride,
-    SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    KERNEL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    images, plan, table, filters, bias, outputs, num_pixels, plan_stride,
+    SIZE: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr,
     PIXELS: tl.constexpr,
-):
+):  # fmt: skip
     """A program makes PIXELS pixels of `outputs` (batch, size, size, CHANNELS); `filters` is (KERNEL, KERNEL, PARTS,
     CHANNELS), `images` (n, SIZE, SIZE, PARTS). `plan` and `table` are those of `TrainingImages.augmented`."""
     OUT_SIZE: tl.constexpr = SIZE - KERNEL + 1
@@ -563,22 +464,10 @@ def whitened_batch(images: Tensor, plan: Tensor, table: Tensor, filters: Tensor,
     outputs = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
     num_pixels = batch * out_size * out_size
     _whitened[(triton.cdiv(num_pixels, PIXELS_WHITENED),)](
-        images,
-        plan,
-        table,
-        filters,
-        bias,
-        outputs,
-        num_pixels,
-        plan.stride(0),
-        SIZE=size,
-        PARTS=parts,
-        CHANNELS=channels,
-        KERNEL=kernel,
-        BLOCK=FILTERS_AT_A_TIME,
-        PIXELS=PIXELS_WHITENED,
+        images, plan, table, filters, bias, outputs, num_pixels, plan.stride(0),
+        SIZE=size, PARTS=parts, CHANNELS=channels, KERNEL=kernel, BLOCK=FILTERS_AT_A_TIME, PIXELS=PIXELS_WHITENED,
         num_warps=WHITENING_WARPS,
-    )
+    )  # fmt: skip
     return outputs
 
 
@@ -594,21 +483,10 @@ COLUMNS_SUMMED, ROWS_SUMMED, SUM_WARPS = 8, 512, 4
 
 @triton.jit(do_not_specialize=["members", "num_images"])  # members: see _whitened
 def _head_gradients(  # type: ignore[no-untyped-def]
-    hidden,
-    weights,
-    members,
-    labels,
-    hidden_gradient,
-    weight_gradients,
-    scale,
-    smoothing,
-    num_images,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PADDED: tl.constexpr,
-    CLASSES: tl.constexpr,
+    hidden, weights, members, labels, hidden_gradient, weight_gradients, scale, smoothing, num_images,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, PADDED: tl.constexpr, CLASSES: tl.constexpr,
     PADDED_CLASSES: tl.constexpr,
-):
+):  # fmt: skip
     """`hidden` is (num_images, PIXELS, CHANNELS), `weight_gradients` (programs, CLASSES, CHANNELS)."""
     channel, label = tl.arange(0, PADDED), tl.arange(0, PADDED_CLASSES)
     inside, real = channel < CHANNELS, label < CLASSES
@@ -668,32 +546,15 @@ def head_gradients(
     programs = min(batch, HEAD_PROGRAMS)
     rows = weight.new_empty((programs, *weight.shape))
     _head_gradients[(programs,)](
-        hidden,
-        weight,
-        members,
-        labels,
-        hidden_gradient,
-        rows,
-        scale,
-        smoothing,
-        batch,
-        PIXELS=height * width,
-        CHANNELS=channels,
-        PADDED=triton.next_power_of_2(channels),
-        CLASSES=len(weight),
-        PADDED_CLASSES=triton.next_power_of_2(len(weight)),
-        num_warps=HEAD_WARPS,
-    )
+        hidden, weight, members, labels, hidden_gradient, rows, scale, smoothing, batch,
+        PIXELS=height * width, CHANNELS=channels, PADDED=triton.next_power_of_2(channels), CLASSES=len(weight),
+        PADDED_CLASSES=triton.next_power_of_2(len(weight)), num_warps=HEAD_WARPS,
+    )  # fmt: skip
     weight_gradient = torch.empty_like(weight)
     _sum_of_rows[(triton.cdiv(weight.numel(), COLUMNS_SUMMED),)](
-        rows,
-        weight_gradient,
-        programs,
-        COLUMNS=weight.numel(),
-        BLOCK=COLUMNS_SUMMED,
-        ROWS=ROWS_SUMMED,
-        num_warps=SUM_WARPS,
-    )
+        rows, weight_gradient, programs,
+        COLUMNS=weight.numel(), BLOCK=COLUMNS_SUMMED, ROWS=ROWS_SUMMED, num_warps=SUM_WARPS,
+    )  # fmt: skip
     return hidden_gradient, weight_gradient
 
 
@@ -715,20 +576,9 @@ class Rates(NamedTuple):
 
 @triton.jit(do_not_specialize=["factor"])  # one of a training's factors, wherever it lies in memory
 def _update(  # type: ignore[no-untyped-def]
-    parameters,
-    momenta,
-    gradients,
-    copies,
-    factor,
-    momentum,
-    bias_step,
-    bias_decay,
-    other_step,
-    other_decay,
-    SIZES: tl.constexpr,
-    NUM_BIASES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    parameters, momenta, gradients, copies, factor, momentum, bias_step, bias_decay, other_step, other_decay,
+    SIZES: tl.constexpr, NUM_BIASES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Tuples of tensors; each program has a piece of one of them. A copy may be its parameter itself."""
     program = tl.program_id(0)
     start = 0
@@ -750,16 +600,9 @@ def _update(  # type: ignore[no-untyped-def]
 
 
 def update_parameters(
-    parameters: Sequence[Tensor],
-    momenta: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    copies: Sequence[Tensor],
-    factor: Tensor,
-    momentum: float,
-    num_biases: int,
-    biases: Rates,
-    others: Rates,
-) -> None:
+    parameters: Sequence[Tensor], momenta: Sequence[Tensor], gradients: Sequence[Tensor], copies: Sequence[Tensor],
+    factor: Tensor, momentum: float, num_biases: int, biases: Rates, others: Rates,
+) -> None:  # fmt: skip
     """One step of all `parameters`, of which the first `num_biases` are biases; `factor` () scales both groups' steps.
 
     A gradient may be of lower precision; `copies[i]` gets the new `parameters[i]`, rounded, or is that very tensor.
@@ -768,16 +611,6 @@ def update_parameters(
         assert all(tensor.stride() == one.stride() for tensor in beside), "laid out differently in memory"
     sizes = tuple(one.numel() for one in parameters)
     _update[(sum(triton.cdiv(size, ELEMENTS_UPDATED) for size in sizes),)](
-        tuple(parameters),
-        tuple(momenta),
-        tuple(gradients),
-        tuple(copies),
-        factor,
-        momentum,
-        *biases,
-        *others,
-        SIZES=sizes,
-        NUM_BIASES=num_biases,
-        BLOCK=ELEMENTS_UPDATED,
-        num_warps=UPDATE_WARPS,
-    )
+        tuple(parameters), tuple(momenta), tuple(gradients), tuple(copies), factor, momentum, *biases, *others,
+        SIZES=sizes, NUM_BIASES=num_biases, BLOCK=ELEMENTS_UPDATED, num_warps=UPDATE_WARPS,
+    )  # fmt: skip

@@ -9,9 +9,9 @@ convolutions are bfloat16 on a GPU) and the order of sums. A replay holds one st
 """
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from retrain.models.resnet9 import ResNet9
 from retrain.models.resnet9_training import (
     LOOKAHEAD_DECAY,
     LOOKAHEAD_EVERY,
-    Engine,
+    augmentation_plan,
     batch_bounds,
     pixel_table,
     triangle,
@@ -46,7 +46,7 @@ from retrain.source import source_fingerprint
 from retrain.task import Task
 from retrain.tasks import cifar10 as cifar10_module
 from retrain.tasks.cifar10 import Cifar10, normalised_images
-from retrain.tasks.digits import Digits, rise_and_fall
+from retrain.tasks.digits import Digits
 from retrain.tasks.tinylm import TinyLM
 
 MOMENTUM = "momentum"
@@ -151,18 +151,10 @@ class ResNet9Replay(Replay):
 class DigitsReplay(ResNet9Replay):
     def __init__(self, task: Digits, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device):
         data = task.train_data.select(indices)
-        generator = torch.Generator().manual_seed(order_seed)
-        starts = range(0, len(data), task.batch_size)
-        num_steps = task.epochs * len(starts)
-        steps: list[MomentumStep] = []
-        for _ in range(task.epochs):
-            order = torch.randperm(len(data), generator=generator).to(device)
-            for start in starts:
-                rate = task.learning_rate * rise_and_fall((len(steps) + 1) / (num_steps + 1))
-                steps.append(MomentumStep(order[start : start + task.batch_size], rate))
+        steps = [MomentumStep(chosen.to(device), rate) for chosen, rate in task.steps(len(data), order_seed)]
         model: Any = task.build_model(init_seed)
-        settings: dict[str, Any] = {"momentum": task.momentum, "label_smoothing": task.label_smoothing}
-        super().__init__(model, data.targets, steps, device=device, **settings)
+        smoothing = task.label_smoothing
+        super().__init__(model, data.targets, steps, momentum=task.momentum, label_smoothing=smoothing, device=device)
         self.pixels = data.inputs.to(device)
         self.decay = task.weight_decay
 
@@ -174,25 +166,17 @@ class DigitsReplay(ResNet9Replay):
 
 
 class Cifar10Replay(ResNet9Replay):
-    @staticmethod
-    def why_not(task: Cifar10) -> str | None:
-        if task.protocol != "scratch":
-            return f"CIFAR-10's protocol {task.protocol} begins with a warm-up that is not replayed; take scratch"
-        return None
-
     def __init__(self, task: Cifar10, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device):
         recipe, chosen = task._recipe, task._official(indices)
         bounds = batch_bounds(len(chosen), recipe.batch_size)
         num_steps = task.epochs * len(bounds)
         rng = np.random.default_rng([cifar10_module._ORDER_STREAM, order_seed])
-        positions = np.arange(len(chosen))
-        planner: Any = SimpleNamespace(recipe=recipe)
-        plan = torch.from_numpy(Engine._plan(planner, positions, task.epochs, rng)).to(device)  # (epochs, 3, n)
+        plan = torch.from_numpy(augmentation_plan(recipe, np.arange(len(chosen)), task.epochs, rng)).to(device)
         lookahead = 0 < task.lookahead_from <= num_steps
         self.recipe, steps, self.windows = recipe, [], []
         for step, factor in enumerate(triangle(num_steps)):
             epoch, batch = divmod(step, len(bounds))
-            window = plan[epoch, :, slice(*bounds[batch])]
+            window = plan[epoch, :, slice(*bounds[batch])]  # (3, batch)
             decay = None
             if lookahead and (step + 1) % LOOKAHEAD_EVERY == 0:
                 decay = LOOKAHEAD_DECAY * ((step + 1) / num_steps) ** 3
@@ -200,14 +184,11 @@ class Cifar10Replay(ResNet9Replay):
                 decay = 1.0  # in the end the slow weights count, and steps since the last average are thrown away
             steps.append(MomentumStep(window[0], float(np.float32(factor)) * recipe.step_size, decay))
             self.windows.append((window[1], window[2]))
-        settings: dict[str, Any] = {
-            "momentum": recipe.momentum,
-            "label_smoothing": recipe.label_smoothing,
-            "summed": True,
-        }
-        data = task.cifar10
-        official = torch.from_numpy(np.asarray(chosen))
-        super().__init__(task.build_model(init_seed), data.train_labels[official], steps, device=device, **settings)
+        data, official = task.cifar10, torch.from_numpy(chosen)
+        super().__init__(
+            task.build_model(init_seed), data.train_labels[official], steps, momentum=recipe.momentum,
+            label_smoothing=recipe.label_smoothing, device=device, summed=True,
+        )  # fmt: skip
         self.pixels = normalised_images(data.train_images[official]).to(device).permute(0, 2, 3, 1).contiguous()
         self.table = torch.from_numpy(pixel_table(self.pixels.shape[1], recipe.max_shift)).to(device)
 
@@ -293,17 +274,17 @@ def why_not_replayed(task: Task) -> str | None:
     own = type(task).__module__.startswith("retrain.tasks.")  # not a subclass of somebody else
     if not own or task.name not in REPLAYS:
         return f"the training of task {task.name} cannot be replayed step by step; see retrain/replays"
-    return REPLAYS[task.name].why_not(task) if hasattr(REPLAYS[task.name], "why_not") else None
+    if isinstance(task, Cifar10) and task.protocol != "scratch":
+        return f"CIFAR-10's protocol {task.protocol} begins with a warm-up that is not replayed; take scratch"
+    return None
 
 
-def replay_of(
-    task: Any, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device, **options: Any
-) -> Replay:
+def replay_of(task: Any, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> Replay:
     """The task's training on these examples."""
     if reason := why_not_replayed(task):
         raise UsageError(reason)
-    make = task.replay if hasattr(task, "replay") else lambda *args, **kw: REPLAYS[task.name](task, *args, **kw)
-    return make(indices, init_seed=init_seed, order_seed=order_seed, device=device, **options)
+    make = task.replay if hasattr(task, "replay") else functools.partial(REPLAYS[task.name], task)
+    return make(indices, init_seed=init_seed, order_seed=order_seed, device=device)
 
 
 def replay_source(task: Task) -> str:

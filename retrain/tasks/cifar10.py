@@ -22,7 +22,7 @@ A subset is cut into equal batches of at most 1,024, all of it used. The loss is
 recipe, so smaller batches take proportionally smaller steps.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -68,6 +68,17 @@ _ORDER_STREAM = 13
 MAX_STARTS = 8  # states kept on a device, 16 MB each
 MAX_ORDERED = 2  # trainings: one that a GPU computes and the next; further threads write what came of theirs
 READINGS = {"epoch_rate": ("constant", "falling"), "warmup_keeps": ("all", "optimizer")}  # the usual one first
+
+
+@dataclass
+class OnDevices:
+    """What a task keeps on devices for as long as it lives."""
+
+    engines: dict[str, SharedEngine] = field(default_factory=dict)  # by device
+    losses_of: dict[Engine, LossesOf] = field(default_factory=dict)
+    queries: Examples | None = None  # as `Cifar10.resident` makes them
+    starts: dict[tuple[str, int, bool], State] = field(default_factory=dict)  # by device, seed and whether warmed up
+    examples: "WeakKeyDictionary[Examples, tuple[str, Tensor, Tensor]]" = field(default_factory=WeakKeyDictionary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +140,6 @@ class Cifar10(Task):
             raise ValueError("num_warmup, warmup_steps, epochs and at_once must be at least 1")
         self._recipe  # noqa: B018  (checks its own values)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Workers get the configuration; data, device memory and CUDA graphs they make for themselves."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @cached_property
     def config(self) -> dict[str, Any]:
         """A reading is named where it is not the usual one, so that older records are of the same ground truth."""
@@ -145,7 +152,8 @@ class Cifar10(Task):
     @property
     def cifar10(self) -> CIFAR10:
         """The official images; loaded once a process, whatever the number of tasks."""
-        data = _load(self.data_dir, self.allow_download, self.cache_dir, self.check_fingerprint)
+        expected = FINGERPRINT if self.check_fingerprint else None
+        data = _load(self.data_dir, self.allow_download, self.cache_dir, expected)
         if len(data.train_labels) <= self.num_warmup:
             raise UsageError(
                 f"{self.num_warmup} of {len(data.train_labels)} training images are asked for as warm-up; "
@@ -188,7 +196,7 @@ class Cifar10(Task):
 
     @property
     def _recipe(self) -> Recipe:
-        return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
+        return Recipe(**{f.name: getattr(self, f.name) for f in fields(Recipe)})
 
     @cached_property
     def _whitening(self) -> Tensor:
@@ -241,45 +249,34 @@ class Cifar10(Task):
         return self._shared(device).result_of(work)
 
     def _query_losses(self, engine: Engine) -> LossesOf:
-        if engine not in self._losses_of:
-            if not self._queries:
-                self._queries.append(self.resident(self.query_data, engine.device))
+        held = self._held
+        if engine not in held.losses_of:
+            if held.queries is None:
+                held.queries = self.resident(self.query_data, engine.device)
                 torch.cuda.synchronize(engine.device)  # whatever stream reads them next
-            queries = self._queries[0]
+            queries = held.queries
 
             def losses(model: nn.Module) -> Tensor:
                 return torch.cat([self.loss(model, batch) for batch in queries.batches(self.captured_batch_size)])
 
-            self._losses_of[engine] = LossesOf(engine, losses)
-        return self._losses_of[engine]
+            held.losses_of[engine] = LossesOf(engine, losses)
+        return held.losses_of[engine]
 
     def _official(self, indices: Indices) -> np.ndarray:
         """Official positions of training examples."""
         return self.train_indices[positions(indices, len(self.train_indices))]
 
     @cached_property
-    def _engines(self) -> dict[str, SharedEngine]:
-        return {}
-
-    @cached_property
-    def _losses_of(self) -> dict[Engine, LossesOf]:
-        return {}
-
-    @cached_property
-    def _queries(self) -> list[Examples]:
-        return []
-
-    @cached_property
-    def _starts(self) -> dict[tuple[str, int, bool], State]:
-        return {}
+    def _held(self) -> OnDevices:
+        return OnDevices()
 
     def _shared(self, device: torch.device) -> SharedEngine:
-        return self._engines.setdefault(str(device), SharedEngine(lambda: self._new_engine(device), MAX_ORDERED))
+        def make() -> Engine:
+            images, labels = normalised_images(self.cifar10.train_images), self.cifar10.train_labels
+            data = TrainingImages(images, labels, self.max_shift, device, self.precision)
+            return Engine(self.build_model(0), data, self._recipe, capture=self.capture, fused=self.fused)
 
-    def _new_engine(self, device: torch.device) -> Engine:
-        images, labels = normalised_images(self.cifar10.train_images), self.cifar10.train_labels
-        data = TrainingImages(images, labels, self.max_shift, device, self.precision)
-        return Engine(self.build_model(0), data, self._recipe, capture=self.capture, fused=self.fused)
+        return self._held.engines.setdefault(str(device), SharedEngine(make, MAX_ORDERED))
 
     def _engine(self, device: torch.device) -> Engine:
         """For trainings one after another."""
@@ -288,7 +285,8 @@ class Cifar10(Task):
     def _start(self, init_seed: int, engine: Engine, warmed: bool) -> State:
         """Where every training of this seed begins; computed once."""
         key = (str(engine.device), init_seed, warmed)
-        if key not in self._starts:
+        starts = self._held.starts
+        if key not in starts:
             start = engine.fresh_state(self.build_model(init_seed))
             if warmed:
                 engine.load(start)
@@ -298,31 +296,22 @@ class Cifar10(Task):
                 start = State(start.tensors, kept.momenta) if self.warmup_keeps == "optimizer" else kept
             if engine.device.type == "cuda":
                 torch.cuda.synchronize(engine.device)  # other streams read it, and may still read what is dropped
-            while len(self._starts) >= MAX_STARTS:
-                del self._starts[next(iter(self._starts))]
-            self._starts[key] = start
-        return self._starts[key]
-
-    def release_device(self) -> None:
-        """Give back the memory that trainings and losses keep on devices (a few GB and the graphs' own)."""
-        for held in (self._engines, self._losses_of, self._queries, self._starts, self._resident):
-            held.clear()
+            while len(starts) >= MAX_STARTS:
+                del starts[next(iter(starts))]
+            starts[key] = start
+        return starts[key]
 
     # ---- measurement ----
-
-    @cached_property
-    def _resident(self) -> "WeakKeyDictionary[Examples, tuple[str, Tensor, Tensor]]":
-        return WeakKeyDictionary()
 
     @torch.no_grad()
     def logits(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
         """(len(examples), classes) float32 on `device`, in eval mode. Examples stay on the device while they live."""
         device = torch.device(device)
         dtype = compute_dtype(self.precision, device)
-        where, inputs, _ = self._resident.get(examples, ("", torch.empty(0), torch.empty(0)))
+        where, inputs, _ = self._held.examples.get(examples, ("", torch.empty(0), torch.empty(0)))
         if where != str(device):
             inputs = examples.inputs.to(device, dtype).contiguous(memory_format=torch.channels_last)
-            self._resident[examples] = (str(device), inputs, examples.targets.to(device))
+            self._held.examples[examples] = (str(device), inputs, examples.targets.to(device))
         model.eval()
         parts = []
         with deterministic_convolutions():
@@ -363,12 +352,7 @@ class Cifar10(Task):
     @torch.no_grad()
     def losses(self, model: nn.Module, examples: Examples, device: torch.device) -> Tensor:
         logits = self.logits(model, examples, device)
-        return self.loss_function.per_example(logits, self._resident[examples][2]).float().cpu()
-
-    def accuracy(self, model: nn.Module, device: torch.device) -> float:
-        """Share of the queries that are classified correctly, without test-time augmentation."""
-        logits = self.logits(model, self.query_data, device)
-        return (logits.argmax(1).cpu() == self.query_data.targets).float().mean().item()
+        return self.loss_function.per_example(logits, self._held.examples[examples][2]).float().cpu()
 
 
 def normalised_images(images: Tensor) -> Tensor:
@@ -378,8 +362,4 @@ def normalised_images(images: Tensor) -> Tensor:
     return images.float().div_(255).sub_(mean).div_(std)
 
 
-@lru_cache(maxsize=2)
-def _load(
-    data_dir: str | Path | None, allow_download: bool, cache_dir: str | Path | None, check_fingerprint: bool
-) -> CIFAR10:
-    return load_cifar10(data_dir, allow_download, cache_dir, FINGERPRINT if check_fingerprint else None)
+_load = lru_cache(maxsize=2)(load_cifar10)

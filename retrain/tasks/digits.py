@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retrain.backends import without_onednn
-from retrain.examples import Examples, Indices
+from retrain.examples import Examples, Indices, shuffled_batches
 from retrain.models.resnet9 import ResNet9, whitening_weight
 from retrain.task import Task
 
@@ -90,32 +90,28 @@ class Digits(Task):
         return model
 
     def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
-        with without_onednn():  # half the time, on batches this small
-            return self._train(indices, init_seed, order_seed, device)
-
-    def _train(self, indices: Indices, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
         model = self.build_model(init_seed).to(device).train()
         data = self.train_data.select(indices).to(device)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.SGD(
             parameters, lr=0.0, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=True
         )
-        batch_starts = range(0, len(data), self.batch_size)
-        num_steps = self.epochs * len(batch_starts)
-        generator = torch.Generator().manual_seed(order_seed)
-        step = 0
-        for _ in range(self.epochs):
-            order = torch.randperm(len(data), generator=generator).to(device)
-            for start in batch_starts:
-                chosen = order[start : start + self.batch_size]
-                optimizer.param_groups[0]["lr"] = self.learning_rate * rise_and_fall((step + 1) / (num_steps + 1))
+        with without_onednn():  # half the time, on batches this small
+            for chosen, rate in self.steps(len(data), order_seed):
+                optimizer.param_groups[0]["lr"] = rate
+                chosen = chosen.to(device)
                 outputs = model(data.inputs[chosen])
                 loss = F.cross_entropy(outputs, data.targets[chosen], label_smoothing=self.label_smoothing)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-                step += 1
         return model.eval()
+
+    def steps(self, count: int, order_seed: int) -> list[tuple[Tensor, float]]:
+        """Of a training on so many examples: each step's positions among them, and its learning rate."""
+        batches = list(shuffled_batches(count, self.batch_size, self.epochs, order_seed))
+        shares = (rise_and_fall((step + 1) / (len(batches) + 1)) for step in range(len(batches)))
+        return [(chosen, self.learning_rate * share) for chosen, share in zip(batches, shares, strict=True)]
 
 
 def rise_and_fall(progress: float, peak: float = 0.23) -> float:

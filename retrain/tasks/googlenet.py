@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retrain.errors import UsageError
-from retrain.examples import Examples, Indices
+from retrain.examples import Examples, Indices, shuffled_batches
 from retrain.models.weights import read_state
 from retrain.task import Task, not_in_key, weights_digest
 
@@ -154,13 +154,11 @@ class GoogLeNet(Task):
         chosen = torch.as_tensor(np.asarray(indices), dtype=torch.long)
         features, targets = self._features(device)[chosen].to(device), self.train_data.targets[chosen].to(device)
         optimizer = torch.optim.SGD(network.fc.parameters(), lr=self.learning_rate, momentum=0.9)
-        generator = torch.Generator().manual_seed(order_seed)
-        for _ in range(self.epochs):
-            for rows in torch.randperm(len(features), generator=generator).split(self.batch_size):
-                loss = F.cross_entropy(network.fc(features[rows]), targets[rows])
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+        for rows in shuffled_batches(len(features), self.batch_size, self.epochs, order_seed):
+            loss = F.cross_entropy(network.fc(features[rows]), targets[rows])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
         return network.eval()
 
     @torch.no_grad()

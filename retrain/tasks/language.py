@@ -41,6 +41,7 @@ from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices, positions
 from retrain.losses import IGNORED
 from retrain.models.causal_lm import LANGUAGE_PRECISIONS, CausalLM, language_dtype
+from retrain.models.huggingface import next_tokens
 from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.models.pretrained import (
     check_vocabulary,
@@ -115,10 +116,6 @@ class Language(Task):
             raise ValueError(f"query_tokens is {self.query_tokens}; expected from 0 to {self.length - 1}, the tokens")
         self._recipe  # noqa: B018  (checks its own values)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Workers get the configuration; data, device memory and CUDA graphs they make for themselves."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     # ---- data ----
 
     @cached_property
@@ -153,10 +150,10 @@ class Language(Task):
         return train, evaluation
 
     def load_train_data(self) -> Examples:
-        return next_token_examples(self._wrapped[0].tokens, self._group_codes[0])
+        return next_tokens(self._wrapped[0].tokens, groups=self._group_codes[0])
 
     def load_query_data(self) -> Examples:
-        whole = next_token_examples(self._wrapped[1].tokens, self._group_codes[1])
+        whole = next_tokens(self._wrapped[1].tokens, groups=self._group_codes[1])
         if not self.query_tokens:
             return whole
         generator = np.random.default_rng(0)
@@ -183,7 +180,7 @@ class Language(Task):
     @property
     def _pretrained(self) -> CausalLM:
         """On the CPU, shared: never trained in place."""
-        return _load_model(self.model, self.allow_download)
+        return _load_model(self.model, allow_download=self.allow_download)
 
     @property
     def description(self) -> str:
@@ -228,10 +225,6 @@ class Language(Task):
         engine.run(batches(chosen, self._recipe, order_seed), self._recipe.num_steps(len(chosen)))
         return engine.model_copy()
 
-    def release_device(self) -> None:
-        """Give back the memory that trainings keep on devices."""
-        self._finetuners.clear()
-
     # ---- measurement ----
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -275,11 +268,6 @@ def local_text(name: str, allow_download: bool = True) -> Path:
     return found
 
 
-def next_token_examples(sequences: Tensor, groups: Tensor | None = None) -> Examples:
-    """Every token but the last, and what follows each."""
-    return Examples(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous(), groups)
-
-
 def with_adapters(model: CausalLM, rank: int) -> CausalLM:
     """LoRA beside every linear layer but the head, from one seed; all other parameters are frozen."""
     try:
@@ -307,9 +295,7 @@ def _new(documents: Iterable[Document], seen: dict[bytes, None]) -> Iterator[Doc
             yield document
 
 
-@lru_cache(maxsize=2)
-def _load_model(name: str, allow_download: bool) -> CausalLM:
-    return load_language_model(name, allow_download=allow_download)
+_load_model = lru_cache(maxsize=2)(load_language_model)
 
 
 # ---- presets ----

@@ -16,13 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retrain.data.rows import LABEL_NAMES, class_numbers, filled, named_column, read_rows
+from retrain.data.rows import LABEL_NAMES, class_numbers, filled, named_column, read_train_and_queries
 from retrain.errors import UsageError, error_line
-from retrain.examples import Examples, Indices
+from retrain.examples import Examples, Indices, shuffled_batches
 from retrain.losses import CrossEntropy, Loss, SquaredError
 from retrain.models.weights import load_state, read_state, refuse_labels, refuse_other_order
 from retrain.task import Task, not_in_key
@@ -64,11 +63,7 @@ class Table(Task):
 
     @cached_property
     def _frames(self) -> tuple[Any, Any]:
-        train = read_rows(self.train_file, "--train")
-        if self.query_file:
-            return train, read_rows(self.query_file, "--queries")
-        every_fifth = np.arange(len(train)) % 5 == 0
-        return train[~every_fifth], train[every_fifth]
+        return read_train_and_queries(self.train_file, self.query_file)
 
     @cached_property
     def _target(self) -> str:
@@ -177,13 +172,11 @@ class Table(Task):
             )
         model, data = self.build_model(init_seed).to(device).train(), self.train_data.select(indices).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
-        generator = torch.Generator().manual_seed(order_seed)
-        for _ in range(self.epochs):
-            for rows in torch.randperm(len(data), generator=generator).split(self.batch_size):
-                loss = self.example_loss(model, (data.inputs[rows], data.targets[rows])).mean()
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+        for rows in shuffled_batches(len(data), self.batch_size, self.epochs, order_seed):
+            loss = self.example_loss(model, (data.inputs[rows], data.targets[rows])).mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
         return model.eval()
 
 

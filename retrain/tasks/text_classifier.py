@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from retrain.data.rows import LABEL_NAMES, TEXT_NAMES, class_numbers, filled, named_column, read_rows
+from retrain.data.rows import LABEL_NAMES, TEXT_NAMES, class_numbers, filled, named_column, read_train_and_queries
 from retrain.errors import UsageError, error_line
-from retrain.examples import Examples, Indices
+from retrain.examples import Examples, Indices, shuffled_batches
 from retrain.models.huggingface import tokenized, wrapped
 from retrain.models.pretrained import model_folder
 from retrain.models.weights import refuse_other_order
@@ -50,16 +50,10 @@ class TextClassifier(Task):
     @cached_property
     def _rows(self) -> dict[str, tuple[list[str], Any]]:
         """train and queries: texts and labels."""
-        train = read_rows(self.train_file, "--train")
-        queries = read_rows(self.query_file, "--queries") if self.query_file else None
-        if queries is None:
-            every_fifth = np.arange(len(train)) % 5 == 0
-            train, queries = train[~every_fifth], train[every_fifth]
         found = {}
-        for name, frame, path in (
-            ("train", train, self.train_file),
-            ("queries", queries, self.query_file or self.train_file),
-        ):
+        frames = read_train_and_queries(self.train_file, self.query_file)
+        paths = (self.train_file, self.query_file or self.train_file)
+        for name, frame, path in zip(("train", "queries"), frames, paths, strict=True):
             text = named_column(frame, self.text_column, TEXT_NAMES, "text", path, f"{self.name}.text_column")
             label = named_column(frame, self.target, LABEL_NAMES, "label", path, f"{self.name}.target")
             found[name] = [str(one) for one in filled(frame, text, path)], filled(frame, label, path).tolist()
@@ -157,12 +151,10 @@ class TextClassifier(Task):
         model = self.build_model(init_seed).to(device)  # in eval mode: dropout would be random beyond the order
         data = self.train_data.select(indices).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
-        generator = torch.Generator().manual_seed(order_seed)
-        for _ in range(self.epochs):
-            for rows in torch.randperm(len(data), generator=generator).split(self.batch_size):
-                batch = data.select(rows)
-                loss = self.example_loss(model, (batch.inputs, batch.targets)).mean()
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+        for rows in shuffled_batches(len(data), self.batch_size, self.epochs, order_seed):
+            batch = data.select(rows)
+            loss = self.example_loss(model, (batch.inputs, batch.targets)).mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
         return model

@@ -8,7 +8,7 @@ tokens (per-token losses are there too). The text is `pydoc_data.topics`, which 
 Python carries; its wording differs a little between Python versions, and so does the data's fingerprint.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from retrain.backends import without_onednn
 from retrain.examples import Batch, Examples, Indices
 from retrain.models.causal_lm import CausalLM, language_dtype
+from retrain.models.huggingface import next_tokens
 from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.task import Task
 
@@ -65,8 +66,7 @@ class TinyLM(Task):
         return torch.from_numpy(sequences[order].astype(np.int64))
 
     def _examples(self, first: int, last: int | None) -> Examples:
-        chosen = self._sequences[first:last]
-        return Examples(chosen[:, :-1].contiguous(), chosen[:, 1:].contiguous())
+        return next_tokens(self._sequences[first:last])
 
     def load_train_data(self) -> Examples:
         return self._examples(0, self.num_train)
@@ -99,10 +99,6 @@ class TinyLM(Task):
                 _untrained(self, 0), self.train_data, recipe, device, precision=self.precision
             )
         return self._finetuners[str(device)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Workers get the configuration; what is on a device they make for themselves."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """(batch, length) float32, without holding all logits."""

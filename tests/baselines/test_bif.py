@@ -11,64 +11,29 @@ from baselines.bif.covariance import StreamingCovariance, covariance
 from baselines.bif.engine import Chain, Workbench
 from baselines.bif.method import BIF
 from baselines.bif.sampler import SAMPLERS, Position
-from tests.baselines.test_methods import make_problem
-from tests.helpers.planted import Planted
+from tests.helpers.planted import Planted, make_problem
+from tests.helpers.problems import correlation
 
 NUMBERS: dict = {"draws": 100, "step_size": 1e-5, "n_beta": 200.0, "gamma": 1e4}  # nothing left to a pilot
-CURVATURES = torch.tensor([1.0, 4.0, 10.0, 30.0])
-
-
-def sample_gaussian(
-    sampler: str, step_size: float, num_steps: int, num_chains: int = 400, gradient_noise: float = 0.0
-) -> torch.Tensor:
-    """Draws (steps, chains, coordinates) of exp(-sum curvature w^2 / 2 - gamma w^2 / 2), gamma = 1, from its mode."""
-    position = Position([torch.zeros(num_chains, 4)], [torch.zeros(num_chains, 4)])
-    generator = torch.Generator().manual_seed(0)
-    draws = []
-    for step in range(num_steps):
-        noise = gradient_noise * torch.randn(num_chains, 4, generator=generator)
-        SAMPLERS[sampler](position, [position.parameters[0] * CURVATURES + noise], 1.0, step_size, generator)
-        if step > num_steps // 4:
-            draws.append(position.parameters[0].clone())
-    return torch.stack(draws)
-
-
-@pytest.mark.parametrize("sampler", ["sgld", "sghmc"])
-def test_stationary_variance_of_a_gaussian(sampler: str) -> None:
-    """1 / (curvature + gamma) in every coordinate, within 3 %."""
-    step_size = {"sgld": 0.002, "sghmc": 0.0005}[sampler]
-    draws = sample_gaussian(sampler, step_size, num_steps=8000)
-    variance = draws.var(dim=(0, 1))
-    assert (variance * (CURVATURES + 1) - 1).abs().max() < 0.03
-    assert draws.mean(dim=(0, 1)).abs().max() < 0.03
-
-
-def test_rmsprop_sgld_keeps_its_target_under_minibatch_noise() -> None:
-    """Noise keeps the metric steady, and then the posterior is the same one; without it, it is not (documented)."""
-    steady = sample_gaussian("rmsprop_sgld", step_size=0.02, num_steps=6000, gradient_noise=10.0).var(dim=(0, 1))
-    assert (steady * (CURVATURES + 1) - 1).abs().max() < 0.10
-    moving = sample_gaussian("rmsprop_sgld", step_size=0.002, num_steps=4000).var(dim=(0, 1))
-    assert (moving * (CURVATURES + 1)).min() > 1.2
+SMALL = Planted(num_train=50, num_queries=5)
 
 
 def test_chains_are_independent_and_individually_reproducible(tmp_path: Path) -> None:
-    task = Planted(num_train=50, num_queries=5)
-    problem = make_problem(task, tmp_path)
+    problem = make_problem(SMALL, tmp_path)
     method = BIF(chains=4, draws=200, minibatch=10, n_beta=50.0, gamma=1.0, step_size=0.005)
 
     def chain(number: int, of: int) -> torch.Tensor:
         method_of = BIF(**{**method.__dict__, "chains": of})
-        workbench = Workbench(method_of, task, problem.model, problem.train, problem.queries)
+        workbench = Workbench(method_of, SMALL, problem.model, problem.train, problem.queries)
         return torch.stack([losses.clone() for losses in workbench.draws(3, number)])
 
     assert torch.equal(chain(2, of=4), chain(2, of=3)), "a chain does not depend on how many there are"
     one, two = chain(0, 4)[20:, 0], chain(1, 4)[20:, 0]
-    assert abs(float(torch.corrcoef(torch.stack([one, two]))[0, 1])) < 0.5
+    assert abs(correlation(one, two)) < 0.5
 
 
 def test_only_the_named_parameters_move(tmp_path: Path) -> None:
-    task = Planted(num_train=50, num_queries=5)
-    problem = make_problem(task, tmp_path)
+    problem = make_problem(SMALL, tmp_path)
     scores = BIF(parameters="bias", draws=50, gamma=10.0, step_size=0.01, n_beta=50.0).score(problem, None).scores
     # With the bias alone, losses move together up to their residuals: the score matrix has rank one (to first order).
     singular = torch.linalg.svdvals(scores)
@@ -95,67 +60,49 @@ def test_streaming_and_kept_traces_agree(centring: str) -> None:
 
 @pytest.mark.parametrize("centring", ["pooled", "chain"])
 @pytest.mark.parametrize("streaming", [False, True])
-def test_chains_are_collected_and_joined_as_one_sample(streaming: bool, centring: str) -> None:
+@pytest.mark.parametrize("among_training", [False, True])
+def test_chains_are_collected_and_joined_as_one_sample(among_training: bool, streaming: bool, centring: str) -> None:
+    """With `among_training` the training examples' covariances come from the same draws."""
     generator = torch.Generator().manual_seed(0)
     losses = torch.randn(3, 100, 18, generator=generator) + 3 * torch.randn(3, 1, 18, generator=generator) + 5
     cpu = torch.device("cpu")
-    joined = (JoinedSums if streaming else JoinedTraces)(11, 7, centring, cpu)  # type: ignore[arg-type]
+    joined = (JoinedSums if streaming else JoinedTraces)(11, 7, centring, cpu, among_training)  # type: ignore[arg-type]
     for chain in range(3):
         collector: Traces | RunningSums = Traces(100, 11, 7, cpu)
         if streaming:
-            collector = RunningSums(100, 11, 7, cpu, checkpoint=torch.full((18,), 5.0))
+            start = torch.full((18,), 5.0)
+            collector = RunningSums(100, 11, 7, cpu, checkpoint=start, train_covariance=among_training)
         for draw in range(100):
             collector.add(losses[chain, draw])
         np.testing.assert_allclose(collector.mean_losses(), losses[chain, :, :11].mean(1).numpy(), rtol=1e-5)
         joined.add(collector.part(), 100)
+        if among_training:
+            continue
         cross, variances = joined.of_last_chain()
         alone = covariance(losses[chain : chain + 1, :, 11:], losses[chain : chain + 1, :, :11], "chain")
         torch.testing.assert_close(cross, alone[0], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(variances, alone[2].square(), rtol=1e-4, atol=1e-5)
         joined.forget_last()
-    expected = covariance(losses[..., 11:], losses[..., :11], centring)  # type: ignore[arg-type]
     assert torch.equal(joined.diagnosed(), losses)
-    for got, want in zip(joined.covariance(), expected, strict=True):
+    rows = losses if among_training else losses[..., 11:]
+    expected = covariance(rows, losses[..., :11], centring)  # type: ignore[arg-type]
+    for got, want in list(zip(joined.covariance(), expected, strict=True))[: 2 if among_training else 3]:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("centring", ["pooled", "chain"])
-@pytest.mark.parametrize("streaming", [False, True])
-def test_training_examples_covariances_come_from_the_same_draws(streaming: bool, centring: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    losses = torch.randn(3, 100, 18, generator=generator) + 3 * torch.randn(3, 1, 18, generator=generator) + 5
-    cpu = torch.device("cpu")
-    joined = (JoinedSums if streaming else JoinedTraces)(11, 7, centring, cpu, True)  # type: ignore[arg-type]
-    for chain in losses:
-        collector: Traces | RunningSums = Traces(100, 11, 7, cpu)
-        if streaming:
-            collector = RunningSums(100, 11, 7, cpu, checkpoint=torch.full((18,), 5.0), train_covariance=True)
-        for draw in chain:
-            collector.add(draw)
-        joined.add(collector.part(), 100)
-    cross, scales, _ = joined.covariance()
-    expected = covariance(losses, losses[..., :11], centring)  # type: ignore[arg-type]
-    torch.testing.assert_close(cross, expected[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(scales, expected[1], rtol=1e-4, atol=1e-5)
-
-
-def test_the_covariance_of_training_examples_changes_no_score(tmp_path: Path) -> None:
+def test_streaming_is_chosen_when_it_is_smaller_and_neither_it_nor_more_covariances_change_a_score(
+    tmp_path: Path,
+) -> None:
     problem = make_problem(Planted(num_train=20, num_queries=3), tmp_path)
-    options = {"chains": 2, "draws": 150, "gamma": 1.0, "step_size": 0.005, "n_beta": 50.0}
-    plain, more = (BIF(train_covariance=asked, **options).score(problem, None) for asked in (False, True))  # type: ignore[arg-type]
-    torch.testing.assert_close(more.scores, plain.scores, rtol=1e-5, atol=1e-7)
+    options: dict = {"chains": 2, "draws": 150, "gamma": 1.0, "step_size": 0.005, "n_beta": 50.0}
+    ways: list[dict] = [{}, {"keep_traces": True}, {"train_covariance": True}]
+    streamed, kept, more = (BIF(**options, **way).score(problem, None) for way in ways)
+    torch.testing.assert_close(more.scores, streamed.scores, rtol=1e-5, atol=1e-7)
     among = more.arrays["train_covariance"]
     torch.testing.assert_close(among, among.T, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(among.diagonal().sqrt(), more.train_scale, rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match="no train_covariance"):
         BIF(train_covariance=True, control_variate=True)
-
-
-def test_streaming_is_chosen_when_it_is_smaller_and_gives_the_same_scores(tmp_path: Path) -> None:
-    problem = make_problem(Planted(num_train=20, num_queries=3), tmp_path)
-    options = {"chains": 2, "draws": 150, "gamma": 1.0, "step_size": 0.005, "n_beta": 50.0}
-    streamed = BIF(**options).score(problem, None)  # type: ignore[arg-type]
-    kept = BIF(**options, keep_traces=True).score(problem, None)  # type: ignore[arg-type]
     assert streamed.diagnostics.pop("streaming")
     assert not kept.diagnostics.pop("streaming")
     assert streamed.diagnostics.pop("planned_bytes") < kept.diagnostics.pop("planned_bytes")
@@ -168,34 +115,26 @@ def test_large_models_move_each_parameter_within_the_backward_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same sampler, so the same distribution; the order in which noise is drawn differs."""
-    problem = make_problem(Planted(num_train=50, num_queries=5), tmp_path)
+    problem = make_problem(SMALL, tmp_path)
     method = BIF(draws=800, chains=2, gamma=5.0, step_size=0.02, n_beta=50.0)
     usual = method.score(problem, None)
     monkeypatch.setattr("baselines.bif.engine.STEP_IN_BACKWARD_BYTES", 0)
     moved = method.score(problem, None)
     assert not torch.equal(usual.scores, moved.scores)
-    assert float(torch.corrcoef(torch.stack([usual.scores.flatten(), moved.scores.flatten()]))[0, 1]) > 0.95
+    assert correlation(usual.scores, moved.scores) > 0.95
     half = BIF(**{**method.__dict__, "displacement": "bfloat16"}).score(problem, None)
-    assert float(torch.corrcoef(torch.stack([usual.scores.flatten(), half.scores.flatten()]))[0, 1]) > 0.95
+    assert correlation(usual.scores, half.scores) > 0.95
 
 
 def test_differences_from_the_checkpoint_take_its_slope_away(tmp_path: Path) -> None:
     """At a checkpoint that is no minimum, plain gradients drift off and differences stay; at a minimum both agree."""
-    task = Planted(num_train=50, num_queries=5)
-    problem = make_problem(task, tmp_path)
+    problem = make_problem(SMALL, tmp_path)
     with torch.no_grad():
         for parameter in problem.model.parameters():
             parameter.add_(1.0)
-    options = {
-        "draws": 400,
-        "chains": 2,
-        "burn_in": 50,
-        "gamma": 5.0,
-        "step_size": 0.01,
-        "n_beta": 50.0,
-        "minibatch": 10,
-    }
-    start = float(task.losses(problem.model, problem.attributed, problem.device).mean())
+    numbers: dict = {"draws": 400, "gamma": 5.0, "step_size": 0.01, "n_beta": 50.0}
+    options = {"chains": 2, "burn_in": 50, "minibatch": 10, **numbers}
+    start = float(SMALL.losses(problem.model, problem.attributed, problem.device).mean())
 
     def mean_loss(gradient: str) -> float:
         attribution = BIF(**options, gradient=gradient).score(problem, None)  # type: ignore[arg-type]
@@ -253,15 +192,8 @@ def test_the_shadows_variance_needs_no_matrix_of_draws(
 def test_the_control_variate_is_far_closer_with_few_draws(tmp_path: Path) -> None:
     """Against the exact linear part, where the prior decides; plain BIF of as many draws is a noisy projection."""
     task = Planted(num_train=60, num_queries=10, dimension=3)
-    options = {
-        "chains": 2,
-        "draws": 50,
-        "burn_in": 20,
-        "step_size": 1e-4,
-        "gamma": 1e4,
-        "n_beta": 500.0,
-        "minibatch": 60,
-    }
+    numbers: dict = {"draws": 50, "step_size": 1e-4, "gamma": 1e4, "n_beta": 500.0}
+    options = {"chains": 2, "burn_in": 20, "minibatch": 60, **numbers}
     problem = make_problem(task, tmp_path)
     residual = lambda x, y: (problem.model(x)[:, 0] - y).detach().double()  # noqa: E731
     ones = lambda x: torch.cat([x, torch.ones(len(x), 1)], 1).double()  # noqa: E731
@@ -271,12 +203,11 @@ def test_the_control_variate_is_far_closer_with_few_draws(tmp_path: Path) -> Non
     query_gradients = residual(task.query_data.inputs, task.query_data.targets)[:, None] * query
     exact = -(query_gradients @ torch.linalg.inv(hessian) @ gradients.T)
 
-    def correlation(method: BIF) -> float:
-        scores = method.score(problem, None).scores.double()
-        return float(torch.corrcoef(torch.stack([scores.flatten(), exact.flatten()]))[0, 1])
+    def likeness(method: BIF) -> float:
+        return correlation(method.score(problem, None).scores.double(), exact)
 
-    with_it = correlation(BIF(**options, control_variate=True))  # type: ignore[arg-type]
-    without = correlation(BIF(**options))  # type: ignore[arg-type]
+    with_it = likeness(BIF(**options, control_variate=True))  # type: ignore[arg-type]
+    without = likeness(BIF(**options))  # type: ignore[arg-type]
     assert with_it > 0.999 > without
     with pytest.raises(ValueError, match="takes the sgld sampler"):
         BIF(control_variate=True, sampler="sghmc")
@@ -289,9 +220,8 @@ def test_pooled_covariance_is_numpys() -> None:
 
 
 def test_query_normalised_and_train_normalised_scores_are_correlations(tmp_path: Path) -> None:
-    task = Planted(num_train=50, num_queries=5)
     method = BIF(draws=60, gamma=1.0, step_size=0.005, n_beta=50.0, query_normalised=True)
-    correlations = method.score(make_problem(task, tmp_path), None).normalised()
+    correlations = method.score(make_problem(SMALL, tmp_path), None).normalised()
     assert correlations is not None
     assert correlations.abs().max() <= 1 + 1e-4
     assert correlations.abs().max() > 0.5

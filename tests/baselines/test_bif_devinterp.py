@@ -19,6 +19,7 @@ from baselines.bif_devinterp import INSTALL, BIFDevinterp
 from baselines.method import Problem
 from retrain.tasks.tinylm import TinyLM
 from tests.helpers.planted import Planted
+from tests.helpers.problems import problem_of
 
 INSTALLED = all(importlib.util.find_spec(name) for name in ("devinterp", "xarray", "zarr"))
 needs_devinterp = pytest.mark.skipif(not INSTALLED, reason=f"devinterp is not installed: {INSTALL}")
@@ -88,17 +89,9 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
     task = TinyLM(
         length=8, num_train=20, num_queries=1, hidden=16, layers=1, heads=2, pretraining_steps=40, batch_size=10
     )
-    device = torch.device("cpu")
-    return Problem(
-        task=task,
-        model=task.train_base(init_seed=0, order_seed=0, device=device),
-        train=task.train_data,
-        attributed_indices=np.arange(task.num_train)[::-1].copy(),
-        queries=task.train_data.select(range(6)),  # some pairs are the same sequence: strong scores among weak ones
-        seed=1,
-        device=device,
-        scratch=tmp_path_factory.mktemp("devinterp"),
-    )
+    queries = task.train_data.select(range(6))  # some pairs are the same sequence: strong scores among weak ones
+    chosen = np.arange(task.num_train)[::-1]
+    return problem_of(task, tmp_path_factory.mktemp("devinterp"), queries=queries, chosen=chosen, seed=1)
 
 
 @needs_devinterp

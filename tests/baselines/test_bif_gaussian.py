@@ -8,9 +8,8 @@ import torch
 
 from baselines.method import AnswerError, checked_answer, load_method
 from retrain.logistic import LogisticDigits
-from tests.baselines.test_kfac import a_problem
-from tests.baselines.test_methods import make_problem, run
-from tests.helpers.planted import Planted
+from tests.helpers.planted import Planted, make_problem
+from tests.helpers.problems import correlation, problem_of, run
 
 
 def test_a_quadratic_loss_in_closed_form(tmp_path: Path) -> None:
@@ -39,15 +38,14 @@ def test_a_quadratic_loss_in_closed_form(tmp_path: Path) -> None:
 
 def test_on_a_logistic_regression_the_odd_part_is_kfac(tmp_path: Path) -> None:
     task = LogisticDigits(num_train=100, num_queries=20)
-    model = task.train_base(init_seed=0, order_seed=0, device=torch.device("cpu"))
-    problem = a_problem(task, model, task.train_data, task.query_data, tmp_path)
+    problem = problem_of(task, tmp_path)
     settings = {"relative_damping": 1.0, "labels": "exact"}
     kfac = run(load_method("kfac", **settings), problem)
     answer = run(load_method("bif_gaussian", **settings, rise=1e-3, draws=4000), problem)
     assert answer.diagnostics["rise"] == pytest.approx(1e-3, rel=0.5), "the quadratic that kfac sees is near the loss"
     assert answer.diagnostics["even_share"] < 0.1
     odd = answer.components["odd part"]
-    assert torch.corrcoef(torch.stack([odd.scores.flatten(), kfac.scores.flatten()]))[0, 1] > 0.98
+    assert correlation(odd.scores, kfac.scores) > 0.98
     ratio = (odd.scores * kfac.scores).sum() / kfac.scores.square().sum()
     assert ratio * answer.diagnostics["n_beta"] == pytest.approx(1, rel=0.05)
     torch.testing.assert_close(

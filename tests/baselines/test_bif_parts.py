@@ -25,8 +25,8 @@ from baselines.support.memory import cgroup_free_bytes, free_bytes, refuse_if_to
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples
 from retrain.resume import ResumeState
-from tests.baselines.test_methods import make_problem
-from tests.helpers.planted import Planted
+from tests.helpers.planted import Planted, make_problem
+from tests.helpers.problems import CPU, problem_of
 
 BASE: dict = {
     "chains": 3, "draws": 9, "burn_in": 2, "thinning": 2, "minibatch": 10, "n_beta": 50.0, "gamma": 5.0,
@@ -48,17 +48,7 @@ VARIANTS: dict[str, dict] = {
 
 
 def problem_for(folder: Path) -> Problem:
-    task, cpu = Planted(num_train=30, num_queries=20), torch.device("cpu")
-    return Problem(
-        task=task,
-        model=task.train_base(init_seed=0, order_seed=0, device=cpu),
-        train=task.train_data,
-        attributed_indices=np.arange(25)[::-1].copy(),
-        queries=task.query_data,
-        seed=3,
-        device=cpu,
-        scratch=folder,
-    )
+    return problem_of(Planted(num_train=30, num_queries=20), folder, chosen=np.arange(25)[::-1])
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +235,7 @@ def test_the_exact_part_is_shown_beside_the_scores(tmp_path: Path) -> None:
 # ---- memory is known before the work: what the system leaves, cgroups included, and what BIF will hold at once ----
 
 
-CPU, GIB = torch.device("cpu"), 2**30
+GIB = 2**30
 
 SIZE = Size(num_train=50_000, num_attributed=5000, num_queries=10_000, num_parameters=2_000_000, device=CPU)
 

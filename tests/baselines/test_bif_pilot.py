@@ -18,8 +18,7 @@ from baselines.bif.pilot import FEWEST_DRAWS, LOSS_PULL, MOST_DRAWS, RISE, Pilot
 from baselines.bif.presets import GRID, PAPER_SETTINGS
 from baselines.bif_cv import BIFControlVariate
 from baselines.method import Problem, load_method
-from tests.baselines.test_methods import make_problem
-from tests.helpers.planted import Planted
+from tests.helpers.planted import Planted, make_problem
 
 TASK = Planted(num_train=120, num_queries=8)
 

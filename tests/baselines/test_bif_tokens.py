@@ -18,9 +18,9 @@ from bench.inspect.tokens import LEVELS, packed, strongest_pairs
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.tasks.tinylm import TinyLM
-from tests.baselines.test_methods import make_problem
 from tests.helpers.browser import CHROMEDRIVER, CHROMIUM, Browser
-from tests.helpers.planted import Planted
+from tests.helpers.planted import Planted, make_problem
+from tests.helpers.problems import problem_of
 
 METHOD = BIF(chains=2, draws=17, burn_in=2, step_size=3e-4, n_beta=300.0, gamma=1000.0, minibatch=10)
 SMALL = {
@@ -31,17 +31,8 @@ SMALL = {
 @pytest.fixture(scope="module")
 def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
     task = TinyLM(**SMALL)  # type: ignore[arg-type]
-    device = torch.device("cpu")
-    return Problem(
-        task=task,
-        model=task.train_base(init_seed=0, order_seed=0, device=device),
-        train=task.train_data,
-        attributed_indices=np.arange(20)[::-1].copy(),
-        queries=task.query_data.select(range(6)),
-        seed=1,
-        device=device,
-        scratch=tmp_path_factory.mktemp("tokens"),
-    )
+    chosen = np.arange(20)[::-1]
+    return problem_of(task, tmp_path_factory.mktemp("tokens"), queries=range(6), chosen=chosen, seed=1)
 
 
 EVERY_PAIR = [(query, train) for query in range(6) for train in range(20)]

@@ -15,17 +15,12 @@ from baselines.repsim import last_hidden
 from retrain.examples import Columns, Examples
 from retrain.tasks import load_task
 from retrain.tasks.tinylm import TinyLM
+from tests.helpers.problems import problem_of
 from tests.helpers.tiny_language import sentences, tiny_bert
-
-CPU = torch.device("cpu")
 
 
 def ask(task, model: nn.Module, train: Examples, queries: Examples, scratch: Path, chosen=None) -> Problem:
-    chosen = np.arange(len(train)) if chosen is None else chosen
-    return Problem(
-        task=task, model=model, train=train, attributed_indices=chosen, queries=queries, seed=0, device=CPU,
-        scratch=scratch,
-    )  # fmt: skip
+    return problem_of(task, scratch, model, train=train, queries=queries, chosen=chosen)
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,8 @@ from retrain.losses import CrossEntropy, SquaredError
 from retrain.resume import ResumeState
 from retrain.task import Task
 from retrain.tasks import load_task
-from tests.baselines.test_methods import make_problem, run
-from tests.helpers.planted import Planted
-
-CPU = torch.device("cpu")
+from tests.helpers.planted import Planted, make_problem
+from tests.helpers.problems import CPU, assert_same, correlation, problem_of, run
 
 
 class Mixed(nn.Module):
@@ -183,7 +181,7 @@ def test_with_the_kronecker_localiser_few_draws_are_damped_influence(tmp_path: P
     damped = torch.linalg.inv(torch.eye(4) + torch.block_diag(*[_matrix(block) for block in metric.blocks]) / 0.3)
     answer = method.score(problem, Fitted(method, None, metric))
     exact = -method.prior_variance(2) * queries @ damped @ train.T
-    torch.testing.assert_close(answer.scores, exact, rtol=1e-3, atol=1e-3 * float(exact.abs().max()))
+    assert_same(answer.scores, exact, rtol=1e-3)
     assert answer.diagnostics["sampled_share"] < 0.01
     assert GradientsInMetric(gradients, metric)((problem.queries.inputs, problem.queries.targets)).shape == (10, 4)
 
@@ -214,7 +212,7 @@ def test_the_kronecker_localiser_covers_what_ekfac_covers(tmp_path: Path) -> Non
         ),
         problem,
     ).scores  # fmt: skip
-    assert torch.corrcoef(torch.stack([ours.flatten(), ekfac.flatten()]))[0, 1] > 0.97
+    assert correlation(ours, ekfac) > 0.97
 
 
 @pytest.mark.parametrize("signal", [0.0, 1.0, 100.0])
@@ -272,14 +270,10 @@ def small_network() -> tuple[torch.nn.Module, Examples, Examples]:
     return model.eval(), Examples(inputs[:30], targets[:30]), Examples(inputs[30:], targets[30:])
 
 
-def problem_of(model: torch.nn.Module, train: Examples, queries: Examples, scratch: Path) -> Problem:
+def classifying(model: torch.nn.Module, train: Examples, queries: Examples, scratch: Path) -> Problem:
     task: Task = Planted()
     object.__setattr__(task, "loss_function", CrossEntropy())
-    indices = np.arange(len(train))
-    return Problem(
-        task=task, model=model, train=train, attributed_indices=indices, queries=queries, seed=1, device=CPU,
-        scratch=scratch,
-    )  # fmt: skip
+    return problem_of(task, scratch, model, train=train, queries=queries, seed=1)
 
 
 def exact_matrix(model: torch.nn.Module, train: Examples) -> torch.Tensor:
@@ -293,6 +287,13 @@ def exact_matrix(model: torch.nn.Module, train: Examples) -> torch.Tensor:
     return torch.einsum("nci,ncd,ndj->ij", rows, curvature, rows) / len(train)
 
 
+def exact_scores(model: torch.nn.Module, train: Examples, queries: Examples, damping: float) -> torch.Tensor:
+    gradients = PerExampleGradients(model, CrossEntropy().per_example)
+    asked, own = (gradients((e.inputs, e.targets)).double() for e in (queries, train))
+    matrix = exact_matrix(model, train) + damping * torch.eye(gradients.dimension)
+    return -(asked @ torch.linalg.solve(matrix, own.T)).float()
+
+
 def test_the_product_is_the_gauss_newton_matrix() -> None:
     model, train, _ = small_network()
     names = list(trainable_parameters(model))
@@ -303,12 +304,9 @@ def test_the_product_is_the_gauss_newton_matrix() -> None:
 
 def test_iterations_lead_from_kfac_to_the_exact_solve(scratch: Path) -> None:
     model, train, queries = small_network()
-    problem = problem_of(model, train, queries, scratch)
+    problem = classifying(model, train, queries, scratch)
     damping = 0.01
-    gradients = PerExampleGradients(model, CrossEntropy().per_example)
-    asked, own = (gradients((e.inputs, e.targets)).double() for e in (queries, train))
-    matrix = exact_matrix(model, train) + damping * torch.eye(gradients.dimension)
-    exact = -(asked @ torch.linalg.solve(matrix, own.T)).float()
+    exact = exact_scores(model, train, queries, damping)
     found = {k: run(load_method("ekfac_cg", damping=damping, iterations=k), problem) for k in (0, 1, 5, 60)}
     errors = [float((found[k].scores - exact).norm() / exact.norm()) for k in (0, 1, 5, 60)]
     assert errors == sorted(errors, reverse=True)
@@ -324,11 +322,8 @@ def test_iterations_lead_from_kfac_to_the_exact_solve(scratch: Path) -> None:
 @pytest.mark.parametrize("name", ["ekfac_cg", "astra"])
 def test_products_by_gradients_lead_to_the_exact_solve_as_well(name: str, scratch: Path) -> None:
     model, train, queries = small_network()
-    problem = problem_of(model, train, queries, scratch)
-    gradients = PerExampleGradients(model, CrossEntropy().per_example)
-    asked, own = (gradients((e.inputs, e.targets)).double() for e in (queries, train))
-    matrix = exact_matrix(model, train) + 0.01 * torch.eye(gradients.dimension)
-    exact = -(asked @ torch.linalg.solve(matrix, own.T)).float()
+    problem = classifying(model, train, queries, scratch)
+    exact = exact_scores(model, train, queries, 0.01)
 
     def error(**options: object) -> float:
         method = load_method(name, damping=0.01, labels="exact", product="gradients", **options)
@@ -346,7 +341,7 @@ def test_products_by_gradients_lead_to_the_exact_solve_as_well(name: str, scratc
 def test_sampled_labels_give_the_matrix_in_the_mean(scratch: Path) -> None:
     model, train, _ = small_network()
     kfac = load_method("kfac")
-    problem = problem_of(model, train, train, scratch)
+    problem = classifying(model, train, train, scratch)
     rows = GradientsInBasis(kfac._gradients(problem), kfac.fit(problem))  # type: ignore[attr-defined]
     products = [FisherProduct(rows, CrossEntropy(), train, CPU, 7, seed=1, exact=exact) for exact in (True, False)]
     vectors = torch.eye(rows.dimension)
@@ -425,16 +420,14 @@ def attempt(method: Method, task: Planted, folder: Path, work: ResumeState | Non
     scratch = folder / f"scratch-{len(list(folder.iterdir()))}"
     scratch.mkdir(parents=True)
     problem = make_problem(task, scratch, np.arange(0, 60, 2))
-    if work is not None:
-        problem = Problem(**{**vars(problem), "work": work})
-    torch.manual_seed(problem.seed)
-    answer = method.score(problem, method.fit(problem))
+    answer = run(method, problem if work is None else replace(problem, work=work))
     assert answer.train_scale is not None
     return torch.cat([answer.scores.flatten(), answer.train_scale])
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_killed_again_and_again_it_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    """And what was saved counts as nothing where its files are damaged."""
     task, method = Planted(num_train=60, num_queries=12), load_method(name, **METHODS[name])
     expected = attempt(method, task, tmp_path, None)
     kills = 0
@@ -447,13 +440,19 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(name: str, tmp_path: 
             assert kills < 50, "no attempt gets further than the one before it"
     assert kills >= 3
     assert torch.equal(found, expected)
+    with pytest.raises(Killed):
+        attempt(method, task, tmp_path, Eager(tmp_path / "damaged", saves=2))
+    for file in (tmp_path / "damaged").iterdir():
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2])
+    assert torch.equal(attempt(method, task, tmp_path, ResumeState(tmp_path / "damaged")), expected)
 
 
 def test_a_resumed_stage_is_charged_for_what_it_went_on_from(tmp_path: Path) -> None:
     """And for nothing of what it did not."""
     work = ResumeState(tmp_path / "work")
     ResumeState(tmp_path / "work").save("inner_products", {}, {})
-    problem = Problem(**{**vars(make_problem(Planted(num_train=20), tmp_path)), "work": work})
+    problem = replace(make_problem(Planted(num_train=20), tmp_path), work=work)
     edit = json.loads((tmp_path / "work" / "inner_products.json").read_text()) | {"seconds": 1000.0}
     (tmp_path / "work" / "inner_products.json").write_text(json.dumps(edit))
     _, resumed = run_stage(load_method("gradsim"), problem, lambda: work.load("inner_products"))
@@ -485,34 +484,19 @@ def test_slow_scoring_saves_within_a_row_and_changes_no_bit(tmp_path: Path, monk
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_damaged_work_counts_as_none(name: str, tmp_path: Path) -> None:
-    task, method = Planted(num_train=60, num_queries=12), load_method(name, **METHODS[name])
-    expected = attempt(method, task, tmp_path, None)
-    with pytest.raises(Killed):
-        attempt(method, task, tmp_path, Eager(tmp_path / "work", saves=2))
-    for file in (tmp_path / "work").iterdir():
-        content = file.read_bytes()
-        file.write_bytes(content[: len(content) // 2])
-    assert torch.equal(attempt(method, task, tmp_path, ResumeState(tmp_path / "work")), expected)
-
-
 def test_on_layers_with_factors(tmp_path: Path) -> None:
     """A network, where the passes of a fit have sides, a basis and sizes to keep."""
     task = load_task("digits", num_train=40, epochs=1, widths=(4, 4))
-    model = task.train_base(init_seed=0, order_seed=0, device=torch.device("cpu"))
+    model = task.train_base(init_seed=0, order_seed=0, device=CPU)
     for name, options in (("kfac", {"fit_batch_size": 10}), ("ekfac", {"fit_batch_size": 2})):
         method, found = load_method(name, **options), []
         for saves in (1, 3, 6, 10**9):
-            problem = Problem(
-                task=task, model=model, train=task.train_data, attributed_indices=np.arange(40), seed=1,
-                queries=task.query_data.select(range(4)), device=torch.device("cpu"), scratch=tmp_path,
-                work=Eager(tmp_path / name / str(saves), saves),
-            )  # fmt: skip
+            folder = tmp_path / name / str(saves)
+            problem = problem_of(task, tmp_path, model, queries=range(4), seed=1, work=Eager(folder, saves))
             try:
                 state = method.fit(problem)
             except Killed:
-                state = method.fit(Problem(**{**vars(problem), "work": ResumeState(tmp_path / name / str(saves))}))
+                state = method.fit(replace(problem, work=ResumeState(folder)))
             found.append(method.pack_fit(state))
         for other in found[:-1]:
             assert other is not None

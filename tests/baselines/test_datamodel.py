@@ -16,8 +16,8 @@ from baselines.support.subset_regression import Regression, _evidence, _posterio
 from retrain.errors import UsageError
 from retrain.subsets import masks as draw
 from tests.helpers.planted import Planted
+from tests.helpers.problems import CPU, problem_of
 
-CPU = torch.device("cpu")
 EXAMPLES, QUERIES = 120, 30
 
 
@@ -188,17 +188,7 @@ class TestRegression:
 
 
 def problem(task: Planted, folder: Path, retrained: Retrained | None) -> Problem:
-    return Problem(
-        task=task,
-        model=task.train_base(init_seed=0, order_seed=0, device=CPU),
-        train=task.train_data,
-        attributed_indices=np.arange(task.num_train),
-        queries=task.query_data,
-        seed=1,
-        device=CPU,
-        scratch=folder,
-        retrained=None if retrained is None else lambda: retrained,
-    )
+    return problem_of(task, folder, seed=1, retrained=None if retrained is None else lambda: retrained)
 
 
 def answer(method: Method, asked: Problem) -> Attribution:

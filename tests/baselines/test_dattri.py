@@ -1,19 +1,24 @@
 """dattri's methods: against dattri's own `attribute`, against exact inverses, and without the state that it shares."""
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
 
 from baselines.method import Problem, load_method
-from baselines.support.dattri_task import dattri_loader, dattri_task
+from baselines.support.dattri_task import dattri_loader, dattri_task, without_bars
 from baselines.support.snapshots import snapshots
+from retrain.losses import CrossEntropy
 from retrain.tasks import load_task
-from tests.baselines.test_methods import make_problem, run
-from tests.helpers.planted import Planted
+from tests.baselines.test_kfac import classification
+from tests.helpers.planted import Planted, make_problem
+from tests.helpers.problems import correlation, problem_of, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("dattri") is None, reason="pip install dattri")
 
@@ -22,12 +27,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("dattri") is None, reas
 def language(tmp_path_factory: pytest.TempPathFactory) -> Problem:
     sizes = {"num_train": 12, "num_queries": 5, "length": 8, "hidden": 4, "layers": 1, "heads": 1}
     task = load_task("tinylm", **sizes, batch_size=4, pretraining_steps=2)
-    device = torch.device("cpu")
-    model = task.train_base(init_seed=0, order_seed=0, device=device)
-    return Problem(
-        task=task, model=model, train=task.train_data, attributed_indices=np.array([7, 1, 3]), queries=task.query_data,
-        seed=0, device=device, scratch=tmp_path_factory.mktemp("dattri"),
-    )  # fmt: skip
+    return problem_of(task, tmp_path_factory.mktemp("dattri"), chosen=[7, 1, 3], seed=0)
 
 
 def exact_influence(task: Planted, damping: float) -> torch.Tensor:
@@ -49,7 +49,7 @@ def test_enough_iterations_are_the_exact_damped_inverse(name: str, damping: floa
     found = run(load_method(name, damping=damping), make_problem(task, scratch)).scores
     expected = exact_influence(task, damping)
     if name == "arnoldi":  # without the damping it added it would find the same; it finds 5 of 5 directions
-        assert torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1] > 0.98
+        assert correlation(found, expected) > 0.98
     else:
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
@@ -94,11 +94,7 @@ def test_self_influence_is_the_root_of_an_examples_own_score(scratch: Path) -> N
 
 def test_directions_of_negative_curvature_are_left_out(scratch: Path) -> None:
     task = load_task("digits", num_train=30, epochs=1)
-    device = torch.device("cpu")
-    problem = Problem(
-        task=task, model=task.build_model(0).eval(), train=task.train_data, attributed_indices=np.arange(3),
-        queries=task.query_data.select([0, 1]), seed=0, device=device, scratch=scratch,
-    )  # fmt: skip
+    problem = problem_of(task, scratch, task.build_model(0).eval(), queries=[0, 1], chosen=range(3), seed=0)
     found = load_method("arnoldi", damping=0.0, iterations=30).score(problem, None)
     assert torch.isfinite(found.scores).all()
     assert found.diagnostics["negative"] > 0
@@ -164,3 +160,74 @@ def test_datainf_is_the_mean_of_single_inverses(language: Problem) -> None:
         inverses = [torch.linalg.inv(torch.outer(g, g) + 0.3 * torch.eye(len(g))) for g in train]
         expected -= (queries @ torch.stack(inverses).mean(0) @ train[[7, 1, 3]].T).float()
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+# ---- our own kernels against dattri's implementations of the same methods, at equal labels and damping ----
+
+NUM_TRAIN = 80
+
+
+class OwnLabels(CrossEntropy):
+    """Draws the training examples' own labels, as dattri's Fisher information has them."""
+
+    targets: Tensor
+
+    def sample_targets(self, outputs: Tensor) -> Tensor:
+        assert len(outputs) == len(self.targets), "the whole training set is one batch"
+        return self.targets
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Problem:
+    """Without biases: dattri's EK-FAC joins a bias to its weight in another order than its factors have."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 12, bias=False), nn.Tanh(), nn.Linear(12, 3, bias=False)]
+    return classification(*layers, tmp_path=tmp_path, num_train=NUM_TRAIN)
+
+
+def whole(problem: Problem) -> tuple[Any, Any]:
+    return dattri_loader(problem.train, NUM_TRAIN), dattri_loader(problem.queries, len(problem.queries))
+
+
+def by_ekfac(problem: Problem, patch: pytest.MonkeyPatch) -> Tensor:
+    """With eigenvectors in rows, as its formulas read them: torch.linalg.eigh gives it columns (dattri 0.3.0)."""
+    import dattri.func.fisher as fisher
+    from dattri.algorithm.influence_function import IFAttributorEKFAC
+
+    columns = fisher.estimate_eigenvector
+    rows = lambda moments: {name: (a.T, s.T) for name, (a, s) in columns(moments).items()}  # noqa: E731
+    patch.setattr(fisher, "estimate_eigenvector", rows)
+    attributor = IFAttributorEKFAC(dattri_task(problem), damping=0.01)
+    train, queries = whole(problem)
+    attributor.cache(train)
+    return attributor.attribute(train, queries)
+
+
+def by_tracin(problem: Problem, patch: pytest.MonkeyPatch) -> Tensor:
+    from dattri.algorithm import TracInAttributor
+
+    one_step = {"weight_list": torch.tensor([1.0]), "normalized_grad": False}
+    attributor = TracInAttributor(dattri_task(problem, single=True), **one_step)
+    attributor.projector_kwargs = None
+    return attributor.attribute(*whole(problem))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "theirs"),
+    [
+        ("kfac", {"damping": 0.01, "fit_batch_size": NUM_TRAIN}, by_ekfac),
+        ("gradsim", {}, by_tracin),
+    ],
+)
+def test_scores_are_dattris(
+    name: str, options: dict, theirs: Callable, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = OwnLabels()
+    loss.targets = problem.train.targets
+    problem.task.loss_function = loss  # type: ignore[misc]
+    with without_bars():
+        expected = -theirs(problem, monkeypatch).detach().T
+    found = run(load_method(name, **options), problem).scores
+    assert spearmanr(found.flatten(), expected.flatten()).statistic > 0.999
+    ratio = (found * expected).sum() / expected.square().sum()
+    torch.testing.assert_close(found, ratio * expected, rtol=0.02, atol=0.01 * float(found.abs().max()))

@@ -11,8 +11,8 @@ from baselines.method import load_method
 from retrain.errors import UsageError
 from retrain.outputs import output_of
 from retrain.tasks import load_task
-from tests.baselines.test_methods import make_problem, run
-from tests.helpers.planted import Planted
+from tests.helpers.planted import Planted, make_problem
+from tests.helpers.problems import run
 
 CONVERGED = {"step_size": 0.3, "epochs": 300, "minibatch": 200}
 

@@ -1,4 +1,4 @@
-"""kfac: exact where the Fisher is a Kronecker product, and kronfluence's EK-FAC everywhere at equal settings."""
+"""kfac and shampoo: exact where their factors decide the Fisher; kfac is kronfluence's EK-FAC at equal settings."""
 
 import copy
 from dataclasses import replace
@@ -16,21 +16,13 @@ from baselines.kfac import KFAC
 from baselines.method import Problem, load_method
 from baselines.support.damping import damped
 from baselines.support.gradients import PerExampleGradients
+from baselines.support.pieces import Outer, Piece, Scattered, Whole
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.losses import CrossEntropy, SquaredError
 from retrain.tasks import load_task
-from tests.baselines.test_methods import make_problem, run
-from tests.helpers.planted import Planted
-
-CPU = torch.device("cpu")
-
-
-def a_problem(task: Any, model: nn.Module, train: Examples, queries: Examples, scratch: Path) -> Problem:
-    return Problem(
-        task=task, model=model.eval(), train=train, attributed_indices=np.arange(len(train)), queries=queries, seed=3,
-        device=CPU, scratch=scratch,
-    )  # fmt: skip
+from tests.helpers.planted import Planted, make_problem
+from tests.helpers.problems import CPU, correlation, problem_of, run
 
 
 def influence(model: nn.Module, function: Any, curvature: torch.Tensor, damping: float, problem: Problem) -> Any:
@@ -41,14 +33,14 @@ def influence(model: nn.Module, function: Any, curvature: torch.Tensor, damping:
     return -(query @ inverse @ train.T).float(), (train @ inverse * train).sum(1).sqrt().float()
 
 
-@pytest.mark.parametrize("damping", [1e-6, 0.3])
-def test_linear_regression_is_exact(tmp_path: Path, damping: float) -> None:
+@pytest.mark.parametrize(("name", "damping"), [("kfac", 1e-6), ("kfac", 0.3), ("shampoo", 0.3)])
+def test_linear_regression_is_exact(tmp_path: Path, name: str, damping: float) -> None:
     """One output: the Fisher is E[x x^T], bias included, and labels=exact leaves nothing to chance."""
     task = Planted(num_train=60, num_queries=7)
     problem = make_problem(task, tmp_path)
     inputs = torch.cat([task.train_data.inputs, torch.ones(60, 1)], dim=1)
     expected = influence(problem.model, SquaredError().per_example, inputs.T @ inputs / 60, damping, problem)
-    answer = run(KFAC(damping=damping, labels="exact"), problem)
+    answer = run(load_method(name, damping=damping, labels="exact"), problem)
     torch.testing.assert_close(answer.scores, expected[0], rtol=1e-3, atol=1e-4 * float(expected[0].abs().max()))
     torch.testing.assert_close(answer.train_scale, expected[1], rtol=1e-3, atol=1e-5)
 
@@ -65,7 +57,7 @@ def classification(*layers: nn.Module, tmp_path: Path, num_train: int = 50) -> P
     data = Examples(inputs, torch.randint(3, (len(inputs),), generator=generator))
     model = Classifier(*layers)
     train, queries = data.select(range(num_train)), data.select(range(num_train, len(data)))
-    return a_problem(model, model, train, queries, tmp_path)
+    return problem_of(model, tmp_path, model.eval(), train=train, queries=queries)
 
 
 def dense_fisher(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -101,9 +93,8 @@ def test_a_small_network_is_near_each_layers_dense_damped_influence(tmp_path: Pa
     expected, _ = influence(problem.model, CrossEntropy().per_example, fisher, 0.05, problem)
     answer = run(KFAC(damping=0.05, labels="exact"), problem).scores
     plain = run(load_method("gradsim"), problem).scores
-    found, without = (torch.corrcoef(torch.stack([s.flatten(), expected.flatten()]))[0, 1] for s in (answer, plain))
-    assert found > 0.95
-    assert without < 0.85
+    assert correlation(answer, expected) > 0.95
+    assert correlation(plain, expected) < 0.85
     assert 0.8 < answer.norm() / expected.norm() < 1.25, "the damped curvature has the right size too"
 
 
@@ -139,7 +130,7 @@ def images() -> tuple[Any, nn.Module]:
 def test_it_is_kronfluences_ekfac(kind: str, request: Any, tmp_path: Path) -> None:
     """At equal damping, layers, fitting set and batches: the same sampled labels, and so the same scores."""
     task, model = request.getfixturevalue(kind)
-    problem = a_problem(task, model, task.train_data, task.query_data.select(range(10)), tmp_path)
+    problem = problem_of(task, tmp_path, model, queries=range(10))
     theirs, ours = load_method("ekfac", fit_batch_size=40), KFAC(layers="kronfluence", fit_batch_size=40)
     their_fit, our_fit = theirs.fit(problem), ours.fit(problem)
     for settings in ({"damping": 1e-4}, {}, {"relative_damping": 0.02}):
@@ -154,8 +145,7 @@ def test_it_is_kronfluences_ekfac(kind: str, request: Any, tmp_path: Path) -> No
 def test_it_is_kronfluences_ekfac_on_a_gpu(images: tuple[Any, nn.Module], tmp_path: Path) -> None:
     task, model = images
     device = torch.device("cuda")
-    problem = a_problem(task, copy.deepcopy(model).to(device), task.train_data, task.query_data, tmp_path)
-    problem = replace(problem, device=device)
+    problem = replace(problem_of(task, tmp_path, copy.deepcopy(model).to(device)), device=device)
     found = [run(load_method("ekfac"), problem), run(KFAC(layers="kronfluence"), problem)]
     assert spearmanr(found[0].scores.flatten(), found[1].scores.flatten()).statistic > 0.98
     assert torch.equal(run(KFAC(layers="kronfluence"), problem).scores, found[1].scores), "deterministic"
@@ -164,7 +154,7 @@ def test_it_is_kronfluences_ekfac_on_a_gpu(images: tuple[Any, nn.Module], tmp_pa
 def test_a_sequences_curvature_is_that_of_its_mean_loss(language: tuple[Any, nn.Module], tmp_path: Path) -> None:
     """Larger than kronfluence's by the number of tokens, and over every layer."""
     task, model = language
-    problem = a_problem(task, model, task.train_data, task.query_data, tmp_path)
+    problem = problem_of(task, tmp_path, model)
     pattern = "query_key_value"
     ours, theirs = (KFAC(parameters=pattern, layers=layers).fit(problem)[0] for layers in ("all", "kronfluence"))
     torch.testing.assert_close(ours.eigenvalues, 32 * theirs.eigenvalues)
@@ -192,7 +182,7 @@ def test_unhookable_models_work(tmp_path: Path) -> None:
     assert answer.diagnostics["gradients_by"] == "vmap"
     fisher = dense_fisher(problem.model, problem.train.inputs)
     expected, _ = influence(problem.model, CrossEntropy().per_example, fisher, 0.01, problem)
-    assert torch.corrcoef(torch.stack([answer.scores.flatten(), expected.flatten()]))[0, 1] > 0.9
+    assert correlation(answer.scores, expected) > 0.9
 
 
 # ---- options ----
@@ -230,7 +220,7 @@ def test_fewer_fitting_examples_are_drawn_at_random(tmp_path: Path) -> None:
     some = run(KFAC(fit_examples=40, damping=0.1, labels="exact"), problem)
     everything = run(KFAC(damping=0.1, labels="exact"), problem)
     assert not torch.allclose(some.scores, everything.scores)
-    assert torch.corrcoef(torch.stack([some.scores.flatten(), everything.scores.flatten()]))[0, 1] > 0.9
+    assert correlation(some.scores, everything.scores) > 0.9
 
 
 @pytest.mark.parametrize("method", [KFAC(damping=0.1, labels="exact"), GradSim()])
@@ -243,3 +233,60 @@ def test_gradients_longer_than_one_matrix_product_takes(method: Any, tmp_path: P
     in_parts = run(method, problem)
     torch.testing.assert_close(in_parts.scores, whole.scores)
     torch.testing.assert_close(in_parts.train_scale, whole.train_scale)
+
+
+# ---- shampoo: its sides are the gradients' own second moments, and it is exact where these decide the Fisher ----
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        Outer(torch.randn(6, 2, 5), torch.randn(6, 2, 7)),  # few positions: by their inner products
+        Outer(torch.randn(6, 9, 5), torch.randn(6, 9, 7)),  # many: by the gradients themselves
+        Outer(torch.randn(6, 1, 5), torch.randn(6, 1, 7)).with_bias(),
+        Scattered(torch.randn(6, 9, 5), torch.randint(0, 4, (6, 9)), rows=4),
+        Whole(torch.randn(6, 5, 7)),
+    ],
+    ids=["few positions", "many positions", "bias", "embedding", "whole"],
+)
+def test_sides_are_the_second_moments_of_the_gradients(piece: Piece) -> None:
+    gradients = piece.matrices()
+    left, right = piece.gradient_moments()
+    if not isinstance(piece, Scattered):  # whose rows keep their own axes
+        assert left is not None
+        torch.testing.assert_close(left, torch.einsum("bij,bkj->ik", gradients, gradients), rtol=1e-4, atol=1e-4)
+    assert right is not None
+    torch.testing.assert_close(right, torch.einsum("bij,bik->jk", gradients, gradients), rtol=1e-4, atol=1e-4)
+
+
+class Copied(nn.Module):
+    """One linear layer at two positions of each example, which read multiples of one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.out = nn.Linear(4, 3, bias=False).requires_grad_(False)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.out(self.linear(inputs[:, None] * torch.tensor([[1.0], [0.5]])).sum(1))
+
+
+def test_positions_that_agree_are_counted_as_one_gradient(tmp_path: Path) -> None:
+    """Without weights every class is as likely for every input; both positions' gradients add up in each example."""
+    problem = classification(nn.Linear(5, 4, bias=False), Copied(), tmp_path=tmp_path)
+    problem.model[0].requires_grad_(False)  # type: ignore[index]
+    fisher = dense_fisher(problem.model, problem.train.inputs)
+    expected, scale = influence(problem.model, CrossEntropy().per_example, fisher, 1e-2, problem)
+    answer = run(load_method("shampoo", damping=1e-2, labels="exact"), problem)
+    torch.testing.assert_close(answer.scores, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+    torch.testing.assert_close(answer.train_scale, scale, rtol=1e-3, atol=1e-4)
+
+
+def test_it_is_near_kfac_and_not_kfac_on_a_network(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    problem = classification(nn.Linear(5, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3), tmp_path=tmp_path)
+    ours, kfac = (run(load_method(name, labels="exact"), problem).scores for name in ("shampoo", "kfac"))
+    assert spearmanr(ours.flatten(), kfac.flatten()).statistic > 0.9
+    assert not torch.allclose(ours, kfac, rtol=1e-3)

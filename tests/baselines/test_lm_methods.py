@@ -16,9 +16,9 @@ from retrain.models import causal_lm
 from retrain.models.causal_lm import CausalLM, sample_tokens
 from retrain.tasks import load_task
 from retrain.tasks.language import Pythia14M
+from tests.helpers.problems import CPU, problem_of
 from tests.helpers.tiny_language import save_both, write_text
 
-CPU = torch.device("cpu")
 NUM_TRAIN, NUM_QUERIES = 150, 6
 
 
@@ -39,10 +39,7 @@ def model(task) -> CausalLM:
 
 
 def problem(task: Pythia14M, model: CausalLM, scratch: Path, num_train: int = NUM_TRAIN) -> Problem:
-    return Problem(
-        task=task, model=model, train=task.train_data.select(np.arange(num_train)), queries=task.query_data,
-        attributed_indices=np.array([5, 2, 9, 11]), seed=3, device=CPU, scratch=scratch,
-    )  # fmt: skip
+    return problem_of(task, scratch, model, train=task.train_data.select(range(num_train)), chosen=[5, 2, 9, 11])
 
 
 def by_hand(model: CausalLM, examples, function, names: list[str]) -> torch.Tensor:

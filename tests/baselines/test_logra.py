@@ -11,7 +11,7 @@ from baselines.support.gradients import PerExampleGradients
 from retrain.errors import UsageError
 from retrain.losses import CrossEntropy
 from tests.baselines.test_kfac import classification, influence
-from tests.baselines.test_methods import run
+from tests.helpers.problems import correlation, run
 
 
 def exact(problem: object, sizes: tuple[int, ...], damping: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +39,7 @@ def test_wider_projections_are_nearer(tmp_path: Path) -> None:
 
     def likeness(side: int) -> float:
         found = run(load_method("logra", damping=0.1, side=side), problem).scores
-        return float(torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1])
+        return correlation(found, expected)
 
     assert 0.2 < likeness(2) < likeness(12) < likeness(41)
     assert likeness(41) > 0.999

@@ -15,8 +15,7 @@ from retrain.subsets import checkpoint_seeds
 from retrain.tasks import load_task
 from retrain.tasks.cifar10 import Cifar10
 from tests.helpers.made_up import small_options
-
-CPU = torch.device("cpu")
+from tests.helpers.problems import CPU, correlation, problem_of
 
 
 def small_tasks(folder: Path) -> dict:
@@ -31,19 +30,15 @@ def small_tasks(folder: Path) -> dict:
     }
 
 
-def problem_of(task, scratch: Path, chosen: np.ndarray | None = None, queries: int = 3) -> Problem:
+def ask(task, scratch: Path, chosen: np.ndarray | None = None, queries: int = 3) -> Problem:
     model = task.train_base(**checkpoint_seeds(1, 0), device=CPU)
-    return Problem(
-        task=task, model=model, train=task.train_data, seed=1, device=CPU, scratch=scratch,
-        attributed_indices=np.arange(len(task.train_data)) if chosen is None else chosen,
-        queries=task.query_data.select(range(queries)),
-    )  # fmt: skip
+    return problem_of(task, scratch, model, queries=range(queries), chosen=chosen, seed=1)
 
 
 @pytest.mark.parametrize("name", ["smooth_digits", "tinylm", "cifar10"])
 def test_it_is_the_slope_of_the_retrained_loss(name: str, tmp_path: Path) -> None:
     task = small_tasks(tmp_path)[name]
-    problem = problem_of(task, tmp_path)
+    problem = ask(task, tmp_path)
     found = load_method("magic", query_batch_size=2).score(problem, None)
     replay = replay_of(task, np.arange(len(task.train_data)), **checkpoint_seeds(1, 0), device=CPU)
 
@@ -96,7 +91,7 @@ def test_states_computed_again_give_the_same_gradient(monkeypatch: pytest.Monkey
 def test_it_predicts_what_leaving_out_does(tmp_path: Path) -> None:
     """The planted answer: of a smooth training, one example struck out at a time."""
     task = small_tasks(tmp_path)["smooth_digits"]
-    problem = problem_of(task, tmp_path, queries=8)
+    problem = ask(task, tmp_path, queries=8)
     scores = load_method("magic").score(problem, None).scores
     replay = replay_of(task, np.arange(60), **checkpoint_seeds(1, 0), device=CPU)
     whole = task.losses(replay.model(run_replay(replay)), problem.queries, CPU)
@@ -107,15 +102,14 @@ def test_it_predicts_what_leaving_out_does(tmp_path: Path) -> None:
         weights[example] = 0
         effects.append(whole - task.losses(replay.model(run_replay(replay, weights)), problem.queries, CPU))
     truth = torch.stack(effects, dim=1)
-    correlation = torch.corrcoef(torch.stack([truth.flatten(), scores[:, list(chosen)].flatten()]))[0, 1]
-    assert correlation > 0.95
+    assert correlation(truth, scores[:, list(chosen)]) > 0.95
 
 
 def test_only_what_is_attributed_is_trained_on_where_that_is_asked_for(tmp_path: Path) -> None:
     task = small_tasks(tmp_path)["tinylm"]
     chosen = np.array([9, 2, 5, 7])
-    found = load_method("magic", trained_on="attributed").score(problem_of(task, tmp_path, chosen), None)
-    again = load_method("magic", trained_on="attributed").score(problem_of(task, tmp_path, chosen[::-1].copy()), None)
+    found = load_method("magic", trained_on="attributed").score(ask(task, tmp_path, chosen), None)
+    again = load_method("magic", trained_on="attributed").score(ask(task, tmp_path, chosen[::-1]), None)
     torch.testing.assert_close(found.scores.flip(1), again.scores)
     assert found.diagnostics["steps"] == 2, "one batch of four, twice"
     with pytest.raises(ValueError, match="available: everything, attributed"):

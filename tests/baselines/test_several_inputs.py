@@ -15,9 +15,8 @@ from baselines.support.gradients import PerExampleGradients, trainable_parameter
 from retrain.examples import Columns, Examples, Indices
 from retrain.losses import IGNORED, CrossEntropy, keep_ignored, mean_over_tokens
 from retrain.task import Task
+from tests.helpers.problems import CPU, problem_of, run
 from tests.helpers.tiny_language import sentences, tiny_bert
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +54,11 @@ def model(task: Sentences) -> nn.Module:
 
 
 def ask(task: Sentences, model: nn.Module, scratch: Path) -> Problem:
-    return Problem(
-        task=task, model=model, train=task.train_data, attributed_indices=np.array([5, 2, 30, 11, 7, 19]), seed=3,
-        queries=task.query_data, device=CPU, scratch=scratch,
-    )  # fmt: skip
+    return problem_of(task, scratch, model, chosen=[5, 2, 30, 11, 7, 19])
 
 
 def score(name: str, problem: Problem, **options: Any) -> Attribution:
-    method = load_method(name, **options)
-    torch.manual_seed(problem.seed)
-    return method.score(problem, method.fit(problem))
+    return run(load_method(name, **options), problem)
 
 
 def by_hand(model: nn.Module, examples: Examples) -> torch.Tensor:

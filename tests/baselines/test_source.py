@@ -12,8 +12,8 @@ from retrain.errors import UsageError
 from retrain.examples import Indices
 from retrain.replays.replay import Replay, TrainingState
 from retrain.tasks import load_task
-from tests.baselines.test_methods import make_problem, run
-from tests.helpers.planted import Planted
+from tests.helpers.planted import Planted, make_problem
+from tests.helpers.problems import run
 
 STEPS, RATE = 60, 0.01
 

@@ -13,8 +13,8 @@ from bench.experiment import Execution
 from retrain.errors import UsageError
 from retrain.logistic import LogisticDigits
 from retrain.outputs import OUTPUTS, output_of, output_slope
-from tests.baselines.test_kfac import a_problem
-from tests.baselines.test_methods import run as answer
+from tests.helpers.problems import problem_of
+from tests.helpers.problems import run as answer
 
 LOGISTIC = "retrain.logistic:LogisticDigits"
 
@@ -52,7 +52,7 @@ def test_a_covariance_with_the_output_is_the_slope_times_that_with_the_loss(tmp_
     """To first order, which few nats of rise leave; and margins curve otherwise than losses."""
     task = LogisticDigits(num_train=60, num_queries=20)
     model = task.train_base(init_seed=0, order_seed=0, device=torch.device("cpu"))
-    problem = a_problem(task, model, task.train_data, task.query_data, tmp_path)
+    problem = problem_of(task, tmp_path, model)
     slopes = output_slope(task.losses(model, task.query_data, problem.device), "margin")[:, None]
     near, far = (load_method("bif_gaussian", draws=200, rise=rise) for rise in (1e-7, 1.0))
     for method, close in ((near, True), (far, False)):

@@ -99,7 +99,7 @@ def test_a_tasks_traceback_is_printed_where_it_is_asked_for(tmp_path: Path, caps
     (tmp_path / "lazy.py").write_text(
         '"""Trains nothing."""\nfrom dataclasses import dataclass\nfrom retrain.tasks.digits import Digits\n\n'
         "@dataclass(frozen=True, kw_only=True)\nclass Lazy(Digits):\n"
-        '    def _train(self, *arguments):\n        raise KeyError("no training")\n'
+        '    def train(self, *arguments, **seeds):\n        raise KeyError("no training")\n'
     )
     words = ["--task", str(tmp_path / "lazy.py"), *PLACE, "--alpha", "0.5", "--cache", str(tmp_path / "cache")]
     words += ["--cluster", "inline", "--methods", "random", "--out", str(tmp_path / "runs")]
@@ -110,4 +110,4 @@ def test_a_tasks_traceback_is_printed_where_it_is_asked_for(tmp_path: Path, caps
     assert lds_main([*words, "--traceback"]) == 1
     said = capsys.readouterr().err
     assert said.count("Traceback (most recent call last)") == 1
-    assert 'lazy.py", line 8, in _train' in said
+    assert 'lazy.py", line 8, in train' in said

@@ -2,18 +2,20 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from baselines.method import Retrained
+from baselines.method import Problem, Retrained
 from retrain import subsets
 from retrain.examples import Examples, Indices
 from retrain.losses import SquaredError
 from retrain.replays.replay import Replay, TrainingState
 from retrain.task import Task
+from tests.helpers.problems import CPU, problem_of
 
 RIDGE = 1e-3
 
@@ -65,11 +67,10 @@ class Planted(Task):
     def exact_inclusion_effect(self) -> np.ndarray:
         """(queries, train): each query's loss with all examples minus its loss without example i."""
         everything = np.arange(self.num_train)
-        device = torch.device("cpu")
 
         def losses(indices: np.ndarray) -> np.ndarray:
-            model = self.train(indices, init_seed=0, order_seed=0, device=device)
-            return self.losses(model, self.query_data, device).double().numpy()
+            model = self.train(indices, init_seed=0, order_seed=0, device=CPU)
+            return self.losses(model, self.query_data, CPU).double().numpy()
 
         full = losses(everything)
         return np.stack([full - losses(np.delete(everything, i)) for i in everything], axis=1)
@@ -80,9 +81,8 @@ class Planted(Task):
     def retrained(self, indices: np.ndarray, num_subsets: int, alpha: float = 0.8) -> Retrained:
         """Of subsets of the whole training set, whatever the order it is attributed in."""
         masks = subsets.masks(0, num_subsets, alpha, self.num_train, stream="learn")
-        device = torch.device("cpu")
-        models = [self.train(np.flatnonzero(kept), init_seed=0, order_seed=0, device=device) for kept in masks]
-        losses = torch.stack([self.losses(model, self.query_data, device) for model in models])
+        models = [self.train(np.flatnonzero(kept), init_seed=0, order_seed=0, device=CPU) for kept in masks]
+        losses = torch.stack([self.losses(model, self.query_data, CPU) for model in models])
         return Retrained(masks[:, indices], losses.numpy())
 
 
@@ -90,7 +90,7 @@ class PlantedReplay(Replay):
     """The whole fit as one step: ridge regression with a weight for every example, in closed form."""
 
     num_steps = 1
-    device = torch.device("cpu")
+    device = CPU
 
     def __init__(self, task: Planted, indices: Indices):
         self.task, self.data = task, task.train_data.select(indices)
@@ -114,3 +114,12 @@ class PlantedReplay(Replay):
         hessian = weighted.T @ inputs + RIDGE * torch.eye(inputs.shape[1], dtype=torch.float64)
         solution = torch.linalg.solve(hessian, weighted.T @ self.data.targets.double()).float()
         return {"parameter/weight": solution[:-1][None], "parameter/bias": solution[-1:]}
+
+
+def make_problem(task: Planted, folder: Path, indices: np.ndarray | None = None, seed: int = 3) -> Problem:
+    """With further checkpoints, all of them the one, and with retrained models to learn from."""
+    return problem_of(
+        task, folder, chosen=indices, seed=seed,
+        checkpoint=lambda _: task.train_base(init_seed=0, order_seed=0, device=CPU),
+        retrained=lambda: task.retrained(np.arange(task.num_train) if indices is None else indices, 800),
+    )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from retrain.errors import UsageError
 from retrain.models import pretrained
 from retrain.models.pretrained import load_language_model, load_tokenizer
+from tests.helpers.problems import refused
 from tests.helpers.tiny_language import save_both
 
 CLASSES = {
@@ -36,15 +37,6 @@ def edit(file: Path, **content: object) -> None:
     file.write_text(json.dumps({**before, **content}))
 
 
-def refused(function, *said: str) -> None:
-    with pytest.raises(UsageError) as error:
-        function()
-    text = str(error.value)
-    assert "\n" not in text
-    for part in said:
-        assert part in text
-
-
 def hostile(folder: Path, kind: str) -> str:
     """Makes the folder so; returns which of its files says it."""
     own: dict[str, object] = {"auto_map": CLASSES}
@@ -64,18 +56,13 @@ def test_python_of_its_own_is_refused(folder: Path, kind: str, monkeypatch: pyte
     file = hostile(folder, kind)
     for load in (load_language_model, load_tokenizer):
         monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
-        refused(
-            lambda load=load: load(str(folder)), "auto_map", file, "expected a model that transformers itself knows"
-        )
+        refused(lambda load=load: load(str(folder)), "auto_map", file, "expected a model that transformers itself")
     assert not (folder.parent / "marker").exists()
 
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"_attn_implementation": "owner/kernel"},
-        {"text_config": {"_experts_implementation": "owner/kernel"}},
-    ],
+    [{"_attn_implementation": "owner/kernel"}, {"text_config": {"_experts_implementation": "owner/kernel"}}],
     ids=str,
 )
 def test_a_kernel_of_the_hub_is_refused(folder: Path, fields: dict, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +71,6 @@ def test_a_kernel_of_the_hub_is_refused(folder: Path, fields: dict, monkeypatch:
     refused(lambda: load_language_model(str(folder)), "implementation", "config.json")
     edit(folder / "config.json", **dict.fromkeys(fields))
     pretrained.model_folder(str(folder))
-
-
-INDICES: dict[str, object] = {
-    "a map of numbers": {"weight_map": {"a": 1}},
-    "a file outside": {"weight_map": {"a": "../../etc/passwd"}},
-}
 
 
 @pytest.mark.parametrize("kind", ["model", "tokenizer"])

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from bench import cli as lds
-from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.models import lm_training, pretrained
 from retrain.models.causal_lm import CausalLM
@@ -22,9 +21,8 @@ from retrain.tasks import load_task
 from retrain.tasks.language import Pythia14M
 from retrain.units import task_from, task_specification
 from tests.helpers.made_up import language_folder
+from tests.helpers.problems import CPU, refused
 from tests.helpers.tiny_language import save_model, save_tokenizer, write_text
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -194,11 +192,6 @@ def test_a_capture_that_fails_leaves_training_as_it_was(task, monkeypatch, capsy
     assert capsys.readouterr().err.count("CUDA graphs are off, training goes on without: no graphs here\n") == 1
 
 
-def test_examples_that_are_not_there_are_refused(task) -> None:
-    with pytest.raises(ValueError, match="from 0 to 19"):
-        task.train([20], init_seed=1, order_seed=1, device=CPU)
-
-
 def test_a_model_with_dropout_is_finetuned_without(task) -> None:
     """Its noise comes from the global generator, so that the same seed would give another model each time."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -229,6 +222,8 @@ def test_sequences_are_wrapped_and_measured(task) -> None:
     torch.testing.assert_close(task.losses(model, task.query_data, CPU), task.loss(model, batch).mean(1))
     untrained = task.losses(task.build_model(0), task.train_data, CPU).mean()
     assert task.losses(model, task.train_data, CPU).mean() < untrained
+    with pytest.raises(ValueError, match="from 0 to 19"):
+        task.train([20], init_seed=1, order_seed=1, device=CPU)
 
 
 def test_no_document_is_in_both_parts(folder, tmp_path) -> None:
@@ -301,31 +296,15 @@ def test_the_lds_command_takes_model_and_texts(folder, tmp_path, capsys) -> None
 # ---- bad input: each one line ----
 
 
-def refused(call, *parts: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message
-
-
-def test_a_tokenizer_that_does_not_fit_the_vocabulary(folder, tmp_path) -> None:
+def test_texts_and_tokenizers_that_do_not_do(folder, tmp_path) -> None:
     save_model(tmp_path)
     save_tokenizer(tmp_path, extra=20)
     refused(lambda: make(folder, model=str(tmp_path)).train_data, "71 tokens", "only 64", "was trained with")
-
-
-def test_texts_that_do_not_do(folder, tmp_path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     refused(lambda: make(folder, text=str(tmp_path / "empty.jsonl")).train_data, "has no documents")
     write_text(tmp_path / "short.jsonl", 1, words=5)
     refused(lambda: make(folder, text=str(tmp_path / "short.jsonl")).train_data, "0 sequences of 16, and 20 are wanted")
-    refused(
-        lambda: make(folder, num_train=500).train_data,
-        "the training text has",
-        "52 sequences of 16, and 500 are wanted",
-    )
+    refused(lambda: make(folder, num_train=500).train_data, "the training text has", "52 sequences of 16, and 500")
     refused(lambda: make(folder, num_queries=500).train_data, "left for queries has", "500 are wanted")
     refused(lambda: make(folder, eval_text=str(tmp_path / "no.jsonl")).train_data, "there is no text file")
     refused(lambda: make(folder, text="", eval_text=str(folder / "eval.jsonl")).train_data, "pass --text")

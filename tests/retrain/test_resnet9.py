@@ -92,8 +92,8 @@ def test_whitening_of_flat_images_is_finite_and_bad_input_is_refused():
         whitening_weight(torch.full((2, 1, 4, 4), float("nan")))
     with pytest.raises(ValueError, match="fits"):
         digits_model().set_whitening(torch.zeros(24, 3, 2, 2))
-    with pytest.raises(ValueError, match="whitening_channels is 9"):
-        ResNet9(in_channels=1, whitening_channels=9)
+    with pytest.raises(ValueError, match="image_size is 3; expected at least 4"):
+        ResNet9(image_size=3)
 
 
 def test_per_example_gradients_under_vmap_equal_a_loop():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from retrain.models import resnet9_training
 from retrain.models.resnet9 import ResNet9
-from retrain.models.resnet9_training import Engine, Recipe, TrainingImages
+from retrain.models.resnet9_training import Engine, FusedStep, Recipe, TrainingImages, augmentation_plan
 from tests.retrain.test_resnet9 import as_after_training, relative_error, seeded
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -94,9 +94,7 @@ def images_and_plan(dtype: torch.dtype, batch: int, channels: int = 3, size: int
     images = torch.randn(30, channels, size, size, generator=seeded(0))
     data = TrainingImages(images, torch.arange(30) % 10, 2, DEVICE, "float32")
     data.images, data.dtype = data.images.to(dtype), dtype
-    planner = Engine.__new__(Engine)
-    planner.recipe = Recipe()
-    plan = Engine._plan(planner, np.arange(batch) % 30, 1, np.random.default_rng(0))[0]
+    plan = augmentation_plan(Recipe(), np.arange(batch) % 30, 1, np.random.default_rng(0))[0]
     return data, torch.from_numpy(plan).to(DEVICE)
 
 
@@ -175,7 +173,7 @@ def engines(dtype: str, fused: tuple[bool, ...], widths=(8, 20, 16), size: int =
         model = ResNet9(image_size=size, widths=widths, generator=seeded(1))
         made.append(Engine(model, data, Recipe(batch_size=10 if INTERPRETED else 30), capture=False, fused=one))
         if one and made[-1].fused_step is None:  # on the CPU, or in float32
-            made[-1].fused_step = made[-1]._new_fused_step()
+            made[-1].fused_step = FusedStep(made[-1])
     return made
 
 
