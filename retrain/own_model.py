@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from retrain.errors import UsageError, error_line
 from retrain.examples import Columns, Examples
 from retrain.losses import CrossEntropy, Loss, SquaredError
-from retrain.models.huggingface import is_transformer, next_tokens, wrapped
+from retrain.models.causal_lm import next_tokens
+from retrain.models.huggingface import is_transformer, wrapped
 from retrain.models.weights import load_state, refuse_labels
 from retrain.task import Task
 

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retrain.examples import Examples
+from retrain.losses import IGNORED
 from retrain.models.fused_cross_entropy import linear_cross_entropy
 
 LANGUAGE_PRECISIONS = {"bfloat16": torch.bfloat16, "tf32": torch.float32, "float32": torch.float32}
@@ -96,6 +98,19 @@ class CausalLM(nn.Module):
             found = self.head(self.hidden_states(tokens)).float()
             scale = float(expected.abs().max()) + 1e-6
             self.has_plain_head = bool((expected - found).abs().max() <= 0.05 * scale)
+
+
+def next_tokens(ids: Tensor, mask: Tensor | None = None, groups: Tensor | None = None) -> Examples:
+    """Sequences (n, tokens), padded on the right, as a causal language model learns them: each token from those before.
+
+    Targets of padding do not count. No mask is needed: what is to the right is not seen.
+    """
+    targets = ids[:, 1:].clone()
+    if mask is not None:
+        if (mask[:, 1:] > mask[:, :-1]).any():
+            raise ValueError('sequences are padded on the left; set tokenizer.padding_side = "right"')
+        targets[mask[:, 1:] == 0] = IGNORED
+    return Examples(ids[:, :-1].contiguous(), targets.contiguous(), groups)
 
 
 SAMPLED_LOGITS = 2**28  # held at once in float32, with as many probabilities

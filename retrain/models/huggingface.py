@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from retrain.examples import Columns, Examples
-from retrain.losses import IGNORED
+from retrain.examples import Columns
 from retrain.models.causal_lm import CausalLM
 
 
@@ -75,19 +74,6 @@ def wrapped(model: nn.Module) -> nn.Module:
     if hasattr(model, "set_attn_implementation"):  # methods take gradients example by example, which this one allows
         model.set_attn_implementation("eager")  # type: ignore[operator]
     return Logits(model)
-
-
-def next_tokens(ids: Tensor, mask: Tensor | None = None, groups: Tensor | None = None) -> Examples:
-    """Sequences (n, tokens), padded on the right, as a causal language model learns them: each token from those before.
-
-    Targets of padding do not count. No mask is needed: what is to the right is not seen.
-    """
-    targets = ids[:, 1:].clone()
-    if mask is not None:
-        if (mask[:, 1:] > mask[:, :-1]).any():
-            raise ValueError('sequences are padded on the left; set tokenizer.padding_side = "right"')
-        targets[mask[:, 1:] == 0] = IGNORED
-    return Examples(ids[:, :-1].contiguous(), targets.contiguous(), groups)
 
 
 def tokenized(tokenizer: Any, texts: list[str], length: int | None = None) -> dict[str, torch.Tensor]:

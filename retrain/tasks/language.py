@@ -40,8 +40,7 @@ from retrain.data.text import Document, Wrapped, read_documents, tokenized, wrap
 from retrain.errors import UsageError
 from retrain.examples import Batch, Examples, Indices, positions
 from retrain.losses import IGNORED
-from retrain.models.causal_lm import LANGUAGE_PRECISIONS, CausalLM, language_dtype
-from retrain.models.huggingface import next_tokens
+from retrain.models.causal_lm import LANGUAGE_PRECISIONS, CausalLM, language_dtype, next_tokens
 from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.models.pretrained import (
     check_vocabulary,

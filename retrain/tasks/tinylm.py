@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from retrain.backends import without_onednn
 from retrain.examples import Batch, Examples, Indices
-from retrain.models.causal_lm import CausalLM, language_dtype
-from retrain.models.huggingface import next_tokens
+from retrain.models.causal_lm import CausalLM, language_dtype, next_tokens
 from retrain.models.lm_training import Finetuner, Finetuning, batches
 from retrain.task import Task
 
