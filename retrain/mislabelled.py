@@ -10,7 +10,7 @@ the settings they have there; every key holds the labels that were used.
 import hashlib
 import json
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -85,10 +85,11 @@ class Mislabelled(Task):
     @cached_property
     def inside(self) -> Task:
         """A task of its own with these labels; the clean one stays as it is."""
-        kind, options = type(self.clean), {f.name: getattr(self.clean, f.name) for f in fields(self.clean)}
-        if hasattr(self.clean, "cifar10"):  # which trains on the labels of the official order
-            return _relabelled_cifar10()(**options).with_labels(self.targets)
-        made = kind(**options)
+        made: Any = type(self.clean)(**{f.name: getattr(self.clean, f.name) for f in fields(self.clean)})
+        if hasattr(made, "cifar10"):  # which trains on the labels of the official order; warm-up images keep theirs
+            labels = made.cifar10.train_labels.clone()
+            labels[torch.from_numpy(made.train_indices)] = self.targets
+            made.__dict__["cifar10"] = replace(made.cifar10, train_labels=labels)
         # What was loaded is used: a file may have been edited since.
         made.__dict__["train_data"] = Examples(self.clean.train_data.inputs, self.targets)
         made.__dict__["query_data"] = self.clean.query_data
@@ -135,26 +136,3 @@ class Mislabelled(Task):
     def config(self) -> dict[str, Any]:
         wrong = {"of": plugin_reference(type(self.clean)), "share": self.share, "flip_seed": self.flip_seed}
         return {**self.clean.config, "source": self.source, "data": self.data_fingerprint, "mislabelled": wrong}
-
-
-@lru_cache(maxsize=1)
-def _relabelled_cifar10() -> Any:
-    from retrain.data.cifar10 import CIFAR10
-    from retrain.tasks.cifar10 import Cifar10
-
-    class RelabelledCifar10(Cifar10):
-        """CIFAR-10 with other training labels; warm-up images keep theirs."""
-
-        def with_labels(self, targets: Tensor) -> "RelabelledCifar10":
-            data = super().cifar10
-            labels = data.train_labels.clone()
-            labels[torch.from_numpy(self.train_indices)] = targets
-            self.__dict__["_relabelled"] = replace(data, train_labels=labels)
-            self.__dict__.pop("train_data", None)
-            return self
-
-        @property
-        def cifar10(self) -> CIFAR10:
-            return self.__dict__.get("_relabelled") or super().cifar10
-
-    return RelabelledCifar10

@@ -79,13 +79,11 @@ class ResNet9Replay(Replay):
         summed: bool = False,
     ):
         self.device = torch.device(device)
-        self._initial = model
-        self.labels = labels.to(self.device)
-        self.steps = steps
+        self._initial, self.labels, self.steps = model, labels.to(self.device), steps
         self.num_steps, self.num_examples = len(steps), len(labels)
         self.momentum, self.label_smoothing, self.summed = momentum, label_smoothing, summed
         self.lookahead = any(step.lookahead is not None for step in steps)
-        self._training, self._norms = differentiable(self._new(model).train())
+        self._training, self._norms = differentiable(self.skeleton().train())
 
     def images(self, step: int) -> Tensor:
         """The step's batch as the network sees it: (batch, channels, size, size)."""
@@ -95,11 +93,8 @@ class ResNet9Replay(Replay):
         """(what of a parameter is added to its gradient, what its rate is multiplied by)."""
         raise NotImplementedError
 
-    def _new(self, model: ResNet9) -> nn.Module:
-        return copy.deepcopy(model).to(self.device)
-
     def skeleton(self) -> nn.Module:
-        return self._new(self._initial).eval()
+        return copy.deepcopy(self._initial).to(self.device).eval()
 
     def start(self) -> TrainingState:
         state = initial_state(self._initial, self.device, [MOMENTUM])

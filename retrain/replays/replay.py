@@ -12,6 +12,7 @@ stays: the only difference between two such runs is the data. In between, both d
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -72,13 +73,12 @@ class Replay(ABC):
 
     def outputs(self, state: TrainingState, inputs: Any) -> Tensor:
         """Of the model in eval mode, differentiable in the state."""
-        return torch.func.functional_call(self._evaluated(), self.weights_of(state), (inputs,))
+        return torch.func.functional_call(self._evaluated, self.weights_of(state), (inputs,))
 
+    @cached_property
     def _evaluated(self) -> nn.Module:
-        if not hasattr(self, "_kept_skeleton"):
-            # torch's own BatchNorm is not differentiable in its statistics.
-            self._kept_skeleton = differentiable(self.skeleton())[0].to(self.device).eval()
-        return self._kept_skeleton
+        """torch's own BatchNorm is not differentiable in its statistics."""
+        return differentiable(self.skeleton())[0].to(self.device).eval()
 
 
 def steps_of(

@@ -149,7 +149,7 @@ class Cifar10(Task):
 
     # ---- data ----
 
-    @property
+    @cached_property
     def cifar10(self) -> CIFAR10:
         """The official images; loaded once a process, whatever the number of tasks."""
         expected = FINGERPRINT if self.check_fingerprint else None
