@@ -161,13 +161,6 @@ def autoregressive(coefficient: float, chains: int = 4, draws: int = 4000) -> np
     return values[:, 200:]
 
 
-@pytest.mark.parametrize("coefficient", [0.0, 0.5, 0.9])
-def test_effective_sample_size_of_an_autoregression(coefficient: float) -> None:
-    values = autoregressive(coefficient)
-    expected = values.size * (1 - coefficient) / (1 + coefficient)
-    assert 0.75 < effective_sample_size(values) / expected < 1.3
-
-
 def test_rhat_sees_chains_that_disagree_and_chains_that_drift() -> None:
     values = autoregressive(0.0)
     assert split_rhat(values) < 1.01

@@ -30,6 +30,11 @@ def planted(num_subsets: int, noise: float = 3.0, stream: str = "learn") -> tupl
     return kept, (4.0 + kept @ weights.T + noise * chance).astype(np.float32), weights
 
 
+def guess(weights: np.ndarray, noise: float) -> torch.Tensor:
+    """A prior: the weights and noise."""
+    return torch.from_numpy(weights + noise * np.random.default_rng(2).normal(size=weights.shape)).float()
+
+
 def agreement(found: torch.Tensor, weights: np.ndarray) -> float:
     """Mean over queries of the correlation with what the planted weights predict for other subsets."""
     kept = draw(1, 300, 0.5, EXAMPLES, stream="report").astype(float)
@@ -84,10 +89,7 @@ class TestRegression:
     @pytest.mark.parametrize("num_subsets", [40, 100, 400])
     def test_a_right_prior_helps_and_a_wrong_one_hurts_little(self, num_subsets: int) -> None:
         kept, losses, weights = planted(num_subsets)
-        generator = np.random.default_rng(2)
-        noise = generator.normal(size=weights.shape)
-        right = torch.from_numpy(weights + 3 * noise).float()
-        wrong = torch.from_numpy(noise).float()
+        right, wrong = guess(weights, 3.0), guess(0 * weights, 1.0)
         alone = agreement(regress(kept, losses, device=CPU).weights, weights)
         helped, hurt = (agreement(regress(kept, losses, {"p": p}, device=CPU).weights, weights) for p in (right, wrong))
         assert helped > alone + (0.05 if num_subsets <= 100 else 0.0)
@@ -96,7 +98,7 @@ class TestRegression:
 
     def test_a_prior_of_the_other_sign_or_another_unit_is_the_same_prior(self) -> None:
         kept, losses, weights = planted(80)
-        prior = torch.from_numpy(weights + np.random.default_rng(2).normal(size=weights.shape)).float()
+        prior = guess(weights, 1.0)
         made = [regress(kept, losses, {"p": scale * prior}, device=CPU).weights for scale in (1.0, 1e-6, -1e4)]
         for other in made[1:]:
             torch.testing.assert_close(other, made[0], rtol=1e-3, atol=1e-3)
@@ -104,7 +106,7 @@ class TestRegression:
     def test_both_ways_round_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """m x m, or n x n where there are more subsets than examples."""
         kept, losses, weights = planted(200)
-        prior = torch.from_numpy(weights + np.random.default_rng(2).normal(size=weights.shape)).float()
+        prior = guess(weights, 1.0)
         one = regress(kept, losses, {"p": prior}, device=CPU)
         monkeypatch.setattr(
             "baselines.support.subset_data.SubsetData.spectrum",
@@ -136,7 +138,7 @@ class TestRegression:
     @pytest.mark.parametrize("num_subsets", [40, 400])
     def test_a_given_covariance_is_used_where_it_is_likelier(self, num_subsets: int) -> None:
         kept, losses, weights = planted(num_subsets)
-        prior = torch.from_numpy(weights + 6 * np.random.default_rng(2).normal(size=weights.shape)).float()
+        prior = guess(weights, 6.0)
         own = torch.from_numpy(weights.T @ weights)
         alone, given, both = (
             regress(kept, losses, {"p": prior}, covariances, device=CPU)

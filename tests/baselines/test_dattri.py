@@ -18,7 +18,7 @@ from retrain.losses import CrossEntropy
 from retrain.tasks import load_task
 from tests.baselines.test_kfac import classification
 from tests.helpers.planted import Planted, make_problem
-from tests.helpers.problems import correlation, problem_of, run
+from tests.helpers.problems import correlation, gradients_by_hand, problem_of, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("dattri") is None, reason="pip install dattri")
 
@@ -119,13 +119,7 @@ def test_tracin_follows_the_training_and_shares_nothing(language: Problem) -> No
     def gradients(weights, examples):
         model = language.task.build_model(0)
         model.load_state_dict(weights)
-        rows = []
-        for row in range(len(examples)):
-            loss = language.task.example_loss(
-                model, tuple(p[row : row + 1] for p in (examples.inputs, examples.targets))
-            )
-            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss.sum(), list(model.parameters()))]))
-        return torch.stack(rows)
+        return gradients_by_hand(model, examples, lambda *batch: language.task.example_loss(model, batch).sum())
 
     expected = sum(
         -one.rate * gradients(one.weights, language.queries) @ gradients(one.weights, language.attributed).T
@@ -139,23 +133,18 @@ def test_tracin_follows_the_training_and_shares_nothing(language: Problem) -> No
 
 def test_datainf_is_the_mean_of_single_inverses(language: Problem) -> None:
     found = load_method("datainf", damping=0.3).score(language, None).scores
-    names = [name for name, _ in language.model.named_parameters()]
-    rows = {}
-    for kind in ("train", "queries"):
-        examples = getattr(language, kind)
-        losses = [
-            language.task.example_loss(language.model, (examples.inputs[k : k + 1], examples.targets[k : k + 1])).sum()
-            for k in range(len(examples))
-        ]
-        rows[kind] = [torch.autograd.grad(loss, list(language.model.parameters())) for loss in losses]
-    layers = {}
-    for place, name in enumerate(names):
-        layers.setdefault(name.rpartition(".")[0], []).append(place)
+    layers: dict[str, list[str]] = {}
+    for name, _ in language.model.named_parameters():
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+
+    def loss(*batch) -> torch.Tensor:
+        return language.task.example_loss(language.model, batch).sum()
+
     expected = torch.zeros(len(language.queries), 3)
-    for places in layers.values():
+    for names in layers.values():
         train, queries = (
-            torch.stack([torch.cat([g[p].flatten() for p in places]) for g in rows[kind]]).double()
-            for kind in ("train", "queries")
+            gradients_by_hand(language.model, examples, loss, names).double()
+            for examples in (language.train, language.queries)
         )
         inverses = [torch.linalg.inv(torch.outer(g, g) + 0.3 * torch.eye(len(g))) for g in train]
         expected -= (queries @ torch.stack(inverses).mean(0) @ train[[7, 1, 3]].T).float()

@@ -16,7 +16,7 @@ from retrain.models import causal_lm
 from retrain.models.causal_lm import CausalLM, sample_tokens
 from retrain.tasks import load_task
 from retrain.tasks.language import Pythia14M
-from tests.helpers.problems import CPU, problem_of
+from tests.helpers.problems import CPU, gradients_by_hand, problem_of
 from tests.helpers.tiny_language import save_both, write_text
 
 NUM_TRAIN, NUM_QUERIES = 150, 6
@@ -43,15 +43,12 @@ def problem(task: Pythia14M, model: CausalLM, scratch: Path, num_train: int = NU
 
 
 def by_hand(model: CausalLM, examples, function, names: list[str]) -> torch.Tensor:
-    """(examples, d): each sequence's gradient of the mean over its tokens, one after another."""
-    rows = []
-    for inputs, targets in examples.batches(1):
-        logits = model.transformer(input_ids=inputs, use_cache=False).logits
-        value = function(logits, targets).mean()
-        rows.append(
-            torch.cat([g.flatten() for g in torch.autograd.grad(value, [model.get_parameter(n) for n in names])])
-        )
-    return torch.stack(rows)
+    """(examples, d): each sequence's gradient of the mean over its tokens, from the logits of transformers."""
+
+    def value(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return function(model.transformer(input_ids=inputs, use_cache=False).logits, targets).mean()
+
+    return gradients_by_hand(model, examples, value, names)
 
 
 def margins(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -11,11 +11,11 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from baselines.method import Attribution, Problem, load_method
-from baselines.support.gradients import PerExampleGradients, trainable_parameters
+from baselines.support.gradients import PerExampleGradients
 from retrain.examples import Columns, Examples, Indices
 from retrain.losses import IGNORED, CrossEntropy, keep_ignored, mean_over_tokens
 from retrain.task import Task
-from tests.helpers.problems import CPU, problem_of, run
+from tests.helpers.problems import CPU, gradients_by_hand, problem_of, run
 from tests.helpers.tiny_language import sentences, tiny_bert
 
 
@@ -62,13 +62,7 @@ def score(name: str, problem: Problem, **options: Any) -> Attribution:
 
 
 def by_hand(model: nn.Module, examples: Examples) -> torch.Tensor:
-    rows = []
-    for inputs, targets in examples.batches(1):
-        loss = CrossEntropy().per_example(model(inputs), targets).sum()
-        found = torch.autograd.grad(loss, list(trainable_parameters(model).values()), allow_unused=True)
-        parameters = trainable_parameters(model).values()
-        rows.append(torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found)]))
-    return torch.stack(rows)
+    return gradients_by_hand(model, examples, lambda inputs, y: CrossEntropy().per_example(model(inputs), y).sum())
 
 
 def test_gradsim_is_the_inner_product_of_its_gradients(task: Sentences, model: nn.Module, scratch: Path) -> None:

@@ -60,3 +60,19 @@ def refused(call: Callable[[], object], *parts: str) -> None:
     assert "\n" not in message
     for part in parts:
         assert part in message
+
+
+def gradients_by_hand(
+    model: nn.Module,
+    examples: Examples,
+    value: Callable[[Any, torch.Tensor], torch.Tensor],
+    names: list[str] | None = None,
+) -> torch.Tensor:
+    """(examples, d): each example's gradient of value(inputs, targets), one after another, in the named parameters."""
+    names = [name for name, p in model.named_parameters() if p.requires_grad] if names is None else names
+    parameters = [model.get_parameter(name) for name in names]
+    rows = []
+    for batch in examples.batches(1):
+        found = torch.autograd.grad(value(*batch), parameters, materialize_grads=True, allow_unused=True)
+        rows.append(torch.cat([gradient.flatten() for gradient in found]))
+    return torch.stack(rows)
