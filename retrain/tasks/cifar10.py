@@ -208,27 +208,21 @@ class Cifar10(Task):
         return model
 
     def train(self, indices: Indices, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
-        return self._trained(self._engine(device), indices, init_seed, order_seed).model_copy()
-
-    def _trained(self, engine: Engine, indices: Indices, init_seed: int, order_seed: int) -> Engine:
-        if self.protocol == "scratch":
-            return self._trained_from_scratch(engine, indices, init_seed, order_seed)
-        engine.load(self._start(init_seed, engine, warmed=True))
-        schedule = falling if self.epoch_rate == "falling" else constant
-        engine.run(self._official(indices), 1, schedule, np.random.default_rng([_ORDER_STREAM, order_seed]))
-        return engine
+        return self._trained(self._engine(device), indices, init_seed, order_seed, self.protocol).model_copy()
 
     def train_base(self, *, init_seed: int, order_seed: int, device: torch.device) -> nn.Module:
         """8 epochs on all n images, under either protocol: both are compared with the same checkpoint."""
         everything = np.arange(len(self.train_indices))
-        return self._trained_from_scratch(self._engine(device), everything, init_seed, order_seed).model_copy()
+        return self._trained(self._engine(device), everything, init_seed, order_seed, "scratch").model_copy()
 
-    def _trained_from_scratch(self, engine: Engine, indices: Indices, init_seed: int, order_seed: int) -> Engine:
-        chosen = self._official(indices)
-        engine.load(self._start(init_seed, engine, warmed=False))
-        num_steps = engine.num_steps(len(chosen), self.epochs)
-        rng = np.random.default_rng([_ORDER_STREAM, order_seed])
-        engine.run(chosen, self.epochs, triangle, rng, lookahead=0 < self.lookahead_from <= num_steps)
+    def _trained(self, engine: Engine, indices: Indices, init_seed: int, order_seed: int, protocol: str) -> Engine:
+        chosen, rng = self._official(indices), np.random.default_rng([_ORDER_STREAM, order_seed])
+        engine.load(self._start(init_seed, engine, warmed=protocol == "paper"))
+        if protocol == "paper":
+            engine.run(chosen, 1, falling if self.epoch_rate == "falling" else constant, rng)
+        else:
+            lookahead = 0 < self.lookahead_from <= engine.num_steps(len(chosen), self.epochs)
+            engine.run(chosen, self.epochs, triangle, rng, lookahead=lookahead)
         return engine
 
     def plain(self) -> "Cifar10":
@@ -244,7 +238,8 @@ class Cifar10(Task):
             return super().retrained_losses(indices, init_seed=init_seed, order_seed=order_seed, device=device)
 
         def work(engine: Engine) -> Tensor:
-            return self._query_losses(self._trained(engine, indices, init_seed, order_seed)).now().float()
+            trained = self._trained(engine, indices, init_seed, order_seed, self.protocol)
+            return self._query_losses(trained).now().float()
 
         return self._shared(device).result_of(work)
 
