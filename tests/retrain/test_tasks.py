@@ -107,7 +107,6 @@ QUICK = {
     "arnoldi": {"iterations": 4, "damping": 10.0},
     "if_cg": {"iterations": 1, "damping": 10.0},
     "astra": {"iterations": 2},
-    "ekfac_cg": {"iterations": 2},
     "bif_gaussian": {"draws": 4},
     "daunce": {"models": 2},
 }
