@@ -1,4 +1,4 @@
-"""bif_cv: the local BIF with a control variate: exact where the prior alone decides, sampled where the loss does.
+"""bif_cv: the local BIF with a control variate, exact where the prior alone decides.
 
 `baselines/bif/method.py` explains the shadow chain. The linear part is that of `bif`, and exact: GradSim, whose own
 score stands beside this one's as the exact part. A few hundred draws do what thousands do without it as long as n_beta

@@ -1,4 +1,4 @@
-"""bif_devinterp: the same local BIF, sampled and summed by devinterp 2.0.1 (Timaeus), to hold ours against.
+"""bif_devinterp: the same local BIF, sampled and summed by devinterp 2.0.1 (Timaeus).
 
     pip install "devinterp==2.0.1"                  # optional: without it the method is skipped, with this line
     python -m bench.lds --task tinylm --alpha 0.5 --methods bif bif_devinterp --set bif_devinterp.gamma=1e4

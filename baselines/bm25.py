@@ -1,4 +1,4 @@
-"""bm25: minus the Okapi BM25 relevance of a training text to the query's text, by rank-bm25; it never sees the model.
+"""bm25: minus a training text's BM25 relevance to the query's text, by rank-bm25; it never sees the model.
 
     pip install rank-bm25                  # optional: without it the method is skipped, with this line
 

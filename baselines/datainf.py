@@ -1,4 +1,4 @@
-"""datainf: influence with the mean of single examples' inverses in place of the inverse of their mean, by dattri.
+"""datainf: influence with the mean of single examples' inverses, not the inverse of their mean, by dattri.
 
     pip install dattri                     # optional: without it the method is skipped, with this line
 

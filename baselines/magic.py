@@ -1,4 +1,4 @@
-"""magic: the exact gradient of every query's loss in the weight of every training example, through the whole training.
+"""magic: the exact gradient of every query's loss in every training example's weight, through the whole training.
 
     python -m bench.lds --task digits --alpha 0.99 --initialisation replayed --methods magic ekfac --queries 20
 

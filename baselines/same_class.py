@@ -1,4 +1,4 @@
-"""same_class: minus one for every training example of the query's own class, 0 for all others; it never sees the model.
+"""same_class: minus one for training examples of the query's own class; it never sees the model.
 
 The control for whoever scores well on a classification: subsets that happen to hold more of a class predict that class
 better, and a method that knows the labels alone already has that much. What a method finds beyond its labels is its LDS

@@ -50,15 +50,15 @@ def test_a_method_is_verified_on_subsets_that_did_not_exist_before(tmp_path: Pat
 
 def test_there_is_a_bank_to_compete_on() -> None:
     assert {path.name.split("-")[0] for path in BANKS} >= {"digits", "tinylm", "cifar10"}
-    of_cifar10 = [path for folder in BANKS if folder.name.startswith("cifar10") for path in folder.iterdir()]
-    assert sum(path.stat().st_size for path in of_cifar10) < 12e6
+    kept = (ROOT / "results" / "bank").rglob("*")
+    assert sum(path.stat().st_size for path in kept if path.is_file()) < 15e6
 
 
 @pytest.mark.parametrize("folder", BANKS, ids=lambda path: path.name)
 def test_from_the_bank_alone_recorded_lds_come_out_again(folder: Path) -> None:
     """Equal to 1e-6 to what the bank recorded, and to the run in results/ of the same ground truth and settings.
 
-    Models retrained on a GPU on another day may differ in their last bits: the ceiling tells whether they are the same.
+    Models retrained elsewhere or on another day differ in their last bits, and the ceiling tells so: then LDS is alike.
     """
     truth = read_truth(folder)
     recorded = read_recorded(folder, truth.record["arrays_sha256"])
@@ -79,11 +79,11 @@ def test_from_the_bank_alone_recorded_lds_come_out_again(folder: Path) -> None:
         assert len(same), f"{label} is in the records of {task}"
         row = recorded.row(label, False)
         assert row is not None
-        if row["device"].startswith("NVIDIA"):
-            same = same[np.isclose(same["ceiling"], row["ceiling"], rtol=0.0, atol=1e-9)]
-            assert len(same) or truth.record["alpha"] == 0.5, "at alpha 0.1 the models are the record's own"
-        for value in same["lds"][:1]:
+        of_these_models = same[np.isclose(same["ceiling"], row["ceiling"], rtol=0.0, atol=1e-9)]
+        for value in of_these_models["lds"][:1]:
             assert value == pytest.approx(found[label, False], abs=1e-6), label
+        if not len(of_these_models):
+            assert (same["lds"] - found[label, False]).abs().min() < 0.01, label
 
 
 @pytest.fixture(scope="module")
