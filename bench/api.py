@@ -11,6 +11,7 @@ import pandas as pd
 from torch import nn
 
 from baselines.method import Attribution, Method, Problem, checked_answer
+from bench.arguments import check_device
 from bench.experiment import Execution, Experiment
 from bench.ground_truth import base_model
 from bench.inspect import Influential, influential
@@ -90,6 +91,9 @@ def scores(
     scale. `asked`: further fields of Experiment (alpha_attribution, query_split, task_options, options, settings).
     """
     execution = execution or Execution()
+    check_device(execution.device)
+    if isinstance(queries, str):
+        raise UsageError(f'queries is "{queries}"; expected a number of them, a list of indices, or None for all')
     if isinstance(task, Task):
         if asked:
             raise UsageError(f"{sorted(asked)[0]} is for tasks that are named; expected queries, normalised and seed")

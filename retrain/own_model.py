@@ -8,6 +8,7 @@ To judge methods, models must be retrained: that takes a task of its own with a 
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -95,6 +96,13 @@ class OwnModel(Task):
                 ) from error
             if losses.shape != (1,) or not torch.isfinite(losses).all():
                 raise UsageError(f"the loss of the first of {what} is {losses.tolist()}; expected one finite number")
+        for what, examples in (("train", self.train_data), ("queries", self.query_data)):
+            texts = self.given.texts[what]
+            if texts is not None and len(texts) != len(examples):
+                raise UsageError(f"{len(texts)} texts came for {len(examples)} {what}; expected one an example")
+        shape, inputs = self.given.image_shape, self.train_data.inputs
+        if shape and (isinstance(inputs, Columns) or math.prod(shape) != inputs[0].numel()):
+            raise UsageError(f"image_shape is {shape} and the first input {_shape(inputs[:1])}; expected its own shape")
 
     @property
     def name(self) -> str:
@@ -110,6 +118,8 @@ class OwnModel(Task):
         if self.given.language and isinstance(data, Mapping) and "labels" not in data:
             data = next_tokens(data["input_ids"], data.get("attention_mask"))
         found = Examples.of(data)
+        if not len(found):
+            raise UsageError(f"there are no {what}; expected at least one")
         if len(rows := found.targets.isnan().reshape(len(found), -1).any(1).nonzero()):
             raise UsageError(
                 f"the {what} have no label in row {int(rows[0])}, counted from 0; fill it in or drop the row"

@@ -302,9 +302,20 @@ def _shortened(text: str) -> str:
     return text if len(text) <= WORDS_SHOWN else f"{text[: WORDS_SHOWN - 1]}\u2026"
 
 
+def _data_of(task: Task) -> tuple[str, str]:
+    return task.train_data.fingerprint, task.query_data.fingerprint
+
+
 def influential(scores: Sequence[Any], k: int, queries: Sequence[int] | np.ndarray) -> Influential:
     """Of these `Scores` of one task: the k most helpful and most harmful examples of each query."""
     first, rows = scores[0], []
+    if k < 1:
+        raise UsageError(f"the top {k} examples were asked for; expected at least 1")
+    for one in scores[1:]:
+        if one.task is not first.task and _data_of(one.task) != _data_of(first.task):
+            raise UsageError(
+                f"{one.method} was asked about other data than {first.method}; expected scores of one task"
+            )
     for query in map(int, queries):
         for one in scores:
             places = np.flatnonzero(one.queries == query)

@@ -187,11 +187,12 @@ class ArrayScore:
         why = "losses or predictions that are not finite, or the same for all subsets"
         undefined = f", {self.num_undefined} of them undefined: {why}" if self.num_undefined else ""
         within = "" if self.within_groups is None else f"; within groups {self.within_groups.lds:.3f}"
+        flipped = "; is the sign flipped? Scores of helpful examples are negative" if self.ci_high < 0 else ""
         known = "unknown: it needs losses of two retrains a subset, (2, subsets, queries)"
         if self.ceiling is not None:
             known = f"{self.ceiling.ceiling:.3f} [{self.ceiling.ci_low:.3f}, {self.ceiling.ci_high:.3f}]"
         return (
-            f"LDS {self.lds:.3f}, 95 % interval [{self.ci_low:.3f}, {self.ci_high:.3f}]{within}\n"
+            f"LDS {self.lds:.3f}, 95 % interval [{self.ci_low:.3f}, {self.ci_high:.3f}]{within}{flipped}\n"
             f"{self.num_subsets} subsets, {self.num_queries} queries{undefined}\n"
             f"noise ceiling {known}"
         )

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from baselines.method import Attribution, Method, checked_answer
-from bench import Experiment, OwnModel, load_results, run, scores
+from bench import Execution, Experiment, OwnModel, load_results, run, scores
 from bench.cli import main
 from bench.rows import RunRows
 from bench.tables import show
@@ -227,6 +227,21 @@ MISTAKES: dict[str, Callable[[SimpleNamespace, Path], Any]] = {
     "a query that is not there": lambda d, _: scores(
         "gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y)), queries=[99]
     ),
+    "queries named by a word": lambda d, _: scores(
+        "gradsim",
+        OwnModel(d.model, (d.x, d.y), (d.x, d.y)),
+        queries="first",  # type: ignore[arg-type]
+    ),
+    "a device that is none": lambda d, _: scores(
+        "gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y)), execution=Execution(device="gpu")
+    ),
+    "the top none": lambda d, _: scores("gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y))).top(0),
+    "scores of other data beside": lambda d, _: scores("gradsim", OwnModel(d.model, (d.x, d.y), (d.x, d.y))).top(
+        1, beside=[scores("gradsim", OwnModel(d.model, (d.new_x, d.new_y), (d.x, d.y)))]
+    ),
+    "no queries": broken(queries=lambda d: (d.x[:0], d.y[:0])),
+    "fewer texts than examples": broken(texts=lambda d: ["one"]),
+    "pictures of another shape": broken(image_shape=lambda d: (1, 3, 3)),
     "labels from 1": broken(train=lambda d: (d.x, d.y + 1)),
     "query labels from 1": broken(queries=lambda d: (d.new_x, d.new_y + 1)),
     "labels as real numbers": broken(train=lambda d: (d.x, d.y.astype(float)), queries=lambda d: (d.x, d.y * 1.0)),
