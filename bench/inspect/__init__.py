@@ -38,44 +38,39 @@ RULE = (
     "Queries: one drawn at random from each of as many classes, drawn at random by the seed; the last two are those "
     "that the model is least sure of (highest entropy)."
 )
-SIDES = (("helpful", 1), ("harmful", -1))
+SIDES = {"helpful": 1, "harmful": -1}
 COLUMNS = ["query", "method", "side", "rank", "train", "score", "label", "text"]
-ChosenQuery = tuple[int, str]  # position of a query, why it is shown
 
 
 # ---- which queries ----
 
 
-def queries_by_rule(classes: np.ndarray, entropy: np.ndarray, count: int, seed: int) -> list[ChosenQuery]:
-    """`count` positions, in the order in which they are shown; all there are where they are fewer."""
+def queries_by_rule(classes: np.ndarray, entropy: np.ndarray, count: int, seed: int) -> dict[int, str]:
+    """`count` positions, in the order in which they are shown, with the reason; all there are where they are fewer."""
     generator = np.random.default_rng([seed, len(classes)])
     unsure = min(UNCERTAIN, max(0, count - 1))
     least_sure = [int(k) for k in np.argsort(-entropy, kind="stable")[:unsure]]
-    waiting = {
-        one: [int(k) for k in generator.permutation(np.flatnonzero(classes == one)) if k not in least_sure]
+    waiting = [
+        [int(k) for k in generator.permutation(np.flatnonzero(classes == one)) if k not in least_sure]
         for one in np.unique(classes)
-    }
-    order = generator.permutation(list(waiting))
-    drawn: list[int] = []
-    while len(drawn) < count - len(least_sure) and any(waiting.values()):
-        for one in order:
-            if waiting[one] and len(drawn) < count - len(least_sure):
-                drawn.append(waiting[one].pop(0))
-    return [(k, "drawn from its class") for k in drawn] + [(k, "least sure") for k in least_sure]
+    ]
+    order = [waiting[k] for k in generator.permutation(len(waiting))]
+    in_turn = [queue[turn] for turn in range(len(classes)) for queue in order if turn < len(queue)]
+    drawn = in_turn[: count - len(least_sure)]
+    return {**dict.fromkeys(drawn, "drawn from its class"), **dict.fromkeys(least_sure, "least sure")}
 
 
-def choose_queries(task: Task, model: Any, indices: np.ndarray, count: int, seed: int) -> list[ChosenQuery]:
-    """Positions in `indices`: all where they are few; of a classification task by RULE; otherwise the first."""
+def choose_queries(task: Task, model: Any, indices: np.ndarray, count: int, seed: int) -> dict[int, str]:
+    """Some of these indices with the reason: all where they are few; of a classification task by RULE; or the first."""
     if len(indices) <= count or not classifies(task):
-        return [(k, "") for k in range(min(count, len(indices)))]
+        return {int(index): "" for index in indices[:count]}
     examples = task.query_data.select(indices)
     device = next(model.parameters()).device
     with torch.no_grad():
-        logits = torch.cat(
-            [model(inputs.to(device)).float().cpu() for inputs, _ in examples.batches(task.eval_batch_size)]
-        )
-    entropy = torch.distributions.Categorical(logits=logits).entropy().numpy()
-    return queries_by_rule(examples.targets.numpy(), entropy, count, seed)
+        logits = [model(inputs.to(device)).float().cpu() for inputs, _ in examples.batches(task.eval_batch_size)]
+    entropy = torch.distributions.Categorical(logits=torch.cat(logits)).entropy().numpy()
+    chosen = queries_by_rule(examples.targets.numpy(), entropy, count, seed)
+    return {int(indices[k]): why for k, why in chosen.items()}
 
 
 # ---- an example as people read it ----
@@ -138,49 +133,33 @@ def _tokenizer(model: str) -> Any:
     return load_tokenizer(model, allow_download=False)
 
 
-class Sheet:
-    """Every image that is shown, once, as tiles of one picture."""
+class Pictures:
+    """Examples of a task of images, small enough to be shown side by side."""
 
     def __init__(self, task: Task):
         shape = task.image_shape()
         assert shape is not None
         self.channels, height, width = shape
         shrink = min(1.0, MAX_TILE / max(height, width))
-        self.tile = (round(height * shrink), round(width * shrink))
+        self.height, self.width = round(height * shrink), round(width * shrink)
         inputs = task.train_data.inputs[:2000].reshape(-1, *shape)
         # Whatever the normalisation was, the darkest and the brightest pixel of each channel undo it.
-        self.low, self.high = inputs.amin(dim=(0, 2, 3)).numpy(), inputs.amax(dim=(0, 2, 3)).numpy()
-        self.places: dict[tuple[int, int], int] = {}
-        self.tiles: list[np.ndarray] = []
+        self.low, self.high = (inputs.amin(dim=(0, 2, 3)).numpy(), inputs.amax(dim=(0, 2, 3)).numpy())
+        self.shape = shape
 
-    def add(self, examples: Examples, index: int) -> int:
-        key = (id(examples), index)
-        if key not in self.places:
-            pixels = examples.inputs[index].numpy().reshape(self.channels, -1)
-            scaled = (pixels - self.low[:, None]) / np.maximum(self.high - self.low, 1e-9)[:, None]
-            image = (scaled.clip(0, 1) * 255).round().astype(np.uint8)
-            image = image.reshape(self.channels, *examples.inputs[index].shape[-2:])
-            picture = Image.fromarray(image[0] if self.channels == 1 else image.transpose(1, 2, 0))
-            if picture.size != self.tile[::-1]:
-                picture = picture.resize(self.tile[::-1], Image.Resampling.BOX)
-            self.places[key] = len(self.tiles)
-            self.tiles.append(np.asarray(picture))
-        return self.places[key]
+    def of(self, examples: Examples, index: int) -> Image.Image:
+        pixels = examples.inputs[index].numpy().reshape(self.channels, -1)
+        scaled = (pixels - self.low[:, None]) / np.maximum(self.high - self.low, 1e-9)[:, None]
+        image = (scaled.clip(0, 1) * 255).round().astype(np.uint8).reshape(self.shape)
+        picture = Image.fromarray(image[0] if self.channels == 1 else image.transpose(1, 2, 0))
+        size = (self.width, self.height)
+        return picture if picture.size == size else picture.resize(size, Image.Resampling.BOX)
 
-    def data_uri(self, examples: Examples, index: int) -> str:
-        file = io.BytesIO()
-        Image.fromarray(self.tiles[self.add(examples, index)]).save(file, "PNG", optimize=True)
-        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
-    def picture(self) -> Any:
-        height, width = self.tile
-        across = min(TILES_ACROSS, len(self.tiles))
-        down = -(-len(self.tiles) // across)
-        canvas = np.zeros((down * height, across * width, *self.tiles[0].shape[2:]), dtype=np.uint8)
-        for k, tile in enumerate(self.tiles):
-            y, x = k // across * height, k % across * width
-            canvas[y : y + height, x : x + width] = tile
-        return Image.fromarray(canvas)
+def data_uri(picture: Image.Image) -> str:
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 # ---- what is shown ----
@@ -204,12 +183,9 @@ class Influential:
     def __str__(self) -> str:
         return self.text()
 
-    def of(self, query: int, side: str) -> list[list[dict[str, Any]]]:
-        """Rank by rank, each method's example."""
-        found = {
-            m: [r for r in self.rows if (r["query"], r["method"], r["side"]) == (query, m, side)] for m in self.methods
-        }
-        return [list(of_rank) for of_rank in zip(*found.values(), strict=True)]
+    def _of(self, query: int, method: str, side: str) -> list[dict[str, Any]]:
+        """The rows of a query, in the order of their ranks."""
+        return [row for row in self.rows if (row["query"], row["method"], row["side"]) == (query, method, side)]
 
     def text(self) -> str:
         """Tables for a terminal; examples' words are shown where there is one method."""
@@ -220,21 +196,19 @@ class Influential:
             examples = self.task.query_data
             words = [label_of(self.task, examples, query), _shortened(text_of(self.task, examples, query))]
             parts.append(f"\nquery {query}: {'; '.join(filter(None, words))}".rstrip(": "))
-            for side, _ in SIDES:
-                header = [side]
+            for side in SIDES:
+                columns: list[tuple[str, list[str]]] = []
                 for method in self.methods:
-                    header += ["train", "score" if alone else method, "label", *(["example"] if alone else [])]
-                lines = []
-                for rank, examples_of_rank in enumerate(self.of(query, side), 1):
-                    line = [str(rank)]
-                    for one in examples_of_rank:
-                        line += [str(one["train"]), f"{one['score']:.3g}", one["label"]]
-                        line += [_shortened(one["text"])] if alone else []
-                    lines.append(line)
-                left = {k for k, name in enumerate(header) if name in ("label", "example")}
-                kept = [k for k in range(len(header)) if k not in left or any(line[k] for line in lines)]
-                places = [place for place, k in enumerate(kept) if k in left]
-                parts.append(table([header[k] for k in kept], [[line[k] for k in kept] for line in lines], places))
+                    rows = self._of(query, method, side)
+                    columns = columns or [(side, [str(row["rank"]) for row in rows])]
+                    columns.append(("train", [str(row["train"]) for row in rows]))
+                    columns.append(("score" if alone else method, [f"{row['score']:.3g}" for row in rows]))
+                    columns.append(("label", [row["label"] for row in rows]))
+                    columns.append(("example", [_shortened(row["text"]) if alone else "" for row in rows]))
+                columns = [(name, cells) for name, cells in columns if any(cells)]
+                left = [place for place, (name, _) in enumerate(columns) if name in ("label", "example")]
+                lines = list(zip(*(cells for _, cells in columns), strict=True))
+                parts.append(table([name for name, _ in columns], lines, left))
         return "\n".join(parts)
 
     def save(self, folder: str | Path) -> list[Path]:
@@ -247,53 +221,60 @@ class Influential:
 
     def page(self) -> str:
         """One file that needs nothing else: every query with its examples, as pictures or texts."""
-        sheet = Sheet(self.task) if self.task.image_shape() is not None else None
+        task, pictures = self.task, None if self.task.image_shape() is None else Pictures(self.task)
 
-        def shown(examples: Examples, index: int) -> dict[str, Any]:
-            picture = "" if sheet is None else sheet.data_uri(examples, index)
-            said = {"label": label_of(self.task, examples, index), "text": text_of(self.task, examples, index)}
-            return {"index": index, "picture": picture, **said}
+        def picture(examples: Examples, index: int) -> str:
+            return "" if pictures is None else data_uri(pictures.of(examples, index))
 
         queries = []
         for query in self.queries:
-            own = shown(self.task.query_data, query)
-            sides = {
-                side: [
-                    [
-                        {**shown(self.task.train_data, one["train"]), "score": f"{one['score']:.3g}",
-                         "same": bool(one["label"]) and one["label"] == own["label"]}
-                        for one in of_rank
-                    ]
-                    for of_rank in self.of(query, side)
+            shown = {"query": query, "picture": picture(task.query_data, query)}
+            shown |= {"label": label_of(task, task.query_data, query), "text": text_of(task, task.query_data, query)}
+            for side in SIDES:
+                ranks = zip(*(self._of(query, method, side) for method in self.methods), strict=True)
+                pictured = [
+                    [{**row, "picture": picture(task.train_data, row["train"])} for row in rank] for rank in ranks
                 ]
-                for side, _ in SIDES
-            }  # fmt: skip
-            queries.append({**own, "sides": sides})
+                shown[side] = pictured
+            queries.append(shown)
         lead = f"{self.num_train:,} training examples of {self.task.description}; {self.scores} scores: negative helps."
         title = f"What matters to queries of {self.task.name}"
-        return built_page("inspect", title=title, lead=lead, methods=self.methods, queries=queries)
+        return built_page("inspect", title=title, lead=lead, methods=self.methods, queries=queries, sides=list(SIDES))
 
     def save_record(self, folder: Path, why: Mapping[int, str], known: Mapping[str, Any]) -> None:
         """Of images, examples.json and its picture: what figures are drawn from."""
-        task, sheet = self.task, Sheet(self.task)
+        task, pictures = self.task, Pictures(self.task)
+        tiles: dict[tuple[Examples, int], int] = {}
+
+        def tile(examples: Examples, index: int) -> int:
+            return tiles.setdefault((examples, index), len(tiles))
+
         queries = []
         for query in self.queries:
-            methods: dict[str, Any] = {method: {} for method in self.methods}
-            for side, _ in SIDES:
-                for of_rank in self.of(query, side):
-                    for one in of_rank:
-                        tile = {"image": sheet.add(task.train_data, one["train"])}
-                        made = {"train": one["train"], "score": float(f"{one['score']:.3g}"), "label": one["label"]}
-                        methods[one["method"]].setdefault(side, []).append(made | tile)
-            shown = {"label": label_of(task, task.query_data, query), "image": sheet.add(task.query_data, query)}
+            methods: dict[str, dict[str, Any]] = {method: {} for method in self.methods}
+            for method in self.methods:
+                for side in SIDES:
+                    methods[method][side] = [
+                        {"train": row["train"], "score": float(f"{row['score']:.3g}"), "label": row["label"],
+                         "image": tile(task.train_data, row["train"])}
+                        for row in self._of(query, method, side)
+                    ]  # fmt: skip
+            shown = {"label": label_of(task, task.query_data, query), "image": tile(task.query_data, query)}
             queries.append({"query": query, "chosen": why.get(query, ""), **shown, "methods": methods})
+        across = min(TILES_ACROSS, len(tiles))
+        height, width = pictures.height, pictures.width
+        canvas = Image.new(
+            "L" if pictures.channels == 1 else "RGB", (across * width, -(-len(tiles) // across) * height)
+        )
+        for (examples, index), place in tiles.items():
+            canvas.paste(pictures.of(examples, index), (place % across * width, place // across * height))
         content = {
             "kind": "images", "task": task.name, "protocol": task.protocol, "description": task.description,
             "scores": "raw" if self.scores == "raw" else "train-normalised", "methods": list(self.methods),
-            "sprite": "images.png", "tile": list(sheet.tile), "rule": RULE if any(why.values()) else "",
+            "sprite": "images.png", "tile": [height, width], "rule": RULE if any(why.values()) else "",
             "queries": queries, "num_train": self.num_train, **known,
         }  # fmt: skip
-        sheet.picture().save(folder / "images.png", optimize=True)
+        canvas.save(folder / "images.png", optimize=True)
         write_whole(folder / "examples.json", json.dumps(content, separators=(",", ":")) + "\n")
 
 
@@ -323,7 +304,7 @@ def influential(scores: Sequence[Any], k: int, queries: Sequence[int] | np.ndarr
                 known = f"{len(one.queries)} queries, {one.queries.min()} to {one.queries.max()}"
                 raise UsageError(f"{one.method} has no scores of query {query}; it has {known}")
             values = one.values[places[0]]
-            for side, sign in SIDES:
+            for side, sign in SIDES.items():
                 order = np.argsort(sign * values, kind="stable")  # what is not finite comes last
                 for rank, place in enumerate(order[:k], 1):
                     index = int(one.train[place])

@@ -40,13 +40,11 @@ ABOUT = {
 
 
 def make_parser(what: str) -> argparse.ArgumentParser:
-    prog, description, epilog = "python -m bench.inspect", ABOUT[what], None
-    if what == "inspect":
-        epilog = "\n".join(["also:", *(f"  {name:8} {ABOUT[name]}" for name in ("tokens", "words"))])
+    also = [f"  {name:8} {ABOUT[name]}" for name in ("tokens", "words")]
     parser = Parser(
-        prog=prog if what == "inspect" else f"{prog} {what}",
-        description=description,
-        epilog=epilog,
+        prog="python -m bench.inspect" if what == "inspect" else f"python -m bench.inspect {what}",
+        description=ABOUT[what],
+        epilog="\n".join(["also:", *also]) if what == "inspect" else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -61,13 +59,8 @@ def make_parser(what: str) -> argparse.ArgumentParser:
         add("--wordnet", metavar="FOLDER", help="WordNet's files; without them the scores are kept for --read")
         add("--read", metavar="FOLDER", help="what this command wrote to --out: only say what is related")
     else:
-        add(
-            "--query",
-            nargs="+",
-            type=at_least(0),
-            metavar="INDEX",
-            help="of the task's queries (default: three, by rule)",
-        )
+        which = "of the task's queries (default: three, by rule)"
+        add("--query", nargs="+", type=at_least(0), metavar="INDEX", help=which)
         add("--top", type=at_least(1), default=EXAMPLES, help="most helpful and harmful of each (default: %(default)s)")
         add("--scores", choices=("raw", "normalised"), default="raw", help="divided by each example's scale, or not")
     add_task_arguments(parser)
@@ -93,21 +86,20 @@ def inspect_examples(arguments: argparse.Namespace, command: str, prog: str) -> 
         print(problem, file=sys.stderr)
     if not found:
         raise UsageError("no method is left; name others with --methods")
-    task, seed, indices = session.task, session.blocks[0][0], found[0].queries
+    task, (seed, alpha_attribution) = session.task, session.blocks[0]
     if arguments.query:
-        chosen = [(k, "") for k in range(len(indices))]
+        why = dict.fromkeys(arguments.query, "")
     else:
         model, _ = base_model(task, seed, session.store, session.execution.device)
         model = model.to(choose_device(session.execution.device)).eval()
-        chosen = choose_queries(task, model, indices, QUERIES, seed)
-    shown = influential(found, arguments.top, [int(indices[k]) for k, _ in chosen])
+        why = choose_queries(task, model, found[0].queries, QUERIES, seed)
+    shown = influential(found, arguments.top, list(why))
     print(shown)
     folder = Path(arguments.out) / f"{task.name}-seed{seed}{'' if normalised else '-raw'}"
     written = shown.save(folder)
     if task.image_shape() is not None:
-        known = {"seed": seed, "alpha_attribution": session.blocks[0][1], "command": command}
+        known = {"seed": seed, "alpha_attribution": alpha_attribution, "command": command}
         known["settings"] = {variant.label: variant.settings for variant in session.active}
-        why = {int(indices[k]): reason for k, reason in chosen}
         shown.save_record(folder, why, {**known, **provenance(session.device())})
     print(f"\nwritten: {' '.join(map(str, written))}")
     return 0

@@ -15,14 +15,12 @@ A place is (position in the question's queries, position in its attributed seque
 """
 
 import argparse
-import base64
 import json
 import re
 import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,7 @@ from baselines.bif.tokens import token_bif
 from baselines.method import Problem
 from bench.arguments import check_out
 from bench.experiment import execution_of, experiment_of
-from bench.ground_truth import base_model
+from bench.ground_truth import AttributionProblem, base_model
 from bench.inspect import token_texts
 from bench.measure import cpu_threads
 from bench.methods import Variant
@@ -48,84 +46,65 @@ from retrain.units import choose_device
 
 Place = tuple[int, int]
 TOKEN_RULE = "Pairs: the strongest of query and training sequence by normalised BIF, each once."
-LEVELS = 127  # of a packed number
 
 
-@dataclass
-class PairScores:
-    """What one pair came to."""
-
-    query: int  # index into the task's queries
-    train: int  # index into the task's training data
-    query_tokens: list[str]
-    train_tokens: list[str]
-    score: float  # sequence level, raw
-    measures: dict[str, np.ndarray]  # (query tokens or 1, training tokens) each
-    correlation: float | None = None  # sequence level, normalised
+def language_session(arguments: argparse.Namespace) -> tuple[Session, AttributionProblem]:
+    """Of one experiment on sequences of tokens."""
+    session = Session(experiment_of(arguments), execution_of(arguments))
+    if session.task.train_data.targets.dim() != 2:
+        raise UsageError(f"task {session.task.name} has no tokens; take a language task, such as --task tinylm")
+    session.report_skipped()
+    return session, session.question(*session.blocks[0])
 
 
 def token_problem(
-    question: Any, model: Any, device: Any, scratch: Path, queries: Sequence[int], trains: Sequence[int]
-) -> Any:
+    question: AttributionProblem, model: Any, device: Any, scratch: Path, queries: Sequence[int], trains: Sequence[int]
+) -> Problem:
     """The question about these queries and training sequences alone; curvature and chains see the whole set."""
     task = question.task
     return Problem(
-        task=task,
-        model=model,
-        train=task.train_data,
-        attributed_indices=np.asarray(trains),
-        queries=task.query_data.select(np.asarray(queries)),
-        seed=question.seed,
-        device=device,
-        scratch=scratch,
+        task=task, model=model, train=task.train_data, attributed_indices=np.asarray(trains),
+        queries=task.query_data.select(np.asarray(queries)), seed=question.seed, device=device, scratch=scratch,
         progress=progress_bar,
-    )
+    )  # fmt: skip
 
 
 def score_tokens(
-    question: Any, method: Any, model: Any, device: Any, places: Sequence[Place]
-) -> tuple[list[PairScores], dict[str, Any]]:
-    """Every pair's matrices, and what the method has to say about them."""
+    question: AttributionProblem, method: Any, model: Any, device: Any, places: Sequence[Place]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Of every pair its indices, tokens, sequence-level score and matrices; and what the method has to say about them.
+
+    `measures` has (query tokens or 1, training tokens) arrays by name.
+    """
     task, queries, trains = question.task, question.query_indices(), question.attributed_indices()
     indices = [(int(queries[query]), int(trains[train])) for query, train in places]
     own_queries, own_trains = (sorted({pair[side] for pair in indices}) for side in (0, 1))
     pairs = [(own_queries.index(query), own_trains.index(train)) for query, train in indices]
     if not isinstance(method, BIF) and not hasattr(method, "token_scores"):
         raise UsageError(f"{method.name} has no scores of single tokens; take bif or ekfac")
-    found: list[dict[str, Any]]
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="tda-bench-tokens-") as scratch:
         problem = token_problem(question, model, device, Path(scratch), own_queries, own_trains)
         torch.manual_seed(problem.seed)
         if isinstance(method, BIF):
             tokens = token_bif(method, problem, pairs)
             diagnostics = tokens.diagnostics
-            found = [
-                {"measures": {"correlation": correlation.numpy(), "covariance": covariance.numpy()},
-                 "score": float(score), "correlation": float(normalised)}
-                for correlation, covariance, score, normalised in zip(
-                    tokens.correlation, tokens.covariance, tokens.sequence, tokens.sequence_correlation, strict=True
-                )
-            ]  # fmt: skip
+            for k in range(len(pairs)):
+                measures = {"correlation": tokens.correlation[k].numpy(), "covariance": tokens.covariance[k].numpy()}
+                of_sequence = {"score": float(tokens.sequence[k]), "correlation": float(tokens.sequence_correlation[k])}
+                found.append({**of_sequence, "measures": measures})
         else:
             state = method.fit(problem)
             by_token = method.token_scores(problem, state)  # (queries, train, tokens)
             scores = method.score(problem, state).scores
             gap = float((by_token.sum(-1) - scores).abs().max() / scores.abs().max())
             diagnostics = {"largest_gap_between_sums_and_scores": gap}
-            found = [
-                {"measures": {"score": by_token[query, train][None].numpy()}, "score": float(scores[query, train])}
-                for query, train in pairs
-            ]
-    return [
-        PairScores(
-            query=query,
-            train=train,
-            query_tokens=token_texts(task, task.query_data, query),
-            train_tokens=token_texts(task, task.train_data, train),
-            **scores,
-        )
-        for (query, train), scores in zip(indices, found, strict=True)
-    ], diagnostics
+            for pair in pairs:
+                found.append({"score": float(scores[pair]), "measures": {"score": by_token[pair][None].numpy()}})
+    for one, (query, train) in zip(found, indices, strict=True):
+        one |= {"query": query, "query_tokens": token_texts(task, task.query_data, query)}
+        one |= {"train": train, "train_tokens": token_texts(task, task.train_data, train)}
+    return found, diagnostics
 
 
 # ---- which pairs ----
@@ -199,59 +178,42 @@ def sequence_scores(session: Session, variant: Variant) -> np.ndarray:
 
 
 # ---- what is written ----
-#
-# On the page matrices travel as one byte a number: k in -127..127 stands for sign(k) (k / 127)^2 times the matrix's
-# largest size, so that small scores keep two digits beside large ones.
 
 
-def packed(matrix: np.ndarray) -> dict[str, Any]:
-    """What the page's script unpacks."""
-    largest = float(np.abs(matrix).max()) or 1.0
-    levels = np.round(np.sign(matrix) * np.sqrt(np.abs(matrix) / largest) * LEVELS).astype(np.int8)
-    return {"rows": matrix.shape[0], "largest": largest, "bytes": base64.b64encode(levels.tobytes()).decode()}
+def rounded(matrix: np.ndarray) -> list[list[float]]:
+    """Three digits that count."""
+    return [[float(f"{value:.3g}") for value in row] for row in matrix.tolist()]
 
 
-def page(title: str, lead: str, record: dict[str, Any], pairs: list[dict[str, Any]]) -> str:
-    """`pairs`: query, train, query_tokens, train_tokens, score, and measures {name: packed matrix}."""
-    return built_page("tokens", pairs, title=title, lead=lead, record=json.dumps(record, indent=1))
-
-
-def write_tokens(folder: Path, record: dict[str, Any], found: list[PairScores], summary: str, lead: str) -> Path:
+def write_tokens(folder: Path, record: dict[str, Any], found: list[dict[str, Any]], summary: str, lead: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, np.ndarray] = {}
-    pairs: list[dict[str, Any]] = []
-    for scores in found:
-        stem = f"{scores.query}-{scores.train}"
-        arrays |= {f"{measure}-{stem}": matrix for measure, matrix in scores.measures.items()}
-        head = {"query": scores.query, "train": scores.train, "score": scores.score}
-        if scores.correlation is not None:
-            head["correlation"] = scores.correlation
-        texts = {"query_tokens": scores.query_tokens, "train_tokens": scores.train_tokens}
-        measures = {measure: packed(matrix) for measure, matrix in scores.measures.items()}
-        pairs.append({**head, **texts, "measures": measures})
-        record["pairs"].append({**head, **texts, "arrays": sorted(f"{m}-{stem}" for m in scores.measures)})
+    for pair in found:
+        named = {f"{measure}-{pair['query']}-{pair['train']}": matrix for measure, matrix in pair["measures"].items()}
+        arrays |= named
+        known = {name: value for name, value in pair.items() if name != "measures"}
+        record["pairs"].append({**known, "arrays": sorted(named)})
+    shown = [{**pair, "measures": {name: rounded(m) for name, m in pair["measures"].items()}} for pair in found]
     record = without_nan(record)
-    write_whole(folder / "tokens.html", page(summary, lead, {k: v for k, v in record.items() if k != "pairs"}, pairs))
+    how = json.dumps({name: value for name, value in record.items() if name != "pairs"}, indent=1)
+    write_whole(folder / "tokens.html", built_page("tokens", shown, title=summary, lead=lead, record=how))
     with whole_file(folder / "tokens.npz") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     write_whole(folder / "tokens.json", json.dumps(record, indent=1) + "\n")
     return folder / "tokens.html"
 
 
-def token_examples(bif: Sequence[PairScores], ekfac: Sequence[PairScores]) -> list[dict[str, Any]]:
+def token_examples(bif: Sequence[dict[str, Any]], ekfac: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a figure is drawn from: query tokens against training tokens, and the strongest two different words."""
     pairs: list[dict[str, Any]] = []
     for one, other in zip(bif, ekfac, strict=True):
-        top = strongest_of_different_words(one.measures["correlation"], one.query_tokens, one.train_tokens)
-        strongest = None if top is None else {"query": top[0], "train": top[1], "bif": round(top[2], 3)}
-        pairs.append({
-            "query": one.query, "train": one.train,
-            "query_tokens": one.query_tokens, "train_tokens": one.train_tokens,
-            # The paper's sign: tokens that rise and fall together are negative.
-            "bif": np.round(np.asarray(one.measures["correlation"], dtype=float), 3).tolist(),
-            "ekfac": [float(f"{value:.3g}") for value in other.measures["score"][0]],
-            **({} if strongest is None else {"strongest": strongest}),
-        })  # fmt: skip
+        matrix = one["measures"]["correlation"]
+        top = strongest_of_different_words(matrix, one["query_tokens"], one["train_tokens"])
+        strongest = {} if top is None else {"strongest": {"query": top[0], "train": top[1], "bif": round(top[2], 3)}}
+        known = {name: one[name] for name in ("query", "train", "query_tokens", "train_tokens")}
+        # The paper's sign: tokens that rise and fall together are negative.
+        bifs = np.round(np.asarray(matrix, dtype=float), 3).tolist()
+        pairs.append({**known, "bif": bifs, "ekfac": rounded(other["measures"]["score"])[0], **strongest})
     return pairs
 
 
@@ -260,12 +222,8 @@ def inspect_tokens(arguments: argparse.Namespace, command: str, prog: str) -> in
     check_out(arguments.out)
     started, out = time.perf_counter(), Path(arguments.out)
     arguments.methods = arguments.methods or ["bif"]
-    session = Session(experiment_of(arguments), execution_of(arguments))
-    task, (block,) = session.task, session.blocks
-    if task.train_data.targets.dim() != 2:
-        raise UsageError(f"task {task.name} has no tokens; take a language task, such as --task tinylm")
-    session.report_skipped()
-    question = session.question(*block)
+    session, question = language_session(arguments)
+    task = session.task
     variants = {variant.method.name: variant for variant in session.active}  # tuned apart: the normalised one
     name, variant = next(iter(variants.items()))
     if arguments.pairs:
@@ -283,22 +241,17 @@ def inspect_tokens(arguments: argparse.Namespace, command: str, prog: str) -> in
         scored = {one: score_tokens(question, variants[one].method, model, device, places) for one in variants}
     found, diagnostics = scored[name]
     num_queries, num_tokens = len(question.query_indices()), task.train_data.targets.shape[1]
-    sizes = {"train": len(question.attributed_indices()), "queries": num_queries}
     record = {
-        "command": command,
-        "task": task.config,
-        "description": task.description,
-        "method": variant.describe(),
-        "seed": question.seed,
-        "alpha_attribution": question.alpha_attribution,
-        "query_split": question.split,
-        "n": {**sizes, "tokens": num_tokens, "pairs": len(found)},
+        "command": command, "task": task.config, "description": task.description, "method": variant.describe(),
+        "seed": question.seed, "alpha_attribution": question.alpha_attribution, "query_split": question.split,
+        "n": {
+            "train": len(question.attributed_indices()), "queries": num_queries, "tokens": num_tokens,
+            "pairs": len(found),
+        },
         "sign": "negative: including the training token lowers the query token's loss",
-        **provenance(session.device()),
-        "diagnostics": diagnostics,
-        "seconds": round(time.perf_counter() - started, 2),
-        "pairs": [],
-    }
+        **provenance(session.device()), "diagnostics": diagnostics,
+        "seconds": round(time.perf_counter() - started, 2), "pairs": [],
+    }  # fmt: skip
     draws = f", {diagnostics['num_draws']} draws" if "num_draws" in diagnostics else ""
     chosen = "by hand" if arguments.pairs else f"as the strongest of {num_queries} queries"
     blue = "help" if name == "ekfac" else "help (the losses rise and fall together)"

@@ -17,7 +17,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,11 @@ from baselines.bif.method import BIF
 from baselines.bif.tokens import token_bif
 from baselines.method import load_method
 from bench.arguments import check_out
-from bench.experiment import execution_of, experiment_of
 from bench.ground_truth import base_model
 from bench.inspect import token_texts
-from bench.inspect.tokens import Place, token_problem
+from bench.inspect.tokens import Place, language_session, token_problem
 from bench.measure import metered
 from bench.records import provenance, without_nan, write_json
-from bench.runner import Session
 from bench.tables import table
 from retrain.errors import UsageError
 from retrain.examples import Examples
@@ -169,52 +167,41 @@ def paired_by_words(question: Any, model: Any, scratch: Path, count: int) -> lis
 # ---- what is related ----
 
 
-@dataclass
-class Pairing:
-    """Of one pair of sequences: how many of its query words go with a word of each kind, and would by chance."""
-
-    named: np.ndarray  # (kinds,)
-    chance: np.ndarray
-    words: int
-
-
-def related(matrix: np.ndarray, query: dict[int, str], train: dict[int, str], wordnet: WordNet) -> Pairing:
-    named, chance = np.zeros(len(KINDS) + 1), np.zeros(len(KINDS) + 1)
-    places = sorted(train)
+def related(matrix: np.ndarray, query: dict[int, str], train: dict[int, str], wordnet: WordNet) -> np.ndarray:
+    """(2, kinds and none): how many query words go with a word of each kind, and how many would by chance."""
+    found, places = np.zeros((2, len(KINDS) + 1)), sorted(train)
     for row, word in query.items():
         kinds = np.array([wordnet.kind(word, train[place]) for place in places])
-        named[kinds[int(np.argmin(matrix[row, places]))]] += 1
-        chance += np.bincount(kinds, minlength=len(KINDS) + 1) / len(kinds)
-    return Pairing(named[:-1], chance[:-1], len(query))
+        found[0, kinds[int(np.argmin(matrix[row, places]))]] += 1
+        found[1] += np.bincount(kinds, minlength=len(KINDS) + 1) / len(kinds)
+    return found
 
 
-def shares(pairings: Sequence[Pairing], kinds: slice | int) -> dict[str, float]:
-    """The share of words named and by chance, and their difference with its interval."""
-    named, chance = (
-        np.array([np.sum(getattr(one, name)[kinds]) for one in pairings], dtype=float) for name in ("named", "chance")
-    )
-    words = np.array([one.words for one in pairings], dtype=float)
+def shares(pairs: np.ndarray, kinds: Sequence[int]) -> dict[str, float]:
+    """The share of words named and by chance, and their difference with its interval; of (pairs, 2, kinds and none)."""
+    named, chance = pairs[:, :, list(kinds)].sum(2).T
+    words = pairs[:, 0].sum(1)
     drawn = np.random.default_rng(0).integers(len(words), size=(RESAMPLES, len(words)))
-    differences = (named - chance)[drawn].sum(1) / words[drawn].sum(1)
-    low, high = np.percentile(differences, (2.5, 97.5))
-    total = words.sum()
-    found = {"share": named.sum() / total, "chance": chance.sum() / total, "ci_low": low, "ci_high": high}
+    low, high = np.percentile((named - chance)[drawn].sum(1) / words[drawn].sum(1), (2.5, 97.5))
+    found = {"share": named.sum() / words.sum(), "chance": chance.sum() / words.sum(), "ci_low": low, "ci_high": high}
     return {name: float(value) for name, value in found.items()}
 
 
 def analyse(arrays: dict[str, np.ndarray], texts: dict[str, Any], wordnet: WordNet) -> list[dict[str, Any]]:
     rows = []
     for place, label in enumerate(texts["methods"]):
-        pairings = []
+        found = []
         for number, pair in enumerate(texts["pairs"]):
             query, train = (whole_words(pair[side], wordnet) for side in ("query_tokens", "train_tokens"))
             if query and train:
-                pairings.append(related(arrays[f"{place}-{number}"], query, train, wordnet))
-        if not pairings:
+                found.append(related(arrays[f"{place}-{number}"], query, train, wordnet))
+        if not found:
             raise UsageError("no pair of sequences has whole words that WordNet knows on both sides")
-        sizes = {"method": label, "pairs": len(pairings), "words": sum(one.words for one in pairings)}
-        for kind, chosen in (*((name, k) for k, name in enumerate(KINDS)), ("any of these", slice(0, len(KINDS)))):
-            rows.append(sizes | {"kind": kind} | shares(pairings, chosen))  # type: ignore[arg-type]
+        pairs = np.stack(found)
+        sizes = {"method": label, "pairs": len(pairs), "words": int(pairs[:, 0].sum())}
+        every = range(len(KINDS))
+        for kind, chosen in (*((KINDS[k], [k]) for k in every), ("any of these", every)):
+            rows.append(sizes | {"kind": kind} | shares(pairs, chosen))
     return rows
 
 
@@ -252,24 +239,18 @@ def inspect_words(arguments: argparse.Namespace, command: str, prog: str) -> int
 def make_matrices(arguments: argparse.Namespace, command: str, out: Path) -> None:
     """words.npz has the scores, words.json the tokens and how they were made."""
     arguments.methods = arguments.methods or list(METHODS)
-    session = Session(experiment_of(arguments), execution_of(arguments))
-    task, (block,) = session.task, session.blocks
-    if task.train_data.targets.dim() != 2:
-        raise UsageError(f"task {task.name} has no tokens; take a language task")
-    question = session.question(*block)
+    session, question = language_session(arguments)
+    task = session.task
     model, _ = base_model(task, question.seed, session.store, session.execution.device)
     device = choose_device(session.execution.device)
     arrays: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory(prefix="tda-bench-words-") as scratch:
         count = min(arguments.queries or 20, len(question.query_indices()))
         pairs = paired_by_words(question, model, Path(scratch), count)
-        texts: list[dict[str, Any]] = [
-            {
-                "query": query, "train": train, "query_tokens": token_texts(task, task.query_data, query),
-                "train_tokens": token_texts(task, task.train_data, train),
-            }
-            for query, train in pairs
-        ]  # fmt: skip
+        texts: list[dict[str, Any]] = []
+        for query, train in pairs:
+            of_both = token_texts(task, task.query_data, query), token_texts(task, task.train_data, train)
+            texts.append({"query": query, "train": train, "query_tokens": of_both[0], "train_tokens": of_both[1]})
         places = [tuple(list(spelled_words(text[f"{side}_tokens"])) for side in ("query", "train")) for text in texts]
         variants = [variant for variant in session.active if variant.rows != "raw"]  # tuned apart: one of each method
         for place, variant in enumerate(variants):

@@ -1,6 +1,5 @@
 """Per-token scores: the token-by-token matrix against kept traces, against the sequence level, and the page of them."""
 
-import base64
 import json
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from baselines.bif.method import BIF
 from baselines.bif.tokens import token_bif
 from baselines.method import Problem
 from bench.inspect.__main__ import main
-from bench.inspect.tokens import LEVELS, packed, strongest_pairs
+from bench.inspect.tokens import strongest_pairs
 from retrain.errors import UsageError
 from retrain.examples import Examples
 from retrain.tasks.tinylm import TinyLM
@@ -116,23 +115,6 @@ def test_a_chain_that_diverges_is_named(problem: Problem) -> None:
 
 
 # ---- the command and its page ----
-
-
-def unpacked(content: dict) -> np.ndarray:
-    """As the page's script does it."""
-    levels = np.frombuffer(base64.b64decode(content["bytes"]), dtype=np.int8).astype(np.float64)
-    values = np.sign(levels) * (levels / LEVELS) ** 2 * content["largest"]
-    return values.reshape(content["rows"], -1)
-
-
-def test_a_matrix_survives_being_packed_into_bytes() -> None:
-    matrix = np.random.default_rng(0).normal(size=(5, 7)) ** 3
-    largest = np.abs(matrix).max()
-    shown = unpacked(packed(matrix))
-    # Half a level of the square root: fine where scores are small, a hundredth where they are large.
-    limit = np.sqrt(np.abs(matrix) * largest) / 127 + largest / 127**2
-    assert (np.abs(shown - matrix) <= limit).all()
-    assert (unpacked(packed(np.zeros((2, 3)))) == 0).all()
 
 
 def test_the_strongest_pairs_are_of_different_sequences() -> None:

@@ -1,15 +1,6 @@
 "use strict";
 const pairs = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
-const unpack = (content) => {
-  const raw = Uint8Array.from(atob(content.bytes), (c) => c.charCodeAt(0));
-  const levels = new Int8Array(raw.buffer), values = new Float32Array(levels.length);
-  for (let k = 0; k < levels.length; k++) {
-    const level = levels[k] / 127;
-    values[k] = Math.sign(level) * level * level * content.largest;
-  }
-  return { rows: content.rows, columns: values.length / content.rows, values };
-};
 let pair, matrix, pinned = null, shown = null;      // a choice is [side, index]: side 0 the query, 1 the training text
 const sides = [$("query"), $("train")];
 
@@ -17,10 +8,10 @@ const number = (value) => (value === null ? "–" : value === 0 ? "0" : Math.abs
   ? value.toExponential(1).replace("e+", "e") : Math.abs(value) >= 1000 ? value.toFixed(0) : value.toPrecision(3)
 ).replaceAll("-", "\u2212");
 const name = (text) => text === "\n" ? "line end" : text.trim() === "" ? "space" : `“${text.trim()}”`;
-const at = (query, train) => matrix.values[query * matrix.columns + train];
+const at = (query, train) => matrix[query][train];
 
 function profile(side, choice) {                    // a number for every token of `side`
-  const [rows, columns] = [matrix.rows, matrix.columns], out = new Float32Array(side ? columns : rows);
+  const [rows, columns] = [matrix.length, matrix[0].length], out = new Float32Array(side ? columns : rows);
   if (choice && choice[0] !== side) {
     for (let k = 0; k < out.length; k++) out[k] = side ? at(rows === 1 ? 0 : choice[1], k) : at(k, choice[1]);
   } else {
@@ -31,7 +22,7 @@ function profile(side, choice) {                    // a number for every token 
 }
 function paint(choice) {
   shown = choice;
-  const whole = matrix.rows === 1;                  // one score a training token: nothing to tell query tokens apart by
+  const whole = matrix.length === 1;                  // one score a training token: nothing to tell query tokens apart by
   let largest = 0;
   const profiles = [0, 1].map((side) => {
     if ((choice && choice[0] === side) || (whole && side === 0)) return null;
@@ -68,7 +59,7 @@ function choose(side, index, pin) {
   paint(pin ? pinned : [side, index]);
 }
 function fill(side, texts) {
-  const box = sides[side], selectable = !(matrix.rows === 1);
+  const box = sides[side], selectable = matrix.length > 1;
   box.replaceChildren(...texts.map((text, k) => {
     const span = document.createElement("span");
     span.className = "token"; span.textContent = text === "\n" ? "↵\n" : text;
@@ -84,7 +75,7 @@ function fill(side, texts) {
 }
 function load() {
   pair = pairs[$("pair").selectedIndex];
-  matrix = unpack(pair.measures[$("measure").value]);
+  matrix = pair.measures[$("measure").value];
   pinned = null;
   fill(0, pair.query_tokens); fill(1, pair.train_tokens);
   $("query-name").textContent = `query ${pair.query}`; $("train-name").textContent = `sequence ${pair.train}`;
@@ -95,7 +86,7 @@ function load() {
 pairs.forEach((p, k) => $("pair").add(new Option(`${k + 1}: query ${p.query}, training sequence ${p.train}`)));
 for (const measure of Object.keys(pairs[0].measures)) $("measure").add(new Option(measure));
 $("measure").parentElement.hidden = Object.keys(pairs[0].measures).length === 1;
-if (pairs[0].measures[$("measure").value].rows === 1) $("keys").hidden = true;
+if (pairs[0].measures[$("measure").value].length === 1) $("keys").hidden = true;
 $("pair").onchange = load; $("measure").onchange = load;
 sides.forEach((box, side) => {
   const token = (event) => event.target.closest(".token[role]");

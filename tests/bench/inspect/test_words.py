@@ -51,9 +51,8 @@ def test_shares_are_counted_by_hand(folder: Path) -> None:
     """Two query words and three of training: the most helpful are a synonym and an unrelated one."""
     matrix = np.array([[0.0, -1.0, -2.0], [5.0, 4.0, 3.0]])
     found = related(matrix, {0: "house", 1: "mice"}, {0: "house", 1: "large", 2: "home"}, WordNet(folder))
-    assert found.named.tolist() == [0, 0, 1]
-    np.testing.assert_allclose(found.chance, [1 / 3, 0, 1 / 3])
-    summed = shares([found] * 5, slice(0, len(KINDS)))
+    np.testing.assert_allclose(found, [[0, 0, 1, 1], [1 / 3, 0, 1 / 3, 4 / 3]])
+    summed = shares(np.stack([found] * 5), range(len(KINDS)))
     assert summed == pytest.approx({"share": 0.5, "chance": 1 / 3, "ci_low": 1 / 6, "ci_high": 1 / 6})
 
 
