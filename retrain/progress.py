@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+MOMENT = 2.0  # seconds without a bar
 WATCH_SECONDS = 1.0
 LOG_SECONDS = 10.0  # between the frames of a progress bar that nobody watches
 
@@ -23,9 +24,21 @@ def bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
     return tqdm(items, file=_Lines(), **{**options, **calm})
 
 
-def progress_bar(items: Iterable, total: int | None = None, description: str = "") -> Iterable:
-    """A bar over `items`, shown only for what takes longer than a moment."""
-    return bar(items, total=total, desc=description, delay=2, leave=False)
+def progress_bar(items: Iterable, total: int | None = None, description: str = "") -> Iterator[Any]:
+    """A bar over `items`, shown only for what takes longer than a moment, be it the first of them alone."""
+    shown = bar(items, total=total, desc=description, delay=MOMENT, leave=False)
+
+    def show() -> None:
+        shown.delay = 0  # or tqdm would take it for one that was never shown
+        shown.refresh()
+
+    timer = threading.Timer(MOMENT, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield from shown
+    finally:
+        timer.cancel()
 
 
 class _Lines:
