@@ -174,7 +174,7 @@ class Influential:
     scores: str  # "raw" or "normalised"
     queries: tuple[int, ...]  # indices into the task's query data
     num_train: int  # training examples that were scored
-    rows: list[dict[str, Any]] = field(repr=False)  # of COLUMNS, an example each
+    rows: list[dict[str, Any]] = field(repr=False)  # an example each, with the columns of `frame()`
 
     def frame(self) -> pd.DataFrame:
         """A row for every example shown: query, method, side, rank, train, score, label, text."""
