@@ -311,7 +311,7 @@ def influential(scores: Sequence[Any], k: int, queries: Sequence[int] | np.ndarr
                     said = {"label": label_of(one.task, one.task.train_data, index)}
                     said["text"] = text_of(one.task, one.task.train_data, index)
                     where = {"query": query, "method": one.method, "side": side, "rank": rank, "train": index}
-                    rows.append({**where, "score": float(values[place]), **said})
+                    rows.append({**where, "score": float(values[place]) + 0.0, **said})  # never -0
     kind = "normalised" if first.normalised else "raw"
     return Influential(
         first.task, tuple(one.method for one in scores), kind, tuple(map(int, queries)), len(first.train), rows
