@@ -22,7 +22,7 @@ from bench.publish.plots.style import INK, in_order, look
 from bench.records import Results
 from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, ratio_ends
 from bench.scaling.report import too_large
-from bench.scaling.rows import method_label, read_rows, scores_were_measured, setting_of
+from bench.scaling.rows import COLUMNS, method_label, read_rows, scores_were_measured, setting_of
 from bench.scaling.suite import SUITE, Setting
 from bench.tables import duration
 from retrain.errors import UsageError
@@ -33,6 +33,8 @@ PANELS = {  # column -> its unit, title
     "peak_memory_bytes": (2.0**30, "peak memory, GiB"),
     "disk_bytes": (2.0**30, "written by the fit, GiB"),
 }
+NUMBERS = ("parameters", "fit_seconds", "score_seconds", "seconds_low", "seconds_high", "peak_memory_bytes",
+           "disk_bytes", "fit_examples", "depth", "layers")  # fmt: skip
 LAW = "#8a8f98"
 FIT_LINES = (400, 10_000, 1_000_000)  # fitting sets with a line of their own: small, middle, the paper's
 FADED = (1.0, 0.7, 0.45)
@@ -46,12 +48,11 @@ def draw_scaling(results: Results) -> Iterator[Drawing]:
     for path in results.files("scaling.csv"):
         try:
             read_text(path)  # refuses a link, which the reader of rows follows
-            everything = pd.DataFrame(read_rows(path))
+            everything = pd.DataFrame(read_rows(path), columns=COLUMNS)
         except (SafeFileError, UsageError) as error:
             results.note(str(error))
             continue
-        columns = dict.fromkeys([*everything, "error", "projected", "run_id"])
-        for device, whole in everything.reindex(columns=list(columns)).groupby("device", sort=True):
+        for device, whole in everything.groupby("device", sort=True):
             group = usable(whole)
             if group["model"].nunique() < 2:
                 continue  # one size is no scaling; its numbers are in the table
@@ -69,7 +70,7 @@ def draw_scaling(results: Results) -> Iterator[Drawing]:
 
 
 def against_size(group: pd.DataFrame, whole: pd.DataFrame, device: str, stem: str, runs: list[str]) -> Drawing:
-    shown = [name for name in PANELS if name in group and (group[name] > 0).any()]
+    shown = [name for name in PANELS if (group[name] > 0).any()]
     figure, axes = panels(len(shown), 2.5, share_y=False)
     for axis, column in zip(axes, shown, strict=True):
         draw_panel(axis, group, column)
@@ -91,11 +92,8 @@ def against_size(group: pd.DataFrame, whole: pd.DataFrame, device: str, stem: st
 def usable(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with numbers at the fewest queries, with fit and score added up."""
     rows = rows[rows["error"].isna()]
-    numbers = [name for name in rows if name in ("seconds_low", "seconds_high", "fit_examples", "depth", "layers")]
-    columns = ["parameters", "fit_seconds", "score_seconds", *[name for name in PANELS if name in rows], *numbers]
-    rows = rows.assign(**{name: rows[name].astype(float) for name in columns})
+    rows = rows.assign(**{name: rows[name].astype(float) for name in NUMBERS}, projected=rows["projected"].astype(bool))
     rows["seconds"] = rows["fit_seconds"].fillna(0) + rows["score_seconds"]
-    rows["projected"] = rows["projected"].astype(str) == "True"
     return rows[rows["queries"] == rows["queries"].min()].sort_values("parameters", kind="stable")
 
 
@@ -112,7 +110,7 @@ def blocks_of(rows: pd.DataFrame, method: str, column: str) -> list[tuple[str, p
 
 
 def _is_fitted(block: pd.DataFrame) -> bool:
-    return "fit_examples" in block and bool(block["fit_examples"].notna().any())
+    return bool(block["fit_examples"].notna().any())
 
 
 def _projected(block: pd.DataFrame, column: str) -> pd.Series:
@@ -120,8 +118,6 @@ def _projected(block: pd.DataFrame, column: str) -> pd.Series:
     fit writes is of every sequence."""
     if column == "seconds" or (column == "disk_bytes" and not _is_fitted(block)):
         return block["projected"]
-    if not {"depth", "layers"} <= set(block):
-        return pd.Series(False, index=block.index)
     return block["depth"] < block["layers"]
 
 
@@ -142,7 +138,7 @@ def draw_panel(axis: Axes, rows: pd.DataFrame, column: str) -> None:
             hollow = {"markerfacecolor": "white"} if block["projected"].all() else {}
             if column == "seconds" or not _is_fitted(block):
                 axis.plot([], [], **(shape | {"label": shape["label"] + ending} | hollow), **faded)
-            if column == "seconds" and "seconds_low" in block and projected.any():
+            if column == "seconds" and projected.any():
                 ends = block[projected & block["seconds_low"].notna().to_numpy()]
                 # An interval that reaches zero has no end on this axis: it is cut at a tenth of its value.
                 lows = np.maximum(ends["seconds_low"], ends["seconds"] / 10)
@@ -162,16 +158,15 @@ def marks(rows: pd.DataFrame) -> str:
 def explain(rows: pd.DataFrame, everything: pd.DataFrame) -> list[str]:
     """The caption's facts: setting, what is projected, what failed."""
     first: dict[str, Any] = rows.iloc[0].to_dict()
-    draws = rows["draws"].dropna().tolist() if "draws" in rows else []
+    draws = rows["draws"].dropna().tolist()
     fits = [ending.removeprefix(", fitted on ") for ending, _ in blocks_of(rows, "ekfac", "seconds") if ending]
     parts = [
         f"{first['train']:.0f} training sequences, {first['queries']:.0f} queries, {first['tokens']:.0f} tokens"
         + (f", {draws[0]:,.0f} draws" if draws else "")
         + (f"; EK-FAC fitted on {', '.join(fits)} sequences (the paper: 1,000,000)" if fits else "")
-        + (f"; weights: {', '.join(sorted(map(str, set(rows['weights']))))}" if "weights" in rows else "")
-        + "."
+        + f"; weights: {', '.join(sorted(map(str, set(rows['weights']))))}."
     ]
-    if "seconds_low" in rows and (rows["seconds_low"] < rows["seconds"] / 10).any():
+    if (rows["seconds_low"] < rows["seconds"] / 10).any():
         parts.append("A bar that reaches zero is cut at a tenth of its value.")
     methods = in_order(rows["method"])
     if unknown := [look(method)["label"] for method in methods if not blocks_of(rows, method, "peak_memory_bytes")]:
@@ -257,10 +252,9 @@ def measured_fits(rows: Sequence[dict[str, Any]], queries: int) -> dict[bool, li
     found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for row in rows:
         low, high = FITTING_SETS
-        projected = str(row.get("projected")) == "True"
-        extrapolated = projected and "fitting sequences" in str(row.get("projected_from") or "")
-        if row["queries"] == queries and low <= (row.get("fit_examples") or 0) <= high and not extrapolated:
-            found[projected].append((row["parameters"], row["fit_examples"]))
+        extrapolated = row["projected"] and "fitting sequences" in (row["projected_from"] or "")
+        if row["queries"] == queries and low <= (row["fit_examples"] or 0) <= high and not extrapolated:
+            found[row["projected"]].append((row["parameters"], row["fit_examples"]))
     return found
 
 
