@@ -94,15 +94,16 @@ def text_of(task: Task, examples: Examples, index: int) -> str:
         return ""
     if examples.targets.dim() == 2:
         return "".join(token_texts(task, examples, index))
-    inputs = examples.inputs["input_ids"] if isinstance(examples.inputs, Columns) else examples.inputs
+    inputs = examples.inputs.get("input_ids") if isinstance(examples.inputs, Columns) else examples.inputs
+    if inputs is None:
+        return ""
     values = inputs[index].flatten().tolist()
     if not inputs.is_floating_point():
         decode = _decoder(task)
         return str(decode(values)) if decode is not None else " ".join(map(str, values))
     names = task.feature_names if len(task.feature_names) == len(values) else ()
-    return ", ".join(f"{name}={value:.4g}" for name, value in zip(names, values)) or " ".join(
-        f"{v:.4g}" for v in values
-    )
+    named = [f"{name}={value:.4g}" for name, value in zip(names, values)]
+    return ", ".join(named) or " ".join(f"{value:.4g}" for value in values)
 
 
 def token_texts(task: Any, examples: Any, index: int) -> list[str]:
@@ -231,11 +232,14 @@ class Influential:
             shown = {"query": query, "picture": picture(task.query_data, query)}
             shown |= {"label": label_of(task, task.query_data, query), "text": text_of(task, task.query_data, query)}
             for side in SIDES:
-                ranks = zip(*(self._of(query, method, side) for method in self.methods), strict=True)
-                pictured = [
-                    [{**row, "picture": picture(task.train_data, row["train"])} for row in rank] for rank in ranks
+                of_methods = [
+                    [
+                        {**row, "picture": picture(task.train_data, row["train"])}
+                        for row in self._of(query, method, side)
+                    ]
+                    for method in self.methods
                 ]
-                shown[side] = pictured
+                shown[side] = list(zip(*of_methods, strict=True))
             queries.append(shown)
         lead = f"{self.num_train:,} training examples of {self.task.description}; {self.scores} scores: negative helps."
         title = f"What matters to queries of {self.task.name}"
@@ -251,21 +255,19 @@ class Influential:
 
         queries = []
         for query in self.queries:
-            methods: dict[str, dict[str, Any]] = {method: {} for method in self.methods}
-            for method in self.methods:
-                for side in SIDES:
-                    methods[method][side] = [
-                        {"train": row["train"], "score": float(f"{row['score']:.3g}"), "label": row["label"],
-                         "image": tile(task.train_data, row["train"])}
-                        for row in self._of(query, method, side)
-                    ]  # fmt: skip
+            methods = {method: {side: self._of(query, method, side) for side in SIDES} for method in self.methods}
+            for rows in (rows for sides in methods.values() for rows in sides.values()):
+                rows[:] = [
+                    {"train": row["train"], "score": float(f"{row['score']:.3g}"), "label": row["label"],
+                     "image": tile(task.train_data, row["train"])}
+                    for row in rows
+                ]  # fmt: skip
             shown = {"label": label_of(task, task.query_data, query), "image": tile(task.query_data, query)}
             queries.append({"query": query, "chosen": why.get(query, ""), **shown, "methods": methods})
         across = min(TILES_ACROSS, len(tiles))
         height, width = pictures.height, pictures.width
-        canvas = Image.new(
-            "L" if pictures.channels == 1 else "RGB", (across * width, -(-len(tiles) // across) * height)
-        )
+        down = -(-len(tiles) // across)
+        canvas = Image.new("L" if pictures.channels == 1 else "RGB", (across * width, down * height))
         for (examples, index), place in tiles.items():
             canvas.paste(pictures.of(examples, index), (place % across * width, place // across * height))
         content = {
@@ -294,9 +296,7 @@ def influential(scores: Sequence[Any], k: int, queries: Sequence[int] | np.ndarr
         raise UsageError(f"the top {k} examples were asked for; expected at least 1")
     for one in scores[1:]:
         if one.task is not first.task and _data_of(one.task) != _data_of(first.task):
-            raise UsageError(
-                f"{one.method} was asked about other data than {first.method}; expected scores of one task"
-            )
+            raise UsageError(f"{one.method} has scores of other data than {first.method}; expected those of one task")
     for query in map(int, queries):
         for one in scores:
             places = np.flatnonzero(one.queries == query)
