@@ -18,7 +18,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -33,8 +33,11 @@ import bench.schema as schema
 from baselines.bif.diagnostics import RHAT_LIMIT
 from baselines.bif.presets import PAPER_SETTINGS
 from bench.publish import compare
-from bench.publish.compare import Estimate
-from bench.records import MANY_SEEDS, Results, ceiling_over_seeds, load_results, without_curves, without_scored_again
+from bench.publish.compare import Estimate, Measured
+from bench.records import ceiling_over_seeds, load_results, without_curves, without_scored_again
+from bench.scaling.estimate import PAPER_FITTED, RIVALS, Estimator, by_device, crossing_in, ratio_ends
+from bench.scaling.rows import read_rows, setting_of
+from bench.scaling.suite import SUITE, Setting
 from bench.tables import bytes_text, duration, markdown_table
 from retrain.errors import UsageError
 from retrain.reference import FULL
@@ -48,17 +51,15 @@ else:
 HOLDS, FAILS, OPEN = "holds", "does not hold", "open"
 UNDECIDABLE = "not decidable here"
 # What an interpretation counts as. The primary one gives the verdict; those as in the paper are its sensitivity.
-PRIMARY, AS_PAPER, SCRATCH, SHOWN = (
-    "primary", "paper's settings", "from scratch", "shown only",
-)  # fmt: skip
+PRIMARY, AS_PAPER, SCRATCH, SHOWN = "primary", "paper's settings", "from scratch", "shown only"
+TURNED = "sign turned"
 AGAINST = 0.1  # of the cells of an interpretation: more against it refute it
 SLIGHT = 0.5  # of EK-FAC's LDS: what is behind by more is not slightly so
 SPREAD = 0.1  # standard deviation over seeds, of the mean: more is substantial
 FACTOR = 2.0  # "around", "the same": within a factor of two
 STABLE, UNSTABLE = 0.2, 0.5  # of the best LDS of a sweep: highest minus lowest
-USUAL_DRAWS, PAPER_DRAWS = 1_000, 400
+USUAL_DRAWS = 1_000
 LARGEST_MODEL, SMALLEST_MODEL = "2.8b", "14m"  # of the paper's sweep
-GIB = 2.0**30
 OFF_THE_TEXT = (
     "the warm-up's weights are kept", "subsets have a fixed size", "the rate falls", "fewer than 10,000 queries",
 )  # fmt: skip
@@ -78,6 +79,10 @@ GIVEN_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar10", "ekfac-library"): {"damping": 1e-8},
 }
 GIVEN_TRAK = {"projection": 2048, "ridge": 0.0}  # the paper says little of TRAK: what traker ships counts as its own
+CSV_COLUMNS = (
+    "claim", "counts_as", "ground_truth", "methods", "lds", "scores", "sign", "where", "number", "outcome", "records",
+)  # fmt: skip
+Claim = Mapping[str, Any]  # of claims.toml
 
 
 # ---- what comparisons come to ----
@@ -97,8 +102,8 @@ class Cell:
 class Interpretation:
     """One way to understand a claim, with its cells."""
 
-    words: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    words: tuple[str, ...]  # ground truth, methods, LDS, scores; and the sign where it is turned
+    cells: Sequence[Cell]
     counts_as: str = PRIMARY
     records: tuple[str, ...] = ()
 
@@ -131,8 +136,8 @@ def counted(kind: str, found: Sequence[Interpretation], primary: bool = True) ->
 class Judged:
     """A claim with what the records say of it."""
 
-    claim: Mapping[str, Any]
-    found: tuple[Interpretation, ...]
+    claim: Claim
+    found: Sequence[Interpretation] = ()
     number: str = ""  # what the page shows; of several cells their range
 
     @property
@@ -166,12 +171,11 @@ class Judged:
     def shown_number(self) -> str:
         if self.number or self.primary is None:
             return self.number or "-"
-        if len(self.primary.cells) == 1:
-            return self.primary.cells[0].text
-        return _span([cell.value for cell in self.primary.cells])
+        return self.primary.cells[0].text if len(self.primary.cells) == 1 else span_of(self.primary.cells)
 
 
-def _span(values: Sequence[float]) -> str:
+def span_of(cells: Sequence[Cell]) -> str:
+    values = [cell.value for cell in cells]
     return f"{min(values):+.2f} to {max(values):+.2f}" if values else ""
 
 
@@ -187,15 +191,15 @@ def departures(task: str, label: str, options: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One question of the records, with one set of labels, one metric and one kind of scores."""
+    """One truth of the records, with one set of labels, one metric and one kind of scores."""
 
     ground: str
     protocol: str
     share: float  # alpha_attribution
     metric: str
     normalised: bool
-    labels: tuple[tuple[str, str], ...]  # part -> label
-    rows: pd.DataFrame = field(repr=False)  # of these labels, this ground, share and kind of scores
+    labels: Mapping[str, str]  # part -> label
+    rows: pd.DataFrame = field(repr=False)  # of these labels, this truth, share and kind of scores
 
     @cached_property
     def counts_as(self) -> str:
@@ -203,32 +207,31 @@ class Comparison:
             return SHOWN
         return SCRATCH if self.protocol == "scratch" else AS_PAPER
 
+    @property
+    def as_printed(self) -> bool:
+        """The paper's settings, and its equation: across queries, of raw scores."""
+        return self.counts_as == AS_PAPER and self.metric != "lds" and not self.normalised
+
     @cached_property
     def alphas(self) -> list[float]:
         return sorted(self.rows["alpha"].unique())
 
     @cached_property
-    def _cells(self) -> dict[tuple[str, float], dict[Any, dict[str, Any]]]:
-        found: dict[tuple[str, float], dict[Any, dict[str, Any]]] = {}
-        columns = ["label", "alpha", "truth", "seed", self.metric, "ci_low", "ci_high"]
-        for row in self.rows[columns].to_dict("records"):
-            found.setdefault((row["label"], row["alpha"]), {})[row["truth"], row["seed"]] = row
+    def _measured(self) -> dict[tuple[str, float], dict[int, Measured]]:
+        ends = ["ci_low", "ci_high"] if self.metric == "lds" else []  # across queries there are none
+        found: dict[tuple[str, float], dict[int, Measured]] = {}
+        for label, alpha, seed, *values in (
+            self.rows[["label", "alpha", "seed", self.metric, *ends]].to_numpy().tolist()
+        ):
+            value, low, high = values if ends else (*values, math.nan, math.nan)
+            found.setdefault((label, alpha), {})[seed] = (value, low, high)
         return found
 
-    def by_seed(self, part: str, alpha: float) -> dict[Any, dict[str, Any]]:
-        return self._cells.get((dict(self.labels)[part], alpha), {})
+    def by_seed(self, part: str, alpha: float) -> dict[int, Measured]:
+        return self._measured.get((self.labels[part], alpha), {})
 
     def values(self, part: str, alpha: float) -> list[float]:
-        return [row[self.metric] for row in self.by_seed(part, alpha).values()]
-
-    def estimate(self, part: str, alpha: float) -> Estimate:
-        """A part's LDS over seeds."""
-        if self.metric != "lds":
-            return compare.student(self.values(part, alpha))
-        return compare.over_seeds([self.measured(row) for row in self.by_seed(part, alpha).values()])
-
-    def measured(self, row: Mapping[str, Any]) -> compare.Measured:
-        return row[self.metric], row["ci_low"], row["ci_high"]
+        return [value for value, _, _ in self.by_seed(part, alpha).values()]
 
     def noise(self, alpha: float) -> bool:
         """Whether retraining may be all noise there; LDS across queries has no ceiling."""
@@ -241,24 +244,29 @@ class Comparison:
     @property
     def words(self) -> tuple[str, ...]:
         """What is the same at every attribution share: ground truth, labels, LDS, scores."""
-        labels = " ".join(label for _, label in self.labels)
+        labels = " ".join(self.labels.values())
         return self.ground, labels, METRICS[self.metric], "train-normalised" if self.normalised else "raw"
 
 
 class Evidence:
     """The records of one folder; `vision` and `language` are the tasks that stand for the paper's two."""
 
-    def __init__(self, folder: Path, vision: str = "cifar10", language: str = "pythia14m"):
-        self.folder, self.vision, self.language = folder, vision, language
+    vision, language = "cifar10", "pythia14m"
+
+    def __init__(self, folder: Path):
+        self.folder = folder
         found = without_curves(without_scored_again(load_results(folder)))
         # The paper looks at the full model, and nothing of it keeps the classes' shares.
         rows = found.rows
-        self.results: Results = replace(found, rows=rows[(rows["scheme"] != "balanced") & (rows["reference"] == FULL)])
+        self.results = replace(found, rows=rows[(rows["scheme"] != "balanced") & (rows["reference"] == FULL)])
         self.left_out: list[str] = []
+        self.pairs = compare.pairs_of(self.results.pairs)
 
-    def comparisons(self, task: str, parts: Sequence[str], labels: Mapping[str, str] | None = None) -> list[Comparison]:
+    def comparisons(
+        self, task: str, parts: Sequence[str], labels: Mapping[str, str] = PAPER_LABELS
+    ) -> list[Comparison]:
         """Every ground, share, metric and kind of scores in which all parts were measured, under these labels."""
-        names = {part: (labels or PAPER_LABELS)[part] for part in parts}
+        names = {part: labels[part] for part in parts}
         rows = self.results.rows
         rows = rows[(rows["task"] == task) & rows["label"].isin(names.values())]
         found = []
@@ -269,7 +277,7 @@ class Evidence:
                 mine = here.dropna(subset=[metric])
                 if set(mine["label"]) == set(names.values()) and self._one_setting_each(mine):
                     protocol = str(mine["protocol"].iloc[0])
-                    found.append(Comparison(ground, protocol, share, metric, normalised, tuple(names.items()), mine))
+                    found.append(Comparison(ground, protocol, share, metric, normalised, names, mine))
         return found
 
     def _one_setting_each(self, rows: pd.DataFrame) -> bool:
@@ -282,11 +290,8 @@ class Evidence:
     def nearest(self, comparisons: Sequence[Comparison]) -> list[Comparison]:
         """At each attribution share the record nearest to the paper's text, read as its equation is printed."""
         found: dict[float, Comparison] = {}
-        for one in comparisons:
-            if one.counts_as == AS_PAPER and one.metric != "lds" and not one.normalised:
-                known = found.setdefault(one.share, one)
-                if self.off_the_text(one) < self.off_the_text(known):
-                    found[one.share] = one
+        for one in sorted((one for one in comparisons if one.as_printed), key=self.off_the_text):
+            found.setdefault(one.share, one)
         return [found[share] for share in sorted(found)]
 
     def off_the_text(self, place: Comparison) -> tuple[bool, ...]:
@@ -299,32 +304,17 @@ class Evidence:
             int(place.rows["num_queries"].min()) < 10_000,
         )
 
-    def difference(self, place: Comparison, first: str, second: str, alpha: float, turned: bool = False) -> Estimate:
+    def difference(self, place: Comparison, first: str, second: str, alpha: float) -> Estimate:
         """LDS of a part minus that of another on the same subsets, over the seeds that have both."""
         one, other = place.by_seed(first, alpha), place.by_seed(second, alpha)
-        both = [key for key in one if key in other]
-        if place.metric == "lds" and not turned and len(both) < MANY_SEEDS:
-            pairs = [self._paired(place, first, second, alpha, key[1]) for key in both]
-            first_seeds, second_seeds = ([place.measured(own[key]) for key in both] for own in (one, other))
-            gap = compare.difference(first_seeds, second_seeds, pairs)
-            return gap if both else Estimate(math.nan, num_seeds=0)
-        signs = [-1.0 if turned and part == "bif" else 1.0 for part in (first, second)]
-        return compare.student([signs[0] * one[k][place.metric] - signs[1] * other[k][place.metric] for k in both])
-
-    def _paired(self, place: Comparison, first: str, second: str, alpha: float, seed: int) -> compare.Measured | None:
-        """A run's paired difference, whichever of the two stands first in it."""
-        wanted = (dict(place.labels)[first], dict(place.labels)[second])
-        for run in place.runs:
-            for pair in self.results.records[run].get("pairs", []):
-                where = (pair["alpha"], pair["alpha_attribution"], pair["seed"], pair["normalised"], pair["protocol"])
-                if where != (alpha, place.share, seed, place.normalised, place.protocol) or pair["ci_low"] is None:
-                    continue
-                labels = (pair.get("label") or pair["method"], pair["against"])
-                if labels == wanted:
-                    return pair["difference"], pair["ci_low"], pair["ci_high"]
-                if labels == wanted[::-1]:
-                    return -pair["difference"], -pair["ci_high"], -pair["ci_low"]
-        return None
+        seeds = [seed for seed in one if seed in other]
+        own = place.rows.drop_duplicates("label").set_index("label")
+        series = [str(own["series"][place.labels[part]]) for part in (first, second)]
+        where = [*own[["ground", "truth"]].iloc[0], place.normalised, alpha, place.share]
+        pairs = [
+            compare.paired(self.pairs, (*where, seed), *series) if place.metric == "lds" else None for seed in seeds
+        ]
+        return compare.difference([one[seed] for seed in seeds], [other[seed] for seed in seeds], pairs)
 
     def files(self, name: str, shape: Any) -> list[tuple[str, Any]]:
         return [(self.name(path), record) for path, record in self.results.read(name, shape)]
@@ -356,191 +346,190 @@ def slightly_behind(gap: Estimate, rival: Estimate, margin: float) -> str:
     return HOLDS if gap.mean < 0 <= gap.high and gap.low >= -SLIGHT * rival.mean else OPEN
 
 
-JUDGES: dict[str, Callable[[Estimate, Estimate, float], str]] = {
-    "is_ahead": is_ahead, "not_behind": not_behind, "slightly_behind": slightly_behind,
-}  # fmt: skip
+JUDGES = {"is_ahead": is_ahead, "not_behind": not_behind, "slightly_behind": slightly_behind}
 
 
-def lds(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def grouped(places: Sequence[Comparison]) -> list[list[Comparison]]:
+    """Attribution shares of one interpretation together; those with other settings than they should have, apart."""
+    found: dict[tuple[Any, ...], list[Comparison]] = {}
+    for place in places:
+        found.setdefault((place.words, place.counts_as == SHOWN), []).append(place)
+    return list(found.values())
+
+
+def interpretation(places: Sequence[Comparison], cells: Sequence[Cell], kind: str, sign: str = "") -> Interpretation:
+    grounds = " / ".join(dict.fromkeys(place.ground for place in places))
+    runs = tuple(sorted({run for place in places for run in place.runs}))
+    return Interpretation((grounds, *places[0].words[1:], sign), cells, kind, runs)
+
+
+def interpretations(
+    evidence: Evidence, parts: Sequence[str], cells_of: Callable[[Sequence[Comparison], bool], list[Cell]]
+) -> list[Interpretation]:
+    """The primary one first, then every other one; with BIF's sign turned where its LDS is below 0."""
+    places = evidence.comparisons(evidence.vision, parts)
+    nearest = evidence.nearest(places)
+    asked = [(nearest, PRIMARY, "")] if nearest else []
+    for own in grouped(places):
+        asked.append((own, own[0].counts_as, ""))
+        if len(parts) > 1 and "bif" in parts and np.mean([level_of_bif(place) for place in own]) < 0:
+            asked.append((own, SHOWN, TURNED))
+    return [
+        interpretation(own, cells, kind, sign) for own, kind, sign in asked if (cells := cells_of(own, sign == TURNED))
+    ]
+
+
+def level_of_bif(place: Comparison) -> float:
+    return float(np.mean([np.mean(values) for alpha in place.alphas if (values := place.values("bif", alpha))]))
+
+
+def lds(evidence: Evidence, claim: Claim) -> Judged:
     """LDS of one part against another's at every alpha, or only where the retrained set is smallest or largest."""
     first, second, only = claim["first"], claim["second"], claim.get("only")
     judge, margin = JUDGES[claim.get("judge", "is_ahead")], claim.get("margin", 0.0)
-    places = evidence.comparisons(evidence.vision, (first, second))
 
-    def cells(own: Sequence[Comparison], turned: bool = False) -> Iterator[Cell]:
-        sizes = [alpha * place.share for place in own for alpha in place.alphas]
-        end = (max if only == "largest" else min)(sizes) if only else None
-        for place, alpha in [(one, alpha) for one in own for alpha in one.alphas]:
-            if end is not None and not math.isclose(alpha * place.share, end):
-                continue
-            gap = evidence.difference(place, first, second, alpha, turned)
-            if not gap.num_seeds:
-                continue
-            rival = place.estimate(second, alpha)
-            outcome = OPEN if place.noise(alpha) else judge(gap, rival, margin)
+    def cells_of(places: Sequence[Comparison], turned: bool) -> list[Cell]:
+        asked = [(place, alpha) for place in places for alpha in place.alphas]
+        sizes = [alpha * place.share for place, alpha in asked]
+        if only:
+            end = (max if only == "largest" else min)(sizes)
+            asked = [one for one, size in zip(asked, sizes) if math.isclose(size, end)]
+        cells = []
+        for place, alpha in asked:
             one, other = place.by_seed(first, alpha), place.by_seed(second, alpha)
-            sign = -1 if turned and first == "bif" else 1
-            means = [
-                np.mean([own[key][place.metric] for key in own if key in one and key in other]) for own in (one, other)
-            ]
-            text = f"{sign * means[0]:.3f} - {means[1]:.3f} = {gap}"
-            yield Cell(f"share {place.share:g}, alpha {alpha:g}", text, outcome, gap.mean)
-
-    nearest = evidence.nearest(places)
-    primary = list(cells(nearest)) if nearest else []
-    found = [_interpretation(nearest, primary)] if primary else []
-    for words, own in _grouped(places).items():
-        for turned in (False, True):
-            made = list(cells(own, turned))
-            if turned and ("bif" not in (first, second) or np.mean([_level(place, "bif") for place in own]) >= 0):
+            if not (both := [seed for seed in one if seed in other]):
                 continue
-            if made:
-                kind = SHOWN if turned else own[0].counts_as
-                found.append(_interpretation(own, made, kind, (*words, "sign turned" if turned else "")))
-    span = _span([cell.value for cell in primary]) if len(primary) != 1 else primary[0].text.partition(" = ")[2]
-    return Judged(claim, tuple(found), f"{NAMES[first]} - {NAMES[second]}: {span}" if span else "")
+            mine, rivals = ([own[seed][0] for seed in both] for own in (one, other))
+            gap, rival = evidence.difference(place, first, second, alpha), compare.over_seeds(list(other.values()))
+            if turned:
+                mine, rivals = (
+                    np.negative(v).tolist() if part == "bif" else v for part, v in zip((first, second), (mine, rivals))
+                )
+                gap = compare.student(np.subtract(mine, rivals).tolist())
+            outcome = OPEN if place.noise(alpha) else judge(gap, rival, margin)
+            text = f"{np.mean(mine):.3f} - {np.mean(rivals):.3f} = {gap}"
+            cells.append(Cell(f"share {place.share:g}, alpha {alpha:g}", text, outcome, gap.mean))
+        return cells
+
+    judged = Judged(claim, interpretations(evidence, (first, second), cells_of))
+    if judged.primary is None:
+        return judged
+    cells = judged.primary.cells
+    number = cells[0].text.partition(" = ")[2] if len(cells) == 1 else span_of(cells)
+    return replace(judged, number=f"{NAMES[first]} - {NAMES[second]}: {number}")
 
 
-def _level(place: Comparison, part: str) -> float:
-    return float(np.mean([np.mean(place.values(part, alpha)) for alpha in place.alphas if place.by_seed(part, alpha)]))
-
-
-def _grouped(places: Sequence[Comparison]) -> dict[tuple[str, ...], list[Comparison]]:
-    """Attribution shares of one interpretation together; those with other settings than they should have, apart."""
-    found: dict[tuple[str, ...], list[Comparison]] = {}
-    for place in places:
-        found.setdefault((*place.words, *([SHOWN] if place.counts_as == SHOWN else [])), []).append(place)
-    return found
-
-
-def _interpretation(
-    places: Sequence[Comparison], cells: Sequence[Cell], kind: str = PRIMARY, words: tuple[str, ...] = ()
-) -> Interpretation:
-    grounds = " / ".join(dict.fromkeys(place.ground for place in places))
-    runs = tuple(sorted({run for place in places for run in place.runs}))
-    return Interpretation(words or (grounds, *places[0].words[1:], ""), tuple(cells), kind, runs)
-
-
-def attribution_set(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def attribution_set(evidence: Evidence, claim: Claim) -> Judged:
     """For every method: LDS at a smaller attribution set minus that at a larger one, the same alpha and seeds."""
     parts = ("bif", "ekfac", "gradsim", "trak")
     found, number = [], ""
-    for own in _grouped(evidence.comparisons(evidence.vision, parts)).values():
+    for own in grouped(evidence.comparisons(evidence.vision, parts)):
         cells = []
-        for small, large in ((a, b) for a in own for b in own if a.share < b.share):
-            for part in parts:
-                for alpha in sorted({*small.alphas} & {*large.alphas}):
-                    one, other = (
-                        {key[1]: place.measured(row) for key, row in place.by_seed(part, alpha).items()}
-                        for place in (small, large)
-                    )
-                    seeds = sorted(one.keys() & other.keys())
-                    if small.metric == "lds":
-                        gap = compare.difference([one[s] for s in seeds], [other[s] for s in seeds])
-                    else:
-                        gap = compare.student([one[s][0] - other[s][0] for s in seeds])
-                    where = f"{part}, share {small.share:g} against {large.share:g}, alpha {alpha:g}"
-                    # Noise alone lowers LDS: a smaller set under a ceiling that may be 0 says nothing.
-                    outcome = OPEN if small.noise(alpha) else is_ahead(gap, gap, 0.0)
-                    cells.append(Cell(where, str(gap), outcome, gap.mean))
-        printed = own[0].metric != "lds" and not own[0].normalised and own[0].counts_as == AS_PAPER
+        for small, large, part in ((a, b, part) for a in own for b in own if a.share < b.share for part in parts):
+            for alpha in sorted({*small.alphas} & {*large.alphas}):
+                one, other = small.by_seed(part, alpha), large.by_seed(part, alpha)
+                seeds = sorted(one.keys() & other.keys())
+                gap = compare.difference([one[seed] for seed in seeds], [other[seed] for seed in seeds])
+                where = f"{part}, share {small.share:g} against {large.share:g}, alpha {alpha:g}"
+                # Noise alone lowers LDS: a smaller set under a ceiling that may be 0 says nothing.
+                outcome = OPEN if small.noise(alpha) else is_ahead(gap, gap, 0.0)
+                cells.append(Cell(where, str(gap), outcome, gap.mean))
         if cells:
-            found.append(_interpretation(own, cells, PRIMARY if printed else own[0].counts_as))
-            number = f"small - large set: {_span([cell.value for cell in cells])}" if printed else number
-    return Judged(claim, tuple(found), number)
+            found.append(interpretation(own, cells, PRIMARY if own[0].as_printed else own[0].counts_as))
+            number = f"small - large set: {span_of(cells)}" if own[0].as_printed else number
+    return Judged(claim, found, number)
 
 
-def _all_and_nearest(evidence: Evidence, parts: Sequence[str]) -> Iterator[tuple[str, list[Comparison]]]:
-    """The primary interpretation first, then every other one."""
-    places = evidence.comparisons(evidence.vision, parts)
-    if nearest := evidence.nearest(places):
-        yield PRIMARY, nearest
-    for own in _grouped(places).values():
-        yield own[0].counts_as, own
-
-
-def seed_spread(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def seed_spread(evidence: Evidence, claim: Claim) -> Judged:
     """EK-FAC's standard deviation over seeds, of its mean, pooled over alphas and shares.
 
     The alphas of one share have their base models in common: a share counts its seeds once.
     """
-    found = []
-    for kind, own in _all_and_nearest(evidence, ("ekfac",)):
+
+    def cells_of(places: Sequence[Comparison], turned: bool) -> list[Cell]:
         ratios, degrees = [], 0
-        for place in own:
+        for place in places:
             values = [np.array(place.values("ekfac", alpha)) for alpha in place.alphas if not place.noise(alpha)]
             several = [one for one in values if len(one) > 1 and one.mean()]
             ratios += [float(one.std(ddof=1) / abs(one.mean())) for one in several]
             degrees += min((len(one) - 1 for one in several), default=0)
         if not degrees:
-            continue
+            return []
         share = math.sqrt(float(np.mean(np.square(ratios))))
-        low, high = (share * math.sqrt(degrees / (2 * special.gammaincinv(degrees / 2, q))) for q in (0.975, 0.025))
+        low, high = (share * most_spread(degrees, q) for q in (0.975, 0.025))
         text = f"standard deviation {share:.0%} of LDS [{low:.0%}, {high:.0%}]"
-        cell = Cell("EK-FAC", text, decided(low, high, SPREAD), share)
-        found.append(_interpretation(own, [cell], kind))
-    return Judged(claim, tuple(found))
+        return [Cell("EK-FAC", text, decided(low, high, SPREAD), share)]
+
+    return Judged(claim, interpretations(evidence, ("ekfac",), cells_of))
 
 
-def within_seed(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def most_spread(degrees: int, quantile: float) -> float:
+    """A standard deviation, of the measured one, at a quantile of chi-squared."""
+    return math.sqrt(degrees / (2 * special.gammaincinv(degrees / 2, quantile)))
+
+
+def within_seed(evidence: Evidence, claim: Claim) -> Judged:
     """Whether BIF and EK-FAC are nearer to each other than EK-FAC's LDS in one seed to that in another."""
-    found = []
-    for kind, own in _all_and_nearest(evidence, ("bif", "ekfac")):
+
+    def cells_of(places: Sequence[Comparison], turned: bool) -> list[Cell]:
         cells = []
-        for place in own:
-            for alpha in place.alphas:
-                gap = evidence.difference(place, "bif", "ekfac", alpha)
-                values = np.array(place.values("ekfac", alpha))
-                if len(values) < 3 or not gap.known:
-                    continue
-                spread, degrees = float(values.std(ddof=1)), len(values) - 1
-                most = spread * math.sqrt(degrees / (2 * special.gammaincinv(degrees / 2, 0.025)))
-                least = max(0.0, gap.low, -gap.high)  # of the difference, whichever way
-                far = max(abs(gap.low), abs(gap.high))
-                outcome = FAILS if least > most else HOLDS if far <= most else OPEN
-                text = f"apart {gap}; over seeds {spread:.3f}, up to {most:.3f}"
-                cells.append(Cell(f"share {place.share:g}, alpha {alpha:g}", text, outcome, gap.mean))
-        if cells:
-            found.append(_interpretation(own, cells, kind))
-    return Judged(claim, tuple(found))
+        for place, alpha in [(one, alpha) for one in places for alpha in one.alphas if not turned]:
+            gap = evidence.difference(place, "bif", "ekfac", alpha)
+            values = np.array(place.values("ekfac", alpha))
+            if len(values) < 3 or not gap.known:
+                continue
+            spread = float(values.std(ddof=1))
+            most = spread * most_spread(len(values) - 1, 0.025)
+            least = max(0.0, gap.low, -gap.high)  # of the difference, whichever way
+            far = max(abs(gap.low), abs(gap.high))
+            outcome = FAILS if least > most else HOLDS if far <= most else OPEN
+            text = f"apart {gap}; over seeds {spread:.3f}, up to {most:.3f}"
+            cells.append(Cell(f"share {place.share:g}, alpha {alpha:g}", text, outcome, gap.mean))
+        return cells
+
+    return Judged(claim, interpretations(evidence, ("bif", "ekfac"), cells_of))
 
 
-def language_table(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def language_table(evidence: Evidence, claim: Claim) -> Judged:
     """Our LDS beside the table's. A stand-in for its weights can neither meet nor miss it."""
     found, shown = [], []
-    for part in ("gradsim", "ekfac", "bif"):
-        for place in evidence.comparisons(evidence.language, (part,)):
-            cells = [
-                Cell(f"alpha {alpha:g}", str(place.estimate(part, alpha)), OPEN, place.estimate(part, alpha).mean)
-                for alpha in place.alphas
-            ]
-            found.append(_interpretation([place], cells, SHOWN))
-            if place.counts_as == AS_PAPER and place.metric == "lds" and not place.normalised:
-                shown.append(f"{part} {cells[0].value:.3f}")
-    return Judged(claim, tuple(found), number=", ".join(dict.fromkeys(shown)))
+    for place in [
+        one for part in ("gradsim", "ekfac", "bif") for one in evidence.comparisons(evidence.language, (part,))
+    ]:
+        (part,) = place.labels
+        estimates = [(alpha, compare.over_seeds(list(place.by_seed(part, alpha).values()))) for alpha in place.alphas]
+        found.append(
+            interpretation(
+                [place], [Cell(f"alpha {alpha:g}", str(one), OPEN, one.mean) for alpha, one in estimates], SHOWN
+            )
+        )
+        if place.counts_as == AS_PAPER and place.metric == "lds" and not place.normalised:
+            shown.append(f"{part} {estimates[0][1].mean:.3f}")
+    return Judged(claim, found, ", ".join(dict.fromkeys(shown)))
 
 
-def implementations(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def implementations(evidence: Evidence, claim: Claim) -> Judged:
     """Token covariances averaged are raw BIF, sequence losses correlated the train-normalised one: no more than a
     query's own scale, which changes no rank across subsets, lies between them."""
-    both = [evidence.comparisons(evidence.language, ("bif",), {"bif": label}) for label in ("bif-paper", "bif")]
-    places = [one for own in both for one in own if one.metric == "lds"]
     found = []
-    for raw in (place for place in places if not place.normalised):
-        for other in (one for one in places if one.normalised and (one.ground, one.labels) == (raw.ground, raw.labels)):
-            for alpha in sorted({*raw.alphas} & {*other.alphas}):
+    for label in ("bif-paper", "bif"):
+        places = evidence.comparisons(evidence.language, ("bif",), {"bif": label})
+        of_kind = {(place.ground, place.normalised): place for place in places if place.metric == "lds"}
+        for (ground, normalised), raw in of_kind.items():
+            other = of_kind.get((ground, True))
+            for alpha in [] if normalised or other is None else sorted({*raw.alphas} & {*other.alphas}):
                 one, two = raw.by_seed("bif", alpha), other.by_seed("bif", alpha)
-                gap = compare.student([one[key]["lds"] - two[key]["lds"] for key in one if key in two])
+                gap = compare.student([one[seed][0] - two[seed][0] for seed in one if seed in two])
                 outcome = decided(gap.low, gap.high, -claim["margin"], claim["margin"])
-                cell = Cell(f"alpha {alpha:g}", str(gap), outcome, gap.mean)
-                found.append(_interpretation([raw], [cell], PRIMARY if gap.known else SHOWN))
-    return Judged(claim, tuple(found))
+                cells = [Cell(f"alpha {alpha:g}", str(gap), outcome, gap.mean)]
+                found.append(interpretation([raw], cells, PRIMARY if gap.known else SHOWN))
+    return Judged(claim, found)
 
 
 # ---- rules about settings, draws and pictures ----
 
 
-def _kind(swept: Mapping[str, Any], method: str, options: Mapping[str, Any] | None, varied: Sequence[str]) -> str:
+def kind_of(swept: Mapping[str, Any], method: str, options: Mapping[str, Any] | None, varied: Sequence[str]) -> str:
     """Whose settings a curve or a sweep over `varied` has, and whose protocol; without settings nobody knows."""
     if not options:
         return SHOWN
@@ -549,13 +538,11 @@ def _kind(swept: Mapping[str, Any], method: str, options: Mapping[str, Any] | No
     return SHOWN if tuned else SCRATCH if swept["protocol"] == "scratch" else AS_PAPER
 
 
-def sweep(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def sweep(evidence: Evidence, claim: Claim) -> Judged:
     """How far LDS ranges over a sweep of BIF's settings, of its best; first the sweep at the smallest alpha, raw."""
     task, stable = getattr(evidence, claim["task"]), claim["stable"]
     found: list[Interpretation] = []
-    for name, record in sorted(
-        evidence.files("sweep.json", schema.SweepRecord), key=lambda one: (one[1]["task"] != task, str(one[1]["alpha"]))
-    ):
+    for name, record in sorted(evidence.files("sweep.json", schema.SweepRecord), key=lambda one: str(one[1]["alpha"])):
         if record["task"] != task or record["method"] != "bif":
             continue
         cells = record["cells"]
@@ -564,7 +551,7 @@ def sweep(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
         if claim.get("converged"):  # of the loss trace, by R-hat of its mean
             cells = [cell for cell in cells if (cell.get("rhat") or math.inf) <= RHAT_LIMIT]
         reach = max((c["ci_high"] - c["lds"] for c in cells if c.get("ci_high") is not None), default=0.0)
-        kind = _kind(record, "bif", record.get("options"), list(record["axes"]))
+        kind = kind_of(record, "bif", record.get("options"), list(record["axes"]))
         for column, scores in (("lds", "raw"), ("lds_normalised", "train-normalised")):
             values = [cell[column] for cell in cells if cell.get(column) is not None]
             if len(values) < 3 or max(values) <= 0:
@@ -572,58 +559,52 @@ def sweep(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
             best, worst = max(values), min(values)
             share = (best - worst) / best
             moved = share > UNSTABLE and best - worst > reach  # more than noise may
-            outcome = HOLDS if share <= STABLE else FAILS if moved else OPEN
-            if not stable:
-                outcome = {HOLDS: FAILS, FAILS: HOLDS}.get(outcome, outcome)
+            outcome = (HOLDS if stable else FAILS) if share <= STABLE else OPEN
+            outcome = (FAILS if stable else HOLDS) if moved else outcome
             text = f"LDS {worst:.3f} to {best:.3f} over {len(values)} settings"
+            words = (f"{record['protocol']}, alpha {record['alpha']}", "bif", METRICS["lds"], scores)
             cell = Cell(f"alpha {record['alpha']}", text, outcome, share)
-            words = (f"{record['protocol']}, alpha {record['alpha']}", "bif", METRICS["lds"], scores, "")
-            found.append(Interpretation(words, (cell,), counted(kind, found), (name,)))
-    return Judged(claim, tuple(found))
+            found.append(Interpretation(words, [cell], counted(kind, found), (name,)))
+    return Judged(claim, found)
 
 
-def _curves(evidence: Evidence, claim: Mapping[str, Any], method: str, axis: str, judge: Callable) -> Judged:
-    """Curves of LDS against what is spent; raw scores with the paper's settings first."""
+def curve(evidence: Evidence, claim: Claim) -> Judged:
+    """LDS against what is spent on one axis of a method; raw scores with the paper's settings first."""
     found: list[Interpretation] = []
+    asked = claim["method"], claim["axis"]
     for name, budget in evidence.files("budget.json", schema.BudgetRecord):
-        for curve in budget["curves"]:
-            if budget["task"] != evidence.vision or (curve["method"], curve["axis"]) != (method, axis):
+        for one in budget["curves"]:
+            if budget["task"] != evidence.vision or (one["method"], one["axis"]) != asked:
                 continue
-            points = sorted((p for p in curve["points"] if p["lds"] is not None), key=lambda point: point["value"])
-            cell = judge(points)
-            kind = _kind(budget, method, curve.get("options"), (axis,))
-            scores = "train-normalised" if curve.get("normalised") else "raw"
+            points = sorted((point for point in one["points"] if point["lds"] is not None), key=lambda p: p["value"])
+            cell = (few_draws if claim["axis"] == "draws" else more_checkpoints)(points)
+            kind = kind_of(budget, one["method"], one.get("options"), (one["axis"],))
+            scores = "train-normalised" if one.get("normalised") else "raw"
             if cell is not None:
-                words = (f"{budget['protocol']}, alpha {budget['alpha']}", method, METRICS["lds"], scores, "")
-                found.append(Interpretation(words, (cell,), counted(kind, found, scores == "raw"), (name,)))
-    return Judged(claim, tuple(found))
+                words = (f"{budget['protocol']}, alpha {budget['alpha']}", one["method"], METRICS["lds"], scores)
+                found.append(Interpretation(words, [cell], counted(kind, found, scores == "raw"), (name,)))
+    return Judged(claim, found)
 
 
-def few_draws(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
-    def judge(points: Sequence[Mapping[str, Any]]) -> Cell | None:
-        few = [point for point in points if point["value"] <= USUAL_DRAWS]
-        if not few or few[-1].get("ci_low") is None:
-            return None
-        at, last = few[-1], points[-1]
-        text = f"LDS {at['lds']:.3f} at {at['value']:,.0f} draws, {last['lds']:.3f} at {last['value']:,.0f}"
-        return Cell("draws", text, decided(at["ci_low"], at["ci_high"], 0.0), at["lds"])
-
-    return _curves(evidence, claim, "bif", "draws", judge)
+def few_draws(points: Sequence[Mapping[str, Any]]) -> Cell | None:
+    few = [point for point in points if point["value"] <= USUAL_DRAWS]
+    if not few or few[-1].get("ci_low") is None:
+        return None
+    at, last = few[-1], points[-1]
+    text = f"LDS {at['lds']:.3f} at {at['value']:,.0f} draws, {last['lds']:.3f} at {last['value']:,.0f}"
+    return Cell("draws", text, decided(at["ci_low"], at["ci_high"], 0.0), at["lds"])
 
 
-def more_checkpoints(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
-    def judge(points: Sequence[Mapping[str, Any]]) -> Cell | None:
-        if len(points) < 2:
-            return None
-        one, most = ((p["lds"], p.get("ci_low", math.nan), p.get("ci_high", math.nan)) for p in (points[0], points[-1]))
-        gap = compare.difference([most], [one])
-        text = f"LDS {one[0]:.3f} with {points[0]['value']:.0f}, {most[0]:.3f} with {points[-1]['value']:.0f}"
-        return Cell("checkpoints", text, is_ahead(gap, gap, 0.0), gap.mean)
-
-    return _curves(evidence, claim, "trak", "checkpoints", judge)
+def more_checkpoints(points: Sequence[Mapping[str, Any]]) -> Cell | None:
+    if len(points) < 2:
+        return None
+    one, most = ((p["lds"], p.get("ci_low", math.nan), p.get("ci_high", math.nan)) for p in (points[0], points[-1]))
+    gap = compare.difference([most], [one])
+    text = f"LDS {one[0]:.3f} with {points[0]['value']:.0f}, {most[0]:.3f} with {points[-1]['value']:.0f}"
+    return Cell("checkpoints", text, is_ahead(gap, gap, 0.0), gap.mean)
 
 
-def shared_images(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def shared_images(evidence: Evidence, claim: Claim) -> Judged:
     """The share of a query's ten most helpful examples that BIF and EK-FAC both name, against chance."""
     for path in sorted(evidence.folder.rglob("examples.json")):
         record = read_json(path)
@@ -635,89 +616,78 @@ def shared_images(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
                 low = one["shared"] - 1.96 * one["error"]
                 text = f"{one['shared']:.0%} of the ten most helpful shared; chance {one['chance']:.0%}"
                 cell = Cell("top ten", text, HOLDS if low > one["chance"] else OPEN, one["shared"])
-                words = ("googlenet", "bif ekfac", "shared examples", "train-normalised", "")
-                return Judged(claim, (Interpretation(words, (cell,), PRIMARY, (evidence.name(path),)),))
-    return Judged(claim, ())
+                words = ("googlenet", "bif ekfac", "shared examples", "train-normalised")
+                return Judged(claim, [Interpretation(words, [cell], PRIMARY, (evidence.name(path),))])
+    return Judged(claim)
 
 
-def rmsprop(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def rmsprop(evidence: Evidence, claim: Claim) -> Judged:
     """The median LDS over the settings that a tuning tried, of each sampler; one that diverged counts as 0."""
     found, better = [], []
     for path in sorted(evidence.folder.rglob("tune.json")):
         if any(path.parent.glob("*-alpha-*.json")):  # chosen by LDS within class, of which the paper says nothing
             continue
         record = read_json(path)
-        grid = record.get("methods", {}).get("bif", {}).get("grid", [])
-        medians = [
-            float(np.median([one["lds_raw"] or 0.0 for one in grid if ("sampler" in one["options"]) is rms]))
-            for rms in (True, False)
-            if any(("sampler" in one["options"]) is rms for one in grid)
-        ]
-        if len(medians) == 2:
-            better.append(medians[0] > medians[1])
-            cell = Cell("medians", f"RMSprop-SGLD {medians[0]:.3f}, SGLD {medians[1]:.3f}", OPEN, medians[0])
-            words = (f"{record['task']}, {record['protocol']}", "bif", METRICS["lds"], "raw", "")
-            found.append(Interpretation(words, (cell,), SHOWN, (evidence.name(path),)))
-    number = f"median better in {sum(better)} of {len(better)} tunings" if better else ""
-    return Judged(claim, tuple(found), number)
+        lds_of: dict[bool, list[float]] = {True: [], False: []}  # whether a sampler was named
+        for one in record.get("methods", {}).get("bif", {}).get("grid", []):
+            lds_of["sampler" in one["options"]].append(one["lds_raw"] or 0.0)
+        if all(lds_of.values()):
+            rms, sgld = (float(np.median(values)) for values in lds_of.values())
+            better.append(rms > sgld)
+            cell = Cell("medians", f"RMSprop-SGLD {rms:.3f}, SGLD {sgld:.3f}", OPEN, rms)
+            words = (f"{record['task']}, {record['protocol']}", "bif", METRICS["lds"], "raw")
+            found.append(Interpretation(words, [cell], SHOWN, (evidence.name(path),)))
+    return Judged(claim, found, f"median better in {sum(better)} of {len(better)} tunings" if better else "")
 
 
-def damped_limit(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def damped_limit(evidence: Evidence, claim: Claim) -> Judged:
     """The distance of the exact local BIF from the damped influence function, as the posterior narrows."""
     path = evidence.folder / "limit" / "limit.json"
     if not path.is_file():
-        return Judged(claim, ())
+        return Judged(claim)
     exact = sorted(read_json(path)["exact"], key=lambda one: one["n_beta"])
     falling = all(a["distance"] > b["distance"] for a, b in pairwise(exact))
     first, last = exact[0], exact[-1]
-    ends = (f"{one['distance']:.2g} at n_beta {one['n_beta']:,.0f}" for one in (first, last))
+    ends = ", ".join(f"{one['distance']:.2g} at n_beta {one['n_beta']:,.0f}" for one in (first, last))
     # Of leading order: a tenth of the width leaves about a tenth of the distance.
     slope = math.log(last["distance"] / first["distance"]) / math.log(last["n_beta"] / first["n_beta"])
-    cell = Cell(
-        "distance", f"distance {', '.join(ends)}", HOLDS if falling and slope < -0.75 else FAILS, last["distance"]
-    )
-    words = ("logistic regression", "bif", "distance", "raw", "")
-    return Judged(claim, (Interpretation(words, (cell,), PRIMARY, ("limit/limit.json",)),))
+    outcome = HOLDS if falling and slope < -0.75 else FAILS
+    words = ("logistic regression", "bif", "distance", "raw")
+    cell = Cell("distance", f"distance {ends}", outcome, last["distance"])
+    return Judged(claim, [Interpretation(words, [cell], PRIMARY, (evidence.name(path),))])
 
 
-def no_record(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
-    return Judged(claim, ())
+def no_record(evidence: Evidence, claim: Claim) -> Judged:
+    return Judged(claim)
 
 
 # ---- rules about costs ----
 
 
-def times_faster(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def times_faster(evidence: Evidence, claim: Claim) -> Judged:
     """BIF's seconds over EK-FAC's, timed in one run. The claim is about the paper's sampler; ours is shown."""
     found, shown = [], ""
     for name, record in evidence.files("speed.json", schema.SpeedRecord):
         rows = {row.get("label") or row["method"]: row for row in record["rows"]}
         ekfac = rows.get("ekfac-library") or rows.get("ekfac")
-        if evidence.vision not in json.dumps(record.get("question") or record.get("description") or ""):
-            continue
-        for label, bif in rows.items():
-            if ekfac is None or not bif["method"].startswith("bif"):
+        about = json.dumps(record.get("question") or record.get("description") or "")
+        for label, bif in rows.items() if ekfac and evidence.vision in about else ():
+            if not bif["method"].startswith("bif"):
                 continue
             all_bif, all_ekfac = (row.get("all_seconds") or [row["seconds"]] for row in (bif, ekfac))
             ratio = bif["seconds"] / ekfac["seconds"]
             low, high = min(all_bif) / max(all_ekfac), max(all_bif) / min(all_ekfac)
             outcome = decided(low, high, claim["factor"] / FACTOR, claim["factor"] * FACTOR)
             text = f"{bif['seconds']:.1f} s / {ekfac['seconds']:.1f} s = {ratio:.2f} [{low:.2f}, {high:.2f}]"
-            theirs = bif["method"] == "bif_devinterp"
-            words = ("timed in one run", f"{label} ekfac", "seconds", "", "")
-            found.append(Interpretation(words, (Cell("BIF / EK-FAC", text, outcome, ratio),),
-                                        PRIMARY if theirs else SHOWN, (name,)))  # fmt: skip
+            kind = PRIMARY if bif["method"] == "bif_devinterp" else SHOWN
+            words = ("timed in one run", f"{label} ekfac", "seconds")
+            found.append(Interpretation(words, [Cell("BIF / EK-FAC", text, outcome, ratio)], kind, (name,)))
             shown = shown or f"our BIF takes {ratio:.2f} of EK-FAC's time"
-    primary = any(one.counts_as == PRIMARY for one in found)
-    return Judged(claim, tuple(found), "" if primary else shown)
+    return Judged(claim, found, "" if any(one.counts_as == PRIMARY for one in found) else shown)
 
 
-def suite(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
+def suite(evidence: Evidence, claim: Claim) -> Judged:
     """Of the Pythia suite at the paper's fitting set; what only smaller models were measured for decides nothing."""
-    from bench.scaling.estimate import PAPER_FITTED, RIVALS, by_device
-    from bench.scaling.rows import read_rows, setting_of
-    from bench.scaling.suite import SUITE
-
     found: list[Interpretation] = []
     for path in evidence.results.files("scaling.csv"):
         try:
@@ -729,50 +699,50 @@ def suite(evidence: Evidence, claim: Mapping[str, Any]) -> Judged:
             if not set(RIVALS) <= set(estimator.methods()):
                 continue
             setting = setting_of(min(estimator.of("bif"), key=lambda row: row["queries"]))
-            largest = min(max(row["parameters"] for row in estimator.of(method)) for method in RIVALS)
             cell = SUITE_CELLS[claim["quantity"]](estimator, replace(setting, fit_examples=PAPER_FITTED))
+            largest = min(max(row["parameters"] for row in estimator.of(method)) for method in RIVALS)
             if largest < SUITE[LARGEST_MODEL].num_parameters:
                 cell = replace(cell, text=f"{cell.text}; no run as large", outcome=OPEN)
-            words = (f"Pythia-{LARGEST_MODEL}", "bif ekfac", device, "", "")
-            found.append(Interpretation(words, (cell,), counted(AS_PAPER, found), (evidence.name(path),)))
-    return Judged(claim, tuple(found))
+            words = (f"Pythia-{LARGEST_MODEL}", "bif ekfac", device)
+            found.append(Interpretation(words, [cell], counted(AS_PAPER, found), (evidence.name(path),)))
+    return Judged(claim, found)
 
 
-def _both(estimator: Any, setting: Any, model: str = LARGEST_MODEL) -> tuple[Any, Any, Estimate]:
+def both_estimates(estimator: Estimator, setting: Setting, model: str = LARGEST_MODEL) -> tuple[Any, Any, Estimate]:
     """BIF's and EK-FAC's estimates, and the ratio of EK-FAC's seconds to BIF's."""
-    from bench.scaling.estimate import RIVALS, ratio_ends
-    from bench.scaling.suite import SUITE
-
     bif, ekfac = (estimator.estimate(method, SUITE[model], setting) for method in RIVALS)
     return bif, ekfac, Estimate(ekfac.seconds / bif.seconds, *ratio_ends(ekfac, bif))
 
 
-def suite_faster(estimator: Any, setting: Any) -> Cell:
-    bif, _, ratio = _both(estimator, setting)
-    text = f"{ratio.mean:,.0f}x [{ratio.low:,.0f}, {ratio.high:,.0f}]; BIF {duration(bif.seconds)}"
+def times_text(ratio: Estimate) -> str:
+    return f"{ratio.mean:,.0f}x [{ratio.low:,.0f}, {ratio.high:,.0f}]"
+
+
+def suite_faster(estimator: Estimator, setting: Setting) -> Cell:
+    bif, _, ratio = both_estimates(estimator, setting)
+    text = f"{times_text(ratio)}; BIF {duration(bif.seconds)}"
     return Cell("EK-FAC / BIF", text, decided(ratio.low, ratio.high, 10**1.5), ratio.mean)
 
 
-def suite_scales(estimator: Any, setting: Any) -> Cell:
-    small, large = (_both(estimator, setting, model)[2] for model in (SMALLEST_MODEL, LARGEST_MODEL))
-    one, other = (f"{r.mean:,.0f}x [{r.low:,.0f}, {r.high:,.0f}]" for r in (small, large))
-    outcome = decided(large.low - small.high, large.high - small.low, 0.0)
-    return Cell("EK-FAC / BIF", f"{one} at 14M, {other} at 2.8B", outcome, large.mean)
+def suite_scales(estimator: Estimator, setting: Setting) -> Cell:
+    small, large = (both_estimates(estimator, setting, model)[2] for model in (SMALLEST_MODEL, LARGEST_MODEL))
+    text = f"{times_text(small)} at 14M, {times_text(large)} at 2.8B"
+    return Cell("EK-FAC / BIF", text, decided(large.low - small.high, large.high - small.low, 0.0), large.mean)
 
 
-def suite_memory(estimator: Any, setting: Any) -> Cell:
-    bif, ekfac, _ = _both(estimator, setting)
+def suite_memory(estimator: Estimator, setting: Setting) -> Cell:
+    bif, ekfac, _ = both_estimates(estimator, setting)
     ratio = ekfac.peak_memory_bytes / bif.peak_memory_bytes
     text = f"EK-FAC {bytes_text(ekfac.peak_memory_bytes)}, BIF {bytes_text(bif.peak_memory_bytes)}"
     return Cell("peak memory", text, decided(ratio, ratio, 1 / FACTOR, FACTOR), ratio)
 
 
-def suite_disk(estimator: Any, setting: Any) -> Cell:
-    size = _both(estimator, setting)[1].disk_bytes / GIB
-    return Cell("disk", f"{size:.1f} GiB", decided(size, size, 0.9 * 41, 1.1 * 41), size)
+def suite_disk(estimator: Estimator, setting: Setting) -> Cell:
+    gib = both_estimates(estimator, setting)[1].disk_bytes / 2**30
+    return Cell("disk", f"{gib:.1f} GiB", decided(gib, gib, 0.9 * 41, 1.1 * 41), gib)
 
 
-def suite_fit(estimator: Any, setting: Any) -> Cell:
+def suite_fit(estimator: Estimator, setting: Setting) -> Cell:
     """At least half of EK-FAC's seconds, of the largest model measured."""
     rows = [row for row in estimator.of("ekfac") if row["fit_examples"] == setting.fit_examples]
     if not rows:
@@ -782,30 +752,26 @@ def suite_fit(estimator: Any, setting: Any) -> Cell:
     return Cell("fit / (fit + score)", f"the fit is {share:.1%} of EK-FAC's time", decided(share, share, 0.5), share)
 
 
-def suite_queries(estimator: Any, setting: Any) -> Cell:
+def suite_queries(estimator: Estimator, setting: Setting) -> Cell:
     """BIF is surely cheaper at the paper's number of queries, and EK-FAC by the estimate from some number on."""
-    from bench.scaling.estimate import crossing_in
-    from bench.scaling.suite import SUITE
-
     crossing = crossing_in(estimator, SUITE[LARGEST_MODEL], setting, "queries")
     if len(crossing.values) != 1:
         return Cell("queries", "no single crossing up to a million queries", OPEN)
-    value = crossing.values[0]
     right = crossing.cheaper[-1] == "ekfac" and (crossing.low or 0) > setting.queries
-    rounded = float(f"{value:.2g}")
-    text = f"EK-FAC is cheaper above about {rounded:,.0f} queries, not below {float(f'{crossing.low or 0:.2g}'):,.0f}"
-    return Cell("queries", text, HOLDS if right else FAILS, value)
+    value, low = (float(f"{one or 0:.2g}") for one in (crossing.values[0], crossing.low))
+    text = f"EK-FAC is cheaper above about {value:,.0f} queries, not below {low:,.0f}"
+    return Cell("queries", text, HOLDS if right else FAILS, crossing.values[0])
 
 
-SUITE_CELLS: dict[str, Callable[[Any, Any], Cell]] = {
+SUITE_CELLS: dict[str, Callable[[Estimator, Setting], Cell]] = {
     "faster": suite_faster, "scales": suite_scales, "memory": suite_memory, "disk": suite_disk, "fit": suite_fit,
     "queries": suite_queries,
 }  # fmt: skip
-RULES: dict[str, Callable[[Evidence, Mapping[str, Any]], Judged]] = {
+RULES: dict[str, Callable[[Evidence, Claim], Judged]] = {
     one.__name__: one
     for one in (
-        lds, attribution_set, seed_spread, within_seed, sweep, few_draws, more_checkpoints, times_faster, suite,
-        language_table, implementations, shared_images, rmsprop, damped_limit, no_record,
+        lds, attribution_set, seed_spread, within_seed, sweep, curve, times_faster, suite, language_table,
+        implementations, shared_images, rmsprop, damped_limit, no_record,
     )
 }  # fmt: skip
 
@@ -852,26 +818,19 @@ def page(evidence: Evidence, judged: Sequence[Judged]) -> str:
         summary=" With the paper's settings, BIF predicts retraining worse than EK-FAC." if behind else "",
         turned=_turned(judged), valley=_valley(evidence), off=_off(evidence),
     )  # fmt: skip
-    rows = [
-        [
-            number, f"{one.claim['quote']} ({one.claim['label']})", f"**{one.verdict}**", one.shown_number, one.agree,
-            one.why,
-        ]
-        for number, one in enumerate(judged, 1)
-    ]  # fmt: skip
+    rows = []
+    for number, one in enumerate(judged, 1):
+        quote = f"{one.claim['quote']} ({one.claim['label']})"
+        rows.append([number, quote, f"**{one.verdict}**", one.shown_number, one.agree, one.why])
     header = ["", "the paper says", "verdict", "our number", "others agree", "why"]
     return f"{text}\n{markdown_table(header, rows)}\n"
 
 
 def _turned(judged: Sequence[Judged]) -> str:
     """The range of BIF - EK-FAC with BIF's sign turned, as printed, raw scores."""
-    values = [
-        cell.value
-        for found in judged[0].found
-        if found.words[2:] == (METRICS["lds_across_queries"], "raw", "sign turned")
-        for cell in found.cells
-    ]
-    return _span(values) or "not measured"
+    words = (METRICS["lds_across_queries"], "raw", TURNED)
+    cells = [cell for found in judged[0].found if found.words[2:] == words for cell in found.cells]
+    return span_of(cells) or "not measured"
 
 
 def _valley(evidence: Evidence) -> str:
@@ -908,14 +867,13 @@ def cells_csv(judged: Sequence[Judged]) -> str:
     """A row a cell: claim, interpretation, what it counts as, the number and its outcome."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    columns = ["claim", "counts_as", "ground_truth", "methods", "lds", "scores", "sign", "where", "number", "outcome"]
-    writer.writerow([*columns, "records"])
+    writer.writerow(CSV_COLUMNS)
     for number, one in enumerate(judged, 1):
         for found in one.found:
-            words = (*found.words, "")[:5]
+            words = (*found.words, "", "")[:5]
             for cell in found.cells:
-                first = [number, found.counts_as, *words, cell.where]
-                writer.writerow([*first, cell.text, cell.outcome, " ".join(found.records)])
+                told = [cell.where, cell.text, cell.outcome, " ".join(found.records)]
+                writer.writerow([number, found.counts_as, *words, *told])
     return text.getvalue()
 
 

@@ -17,18 +17,25 @@ comparison at a time: of twenty true ties about one is called a lead.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench.metrics import MANY_SEEDS
 from bench.metrics.intervals import t_quantile
 
+if TYPE_CHECKING:  # numbers are compared without pandas
+    import pandas as pd
+
 CONFIDENCE = 0.95
 NEGLIGIBLE = 0.0005
 
-Measured = tuple[float, float, float]  # a value and the two ends of its own 95 % interval
+PLACE = ["ground", "truth", "normalised", "alpha", "alpha_attribution"]  # rows alike in these answer one question
+
+Measured = tuple[float, float, float]  # a value and the two ends of its own 95 % interval; NaN where it has none
+Pairs = Mapping[tuple[Any, ...], Measured]  # (*place, seed, series, rival) -> a seed's paired difference
 
 
 @dataclass(frozen=True)
@@ -63,9 +70,9 @@ def student(values: Sequence[float]) -> Estimate:
 
 
 def over_seeds(seeds: Sequence[Measured]) -> Estimate:
-    """Of each seed's (value, low, high): Student's interval of many, the outermost ends of few."""
+    """Of each seed's (value, low, high): Student's interval of many or without ends, else the outermost ends."""
     values = [value for value, _, _ in seeds]
-    if len(seeds) >= MANY_SEEDS or not seeds:
+    if len(seeds) >= MANY_SEEDS or all(math.isnan(low) and math.isnan(high) for _, low, high in seeds):
         return student(values)
     ends = min(low for _, low, _ in seeds), max(high for _, _, high in seeds)
     return Estimate(float(np.mean(values)), *ends, len(seeds))
@@ -80,6 +87,26 @@ def difference(
         apart = (mine[0] - rival[0], mine[1] - rival[2], mine[2] - rival[1])
         seeds.append(apart if pair is None else pair)
     return over_seeds(seeds)
+
+
+def turned(pair: Measured) -> Measured:
+    value, low, high = pair
+    return -value, -high, -low
+
+
+def pairs_of(frame: "pd.DataFrame") -> Pairs:
+    """The paired differences of `Results.pairs`, by PLACE, seed, series and rival."""
+    if not len(frame):
+        return {}
+    columns = [*PLACE, "seed", "series", "against", "difference", "ci_low", "ci_high"]
+    return {row[:-3]: row[-3:] for row in frame[columns].itertuples(index=False, name=None)}
+
+
+def paired(pairs: Pairs, place: tuple[Any, ...], one: str, other: str) -> Measured | None:
+    """`one` minus `other`, whichever of the two was measured against the other."""
+    if (*place, one, other) in pairs:
+        return pairs[(*place, one, other)]
+    return turned(pairs[(*place, other, one)]) if (*place, other, one) in pairs else None
 
 
 def mean_of_independent(estimates: Sequence[Estimate]) -> Estimate:
