@@ -6,11 +6,12 @@ to the browser by its digest, whatever else claims to be one is refused, and not
 
 import base64
 import hashlib
+import io
 import json
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,10 +19,35 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from bench.records import without_nan
+from retrain.safe_files import SafeFileError, open_plain
 
+if TYPE_CHECKING:
+    from PIL import Image
+
+MAX_PICTURE_BYTES = 32 * 2**20
+MAX_PIXELS = 64 * 2**20
 TEMPLATES = Path(__file__).parent / "templates"
 ENDS_SCRIPT = re.compile(r"</script|<!--", re.IGNORECASE)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)  # the marks of numbers in pages, too
+
+
+def read_png(path: Path) -> "Image.Image":
+    """A PNG that is one, and is not too large to unpack."""
+    from PIL import Image
+
+    with open_plain(path, MAX_PICTURE_BYTES) as (file, _):
+        data = io.BytesIO(file.read())
+    try:
+        picture = Image.open(data, formats=("PNG",))
+        small = picture.width * picture.height <= MAX_PIXELS
+        if small:
+            picture.load()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise SafeFileError(path, f"is no picture that can be shown ({type(error).__name__})") from None
+    if not small:
+        size = f"{picture.width:,} x {picture.height:,} pixels"
+        raise SafeFileError(path, f"is a picture of {size}; at most {MAX_PIXELS:,} are shown")
+    return picture
 
 
 @lru_cache

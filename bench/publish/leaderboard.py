@@ -15,7 +15,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,24 +108,17 @@ class LeaderboardRow(Place):
         return model_words(self.label, self.reference, self.models)
 
     @property
+    def family(self) -> str:
+        """LDS, mislabel, removal ...: the first word of its metric."""
+        return "LDS" if self.metric in LDS else self.metric.partition(" ")[0]
+
+    @property
     def num_seeds(self) -> int:
         return len(self.seeds)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Measured:
-    """One method's number of one seed."""
-
-    place: Place
-    method_config: str
-    seed: int
-    measured: compare.Measured
-    higher: bool
-    told: Mapping[str, Any]  # method, label, reference, models, settings, seconds, memory, device, note, run_id
-
-
-# place, seed, method_config, rival -> difference, low, high
-_Pairs = dict[tuple[Place, int, str, str], tuple[float, float, float]]
+# place, series, seed, value with its interval, and what is told of it: method, settings, seconds, run ...
+_Entry = tuple[Place, str, int, compare.Measured, dict[str, Any]]
 
 
 def rows(results: Path | str | Results) -> list[LeaderboardRow]:
@@ -135,16 +128,15 @@ def rows(results: Path | str | Results) -> list[LeaderboardRow]:
     inside = replace(inside, rows=inside.rows[inside.rows["scheme"] != "balanced"])
     parts = [_of_lds(found, "lds"), _of_lds(inside, WITHIN), _of_answers(found)]
     pairs = {key: pair for _, own in parts for key, pair in own.items()}
-    by_place: dict[Place, dict[str, dict[int, _Measured]]] = {}
-    for one in [one for measured, _ in parts for one in measured]:
-        by_place.setdefault(one.place, {}).setdefault(one.method_config, {})[one.seed] = one
+    by_place: dict[Place, dict[str, dict[int, _Entry]]] = {}
+    for entry in [entry for entries, _ in parts for entry in entries]:
+        by_place.setdefault(entry[0], {}).setdefault(entry[1], {})[entry[2]] = entry
     made: list[LeaderboardRow] = []
-    for place, configs in by_place.items():
+    for place, by_series in by_place.items():
         # Seeds have ground truths of their own: whoever lacks one is compared where the others are without it, too.
-        for seeds in sorted({tuple(sorted(by_seed)) for by_seed in configs.values()}, key=lambda s: (-len(s), s)):
-            here = {
-                name: [by_seed[s] for s in seeds] for name, by_seed in configs.items() if set(seeds) <= set(by_seed)
-            }
+        for seeds in sorted({tuple(sorted(by_seed)) for by_seed in by_series.values()}, key=lambda s: (-len(s), s)):
+            having = {name: by_seed for name, by_seed in by_series.items() if set(seeds) <= set(by_seed)}
+            here = {name: [by_seed[seed] for seed in seeds] for name, by_seed in having.items()}
             made += _column(place, seeds, here, pairs, inside if place.metric == WITHIN else found)
     return sorted(made, key=_order)
 
@@ -159,32 +151,39 @@ def _order(row: LeaderboardRow) -> tuple[Any, ...]:
 
 
 def _column(
-    place: Place, seeds: tuple[int, ...], here: Mapping[str, Sequence[_Measured]], pairs: _Pairs, results: Results
+    place: Place, seeds: tuple[int, ...], here: Mapping[str, list[_Entry]], pairs: compare.Pairs, results: Results
 ) -> list[LeaderboardRow]:
-    higher = next(iter(here.values()))[0].higher
-    spans = {name: compare.over_seeds([m.measured for m in found]) for name, found in here.items()}
+    """The methods that were measured with these seeds, with their ranks."""
+    measured = {name: [entry[3] for entry in entries] for name, entries in here.items()}
+    spans = {name: compare.over_seeds(values) for name, values in measured.items()}
     known = [name for name in here if math.isfinite(spans[name].mean)]
-    ahead = {(a, b): _ahead(place, here, a, b, pairs) for a in known for b in known if a != b}
+    higher = bool(next(iter(here.values()))[0][4]["higher"])
+    negligible = compare.NEGLIGIBLE if any(word in place.metric for word in END_AT_ONE) else 0.0
+
+    def is_ahead(one: str, other: str) -> bool:
+        of_seeds = [compare.paired(pairs, (place, seed), one, other) for seed in seeds]
+        gap = compare.difference(measured[one], measured[other], of_seeds)
+        return compare.is_ahead(gap if higher else -gap, negligible)
+
+    ahead = {(one, other): is_ahead(one, other) for one in known for other in known if one != other}
     identity = short_digest(canonical([place.ground_id, place.truth_id, place.at, place.alpha]))
-    column = "; ".join(
-        [place.task, place.protocol, place.metric, *([] if place.at is None else [f"{place.at:.4g}"]), place.scores]
-        + ([] if place.alpha is None else [f"alpha {place.alpha:g}"])
-        + [f"alpha_attribution {place.alpha_attribution:g}", f"seeds {' '.join(map(str, seeds))}", identity]
-    )
+    words = [place.task, place.protocol, place.metric, *([] if place.at is None else [f"{place.at:.4g}"]), place.scores]
+    words += [] if place.alpha is None else [f"alpha {place.alpha:g}"]
+    words += [f"alpha_attribution {place.alpha_attribution:g}", f"seeds {' '.join(map(str, seeds))}", identity]
     made, ceiling = [], _ceiling(place, seeds, results)
-    for name, found in here.items():
-        told = pd.DataFrame([one.told for one in found])
+    for name, entries in here.items():
+        told = pd.DataFrame([entry[4] for entry in entries])
+        first = told.iloc[0]
         devices = sorted(set(told["device"].astype(str)))
         others = [other for other in known if other != name and name in known]
         made.append(
             LeaderboardRow(
-                **vars(place), column=column, **{one: told[one].iloc[0] for one in ("method", "label", "reference")},
-                models=int(told["models"].iloc[0]), settings=told["settings"].iloc[0] or "", value=spans[name].mean,
-                low=spans[name].low, high=spans[name].high, higher_is_better=higher,
+                **vars(place), column="; ".join(words), method=first["method"], label=first["label"],
+                reference=first["reference"], models=int(first["models"]), settings=first["settings"] or "",
+                value=spans[name].mean, low=spans[name].low, high=spans[name].high, higher_is_better=higher,
                 rank_best=(name in known) * (1 + sum(ahead[other, name] for other in others)),
                 rank_worst=(name in known) * (len(known) - sum(ahead[name, other] for other in others)),
-                num_ranked=len(known), ceiling=ceiling.ceiling if ceiling else math.nan,
-                ceiling_touches_zero=ceiling is not None and ceiling.touches_zero,
+                num_ranked=len(known), ceiling=ceiling.ceiling, ceiling_touches_zero=ceiling.touches_zero,
                 # Seconds of different machines are not averaged.
                 seconds=float(told["seconds"].astype(float).median()) if len(devices) == 1 else math.nan,
                 memory=float(told["memory"].astype(float).max()),
@@ -196,23 +195,22 @@ def _column(
     return made
 
 
-def _ahead(place: Place, here: Mapping[str, Sequence[_Measured]], one: str, other: str, pairs: _Pairs) -> bool:
-    """Whether `one` is clearly better than `other`, by `bench.publish.compare`."""
-    found: list[compare.Measured | None] = []
-    for mine in here[one]:
-        pair = pairs.get((place, mine.seed, one, other))
-        turned = pairs.get((place, mine.seed, other, one)) if pair is None else None
-        found.append((-turned[0], -turned[2], -turned[1]) if turned is not None else pair)
-    gap = compare.difference([m.measured for m in here[one]], [m.measured for m in here[other]], found)
-    negligible = compare.NEGLIGIBLE if any(word in place.metric for word in END_AT_ONE) else 0.0
-    return compare.is_ahead(gap if here[one][0].higher else -gap, negligible)
+def _ceiling(place: Place, seeds: Sequence[int], results: Results) -> PooledCeiling:
+    """Of LDS alone; unknown of other metrics."""
+    frame = results.rows
+    return ceiling_over_seeds(
+        frame[
+            (frame["ground"] == place.ground_id) & (frame["truth"] == place.truth_id) & (frame["alpha"] == place.alpha)
+            & (frame["alpha_attribution"] == place.alpha_attribution) & frame["seed"].isin(seeds)
+        ]
+    )  # fmt: skip
 
 
 # ---- what the records hold ----
 
 
-def _of_lds(results: Results, metric: str) -> tuple[list[_Measured], _Pairs]:
-    measured, places = [], dict[tuple[Any, ...], Place]()
+def _of_lds(results: Results, metric: str) -> tuple[list[_Entry], compare.Pairs]:
+    entries, places = list[_Entry](), dict[tuple[Any, ...], Place]()
     # Tuned apart for raw and for normalised scores, a method runs twice, and the first time it may warm the machine up:
     # seconds and memory of both are those of the faster.
     runs, costs = ["run_id", "label", "alpha", "alpha_attribution", "seed"], ["seconds", "peak_memory_bytes"]
@@ -224,42 +222,21 @@ def _of_lds(results: Results, metric: str) -> tuple[list[_Measured], _Pairs]:
             scores="normalised" if row["normalised"] else "raw", alpha=float(row["alpha"]),
             alpha_attribution=float(row["alpha_attribution"]),
         )  # fmt: skip
-        names = ["ground", "truth", "normalised", "alpha", "alpha_attribution"]
-        places[tuple(row[name] for name in names)] = place
-        names = ["method", "label", "settings", "reference", "models", "seconds", "device", "note", "run_id"]
-        told = {name: row[name] for name in names}
-        told["note"] = told["note"] if isinstance(told["note"], str) else ""
-        told["memory"] = row["peak_memory_bytes"]
-        measured.append(
-            _Measured(
-                place=place, method_config=row["series"], seed=int(row["seed"]), higher=True, told=told,
-                measured=(float(row["lds"]), float(row["ci_low"]), float(row["ci_high"])),
-            )
-        )  # fmt: skip
-    pairs: _Pairs = {}
-    for pair in results.pairs.to_dict("records"):
-        key = tuple(pair[name] for name in ("ground", "truth", "normalised", "alpha", "alpha_attribution"))
-        if key in places:
-            ends = (float(pair["difference"]), float(pair["ci_low"]), float(pair["ci_high"]))
-            pairs[places[key], int(pair["seed"]), pair["series"], pair["against"]] = ends
-    return measured, pairs
+        places[tuple(row[name] for name in compare.PLACE)] = place
+        names = ("method", "label", "settings", "reference", "models", "seconds", "device", "run_id")
+        told = {name: row[name] for name in names} | {"memory": row["peak_memory_bytes"], "higher": True}
+        told["note"] = row["note"] if isinstance(row["note"], str) else ""
+        measured = (float(row["lds"]), float(row["ci_low"]), float(row["ci_high"]))
+        entries.append((place, row["series"], int(row["seed"]), measured, told))
+    size = len(compare.PLACE)
+    known = {key: pair for key, pair in compare.pairs_of(results.pairs).items() if key[:size] in places}
+    return entries, {(places[key[:size]], *key[size:]): pair for key, pair in known.items()}
 
 
-def _ceiling(place: Place, seeds: Sequence[int], results: Results) -> PooledCeiling | None:
-    if place.metric not in LDS:
-        return None
-    frame = results.rows
-    cell = frame[
-        (frame["ground"] == place.ground_id) & (frame["truth"] == place.truth_id) & (frame["alpha"] == place.alpha)
-        & (frame["alpha_attribution"] == place.alpha_attribution) & frame["seed"].isin(seeds)
-    ]  # fmt: skip
-    return ceiling_over_seeds(cell)
-
-
-def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:
+def _of_answers(results: Results) -> tuple[list[_Entry], compare.Pairs]:
     """Of the questions beside LDS; where two records measured the same, the later one counts."""
-    found: dict[tuple[Place, str, int], _Measured] = {}
-    pairs: _Pairs = {}
+    found: dict[tuple[Place, str, int], _Entry] = {}
+    pairs: dict[tuple[Any, ...], compare.Measured] = {}
     records = [
         {**record, "finished": max(str(record.get("finished", "")), last_made(path))}
         for path, record in results.read(ANSWERS_FILE, AnswersRecord)
@@ -281,31 +258,25 @@ def _of_answers(results: Results) -> tuple[list[_Measured], _Pairs]:
         for row in record["rows"]:
             if row.get("ranked") is False or not results.shows(row["method"], row["label"]):
                 continue
-            method_config = identity.series(row, row["label"])
+            series = identity.series(row, row["label"])
             seconds = [row.get(name) for name in ("fit_seconds", "score_seconds")]
-            told = {
-                "method": method_config["method"], "label": row["label"], "settings": method_config["settings"],
-                "seconds": None if None in seconds else sum(map(float, seconds)), "device": record["device"],
-                "note": row.get("note") or "", "run_id": record["run_id"], "memory": row.get("peak_memory_bytes"),
-                "reference": method_config["reference"], "models": method_config["models"],
+            told = {name: series[name] for name in ("method", "settings", "reference", "models")} | {
+                "label": row["label"], "seconds": None if None in seconds else sum(map(float, seconds)),
+                "device": record["device"], "note": row.get("note") or "", "run_id": record["run_id"],
+                "memory": row.get("peak_memory_bytes"), "higher": row["higher"],
             }  # fmt: skip
-            place = place_of(row)
-            key = (place, method_config["series_id"], int(row["seed"]))
-            ends = _numbers(row, "value", "ci_low", "ci_high")
-            found[key] = _Measured(
-                place=place, method_config=key[1], seed=key[2], measured=ends, higher=bool(row["higher"]), told=told
-            )
+            key = (place_of(row), series["series_id"], int(row["seed"]))
+            found[key] = (*key, _measured(row, "value"), told)
         for pair in record["pairs"]:
             both = (pair["label"], pair["against"])
             names = [identity.series({**pair, "method": label}, label)["series_id"] for label in both]
-            ends = _numbers(pair, "difference", "ci_low", "ci_high")
-            pairs[place_of(pair), int(pair["seed"]), names[0], names[1]] = ends
+            pairs[place_of(pair), int(pair["seed"]), names[0], names[1]] = _measured(pair, "difference")
     return list(found.values()), pairs
 
 
-def _numbers(row: Mapping[str, Any], value: str, low: str, high: str) -> compare.Measured:
-    one, two, three = (math.nan if row[name] is None else float(row[name]) for name in (value, low, high))
-    return one, two, three
+def _measured(row: Mapping[str, Any], value: str) -> compare.Measured:
+    one, low, high = (math.nan if row[name] is None else float(row[name]) for name in (value, "ci_low", "ci_high"))
+    return one, low, high
 
 
 # ---- as people read it: tables a page wide, a line a method, a column a question with its ranks ----
@@ -341,59 +312,49 @@ def _text(value: object) -> str:
 def boards(found: Sequence[LeaderboardRow], wide: bool = False) -> list[Board]:
     """Of each task, protocol and share: a table a family of metrics and set of seeds, several where it is too wide."""
     made = []
-    for group in _tasks(found):
+    for group in _by(found, lambda row: (row.task, row.protocol, row.alpha_attribution)).values():
         names = _names(group)
-        families: dict[str, list[LeaderboardRow]] = {}
-        for row in group:
-            families.setdefault(_family(row), []).append(row)
-        for family, rows in _by_truth(families):
-            costs = _costs([*(row for row in rows if row.metric in LDS), *group], names)
-            columns = list(dict.fromkeys(row.column for row in rows))
-            tables = math.ceil(len(columns) / MOST_COLUMNS)
-            width = math.ceil(len(columns) / tables)
-            for first in range(0, len(columns), width):
-                some = [row for row in rows if row.column in columns[first : first + width]]
-                alphas = dict.fromkeys(f"{row.alpha:g}" for row in some if row.alpha is not None)
-                at = f", alpha {' and '.join(alphas)}" if tables > 1 and alphas else ""
-                made.append(_board(some, names, costs, wide, f"{family}{at}"))
+        for family, rows in _by(group, lambda row: f"{row.family}, {_seeds(row)}").items():
+            for words, own in _by_truth(rows):
+                costs = _costs([*(row for row in own if row.metric in LDS), *group], names)
+                columns = list(dict.fromkeys(row.column for row in own))
+                tables = math.ceil(len(columns) / MOST_COLUMNS)
+                width = math.ceil(len(columns) / tables)
+                for first in range(0, len(columns), width):
+                    some = [row for row in own if row.column in columns[first : first + width]]
+                    alphas = dict.fromkeys(f"{row.alpha:g}" for row in some if row.alpha is not None)
+                    at = f", alpha {' and '.join(alphas)}" if tables > 1 and alphas else ""
+                    made.append(_board(some, names, costs, wide, f"{family}{words}{at}"))
     return made
 
 
-def _tasks(found: Sequence[LeaderboardRow]) -> list[list[LeaderboardRow]]:
-    groups: dict[tuple[str, str, float], list[LeaderboardRow]] = {}
-    for row in found:
-        groups.setdefault((row.task, row.protocol, row.alpha_attribution), []).append(row)
-    return list(groups.values())
+def _by(rows: Sequence[LeaderboardRow], key: Callable[[LeaderboardRow], Any]) -> dict[Any, list[LeaderboardRow]]:
+    """Rows that are alike in something, in the order in which they come."""
+    found: dict[Any, list[LeaderboardRow]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
-def _family(row: LeaderboardRow) -> str:
-    """LDS, mislabel, removal ...: the first word of its metric; with its seeds."""
-    name = "LDS" if row.metric in LDS else row.metric.partition(" ")[0]
-    return f"{name}, {_seeds(row)}"
-
-
-def _by_truth(families: Mapping[str, list[LeaderboardRow]]) -> Iterator[tuple[str, list[LeaderboardRow]]]:
+def _by_truth(rows: Sequence[LeaderboardRow]) -> Iterator[tuple[str, Sequence[LeaderboardRow]]]:
     """LDS on each truth by itself, since ranks and seconds are within one; other families as they are.
 
     So is each alpha of a truth where a method retrains by itself, which takes other seconds.
     """
-    for family, rows in families.items():
-        if rows[0].metric not in LDS:
-            yield family, rows
-            continue
-        known = f"task {rows[0].task}, protocol {rows[0].protocol}, "  # which the title has
-        for words, own in _parted(rows, ("ground", "truth")):
-            itself = any(row.method == DATAMODEL or row.reference != FULL for row in own)
-            retrains = len({row.alpha for row in own}) > 1 and itself
-            for more, some in _parted(own, ("alpha",)) if retrains else [("", own)]:
-                yield f"{family}{words.replace(known, '')}{more}", some
+    if rows[0].metric not in LDS:
+        yield "", rows
+        return
+    known = f"task {rows[0].task}, protocol {rows[0].protocol}, "  # which the title has
+    for words, own in _parted(rows, ("ground", "truth")):
+        itself = any(row.method == DATAMODEL or row.reference != FULL for row in own)
+        retrains = len({row.alpha for row in own}) > 1 and itself
+        for more, some in _parted(own, ("alpha",)) if retrains else [("", own)]:
+            yield f"{words.replace(known, '')}{more}", some
 
 
 def _parted(rows: Sequence[LeaderboardRow], names: Sequence[str]) -> list[tuple[str, list[LeaderboardRow]]]:
     """Rows that are alike in these, with the words of what tells them from the others."""
-    parts: dict[tuple[object, ...], list[LeaderboardRow]] = {}
-    for row in rows:
-        parts.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
+    parts = _by(rows, lambda row: tuple(getattr(row, name) for name in names))
     telling = [k for k, name in enumerate(names) if len({key[k] for key in parts}) > 1]
     found, count = [], Counter[str]()
     for key, own in parts.items():
@@ -418,51 +379,33 @@ def _costs(group: Sequence[LeaderboardRow], names: Names) -> dict[str, tuple[flo
 
 
 def _board(
-    group: Sequence[LeaderboardRow],
-    names: Names,
-    costs: Mapping[str, tuple[float, float]],
-    wide: bool = False,
-    family: str = "",
+    group: Sequence[LeaderboardRow], names: Names, costs: Mapping[str, tuple[float, float]], wide: bool, family: str
 ) -> Board:
     """Methods ordered by their first column."""
-    columns = list(dict.fromkeys(row.column for row in group))
-    lines: dict[str, dict[str, LeaderboardRow]] = {}
-    for row in group:
-        lines.setdefault(names[row.column, row.name, row.settings], {})[row.column] = row
-    heads = {column: _head(next(row for row in group if row.column == column)) for column in columns}
-    shown = _apart(heads, group)
-    header = ["method", *(shown[column] for column in columns), "seconds", "memory"]
-    table = []
-    for name, cells in lines.items():
-        in_order = [cells[column] for column in columns if column in cells]
-        seconds, memory = costs[name]
-        table.append(
-            [
-                name,
-                *(_cell(cells.get(column), wide) for column in columns),
-                number(seconds, 1),
-                bytes_text(memory) if math.isfinite(memory) else "-",
-                *([_settings(cells.values()), " ".join(in_order[0].record)] if wide else []),
-            ]
-        )
+    first = _by(group, lambda row: row.column)
+    header = ["method", *_heads([rows[0] for rows in first.values()]), "seconds", "memory"]
     header += ["settings", "record"] if wide else []
-    first = group[0]
-    title = f"{first.task}, protocol {first.protocol}, alpha_attribution {first.alpha_attribution:g}"
-    return Board(f"{title}: {family}" if family else title, header, table, _caption(group))
+    lines = []
+    for name, own in _by(group, lambda row: names[row.column, row.name, row.settings]).items():
+        cells = {row.column: row for row in own}
+        seconds, memory = costs[name]
+        line = [name, *(_cell(cells.get(column), wide) for column in first), number(seconds, 1), bytes_text(memory)]
+        begins = next(cells[column] for column in first if column in cells)
+        lines.append([*line, *([_settings(cells.values()), " ".join(begins.record)] if wide else [])])
+    one = group[0]
+    title = f"{one.task}, protocol {one.protocol}, alpha_attribution {one.alpha_attribution:g}: {family}"
+    return Board(title, header, lines, _caption(group))
 
 
 def _names(group: Sequence[LeaderboardRow]) -> Names:
     """Of each (column, label, settings): the label, with its settings where one column has several of them."""
-    by_column: dict[tuple[str, str], set[str]] = {}
+    by_column = _by(group, lambda row: (row.column, row.name))
+    several = {name for (_, name), rows in by_column.items() if len({row.settings for row in rows}) > 1}
+    names = {}
     for row in group:
-        by_column.setdefault((row.column, row.name), set()).add(row.settings)
-    several = {name for (_, name), settings in by_column.items() if len(settings) > 1}
-    return {
-        (row.column, row.name, row.settings): f"{row.name} ({row.settings or 'defaults'})"
-        if row.name in several
-        else row.name
-        for row in group
-    }
+        told = f" ({row.settings or 'defaults'})" if row.name in several else ""
+        names[row.column, row.name, row.settings] = f"{row.name}{told}"
+    return names
 
 
 def _settings(cells: Iterable[LeaderboardRow]) -> str:
@@ -481,21 +424,16 @@ def _head(row: LeaderboardRow) -> str:
     return f"{row.metric}, alpha {row.at:g}" if "calibration" in row.metric else f"{row.metric} {100 * row.at:.3g} %"
 
 
-def _apart(heads: dict[str, str], group: Sequence[LeaderboardRow]) -> dict[str, str]:
+def _heads(columns: Sequence[LeaderboardRow]) -> list[str]:
     """Columns with one head say their scores, seeds and truth as well, as far as that tells them apart."""
-    first = {column: next(row for row in group if row.column == column) for column in heads}
-    found = dict(heads)
-    for extra in (
-        lambda row: row.scores,
-        _seeds,
-        lambda row: row.truth,
-        lambda row: row.ground,
-    ):
-        for head in [head for head in set(found.values()) if list(found.values()).count(head) > 1]:
-            alike = [column for column in found if found[column] == head]
-            texts = {column: extra(first[column]) for column in alike}
+    found = [_head(row) for row in columns]
+    for extra in (lambda row: row.scores, _seeds, lambda row: row.truth, lambda row: row.ground):
+        for head in {head for head in found if found.count(head) > 1}:
+            alike = [k for k, other in enumerate(found) if other == head]
+            texts = {k: extra(columns[k]) for k in alike}
             if len(set(texts.values())) > 1:
-                found |= {column: f"{head}, {text}" for column, text in texts.items()}
+                for k, text in texts.items():
+                    found[k] = f"{head}, {text}"
     return found
 
 
@@ -549,12 +487,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Records that cannot be read are named before anything else, since what follows is without them."""
-    folder = Path(arguments.results)
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; name the one that holds run.json files with --results")
     if arguments.out and not Path(arguments.out).absolute().parent.is_dir():
         raise UsageError(f"--out {arguments.out}: {Path(arguments.out).parent} is no folder")
-    results = load_results(folder)
+    results = load_results(arguments.results)
     ranked = rows(results)
     for problem in results.problems:
         print(f"tda-bench publish leaderboard: {problem}", file=sys.stderr)
@@ -562,6 +497,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     found = rows_with(ranked, **{name: getattr(arguments, name) for name in ROW_CHOICES})
     if not found:
+        folder = results.folder
         raise UsageError(f"{folder} holds no rows; run `tda-bench lds --alpha 0.1 --out {folder}` first")
     for board in boards(found, arguments.wide):
         print(f"{board.title}\n{table(board.header, board.lines)}\n{board.caption}\n")

@@ -14,8 +14,7 @@ Marks inside code stay as they are. The kinds of tables:
     lds FOLDER [task=...] [protocol=...] [alpha_attribution=...] [labels=a,b] [scores=raw|normalised|both]
                [metric=lds_within_groups|lds_across_queries]
                                                 a row a method, a column an alpha, mean over seeds; the ceiling last
-    outputs FOLDER [alpha=...] [scores=raw|normalised]    LDS / within class by loss, margin and probability
-    settings FOLDER [the same choices]          the settings of every label
+    outputs FOLDER                              LDS / within class by loss, margin and probability, of raw scores
     printed RUN.json [scores=raw]               the first table that the run printed, as it was printed
     speed FILE [reference=LABEL]                seconds, ratio to the reference, how alike the scores are
     answers ANSWERS.json [metric=...] [scores=raw|normalised] [settings=yes]
@@ -53,7 +52,10 @@ from bench.records import (
     version_told,
     within_groups,
 )
-from bench.tables import bytes_text, interval, markdown_table, number, show
+from bench.scaling.estimate import RIVALS, by_device
+from bench.scaling.report import verdict_text
+from bench.scaling.rows import read_rows
+from bench.tables import RunRows, bytes_text, interval, markdown_table, number, show
 from retrain.errors import UsageError
 from retrain.outputs import LOSS, OUTPUTS
 from retrain.safe_files import SafeFileError, read_text, write_whole
@@ -61,6 +63,7 @@ from retrain.safe_files import SafeFileError, read_text, write_whole
 CHOICES = ("task", "protocol", "alpha_attribution", "ground", "truth", "device", "scheme", "reference", "models")
 SCORE_KINDS = {"raw": (False,), "normalised": (True,), "both": (False, True)}
 METRICS = ("lds", WITHIN["lds"], "lds_across_queries")
+Options = Mapping[str, str]
 
 
 # ---- marks in a page ----
@@ -98,7 +101,7 @@ def find_marks(page: str) -> Iterator[Mark | Finding]:
     at = 0
     while found := _NEXT.search(page, at):
         at = found.end()
-        line = _line(page, found.start())
+        line = page.count("\n", 0, found.start()) + 1
         if CLOSING.fullmatch(found[0]):
             yield Finding(line, "end", "closes nothing", False)
         elif opening := OPENING.fullmatch(found[0]):
@@ -109,10 +112,6 @@ def find_marks(page: str) -> Iterator[Mark | Finding]:
             else:
                 yield Mark(kind, words, line, at, closing.start())
                 at = closing.end()
-
-
-def _line(page: str, position: int) -> int:
-    return page.count("\n", 0, position) + 1
 
 
 def rewrite(page: str, text_of: Callable[[Mark], str]) -> tuple[str, list[Finding]]:
@@ -140,14 +139,11 @@ def _difference(stands: str, wanted: str) -> str:
     before, after = stands.strip().split("\n"), wanted.strip().split("\n")
     for old, new in zip(before, after):
         if old != new:
-            return f'the page says "{_short(old)}", the record "{_short(new)}"'
+            old, new = (text if len(text) <= 160 else text[:157] + "..." for text in (old, new))
+            return f'the page says "{old}", the record "{new}"'
     if len(before) != len(after):
         return f"the page has {len(before)} lines, the record {len(after)}"
     return "blank lines around it differ"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 160 else text[:157] + "..."
 
 
 # ---- tables ----
@@ -193,10 +189,11 @@ def chosen_rows(records: Records, folder: str, options: Mapping[str, str]) -> pd
             raise UsageError(f"{folder}: rows of several kinds in one table; choose {name}= of {_some(rows[name])}")
     for keys in (["alpha"], ["name", "normalised", "alpha"]):
         column = "truth" if keys == ["alpha"] else "options"
-        for key, cell in rows.groupby(keys):
+        for _, cell in rows.groupby(keys):
             if cell[column].nunique() > 1:
+                where = ", ".join(f"{name} {cell[name].iloc[0]}" for name in keys)
                 apart = _some(cell["truth" if column == "truth" else "settings"])
-                raise UsageError(f"{folder}: {_words(keys, key)} has several {column} in one column: {apart}")
+                raise UsageError(f"{folder}: {where} has several {column} in one column: {apart}")
     return rows
 
 
@@ -204,13 +201,7 @@ def _some(values: pd.Series) -> str:
     return "; ".join(sorted({f"{value:g}" if isinstance(value, float) else str(value) for value in values})[:12])
 
 
-def _words(names: Sequence[str], values: object) -> str:
-    return ", ".join(
-        f"{name} {value}" for name, value in zip(names, values if isinstance(values, tuple) else (values,))
-    )
-
-
-def lds_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+def lds_block(records: Records, places: Sequence[str], options: Options) -> str:
     rows = chosen_rows(records, places[0], options)
     metric, scores = options.get("metric", "lds"), options.get("scores", "both")
     if metric not in METRICS or scores not in SCORE_KINDS:
@@ -274,14 +265,12 @@ def _caption(rows: pd.DataFrame, metric: str, scores: str) -> str:
     )
 
 
-def outputs_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+def outputs_block(records: Records, places: Sequence[str], options: Options) -> str:
     """Runs of one experiment that differ in the output alone: a column an alpha and output."""
     results = records.results(places[0])
-    rows = results.rows[results.rows["normalised"] == (options.get("scores") == "normalised")]
+    rows = results.rows[~results.rows["normalised"].astype(bool)]
     asked = [results.records[run]["config"].get("output", LOSS) for run in rows["run_id"]]
     rows = rows.assign(output=asked, name=rows["label"] + asked)
-    if "alpha" in options:
-        rows = rows[[equals(value, options["alpha"]) for value in rows["alpha"].tolist()]]
     outputs = [output for output in OUTPUTS if output in set(rows["output"])]
     columns = [(alpha, output) for alpha in sorted(rows["alpha"].unique()) for output in outputs]
     if not columns or any(rows.groupby(["alpha", "output", "label"])["truth"].nunique() > 1):
@@ -294,83 +283,56 @@ def outputs_block(records: Records, places: Sequence[str], options: Mapping[str,
         both = ["-" if c is None else " / ".join(number(c[m].mean()) for m in ("lds", WITHIN["lds"])) for c in mine]
         lines.append([f"`{label}`", *both])
     block = markdown_table(["", *(f"{output}, alpha {alpha:g}" for alpha, output in columns)], lines)
-    return f"{block}\n\nLDS / within class. {_caption(rows, 'lds', options.get('scores', 'raw'))}"
-
-
-def settings_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
-    rows = chosen_rows(records, places[0], options)
-    lines = []
-    for name, mine in rows.groupby("name", sort=True):
-        several = mine.groupby("normalised")["settings"].nunique().max() > 1  # chosen for each alpha by itself
-        told: dict[str, list[str]] = {}
-        for row in mine.sort_values("normalised", kind="stable").itertuples():
-            place = f"{'train-normalised' if row.normalised else 'raw'}{f' at {row.alpha:g}' if several else ''}"
-            told.setdefault(str(row.settings) or "defaults", []).append(place)
-        words = [f"{', '.join(dict.fromkeys(where))}: {text}" for text, where in told.items()]
-        lines.append([f"`{name}`", str(mine["method"].iloc[0]), "; ".join(words) if len(told) > 1 else min(told)])
-    return markdown_table(["label", "method", "settings"], lines)
+    return f"{block}\n\nLDS / within class. {_caption(rows, 'lds', 'raw')}"
 
 
 # ---- the others ----
 
 
-def speed_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+def speed_block(records: Records, places: Sequence[str], options: Options) -> str:
     record = records.read(places[0])
     rows = record["rows"]
     reference = options.get("reference", rows[0]["label"])
     known = {row["label"]: row for row in rows}
     if reference not in known:
         raise UsageError(f"{places[0]}: reference={reference} was not timed; there is {', '.join(known)}")
-    lines = [
-        [
-            f"`{row['label']}`",
-            number(row["fit_seconds"], 2),
-            number(row["score_seconds"], 2),
-            number(row["seconds"], 2),
-            f"{row['seconds'] / known[reference]['seconds']:.2f}",
-            bytes_text(row["peak_memory_bytes"]) if row.get("peak_memory_bytes") is not None else "-",
-            number(row.get("agrees")),
-        ]
-        for row in rows
-    ]
+    base, lines = known[reference]["seconds"], []
+    for row in rows:
+        seconds = [number(row[name], 2) for name in ("fit_seconds", "score_seconds", "seconds")]
+        ratio, memory = f"{row['seconds'] / base:.2f}", bytes_text(row.get("peak_memory_bytes"))
+        lines.append([f"`{row['label']}`", *seconds, ratio, memory, number(row.get("agrees"))])
     header = ["", "fit s", "score s", "total s", f"x `{reference}`", "memory", "agrees"]
-    sizes = (
-        f"; {rows[0]['num_train']:,} training examples x {rows[0]['num_queries']:,} queries"
-        if "num_train" in rows[0]
-        else ""
-    )
+    first, sizes = rows[0], ""
+    if "num_train" in first:
+        sizes = f"; {first['num_train']:,} training examples x {first['num_queries']:,} queries"
     device = record.get("device") or record.get("peak", {}).get("device") or "unknown machine"
-    repeats = len(rows[0].get("all_seconds", [0]))
+    repeats = len(first.get("all_seconds", [0]))
     median = "median" if repeats % 2 else "lower median"
     caption = (
         f"{record.get('description') or 'timed in one run'}{sizes}; {device}; {median} of {repeats}. "
-        f"`agrees`: Spearman of scores with those of `{rows[0]['label']}`, mean over queries."
+        f"`agrees`: Spearman of scores with those of `{first['label']}`, mean over queries."
     )
     return f"{markdown_table(header, lines)}\n\n{caption}"
 
 
-def answers_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+def answers_block(records: Records, places: Sequence[str], options: Options) -> str:
     """Mean over seeds; the interval is the one seed's, or reaches from the lowest to the highest end of all."""
     record = records.read(places[0])
     normalised = options.get("scores", "raw") == "normalised"
-    wanted = options.get("metric", "").split(",") if "metric" in options else None
-    rows = [
-        row for row in record["rows"] if row["normalised"] == normalised and (wanted is None or row["metric"] in wanted)
-    ]
+    wanted = options["metric"].split(",") if "metric" in options else {row["metric"] for row in record["rows"]}
+    rows = [row for row in record["rows"] if row["normalised"] == normalised and row["metric"] in wanted]
     if not rows:
         there = ", ".join(sorted({row["metric"] for row in record["rows"]}))
         raise UsageError(f"{places[0]} has no such rows; its metrics: {there}")
-    columns = sorted(
-        {(row["metric"], amount_asked(record, row["at"])) for row in rows},
-        key=lambda column: -1.0 if column[1] is None else column[1],
-    )
     cells: dict[tuple[str, Any], list[dict[str, Any]]] = {}
     for row in rows:
         cells.setdefault((row["label"], (row["metric"], amount_asked(record, row["at"]))), []).append(row)
+    columns = sorted({column for _, column in cells}, key=lambda column: -1.0 if column[1] is None else column[1])
     last = columns[0] if columns[0][1] is None else columns[len(columns) // 2]
     higher = -1 if next(row["higher"] for row in rows if row["metric"] == last[0]) else 1
-    names = sorted({row["label"] for row in rows})
-    labels = sorted(names, key=lambda one: _order(higher * _mean(cells.get((one, last), []))))
+    means = {label: _mean(cells.get((label, last), [])) for label in sorted({row["label"] for row in rows})}
+    # Whoever has no number comes last.
+    labels = sorted(means, key=lambda label: math.inf if math.isinf(means[label]) else higher * means[label])
     lines = [[f"`{label}`", *(_answer_cell(cells.get((label, column), [])) for column in columns)] for label in labels]
     header = [" ".join(filter(None, (name, _place(record, at)))) for name, at in columns]
     seeds = sorted({row["seed"] for row in rows})
@@ -398,11 +360,6 @@ def _mean(rows: Sequence[dict[str, Any]]) -> float:
     return sum(values) / len(values) if values else math.inf
 
 
-def _order(value: float) -> float:
-    """Whoever has no number comes last."""
-    return math.inf if math.isinf(value) else value
-
-
 def _answer_cell(rows: Sequence[dict[str, Any]]) -> str:
     if not rows or math.isinf(_mean(rows)):
         return "-"
@@ -414,44 +371,24 @@ def _answer_cell(rows: Sequence[dict[str, Any]]) -> str:
     return f"{text} ({missing} undefined)" if missing else text
 
 
-def methods_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
-    header = ["method", "what it is", "paper"]
-    lines = [
-        [f"`--methods {name}`", words.rstrip("."), str(cls.paper).split(", ")[0] or "-"]
-        for name, words, cls in _plugins("methods")
-    ]
-    return markdown_table(header, lines)
-
-
-def tasks_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
-    header = ["task", "what it is", "protocols"]
-    lines = [
-        [
-            f"`--task {name}`",
-            words.rstrip("."),
-            ", ".join(f"`{p}`" for p in cls.protocols),
-        ]
-        for name, words, cls in _plugins("tasks")
-    ]
-    return markdown_table(header, lines)
-
-
-def _plugins(what: str) -> list[tuple[str, str, Any]]:
+def plugins_block(what: str) -> str:
+    """Every method or task of the suite, with its paper or its protocols."""
     from bench.cli import plugin_classes, summary_of
 
-    found = []
+    lines = []
     for name, cls in plugin_classes(what).items():
         if isinstance(cls, str):
             raise UsageError(f"{name} cannot be imported here, so the table cannot be made: {cls}")
-        found.append((name, summary_of(cls), cls))
-    return found
+        if what == "methods":
+            flag, last = "methods", str(cls.paper).split(", ")[0] or "-"
+        else:
+            flag, last = "task", ", ".join(f"`{protocol}`" for protocol in cls.protocols)
+        lines.append([f"`--{flag} {name}`", summary_of(cls).rstrip("."), last])
+    header = ["method", "what it is", "paper"] if what == "methods" else ["task", "what it is", "protocols"]
+    return markdown_table(header, lines)
 
 
-def scaling_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
-    from bench.scaling.estimate import RIVALS, by_device
-    from bench.scaling.report import verdict_text
-    from bench.scaling.rows import read_rows
-
+def scaling_block(records: Records, places: Sequence[str], options: Options) -> str:
     found = by_device(read_rows(records.place(places[0])))
     texts = [verdict_text(device, one) for device, one in found.items() if set(RIVALS) <= set(one.methods())]
     if not texts:
@@ -459,36 +396,29 @@ def scaling_block(records: Records, places: Sequence[str], options: Mapping[str,
     return "\n\n".join(texts)
 
 
-def leaderboard_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
+def leaderboard_block(records: Records, places: Sequence[str], options: Options) -> str:
     wanted = {name: value.split(",") for name, value in options.items()}
-    found = rows_with(rows(records.results(places[0])), **wanted)
-    return "\n\n".join(
-        f"**{board.title}**\n\n{markdown_table(board.header, board.lines)}\n\n{board.caption}"
-        for board in boards(found)
-    )
+    made = boards(rows_with(rows(records.results(places[0])), **wanted))
+    return "\n\n".join(f"**{one.title}**\n\n{markdown_table(one.header, one.lines)}\n\n{one.caption}" for one in made)
 
 
-def printed_block(records: Records, places: Sequence[str], options: Mapping[str, str]) -> str:
-    from bench.tables import RunRows
-
+def printed_block(records: Records, places: Sequence[str], options: Options) -> str:
     record = records.read(places[0])
     rows = [row for row in record["rows"] if row["normalised"] in SCORE_KINDS[options.get("scores", "both")]]
-    ceilings = [
-        {**one, "ceiling": math.nan if one["ceiling"] is None else one["ceiling"]} for one in record["ceilings"]
-    ]
+    unknown = {"ceiling": math.nan}
+    ceilings = [{**one, **(unknown if one["ceiling"] is None else {})} for one in record["ceilings"]]
     text = show(RunRows(rows=rows, ceilings=ceilings), record["description"], rows[0]["protocol"], version_told(record))
     return "```text\n" + text.strip().split("\n\n")[0] + "\n```"
 
 
-TABLE_KINDS: dict[str, tuple[Callable[[Records, Sequence[str], Mapping[str, str]], str], int, tuple[str, ...]]] = {
+TABLE_KINDS: dict[str, tuple[Callable[[Records, Sequence[str], Options], str], int, tuple[str, ...]]] = {
     "lds": (lds_block, 1, (*CHOICES, "labels", "scores", "metric")),
-    "outputs": (outputs_block, 1, ("alpha", "scores")),
-    "settings": (settings_block, 1, (*CHOICES, "labels")),
+    "outputs": (outputs_block, 1, ()),
     "printed": (printed_block, 1, ("scores",)),
     "speed": (speed_block, 1, ("reference",)),
     "answers": (answers_block, 1, ("metric", "scores", "settings")),
-    "methods": (methods_block, 0, ()),
-    "tasks": (tasks_block, 0, ()),
+    "methods": (lambda *_: plugins_block("methods"), 0, ()),
+    "tasks": (lambda *_: plugins_block("tasks"), 0, ()),
     "scaling": (scaling_block, 1, ()),
     "leaderboard": (leaderboard_block, 1, ("task", "protocol", "metric", "scores", "alpha")),
 }
@@ -511,21 +441,15 @@ def default_pages(root: Path) -> list[Path]:
 def check_page(path: Path, records: Records) -> tuple[str, str, list[Finding]]:
     """The page as it is, as it should be, and a finding for each difference."""
     page = read_text(path, follow_links=True)
-    wanted, findings = rewrite(
-        page,
-        lambda mark: value_text(records, mark.words) if mark.kind == "value" else table_text(records, mark.words),
-    )
-    return page, wanted, findings
+    text_of = {"value": value_text, "table": table_text}
+    return page, *rewrite(page, lambda mark: text_of[mark.kind](records, mark.words))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    root = Path()
-    records = Records(root)
+    root, records = Path(), Records(Path())
     pages = [Path(page) for page in arguments.pages] or default_pages(root)
     if not pages:
-        raise UsageError(
-            f"{root} has no README.md and no page under results/; call it from the repository, or give pages"
-        )
+        raise UsageError(". has no README.md and no page under results/; call it from the repository, or give pages")
     failed = False
     for path in pages:
         try:

@@ -20,31 +20,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from PIL import Image
-
 import bench.schema as schema
 from bench.arguments import RUNS, check_out
 from bench.identity import file_slug, model_words
 from bench.publish import leaderboard
-from bench.publish.html import built_page, markdown
+from bench.publish.html import built_page, markdown, read_png
 from bench.publish.leaderboard import LeaderboardRow
+from bench.publish.plots import KINDS
 from bench.records import DATAMODEL, Results, load_results
 from bench.tables import bytes_text, duration, number
-from retrain.errors import UsageError
-from retrain.safe_files import SafeFileError, open_plain, read_checked, read_text, write_whole
+from retrain.safe_files import SafeFileError, read_checked, read_text, write_whole
 
 MAX_BYTES = 3_000_000
 SLACK = 60_000
-MAX_PICTURE_BYTES = 20_000_000
-MAX_PIXELS = 50_000_000
 WIDEST = 1_200  # pixels of a picture
 FIRST_COMMAND = "tda-bench lds --alpha 0.1"
-# Pictures in this order, as long as there is room; the first is the front picture.
-KINDS = (
-    "front", "collapse", "reference", "retraining", "lds", "scaling", "seconds", "removal", "sweep", "budget", "limit",
-    "examples", "tokens",
-)  # fmt: skip
-COST_KINDS = ("scaling", "seconds", "budget")
+# Pictures as plots.KINDS orders them, as long as there is room; the first is the front picture.
+ORDER = {kind.name: place for place, kind in enumerate(KINDS)}
+COST_KINDS = ("scaling", "budget")
 TITLE = re.compile(r"\A\s*# .*\n")
 SCORES = {"raw": "raw", "normalised": "train-normalised"}
 HEADS = {"lds": "LDS", leaderboard.WITHIN: "LDS within class"}
@@ -62,7 +55,7 @@ def write_page(results: Results, out: Path, figures: Path) -> bytes:
         "claims": markdown(TITLE.sub("", page_beside(results, "reproduction.md")), base),
         "cards": {task: method_cards([row for row in ranked if row.task == task]) for task in tasks},
         "runs": run_lines(results, out), "left_out": [*results.left_out, *results.problems], "command": FIRST_COMMAND,
-        "slug": file_slug, "titles": titles(results),
+        "slug": file_slug, "titles": dict(zip(results.rows["task"], results.rows["description"])),
     }  # fmt: skip
     empty: dict[str, Any] = {"front": None, "by_task": {task: [] for task in tasks}, "costs": []}
     used = len(built_page("report", **values, **empty).encode())
@@ -91,11 +84,6 @@ def answers_in(page: str) -> list[str]:
     """The sections of a page whose heads are questions."""
     sections = page.split("\n## ")[1:]
     return [f"### {section}" for section in sections if section.partition("\n")[0].rstrip().endswith("?")]
-
-
-def titles(results: Results) -> dict[str, str]:
-    frame = results.rows.drop_duplicates("task", keep="last") if len(results.rows) else results.rows
-    return {str(task): str(words) for task, words in zip(frame["task"], frame["description"])}
 
 
 def best_methods(ranked: Sequence[LeaderboardRow]) -> list[dict[str, Any]]:
@@ -163,21 +151,16 @@ def about_method(name: str) -> str:
     spec = find_spec("baselines")
     if spec is None or not name.isidentifier():
         return ""
-    for folder in spec.submodule_search_locations or []:
-        for file in (f"{name}.py", f"{name}_scores.py", f"{name}/method.py"):
-            path = Path(folder) / file
-            if path.is_file():
-                tree = ast.parse(path.read_text(encoding="utf-8"))
-                words = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()).removeprefix(f"{name}: ")
-                papers = [
-                    f"Paper: {node.value.value}."
-                    for node in ast.walk(tree)
-                    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-                    and node.target.id == "paper" and isinstance(node.value, ast.Constant)
-                    and isinstance(node.value.value, str) and node.value.value
-                ]  # fmt: skip
-                return " ".join([words[:1].upper() + words[1:], *papers[:1]])
-    return ""
+    folders = map(Path, spec.submodule_search_locations or [])
+    files = [folder / file for folder in folders for file in (f"{name}.py", f"{name}_scores.py", f"{name}/method.py")]
+    path = next((path for path in files if path.is_file()), None)
+    if path is None:
+        return ""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    words = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()).removeprefix(f"{name}: ")
+    fields = [one for one in ast.walk(tree) if isinstance(one, ast.AnnAssign) and ast.unparse(one.target) == "paper"]
+    papers = [f"Paper: {one.value.value}." for one in fields if isinstance(one.value, ast.Constant) and one.value.value]
+    return " ".join([words[:1].upper() + words[1:], *papers[:1]])
 
 
 def run_lines(results: Results, out: Path) -> list[dict[str, Any]]:
@@ -215,7 +198,7 @@ def read_pictures(results: Results, folder: Path, out: Path, room: int) -> list[
         if ".png" in files and room > 0:
             try:
                 source = picture_uri(files[".png"])
-            except (SafeFileError, OSError, ValueError, Image.DecompressionBombError) as error:
+            except SafeFileError as error:
                 results.note(f"figure {file_slug(stem)}: {error}")
                 continue
             source = source if len(source) <= room else ""
@@ -234,16 +217,13 @@ def read_pictures(results: Results, folder: Path, out: Path, room: int) -> list[
 def _picture_order(item: tuple[str, Mapping[str, Any]]) -> tuple[Any, ...]:
     """By kind; of one kind that of any subset and most methods first, which makes it the front picture."""
     stem, entry = item
-    kind = KINDS.index(entry["kind"]) if entry["kind"] in KINDS else len(KINDS)
-    return kind, "balanced" in stem, -len(entry.get("facts", {}).get("method", [])), stem
+    methods = entry.get("facts", {}).get("method", [])
+    return ORDER.get(entry["kind"], len(ORDER)), "balanced" in stem, -len(methods), stem
 
 
 def picture_uri(path: Path) -> str:
     """As WebP, no wider than a screen: a tenth of the room, and nothing is read off the pixels."""
-    with open_plain(path, MAX_PICTURE_BYTES) as (file, _):
-        picture: Image.Image = Image.open(io.BytesIO(file.read()), formats=("PNG",))
-    if picture.width * picture.height > MAX_PIXELS:
-        raise SafeFileError(path, f"is a picture of {picture.width:,} x {picture.height:,} pixels, too many to show")
+    picture = read_png(path)
     if picture.width > WIDEST:
         picture = picture.resize((WIDEST, max(1, round(picture.height * WIDEST / picture.width))))
     packed = io.BytesIO()
@@ -261,13 +241,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.results)
-    if not folder.is_dir():
-        raise UsageError(
-            f'--results "{folder}" is no folder; expected one with run records, made by --out of tda-bench lds'
-        )
     out = Path(arguments.out or folder / "report")
-    check_out(str(out))
     results = load_results(folder)
+    check_out(str(out))
     page = write_page(results, out, folder / "figures")
     write_whole(out / "index.html", page)
     for problem in results.problems:

@@ -4,10 +4,10 @@ RECORD      a file or folder, from the repository's root. A folder is the `rows`
             as `bench.records` reads them, pairs both ways round; a .csv is its `rows`; any other file is JSON
 PATH        names with dots between; [field=value,...] keeps the items of a list that have these values, [0] takes
             one by its number. Quotes around a value with a comma: [label="bif@draws=20,gamma=1e4"]
-mean:PATH   over all items that are left: mean, se (standard error), median, min, max, sum, count. A mean, standard
-            error or median is over seeds: items that differ in method, settings or question are refused
+mean:PATH   over all items that are left: mean, median, min, max. A mean or median is over seeds: items that differ in
+            method, settings or question are refused
 PATH / PATH  and PATH - PATH: of two numbers of one record
-FORMAT      Python's (.3f, +.3f, .0%, ,d), or duration, bytes, text
+FORMAT      Python's (.3f, +.3f, .0%, ,d), or duration
 """
 
 import csv
@@ -15,14 +15,14 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import bench.schema as schema
 from bench.metrics import mean_and_standard_error
-from bench.records import Results, load_results, read_record
-from bench.tables import bytes_text, duration
+from bench.records import Results, load_results, read_record, without_nan
+from bench.tables import duration
 from retrain.errors import UsageError
 from retrain.safe_files import SafeFileError, read_text
 
@@ -30,8 +30,10 @@ SCHEMAS: dict[str, Any] = {
     "run.json": schema.RunRecord, "sweep.json": schema.SweepRecord, "budget.json": schema.BudgetRecord,
     "speed.json": schema.SpeedRecord,
 }  # fmt: skip
-FUNCTIONS = ("mean", "se", "median", "min", "max", "sum", "count")
-OVER_SEEDS = ("mean", "se", "median")
+FUNCTIONS: dict[str, Callable[[list[float]], float]] = {
+    "mean": lambda values: mean_and_standard_error(values)[0], "median": statistics.median, "min": min, "max": max,
+}  # fmt: skip
+OVER_SEEDS = ("mean", "median")
 # Two rows that differ in one of these are no two seeds of one experiment.
 ONE_EXPERIMENT = (
     "task", "protocol", "ground", "method", "label", "reference", "models", "settings", "normalised", "alpha",
@@ -39,7 +41,7 @@ ONE_EXPERIMENT = (
     "fit_examples",
 )  # fmt: skip
 _STEP = re.compile(r"([A-Za-z0-9_-]+)((?:\[[^\]]*\])*)")
-_CONDITION = re.compile(r'\s*([A-Za-z0-9_]+)=("[^"]*"|[^,"]*)\s*(?:,|$)')
+_CONDITION = re.compile(r'(\s*([A-Za-z0-9_]+)=("[^"]*"|[^,"]*)\s*(?:,|$))')
 _NUMBER_FORMAT = re.compile(r"\+?,?(\.\d{1,2})?[fdge%]")
 
 
@@ -79,7 +81,7 @@ class Records:
 
     def _folder(self, folder: str) -> dict[str, Any]:
         results = self.results(folder)
-        return {"rows": _plain(results.rows), "pairs": both_ways(results.records.values())}
+        return {"rows": without_nan(results.rows.to_dict("records")), "pairs": both_ways(results.records.values())}
 
 
 def both_ways(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -89,20 +91,10 @@ def both_ways(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for pair in record.get("pairs", []):
             label = pair.get("label") or pair["method"]
             found.append({**pair, "label": label, "run_id": record["run_id"]})
-            turned = {
-                to: None if pair[of] is None else -pair[of]
-                for to, of in (("difference", "difference"), ("ci_low", "ci_high"), ("ci_high", "ci_low"))
-            }
-            found.append({**found[-1], **turned, "label": pair["against"], "against": label})
+            ends = [pair[name] for name in ("difference", "ci_high", "ci_low")]
+            turned = zip(("difference", "ci_low", "ci_high"), (None if end is None else -end for end in ends))
+            found.append({**found[-1], **dict(turned), "label": pair["against"], "against": label})
     return found
-
-
-def _plain(frame: Any) -> list[dict[str, Any]]:
-    """Rows of a table; what is missing is None."""
-    return [
-        {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
-        for row in frame.to_dict("records")
-    ]
 
 
 def _file(path: Path) -> Any:
@@ -129,60 +121,40 @@ def evaluate(record: Any, expression: str) -> Any:
     for sign in (" / ", " - "):
         first, between, second = expression.partition(sign)
         if between:
-            one, other = _number(record, first), _number(record, second)
+            one, other = (number_of(_at(record, path.strip()), path.strip()) for path in (first, second))
             if sign == " / " and other == 0:
                 raise UsageError(f"{second.strip()} is 0; nothing is divided by it")
             return one / other if sign == " / " else one - other
     return _at(record, expression)
 
 
-def _number(record: Any, path: str) -> float:
-    value = _at(record, path.strip())
+def number_of(value: Any, where: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise UsageError(f"{path.strip()} is {value!r}; expected a number") from None
+        raise UsageError(f"{where} is {value!r}; expected a number") from None
 
 
 def _at(record: Any, path: str) -> Any:
     function, colon, rest = path.partition(":")
-    if colon and function in FUNCTIONS:
-        path = rest
-    else:
-        function = ""
-    found, items = follow(record, path)
-    if function == "count":
-        return len(found)
+    if not colon or function not in FUNCTIONS:
+        function, rest = "", path
+    found, items = follow(record, rest)
+    apart = _apart(items)
     if not function:
         if len(found) == 1:
             return found[0]
-        apart = ", ".join(f"{name} ({len(values)})" for name, values in _apart(items).items())
-        raise UsageError(f"{path} fits {len(found)} items; they differ in {apart or 'nothing that is named'}")
-    return _over(function, path, found, items)
-
-
-def _over(function: str, path: str, found: Sequence[Any], items: Sequence[Any]) -> float:
+        told = ", ".join(f"{name} ({len(values)})" for name, values in apart.items())
+        raise UsageError(f"{path} fits {len(found)} items; they differ in {told or 'nothing that is named'}")
     if not found:
-        raise UsageError(f"{path} fits nothing")
+        raise UsageError(f"{rest} fits nothing")
     if function in OVER_SEEDS:
-        if other := [f"{name} {_several(values)}" for name, values in _apart(items).items() if name in ONE_EXPERIMENT]:
-            raise UsageError(
-                f"{function}:{path} is over items with {'; '.join(other)}; expected the seeds of one experiment"
-            )
+        if other := [f"{name} {_several(values)}" for name, values in apart.items() if name in ONE_EXPERIMENT]:
+            raise UsageError(f"{path} is over items with {'; '.join(other)}; expected the seeds of one experiment")
         seeds = [item.get("seed") for item in items if isinstance(item, Mapping)]
         if len(set(seeds)) < len(seeds) and None not in seeds:
-            raise UsageError(f"{function}:{path} has a seed twice")
-    try:
-        numbers = [float(value) for value in found]
-    except (TypeError, ValueError):
-        raise UsageError(f"{path}: not all of its {len(found)} values are numbers") from None
-    if function in ("mean", "se"):
-        return mean_and_standard_error(numbers)[function == "se"]
-    if function == "median":
-        return statistics.median(numbers)
-    if function == "sum":
-        return math.fsum(numbers)
-    return min(numbers) if function == "min" else max(numbers)
+            raise UsageError(f"{path} has a seed twice")
+    return FUNCTIONS[function]([number_of(value, rest) for value in found])
 
 
 def follow(record: Any, path: str) -> tuple[list[Any], list[Any]]:
@@ -213,21 +185,18 @@ def _kept(lists: Sequence[Any], name: str, inside: str) -> list[Any]:
         if any(int(inside) >= len(one) for one in lists):
             raise UsageError(f"{name} has no item {inside}")
         return [one[int(inside)] for one in lists]
-    conditions = {}
-    at = 0
-    while at < len(inside):
-        condition = _CONDITION.match(inside, at)
-        if condition is None:
-            raise UsageError(f'"[{inside}]" is no condition; expected field=value, with commas between')
-        conditions[condition[1]] = condition[2].strip().strip('"')
-        at = condition.end()
+    conditions = _CONDITION.findall(inside)
+    if "".join(condition for condition, *_ in conditions) != inside:
+        raise UsageError(f'"[{inside}]" is no condition; expected field=value, with commas between')
     left = [item for one in lists for item in one if isinstance(item, Mapping)]
-    for field, wanted in conditions.items():
+    for _, field, text in conditions:
+        wanted = text.strip().strip('"')
         if left and not any(field in item for item in left):
             raise UsageError(f"no item of {name} has a field {field}; there is {', '.join(map(str, left[0]))}")
         fitting = [item for item in left if field in item and equals(item[field], wanted)]
         if left and not fitting:
-            raise UsageError(f"no item of {name} has {field}={wanted}; there is {_several(_values(left, field))}")
+            there = _several(sorted({str(item.get(field)) for item in left}))
+            raise UsageError(f"no item of {name} has {field}={wanted}; there is {there}")
         left = fitting
     return left
 
@@ -243,10 +212,6 @@ def equals(value: Any, text: str) -> bool:
     return str(value) == text
 
 
-def _values(items: Sequence[Any], field: str) -> list[str]:
-    return sorted({str(item.get(field)) for item in items})
-
-
 def _several(values: Sequence[str]) -> str:
     return ", ".join(values[:8]) + (" ..." if len(values) > 8 else "")
 
@@ -254,25 +219,20 @@ def _several(values: Sequence[str]) -> str:
 def _apart(items: Sequence[Any]) -> dict[str, list[str]]:
     """Fields that tell items apart, with their values."""
     rows = [item for item in items if isinstance(item, Mapping)]
-    names = [name for name in (*ONE_EXPERIMENT, "seed") if any(name in row for row in rows)]
-    return {name: values for name in names if len(values := _values(rows, name)) > 1}
+    values = {name: sorted({str(row.get(name)) for row in rows}) for name in (*ONE_EXPERIMENT, "seed")}
+    return {name: several for name, several in values.items() if len(several) > 1}
 
 
 def formatted(value: Any, form: str) -> str:
     if value is None:
         raise UsageError("the record has no value there (null)")
-    if form == "text":
-        return str(value)
-    if form not in ("duration", "bytes") and not _NUMBER_FORMAT.fullmatch(form):
-        raise UsageError(f'"{form}" is no format; expected one such as .3f, +.2f, .0%, ,d, duration, bytes or text')
-    try:
-        amount = float(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"the record has {value!r} there; {form} needs a number") from None
+    if form != "duration" and not _NUMBER_FORMAT.fullmatch(form):
+        raise UsageError(f'"{form}" is no format; expected one such as .3f, +.2f, .0%, ,d or duration')
+    amount = number_of(value, "the record's value there")
     if not math.isfinite(amount):
         raise UsageError(f"the record has {amount} there; expected a finite number")
-    if form in ("duration", "bytes"):
-        return duration(amount) if form == "duration" else bytes_text(amount)
+    if form == "duration":
+        return duration(amount)
     if form.endswith("d"):
         if amount != round(amount):
             raise UsageError(f"the record has {amount} there, which is no whole number as {form} asks")

@@ -18,7 +18,7 @@ from bench.records import load_results, write_recorded
 from bench.truth.folder import write_truth
 from retrain.safe_files import write_safetensors
 from tests.helpers.browser import Browser, needs_browser
-from tests.helpers.synthetic_results import write_examples, write_run, write_scaling, write_sweep
+from tests.helpers.synthetic_results import write_budget, write_examples, write_run, write_scaling
 
 
 # ---- ground truths ----
@@ -250,7 +250,7 @@ def make_link(place: Path) -> None:
 @pytest.mark.parametrize("make", [make_link, os.mkfifo, Path.mkdir, huge])
 def test_what_is_no_plain_file_of_some_size_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     (tmp_path / "evil").mkdir()
-    kinds = {"sweep.json": "sweep", "budget.json": "budget", "examples.json": "examples", "scaling.csv": "scaling"}
+    kinds = {"budget.json": "budget", "examples.json": "examples", "scaling.csv": "scaling"}
     for name in ("run.json", *kinds):
         make(tmp_path / "evil" / name)
     (problem,) = load_results(tmp_path).problems
@@ -274,9 +274,9 @@ def test_no_name_of_a_record_becomes_a_path(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "results"
     for number, text in enumerate(["a/../..", "../../../../evil", "/tmp/evil", "CON", ".", "x" * 150]):
         write_run(folder, run_id=f"run{number}", task=text, protocols=(text,), device=text, **ONE)
-    write_sweep(folder / "sweep", task="../..", protocol="a/../..", method="../../evil")
+    write_budget(folder / "budget", task="../..", protocol="a/../..", device="../../evil")
     before = tree(tmp_path)
-    draw(["--results", str(folder), "--only", "lds", "sweep"])
+    draw(["--results", str(folder), "--only", "lds", "budget"])
     made = tree(tmp_path) - before
     assert made
     assert all(re.fullmatch(r"a/results/figures(/[a-z0-9-]+\.(png|json))?", path) for path in made)

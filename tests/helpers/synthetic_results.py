@@ -166,28 +166,7 @@ def write_question(folder: Path, **known: Any) -> None:
         )  # fmt: skip
 
 
-def write_sweep(folder: Path, **more: Any) -> None:
-    folder.mkdir(parents=True)
-    axes = {"burn_in": [0, 100], "n_beta": [300, 3000], "gamma": [1000, 10000]}
-    cells = []
-    for burn_in, n_beta, gamma in product(*axes.values()):
-        generator = np.random.default_rng([burn_in, n_beta, gamma])
-        diverged = n_beta > gamma
-        traces = (
-            (0.3 + 0.5 * (1 - np.exp(-np.arange(100) / 20)) + 0.05 * generator.normal(size=(2, 100))).round(3).tolist()
-        )
-        lds = None if diverged else round(0.2 + 0.05 * generator.random(), 4)
-        cells.append(
-            {"burn_in": burn_in, "n_beta": n_beta, "gamma": gamma, "lds": lds, "traces": [] if diverged else traces}
-        )
-    sweep = {
-        "task": "cifar10", "protocol": "paper", "method": "bif", "alpha": 0.1, "alpha_attribution": 0.1, "seed": 1,
-        "split": "tune", "run_id": "sweep0000000", "axes": axes, "cells": cells, **more,
-    }  # fmt: skip
-    (folder / "sweep.json").write_text(json.dumps(sweep))
-
-
-def write_budget(folder: Path) -> None:
+def write_budget(folder: Path, **more: Any) -> None:
     folder.mkdir(parents=True)
     curves = []
     for method, axis, values in (("bif", "draws", [10, 30, 100, 300, 1000]), ("trak", "projection", [256, 1024, 4096])):
@@ -196,7 +175,7 @@ def write_budget(folder: Path) -> None:
         curves.append({"method": method, "axis": axis, "normalised": method == "bif", "points": points})
     budget = {
         "task": "cifar10", "protocol": "paper", "alpha": 0.1, "device": "NVIDIA H200", "run_id": "budget000000",
-        "curves": curves,
+        "curves": curves, **more,
     }  # fmt: skip
     (folder / "budget.json").write_text(json.dumps(budget))
 
@@ -237,24 +216,3 @@ def write_examples(folder: Path, **images: Any) -> None:
     pair = {"query": 3, "train": 5, **words, "bif": [[0.1, -0.9]] * 3, "ekfac": [1, -2]}
     content = {"kind": "tokens", "description": "tinylm", "seed": 1, "scores": "normalised BIF", "pairs": [pair]}
     (folder / "tokens" / "examples.json").write_text(json.dumps(content))
-
-
-def write_removal(folder: Path) -> None:
-    rows = []
-    for label, step in (("bif", 0.4), ("ekfac", 0.3), ("random removal", 0.0)):
-        for number, at in enumerate((0.01, 0.05, 0.2)):
-            value = number * step
-            place = {"metric": "removal", "at": at, "size": round(1200 * at), "normalised": False, "higher": True}
-            known = {"task": "digits", "protocol": "scratch", "alpha_attribution": 1.0, "seed": 1, **place}
-            told = {"method": label, "label": label, "origin": "control" if step == 0 else "tuned"}
-            told["settings"] = "" if label != "ekfac" else "damping=0.1"
-            ends = {"value": value, "ci_low": value - 0.1, "ci_high": value + 0.1}
-            missing = 20 if step == 0 and at == 0.2 else 0
-            rows.append(known | told | ends | {"num_queries": 50, "num_undefined": missing})
-    record = {
-        "run_id": "remove000001", "question": "removal", "truth": "50 queries, one retrain a set",
-        "device": "CPU x86_64", "description": "digits", "ground": {}, "rows": rows, "pairs": [],
-        "config": {"task": {"name": "digits", "protocol": "scratch"}, "shares": [0.01, 0.05, 0.2]},
-    }  # fmt: skip
-    folder.mkdir(parents=True)
-    (folder / "answers.json").write_text(json.dumps(record))

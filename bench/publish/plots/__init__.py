@@ -45,27 +45,20 @@ class Kind:
 LDS = "tda-bench lds --alpha 0.1 0.3 0.5 0.7"
 RECORDS = "records of bench.lds"
 KINDS = (
-    Kind("lds", "lds", "LDS against alpha, raw and train-normalised, a panel for each attributed share", RECORDS, LDS,
-         "fig:retraining, fig:individual_LDS_scores, fig:individual_LDS_scores_2, tab:LLM_LDS_scores"),
     Kind("front", "lds", "LDS, within class where there are classes, against seconds", RECORDS, LDS, crowded=True),
     Kind("collapse", "question", "LDS beside LDS within class, a line a method", f"{RECORDS} on a task with classes",
          LDS, crowded=True),
     Kind("reference", "question", "LDS against how much more data the model looked at has seen than those asked about",
          "records of two references", f"{LDS} --reference subset --checkpoints 1 8", crowded=True),
-    Kind("draws", "question", "LDS within class against draws of bif_gaussian, beside BIF and EK-FAC",
-         "records of bif_gaussian@curve=true", "tda-bench lds --methods bif_gaussian@curve=true"),
     Kind("retraining", "lds", "LDS against seconds of the datamodel with every prior, beside the others",
          "records of the datamodel", "tda-bench lds --experiment results/digits/datamodel.toml"),
-    Kind("seconds", "lds", "seconds against the attributed share, fit and score apart",
-         "records at two attributed shares or more, from one machine",
-         f"{LDS} --task cifar10 --alpha-attribution 0.01 0.1 1.0", "fig:timings_bif-vs-ekfac"),
+    Kind("lds", "lds", "LDS against alpha, raw and train-normalised, a panel for each attributed share", RECORDS, LDS,
+         "fig:retraining, fig:individual_LDS_scores, fig:individual_LDS_scores_2, tab:LLM_LDS_scores"),
+    Kind("draws", "question", "LDS within class against draws of bif_gaussian, beside BIF and EK-FAC",
+         "records of bif_gaussian@curve=true", "tda-bench lds --methods bif_gaussian@curve=true"),
     Kind("scaling", "scaling", "seconds, memory and disk against model size, and who is cheaper where", "scaling.csv",
          "tda-bench scaling", "fig:benchmark_big_ek-fac, tab:bif-vs-ekfac"),
-    Kind("sweep", "sweep", "loss traces and LDS over settings of a method", "sweep.json", "tda-bench tune sweep",
-         "fig:loss_trace_burnin_*, fig:lds_llm_sweep"),
-    Kind("budget", "sweep", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget"),
-    Kind("removal", "sweep", "the change of a query's loss without its most helpful examples",
-         "answers.json of removal", "tda-bench evaluate removal"),
+    Kind("budget", "budget", "LDS against draws, projection and checkpoints", "budget.json", "tda-bench tune budget"),
     Kind("examples", "examples", "queries and their most and least influential training images",
          "examples.json of an image task", "tda-bench inspect --task cifar10 --query 0 1 2 3 --top 4",
          "fig:image-main, fig:image-full"),
@@ -96,11 +89,11 @@ def without_crowds(results: "Results", kind: Kind) -> "Results":
     if not kind.crowded:
         counts = rows[rows["models"] > 1].groupby("run_id")["series"].nunique()
         rows = rows[~rows["run_id"].isin(counts[counts > FEW].index)]
-    return replace(results, rows=rows, problems=[])
+    return replace(results, rows=rows)
 
 
-def draw_kind(kind: Kind, results: "Results", out: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Entries of figures.json, and what went wrong."""
+def draw_kind(kind: Kind, results: "Results", out: Path) -> dict[str, dict[str, Any]]:
+    """Entries of figures.json."""
     import matplotlib
 
     from bench.publish.plots import style
@@ -114,7 +107,7 @@ def draw_kind(kind: Kind, results: "Results", out: Path) -> tuple[dict[str, dict
             file = style.save(drawing.figure, out / stem)
             told = {"title": drawing.title[:300], "caption": drawing.caption[:30_000], "runs": drawing.runs}
             entries[stem] = {"kind": kind.name, **told, "files": [file.name], "facts": drawing.facts}
-    return entries, results.problems
+    return entries
 
 
 def free_stem(stem: str, taken: Iterable[str]) -> str:
@@ -163,7 +156,6 @@ def run(arguments: argparse.Namespace) -> int:
     """1 where a file could not be used, or where nothing allows a kind that was asked for."""
     from bench.arguments import check_out
     from bench.records import load_results
-    from retrain.errors import UsageError
     from retrain.progress import progress_counter
 
     if arguments.list:
@@ -172,33 +164,29 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{kind.name:13} {kind.shows}{paper}\n{'':13} needs {kind.needs}: {kind.command}")
         return 0
     chosen = [kind_called(name) for name in dict.fromkeys(arguments.only or [])] or list(KINDS)
-    if not Path(arguments.results).is_dir():
-        raise UsageError(f'--results "{arguments.results}" is no folder; expected one with records of tda-bench lds')
+    results = load_results(arguments.results)
     out = Path(arguments.out or Path(arguments.results) / "figures")
     check_out(str(out))
-    results = load_results(arguments.results)
-    problems, index = list(results.problems), dict[str, Any]()
-    missing = []
+    index, missing = dict[str, Any](), list[Kind]()
     with progress_counter(True, "kinds of figures") as progress:
         for number, kind in enumerate(chosen):
             progress(number, len(chosen))
-            entries, found = draw_kind(kind, results, out)
+            entries = draw_kind(kind, results, out)
             index |= entries
             missing += [] if entries else [kind]
-            problems += [problem for problem in found if problem not in problems]
     for entry in index.values():
         print(f"{entry['kind']}: {out / entry['files'][0]}")
-    write_index(out, index, whole=not arguments.only, problems=problems)
+    write_index(out, index, whole=not arguments.only, results=results)
     for kind in missing:
         print(f"{kind.name}: missing, needs {kind.needs}; make it with\n    {kind.command} --out {arguments.results}")
     for line in results.left_out:
         print(f"note: {line}")
-    for problem in problems:
+    for problem in results.problems:
         print(f"tda-bench publish figures: {problem}", file=sys.stderr)
-    return 1 if problems or (arguments.only and missing) else 0
+    return 1 if results.problems or (arguments.only and missing) else 0
 
 
-def write_index(out: Path, index: dict[str, Any], whole: bool, problems: list[str]) -> None:
+def write_index(out: Path, index: dict[str, Any], whole: bool, results: "Results") -> None:
     """With --only, the captions of the other figures stay; else pictures that the last index named and this one does
     not are taken away, so that none outlives its results."""
     from bench.schema import FigureIndex
@@ -210,7 +198,7 @@ def write_index(out: Path, index: dict[str, Any], whole: bool, problems: list[st
         try:
             before = read_checked(path, FigureIndex)
         except SafeFileError as error:
-            problems.append(str(error))
+            results.note(str(error))
     if whole:
         old, new = ({file for entry in one.values() for file in entry["files"]} for one in (before, index))
         for file in sorted(old - new):

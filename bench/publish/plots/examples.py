@@ -4,7 +4,6 @@
 coloured by signed influence; of sequences longer than MOST_LABELS the part around the strongest pair is shown.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,13 @@ from matplotlib.patches import Rectangle
 
 import bench.schema as schema
 from bench.identity import file_slug, series_label
+from bench.publish.html import read_png
 from bench.publish.plots.frame import Drawing, finish, plain_number, text_width
 from bench.publish.plots.style import INK, WIDTH, new_figure
 from bench.records import Results
-from retrain.safe_files import SafeFileError, open_plain, validate
+from retrain.safe_files import SafeFileError, validate
 
 SAME, OTHER = "#0072b2", "#d55e00"
-MAX_PICTURE_BYTES = 32 * 2**20
-MAX_PIXELS = 64 * 2**20
 MOST_QUERIES = 8  # of a picture of images
 MOST_LABELS = 48  # tokens up to which each is named
 CLOSE_UP = 24  # tokens of the part that is shown large
@@ -59,10 +57,11 @@ def label_words(label: str) -> str:
 
 def draw_examples(results: Results) -> Iterator[Drawing]:
     for path, content in examples_of(results, "images", schema.ImagesRecord):
+        queries = content["queries"]
+        lacking = [(q["query"], name) for q in queries for name in content["methods"] if name not in q["methods"]]
         try:
-            for query in content["queries"]:
-                if lacking := [name for name in content["methods"] if name not in query["methods"]]:
-                    raise SafeFileError(path, f"query {query['query']} lacks the method {lacking[0]!r}")
+            if lacking:
+                raise SafeFileError(path, f"query {lacking[0][0]} lacks the method {lacking[0][1]!r}")
             yield images_drawing(path, content, read_tiles(path.parent / content["sprite"], content["tile"]))
         except SafeFileError as error:
             results.note(str(error))
@@ -87,14 +86,14 @@ def images_drawing(path: Path, content: dict[str, Any], tiles: list[np.ndarray])
     for row, query in enumerate(queries):
         bottom = panel - 0.32 - (row + 1) * step + (step - unit)
         why = "unsure" if query.get("chosen") == "least sure" else f"no. {query['query']}"
-        image_tile(axis, 0.03, bottom, unit, tiles[query["image"]], INK, [query["label"], why], letters)
+        image_tile(axis, (0.03, bottom, unit), tiles[query["image"]], INK, [query["label"], why], letters)
         for method, left in left_of.items():
             for side, away in (("helpful", 0.0), ("harmful", unit * (shown + 0.2))):
                 for position, example in enumerate(query["methods"][method][side]):
                     colour = SAME if example["label"] == query["label"] else OTHER
                     told = [example["label"], score_text(example["score"])]
-                    place = left + away + position * unit
-                    image_tile(axis, place, bottom, unit, tiles[example["image"]], colour, told, letters)
+                    place = (left + away + position * unit, bottom, unit)
+                    image_tile(axis, place, tiles[example["image"]], colour, told, letters)
     room = unit * (shown + 0.1)
     small = min(6.5, 0.92 * min(room, 9) / max(text_width(text, 1.0) for text in ("lower its loss", "raise it")))
     for method, left in left_of.items():
@@ -127,15 +126,10 @@ def score_text(score: float | None) -> str:
 
 
 def image_tile(
-    axis: Axes,
-    left: float,
-    bottom: float,
-    unit: float,
-    pixels: np.ndarray,
-    colour: str,
-    lines: Sequence[str],
-    size: float,
+    axis: Axes, place: tuple[float, float, float], pixels: np.ndarray, colour: str, lines: Sequence[str], size: float
 ) -> None:
+    """A framed picture at (left, bottom), `unit` wide, with words below it."""
+    left, bottom, unit = place
     side = 0.94 * unit
     extent = (left, left + side, bottom, bottom + side)
     axis.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=extent, aspect="auto")
@@ -146,21 +140,9 @@ def image_tile(
 
 
 def read_tiles(path: Path, tile: Sequence[int]) -> list[np.ndarray]:
-    """Row by row, of a PNG that is one by its header and not too large to unpack."""
-    from PIL import Image, UnidentifiedImageError
-
-    with open_plain(path, MAX_PICTURE_BYTES) as (file, _):
-        data = file.read()
-    across, down = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    if data[:8] != b"\x89PNG\r\n\x1a\n" or data[12:16] != b"IHDR":
-        raise SafeFileError(path, "does not begin like a PNG picture")
-    if not 0 < across * down <= MAX_PIXELS:
-        raise SafeFileError(path, f"is a picture of {across:,} x {down:,} pixels; at most {MAX_PIXELS:,} are shown")
-    try:
-        picture = Image.open(io.BytesIO(data), formats=["PNG"])
-        sheet = np.asarray(picture.convert("L" if picture.mode in ("1", "L", "I", "I;16") else "RGB")) / 255
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError) as error:
-        raise SafeFileError(path, f"is no picture that can be shown ({type(error).__name__})") from None
+    """Row by row."""
+    picture = read_png(path)
+    sheet = np.asarray(picture.convert("L" if picture.mode in ("1", "L", "I", "I;16") else "RGB")) / 255
     height, width = tile
     return [
         sheet[y : y + height, x : x + width]
@@ -220,9 +202,7 @@ def pair_drawing(content: dict[str, Any], pair: dict[str, Any]) -> Drawing:
         [task, content["scores"], f"seed {content['seed']}", draws],
         [
             "Blue: seeing the training token lowers the query token's loss (negative influence); red: raises it.",
-            "EK-FAC's strip: each training token with the whole query, on a scale of its own."
-            if strip is not None
-            else "",
+            "" if strip is None else "EK-FAC's strip: each training token with the whole query, on a scale of its own.",
             f"Shown: the {part.shape[0]} x {part.shape[1]} tokens around the strongest pair." if close else "",
             pair_words(pair),
             f"{content.get('rule', '')} n: {matrix.shape[0]} query tokens, {matrix.shape[1]} training tokens.".strip(),

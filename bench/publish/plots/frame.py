@@ -20,6 +20,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patheffects import withStroke
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+from scipy.optimize import isotonic_regression
 
 from bench.identity import series_label
 from bench.publish.plots.style import INK, QUIET, SMALL, WIDTH, fix_layout, in_order, look, new_figure
@@ -226,16 +227,10 @@ def spread(values: Sequence[float], gap: float, floor: float, top: float) -> lis
     """The same values, moved as little as they must be to stand `gap` apart, between the floor and the top."""
     order = np.argsort(values, kind="stable")
     steps = gap * np.arange(len(order))
-    # Of values less their steps, the nearest that never fall: neighbours that would fall have their mean.
-    pools: list[list[float]] = []
-    for value in np.asarray(values, dtype=float)[order] - steps:
-        pools.append([value])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
+    # Of values less their steps, the nearest that never fall.
+    rising = isotonic_regression(np.asarray(values, dtype=float)[order] - steps).x
     found = np.empty(len(order))
-    highest = max(floor, top - steps[-1]) if len(steps) else floor
-    found[order] = [min(max(float(np.mean(pool)), floor), highest) for pool in pools for _ in pool] + steps
+    found[order] = np.clip(rising, floor, max(floor, top - steps[-1])) + steps
     return found.tolist()
 
 
@@ -309,6 +304,29 @@ def finish(
     return Drawing(stem, title, caption, list(runs), figure, facts or {})
 
 
+def finish_rows(
+    rows: pd.DataFrame,
+    figure: Figure,
+    stem: str,
+    title: str,
+    about: Sequence[str],
+    notes: Iterable[str],
+    scores: Sequence[str] = (),
+    names: Sequence[tuple[Any, str]] = (),
+    labels: Sequence[Label] = (),
+) -> Drawing:
+    """Of rows of one ground: its description before the title, its words first, and the runs behind the rows.
+
+    With the runs that only the ceiling comes from; `scores` are for the report's filters.
+    """
+    runs = sorted({*rows["run_id"].dropna(), *rows["ceiling_from"].dropna()})
+    facts = {name: sorted(set(rows[name])) for name in ("task", "protocol")} | {"method": in_order(rows["method"])}
+    facts |= {"scores": list(scores)} if scores else {}
+    first = rows.iloc[0]
+    title, about = f"{first['description']}: {title}", [str(first["ground_words"]), *about]
+    return finish(figure, stem, title, about, notes, runs, facts, names, labels)
+
+
 def _height(points: float) -> float:
     return LINE * points / 72
 
@@ -364,15 +382,6 @@ def _columns(names: Sequence[str], width: float, points: float = 7.5) -> tuple[i
 # ---- words ----
 
 
-def first_value(rows: pd.DataFrame, column: str) -> str:
-    return str(rows[column].iloc[0])
-
-
-def run_ids(rows: pd.DataFrame) -> list[str]:
-    """The runs behind the rows, with those that only the ceiling comes from."""
-    return sorted({*rows["run_id"].dropna(), *rows["ceiling_from"].dropna()})
-
-
 def span(values: pd.Series) -> str:
     found = sorted({int(value) for value in values.dropna()})
     return "?" if not found else f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
@@ -408,12 +417,6 @@ def _items(settings: str) -> list[str]:
     items = settings.split(", ")
     own = [item for item in items if not item.startswith(("scores_are=", "scores_sha256="))]
     return own if len(own) == len(items) else [*own, "scores from a file"]
-
-
-def facts_of(rows: pd.DataFrame, scores: Iterable[str] = ()) -> dict[str, list[str]]:
-    """For the report's filters."""
-    facts = {name: sorted(set(rows[name])) for name in ("task", "protocol")} | {"method": in_order(rows["method"])}
-    return facts | ({"scores": list(scores)} if scores else {})
 
 
 def notes_of(told: str, rows: pd.DataFrame) -> list[str]:

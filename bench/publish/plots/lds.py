@@ -2,8 +2,8 @@
 
 `lds` (paper: fig:retraining): a line a method, each seed by itself as a faint dot. `front`: LDS, within groups where a
 task has them, against time: every method, label and model that is looked at. `retraining`: a curve over the retrains
-for every prior of the datamodel, beside the other methods. `seconds` (fig:timings_bif-vs-ekfac): cost against the share
-that is attributed. Of raw and normalised scores the better are shown. Seconds of two machines never share an axis.
+for every prior of the datamodel, beside the other methods. Of raw and normalised scores the better are shown. Seconds
+of two machines never share an axis.
 """
 
 import json
@@ -20,28 +20,7 @@ from matplotlib.lines import Line2D
 
 from baselines.support.nested import parts_of
 from bench.identity import USUAL, file_slug, series_label, without_models
-from bench.publish.plots.frame import (
-    ALPHA_ATTRIBUTION,
-    ALPHA_RETRAIN,
-    MOST_NAMES,
-    MOST_PANELS,
-    Drawing,
-    Label,
-    bars_at,
-    facts_of,
-    finish,
-    first_value,
-    handles_of,
-    label_line,
-    logarithmic,
-    notes_of,
-    panels,
-    run_ids,
-    seconds_axis,
-    settings_text,
-    short_names,
-    span,
-)
+from bench.publish.plots import frame
 from bench.publish.plots.style import CONTROLS, FAINT, INK, QUIET, look, looks
 from bench.records import (
     DATAMODEL,
@@ -62,19 +41,13 @@ CEILINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "noise ceiling": (lambda cell: ceiling_over_seeds(cell).ceiling, {"linestyle": "--", "linewidth": 0.9}),
     "linear ceiling": (linear_ceiling_over_seeds, {"linestyle": (0, (2, 1.2)), "linewidth": 0.7}),
 }
-AS_PAPER = (
-    "bif-paper",
-    "ekfac-library",
-    "trak-library",
-    "gradsim",
-)  # labels of the paper's settings, at the full model
+AS_PAPER = ("bif-paper", "ekfac-library", "trak-library", "gradsim")  # labels of the paper's settings
 LABELS_ALONE = "same_class"
 USUAL_ALPHA = 0.5  # the second alpha of a picture of two
 LEFT = 4.0  # times cheaper than the cheapest method: where controls that cost nothing stand
 SHORTEST = 1e-3  # seconds: a part that takes less is no part of the method
 NO_PRIOR = USUAL[DATAMODEL]["prior"]
 RING: dict[str, Any] = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 0.7}
-SPANS = (("seconds", "fit + score"), ("fit_seconds", "fit"), ("score_seconds", "score"))
 VERSION = re.compile(r" \([0-9a-f]{6}\)$")  # of a truth: the code that made it
 
 
@@ -94,31 +67,28 @@ def of_fewer(seeds: int, most: int) -> str:
 # ---- LDS against alpha ----
 
 
-def draw_lds(results: Results) -> Iterator[Drawing]:
+def draw_lds(results: Results) -> Iterator[frame.Drawing]:
     for (ground, normalised), group in results.rows.groupby(["ground", "normalised"], sort=True):
         if group["alpha"].nunique() < 2:  # no curve: its picture is the front one
             continue
-        group = short_names(group)
+        group = frame.short_names(group)
         shapes = few_of(series_shapes(group), group)
         left_out = sorted(set(group["series"]) - set(shapes) - {"random"})
         group = group[group["series"].isin(shapes)]
-        places = list(group.groupby(PLACES, sort=True))[:MOST_PANELS]
-        figure, axes = panels(len(places), 2.0 if len(places) > 1 else 2.6)
+        places = list(group.groupby(PLACES, sort=True))[: frame.MOST_PANELS]
+        figure, axes = frame.panels(len(places), 2.0 if len(places) > 1 else 2.6)
         for axis, ((share, _), here) in zip(axes, places, strict=True):
             lds_panel(axis, here, shapes, axis is axes[0])
-            axis.set_title(f"{ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}", parse_math=True)
-            axis.set_xlabel(ALPHA_RETRAIN, parse_math=True)
+            axis.set_title(f"{frame.ALPHA_ATTRIBUTION} = {share:g}{panel_note(here, group)}", parse_math=True)
+            axis.set_xlabel(frame.ALPHA_RETRAIN, parse_math=True)
         axes[0].set_ylabel("LDS")
         bars = f"Bars: {bars_of(group.groupby([*PLACES, 'alpha', 'series']).size())}."
         bars += " Faint dots: each seed." if group["seed"].nunique() > 1 else ""
         bars += f" Not drawn: {', '.join(left_out)}." if left_out else ""
         scores = "train-normalised" if normalised else "raw"
-        yield finish(
-            figure, f"lds-{ground}{'-normalised' if normalised else ''}",
-            f"{first_value(group, 'description')}: LDS of {scores} scores", [first_value(group, "ground_words")],
-            notes_of(bars, group), run_ids(group), facts_of(group, [scores]),
-            handles_of(axes, [shape["label"] for shape in shapes.values()]),
-        )  # fmt: skip
+        names = frame.handles_of(axes, [shape["label"] for shape in shapes.values()])
+        stem, notes = f"lds-{ground}{'-normalised' if normalised else ''}", frame.notes_of(bars, group)
+        yield frame.finish_rows(group, figure, stem, f"LDS of {scores} scores", [], notes, [scores], names)
 
 
 def few_of(shapes: Shapes, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -126,7 +96,7 @@ def few_of(shapes: Shapes, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     method = dict(zip(rows["series"], rows["method"]))
     last = [name for name in shapes if method[name] == "random"]
     last += [name for name in shapes if ", " in name][::-1] + list(shapes)[::-1]
-    dropped = set(list(dict.fromkeys(last))[: max(0, len(shapes) - MOST_NAMES)])
+    dropped = set(list(dict.fromkeys(last))[: max(0, len(shapes) - frame.MOST_NAMES)])
     return {name: shape for name, shape in shapes.items() if name not in dropped}
 
 
@@ -136,8 +106,8 @@ def panel_note(here: pd.DataFrame, group: pd.DataFrame) -> str:
     if here["seed"].nunique() < group["seed"].nunique():
         notes.append(f"{here['seed'].nunique()} seed{'s' * (here['seed'].nunique() > 1)}")
     if group["truth"].nunique() > 1:
-        replicates = span(here["num_replicates"])
-        notes += [f"{span(here['num_subsets'])} subsets"] if group["num_subsets"].nunique() > 1 else []
+        replicates = frame.span(here["num_replicates"])
+        notes += [f"{frame.span(here['num_subsets'])} subsets"] if group["num_subsets"].nunique() > 1 else []
         notes.append(f"{replicates} replicate{'s' * (replicates != '1')}")
     return f"\n({', '.join(notes)})" if notes else ""
 
@@ -160,7 +130,7 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes, named: bool) -> No
     for name, place in zip(series, beside, strict=True):
         own = rows[rows["series"] == name]
         means = [(alpha + place, *over_seeds(cell)) for alpha, cell in own.groupby("alpha", sort=True)]
-        bars_at(axis, means, dict(shapes[name]) | {"capsize": 1.5})
+        frame.bars_at(axis, means, dict(shapes[name]) | {"capsize": 1.5})
         if own["seed"].nunique() > 1:
             axis.plot(own["alpha"] + place, own["lds"], color=shapes[name]["color"], label="_seeds", **dot)
     for label, (ceiling, style) in CEILINGS.items():
@@ -173,11 +143,9 @@ def lds_panel(axis: Axes, rows: pd.DataFrame, shapes: Shapes, named: bool) -> No
         axis.plot(x, y, color=INK, label=f"_{label}", **style)
         if label == "noise ceiling" and named:
             alone = len(known) == 1
-            end: dict[str, Any] = {"ha": "center" if alone else "right", "va": "bottom", "fontsize": 6}
             place = (float(x.mean()) if alone else x[-1], y[-1])
-            axis.annotate(
-                label, place, (0, 2), textcoords="offset points", annotation_clip=False, in_layout=False, **end
-            )
+            words: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "in_layout": False}
+            axis.annotate(label, place, (0, 2), ha="center" if alone else "right", va="bottom", fontsize=6, **words)
             low, high = axis.get_ylim()
             axis.set_ylim(low, max(high, y[-1] + 0.1 * (high - low)))
     axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
@@ -227,13 +195,13 @@ def two_alphas(rows: pd.DataFrame) -> list[float]:
     return sorted({alphas[0], max(alpha for alpha in alphas if alpha <= max(USUAL_ALPHA, alphas[0]))})
 
 
-def grouped(rows: pd.DataFrame) -> bool:
-    """Whether LDS within groups is known of these rows."""
-    return bool(rows["group_name"].notna().all())
-
-
 def metric_words(rows: pd.DataFrame) -> str:
-    return f"LDS within {rows['group_name'].iloc[0]}" if grouped(rows) else "LDS"
+    return f"LDS within {rows['group_name'].iloc[0]}" if rows["group_name"].notna().all() else "LDS"
+
+
+def shown_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """With LDS within groups in the place of LDS where it is known of all."""
+    return within_groups(Results(rows=rows)).rows if rows["group_name"].notna().all() else rows
 
 
 def points(rows: pd.DataFrame) -> pd.DataFrame:
@@ -241,7 +209,9 @@ def points(rows: pd.DataFrame) -> pd.DataFrame:
 
     `value` is LDS within groups where that is known. What knows the groups alone has nothing there: exactly 0.
     """
-    measure, low, high = (WITHIN[name] if grouped(rows) else name for name in ("lds", "ci_low", "ci_high"))
+    measure, low, high = (
+        WITHIN[name] if rows["group_name"].notna().all() else name for name in ("lds", "ci_low", "ci_high")
+    )
     rows = rows[rows["lds"].notna() | (rows["group_name"].notna() & (rows["method"] == LABELS_ALONE))]
     alone = rows[measure].isna()
     rows = rows.assign(**{name: rows[name].where(~alone, 0.0) for name in (measure, low, high)}, alone=alone)
@@ -289,18 +259,18 @@ def seen(row: Any) -> float:
 def notes_of_points(rows: pd.DataFrame, found: pd.DataFrame, told: Sequence[str], results: Results) -> list[str]:
     """Below the panels that show these points of the rows: what is drawn, bars, ceiling, n; then settings."""
     drawn = {run for runs in found["runs"] for run in runs}
-    rows = short_names(rows[rows["series"].isin(found["series"]) & rows["run_id"].isin(drawn)])
+    rows = frame.short_names(rows[rows["series"].isin(found["series"]) & rows["run_id"].isin(drawn)])
     cells = rows.groupby(["ground", "alpha", "series", "normalised"])
     kinds = f"Raw or train-normalised scores, whichever has more {metric_words(rows)}."
     told = [*told, kinds, f"Bars: {bars_of(cells['seed'].nunique())}.", records_of(rows, results)]
-    first, _ = notes_of(" ".join(filter(None, told)), within_groups(Results(rows=rows)).rows if grouped(rows) else rows)
-    return [first, settings_text(rows[rows["method"] != DATAMODEL])]
+    first, _ = frame.notes_of(" ".join(filter(None, told)), shown_rows(rows))
+    return [first, frame.settings_text(rows[rows["method"] != DATAMODEL])]
 
 
 # ---- LDS against seconds ----
 
 
-def draw_front(results: Results) -> Iterator[Drawing]:
+def draw_front(results: Results) -> Iterator[frame.Drawing]:
     for ground, machine, everything in timed_rows(settings_of_truth(results.rows)):
         for (share, _), here in everything.groupby(PLACES, sort=True):
             for alpha in two_alphas(here):
@@ -309,7 +279,7 @@ def draw_front(results: Results) -> Iterator[Drawing]:
                     continue
                 several = found["reference"].nunique() > 1
                 found = front_looks(found, several)
-                figure, (axis,) = panels(1, 4.0)
+                figure, (axis,) = frame.panels(1, 4.0)
                 labels = seconds_panel(axis, found, rows)
                 training = ", and training of the models that it looks at" if several else ""
                 axis.set_xlabel(f"time: fit and scores{training}")
@@ -318,12 +288,10 @@ def draw_front(results: Results) -> Iterator[Drawing]:
                 told += ["Numbers: retrains of the datamodel."] if DATAMODEL in set(found["method"]) else []
                 told += ["Controls at the left edge take less time."] if found["edge"].any() else []
                 place = f"of-{file_slug(f'{share:g}')}-alpha-{file_slug(f'{alpha:g}')}"
-                yield finish(
-                    figure, f"front-{ground}-{place}-{file_slug(machine)}",
-                    f"{first_value(rows, 'description')}: {metric_words(rows)} against seconds",
-                    [first_value(rows, "ground_words"), f"alpha {alpha:g}, alpha_attribution {share:g}", machine],
-                    notes_of_points(rows, found, told, results), run_ids(rows), facts_of(rows),
-                    front_key(found, several), labels,
+                yield frame.finish_rows(
+                    rows, figure, f"front-{ground}-{place}-{file_slug(machine)}",
+                    f"{metric_words(rows)} against seconds", [f"alpha {alpha:g}, alpha_attribution {share:g}", machine],
+                    notes_of_points(rows, found, told, results), names=front_key(found, several), labels=labels,
                 )  # fmt: skip
 
 
@@ -346,22 +314,17 @@ def front_looks(found: pd.DataFrame, several: bool) -> pd.DataFrame:
     most = found.groupby("name")["models"].transform("max")
     averaged = [f"x{models}" if 1 < models == last else "" for models, last in zip(found["models"], most)]
     found = found.assign(
-        name=found["name"].where(~datamodel, DATAMODEL),
-        seconds=found["seconds"].where(~cheap, edge),
-        edge=cheap,
-        mark=[" ".join(filter(None, both)) for both in zip(retrained, averaged)],
-        hollow=several & full & ~control & ~datamodel,
-        ring=full & found["label"].isin(AS_PAPER),
-        step=~control,
+        name=found["name"].where(~datamodel, DATAMODEL), seconds=found["seconds"].where(~cheap, edge), edge=cheap,
+        mark=[" ".join(filter(None, both)) for both in zip(retrained, averaged)], step=~control,
+        hollow=several & full & ~control & ~datamodel, ring=full & found["label"].isin(AS_PAPER),
         order=found["models"] - 1000 * full,
-    )
-    shapes = [look(*pair) for pair in zip(found["name"], found["method"])]
-    found["shape"] = shapes
+    )  # fmt: skip
+    found["shape"] = [look(*pair) for pair in zip(found["name"], found["method"])]
     found["fewer"] = [of_fewer(seeds, found["seeds"].max()) for seeds in found["seeds"]]
     return found.sort_values("order", kind="stable")
 
 
-def seconds_panel(axis: Axes, found: pd.DataFrame, rows: pd.DataFrame, joined: bool = False) -> list[Label]:
+def seconds_panel(axis: Axes, found: pd.DataFrame, rows: pd.DataFrame, joined: bool = False) -> list[frame.Label]:
     """Points of one alpha, with words for the best of each name; ceilings are of the rows.
 
     `joined`: with lines between the points of a datamodel.
@@ -376,27 +339,27 @@ def seconds_panel(axis: Axes, found: pd.DataFrame, rows: pd.DataFrame, joined: b
         for number, one in zip(own.index, own.to_dict("records"), strict=True):
             place = (one["seconds"], one["value"])
             face = {"markerfacecolor": "white"} if one["hollow"] else {}
-            bars_at(axis, [(*place, one["low"], one["high"])], {**shape, "label": name, "linestyle": "none", **face})
+            look_of_point = {**shape, "label": name, "linestyle": "none", **face}
+            frame.bars_at(axis, [(*place, one["low"], one["high"])], look_of_point)
             text, colour = one["mark"], QUIET
             if number == best:
                 text, colour = f"{shape['label']} {one['mark']}".rstrip() + one["fewer"], shape["color"]
-            labels += [Label(axis, *place, text, colour)] if text else []
+            labels += [frame.Label(axis, *place, text, colour)] if text else []
             if one["ring"]:
                 axis.plot(*place, color=INK, linestyle="none", label="_paper", **RING)
     steps = found[found["step"]]
     if len(steps) > 1:
         front = pareto_front(list(zip(steps["seconds"], steps["value"])))
         axis.plot(*np.array(front).T, color=FAINT, linewidth=1.2, zorder=0, drawstyle="steps-post", label="_front")
-    if grouped(rows):
-        rows = within_groups(Results(rows=rows)).rows
+    rows = shown_rows(rows)
     for label, (ceiling, style) in CEILINGS.items():
         if math.isfinite(height := ceiling(rows)):
             axis.axhline(height, color=INK, label=f"_{label}", **style)
             if label == "noise ceiling":
-                label_line(axis, height, label)
+                frame.label_line(axis, height, label)
     axis.set_ylabel(metric_words(rows))
     axis.margins(x=0.09)  # where words of the last points stand
-    seconds_axis(axis, "x")
+    frame.seconds_axis(axis, "x")
     return labels
 
 
@@ -412,32 +375,31 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 # ---- what retraining buys ----
 
 
-def draw_retraining(results: Results) -> Iterator[Drawing]:
+def draw_retraining(results: Results) -> Iterator[frame.Drawing]:
     """At the full model; the front picture has those at others."""
     for ground, machine, rows in timed_rows(results.rows[results.rows["reference"] == FULL]):
         for name in ("alpha", "truth"):
             rows = rows[rows[name].isin(set(rows[rows["method"] == DATAMODEL][name]))]
         for (share, _), group in rows.groupby(PLACES, sort=True) if len(rows) else ():
             alphas = sorted(group["alpha"].unique())[-4:]
-            figure, axes = panels(len(alphas), 2.9, across=1)
-            labels, found = list[Label](), list[pd.DataFrame]()
+            figure, axes = frame.panels(len(alphas), 2.9, across=1)
+            labels, found = list[frame.Label](), list[pd.DataFrame]()
             for axis, alpha in zip(axes, alphas, strict=True):
                 here = group[group["alpha"] == alpha]
                 found.append(datamodel_lines(front_looks(points(here), False)).assign(step=False, ring=False))
                 labels += seconds_panel(axis, found[-1][found[-1]["name"] != ""], here, joined=True)
-                axis.set_title(f"{ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
+                axis.set_title(f"{frame.ALPHA_RETRAIN} = {alpha:g}", parse_math=True)
             axes[-1].set_xlabel("time")
             every, own = pd.concat(found), group[group["method"] == DATAMODEL]
             left_out = sorted(set(every[every["name"] == ""]["label"]))
-            counts = f"Numbers: retrains of the datamodel, {span(own['options'].map(retrains))}; seconds have them."
+            most = frame.span(own["options"].map(retrains))
+            counts = f"Numbers: retrains of the datamodel, {most}; seconds have them."
             prior = "With a prior, what retraining says is added to another method's scores."
             told = [counts, f"Not drawn: {', '.join(left_out)}." if left_out else "", prior]
-            yield finish(
-                figure, f"retraining-{ground}-{file_slug(machine)}",
-                f"{first_value(group, 'description')}: what retraining buys",
-                [first_value(group, "ground_words"), f"alpha_attribution {share:g}", machine],
-                [*notes_of_points(group, every, told, results), prior_settings(own)], run_ids(group), facts_of(group),
-                labels=labels,
+            yield frame.finish_rows(
+                group, figure, f"retraining-{ground}-{file_slug(machine)}", "what retraining buys",
+                [f"alpha_attribution {share:g}", machine],
+                [*notes_of_points(group, every, told, results), prior_settings(own)], labels=labels,
             )  # fmt: skip
 
 
@@ -470,42 +432,3 @@ def datamodel_lines(found: pd.DataFrame) -> pd.DataFrame:
             one |= {"name": "" if unusual else prior, "mark": f"{count:,}" if prior == NO_PRIOR else ""}
         lines.append(one)
     return pd.DataFrame(lines).sort_values("order", kind="stable")
-
-
-# ---- seconds ----
-
-
-def draw_seconds(results: Results) -> Iterator[Drawing]:
-    """All of runs that attribute several shares, so that one line is of one engine."""
-    for ground, machine, group in timed_rows(results.timed):
-        shares = group.groupby("run_id")["alpha_attribution"].transform("nunique")
-        once = group[(group["method"] != "random") & (shares > 1)]
-        once = once.drop_duplicates(["series", "alpha_attribution", "seed", "normalised"]).copy()
-        if not len(once):
-            continue
-        # Tuned for raw and for normalised scores, a method is one line: its settings cost the same.
-        once["series"] = [series_label(method, label) for method, label in zip(once["method"], once["label"])]
-        figure, axes = panels(len(SPANS), 2.2)
-        for axis, (column, name) in zip(axes, SPANS, strict=True):
-            for series, shape in series_shapes(once).items():
-                block = once[(once["series"] == series) & (once[column] > SHORTEST)]
-                if len(block):
-                    seconds = block.groupby("alpha_attribution")[column]
-                    least, most = seconds.min(), seconds.max()
-                    bars_at(axis, list(zip(least.index, least, least, most)), shape)
-            axis.set_title(name)
-            logarithmic(axis, "x", sorted(once["alpha_attribution"].unique()))
-            seconds_axis(axis, "y")
-            axis.set_xlabel(ALPHA_ATTRIBUTION, parse_math=True)
-        counts = span(once.groupby(["series", "alpha_attribution"])["seed"].nunique())
-        engine = "EK-FAC: fit and score are kronfluence's. " if "ekfac" in set(once["method"]) else ""
-        told = (
-            "The fastest of a method's runs, bars to the slowest, which may have warmed the machine up; a part below "
-            f"1 ms is not drawn. {engine}n: {counts} seed(s), {span(once['num_queries'])} queries."
-        )
-        yield finish(
-            figure, f"seconds-{ground}-{file_slug(machine)}",
-            f"{first_value(once, 'description')}: seconds of each method",
-            [first_value(once, "ground_words"), machine], [told, settings_text(once)],
-            sorted(set(once["run_id"])), facts_of(once), handles_of(axes)[:MOST_NAMES],
-        )  # fmt: skip

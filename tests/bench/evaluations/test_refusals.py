@@ -116,7 +116,7 @@ def test_a_slip_is_one_line(main: Main, tmp_path: Path, refused: Callable[..., s
         (retrain_speed, ["--alpha", "0.5", "--device", "gpu"], 'unknown device "gpu"'),
         (retrain_speed, ["--alpha", "0.5", "--replicates", "3"], "every subset is retrained twice here"),
         (publish, ["leaderboard", "--results", "EMPTY"], "holds no rows; run `tda-bench lds"),
-        (publish, ["report", "--results", "FILE"], "is no folder; expected one with run records"),
+        (publish, ["report", "--results", "FILE"], "is no folder of results"),
         (truth, ["check", "EMPTY"], "has no truth.json; expected a folder made by `tda-bench truth"),
     ],
 )
