@@ -99,7 +99,8 @@ def pairs_of(frame: "pd.DataFrame") -> Pairs:
     if not len(frame):
         return {}
     columns = [*PLACE, "seed", "series", "against", "difference", "ci_low", "ci_high"]
-    return {row[:-3]: row[-3:] for row in frame[columns].itertuples(index=False, name=None)}
+    rows = frame[columns].itertuples(index=False, name=None)
+    return {tuple(key): (difference, low, high) for *key, difference, low, high in rows}
 
 
 def paired(pairs: Pairs, place: tuple[Any, ...], one: str, other: str) -> Measured | None:

@@ -184,7 +184,8 @@ def draw_draws(results: Results) -> Iterator[frame.Drawing]:
         stem, names = file_slug(f"draws-{ground}-of-{share:g}-{truth}"[:150]), frame.handles_of(axes)
         yield frame.finish_rows(
             group, figure, stem, "what more draws add within class", ["train-normalised scores"],
-            [told, f"{counted} {lds.records_of(group, results)}"], ["normalised"], names[:frame.MOST_NAMES], labels,
+            [told, f"{counted} {lds.records_of(group, results)}".strip()], ["normalised"],
+            names[: frame.MOST_NAMES], labels,
         )  # fmt: skip
 
 
