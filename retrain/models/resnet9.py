@@ -27,13 +27,12 @@ class ConvGroup(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, pool: bool):
         super().__init__()
-        norm = {"eps": BATCH_NORM_EPS, "momentum": BATCH_NORM_MOMENTUM}
         # skip_init leaves the global random state alone; ResNet9 fills the weights.
         self.conv1 = nn.utils.skip_init(nn.Conv2d, in_channels, out_channels, 3, padding=1, bias=False)
         self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
-        self.norm1 = nn.BatchNorm2d(out_channels, **norm)
+        self.norm1 = nn.BatchNorm2d(out_channels, BATCH_NORM_EPS, BATCH_NORM_MOMENTUM)
         self.conv2 = nn.utils.skip_init(nn.Conv2d, out_channels, out_channels, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(out_channels, **norm)
+        self.norm2 = nn.BatchNorm2d(out_channels, BATCH_NORM_EPS, BATCH_NORM_MOMENTUM)
         self.activation1 = nn.GELU()
         self.activation2 = nn.GELU()
 

@@ -29,12 +29,13 @@ def problem_of(
 ) -> Problem:
     """By default the base model, every training example and every query; queries: some of the task's by number."""
     train = task.train_data if train is None else train
-    if not isinstance(queries, Examples):
-        queries = task.query_data if queries is None else task.query_data.select(queries)
+    if queries is None:
+        queries = task.query_data
+    asked: Examples = queries if isinstance(queries, Examples) else task.query_data.select(queries)
     return Problem(
         task=task, model=task.train_base(init_seed=0, order_seed=0, device=CPU) if model is None else model,
         train=train, attributed_indices=np.arange(len(train)) if chosen is None else np.array(chosen),
-        queries=queries, seed=seed, device=CPU, scratch=scratch, **more,
+        queries=asked, seed=seed, device=CPU, scratch=scratch, **more,
     )  # fmt: skip
 
 
