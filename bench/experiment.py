@@ -13,13 +13,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import msgspec
 import numpy as np
 
 from bench.arguments import DEFAULT_METHODS, SPLITS, check_device, cluster_options, task_words
 from bench.methods import SETTINGS
-from bench.schema import ExperimentFields, ExperimentRecord
+from bench.schema import (
+    AtLeastOne,
+    AtLeastThree,
+    Count,
+    DescribedMethod,
+    ExperimentRecord,
+    Fraction,
+    FractionOrAll,
+    Seed,
+)
 from retrain.errors import UsageError
 from retrain.outputs import LOSS, OUTPUTS
 from retrain.reference import FULL, REFERENCES
@@ -41,20 +51,20 @@ class Experiment:
     methods: Sequence[str | Mapping[str, Any]] = DEFAULT_METHODS
     settings: str = "auto"  # tuned, library, paper or default; auto: tuned where the task has been tuned
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> option -> value, of all variants
-    alpha: Sequence[float] = (0.1,)  # alpha_retrain: share of the attributed examples that each subset keeps
-    alpha_attribution: Sequence[float] = ()  # share of the training set that is attributed; empty: the task's
-    seeds: Sequence[int] = (1,)  # of the base model, the subsets and their retraining
-    subsets: int = 100  # that models are retrained on, for each seed and alpha
+    alpha: Sequence[Fraction] = (0.1,)  # alpha_retrain: share of the attributed examples that each subset keeps
+    alpha_attribution: Sequence[FractionOrAll] = ()  # share of the training set that is attributed; empty: the task's
+    seeds: Sequence[Seed] = (1,)  # of the base model, the subsets and their retraining
+    subsets: AtLeastThree = 100  # that models are retrained on, for each seed and alpha
     scheme: str = "fixed"  # each subset keeps the same number; or "bernoulli", "balanced" (of each class)
     stream: str = "report"  # which subsets: those that are reported, or those that settings are chosen on
-    replicates: int | None = None  # retrains per subset, for the noise ceiling; None: the task's
-    replicated_subsets: int | None = None  # only the first so many are replicated
+    replicates: AtLeastOne | None = None  # retrains per subset, for the noise ceiling; None: the task's
+    replicated_subsets: AtLeastThree | None = None  # only the first so many are replicated
     initialisation: str = "shared"  # or "fresh", "replayed": see retrain/subsets.py
     query_split: str = "report"  # or "tune", "all": every fifth query is kept for choosing settings
-    queries: int | Sequence[int] | None = None  # only the first so many of the split, or these of the task's queries
+    queries: AtLeastOne | Sequence[Count] | None = None  # the first so many of the split, or these of the task's
     output: str = LOSS  # of the queries: or margin, probability: retrain/outputs.py
     reference: str = FULL  # models that methods look at: the base model, or attributed, subset: retrain/reference.py
-    checkpoints: Sequence[int] = (1,)  # base models that each method's scores are averaged over, a row a number
+    checkpoints: Sequence[AtLeastOne] = (1,)  # base models that each method's scores are averaged over, a row a number
 
     def __post_init__(self) -> None:
         for name in ("methods", "alpha", "alpha_attribution", "seeds", "checkpoints"):
@@ -71,9 +81,11 @@ class Experiment:
             if getattr(self, name) not in choices:
                 raise UsageError(f'{name} is "{getattr(self, name)}"; available: {", ".join(choices)}')
         try:
-            validate(self.to_json(), ExperimentFields, "experiment")
+            validate(self.to_json(), FIELDS, "experiment")
         except SafeFileError as error:
             raise UsageError(str(error)) from None
+        if not self.methods or not self.alpha or not self.seeds:
+            raise UsageError("an experiment needs at least one method, one alpha and one seed")
 
     def to_json(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -101,6 +113,11 @@ class Experiment:
             )
             for alpha in self.alpha
         ]
+
+
+# What msgspec checks of an Experiment: its fields as they are declared, and methods as a record describes them.
+_TYPES = get_type_hints(Experiment, include_extras=True) | {"methods": Sequence[str | DescribedMethod]}
+FIELDS = msgspec.defstruct("FIELDS", list(_TYPES.items()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,7 @@ class Session:
 
     def is_scored(self, variant: Variant, seed: int, share: float) -> bool:
         scorers = self.scorers(variant, seed, share)
-        return all(scorer.is_trained() and scorer.cached(some) for scorer, some in scorers)
+        return all(member.cached(plans) for scorer, plans in scorers for member in scorer.members)
 
     def base_units(self, seeds: Sequence[int]) -> list[Unit]:
         numbers = range(max([1, *(one.models for one in self.variants if one.reference == FULL)]))
@@ -257,10 +257,13 @@ class Session:
                 self.out.problems.append(f"seed {block[0]} has no model to look at yet; nothing was scored")
                 continue
             for variant in self.active:
-                scorers = self.scorers(variant, *block)
-                for scorer, plans in scorers if redo else []:
-                    scorer.forget(plans)
-                waiting.append((block, variant, [(scorer, plans, scorer.missing(plans)) for scorer, plans in scorers]))
+                work = []
+                for scorer, plans in self.scorers(variant, *block):
+                    for member in scorer.members if redo else ():
+                        member.forget(plans)
+                    units = [unit for member in scorer.members for unit in member.missing(plans)]
+                    work.append((scorer, plans, units))
+                waiting.append((block, variant, work))
         todo = [(scorer, units) for _, _, some in waiting for scorer, _, units in some if units]
         failed = self._make([scorer for scorer, _ in todo], [unit for _, units in todo for unit in units])
         found: dict[Block, list[tuple[Variant, list[Prediction]]]] = {block: [] for block in self.blocks}

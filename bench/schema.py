@@ -36,9 +36,12 @@ Difference = Annotated[float, Meta(ge=-4, le=4)] | None
 Amount = Annotated[float, Meta(ge=0, le=1e18)] | None
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Table = dict[str, Any]
+# Of an Experiment (bench/experiment.py)
+Fraction = Annotated[float, Meta(gt=0, lt=1)]
+FractionOrAll = Annotated[float, Meta(gt=0, le=1)]
 Seed = Annotated[int, Meta(ge=0, lt=10**18)]
 AtLeastOne = Annotated[int, Meta(ge=1, lt=10**18)]
-AtLeastThree = Annotated[int, Meta(ge=3, lt=10**18)]  # subsets, across which ranks are correlated
+AtLeastThree = Annotated[int, Meta(ge=3, lt=10**18)]  # across fewer no ranks are correlated
 Alphas = Annotated[list[Share], Meta(min_length=1, max_length=100)]  # one, or several that LDS is the mean over
 
 
@@ -175,30 +178,6 @@ class DescribedMethod(Struct, kw_only=True):
     settings: Words = ""
     models: Annotated[int, Meta(ge=1, le=1000)] = 1
     source: Any = None
-
-
-class ExperimentFields(Struct, forbid_unknown_fields=True):
-    """The fields of an Experiment as plain data, with the range of each; bench/experiment.py has what they mean."""
-
-    task: str
-    task_options: Table
-    methods: Annotated[list[str | DescribedMethod], Meta(min_length=1)]
-    settings: str
-    options: dict[str, Table]
-    alpha: Annotated[list[Annotated[float, Meta(gt=0, lt=1)]], Meta(min_length=1)]
-    alpha_attribution: list[Annotated[float, Meta(gt=0, le=1)]]
-    seeds: Annotated[list[Seed], Meta(min_length=1)]
-    subsets: AtLeastThree
-    scheme: str
-    stream: str
-    replicates: AtLeastOne | None
-    replicated_subsets: AtLeastThree | None
-    initialisation: str
-    query_split: str
-    queries: AtLeastOne | list[Count] | None
-    output: str
-    reference: str
-    checkpoints: list[AtLeastOne]
 
 
 class ExperimentRecord(Struct):

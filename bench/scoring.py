@@ -110,10 +110,6 @@ class Scorer:
     def model(self) -> nn.Module:
         return checkpoint_of(self.question.task, self.checkpoint, self.device)
 
-    def is_trained(self) -> bool:
-        unit = self.question.model_unit(self.device_name)
-        return self.store.has(unit.kind, unit.config)
-
     @cached_property
     def config(self) -> dict[str, Any]:
         """The key of the scores: the question, the checkpoint's own weights, the method, its code and libraries."""
@@ -177,9 +173,11 @@ class Scorer:
 
     def cached(self, plans: Sequence[Plan]) -> bool:
         """Whether nothing would have to be computed."""
-        if self.stored_scores() is not None:
-            return True
-        return all(self.store.has("predictions", self.plan_config(plan)) for plan in plans)
+        unit = self.question.model_unit(self.device_name)
+        if not self.store.has(unit.kind, unit.config):
+            return False
+        has_scores = self.stored_scores() is not None
+        return has_scores or all(self.store.has("predictions", self.plan_config(plan)) for plan in plans)
 
     def stored_scores(self) -> Attribution | None:
         entry = self.store.read("scores", self.config)
@@ -254,23 +252,10 @@ class Ensemble:
         questions = [replace(scorer.question, checkpoint=k) for k in range(1, number)]
         known = (scorer.method, scorer.store, scorer.device_name, scorer.keep_scores)
         self.members = [scorer, *(Scorer(question, *known) for question in questions)]
-        self.question, self.store = scorer.question, scorer.store
+        self.question = scorer.question
 
     def part_units(self) -> list[Unit]:
         return [unit for member in self.members for unit in member.part_units()]
-
-    def forget(self, plans: Sequence[Plan]) -> None:
-        for member in self.members:
-            member.forget(plans)
-
-    def missing(self, plans: Sequence[Plan]) -> list[Unit]:
-        return [unit for member in self.members for unit in member.missing(plans)]
-
-    def cached(self, plans: Sequence[Plan]) -> bool:
-        return all(member.cached(plans) for member in self.members)
-
-    def is_trained(self) -> bool:
-        return all(member.is_trained() for member in self.members)
 
     def predictions(self, plans: Sequence[Plan]) -> list[Prediction]:
         """One a plan: what the mean of the models' scores predicts."""
