@@ -255,19 +255,13 @@ def nested_settings(
 
 
 def _described(content: Mapping[str, Any], task: Task) -> Variant:
-    """The variant that a record describes, with the very settings it had there."""
-    try:
-        name, label, rows = content["asked"], content["label"], content["rows"]
-        known = {f.name for f in fields(load_method(name))}
-    except (KeyError, TypeError, AttributeError):
-        raise UsageError(
-            f"{str(content)[:80]} describes no method; expected asked, label, rows and its options"
-        ) from None
+    """The variant that a record describes (`DescribedMethod`), with the very settings it had there."""
+    name = content["asked"]
+    known = {f.name for f in fields(load_method(name))}
     own = {option: value for option, value in content.items() if option in known}
-    method = load_method(name, **{**task.method_settings.get(str(content.get("name")), {}), **own})
-    models = content.get("models", 1) if "models" not in known else 1
-    reference = str(content.get("reference", "")) if "reference" not in known else ""
-    return Variant(method, label, rows, str(content.get("origin", "default")), name, models, reference)
+    method = load_method(name, **{**task.method_settings.get(content.get("name", ""), {}), **own})
+    looks_at = {option: content[option] for option in ("models", "reference") if option in {*content} - known}
+    return Variant(method, content["label"], content["rows"], content.get("origin", "default"), name, **looks_at)
 
 
 def settings_of(

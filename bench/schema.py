@@ -177,6 +177,7 @@ class DescribedMethod(Struct, kw_only=True):
     origin: Name = ""
     settings: Words = ""
     models: Annotated[int, Meta(ge=1, le=1000)] = 1
+    reference: Name = ""
     source: Any = None
 
 
