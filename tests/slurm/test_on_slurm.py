@@ -3,8 +3,6 @@
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,9 +14,8 @@ from retrain.jobs.unit import JobBatch
 from retrain.resume import unfinished_units
 from retrain.store import Store
 from tests.helpers.job_units import diary, unit, units
+from tests.retrain.jobs.test_jobs import driver
 from tests.slurm.helpers import Background, all_events, done_events, held_by, running, tasks, wait_for
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def test_units_are_packed_into_few_tasks_each_done_once(cluster, store, log):
@@ -61,21 +58,9 @@ def test_options_pass_through(cluster, store, log, gate):
     assert background.result().complete
 
 
-DRIVER = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in a shell's background inherits an ignored one
-sys.path[:0] = [{root!r}]
-from tests.helpers.job_units import units
-from retrain.jobs import run_units
-from retrain.store import Store
-run_units(units({count}, **{payload!r}), Store({cache!r}), cluster="slurm", jobs=2, timeout_min=10)
-"""
-
-
 def test_ctrl_c_leaves_jobs_alone_and_collect_comes_back(cluster, store, log, gate):
     payload = {"seconds": 0.5, "diary": log, "hold_after": 10, "gate": gate}
-    text = DRIVER.format(root=str(ROOT), count=40, payload=payload, cache=str(store.root))
-    process = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
+    process = driver(store, 40, "slurm", **payload)
     wait_for(lambda: sum(diary(log, "end").values()) >= 2 and tasks(cluster, 2))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)

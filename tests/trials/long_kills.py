@@ -30,7 +30,7 @@ from retrain.leases import Holder, Leases
 from retrain.processes import process_alive
 from retrain.resume import SAVE_SECONDS, ResumeState, unfinished_units
 from retrain.store import Store
-from tests.trials.kills import Command, finish, lost_by, report, unmeasured
+from tests.trials.kills import Command, entries_of, finish, lost_by, report, unmeasured
 
 KINDS = ("fit", "part", "scores")
 GROUPS: dict[str, dict[str, Any]] = {
@@ -160,22 +160,17 @@ class Group:
 
     def verify(self) -> None:
         """Every entry that is there is sound."""
-        for info in self.store.entries():
-            self.store.verified(info.kind, info.key)
+        entries_of(self.store)
         if (self.store.root / "quarantine").exists():
             self.trouble.append("an entry was quarantined")
 
     def equal(self) -> dict[str, bool]:
         """By kind, whether every array of the undisturbed run is there to the bit."""
-        found: dict[str, bool] = {}
-        for info in self.calm.entries():
-            wanted = self.calm.verified(info.kind, info.key).arrays
-            entry = self.store.verified(info.kind, info.key)
-            same = wanted.keys() == entry.arrays.keys() and all(
-                wanted[name].tobytes() == entry.arrays[name].tobytes() for name in wanted
-            )
-            found[info.kind] = found.get(info.kind, True) and same
-        return found
+        wanted, found = entries_of(self.calm), entries_of(self.store)
+        same: dict[str, bool] = {}
+        for name, arrays in wanted.items():
+            same[name[0]] = same.get(name[0], True) and found.get(name) == arrays
+        return same
 
     def forget(self) -> None:
         """So that there is more to kill: scores and what they are made of are made again."""
