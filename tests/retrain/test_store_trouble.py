@@ -50,35 +50,26 @@ def test_an_error_of_the_system_is_said_and_quarantines_nothing(store, monkeypat
     assert not (store.root / "quarantine").exists()
 
 
-def test_an_error_that_passes_is_tried_again(store, monkeypatch):
-    store.write("losses", CONFIG, ARRAYS, RECORD)
+def test_an_error_of_a_moment_is_tried_again(store, monkeypatch):
+    """Of a write, as what took an hour to compute is not given up, and of a read."""
     monkeypatch.setattr(store_module, "RETRY_SECONDS", (0.0, 0.0))
-    real, left = os.open, [2]
 
-    def fail_twice(path, *arguments, **options):
-        if str(path).endswith("arrays.safetensors") and left[0]:
-            left[0] -= 1
-            raise OSError(errno.ESTALE, "Stale file handle")
-        return real(path, *arguments, **options)
+    def fail_twice(call, ending, number):
+        real, left = getattr(os, call), [2]
 
-    monkeypatch.setattr(os, "open", fail_twice)
-    assert store.read("losses", CONFIG) is not None
+        def stand_in(path, *arguments, **options):
+            if left[0] and str(path).endswith(ending):
+                left[0] -= 1
+                raise OSError(number, os.strerror(number))
+            return real(path, *arguments, **options)
 
+        monkeypatch.setattr(os, call, stand_in)
 
-def test_what_was_computed_survives_an_error_of_a_moment(store, monkeypatch):
-    monkeypatch.setattr(store_module, "RETRY_SECONDS", (0.0, 0.0))
-    real, left = os.rename, [2]
-
-    def fail_twice(source, target):
-        if left[0]:
-            left[0] -= 1
-            raise OSError(errno.EIO, "Input/output error")
-        return real(source, target)
-
-    monkeypatch.setattr(os, "rename", fail_twice)
+    fail_twice("rename", "", errno.EIO)
     store.write("losses", CONFIG, ARRAYS, RECORD)
-    assert store.read("losses", CONFIG) is not None
     assert os.listdir(store.root / ".tmp") == []
+    fail_twice("open", "arrays.safetensors", errno.ESTALE)
+    assert store.read("losses", CONFIG) is not None
 
 
 @pytest.mark.parametrize("before", ["empty", "the same entries"])
