@@ -51,7 +51,7 @@ FEW = ("--settings", "default", "--methods", "kfac", "gradsim")
 COMMANDS = {
     "lds inline": ("lds", *TASK, *PLAN, *METHODS, *INLINE),
     "lds local": ("lds", *TASK, *PLAN, *METHODS, *LOCAL),
-    "tune": ("tune", *TASK, *PLAN, "--methods", "kfac", "ekfac", "--tries", "3", "--further", "0", *INLINE),
+    "tune": ("tune", *TASK, *PLAN, "--methods", "kfac", "ekfac", "--tries", "3", *INLINE),
     "evaluate removal": (
         *("evaluate", "removal", *TASK, *FEW, "--queries", "3", "--shares", "0.1"),
         *("--replicates", "1", *INLINE),
