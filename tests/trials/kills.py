@@ -33,7 +33,7 @@ import bench.evaluations.removal  # what commands need is imported once, before 
 import bench.runner  # noqa: F401
 import retrain.resume
 from bench import cli
-from bench.records import command_line, provenance, write_json
+from bench.records import command_line, from_columns, provenance, write_json
 from retrain.jobs.unit import JobBatch
 from retrain.leases import Holder, Leases
 from retrain.resume import resume_folder
@@ -270,6 +270,8 @@ def files_of(folder: Path) -> list[tuple[str, Any]]:
 
 
 def unmeasured(value: Any) -> Any:
+    if isinstance(value, dict) and "columns" in value:  # a record's table in its file
+        value = from_columns(value, "table", Path())
     if isinstance(value, dict):
         if "num_ties" in value:  # of settings that tie, tune takes the cheapest by this run's clock
             value = {"best": value["best"]}
