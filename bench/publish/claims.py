@@ -508,7 +508,9 @@ def implementations(evidence: Evidence, claim: Claim) -> Judged:
         of_kind = {(place.ground, place.normalised): place for place in places if place.metric == "lds"}
         for (ground, normalised), raw in of_kind.items():
             other = of_kind.get((ground, True))
-            for alpha in [] if normalised or other is None else sorted({*raw.alphas} & {*other.alphas}):
+            if normalised or other is None:
+                continue
+            for alpha in sorted({*raw.alphas} & {*other.alphas}):
                 one, two = raw.by_seed("bif", alpha), other.by_seed("bif", alpha)
                 gap = compare.student([one[seed][0] - two[seed][0] for seed in one if seed in two])
                 outcome = decided(gap.low, gap.high, -claim["margin"], claim["margin"])
@@ -656,8 +658,8 @@ def times_faster(evidence: Evidence, claim: Claim) -> Judged:
         rows = {row.get("label") or row["method"]: row for row in record["rows"]}
         ekfac = rows.get("ekfac-library") or rows.get("ekfac")
         about = json.dumps(record.get("question") or record.get("description") or "")
-        for label, bif in rows.items() if ekfac and evidence.vision in about else ():
-            if not bif["method"].startswith("bif"):
+        for label, bif in rows.items():
+            if ekfac is None or evidence.vision not in about or not bif["method"].startswith("bif"):
                 continue
             all_bif, all_ekfac = (row.get("all_seconds") or [row["seconds"]] for row in (bif, ekfac))
             ratio = bif["seconds"] / ekfac["seconds"]

@@ -105,9 +105,10 @@ def pairs_of(frame: "pd.DataFrame") -> Pairs:
 
 def paired(pairs: Pairs, place: tuple[Any, ...], one: str, other: str) -> Measured | None:
     """`one` minus `other`, whichever of the two was measured against the other."""
-    if (*place, one, other) in pairs:
-        return pairs[(*place, one, other)]
-    return turned(pairs[(*place, other, one)]) if (*place, other, one) in pairs else None
+    forward, backward = (*place, one, other), (*place, other, one)
+    if forward in pairs:
+        return pairs[forward]
+    return turned(pairs[backward]) if backward in pairs else None
 
 
 def mean_of_independent(estimates: Sequence[Estimate]) -> Estimate:

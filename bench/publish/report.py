@@ -159,7 +159,8 @@ def about_method(name: str) -> str:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     words = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()).removeprefix(f"{name}: ")
     fields = [one for one in ast.walk(tree) if isinstance(one, ast.AnnAssign) and ast.unparse(one.target) == "paper"]
-    papers = [f"Paper: {one.value.value}." for one in fields if isinstance(one.value, ast.Constant) and one.value.value]
+    values = [one.value.value for one in fields if isinstance(one.value, ast.Constant)]
+    papers = [f"Paper: {text}." for text in values if isinstance(text, str) and text]
     return " ".join([words[:1].upper() + words[1:], *papers[:1]])
 
 

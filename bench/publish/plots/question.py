@@ -73,7 +73,7 @@ def collapse_panel(axis: Axes, found: pd.DataFrame) -> None:
     for one in found.to_dict("records"):
         shape = one["shape"]
         face = {"markerfacecolor": "white"} if one["hollow"] else {}
-        axis.plot((0, 1), (one["lds"], one["value"]), **shape, **face)
+        axis.plot((0, 1), (one["lds"], one["value"]), **(shape | face))
         axis.vlines((0, 1), (one["lds_low"], one["low"]), (one["lds_high"], one["high"]), color=shape["color"], lw=0.6)
         told = "nothing" if one["alone"] else f"{one['value'] + 0.0:.2f}".replace("-0.00", "0.00")
         told = f"{shape['label']}{':' * one['alone']} {told}{one['fewer']}"

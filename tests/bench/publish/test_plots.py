@@ -245,7 +245,7 @@ def test_a_notebook_gets_a_figure_of_a_folder_or_of_a_result(results: Path) -> N
         assert draw_figures(source).axes
     with pytest.raises(ValueError, match="allows no figure of the kind scaling, which needs"):
         draw_figures(results, "scaling")
-    with pytest.raises(ValueError, match='unknown figure "none"; available: lds'):
+    with pytest.raises(ValueError, match='unknown figure "none"; available: front'):
         draw_figures(results, "none")
 
 
