@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from bench.arguments import Parser, run_cli
@@ -42,29 +42,18 @@ from retrain.store import (
     StoreError,
     canonical_json,
     default_cache,
-)
+)  # fmt: skip
 
 PRUNED = ("all", "quarantine", "logs")
 CONFIG_WIDTH = 120  # characters of a configuration in a list
-
-
-def config_of(info: EntryInfo) -> dict[str, Any]:
-    """An entry's configuration, unverified: for display."""
-    try:
-        content = read_json(info.path / ENTRY_FILE)
-    except SafeFileError:
-        return {}
-    config = content.get("config") if isinstance(content, dict) else None
-    return config if isinstance(config, dict) else {}
+RECENT_UNITS = 50  # the pace is theirs: a batch's first ones also load data and compile
+MAX_HOLDERS = 20
 
 
 def chosen(store: Store, arguments: argparse.Namespace) -> Iterator[EntryInfo]:
     """The entries that --kind and --older-than describe."""
-    now = time.time()
-    for info in store.entries(arguments.kind):
-        if arguments.older_than is not None and now - info.modified() < arguments.older_than * 86400:
-            continue
-        yield info
+    oldest = math.inf if arguments.older_than is None else time.time() - arguments.older_than * 86400
+    return (info for info in store.entries(arguments.kind) if oldest == math.inf or info.modified() <= oldest)
 
 
 def summary(store: Store, arguments: argparse.Namespace) -> int:
@@ -74,20 +63,23 @@ def summary(store: Store, arguments: argparse.Namespace) -> int:
     found.append((QUARANTINE, [folder_bytes(path) for path in (store.root / QUARANTINE).glob("*")], "entries"))
     found.append(("unfinished work", [work.num_bytes() for work in unfinished_units(store)], "folders"))
     found.append(("batch logs", [folder_bytes(batch.folder) for batch in JobBatch.all(store)], "folders"))
-    print(store.root)
-    for name, sizes, what in found:
-        if sizes:
-            print(f"  {name:20} {len(sizes):8,} {what}  {bytes_text(sum(sizes)):>10}")
-    if not any(sizes for _, sizes, _ in found):
-        print("  empty")
+    lines = [
+        f"  {name:20} {len(sizes):8,} {what}  {bytes_text(sum(sizes)):>10}" for name, sizes, what in found if sizes
+    ]
+    print("\n".join([str(store.root), *(lines or ["  empty"])]))
     return 0
 
 
 def show_list(store: Store, arguments: argparse.Namespace) -> int:
     for info in chosen(store, arguments):
+        try:
+            content = read_json(info.path / ENTRY_FILE)  # unverified: for display
+        except SafeFileError:
+            content = {}
+        config = content.get("config", {}) if isinstance(content, dict) else {}
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(info.modified()))
-        config = one_line(canonical_json(config_of(info)), CONFIG_WIDTH)
-        print(f"{info.kind}  {info.key}  {when}  {bytes_text(info.num_bytes()):>9}  {config}")
+        told = one_line(canonical_json(config), CONFIG_WIDTH)
+        print(f"{info.kind}  {info.key}  {when}  {bytes_text(info.num_bytes()):>9}  {told}")
     return 0
 
 
@@ -115,6 +107,9 @@ def verify(store: Store, arguments: argparse.Namespace) -> int:
 
 
 def prune(store: Store, arguments: argparse.Namespace) -> int:
+    """Deletes entries, what was quarantined, or the logs of batches that nobody is at; asks before it does."""
+    infos: list[EntryInfo] = []
+    folders = []
     if arguments.what == "quarantine":
         folders = list((store.root / QUARANTINE).glob("*"))
     elif arguments.what == "logs":
@@ -125,54 +120,37 @@ def prune(store: Store, arguments: argparse.Namespace) -> int:
         folders += [path for batch in idle if (path := private_path(batch)) is not None and path.is_dir()]
     elif arguments.what or arguments.kind or arguments.older_than is not None:
         infos = list(chosen(store, arguments))
-        what = f"{len(infos):,} entries ({bytes_text(sum(info.num_bytes() for info in infos))})"
-        if agreed(infos, what, arguments):
-            for info in infos:
-                store.remove_key(info.kind, info.key)
-        return 0
     else:
         raise StoreError(f"say what to delete: --kind, --older-than, or one of {', '.join(PRUNED)}")
-    what = f"{len(folders):,} folders of {arguments.what} ({bytes_text(sum(map(folder_bytes, folders)))})"
-    if agreed(folders, what, arguments):
+    num_bytes = sum(info.num_bytes() for info in infos) + sum(map(folder_bytes, folders))
+    kind = f"folders of {arguments.what}" if folders else "entries"
+    what = f"{len(infos) + len(folders):,} {kind} ({bytes_text(num_bytes)})"
+    if not infos and not folders:
+        print("nothing to delete")
+    elif arguments.dry_run:
+        print(f"would delete {what}")
+    elif not arguments.yes and not sys.stdin.isatty():
+        raise StoreError(f"would delete {what}: add --yes (or --dry-run)")
+    elif arguments.yes or input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes"):
+        print(f"deleting {what}")
+        for info in infos:
+            store.remove_key(info.kind, info.key)
         for folder in folders:
             shutil.rmtree(folder) if folder.is_dir() and not folder.is_symlink() else folder.unlink()
     return 0
 
 
-def agreed(things: Sequence[Any], what: str, arguments: argparse.Namespace) -> bool:
-    """Whether they are to be deleted; says what becomes of them."""
-    if not things:
-        print("nothing to delete")
-        return False
-    if arguments.dry_run:
-        print(f"would delete {what}")
-        return False
-    if not arguments.yes:
-        if not sys.stdin.isatty():
-            raise StoreError(f"would delete {what}: add --yes (or --dry-run)")
-        if input(f"delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
-            return False
-    print(f"deleting {what}")
-    return True
-
-
 # ---- the status of batches ----
-
-# The pace is taken from the latest units: a batch's first ones also load data and compile.
-RECENT_UNITS = 50
-MAX_HOLDERS = 20
 
 
 def state_of(batch: JobBatch, held: dict[tuple[str, str], Holder], now: float) -> dict[str, Any]:
     """The counts of a batch, its holders, its failures and the seconds until it is done (None: cannot be said)."""
-    content = batch.describe()
-    names = batch.unit_names()
+    content, names = batch.describe(), batch.unit_names()
     present = batch.store.present(names)
     running = {name: held[name] for name in names if name in held and name not in present}
     trials: Counter[str] = Counter()
     reasons: dict[str, str] = {}
-    finished: list[float] = []
-    seconds: list[float] = []
+    done: list[tuple[float, float]] = []  # when, and the seconds that it took
     stopped = ""
     for event in batch.events(content.get("run", "")):
         kind, key = event["event"], event.get("key", "")
@@ -180,8 +158,7 @@ def state_of(batch: JobBatch, held: dict[tuple[str, str], Holder], now: float) -
             trials[key] += 1
             reasons[key] = event.get("reason", "")
         elif kind == "done":
-            seconds.append(event.get("seconds", 0.0))
-            finished.append(event["time"])
+            done.append((event["time"], event.get("seconds", 0.0)))
         elif kind == "fatal":
             stopped = event.get("reason", "")
     keys = {name[1] for name in names if name not in present and name not in running}
@@ -189,6 +166,15 @@ def state_of(batch: JobBatch, held: dict[tuple[str, str], Holder], now: float) -
     enough = MAX_ATTEMPTS if running else 1
     failed = {key: reasons[key] for key, count in trials.items() if count >= enough and key in keys}
     num_missing = len(names) - len(present) - len(running) - len(failed)
+
+    # How long the rest takes at the pace of the latest units; nobody knows where nobody works on it.
+    num_left, pace = num_missing + len(running), statistics.median(seconds for _, seconds in done) if done else None
+    recent = sorted(when for when, _ in done)[-RECENT_UNITS:]
+    eta = None if num_left else 0.0
+    if num_left and running and pace is not None:
+        eta = num_left * pace / len(running)
+        if len(recent) >= 5 and now > recent[0]:
+            eta = num_left * (now - recent[0]) / len(recent)
     return {
         "batch": batch.id,
         "name": one_line(str(content.get("name") or ""), 60),
@@ -200,9 +186,8 @@ def state_of(batch: JobBatch, held: dict[tuple[str, str], Holder], now: float) -
         "num_running": len(running),
         "num_failed": len(failed),
         "num_missing": num_missing,
-        "seconds_per_unit": statistics.median(seconds) if seconds else None,
-        "eta_seconds": remaining(num_missing + len(running), running, seconds, finished, now),
-        "workers": sorted({str(holder) for holder in running.values()}),
+        "seconds_per_unit": pace,
+        "eta_seconds": eta,
         "holders": [
             {"kind": kind, "key": key, "host": holder.host, "pid": holder.pid, "job": holder.job, "since": holder.since}
             for (kind, key), holder in sorted(running.items())
@@ -210,33 +195,6 @@ def state_of(batch: JobBatch, held: dict[tuple[str, str], Holder], now: float) -
         "failed": dict(sorted(failed.items())),
         "stopped": stopped,
     }
-
-
-def remaining(
-    num_left: int, running: dict[tuple[str, str], Holder], seconds: list[float], finished: list[float], now: float
-) -> float | None:
-    """Seconds until the rest is done at the pace of the latest units; None when nobody works on it."""
-    if num_left == 0:
-        return 0.0
-    if not running or not seconds:
-        return None
-    recent = sorted(finished)[-RECENT_UNITS:]
-    if len(recent) >= 5 and now > recent[0]:
-        return num_left * (now - recent[0]) / len(recent)
-    return num_left * statistics.median(seconds) / len(running)
-
-
-def batches_table(states: list[dict[str, Any]]) -> str:
-    header = ["batch", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "what"]
-    rows = []
-    for state in states:
-        counts = [f"{state[name]:,}" for name in ("num_done", "num_running", "num_failed", "num_missing", "num_units")]
-        pace = state["seconds_per_unit"]
-        complete = state["num_done"] == state["num_units"]
-        eta = "done" if complete else duration(state["eta_seconds"])
-        seconds = "-" if pace is None else f"{pace:.2f}"
-        rows.append([state["batch"], *counts, seconds, eta, state["cluster"], state["name"]])
-    return table(header, rows, left=(0, 8, 9))
 
 
 def details(state: dict[str, Any], now: float) -> str:
@@ -260,25 +218,29 @@ def details(state: dict[str, Any], now: float) -> str:
 
 def show_status(store: Store, arguments: argparse.Namespace) -> int:
     """Reads the cache only: it starts nothing, changes nothing, and asks nobody (not even Slurm)."""
-    now = time.time()
-    found = JobBatch.all(store)
-    if arguments.batch:
-        found = [batch for batch in found if batch.id.startswith(arguments.batch)]
-        if not found:
-            raise StoreError(f'no batch begins with "{arguments.batch}" in {store.root}')
-    held = Leases(store.root).held()
+    now, held = time.time(), Leases(store.root).held()
+    found = [batch for batch in JobBatch.all(store) if batch.id.startswith(arguments.batch)]
+    if arguments.batch and not found:
+        raise StoreError(f'no batch begins with "{arguments.batch}" in {store.root}')
     states = [state_of(batch, held, now) for batch in found]
     if arguments.json:
         print(json.dumps(states, indent=1))
-    elif not states:
+        return 0
+    if not states:
         print(f"no batch in {store.root}")
-    else:
-        print(batches_table(states))
-        if arguments.batch or len(states) == 1:
-            for state in states:
-                print(details(state, now))
-        elif any(state["num_failed"] for state in states):
-            print("why units failed: tda-bench cache status BATCH")
+        return 0
+    header, rows = ["batch", "done", "running", "failed", "missing", "of", "s/unit", "ETA", "where", "what"], []
+    for state in states:
+        counts = [f"{state[name]:,}" for name in ("num_done", "num_running", "num_failed", "num_missing", "num_units")]
+        pace = "-" if state["seconds_per_unit"] is None else f"{state['seconds_per_unit']:.2f}"
+        eta = "done" if state["num_done"] == state["num_units"] else duration(state["eta_seconds"])
+        rows.append([state["batch"], *counts, pace, eta, state["cluster"], state["name"]])
+    print(table(header, rows, left=(0, 8, 9)))
+    if arguments.batch or len(states) == 1:
+        for state in states:
+            print(details(state, now))
+    elif any(state["num_failed"] for state in states):
+        print("why units failed: tda-bench cache status BATCH")
     return 0
 
 
@@ -297,16 +259,15 @@ def days(text: str) -> float:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.cache", description=str(__doc__).split("\n")[0], allow_abbrev=False)
-    common = Parser(add_help=False)
+    parser = Parser(prog="python -m bench.cache", description=str(__doc__).split("\n")[0])
+    common, which = Parser(add_help=False), Parser(add_help=False)
     common.add_argument("--cache", default=default_cache(), help="where finished work is kept (default: %(default)s)")
-    which = Parser(add_help=False)
     which.add_argument("--kind", help="only entries of this kind, e.g. retrain, model, scores")
     which.add_argument("--older-than", type=days, metavar="DAYS", help="only entries written before so many days")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("summary", parents=[common], help="entries and bytes by kind (the default)")
     state = commands.add_parser("status", parents=[common], help="what is done, running, failed and missing")
-    state.add_argument("batch", nargs="?", help="the beginning of a batch's id (default: all)")
+    state.add_argument("batch", nargs="?", default="", help="the beginning of a batch's id (default: all)")
     state.add_argument("--json", action="store_true", help="print a JSON list")
     commands.add_parser("list", parents=[common, which], help="every entry")
     commands.add_parser("verify", parents=[common, which], help="check every checksum, quarantine what is damaged")
@@ -318,15 +279,14 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0].startswith("--cache"):
         words.insert(0, "summary")
     arguments = parser.parse_args(words)
     commands = {"summary": summary, "status": show_status, "list": show_list, "verify": verify, "prune": prune}
-    work = lambda: commands[arguments.command](Store(arguments.cache, create=False), arguments)  # noqa: E731
-    return run_cli(parser.prog, work)
+    return run_cli(parser.prog, lambda: commands[arguments.command](Store(arguments.cache, create=False), arguments))
 
 
 if __name__ == "__main__":

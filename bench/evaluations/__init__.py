@@ -2,17 +2,17 @@
 
     python -m bench.evaluations removal --task digits       # or: tda-bench evaluate removal --task digits
 
-Here is what they share: arguments, every method's score matrix, rows and pairs, and the result's frame. Scores are the
+Here is what they share: arguments, every method's score matrix, and the result with its rows and pairs. Scores are the
 store's entries that `bench.lds` makes too: whoever has run one command does not score again for another.
 """
 
 import argparse
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ from bench.arguments import (
     at_least,
     share,
 )
-from bench.experiment import Execution, Experiment
+from bench.experiment import Execution, Experiment, asked_for, execution_of
 from bench.ground_truth import make_units, obtain
 from bench.methods import Variant
 from bench.records import ANSWERS_FILE, DISTRIBUTIONS, provenance, run_id_of, save_record, versions
@@ -39,24 +39,45 @@ from retrain.safe_files import one_line
 from retrain.subsets import INITIALISATIONS
 from retrain.task import Task
 
-ScoreKind = Literal["raw", "normalised"]
-SCORE_CHOICES: dict[str, tuple[ScoreKind, ...]] = {
-    "raw": ("raw",), "normalised": ("normalised",), "both": ("raw", "normalised"),
-}  # fmt: skip
-SeedAndShare = tuple[int, float]
-Value = TypeVar("Value")
+SCORE_CHOICES = {"raw": (False,), "normalised": (True,), "both": (False, True)}  # --scores -> whether normalised
+Block = tuple[int, float]  # seed, share of the training set that is attributed
+
+
+# ---- arguments ----
+
+
+def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True) -> None:
+    """Task, methods, queries, seeds, where it runs and where records go. queries: whether there are any."""
+    add_task_arguments(parser)
+    add_method_arguments(parser)
+    if queries:
+        add_query_arguments(parser)
+        add_scores_argument(parser)
+    add = parser.add_argument
+    add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
+    add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
+    add("--initialisation", choices=INITIALISATIONS, help="of retrained models: the base model's, or each its own")
+    add("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
+    add_cluster_arguments(parser)
+
+
+def add_scores_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scores", choices=SCORE_CHOICES, default="raw", help="which scores (default: %(default)s)")
+
+
+# ---- the result ----
 
 
 @dataclass
 class MetricResult:
-    """What a run of such a question found, as plain data.
+    """What an evaluation found, as plain data.
 
     A row is one number of one method: `metric`, `at` (the share that was removed, the k of a precision; null where
     there is one number), `value` with its interval, and whether more of it is better. `ground` is what decides the
     truth it was held against: rows of records with different grounds are never compared.
     """
 
-    question: str  # removal, mislabelled, calibration, leave-one-out
+    question: str  # removal, mislabelled, calibration, leave-one-out, agreement
     task: Task
     variants: Sequence[Variant]
     asked: Mapping[str, Any]  # the options of the run, as they stand in the record
@@ -65,12 +86,34 @@ class MetricResult:
     device: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     pairs: list[dict[str, Any]] = field(default_factory=list)
-    detail: dict[str, Any] = field(default_factory=dict)  # what else the question's own tables and figures show
+    detail: dict[str, Any] = field(default_factory=dict)  # what else the evaluation's own tables show
     skipped: dict[str, str] = field(default_factory=dict)  # label -> why
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what was asked for beyond what there is; said, and not recorded
     seconds: float = 0.0
     run_id: str = ""
+
+    @classmethod
+    def of(
+        cls, session: Session, question: str, asked: Mapping[str, Any], ground: Mapping[str, Any], truth: str
+    ) -> "MetricResult":
+        """An empty one. The session's problems are the result's, those that are yet to come among them."""
+        options = {"experiment": session.experiment.to_json(), **asked}
+        return cls(
+            question, session.task, session.active, options, ground, truth, session.device(), skipped=session.skipped,
+            problems=session.out.problems, notes=session.notes,
+        )  # fmt: skip
+
+    def add_pairs(
+        self, columns: Mapping[str, Any], values: Mapping[tuple[str, bool], Any], compare: Callable[[Any, Any], Any]
+    ) -> None:
+        """A pair for every two methods; `compare` gives the difference of their values with its interval."""
+        for names, first, second in pairs_of(values):
+            gap = compare(first, second)
+            number = gap.difference if hasattr(gap, "difference") else gap.value
+            ends = {"ci_low": gap.ci_low, "ci_high": gap.ci_high, "p_value": gap.p_value}
+            undefined = {"num_undefined": getattr(gap, "num_undefined", 0)}
+            self.pairs.append({**columns, **names, "difference": number, **ends, **undefined})
 
     def config(self) -> dict[str, Any]:
         return {
@@ -82,14 +125,10 @@ class MetricResult:
 
     def assign_run_id(self) -> None:
         """Its id: of what was asked, by which code, and of what came out."""
-        if self.run_id:
-            return
-        self.run_id = run_id_of(self.question, self.config(), self.ground, self.rows, self.pairs, self.detail)
-        for row in [*self.rows, *self.pairs]:
-            row["run_id"] = self.run_id
-
-    def frame(self) -> pd.DataFrame:
-        return pd.DataFrame(self.rows)
+        if not self.run_id:
+            self.run_id = run_id_of(self.question, self.config(), self.ground, self.rows, self.pairs, self.detail)
+            for row in [*self.rows, *self.pairs]:
+                row["run_id"] = self.run_id
 
     def save(self, out: str | Path, command: str = "") -> Path:
         """Writes answers.json, and its rows and pairs as CSV, to a folder of the run's own: see `save_record`."""
@@ -106,38 +145,63 @@ class MetricResult:
             "seconds": round(self.seconds, 2),
             **{name: getattr(self, name) for name in ("rows", "pairs", "detail", "skipped", "problems")},
         }
-        path = Path(out) / self.run_id / ANSWERS_FILE
-        tables = {"pairs.csv": pd.DataFrame(self.pairs), "answers.csv": self.frame()}
-        return save_record(path, record, AnswersRecord, tables)
+        tables = {"pairs.csv": pd.DataFrame(self.pairs), "answers.csv": pd.DataFrame(self.rows)}
+        return save_record(Path(out) / self.run_id / ANSWERS_FILE, record, AnswersRecord, tables)
+
+    def heading(self, told: str, seed: int, normalised: bool | None = None) -> str:
+        """A table's first lines; normalised: None where no scores are ranked."""
+        kind = {None: "", False: ", raw scores", True: ", train-normalised scores"}[normalised]
+        return f"{self.task.description}, protocol {self.task.protocol}: {told}, seed {seed}{kind}"
 
 
-# ---- arguments, scores, rows ----
+def place_of(task: Task, block: Block) -> dict[str, Any]:
+    """What every row and pair of a block has in common."""
+    return {"task": task.name, "protocol": task.protocol, "alpha_attribution": block[1], "seed": block[0]}
 
 
-def add_shared_arguments(parser: argparse.ArgumentParser, queries: bool = True) -> None:
-    """Task, methods, queries, seeds, where it runs and where records go. queries: whether there are any."""
-    add_task_arguments(parser)
-    add_method_arguments(parser)
-    add = parser.add_argument
-    if queries:
-        add_query_arguments(parser)
-        add_scores_argument(parser)
-    add("--alpha-attribution", nargs="+", type=share, help="share of the training set attributed (default: the task's)")
-    add("--seeds", "--seed", nargs="+", type=at_least(0), help="whole experiments to repeat (default: 1)")
-    add("--initialisation", choices=INITIALISATIONS, help="of retrained models: the base model's, or each its own")
-    add("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
-    add("--force", action="store_true", help="retrain and score again what this command needs, even if it is cached")
-    add("--rescore", action="store_true", help="score again, and keep the retrains")
-    add_cluster_arguments(parser)
+def method_columns(variant: Variant, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in every row of a method; record: of its scores."""
+    costs = {name: record[name] for name in ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")}
+    named = {"method": variant.method.name, "label": variant.label, "settings": variant.settings}
+    return named | {"origin": variant.origin} | costs
 
 
-def add_scores_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--scores", choices=tuple(SCORE_CHOICES), default="raw", help="which scores (default: %(default)s)"
-    )
+def control_columns(label: str) -> dict[str, Any]:
+    return {"method": label, "label": label, "settings": "", "origin": "control"}
+
+
+def measured(value: float, found: Any) -> dict[str, Any]:
+    """A row's number: `found` has its interval, and may have counts of queries."""
+    counts = {name: getattr(found, name) for name in ("num_queries", "num_undefined") if hasattr(found, name)}
+    return {"value": value, "ci_low": found.ci_low, "ci_high": found.ci_high, **counts}
+
+
+def pairs_of(values: Mapping[tuple[str, bool], Any]) -> Iterator[tuple[dict[str, Any], Any, Any]]:
+    """Every two methods with the same kind of scores, by (label, whether normalised): the pair's names, both values."""
+    for (a, kind), (b, other) in itertools.combinations(values, 2):
+        if kind == other:
+            yield {"normalised": kind, "label": a, "against": b}, values[a, kind], values[b, kind]
+
+
+def groups_of(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Rows by their values of these names, in order of first appearance."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
+
+
+def best_first(row: Mapping[str, Any]) -> float:
+    """For sorting: what is undefined comes last."""
+    return -row["value"] if math.isfinite(row["value"]) else math.inf
 
 
 # ---- scores ----
+
+
+def kinds_of(variant: Variant, scores: str) -> list[bool]:
+    """Whether normalised, of the kinds of scores that --scores asks for and the variant stands for."""
+    return [kind for kind in SCORE_CHOICES[scores] if variant.rows in ("both", "normalised" if kind else "raw")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,14 +210,7 @@ class ScoredMethod:
 
     variant: Variant
     attribution: Attribution
-    record: dict[str, Any]  # seconds, memory, diagnostics
-
-    def scores(self, kind: ScoreKind) -> np.ndarray | None:
-        """(queries, n): the predicted change of the query's loss when the example is included."""
-        if self.variant.rows not in ("both", kind):
-            return None
-        found = self.attribution.normalised() if kind == "normalised" else self.attribution.scores
-        return None if found is None else found.numpy()
+    columns: dict[str, Any]  # what stands in every row of it
 
     def self_influence(self) -> np.ndarray | None:
         """(n,): how much each attributed example bears on its own loss; None where the method has no such thing.
@@ -167,23 +224,14 @@ class ScoredMethod:
             return None
         return scale.double().square().numpy()
 
-    def columns(self) -> dict[str, Any]:
-        """What stands in every row of it."""
-        return variant_columns(self.variant, self.record)
 
-
-def variant_columns(variant: Variant, record: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"method": variant.method.name, "label": variant.label, "settings": variant.settings}
-    costs = ("fit_seconds", "score_seconds", "peak_memory_bytes", "device")
-    return named | {"origin": variant.origin, **{name: record[name] for name in costs}}
-
-
-def control_columns(label: str) -> dict[str, Any]:
-    return {"method": label, "label": label, "settings": "", "origin": "control"}
+def session_of(arguments: argparse.Namespace, has_alpha: bool = False, **defaults: Any) -> Session:
+    """What the command line asks for; `defaults` are of an Experiment, `has_alpha` that it names the share kept."""
+    return scoring_session(Experiment(**{**defaults, **asked_for(arguments)}), execution_of(arguments), has_alpha)
 
 
 def scoring_session(experiment: Experiment, execution: Execution, has_alpha: bool = False) -> Session:
-    """A session that keeps score matrices whatever their size; `has_alpha`: the question names the share kept."""
+    """A session that keeps score matrices whatever their size."""
     session = Session(experiment, replace(execution, keep_scores="always"))
     for variant in session.active:
         count, kept = variant.method.extra_retrains()
@@ -196,10 +244,10 @@ def scoring_session(experiment: Experiment, execution: Execution, has_alpha: boo
     return session
 
 
-def score_methods(session: Session) -> dict[SeedAndShare, list[ScoredMethod]]:
+def score_methods(session: Session) -> dict[Block, list[ScoredMethod]]:
     """Every block's methods with their scores; one that fails is among the session's problems."""
     jobs = {"name": f"{session.task.name} base models", **session.execution.jobs}
-    obtain(session.base_units(session.experiment.seeds), session.store, force=session.execution.force, **jobs)
+    obtain(session.base_units(session.experiment.seeds), session.store, **jobs)
     if further := session.further(session.active):
         make_units(further, session.store, progress=True, **{**jobs, "name": f"{session.task.name} further retrains"})
     for block, variant in itertools.product(session.blocks, session.active):
@@ -208,7 +256,7 @@ def score_methods(session: Session) -> dict[SeedAndShare, list[ScoredMethod]]:
             entry = session.store.read("scores", own.config)
             if entry is not None and "scores" not in entry.arrays:  # a run that did not keep the matrix
                 own.forget(plans, fits=False)
-    found: dict[SeedAndShare, list[ScoredMethod]] = {}
+    found: dict[Block, list[ScoredMethod]] = {}
     for block, made in session.score().items():
         found[block] = []
         for variant, _ in made:
@@ -217,17 +265,20 @@ def score_methods(session: Session) -> dict[SeedAndShare, list[ScoredMethod]]:
             if entry is None or attribution is None:
                 session.out.problems.append(f"{variant.label} left no score matrix in the cache")
             else:
-                found[block].append(ScoredMethod(variant, attribution, entry.record))
+                found[block].append(ScoredMethod(variant, attribution, method_columns(variant, entry.record)))
     return found
 
 
-def score_matrices(
-    scored: Sequence[ScoredMethod], kinds: Sequence[ScoreKind]
-) -> Iterator[tuple[ScoredMethod, bool, np.ndarray]]:
-    """(method, whether normalised, its (queries, n) scores), of all that have such scores."""
-    for one, kind in itertools.product(scored, kinds):
-        if (values := one.scores(kind)) is not None:
-            yield one, kind == "normalised", values
+def score_matrices(methods: Iterable[ScoredMethod], scores: str) -> Iterator[tuple[ScoredMethod, bool, np.ndarray]]:
+    """(method, whether normalised, its (queries, n) scores), of all that have such scores.
+
+    A score is the predicted change of the query's loss when the example is included.
+    """
+    for one in methods:
+        for normalised in kinds_of(one.variant, scores):
+            found = one.attribution.normalised() if normalised else one.attribution.scores
+            if found is not None:
+                yield one, normalised, found.numpy()
 
 
 def orders_of(scores: np.ndarray) -> np.ndarray:
@@ -263,73 +314,3 @@ def sizes_of(asked: Sequence[float], default: Sequence[float], n: int) -> list[i
             "smaller share, or attribute more (--alpha-attribution)"
         )
     return sizes
-
-
-# ---- the result ----
-
-
-def new_answers(
-    session: Session, question: str, asked: Mapping[str, Any], ground: Mapping[str, Any], truth: str
-) -> MetricResult:
-    """asked: the evaluation's own options; ground: what decides the truth; truth: the same in words, for a caption.
-
-    The session's problems are the result's, those that are yet to come among them.
-    """
-    return MetricResult(
-        question=question,
-        task=session.task,
-        variants=session.active,
-        asked={"experiment": session.experiment.to_json(), **asked},
-        ground=ground,
-        truth=truth,
-        device=session.device(),
-        skipped=session.skipped,
-        problems=session.out.problems,
-        notes=session.notes,
-    )
-
-
-def place_of(task: Any, block: SeedAndShare) -> dict[str, Any]:
-    """What every row and pair of a block has in common."""
-    return {"task": task.name, "protocol": task.protocol, "alpha_attribution": block[1], "seed": block[0]}
-
-
-def measured(value: float, found: Any) -> dict[str, Any]:
-    """A row's number: `found` has its interval, and may have counts of queries."""
-    counts = {name: getattr(found, name) for name in ("num_queries", "num_undefined") if hasattr(found, name)}
-    return {"value": value, "ci_low": found.ci_low, "ci_high": found.ci_high, **counts}
-
-
-def difference(value: float, found: Any) -> dict[str, Any]:
-    """A pair's number."""
-    ends = {"ci_low": found.ci_low, "ci_high": found.ci_high, "p_value": found.p_value}
-    return {"difference": value, **ends, "num_undefined": getattr(found, "num_undefined", 0)}
-
-
-def pairs_of(values: Mapping[tuple[str, bool], Value]) -> Iterator[tuple[dict[str, Any], Value, Value]]:
-    """Every two methods with the same kind of scores, by (label, whether normalised): the pair's names, both values."""
-    for (a, kind), (b, other) in itertools.combinations(values, 2):
-        if kind == other:
-            yield {"normalised": kind, "label": a, "against": b}, values[a, kind], values[b, kind]
-
-
-# ---- what tables share ----
-
-
-def groups_of(rows: Iterable[dict[str, Any]], *names: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Rows by their values of these names, in order of first appearance."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[name] for name in names), []).append(row)
-    return found
-
-
-def heading(out: MetricResult, told: str, seed: int, normalised: bool | None = None) -> str:
-    """A table's first lines; normalised: None where no scores are ranked."""
-    kind = {None: "", False: ", raw scores", True: ", train-normalised scores"}[normalised]
-    return f"{out.task.description}, protocol {out.task.protocol}: {told}, seed {seed}{kind}"
-
-
-def best_first(row: Mapping[str, Any]) -> float:
-    """For sorting: what is undefined comes last."""
-    return -row["value"] if math.isfinite(row["value"]) else math.inf

@@ -15,25 +15,9 @@ from typing import Any
 
 import numpy as np
 
+import bench.evaluations as evaluations
 from bench.arguments import fraction
-from bench.evaluations import (
-    SCORE_CHOICES,
-    MetricResult,
-    add_shared_arguments,
-    groups_of,
-    heading,
-    measured,
-    new_answers,
-    num_attributed,
-    orders_of,
-    pairs_of,
-    place_of,
-    score_matrices,
-    score_methods,
-    scoring_session,
-    sizes_of,
-)
-from bench.experiment import Experiment, asked_for, execution_of
+from bench.evaluations import MetricResult, groups_of, measured, orders_of
 from bench.metrics import MINIMUM_SUBSETS, spearman_per_column
 from bench.metrics.removal import mean_change
 from bench.tables import number, tables
@@ -44,7 +28,7 @@ MATRIX = ("seed", "alpha_attribution", "normalised", "metric", "at")  # what the
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared_arguments(parser)
+    evaluations.add_shared_arguments(parser)
     usual = " ".join(f"{share:g}" for share in TOP_SHARES)
     parser.add_argument("--shares", nargs="+", type=fraction, help=f"whose overlap is measured (default: {usual})")
 
@@ -56,35 +40,35 @@ def overlap(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
 
 
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
-    experiment = Experiment(**asked_for(arguments))
-    session = scoring_session(experiment, execution_of(arguments))
+    session = evaluations.session_of(arguments)
     if len(session.active) < 2:
         raise UsageError(f"agreement is between two methods; --methods leaves {len(session.active)} that can run here")
-    n = num_attributed(session, needed=MINIMUM_SUBSETS)
-    sizes = sizes_of(arguments.shares or (), TOP_SHARES, n)
+    n = evaluations.num_attributed(session, needed=MINIMUM_SUBSETS)
+    sizes = evaluations.sizes_of(arguments.shares or (), TOP_SHARES, n)
     num_queries = len(session.question(*session.blocks[0]).query_indices())
-    out = new_answers(
+    asked = session.experiment
+    out = MetricResult.of(
         session,
         "agreement",
         {"tops": list(arguments.shares or TOP_SHARES), "scores": arguments.scores},
-        {"query_split": experiment.query_split, "queries": experiment.queries, "num_attributed": n},
+        {"query_split": asked.query_split, "queries": asked.queries, "num_attributed": n},
         f"{num_queries} queries, {n:,} attributed examples",
     )
     cells: list[dict[str, Any]] = []
-    for block, scored in score_methods(session).items():
-        named = {
+    for block, methods in evaluations.score_methods(session).items():
+        ranked = {
             (one.variant.label, normalised): (values.T.astype(np.float64), orders_of(values))
-            for one, normalised, values in score_matrices(scored, SCORE_CHOICES[arguments.scores])
+            for one, normalised, values in evaluations.score_matrices(methods, arguments.scores)
         }
-        pairs = sorted(pairs_of(named), key=lambda pair: pair[0]["normalised"])
+        pairs = sorted(evaluations.pairs_of(ranked), key=lambda pair: pair[0]["normalised"])
         for names, (first, first_order), (second, second_order) in pairs:
-            where = place_of(session.task, block) | names
+            where = evaluations.place_of(session.task, block) | names
             found = mean_change(spearman_per_column(first, second))
-            cells.append(where | {"metric": "Spearman", "at": None} | measured(found.mean, found))
+            cells.append(where | {"metric": "Spearman", "at": None} | measured(found.value, found))
             for size in sizes:
                 found = mean_change(overlap(first_order, second_order, size))
                 cell = {"metric": "overlap", "at": size / n, "size": size}
-                cells.append(where | cell | measured(found.mean, found))
+                cells.append(where | cell | measured(found.value, found))
     if not cells:
         reasons = "".join(f"; {problem}" for problem in out.problems)
         raise UsageError(f"agreement is between two methods; fewer than two have such scores here{reasons}")
@@ -108,12 +92,10 @@ def show(out: MetricResult) -> str:
         labels, matrix = matrix_of(cells)
         what = "Spearman over examples" if metric == "Spearman" else f"overlap of the top {cells[0]['size']} ({at:.3g})"
         widths = [width for cell in cells if math.isfinite(width := (cell["ci_high"] - cell["ci_low"]) / 2)]
-        words = (
-            f"{heading(out, f'{what}, mean over {out.truth}', seed, normalised)};\n"
-            f"{'0' if at is None else f'{at:.3g}'} by chance; "
-            + (f"95 % intervals at most +-{max(widths):.3f}" if widths else "no intervals: too few queries")
-        )
+        ends = f"95 % intervals at most +-{max(widths):.3f}" if widths else "no intervals: too few queries"
+        heading = out.heading(f"{what}, mean over {out.truth}", seed, normalised)
         # Adding 0 takes the sign from what rounds to -0.
         lines = [[label, *(number(round(value, 2) + 0.0, 2) for value in row)] for label, row in zip(labels, matrix)]
-        parts.append(f"{words}\n{tables(['', *labels], lines)}")
+        chance = "0" if at is None else f"{at:.3g}"
+        parts.append(f"{heading};\n{chance} by chance; {ends}\n{tables(['', *labels], lines)}")
     return "\n\n".join(parts)

@@ -9,12 +9,12 @@ examples.
 """
 
 import argparse
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+import bench.evaluations as evaluations
 from bench.arguments import (
     RUNS,
     add_cluster_arguments,
@@ -23,20 +23,7 @@ from bench.arguments import (
     add_query_arguments,
     add_task_arguments,
 )
-from bench.evaluations import (
-    SCORE_CHOICES,
-    MetricResult,
-    add_scores_argument,
-    best_first,
-    difference,
-    groups_of,
-    heading,
-    measured,
-    new_answers,
-    pairs_of,
-    place_of,
-    variant_columns,
-)
+from bench.evaluations import MetricResult, groups_of, measured
 from bench.experiment import execution_of, experiment_of
 from bench.metrics import MINIMUM_SUBSETS
 from bench.metrics.calibration import UnitsOfLoss, calibration, reachable_share
@@ -49,21 +36,15 @@ CALIBRATION_METRICS = {
     "r2": "calibration R2",
     "r2_rescaled": "calibration R2 rescaled",
 }
-CALIBRATION_LEGEND = (
-    "slope: actual change of loss per predicted one, 1 where scores are in units of loss; median: over queries; R2: of "
-    "predictions as they\nare; rescaled: times the slope; undefined: queries without a number"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_task_arguments(parser)
-    add_plan_arguments(parser, MINIMUM_SUBSETS, required=False)
+    add_plan_arguments(parser, MINIMUM_SUBSETS)
     add_method_arguments(parser)
     add_query_arguments(parser)
-    add_scores_argument(parser)
-    add = parser.add_argument
-    add("--experiment", metavar="FILE", help="a .toml file or a run.json: what is asked; other options change it")
-    add("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
+    evaluations.add_scores_argument(parser)
+    parser.add_argument("--out", default=RUNS, help="where records go, a folder each (default: %(default)s)")
     add_cluster_arguments(parser)
 
 
@@ -77,7 +58,7 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
     replicated = f" x {plan.replicates}" if some is None else f", {some} of them x {plan.replicates}"
     num_queries = len(session.question(*session.blocks[0]).query_indices())
     names = ("subsets", "scheme", "stream", "replicated_subsets", "initialisation", "query_split", "queries")
-    out = new_answers(
+    out = MetricResult.of(
         session,
         "calibration",
         {"scores": arguments.scores},
@@ -90,21 +71,20 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
             truth = truths[block[0], block[1], plan.alpha]
             if len(truth.subsets) < MINIMUM_SUBSETS:
                 continue
-            where = place_of(session.task, block) | {"at": plan.alpha}
+            where = evaluations.place_of(session.task, block) | {"at": plan.alpha}
             losses = truth.mean()[:, queries]
             found: dict[tuple[str, bool], UnitsOfLoss] = {}
-            for (variant, made), kind in itertools.product(predictions[block], SCORE_CHOICES[arguments.scores]):
-                prediction, normalised = made[position], kind == "normalised"
-                values = prediction.normalised if normalised else prediction.raw
-                if values is None or variant.rows not in ("both", kind):
-                    continue
-                one = found[variant.label, normalised] = calibration(losses, values[truth.subsets])
-                out.rows += calibration_rows(where | variant_columns(variant, prediction.record), one, normalised)
-            for pair, a, b in pairs_of(found):
-                for name in ("r2", "r2_rescaled"):
-                    gap = getattr(a, name).minus(getattr(b, name))
-                    metric = {"metric": CALIBRATION_METRICS[name]}
-                    out.pairs.append(where | metric | pair | difference(gap.value, gap))
+            for variant, made in predictions[block]:
+                columns = where | evaluations.method_columns(variant, made[position].record)
+                for normalised in evaluations.kinds_of(variant, arguments.scores):
+                    values = made[position].normalised if normalised else made[position].raw
+                    if values is not None:
+                        one = found[variant.label, normalised] = calibration(losses, values[truth.subsets])
+                        out.rows += calibration_rows(columns, one, normalised)
+            for name in ("r2", "r2_rescaled"):
+                values_of = {key: getattr(one, name) for key, one in found.items()}
+                metric = {"metric": CALIBRATION_METRICS[name]}
+                out.add_pairs(where | metric, values_of, lambda first, second: first.minus(second))
             place = f"seed {block[0]}, share {block[1]:g}, alpha {plan.alpha:g}"
             reachable = reachable_share(truth.losses[:, :, queries], truth.present)
             out.detail.setdefault("reachable", {})[place] = reachable
@@ -129,17 +109,17 @@ def show(out: MetricResult) -> str:
     for (seed, share, alpha, normalised), here in sorted(
         groups_of(out.rows, "seed", "alpha_attribution", "at", "normalised").items()
     ):
-        reachable = out.detail["reachable"].get(f"seed {seed}, share {share:g}, alpha {alpha:g}")
-        told = heading(out, f"alpha {alpha:g}, {out.truth}", seed, normalised)
+        reachable = out.detail["reachable"][f"seed {seed}, share {share:g}, alpha {alpha:g}"]
+        told = out.heading(f"alpha {alpha:g}, {out.truth}", seed, normalised)
         parts.append(f"{told}; reachable R2 {short_number(reachable)}\n{calibration_table(here)}")
     return "\n\n".join(parts)
 
 
 def calibration_table(rows: Sequence[dict[str, Any]]) -> str:
     by = {(row["label"], row["metric"]): row for row in rows}
-    ranked = sorted((row for row in rows if row["metric"] == CALIBRATION_METRICS["r2_rescaled"]), key=best_first)
+    ranked = [row for row in rows if row["metric"] == CALIBRATION_METRICS["r2_rescaled"]]
     lines = []
-    for label in (row["label"] for row in ranked):
+    for label in (row["label"] for row in sorted(ranked, key=evaluations.best_first)):
         found = [by[label, metric] for metric in CALIBRATION_METRICS.values()]
         slope, plain, scaled = (
             [short_number(row["value"]), f"[{short_number(row['ci_low'])}, {short_number(row['ci_high'])}]"]
@@ -149,4 +129,8 @@ def calibration_table(rows: Sequence[dict[str, Any]]) -> str:
         lines.append([label, *slope, median, *plain, *scaled, undefined])
     ends = "95 % interval"
     header = ["method", "slope", ends, "median slope", "R2", ends, "R2 rescaled", ends, "undefined"]
-    return f"{table(header, lines)}\n{CALIBRATION_LEGEND}"
+    legend = (
+        "slope: actual change of loss per predicted one, 1 where scores are in units of loss; median: over queries; "
+        "R2: of predictions as they\nare; rescaled: times the slope; undefined: queries without a number"
+    )
+    return f"{table(header, lines)}\n{legend}"

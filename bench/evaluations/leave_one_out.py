@@ -13,31 +13,14 @@ small beside the difference between two trainings; the ceiling says by how much,
 
 import argparse
 import math
-from typing import Any
 
 import numpy as np
 
+import bench.evaluations as evaluations
 from bench.arguments import at_least
-from bench.evaluations import (
-    SCORE_CHOICES,
-    MetricResult,
-    add_shared_arguments,
-    best_first,
-    difference,
-    groups_of,
-    heading,
-    measured,
-    new_answers,
-    num_attributed,
-    pairs_of,
-    place_of,
-    score_matrices,
-    score_methods,
-    scoring_session,
-)
+from bench.evaluations import MetricResult, groups_of, measured
 from bench.evaluations.calibration import CALIBRATION_METRICS, calibration_rows, calibration_table
 from bench.evaluations.removal import RemovalRetrainer
-from bench.experiment import Experiment, asked_for, execution_of
 from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score, noise_ceiling, paired_difference
 from bench.metrics.calibration import calibration
 from bench.tables import interval, number, table
@@ -49,7 +32,7 @@ EXACT_TASK = "retrain.logistic:LogisticDigits"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared_arguments(parser)
+    evaluations.add_shared_arguments(parser)
     add = parser.add_argument
     times = "retrains of every example's absence (default: %(default)s)"
     add("--replicates", dest="times", type=at_least(1), default=2, help=times)
@@ -59,58 +42,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def evaluate(arguments: argparse.Namespace) -> MetricResult:
     if arguments.task == "auto":
         arguments.task = EXACT_TASK
-    experiment = Experiment(**asked_for(arguments))
-    if arguments.examples is not None and len(experiment.seeds) > 1:
+    if arguments.examples is not None and len(arguments.seeds or ()) > 1:
         raise UsageError("--examples takes the first of each seed's own attributed examples; run one --seed at a time")
-    session = scoring_session(experiment, execution_of(arguments))
-    n = num_attributed(session, needed=MINIMUM_SUBSETS)
-    if arguments.examples is not None and arguments.examples > n:
-        session.notes.append(
-            f"--examples {arguments.examples}: there are {n} attributed examples, and all are left out"
-        )
+    session = evaluations.session_of(arguments)
+    n = evaluations.num_attributed(session, needed=MINIMUM_SUBSETS)
     count, times = min(arguments.examples or n, n), arguments.times
-    scored = score_methods(session)
+    if arguments.examples is not None and arguments.examples > n:
+        session.notes.append(f"--examples {arguments.examples}: there are {n} attributed examples; all are left out")
+    scored = evaluations.score_methods(session)
     retrainers = {block: RemovalRetrainer(session, *block) for block in session.blocks}
     num_queries = len(retrainers[session.blocks[0]].queries)
     names = ("query_split", "queries", "initialisation")
     known = {"replicates": times, "examples": count, "num_attributed": n}
-    out = new_answers(
+    out = MetricResult.of(
         session,
         "leave-one-out",
         {"replicates": times, "examples": arguments.examples},
-        {**{name: getattr(experiment, name) for name in names}, **known},
+        {**{name: getattr(session.experiment, name) for name in names}, **known},
         f"{count} examples left out one by one x {times}, {num_queries} queries",
     )
     for block, retrainer in retrainers.items():
-        found = retrainer.retrain([(np.array([i]), times) for i in range(count)], "leave-one-out")
-        losses = np.stack([one["losses"] for one in found], axis=1).astype(np.float64)  # (R, examples, queries)
-        predicted = {
-            (one.variant.label, normalised): (one.columns(), -values[:, :count].T.astype(np.float64))
-            for one, normalised, values in score_matrices(scored.get(block, []), SCORE_CHOICES[arguments.scores])
-        }
-        _add_rows(out, place_of(session.task, block), losses, predicted)
+        where, at = evaluations.place_of(session.task, block), {"metric": LEAVE_ONE_OUT, "at": None}
+        losses = retrainer.retrain([(np.array([i]), times) for i in range(count)], "leave-one-out")
+        replicates = np.stack([one["losses"] for one in losses], axis=1).astype(np.float64)  # (R, examples, queries)
+        truth = replicates.mean(axis=0)
+        # Where retraining has no noise its replicates are the same, and there is nothing to estimate.
+        exact = times > 1 and bool((replicates == replicates[:1]).all())
+        ceiling = dict.fromkeys(("ceiling", "ci_low", "ci_high"), 1.0 if exact else math.nan)
+        if times > 1 and not exact:
+            noise = noise_ceiling(replicates)
+            ceiling = {name: getattr(noise, name) for name in ceiling}
+        out.detail.setdefault("ceilings", []).append(where | ceiling | {"exact": exact})
+        predicted: dict[tuple[str, bool], np.ndarray] = {}
+        for one, normalised, scores in evaluations.score_matrices(scored.get(block, []), arguments.scores):
+            # Leaving out is the opposite of including.
+            prediction = predicted[one.variant.label, normalised] = -scores[:, :count].T.astype(np.float64)
+            lds = linear_datamodelling_score(truth, prediction)
+            kind = {"normalised": normalised, "higher": True, "ceiling": ceiling["ceiling"]}
+            out.rows.append(where | one.columns | at | kind | measured(lds.lds, lds))
+            rows = calibration_rows(where | one.columns | {"at": None}, calibration(truth, prediction), normalised)
+            out.rows += [row | {"metric": PREFIX + row["metric"]} for row in rows]
+        out.add_pairs(where | at, predicted, lambda first, second: paired_difference(truth, first, second))  # noqa: B023
     return out
-
-
-def _add_rows(out: MetricResult, where: dict[str, Any], replicates: np.ndarray, predicted: dict[Any, Any]) -> None:
-    truth = replicates.mean(axis=0)
-    # Where retraining has no noise its replicates are the same, and there is nothing to estimate.
-    exact = len(replicates) > 1 and bool((replicates == replicates[:1]).all())
-    ceiling = dict.fromkeys(("ceiling", "ci_low", "ci_high"), 1.0 if exact else math.nan)
-    if not exact and len(replicates) > 1:
-        noise = noise_ceiling(replicates)
-        ceiling = {"ceiling": noise.ceiling, "ci_low": noise.ci_low, "ci_high": noise.ci_high}
-    out.detail.setdefault("ceilings", []).append(where | ceiling | {"exact": exact})
-    at = {"metric": LEAVE_ONE_OUT, "at": None}
-    for (_, normalised), (columns, prediction) in predicted.items():
-        lds = linear_datamodelling_score(truth, prediction)
-        kind = {"normalised": normalised, "higher": True, "ceiling": ceiling["ceiling"]}
-        out.rows.append(where | columns | at | kind | measured(lds.lds, lds))
-        rows = calibration_rows(where | columns | {"at": None}, calibration(truth, prediction), normalised)
-        out.rows += [row | {"metric": PREFIX + row["metric"]} for row in rows]
-    for names, (_, first), (_, second) in pairs_of(predicted):
-        pair = paired_difference(truth, first, second)
-        out.pairs.append(where | at | names | difference(pair.difference, pair))
 
 
 def show(out: MetricResult) -> str:
@@ -120,12 +93,13 @@ def show(out: MetricResult) -> str:
         ceiling = ceilings[tuple(block)]
         noise = f"noise ceiling {number(ceiling['ceiling'])} {interval(ceiling['ci_low'], ceiling['ci_high'])}"
         bound = "exact: retraining has no noise" if ceiling["exact"] else noise
+        ranked = sorted((row for row in here if row["metric"] == LEAVE_ONE_OUT), key=evaluations.best_first)
         lines = [
             [row["label"], number(row["value"]), interval(row["ci_low"], row["ci_high"]), str(row["num_undefined"])]
-            for row in sorted((row for row in here if row["metric"] == LEAVE_ONE_OUT), key=best_first)
+            for row in ranked
         ]
-        ranked = table(["method", "Spearman", "95 % interval", "undefined"], lines)
-        parts.append(f"{heading(out, out.truth, block[0], normalised)}; {bound}\n{ranked}")
+        text = table(["method", "Spearman", "95 % interval", "undefined"], lines)
+        parts.append(f"{out.heading(out.truth, block[0], normalised)}; {bound}\n{text}")
         plain = [row | {"metric": row["metric"].removeprefix(PREFIX)} for row in here]
         slopes = [row for row in plain if row["metric"] in CALIBRATION_METRICS.values()]
         parts.append(f"actual against predicted change\n{calibration_table(slopes)}")

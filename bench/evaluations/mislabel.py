@@ -20,23 +20,9 @@ from typing import Any
 
 import numpy as np
 
+import bench.evaluations as evaluations
 from bench.arguments import fraction
-from bench.evaluations import (
-    MetricResult,
-    SeedAndShare,
-    add_shared_arguments,
-    control_columns,
-    difference,
-    groups_of,
-    heading,
-    measured,
-    new_answers,
-    num_attributed,
-    pairs_of,
-    place_of,
-    score_methods,
-    scoring_session,
-)
+from bench.evaluations import Block, MetricResult, ScoredMethod, groups_of, measured
 from bench.experiment import Experiment, asked_for, execution_of
 from bench.ground_truth import base_model
 from bench.metrics.detection import area_under_curve, auc_difference, precision_at, precision_draws, resampled
@@ -52,11 +38,10 @@ OWN_LOSS, RANDOM_ORDER = "own loss", "random order"
 FEW_QUERIES = 5  # self-influence asks for none, but methods want some
 AUC, PRECISION = "mislabel AUC", "mislabel precision"
 _RANDOM_STREAM = 42
-Rankings = Mapping[tuple[str, bool], tuple[Mapping[str, Any], np.ndarray]]  # (label, False) -> columns, (n,) values
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared_arguments(parser, queries=False)  # examples are held against themselves
+    evaluations.add_shared_arguments(parser, queries=False)  # examples are held against themselves
     told = "of the labels that are flipped (default: 0.1)"
     parser.add_argument("--shares", dest="share", metavar="SHARE", type=fraction, default=0.1, help=told)
 
@@ -67,31 +52,20 @@ def evaluate(arguments: argparse.Namespace) -> MetricResult:
     options = {"of": experiment.task, "of_options": json.dumps(dict(experiment.task_options), default=str)}
     out: MetricResult | None = None
     for seed in experiment.seeds:
-        own = replace(
-            experiment,
-            task="retrain.mislabelled:Mislabelled",
-            task_options={**options, "share": share, "flip_seed": seed},
-            seeds=(seed,),
-            queries=FEW_QUERIES,
-        )
-        session = scoring_session(own, execution_of(arguments))
+        flipped = {**options, "share": share, "flip_seed": seed}
+        own = replace(experiment, task="retrain.mislabelled:Mislabelled", task_options=flipped, seeds=(seed,))
+        session = evaluations.scoring_session(replace(own, queries=FEW_QUERIES), execution_of(arguments))
         assert isinstance(session.task, Mislabelled)
         if out is None:
-            n = num_attributed(session)
+            n = evaluations.num_attributed(session)
             _check_share(experiment.seeds, share, session, n)
             words = f"{100 * share:g} % of the labels flipped, {n:,} attributed examples"
-            out = new_answers(session, "mislabelled", {}, {"share": share}, words)
+            out = MetricResult.of(session, "mislabelled", {}, {"share": share}, words)
             out.asked = {"experiment": experiment.to_json(), "share": share}
             out.task, out.problems = session.task.clean, []
             out.variants = [variant for variant in session.active if variant.rows in ("both", "raw")]
-        for block, scored in score_methods(session).items():
-            rankings: dict[tuple[str, bool], tuple[Mapping[str, Any], np.ndarray]] = {}
-            for one in (one for one in scored if one.variant.rows in ("both", "raw")):
-                if (found := one.self_influence()) is None:
-                    out.skipped[one.variant.label] = "it has no self-influence: its examples have no scale of their own"
-                else:
-                    rankings[one.variant.label, False] = one.columns(), found
-            _add_rows(out, session, block, {**rankings, **_controls(session, block)})
+        for block, methods in evaluations.score_methods(session).items():
+            _add_rows(out, session, block, [one for one in methods if one.variant.rows in ("both", "raw")])
         out.problems += session.out.problems
     assert out is not None
     return out
@@ -109,44 +83,43 @@ def _check_share(seeds: Any, share: float, session: Session, n: int) -> None:
             )
 
 
-def _controls(session: Session, block: SeedAndShare) -> Rankings:
-    seed, _ = block
-    task, device = session.task, session.execution.device
-    examples = task.train_data.select(session.question(*block).attributed_indices())
-    model, _ = base_model(task, seed, session.store, device)
-    losses = task.losses(model, examples, choose_device(device)).double().numpy()
-    random = np.random.default_rng([_RANDOM_STREAM, seed]).random(len(examples))
-    named = ((OWN_LOSS, losses), (RANDOM_ORDER, random))
-    return {(label, False): (control_columns(label), values) for label, values in named}
-
-
-def _add_rows(out: MetricResult, session: Session, block: SeedAndShare, rankings: Rankings) -> None:
-    task = session.task
+def _add_rows(out: MetricResult, session: Session, block: Block, methods: list[ScoredMethod]) -> None:
+    """AUC, and precision among the top ones, of every method with a self-influence and of the two controls."""
+    task, seed = session.task, block[0]
     assert isinstance(task, Mislabelled)
-    known = task.flipped[session.question(*block).attributed_indices()]
-    where = place_of(task, block)
+    columns: dict[str, Mapping[str, Any]] = {}
+    rankings: dict[tuple[str, bool], np.ndarray] = {}  # (label, False) -> (n,): higher is looked at first
+    for one in methods:
+        if (influence := one.self_influence()) is None:
+            out.skipped[one.variant.label] = "it has no self-influence: its examples have no scale of their own"
+        else:
+            columns[one.variant.label], rankings[one.variant.label, False] = one.columns, influence
+    attributed = session.question(*block).attributed_indices()
+    model, _ = base_model(task, seed, session.store, session.execution.device)
+    losses = task.losses(model, task.train_data.select(attributed), choose_device(session.execution.device))
+    rankings[OWN_LOSS, False] = losses.double().numpy()
+    rankings[RANDOM_ORDER, False] = np.random.default_rng([_RANDOM_STREAM, seed]).random(len(attributed))
+    columns |= {label: evaluations.control_columns(label) for label in (OWN_LOSS, RANDOM_ORDER)}
+
+    known, where = task.flipped[attributed], evaluations.place_of(task, block)
     common = {"normalised": False, "num_queries": len(known), "num_undefined": 0, "higher": True}
-    areas = {key: area_under_curve(known, values) for key, (_, values) in rankings.items()}
+    areas = {key: area_under_curve(known, values) for key, values in rankings.items()}
     at: dict[str, Any] = {"metric": AUC, "at": None}
-    for key, (columns, _) in rankings.items():
-        out.rows.append(where | dict(columns) | at | measured(areas[key].auc, areas[key]) | common)
-    for names, a, b in pairs_of(areas):
-        gap = auc_difference(a, b)
-        out.pairs.append(where | at | names | difference(gap.value, gap))
+    for (label, _), area in areas.items():
+        out.rows.append(where | dict(columns[label]) | at | measured(area.auc, area) | common)
+    out.add_pairs(where | at, areas, auc_difference)
     for top in sorted({*TOPS, float(known.mean())}):
         k = max(1, round(top * len(known)))
         at = {"metric": PRECISION, "at": k / len(known), "size": k}
         precise = {
-            key: (precision_at(known, values, k), precision_draws(known, values, k, seed=block[0]))
-            for key, (_, values) in rankings.items()
+            key: (precision_at(known, values, k), precision_draws(known, values, k, seed=seed))
+            for key, values in rankings.items()
         }
-        for key, (columns, _) in rankings.items():
-            found = resampled(*precise[key])
-            out.rows.append(where | dict(columns) | at | measured(found.value, found) | common)
-        for names, (a_value, a_draws), (b_value, b_draws) in pairs_of(precise):
-            found = resampled(a_value - b_value, a_draws - b_draws)
-            out.pairs.append(where | at | names | difference(found.value, found))
-    out.detail.setdefault("flipped", {})[f"seed {block[0]}, share {block[1]:g}"] = int(known.sum())
+        for (label, _), drawn in precise.items():
+            found = resampled(*drawn)
+            out.rows.append(where | dict(columns[label]) | at | measured(found.value, found) | common)
+        out.add_pairs(where | at, precise, lambda a, b: resampled(a[0] - b[0], a[1] - b[1]))
+    out.detail.setdefault("flipped", {})[f"seed {seed}, share {block[1]:g}"] = int(known.sum())
 
 
 def show(out: MetricResult) -> str:
@@ -171,13 +144,13 @@ def show(out: MetricResult) -> str:
             f"{number(flipped / areas[0]['num_queries'], 2)} by chance; 95 % intervals over examples; seconds:\n"
             "of the method's fit and scores, the scores of some queries among them"
         )
-        told = heading(out, f"{out.truth} ({flipped} of them flipped)", seed)
-        parts.append(f"{told}\n{table(header, lines)}\n{legend}")
-    pairs = [pair for pair in out.pairs if pair["metric"] == AUC and OWN_LOSS in (pair["label"], pair["against"])]
+        heading = out.heading(f"{out.truth} ({flipped} of them flipped)", seed)
+        parts.append(f"{heading}\n{table(header, lines)}\n{legend}")
     lines = [
         [f"{pair['label']} - {pair['against']}", str(pair["seed"]), f"{pair['difference']:+.3f}",
          f"[{pair['ci_low']:+.3f}, {pair['ci_high']:+.3f}]", f"{pair['p_value']:.2g}"]
-        for pair in pairs
+        for pair in out.pairs
+        if pair["metric"] == AUC and OWN_LOSS in (pair["label"], pair["against"])
     ]  # fmt: skip
     parts.append(table(["paired difference", "seed", "AUC", "95 % interval", "p"], lines))
     return "\n\n".join(parts)

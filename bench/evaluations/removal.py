@@ -14,44 +14,20 @@ resumed, spread over a cluster, and shared by methods that name the same example
 import argparse
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+import bench.evaluations as evaluations
 from bench.arguments import at_least, fraction
-from bench.evaluations import (
-    SCORE_CHOICES,
-    MetricResult,
-    ScoredMethod,
-    ScoreKind,
-    SeedAndShare,
-    add_shared_arguments,
-    best_first,
-    control_columns,
-    difference,
-    groups_of,
-    heading,
-    measured,
-    new_answers,
-    num_attributed,
-    orders_of,
-    pairs_of,
-    place_of,
-    score_matrices,
-    score_methods,
-    scoring_session,
-    sizes_of,
-)
-from bench.experiment import Experiment, asked_for, execution_of
+from bench.evaluations import SCORE_CHOICES, Block, MetricResult, ScoredMethod, best_first, groups_of, measured
 from bench.ground_truth import UnitsFailedError, obtain
 from bench.metrics.removal import Shared, mean_change
 from bench.records import without_nan
 from bench.runner import Session
 from bench.tables import table, tables
 from retrain.errors import UsageError
-from retrain.jobs import Unit
 from retrain.removal import RemovalPlan, removal_units, stacked
 from retrain.task import classifies
 
@@ -70,7 +46,7 @@ NOTHING = np.array([], dtype=int)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared_arguments(parser)
+    evaluations.add_shared_arguments(parser)
     add = parser.add_argument
     shares = " ".join(f"{share:g}" for share in SHARES)
     add("--shares", nargs="+", type=fraction, help=f"of the attributed examples that are removed (default: {shares})")
@@ -80,15 +56,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--brittleness", action="store_true", help="also find the smallest share that flips each prediction")
 
 
-# ---- the retrains ----
+def evaluate(arguments: argparse.Namespace) -> MetricResult:
+    session = evaluations.session_of(arguments, queries=NUM_QUERIES)
+    shares, times, unchanged = tuple(dict.fromkeys(arguments.shares or ())), arguments.times, arguments.unchanged
+    n = evaluations.num_attributed(session)
+    sizes = evaluations.sizes_of(shares, SHARES, n)
+    if arguments.brittleness and not classifies(session.task):
+        raise UsageError(
+            f"--brittleness needs a classification; {session.task.name} has no prediction that could flip: leave it out"
+        )
+    scored = evaluations.score_methods(session)
+    retrainers = {block: RemovalRetrainer(session, *block) for block in session.blocks}
+    num_queries = len(retrainers[session.blocks[0]].queries)
+    retrains = {"replicates": times, "reference": unchanged}
+    asked = {name: getattr(session.experiment, name) for name in ("query_split", "queries", "initialisation")}
+    options = {name: getattr(arguments, name) for name in ("scores", "brittleness")}
+    a_set = "one retrain" if times == 1 else f"{times} retrains"
+    out = MetricResult.of(
+        session,
+        "removal",
+        {**retrains, "controls": CONTROLS, **options, "shares": list(shares or SHARES)},
+        {**asked, **retrains, "num_queries": num_queries, "num_attributed": n},
+        f"{num_queries} queries, {a_set} a set, {unchanged} with nothing removed, {n:,} attributed examples",
+    )
+    for block, retrainer in retrainers.items():
+        methods = scored.get(block, [])
+        curves, reference = removal_curves(retrainer, methods, arguments.scores, sizes, times, unchanged)
+        add_changes(out, retrainer, block, curves, reference)
+        if arguments.brittleness:
+            add_brittleness(out, retrainer, block, methods, arguments.scores, times, unchanged)
+    return out
 
 
 class RemovalRetrainer:
     """One seed and share of an experiment: sets of examples to leave out go in, the queries' losses come out."""
 
     def __init__(self, session: Session, seed: int, share: float):
-        self.session, self.task = session, session.task
-        asked = session.experiment
+        self.session, self.task, asked = session, session.task, session.experiment
         self.plan = RemovalPlan(
             seed=seed,
             alpha_attribution=share,
@@ -98,181 +102,121 @@ class RemovalRetrainer:
         )
         self.attributed = self.plan.attributed(self.task)
         self.queries = self.plan.query_indices(self.task)
-        self.seconds = 0.0  # of all retrains, whoever made them
-        self.num_retrains = 0
 
-    def retrain(self, wanted: Iterable[RemovalSet], what: str, margins: bool = False) -> list[dict[str, np.ndarray]]:
+    def retrain(self, sets: Sequence[RemovalSet], what: str, margins: bool = False) -> list[dict[str, np.ndarray]]:
         """losses, and margins where asked for, each (replicates, q), of every set in order.
 
         All of it is one batch of jobs, by size: on a GPU, trainings on as many examples share captured graphs.
         """
-        execution, store = self.session.execution, self.session.store
-        asked = list(wanted)
-        sets = [(removed, range(replicates)) for removed, replicates in asked]
-        made = iter(removal_units(self.task, self.plan, sets, execution.device, margins))
-        units: list[list[Unit]] = [[next(made) for _ in range(replicates)] for _, replicates in asked]
-        in_order = sorted((unit for some in units for unit in some), key=lambda unit: unit.config["num_removed"])
+        execution = self.session.execution
+        wanted = [(removed, range(times)) for removed, times in sets]
+        units = removal_units(self.task, self.plan, wanted, execution.device, margins)
+        in_order = sorted(units, key=lambda unit: unit.config["num_removed"])
         name = f"{self.task.name} {what}, seed {self.plan.seed}"
         jobs = {"name": name, "progress": execution.progress, **execution.jobs}
-        entries = obtain(in_order, store, force=execution.force, **jobs)
-        self.seconds += sum(entry.record.get("seconds", 0.0) for entry in entries.values())
-        self.num_retrains += len(entries)
-        found = []
-        for some in units:
-            here = [entries[unit.key] for unit in some if unit.key in entries]
-            if len(here) < len(some):
+        entries = obtain(in_order, self.session.store, **jobs)
+        found, rest = [], iter(units)
+        for _, times in sets:
+            own = [entries[unit.key] for unit in itertools.islice(rest, times) if unit.key in entries]
+            if len(own) < times:
                 raise UnitsFailedError(
-                    f"{len(some) - len(here)} of {len(some)} retrains of one set are missing; the same command without "
+                    f"{times - len(own)} of {times} retrains of one set are missing; the same command without "
                     "--collect makes them"
                 )
-            found.append({array: stacked(here, array) for array in here[0].arrays})
+            found.append({array: stacked(own, array) for array in own[0].arrays})
         return found
-
-    def labels(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the attributed examples and of the queries."""
-        train, queries = self.task.train_data.targets, self.task.query_data.targets
-        return train.numpy()[self.attributed], queries.numpy()[self.queries]
-
-    def random_orders(self, count: int) -> list[np.ndarray]:
-        """Random orders of the attributed examples, (n,) each; the first k of one are nested in k."""
-        seed, n = self.plan.seed, len(self.attributed)
-        return [np.random.default_rng([_CONTROL_STREAM, seed, number]).permutation(n) for number in range(count)]
 
 
 # ---- removal curves ----
 
 
-@dataclass(frozen=True)
 class Arm:
-    """What was removed for every query at one size: the queries' own losses, and the models that they share."""
+    """What was removed for every query at one size: the queries' losses, and the models that several of them share."""
 
-    losses: np.ndarray  # (q,) mean over models; NaN where there is none
-    shared: tuple[Shared, ...] = field(default=())
+    def __init__(self, num_queries: int, is_shared: bool = True):
+        self.losses, self.is_shared = np.full(num_queries, np.nan), is_shared  # mean over models; NaN: nothing removed
+        self.models: list[Shared] = []
+
+    def add(self, queries: np.ndarray, losses: np.ndarray) -> None:
+        """Of some queries: (models, these queries)."""
+        self.losses[queries] = losses.mean(axis=0)
+        if self.is_shared:
+            self.models.append(Shared(queries, losses))
 
     def shared_by(self, change: np.ndarray) -> list[Shared]:
         """Its shared models, with the queries that are defined on both sides."""
-        kept = [(one, np.isfinite(change[one.queries])) for one in self.shared]
+        kept = [(one, np.isfinite(change[one.queries])) for one in self.models]
         return [Shared(one.queries[here], one.values[:, here]) for one, here in kept if here.any()]
 
 
 Curves = dict[tuple[str, bool], tuple[Mapping[str, Any], dict[int, Arm]]]  # (label, normalised) -> columns, size -> arm
-Group = tuple[np.ndarray, range]  # queries, and the sets that were removed for them
 
 
-def evaluate(arguments: argparse.Namespace) -> MetricResult:
-    experiment = Experiment(**{"queries": NUM_QUERIES, **asked_for(arguments)})
-    session = scoring_session(experiment, execution_of(arguments))
-    shares, kinds = tuple(dict.fromkeys(arguments.shares or ())), SCORE_CHOICES[arguments.scores]
-    n = num_attributed(session)
-    sizes = sizes_of(shares, SHARES, n)
-    if arguments.brittleness and not classifies(session.task):
-        raise UsageError(
-            f"--brittleness needs a classification; {session.task.name} has no prediction that could flip: leave it out"
-        )
-    scored = score_methods(session)
-    retrainers = {block: RemovalRetrainer(session, *block) for block in session.blocks}
-    num_queries = len(retrainers[session.blocks[0]].queries)
-    names = ("query_split", "queries", "initialisation")
-    retrains = {"replicates": arguments.times, "reference": arguments.unchanged}
-    a_set = "one retrain" if arguments.times == 1 else f"{arguments.times} retrains"
-    out = new_answers(
-        session,
-        "removal",
-        {**retrains, "controls": CONTROLS, "scores": arguments.scores, "brittleness": arguments.brittleness,
-         "shares": list(shares or SHARES)},
-        {**{name: getattr(experiment, name) for name in names}, **retrains}
-        | {"num_queries": num_queries, "num_attributed": n},
-        f"{num_queries} queries, {a_set} a set, {arguments.unchanged} with nothing removed, {n:,} attributed examples",
-    )  # fmt: skip
-    for block, retrainer in retrainers.items():
-        here = scored.get(block, [])
-        _add_rows(out, retrainer, block, *_curves(retrainer, here, kinds, sizes, arguments.times, arguments.unchanged))
-        if arguments.brittleness:
-            _add_brittleness(out, retrainer, block, here, kinds, arguments.times, arguments.unchanged)
-    out.detail["num_retrains"] = sum(one.num_retrains for one in retrainers.values())
-    out.detail["retrain_seconds"] = round(sum(one.seconds for one in retrainers.values()), 2)
-    return out
-
-
-def _curves(
-    retrainer: RemovalRetrainer, scored: Sequence[ScoredMethod], kinds: Sequence[ScoreKind], sizes: Sequence[int],
-    times: int, unchanged: int,
+def removal_curves(
+    retrainer: RemovalRetrainer, methods: Sequence[ScoredMethod], scores: str, sizes: Sequence[int], times: int,
+    unchanged: int,
 ) -> tuple[Curves, Arm]:  # fmt: skip
     """Every method's and control's arms, and the models with nothing removed: one batch of jobs."""
-    wanted: list[RemovalSet] = []
+    num_queries, n = len(retrainer.queries), len(retrainer.attributed)
+    everybody, curves = np.arange(num_queries), Curves()
+    nothing = Arm(num_queries)
+    wanted: list[tuple[Arm, np.ndarray, list[RemovalSet]]] = [(nothing, everybody, [(NOTHING, unchanged)])]
+    for one, normalised, values in evaluations.score_matrices(methods, scores):
+        arms = {size: Arm(num_queries, is_shared=False) for size in sizes}
+        curves[one.variant.label, normalised] = one.columns, arms
+        for query, order in enumerate(evaluations.orders_of(values)):
+            wanted += [(arm, np.array([query]), [(order[:size], times)]) for size, arm in arms.items()]
 
-    def ask(queries: Any, sets: Sequence[RemovalSet]) -> Group:
-        wanted.extend(sets)
-        return np.atleast_1d(queries), range(len(wanted) - len(sets), len(wanted))
-
-    everybody = np.arange(len(retrainer.queries))
-    nothing = ask(everybody, [(NOTHING, unchanged)])
-    methods: dict[tuple[str, bool], tuple[Mapping[str, Any], dict[int, list[Group]]]] = {}
-    for one, normalised, scores in score_matrices(scored, kinds):
-        orders = orders_of(scores)
-        own = {size: [ask(query, [(order[:size], times)]) for query, order in enumerate(orders)] for size in sizes}
-        methods[one.variant.label, normalised] = one.columns(), own
-    random_orders = retrainer.random_orders(CONTROLS)
-    controls = {
-        RANDOM_REMOVAL: {size: [ask(everybody, [(order[:size], 1) for order in random_orders])] for size in sizes}
-    }
+    seeds = ([_CONTROL_STREAM, retrainer.plan.seed, number] for number in range(CONTROLS))
+    orders = [np.random.default_rng(seed).permutation(n) for seed in seeds]  # the first k of one are nested in k
+    controls = {RANDOM_REMOVAL: {size: Arm(num_queries) for size in sizes}}
+    for size, arm in controls[RANDOM_REMOVAL].items():
+        wanted.append((arm, everybody, [(order[:size], 1) for order in orders]))
     if classifies(retrainer.task):
-        train_labels, query_labels = retrainer.labels()
-        by_class = controls[SAME_CLASS] = {}
+        train_labels = retrainer.task.train_data.targets.numpy()[retrainer.attributed]
+        query_labels = retrainer.task.query_data.targets.numpy()[retrainer.queries]
+        by_size = controls[SAME_CLASS] = {}
         for size, label in itertools.product(sizes, np.unique(query_labels).tolist()):
-            members = [order[train_labels[order] == label][:size] for order in random_orders]
+            members = [order[train_labels[order] == label][:size] for order in orders]
             if len(members[0]) == size:  # a class may have fewer than that
-                group = ask(np.flatnonzero(query_labels == label), [(some, 1) for some in members])
-                by_class.setdefault(size, []).append(group)
-    losses = [one["losses"] for one in retrainer.retrain(wanted, "removals")]  # (replicates, q) each
+                arm = by_size.setdefault(size, Arm(num_queries))
+                wanted.append((arm, np.flatnonzero(query_labels == label), [(some, 1) for some in members]))
+    for label, kind in itertools.product(controls, SCORE_CHOICES[scores]):
+        curves[label, kind] = evaluations.control_columns(label), controls[label]
 
-    def arm(groups: Sequence[Group], shared: bool) -> Arm:
-        """Queries without a group are undefined; shared: a group's queries were measured on the same models."""
-        own, models = np.full(len(everybody), np.nan), []
-        for queries, numbers in groups:
-            values = np.concatenate([losses[number] for number in numbers]).astype(np.float64)[:, queries]
-            own[queries] = values.mean(axis=0)
-            models.append(Shared(queries, values))
-        return Arm(own, tuple(models) if shared else ())
-
-    curves: Curves = {
-        key: (columns, {size: arm(groups, shared=False) for size, groups in own.items()})
-        for key, (columns, own) in methods.items()
-    }
-    for label, by_size in controls.items():
-        arms = {size: arm(groups, shared=True) for size, groups in by_size.items()}
-        curves |= {(label, kind == "normalised"): (control_columns(label), arms) for kind in kinds}
-    return curves, arm([nothing], shared=True)
+    found = iter(retrainer.retrain([one for _, _, sets in wanted for one in sets], "removals"))
+    for arm, queries, sets in wanted:
+        losses = np.concatenate([next(found)["losses"] for _ in sets])
+        arm.add(queries, losses.astype(np.float64)[:, queries])
+    return curves, nothing
 
 
-def _add_rows(
-    out: MetricResult, retrainer: RemovalRetrainer, block: SeedAndShare, curves: Curves, reference: Arm
-) -> None:
-    where = place_of(retrainer.task, block)
-    own: dict[str, list[list[float]]] = {}
+def add_changes(out: MetricResult, retrainer: RemovalRetrainer, block: Block, curves: Curves, reference: Arm) -> None:
+    where, changes = evaluations.place_of(retrainer.task, block), dict[str, list[list[float]]]()
 
     def at(size: int) -> dict[str, Any]:
         return {"metric": "removal", "at": size / len(retrainer.attributed), "size": size}
 
     for (label, normalised), (columns, arms) in curves.items():
+        own = changes[f"{label}, normalised" if normalised else label] = []
         for size, arm in arms.items():
             change = arm.losses - reference.losses
             found = mean_change(change, (*arm.shared_by(change), *reference.shared_by(change)))
-            median = float(np.nanmedian(change)) if np.isfinite(change).any() else math.nan
-            known = {"normalised": normalised, "higher": True, "median": median}
-            out.rows.append(where | dict(columns) | at(size) | known | measured(found.mean, found))
-            name = f"{label}, normalised" if normalised else label
-            own.setdefault(name, []).append([round(float(value), 6) for value in change])
-    for names, (_, first), (_, second) in pairs_of(curves):
-        if {names["label"], names["against"]} <= {RANDOM_REMOVAL, SAME_CLASS}:
-            continue
-        for size in sorted(set(first) & set(second)):
-            gap = first[size].losses - second[size].losses
-            found = mean_change(gap, (*first[size].shared_by(gap), *second[size].shared_by(gap)))
-            out.pairs.append(where | at(size) | names | difference(found.mean, found))
-    if sum(len(values) for lists in own.values() for values in lists) <= MOST_NUMBERS:
-        out.detail.setdefault("changes", {})[f"seed {block[0]}, share {block[1]:g}"] = without_nan(own)
-    out.detail["reference_loss"] = float(reference.losses.mean())
+            kind = {"normalised": normalised, "higher": True}
+            out.rows.append(where | dict(columns) | at(size) | kind | measured(found.value, found))
+            own.append([round(float(value), 6) for value in change])
+
+    def gap(first: Arm, second: Arm) -> Any:
+        change = first.losses - second.losses
+        return mean_change(change, (*first.shared_by(change), *second.shared_by(change)))
+
+    for size in sorted({size for _, arms in curves.values() for size in arms}):
+        arms_here = {key: arms[size] for key, (_, arms) in curves.items() if size in arms}
+        out.add_pairs(where | at(size), arms_here, gap)
+    # What the controls differ by says nothing of a method.
+    out.pairs = [pair for pair in out.pairs if {pair["label"], pair["against"]} != {RANDOM_REMOVAL, SAME_CLASS}]
+    if sum(len(values) for lists in changes.values() for values in lists) <= MOST_NUMBERS:
+        out.detail.setdefault("changes", {})[f"seed {block[0]}, share {block[1]:g}"] = without_nan(changes)
 
 
 # ---- brittleness: the smallest share of the attributed examples that flips a query's prediction, by bisection ----
@@ -307,11 +251,11 @@ class Bisection:
         self.low = np.where(tried & ~flipped, places, self.low)
 
 
-def _add_brittleness(
-    out: MetricResult, retrainer: RemovalRetrainer, block: SeedAndShare, scored: Sequence[ScoredMethod],
-    kinds: Sequence[ScoreKind], times: int, unchanged: int,
+def add_brittleness(
+    out: MetricResult, retrainer: RemovalRetrainer, block: Block, methods: Sequence[ScoredMethod], scores: str,
+    times: int, unchanged: int,
 ) -> None:  # fmt: skip
-    """Adds rows, pairs and every query's share."""
+    """Adds rows, pairs and every query's size."""
     (nothing,) = retrainer.retrain([(NOTHING, unchanged)], "margins", margins=True)
     right = np.flatnonzero(nothing["margins"].mean(axis=0) > 0)
     if len(right) < 2:
@@ -320,56 +264,47 @@ def _add_brittleness(
             "brittleness needs at least two: take more --queries (the removal curves above are whole)"
         )
         return
-    n, where = len(retrainer.attributed), place_of(retrainer.task, block)
+    n, where = len(retrainer.attributed), evaluations.place_of(retrainer.task, block)
     sizes = sorted({max(1, round(share * n)) for share in SMALLEST_SHARES})
-    searches = {
-        (one.variant.label, normalised): (one, Bisection(orders_of(scores)[right], right, len(sizes)))
-        for one, normalised, scores in score_matrices(scored, kinds)
-    }
-    _search([search for _, search in searches.values()], retrainer, sizes, times)
+    searches = [
+        (one, normalised, Bisection(evaluations.orders_of(values)[right], right, len(sizes)))
+        for one, normalised, values in evaluations.score_matrices(methods, scores)
+    ]
+    most = 2 + math.ceil(math.log2(len(sizes)))
+    for number in itertools.count(1):  # a round of all methods and queries is one batch of jobs
+        places = [search.next_places() for _, _, search in searches]
+        wanted: list[RemovalSet] = [
+            (search.orders[query][: sizes[here[query]]], times)
+            for (_, _, search), here in zip(searches, places, strict=True)
+            for query in np.flatnonzero(here >= 0)
+        ]
+        if not wanted:
+            break
+        made = iter(retrainer.retrain(wanted, f"bisection, round {number} of at most {most}", margins=True))
+        for (_, _, search), here in zip(searches, places, strict=True):
+            flipped = np.zeros(len(here), dtype=bool)
+            for query in np.flatnonzero(here >= 0):
+                flipped[query] = next(made)["margins"][:, right[query]].mean() < 0
+            search.learn(here, flipped)
+
     logs: dict[tuple[str, bool], np.ndarray] = {}
     detail: dict[str, Any] = {"queries": right.tolist(), "largest_size": sizes[-1], "sizes": {}}
-    for (label, normalised), (one, search) in searches.items():
-        flips = search.high < len(sizes)
+    for one, normalised, search in searches:
+        label, flips = one.variant.label, search.high < len(sizes)
         found = np.array(sizes)[np.minimum(search.high, len(sizes) - 1)]
         logs[label, normalised] = np.log10(found / n)
-        mean = mean_change(logs[label, normalised])
-        detail["sizes"][f"{label}, normalised" if normalised else label] = [
-            int(size) if flip else None for size, flip in zip(found, flips)
-        ]
-        unflipped = int((~flips).sum())
+        mean, unflipped = mean_change(logs[label, normalised]), int((~flips).sum())
+        each = [int(size) if flip else None for size, flip in zip(found, flips, strict=True)]
+        detail["sizes"][f"{label}, normalised" if normalised else label] = each
         out.rows.append(
-            where | one.columns() | {"metric": BRITTLENESS, "at": None, "normalised": normalised, "higher": False}
-            | {"value": 10**mean.mean, "ci_low": 10**mean.ci_low, "ci_high": 10**mean.ci_high}
+            where | one.columns | {"metric": BRITTLENESS, "at": None, "normalised": normalised, "higher": False}
+            | {"value": 10**mean.value, "ci_low": 10**mean.ci_low, "ci_high": 10**mean.ci_high}
             | {"num_queries": len(right), "num_undefined": 0, "num_unflipped": unflipped}
             | {"note": f"{unflipped} of {len(right)} never flipped" if unflipped else ""}
         )  # fmt: skip
-    for names, first, second in pairs_of(logs):
-        change = mean_change(first - second)
-        what = {"metric": BRITTLENESS, "at": None, "unit": "log10 of the share"}
-        out.pairs.append(where | what | names | difference(change.mean, change))
+    what = {"metric": BRITTLENESS, "at": None, "unit": "log10 of the share"}
+    out.add_pairs(where | what, logs, lambda first, second: mean_change(first - second))
     out.detail.setdefault(BRITTLENESS, {})[f"seed {block[0]}, share {block[1]:g}"] = detail
-
-
-def _search(searches: Sequence[Bisection], retrainer: RemovalRetrainer, sizes: Sequence[int], times: int) -> None:
-    """Round by round; a round of all methods and queries is one batch of jobs."""
-    most = 2 + math.ceil(math.log2(len(sizes)))
-    for number in itertools.count(1):
-        places = [search.next_places() for search in searches]
-        asked = [np.flatnonzero(here >= 0) for here in places]
-        wanted: list[RemovalSet] = [
-            (search.orders[query][: sizes[here[query]]], times)
-            for search, here, queries in zip(searches, places, asked)
-            for query in queries
-        ]
-        if not wanted:
-            return
-        found = iter(retrainer.retrain(wanted, f"bisection, round {number} of at most {most}", margins=True))
-        for search, here, queries in zip(searches, places, asked):
-            flipped = np.zeros(len(here), dtype=bool)
-            for query in queries:
-                flipped[query] = next(found)["margins"][:, search.queries[query]].mean() < 0
-            search.learn(here, flipped)
 
 
 # ---- the tables ----
@@ -385,12 +320,11 @@ def show(out: MetricResult) -> str:
         sizes = dict(sorted({row["size"]: f"{row['size']} ({100 * row['at']:.2g} %)" for row in curves}.items()))
         cells = {(row["label"], row["size"]): row for row in curves}
         last = {row["label"]: best_first(row) for row in curves if row["size"] == max(sizes)}
-        order = {row["label"]: last.get(row["label"], math.inf) for row in curves}
-        labels = sorted(order, key=order.__getitem__)
+        labels = sorted(dict.fromkeys(row["label"] for row in curves), key=lambda label: last.get(label, math.inf))
         lines = [[label, *(change_cell(cells.get((label, size))) for size in sizes)] for label in labels]
         told = f"change of a query's loss when its most helpful examples are left out;\n{out.truth}"
         text = (
-            f"{heading(out, told, kind[0], kind[2])}; mean over queries with its 95 % interval\n"
+            f"{out.heading(told, kind[0], kind[2])}; mean over queries with its 95 % interval\n"
             f"{tables(['removed', *sizes.values()], lines)}\n{RANDOM_REMOVAL}: sets drawn at random"
         )
         if classifies(out.task):
@@ -412,17 +346,17 @@ def show(out: MetricResult) -> str:
 
 
 def change_cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return "-"
-    undefined = f" ({row['num_undefined']} undefined)" if row["num_undefined"] else ""
-    return f"{row['value']:+.3f} {_signed_interval(row)}{undefined}"
+    return "-" if row is None else f"{row['value']:+.3f} {_signed_interval(row)}{_undefined(row)}"
 
 
 def _pair_line(pair: dict[str, Any]) -> list[str]:
-    undefined = f" ({pair['num_undefined']} undefined)" if pair["num_undefined"] else ""
     p_value = f"{pair['p_value']:.2g}" if math.isfinite(pair["p_value"]) else "-"
-    names = f"{pair['label']} - {pair['against']}{undefined}"
+    names = f"{pair['label']} - {pair['against']}{_undefined(pair)}"
     return [names, f"{pair['difference']:+.3f}", _signed_interval(pair), p_value]
+
+
+def _undefined(row: dict[str, Any]) -> str:
+    return f" ({row['num_undefined']} undefined)" if row["num_undefined"] else ""
 
 
 def _signed_interval(row: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from bench.metrics.intervals import CONFIDENCE, FloatArray, t_above, t_quantile
 class MeanChange:
     """A mean over queries with its 95 % interval."""
 
-    mean: float  # NaN when no query is defined
+    value: float  # NaN when no query is defined
     ci_low: float  # NaN when fewer than two are
     ci_high: float
     standard_error: float
@@ -64,7 +64,7 @@ def mean_change(change: FloatArray, shared: Sequence[Shared] = ()) -> MeanChange
     mean = float(defined.mean()) if count else math.nan
     sizes = {"num_queries": len(values), "num_undefined": len(values) - count}
     if count < 2:
-        return MeanChange(mean=mean, ci_low=missing, ci_high=missing, standard_error=missing, p_value=missing, **sizes)
+        return MeanChange(value=mean, ci_low=missing, ci_high=missing, standard_error=missing, p_value=missing, **sizes)
     parts = [(float(defined.var(ddof=1)) / count, count - 1)]
     parts += [shared_variance(one, count) for one in shared]
     variance = sum(part for part, _ in parts)
@@ -75,5 +75,5 @@ def mean_change(change: FloatArray, shared: Sequence[Shared] = ()) -> MeanChange
         reach = error * t_quantile(0.5 + 0.5 * CONFIDENCE, degrees)
         p_value = 2.0 * t_above(abs(mean) / error, degrees)
     return MeanChange(
-        mean=mean, ci_low=mean - reach, ci_high=mean + reach, standard_error=error, p_value=p_value, **sizes
+        value=mean, ci_low=mean - reach, ci_high=mean + reach, standard_error=error, p_value=p_value, **sizes
     )

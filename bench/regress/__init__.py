@@ -1,6 +1,6 @@
 """The gate: has an attribution method become worse, or dearer, than its recorded baseline? Exit 1 if so.
 
-    python -m bench.regress                                          # every method with a baseline, about a minute
+    python -m bench.regress                                          # the suite's own methods, about a minute
     python -m bench.regress --methods ekfac=ekfac@damping=1e-4                             # a variant of one
     python -m bench.regress --methods mypkg.mymodule:MyMethod --baseline gate --update     # record a method of yours
     python -m bench.regress --methods mypkg.mymodule:MyMethod --baseline gate              # and gate it from then on
@@ -17,8 +17,9 @@ with a seed of its own, at the same weights, and makes these checks:
   flipped sign makes it negative, shuffled indices make it 0. A run that looks noisier than the baseline's by SUSPICION
   spreads, but not beyond all chance, is repeated MORE_RUNS times, and the mean of all decides.
 - `draws`: where a method reports how many posterior draws it made, at least DRAWS_SHARE of the baseline's.
-- `lds`: the largest LDS that the paired 95 % interval of (new - baseline) allows, at least the baseline's mean less a
-  margin, which is LDS_MARGIN or what seeds alone explain, whichever is larger.
+- `lds`: the run's LDS, with what chance may have cost it (half of the paired 95 % interval of new - baseline), at least
+  the baseline's mean LDS less a margin, which is LDS_MARGIN or what seeds alone explain, whichever is larger. On both
+  sides an undefined query counts as 0.
 - `lds-normalised`: the same for train-normalised scores, by the spread between seeds.
 - `cost`: processor seconds of fit and score (children counted, waiting not), at most COST_RATIO times what the baseline
   would take here today, and at least COST_SLACK seconds beyond it. What it would take is recorded in units of a kernel,
@@ -31,7 +32,6 @@ warning, not a failure. `--junit FILE` writes JUnit XML. The limits are constant
 """
 
 import argparse
-import contextlib
 import copy
 import json
 import math
@@ -43,12 +43,12 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -95,7 +95,15 @@ QUIET_TIMINGS = 3  # of a baseline, to be its measure by themselves
 KERNEL_BATCH, KERNEL_RUNS = 200, 5  # examples of the kernel; so often before the method, and as often after
 WAITING_RATIO = 1.15  # wall over processor seconds of the kernel, which never waits by itself
 
-CostMode = Literal["fail", "warn"]
+GATED_TASKS = ("digits", "tinylm")
+# BIF with numbers of its own: a gate wants the same draws each time, not the pilot's choice.
+GATED_METHODS = ("bif=bif@gamma=1e4,n_beta=1000,step_size=1e-4,draws=100", "ekfac", "kfac", "trak", "gradsim")
+BASELINE_SEEDS = 12  # runs of --update, which show the spread
+PROGRAM = "python -m bench.regress"
+AGAIN = "; record it again with --update"
+
+
+# ---- baselines as files ----
 
 
 @dataclass(frozen=True)
@@ -126,11 +134,6 @@ class MethodBaseline:
 def baseline_name(task: str, label: str) -> str:
     """The name of a method's files. Signs that tell variants apart stay: ekfac@damping=1e-4 is not 1e4."""
     return f"{task}-" + re.sub(r"[^A-Za-z0-9_.@=,+-]+", "-", label).strip("-")
-
-
-# ---- baselines as files ----
-
-AGAIN = "; record it again with --update"
 
 
 def read_task_baseline(folder: Path, task: Task) -> TaskBaseline | None:
@@ -199,27 +202,25 @@ def read_method_baseline(folder: Path, task: str, label: str) -> MethodBaseline:
 
 @dataclass(frozen=True)
 class Timing:
-    """One run of one method: seconds of the wall and of the processor, and those of one run of the kernel."""
+    """Processor seconds of one run of one method, and of one run of the kernel beside it."""
 
-    seconds: float
     cpu_seconds: float
-    kernel_seconds: dict[str, float]
-    kernel_cpu_seconds: dict[str, float]
+    kernel: float
     busy: str = ""  # why the machine counts as busy; empty where it was quiet
 
-    @property
-    def kernel(self) -> float:
-        return self.kernel_cpu_seconds["training"]  # older baselines have another kernel, too
+    def as_recorded(self) -> dict[str, Any]:
+        return {"cpu_seconds": self.cpu_seconds, "kernel_cpu_seconds": {"training": self.kernel}, "busy": self.busy}
 
-
-def clocks() -> np.ndarray:
-    """Seconds: wall, and this process's processor time with that of its children."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return np.array([time.perf_counter(), time.process_time() + children.ru_utime + children.ru_stime])
+    @classmethod
+    def of_record(cls, recorded: dict[str, Any]) -> "Timing":
+        """Older baselines have another kernel and seconds of the wall, too."""
+        return cls(recorded["cpu_seconds"], recorded["kernel_cpu_seconds"]["training"], recorded["busy"])
 
 
 @dataclass
 class Sample:
+    """What one run of a method came to."""
+
     prediction: np.ndarray  # (subsets, queries)
     rows: np.ndarray  # (reference queries, reference examples)
     lds: float
@@ -228,6 +229,12 @@ class Sample:
     num_not_finite: int
     timing: Timing
     diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+def processor_seconds() -> float:
+    """Of this process and its children."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 class GateRunner:
@@ -256,37 +263,31 @@ class GateRunner:
         examples = task.train_data.select(range(min(KERNEL_BATCH, n)))
         self.batch, self.kernel_model = (examples.inputs, examples.targets), copy.deepcopy(self.model)
 
-    @contextlib.contextmanager
-    def _threads(self) -> Iterator[None]:
-        """As many as the method gets, so that the calibration is done the same way."""
-        with one_thread(self.device):
-            torch.set_num_threads(self.task.cpu_threads or 1)
-            yield
-
-    def kernel_runs(self) -> list[np.ndarray]:
+    def kernel_runs(self) -> list[tuple[float, float]]:
         """Wall and processor seconds of each; the first pays for set-up and does not count."""
         found = []
         parameters = [p for p in self.kernel_model.parameters() if p.requires_grad]
         for _ in range(KERNEL_RUNS + 1):
-            start = clocks()
+            start, cpu = time.perf_counter(), processor_seconds()
             losses = self.task.example_loss(self.kernel_model, self.batch)
             torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
-            found.append(clocks() - start)
+            found.append((time.perf_counter() - start, processor_seconds() - cpu))
         return found[1:]
 
     def attribute(self, method: Method, seed: int) -> tuple[Attribution, Timing]:
-        spent = np.zeros(2)
+        spent = 0.0
 
         def timed(work: Callable[..., Any], *arguments: Any) -> Any:
             nonlocal spent
-            start = clocks()
+            start = processor_seconds()
             try:
                 return work(*arguments)
             finally:
-                spent = spent + clocks() - start
+                spent += processor_seconds() - start
 
         stages: Any = SimpleNamespace(fit=partial(timed, method.fit), score=partial(timed, method.score))
-        with tempfile.TemporaryDirectory(prefix="tda-bench-gate-") as scratch, self._threads():
+        with tempfile.TemporaryDirectory(prefix="tda-bench-gate-") as scratch, one_thread(self.device):
+            torch.set_num_threads(self.task.cpu_threads or 1)  # the kernel gets as many as the method
             problem = Problem(
                 task=self.task,
                 model=self.model,
@@ -301,24 +302,20 @@ class GateRunner:
             answer, _ = measure(stages, problem)
             runs = np.array([*before, *self.kernel_runs()])
         answer = checked_answer(answer, method, len(problem.queries), len(problem.attributed_indices))
-        wall, cpu = np.median(runs, axis=0).tolist()
         waited = float(runs[:, 0].sum() / runs[:, 1].sum())
         busy = f"the calibration took {waited:.2f} times its processor time" if waited > WAITING_RATIO else ""
-        return answer, Timing(float(spent[0]), float(spent[1]), {"training": wall}, {"training": cpu}, busy)
+        return answer, Timing(spent, float(np.median(runs[:, 1])), busy)
 
     def sample(self, method: Method, seed: int) -> Sample:
-        return self.reduce(*self.attribute(method, seed))
-
-    def reduce(self, attribution: Attribution, timing: Timing) -> Sample:
-        scores = attribution.scores.numpy()
-        losses = self.recorded.losses
-        masks, scaled = self.recorded.masks, attribution.normalised()
-        prediction = subset_sums(masks, scores)
+        attribution, timing = self.attribute(method, seed)
+        scores, scaled, losses = attribution.scores.numpy(), attribution.normalised(), self.recorded.losses
+        prediction = subset_sums(self.recorded.masks, scores)
+        normalised = None if scaled is None else mean_lds(losses, subset_sums(self.recorded.masks, scaled.numpy()))
         return Sample(
             prediction=prediction,
             rows=scores[np.ix_(self.reference_queries, self.reference_examples)],
             lds=mean_lds(losses, prediction),
-            lds_normalised=None if scaled is None else mean_lds(losses, subset_sums(masks, scaled.numpy())),
+            lds_normalised=normalised,
             zeros=float((scores == 0).mean()),
             num_not_finite=int((~np.isfinite(scores)).sum()),
             timing=timing,
@@ -351,9 +348,6 @@ def noise_level(agreements: Sequence[float]) -> np.ndarray:
     return np.log(np.maximum(1 - np.asarray(agreements, dtype=float), 1e-4))
 
 
-# ---- recording ----
-
-
 def record_method(runner: GateRunner, method: Method, num_seeds: int) -> MethodBaseline:
     """Runs the method with several seeds."""
     seeds = range(FIRST_RECORDED_SEED, FIRST_RECORDED_SEED + num_seeds)
@@ -369,7 +363,7 @@ def record_method(runner: GateRunner, method: Method, num_seeds: int) -> MethodB
         "lds": [sample.lds for sample in samples],
         "lds_normalised": [sample.lds_normalised for sample in samples if sample.lds_normalised is not None],
         "zeros": [sample.zeros for sample in samples],
-        "timing": [asdict(sample.timing) for sample in samples],
+        "timing": [sample.timing.as_recorded() for sample in samples],
     }
     middle = int(np.argsort(values["lds"])[len(samples) // 2])
     prediction = samples[middle].prediction.astype(np.float32)
@@ -391,6 +385,8 @@ def record_method(runner: GateRunner, method: Method, num_seeds: int) -> MethodB
 
 @dataclass(frozen=True)
 class Check:
+    """A value of this run and the limit that it is held against, both of one quantity."""
+
     name: str
     value: float
     limit: float
@@ -405,25 +401,6 @@ class Check:
     @property
     def state(self) -> str:
         return "FAIL" if not self.passed else "warn" if self.warning else "pass"
-
-
-@dataclass
-class Verdict:
-    """What the gate says of one method on one task."""
-
-    task: str
-    method: str
-    checks: list[Check]
-    warnings: list[str]
-    seconds: float
-    error: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return not self.error and all(check.passed for check in self.checks)
-
-
-# ---- scores ----
 
 
 def tolerance(values: Sequence[float] | np.ndarray, floor: float, tail: float = TAIL, runs: int = 1) -> float:
@@ -461,13 +438,11 @@ def judge_scores(samples: Sequence[Sample], reference: MethodBaseline, losses: n
         checks.append(Check("draws", draws, least, draws >= least, "posterior draws it reports"))
 
     pair = metrics.paired_difference(losses, sample.prediction, reference.prediction)
-    margin = tolerance(values["lds"], LDS_MARGIN)
-    usual = float(np.mean(values["lds"]))
-    # The recorded prediction is one seed's; it may lie above the mean of the seeds by a little.
-    offset = values["lds"][reference.record["seeds"].index(reference.record["prediction_seed"])] - usual
-    upper = pair.ci_high + offset if math.isfinite(pair.ci_high) else sample.lds - usual
-    note = f"LDS {sample.lds:.3f}, baseline {usual:.3f}; at most {usual + upper:.3f} by the paired 95 % interval"
-    checks.append(Check("lds", usual + upper, usual - margin, upper >= -margin, note))
+    reach = pair.ci_high - pair.difference if math.isfinite(pair.ci_high) else 0.0
+    usual, most = float(np.mean(values["lds"])), sample.lds + reach
+    least = usual - tolerance(values["lds"], LDS_MARGIN)
+    note = f"LDS {sample.lds:.3f}, baseline {usual:.3f}; at most {most:.3f} by the paired 95 % interval"
+    checks.append(Check("lds", most, least, most >= least, note))
 
     if values["lds_normalised"]:
         least = float(np.mean(values["lds_normalised"])) - tolerance(values["lds_normalised"], LDS_MARGIN)
@@ -495,18 +470,15 @@ def judge_agreement(samples: Sequence[Sample], reference: MethodBaseline) -> Che
     return Check("agreement", mean, limit, mean >= limit, note)
 
 
-# ---- cost ----
-
-
 def usual_cost(reference: MethodBaseline) -> float:
     """The baseline's processor seconds in units of the kernel: the median of its quiet timings, where it has some."""
-    timings = [Timing(**timing) for timing in reference.values["timing"]]
+    timings = [Timing.of_record(timing) for timing in reference.values["timing"]]
     quiet = [timing for timing in timings if not timing.busy]
     counted = quiet if len(quiet) >= QUIET_TIMINGS else timings
     return float(np.median([one.cpu_seconds / one.kernel for one in counted]))
 
 
-def judge_cost(first: Timing, reference: MethodBaseline, again: Callable[[], Timing], mode: CostMode = "fail") -> Check:
+def judge_cost(first: Timing, reference: MethodBaseline, again: Callable[[], Timing], only_warn: bool = False) -> Check:
     """Whether the method has become dearer. A timing on a busy machine can clear it, but never convict it."""
     usual, timings = usual_cost(reference), [first]
 
@@ -521,20 +493,32 @@ def judge_cost(first: Timing, reference: MethodBaseline, again: Callable[[], Tim
     warning = ""
     if dear and not quiet:
         warning = f"the machine was busy ({shown.busy}); run it again on a quiet one"
-    elif dear and mode == "warn":
+    elif dear and only_warn:
         warning = "dearer than the baseline (--cost warn)"
     return Check("cost", shown.cpu_seconds, limit(shown), not dear or bool(warning), note, warning)
 
 
-# ---- the whole ----
+@dataclass
+class Verdict:
+    """What the gate says of one method on one task."""
+
+    task: str
+    method: str
+    checks: list[Check] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.error and all(check.passed for check in self.checks)
 
 
 def gate(
-    runner: GateRunner, label: str, method: Method, reference: MethodBaseline, seed: int, cost: CostMode = "fail"
+    runner: GateRunner, label: str, method: Method, reference: MethodBaseline, seed: int, only_warn: bool = False
 ) -> Verdict:
     """Runs a method and judges it; whatever the method raises is a failed verdict, not the end of the gate."""
-    start = time.perf_counter()
-    verdict = Verdict(runner.task.name, label, [], [], 0.0)
+    start, verdict = time.perf_counter(), Verdict(runner.task.name, label)
     changed = [name for name, version in versions().items() if reference.record["versions"].get(name) != version]
     if changed := [name for name in changed if name != "python"]:
         verdict.warnings.append(f"other versions than the baseline's: {', '.join(changed)}")
@@ -546,7 +530,7 @@ def gate(
                 more = int(np.random.SeedSequence([seed, run, 77]).generate_state(1)[0])
                 samples.append(runner.sample(method, more))
         verdict.checks = judge_scores(samples, reference, runner.recorded.losses)
-        check = judge_cost(samples[0].timing, reference, lambda: runner.attribute(method, seed)[1], cost)
+        check = judge_cost(samples[0].timing, reference, lambda: runner.attribute(method, seed)[1], only_warn)
         verdict.checks.append(check)
         if check.warning:
             verdict.warnings.append(f"cost: {check.warning}; {check.note}")
@@ -559,12 +543,6 @@ def gate(
 
 # ---- the command ----
 
-GATED_TASKS = ("digits", "tinylm")
-# BIF with numbers of its own: a gate wants the same draws each time, not the pilot's choice.
-GATED_METHODS = ("bif=bif@gamma=1e4,n_beta=1000,step_size=1e-4,draws=100", "ekfac", "kfac", "trak", "gradsim")
-BASELINE_SEEDS = 12  # runs of --update, which show the spread
-PROGRAM = "python -m bench.regress"
-
 
 def make_parser() -> argparse.ArgumentParser:
     about = "The gate: has an attribution method become worse, or dearer, than its recorded baseline? Exit 1 if so."
@@ -572,7 +550,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--task", nargs="+", help="embedded tasks (default: those with a baseline; to --update, digits)")
     methods = "METHOD, METHOD@OPTION=VALUE,... or LABEL=METHOD@...; mine.py or package.module:Class for one of yours"
-    add("--methods", nargs="+", metavar="METHOD", help=f"{methods} (default: those with a baseline)")
+    add("--methods", nargs="+", metavar="METHOD", help=f"{methods} (default: the suite's own with a baseline)")
     add("--baseline", metavar="DIR", help="folder of baselines (default: the suite's own, in the package)")
     add("--update", action="store_true", help="write the baseline instead of comparing with it")
     add("--seed", type=at_least(0), default=0, help="seed of this run's methods (default: 0)")
@@ -580,11 +558,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--cost", choices=("fail", "warn"), default="fail", help=dearer)
     add("--cache", default=default_cache(), help="where --update keeps its retrained models (default: %(default)s)")
     add("--junit", metavar="FILE", help="write JUnit XML")
-    add("--json", action="store_true", help="print the verdicts as JSON")
     return parser
-
-
-# ---- what is asked for ----
 
 
 def chosen_tasks(arguments: argparse.Namespace, folder: Path) -> list[str]:
@@ -604,20 +578,9 @@ def chosen_methods(arguments: argparse.Namespace, folder: Path, task: Task) -> l
         GATED_METHODS if arguments.update else recorded
     )
     if not names:
-        raise UsageError(f"{folder} has no baseline of a method on {task.name}; write one with --update")
+        raise UsageError(f"{folder} has no baseline of the suite's methods on {task.name}; name yours with --methods")
     variants = build_variants(list(dict.fromkeys(names)), task, {}, "default")
     return [(variant.label, variant.method) for variant in variants]
-
-
-def baseline_folder(arguments: argparse.Namespace) -> Path:
-    if arguments.baseline:
-        return Path(arguments.baseline)
-    if arguments.update and not (PACKAGED.parents[2] / "pyproject.toml").exists():
-        raise UsageError("--update would write into the installed package; name a folder with --baseline DIR")
-    return PACKAGED
-
-
-# ---- recording and gating ----
 
 
 def update(arguments: argparse.Namespace, folder: Path) -> int:
@@ -646,7 +609,8 @@ def update(arguments: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
-def gate_all(arguments: argparse.Namespace, folder: Path) -> list[Verdict]:
+def gate_all(arguments: argparse.Namespace, folder: Path) -> int:
+    """Judges every method that was asked for, prints the table, and then writes the JUnit file."""
     runs = []
     for name in chosen_tasks(arguments, folder):
         task = load_task(name)
@@ -657,20 +621,10 @@ def gate_all(arguments: argparse.Namespace, folder: Path) -> list[Verdict]:
         for label, method in chosen_methods(arguments, folder, task):
             runs.append((runner, label, method, read_method_baseline(folder, task.name, label)))
     turns = bar(runs, desc="methods", unit="method", leave=False)
-    return [
-        gate(runner, label, method, known, arguments.seed, arguments.cost) for runner, label, method, known in turns
-    ]
-
-
-def tell(arguments: argparse.Namespace, verdicts: Sequence[Verdict]) -> int:
-    """Prints what was asked for, and then writes the report."""
-    if arguments.json:
-        print(json.dumps([asdict(verdict) | {"passed": verdict.passed} for verdict in verdicts], indent=1))
-    else:
-        print(verdict_table(verdicts))
+    verdicts = [gate(*run, arguments.seed, only_warn=arguments.cost == "warn") for run in turns]
+    print(verdict_table(verdicts))
     write = lambda: ElementTree.ElementTree(junit(verdicts)).write(arguments.junit)  # noqa: E731
-    unwritten = try_write(write, arguments.junit) if arguments.junit else ""
-    if unwritten:
+    if unwritten := try_write(write, arguments.junit) if arguments.junit else "":
         print(f"{PROGRAM}: {unwritten}", file=sys.stderr)
     return 0 if all(verdict.passed for verdict in verdicts) and not unwritten else 1
 
@@ -683,14 +637,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())
 
     def work() -> int:
-        folder = baseline_folder(arguments)
-        return update(arguments, folder) if arguments.update else tell(arguments, gate_all(arguments, folder))
+        if arguments.update and not arguments.baseline and not (PACKAGED.parents[2] / "pyproject.toml").exists():
+            raise UsageError("--update would write into the installed package; name a folder with --baseline DIR")
+        folder = Path(arguments.baseline or PACKAGED)
+        return update(arguments, folder) if arguments.update else gate_all(arguments, folder)
 
     kept = "finished methods are kept" if arguments.update else "nothing was judged"
     return run_cli(PROGRAM, work, interrupted=kept)
-
-
-# ---- reports ----
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> str:

@@ -12,7 +12,6 @@ the leaderboard and the report rank them together. A ground truth of others is a
 came from.
 """
 
-import argparse
 import hashlib
 import itertools
 import json
@@ -88,26 +87,19 @@ def where_of_truth(truth: GroundTruth) -> dict[str, Any]:
     names = ("protocol", "alpha", "alpha_attribution", "seed")
     if all(known.get(name) is not None for name in ("task", *names)):
         return {"task": known["task"]["name"], **{name: known[name] for name in names}}
-    digest = str(known.get("arrays_sha256", ""))[:6]
-    return {
-        "task": f"{one_line(str(known.get('source') or 'ground truth'), 150)} {digest}".strip(),
-        "protocol": "given",
-        "alpha": known.get("alpha") or round(float(truth.masks.mean()), 6),
-        "alpha_attribution": 1.0,
-        "seed": 0,
-    }
+    source = one_line(str(known.get("source") or "ground truth"), 150)
+    alpha = known.get("alpha") or round(float(truth.masks.mean()), 6)
+    task = f"{source} {str(known.get('arrays_sha256', ''))[:6]}".strip()
+    return {"task": task, "protocol": "given", "alpha": alpha, "alpha_attribution": 1.0, "seed": 0}
 
 
 def score_files(
     truth: GroundTruth, paths: Sequence[str], sign: str = SCORES_ARE[0], recorded: Recorded | None = None
 ) -> dict[str, list[Any]]:
     """Rows, pairs, ceilings, methods and problems of score files; their pairs with every recorded method, too."""
-    losses, where = truth.mean(), where_of_truth(truth)
-    labels = labels_of(paths)
-    made = {
-        (label, False): subset_sums(truth.masks, read_scores(path, truth, sign))
-        for label, path in zip(labels, paths, strict=True)
-    }
+    losses, where, num_replicates = truth.mean(), where_of_truth(truth), len(truth.losses)
+    files = dict(zip(labels_of(paths), paths, strict=True))
+    made = {(label, False): subset_sums(truth.masks, read_scores(path, truth, sign)) for label, path in files.items()}
     rivals = {} if recorded is None else {key: ranks for key, ranks in recorded.ranks.items() if not key[1]}
     if twice := sorted(set(made) & set(rivals)):
         raise UsageError(f'a recorded method is called "{twice[0][0]}" as well; give the file another name')
@@ -115,27 +107,28 @@ def score_files(
         raise UsageError(f'the recorded predictions of "{strange}" have another shape than the losses, {losses.shape}')
     pairs = list(itertools.combinations([*made, *rivals], 2))
     ceiling, results, differences = compute_metrics(truth.losses, truth.present, losses, {**made, **rivals}, pairs)
-    found: dict[str, list[Any]] = {"rows": [], "pairs": [], "ceilings": [], "methods": [], "problems": []}
-    for (label, path), (key, prediction) in zip(zip(labels, paths), made.items(), strict=True):
+    rows, methods, problems = [], [], []
+    for (label, path), (key, prediction) in zip(files.items(), made.items(), strict=True):
         result = results[key]
-        about = {"method": label, "label": label, **GIVEN, "normalised": False, "num_replicates": len(truth.losses)}
+        about = {"method": label, "label": label, **GIVEN, "normalised": False, "num_replicates": num_replicates}
         numbers = columns(result, LDS_COLUMNS) | columns(ceiling, CEILING_OF_ROW)
-        found["rows"].append(where | about | numbers | {"note": ""})
+        rows.append(where | about | numbers | {"note": ""})
         # As a record describes a method: a file's bytes are its settings.
         file = Path(path) / "scores.bin" if Path(path).is_dir() else Path(path)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
         described = {"name": label, "asked": label, "label": label, "rows": "raw", **GIVEN}
-        found["methods"].append(described | {"scores_are": sign, "scores_sha256": digest})
+        methods.append(described | {"scores_are": sign, "scores_sha256": digest})
         if undefined := result.num_undefined:
             none = np.isnan(result.per_query)
             many = "every query" if undefined == result.num_queries else f"{undefined} queries"
             reason = undefined_reason(losses[:, none], prediction[:, none])
-            found["problems"].append(f"LDS of {label} is undefined for {many}: {reason}")
-    for (a, b), pair in differences.items():
-        named = {"label": a[0], "against": b[0], "normalised": False}
-        found["pairs"].append(where | named | columns(pair, PAIR_NUMBERS))
-    found["ceilings"].append(where | columns(ceiling, CEILING_COLUMNS) | {"num_replicates": len(truth.losses)})
-    return found
+            problems.append(f"LDS of {label} is undefined for {many}: {reason}")
+    against = [
+        where | {"label": a[0], "against": b[0], "normalised": False} | columns(pair, PAIR_NUMBERS)
+        for (a, b), pair in differences.items()
+    ]
+    ceilings = [where | columns(ceiling, CEILING_COLUMNS) | {"num_replicates": num_replicates}]
+    return {"rows": rows, "pairs": against, "ceilings": ceilings, "methods": methods, "problems": problems}
 
 
 def scores_command(argv: Sequence[str], parser: Parser) -> int:
@@ -147,34 +140,43 @@ def scores_command(argv: Sequence[str], parser: Parser) -> int:
     others = set(parser._option_string_actions) - set(OPTIONS)
     if foreign := [name for name in given if name in others]:
         parser.error(f"{', '.join(foreign)} cannot be used with --ground-truth; its options are {', '.join(OPTIONS)}")
-    return run_cli(parser.prog, lambda: _score(arguments, command_line("bench.lds", argv), parser.prog))
+
+    def work() -> int:
+        check_out(arguments.out)
+        truth = read_truth(arguments.ground_truth)
+        recorded = read_recorded(arguments.ground_truth, str(truth.record.get("arrays_sha256")))
+        found = score_files(truth, arguments.scores, arguments.scores_are, recorded)
+        place, unwritten = save_scores(found, truth, recorded, command_line("bench.lds", argv), Path(arguments.out))
+        if arguments.json:
+            print(json.dumps(without_nan(found["rows"]), indent=1))
+        else:
+            print(show_scores(found, truth, recorded))
+            print("" if unwritten else f"\nrecord: {place}")
+        return report(parser.prog, [], [*found["problems"], *([unwritten] if unwritten else [])])
+
+    return run_cli(parser.prog, work)
 
 
-def _score(arguments: argparse.Namespace, command: str, prog: str) -> int:
-    check_out(arguments.out)
-    truth = read_truth(arguments.ground_truth)
-    recorded = read_recorded(arguments.ground_truth, str(truth.record.get("arrays_sha256")))
-    found = score_files(truth, arguments.scores, arguments.scores_are, recorded)
-    place, unwritten = save_scores(found, truth, recorded, command, Path(arguments.out))
-    problems = [*found["problems"], *([unwritten] if unwritten else [])]
-    if arguments.json:
-        print(json.dumps(without_nan(found["rows"]), indent=1))
-    else:
-        print(show_scores(found, truth, recorded))
-        print("" if unwritten else f"\nrecord: {place}")
-    return report(prog, [], problems)
-
-
-def config_of_truth(methods: list[dict[str, Any]], truth: GroundTruth) -> dict[str, Any]:
-    """What decided the numbers, under the names of a run of our own: the same ground truth is then the same ground."""
+def save_scores(
+    found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None, command: str, out: Path
+) -> tuple[Path, str]:
+    """(where the record is, why it could not be written)"""
     known, where = truth.record, where_of_truth(truth)
+    rows = [*found["rows"], *map(dict, _recorded_rows(recorded))]
+    run_id = run_id_of(
+        {name: known.get(name) for name in ("source", "task", "alpha", "arrays_sha256")},
+        {name: found[name] for name in ("rows", "pairs", "ceilings", "methods")},
+    )
+    for row in [*rows, *found["pairs"]]:
+        row["run_id"] = run_id
+    # What decided the numbers, under the names of a run of our own: the same ground truth is then the same ground.
     usual = {
         "query_split": "report", "queries": None, "scheme": "fixed", "stream": "report", "initialisation": "shared",
         "replicated_subsets": None,
     }  # fmt: skip
-    return {
+    config = {
         "task": known.get("task") or {"name": where["task"], "source": known.get("arrays_sha256", "")},
-        "methods": methods,
+        "methods": [*found["methods"], *([] if recorded is None else recorded.methods)],
         **{name: known.get(name, value) for name, value in usual.items()},
         "alpha": [where["alpha"]],
         "alpha_attribution": [where["alpha_attribution"]],
@@ -182,26 +184,13 @@ def config_of_truth(methods: list[dict[str, Any]], truth: GroundTruth) -> dict[s
         "subsets": len(truth.masks),
         "replicates": len(truth.losses),
     }
-
-
-def save_scores(
-    found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None, command: str, out: Path
-) -> tuple[Path, str]:
-    """(where the record is, why it could not be written)"""
-    known = {name: truth.record.get(name) for name in ("source", "task", "alpha", "arrays_sha256")}
-    run_id = run_id_of(known, {name: found[name] for name in ("rows", "pairs", "ceilings", "methods")})
-    path = out / run_id / "run.json"
-    rows = [*found["rows"], *map(dict, _recorded_rows(recorded))]
-    for row in [*rows, *found["pairs"]]:
-        row["run_id"] = run_id
-    source = str(truth.record.get("source", "ground truth"))
     record = {
         "run_id": run_id,
         "kind": GIVEN_SCORES,
         "command": command,
-        "description": truth.record.get("description") or f"ground truth of {source}",
-        "truth": truth.record,
-        "config": config_of_truth([*found["methods"], *([] if recorded is None else recorded.methods)], truth),
+        "description": known.get("description") or f"ground truth of {known.get('source', 'ground truth')}",
+        "truth": known,
+        "config": config,
         **provenance(ELSEWHERE),
         "rows": rows,
         **{name: found[name] for name in ("pairs", "ceilings")},
@@ -213,10 +202,14 @@ def save_scores(
         "lds.csv": pd.DataFrame(rows, columns=COLUMNS),
         "pairs.csv": pd.DataFrame(found["pairs"], columns=PAIR_COLUMNS),
     }
+    path = out / run_id / "run.json"
     return path, try_write(lambda: save_record(path, record, RunRecord, tables), path.parent)
 
 
 def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | None = None) -> str:
+    def best_first(row: dict[str, Any]) -> float:
+        return -row["lds"] if row["lds"] is not None and math.isfinite(row["lds"]) else math.inf
+
     replicates, subsets, queries = truth.losses.shape
     header = ["scores", "LDS", "95 % interval", "of ceiling", "undefined", "across queries"]
     ceiling = divisor(found["ceilings"])
@@ -229,7 +222,7 @@ def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | 
             str(row["num_undefined"]),
             number(row["lds_across_queries"]),
         ]
-        for row in sorted([*found["rows"], *_recorded_rows(recorded)], key=_best_first)
+        for row in sorted([*found["rows"], *_recorded_rows(recorded)], key=best_first)
     ]
     words = (
         f"{truth.record.get('source', 'ground truth')}: {subsets} subsets x {replicates} replicate(s) of "
@@ -243,7 +236,3 @@ def show_scores(found: dict[str, Any], truth: GroundTruth, recorded: Recorded | 
 
 def _recorded_rows(recorded: Recorded | None) -> list[dict[str, Any]]:
     return [] if recorded is None else [row for row in recorded.rows if not row["normalised"]]
-
-
-def _best_first(row: dict[str, Any]) -> float:
-    return -row["lds"] if row["lds"] is not None and math.isfinite(row["lds"]) else math.inf

@@ -36,7 +36,6 @@ Losses are float32: in float16 some of a query's hundred losses tie, and LDS mov
 """
 
 import argparse
-import itertools
 import secrets
 import sys
 from collections import Counter
@@ -46,31 +45,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.arguments import (
-    RUNS,
-    Parser,
-    add_cluster_arguments,
-    add_method_arguments,
-    add_plan_arguments,
-    add_query_arguments,
-    add_task_arguments,
-    at_least,
-    check_device,
-    check_out,
-    cluster_options,
-    fraction,
-    one_of_each,
-    run_cli,
-)
-from bench.evaluations import (
-    SCORE_CHOICES,
-    add_scores_argument,
-    add_shared_arguments,
-    score_matrices,
-    score_methods,
-    scoring_session,
-)
-from bench.experiment import Execution, Experiment, asked_for, execution_of, experiment_of, task_and_plans
+import bench.arguments as options
+import bench.evaluations as evaluations
+import bench.truth.folder as folders
+from bench.arguments import at_least
+from bench.experiment import Experiment, asked_for, execution_of, experiment_of, task_and_plans
 from bench.ground_truth import GroundTruth, base_model, ground_truth, obtain
 from bench.identity import file_slug
 from bench.metrics import MINIMUM_SUBSETS, linear_datamodelling_score
@@ -78,15 +57,6 @@ from bench.records import command_line, provenance, read_recorded, write_json, w
 from bench.rows import add_rows
 from bench.runner import Session, run
 from bench.tables import bytes_text, number, table
-from bench.truth.folder import (
-    as_masks,
-    as_values,
-    check_orientation,
-    of_ours,
-    one_array,
-    read_truth,
-    write_truth,
-)
 from retrain.errors import UsageError
 from retrain.safe_files import read_json, validate, whole_file, write_safetensors
 from retrain.store import Store
@@ -106,21 +76,46 @@ SOURCES = {
 BESIDE = ("kfac", "gradsim", "random")  # methods that `verify` shows a submitted one with
 SEEDS_DRAWN = 2**31
 
-# ---- importing ----
+
+# ---- the commands, each: its work, and the exit code ----
 
 
-def id_lists(path: str, name: str) -> list[list[int]]:
-    """One list of training ids a subset, from a JSON file or from an integer array (num_subsets, size)."""
-    content = read_json(path, follow_links=True) if path.endswith(".json") else one_array(path, name).tolist()
+def import_truth(arguments: argparse.Namespace) -> int:
+    """Turns what others publish into a ground truth, by the source's own convention."""
+    source, path = arguments.source, arguments.subsets
+    subsets_name, values_name, kind = SOURCES[source]
+    if subsets_name == "masks":
+        masks = folders.as_masks(folders.one_array(path, "masks"), path)
+    elif arguments.num_train is None:
+        raise UsageError(f"import {source} needs --num-train, the number of training examples: ids do not say it")
+    else:
+        named = membership(path, subsets_name, arguments.num_train)
+        # dattri lists what each model was trained on, bergson what it was trained without.
+        masks = folders.as_masks(named if source == "dattri" else ~named, path)
+    given = folders.one_array(arguments.values, values_name)
+    values = folders.as_values(given, arguments.values, *masks.shape)
+    if subsets_name == "masks":
+        folders.check_orientation(masks, path)
+    turned = ", larger is worse" if kind == "loss" else ", larger is better: the sign was turned"
+    record = {
+        "source": source,
+        "values": values_name + turned,
+        "subsets": "given as left-out ids, turned into kept" if source == "bergson" else "kept examples, as given",
+    }
+    return _write(GroundTruth.of_arrays(masks, values if kind == "loss" else -values, record=record), arguments.out)
+
+
+def membership(path: str, name: str, num_train: int) -> np.ndarray:
+    """(num_subsets, num_train) bool: which ids each subset's list names.
+
+    The lists are in a JSON file, or the rows of an integer array (num_subsets, size).
+    """
+    content = read_json(path, follow_links=True) if path.endswith(".json") else folders.one_array(path, name).tolist()
     if isinstance(content, dict):
         content = content.get(name, content)
     if isinstance(content, dict) and all(key.isdecimal() for key in content):  # {"0": [...], "1": [...]}
         content = [content[key] for key in sorted(content, key=int)]
-    return validate(content, list[list[int]], path)
-
-
-def membership(lists: list[list[int]], num_train: int, path: str) -> np.ndarray:
-    """(num_subsets, num_train) bool: which ids each list names."""
+    lists = validate(content, list[list[int]], path)
     named = np.zeros((len(lists), num_train), dtype=bool)
     for subset, ids in enumerate(lists):
         if wrong := [i for i, times in Counter(ids).items() if times > 1 or not 0 <= i < num_train]:
@@ -132,55 +127,42 @@ def membership(lists: list[list[int]], num_train: int, path: str) -> np.ndarray:
     return named
 
 
-def import_truth(arguments: argparse.Namespace) -> GroundTruth:
-    source, path = arguments.source, arguments.subsets
-    subsets_name, values_name, kind = SOURCES[source]
-    if subsets_name == "masks":
-        masks = as_masks(one_array(path, "masks"), path)
-    elif arguments.num_train is None:
-        raise UsageError(f"import {source} needs --num-train, the number of training examples: ids do not say it")
-    else:
-        named = membership(id_lists(path, subsets_name), arguments.num_train, path)
-        # dattri lists what each model was trained on, bergson what it was trained without.
-        masks = as_masks(named if source == "dattri" else ~named, path)
-    values = as_values(one_array(arguments.values, values_name), arguments.values, *masks.shape)
-    if subsets_name == "masks":
-        check_orientation(masks, path)
-    turned = ", larger is worse" if kind == "loss" else ", larger is better: the sign was turned"
-    record = {
-        "source": source,
-        "values": values_name + turned,
-        "subsets": "given as left-out ids, turned into kept" if source == "bergson" else "kept examples, as given",
-    }
-    return GroundTruth.of_arrays(masks, values if kind == "loss" else -values, record=record)
-
-
-# ---- exporting ----
-
-
-def export_truth(arguments: argparse.Namespace) -> GroundTruth:
+def export_truth(arguments: argparse.Namespace) -> int:
     """The ground truth that bench.lds made, retraining only what the cache does not have."""
-    check_device(arguments.device)
-    one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
+    options.check_device(arguments.device)
+    options.one_of_each(arguments, "alpha", "alpha_attribution", "seeds")
     task, (plan,) = task_and_plans(arguments)
-    found = ground_truth(task, plan, Store(arguments.cache), arguments.device, **cluster_options(arguments))
+    jobs = options.cluster_options(arguments)
+    found = ground_truth(task, plan, Store(arguments.cache), arguments.device, **jobs)
     if len(found.subsets) < plan.num_subsets:
         raise UsageError(
             f"{plan.num_subsets - len(found.subsets)} of {plan.num_subsets} subsets are not in {arguments.cache}; the "
             "same command without --collect makes them"
         )
-    return of_ours(found, task, plan, task.query_indices("report"), query_split="report", queries=None)
+    queries = task.query_indices("report")
+    return _write(folders.of_ours(found, task, plan, queries, query_split="report", queries=None), arguments.out)
 
 
-# ---- banks: ground truth, recorded methods' predictions and the checkpoint ----
+def _write(truth: GroundTruth, out: str) -> int:
+    folders.write_truth(Path(out), truth)
+    print(f"{described(truth)}; written to {out}")
+    return 0
 
 
-def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: str, checkpoint: bool) -> list[Path]:
-    """A folder for every seed, share and alpha."""
-    session = Session(experiment, execution)
+def described(truth: GroundTruth) -> str:
+    replicates, subsets, queries = truth.losses.shape
+    return (
+        f"{subsets} subsets x {replicates} replicate(s) that keep {float(truth.masks.mean()):.3g} of "
+        f"{truth.masks.shape[1]} training examples, {queries} queries"
+    )
+
+
+def make_banks(arguments: argparse.Namespace) -> int:
+    """A folder for every seed, share and alpha: ground truth, recorded methods' predictions and the checkpoint."""
+    experiment, out = experiment_of(arguments), Path(arguments.out)
+    session = Session(experiment, execution_of(arguments))
     session.report_skipped()
-    for note in session.notes:
-        print(note, file=sys.stderr)
+    options.report("", session.notes, [])
     truths, predictions = session.retrain(), session.score()
     if session.out.problems:
         raise UsageError(f"nothing was written: {session.out.problems[0]}")
@@ -195,25 +177,29 @@ def make_bank(experiment: Experiment, execution: Execution, out: Path, scores: s
             session.out.rows.clear()
             add_rows(session.out, task, plan, found, queries, here)
             asked = {"query_split": experiment.query_split, "queries": experiment.queries}
-            truth = of_ours(found, task, plan, queries, **asked, commit=provenance()["commit"])
+            truth = folders.of_ours(found, task, plan, queries, **asked, commit=provenance()["commit"])
             more = f"-{plan.scheme}" if plan.scheme != "fixed" else ""
             more += f"-share-{share:g}" if share != task.default_alpha_attribution else ""
             folder = out / f"{file_slug(f'{task.name}-{task.protocol}')}-alpha-{plan.alpha:g}-seed-{seed}{more}"
-            digest = write_truth(folder, truth)
+            digest = folders.write_truth(folder, truth)
             kept: dict[tuple[str, bool], np.ndarray] = {}
-            for (variant, prediction), kind in itertools.product(here, SCORE_CHOICES[scores]):
-                values = prediction.normalised if kind == "normalised" else prediction.raw
-                if values is not None and variant.rows in ("both", kind):
-                    kept[variant.label, kind == "normalised"] = values[truth.subsets]
+            for variant, prediction in here:
+                for normalised in evaluations.kinds_of(variant, arguments.scores):
+                    values = prediction.normalised if normalised else prediction.raw
+                    if values is not None:
+                        kept[variant.label, normalised] = values[truth.subsets]
             rows = [row for row in session.out.rows if (row["label"], row["normalised"]) in kept]
             methods = [variant.describe() for variant, _ in here if variant.label in {label for label, _ in kept}]
             told = {"methods": methods, "rows": rows, **provenance(session.device())}
             write_recorded(folder, kept, told, digest)
-            if checkpoint:
+            if arguments.checkpoint:
                 _write_checkpoint(folder, session, seed, beside=kept_in.setdefault(seed, folder))
                 _write_references(folder, session, block, plan)
             made.append(folder)
-    return made
+    for folder in made:
+        print(check_folder(folder)[0])
+    print("\n".join(f"written: {folder}" for folder in made))
+    return 0
 
 
 def _write_checkpoint(folder: Path, session: Session, seed: int, beside: Path) -> None:
@@ -255,9 +241,51 @@ def _halved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value.astype(np.float16) if value.dtype == np.float32 else value for name, value in arrays.items()}
 
 
+def export_scores(arguments: argparse.Namespace) -> int:
+    """Every method's matrix in a file of its own, and scores.json, which says what rows and columns are."""
+    session, out = evaluations.session_of(arguments, has_alpha=True), Path(arguments.out)
+    options.report("", session.notes, [])
+    told: dict[str, Any] = {}
+    for (seed, share), methods in evaluations.score_methods(session).items():
+        question = session.question(seed, share)
+        for one, normalised, values in evaluations.score_matrices(methods, arguments.scores):
+            kind = "normalised" if normalised else "raw"
+            place = f"{session.task.name}-{session.task.protocol}-{len(values)}-queries-seed-{seed}-share-{share:g}"
+            path = out / f"{file_slug(one.variant.label)}-{kind}-{file_slug(place)}.npy"
+            with whole_file(path) as file:
+                np.save(file, values, allow_pickle=False)
+            print(f"written: {path}")
+            told[path.name] = one.columns | {"kind": kind, "seed": seed, "alpha_attribution": share}
+        told[f"seed {seed}, share {share:g}"] = {
+            "rows_are_queries": question.query_indices().tolist(),
+            "columns_are_training_examples": question.attributed_indices().tolist(),
+        }
+    sign = "the predicted change of the query's loss when the example is included: helpful examples are negative"
+    write_json(out / "scores.json", {"sign": sign, "task": session.task.config, "files": told, **provenance()})
+    return options.report("python -m bench.truth scores", [], session.out.problems)
+
+
+def verify_methods(arguments: argparse.Namespace) -> int:
+    """LDS at a seed that did not exist before: another base model, other attributed examples, other subsets."""
+    seed = secrets.randbelow(SEEDS_DRAWN)
+    beside = [name for name in BESIDE if name not in arguments.methods]
+    asked = {**asked_for(arguments), "methods": (*arguments.methods, *beside), "seeds": (seed,)}
+    result = run(Experiment(**asked), execution_of(arguments))
+    place = result.save(Path(arguments.out), command_line("bench.truth", sys.argv[1:]))
+    print(f"{result}\n\nseed {seed} was drawn for this run; bench.lds --seeds {seed} makes it again; record: {place}")
+    return options.report("python -m bench.truth verify", [], result.problems)
+
+
+def check_folders(arguments: argparse.Namespace) -> int:
+    places = [folder for folder in arguments.folder if Path(folder).is_dir()]  # a README lies beside the banks
+    found = [check_folder(Path(folder)) for folder in places or arguments.folder]
+    print("\n\n".join(text for text, _ in found))
+    return 0 if all(same for _, same in found) else 1
+
+
 def check_folder(folder: Path) -> tuple[str, bool]:
     """(what it holds, with a table of recorded LDS where it is a bank; whether all of these come out again)"""
-    truth = read_truth(folder)
+    truth = folders.read_truth(folder)
     recorded = read_recorded(folder, truth.record["arrays_sha256"])
     if recorded is None:
         return f"{folder}: {described(truth)}", True
@@ -266,7 +294,7 @@ def check_folder(folder: Path) -> tuple[str, bool]:
         row = recorded.row(label, normalised)
         again = linear_datamodelling_score(losses, ranks).lds
         before = np.nan if row is None or row["lds"] is None else float(row["lds"])
-        alike = bool(abs(again - before) <= SAME_LDS) or (np.isnan(again) and np.isnan(before))
+        alike = bool(np.isclose(again, before, rtol=0.0, atol=SAME_LDS, equal_nan=True))
         same &= alike
         kind = "normalised" if normalised else "raw"
         lines.append([label, kind, number(before, 7), number(again, 7), "same" if alike else "differs"])
@@ -275,55 +303,16 @@ def check_folder(folder: Path) -> tuple[str, bool]:
     return f"{folder}: {described(truth)}\n{bytes_text(size)}\n{table(header, lines, left=2)}", same
 
 
-def described(truth: GroundTruth) -> str:
-    replicates, subsets, queries = truth.losses.shape
-    return (
-        f"{subsets} subsets x {replicates} replicate(s) that keep {float(truth.masks.mean()):.3g} of "
-        f"{truth.masks.shape[1]} training examples, {queries} queries"
-    )
-
-
-# ---- scores ----
-
-
-def export_scores(experiment: Experiment, execution: Execution, out: Path, scores: str) -> list[Path]:
-    """Every method's matrix in a file of its own, and scores.json, which says what rows and columns are."""
-    session = scoring_session(experiment, execution, has_alpha=True)
-    for note in session.notes:
-        print(note, file=sys.stderr)
-    made: list[Path] = []
-    told: dict[str, Mapping[str, Any]] = {}
-    for (seed, share), found in score_methods(session).items():
-        question = session.question(seed, share)
-        for one, normalised, values in score_matrices(found, SCORE_CHOICES[scores]):
-            kind = "normalised" if normalised else "raw"
-            place = f"{session.task.name}-{session.task.protocol}-{len(values)}-queries-seed-{seed}-share-{share:g}"
-            path = out / f"{file_slug(one.variant.label)}-{kind}-{file_slug(place)}.npy"
-            with whole_file(path) as file:
-                np.save(file, values, allow_pickle=False)
-            made.append(path)
-            told[path.name] = one.columns() | {"kind": kind, "seed": seed, "alpha_attribution": share}
-        told[f"seed {seed}, share {share:g}"] = {
-            "rows_are_queries": question.query_indices().tolist(),
-            "columns_are_training_examples": question.attributed_indices().tolist(),
-        }
-    sign = "the predicted change of the query's loss when the example is included: helpful examples are negative"
-    write_json(out / "scores.json", {"sign": sign, "task": session.task.config, "files": told, **provenance()})
-    if session.out.problems:
-        raise UsageError(f"{len(made)} matrices are written; {session.out.problems[0]}")
-    return made
-
-
-# ---- the command ----
+# ---- their arguments ----
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m bench.truth", description=str(__doc__).split("\n")[0])
+    parser = options.Parser(prog="python -m bench.truth", description=str(__doc__).split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("export", help="write the ground truth of bench.lds as a folder for others")
-    add_task_arguments(export)
-    add_plan_arguments(export, MINIMUM_SUBSETS)
-    add_cluster_arguments(export)
+    options.add_task_arguments(export)
+    options.add_plan_arguments(export, MINIMUM_SUBSETS)
+    options.add_cluster_arguments(export)
     take = commands.add_parser(
         "import",
         help="turn a published ground truth into such a folder",
@@ -336,79 +325,48 @@ def make_parser() -> argparse.ArgumentParser:
     add("values", metavar="VALUES", help="file: losses or outputs, (num_subsets, num_queries), or (replicates, ...)")
     add("--num-train", type=at_least(2), help="dattri, bergson: number of training examples")
     bank = commands.add_parser("bank", help="write banks: ground truth and recorded methods to compete with")
-    add_task_arguments(bank)
-    add_plan_arguments(bank, MINIMUM_SUBSETS, required=False)
-    add_method_arguments(bank)
-    add_query_arguments(bank)
-    add_scores_argument(bank)
+    options.add_task_arguments(bank)
+    options.add_plan_arguments(bank, MINIMUM_SUBSETS, required=False)
+    options.add_method_arguments(bank)
+    options.add_query_arguments(bank)
+    evaluations.add_scores_argument(bank)
     bank.add_argument("--experiment", metavar="FILE", help="a .toml file or a run.json; other options change it")
-    bank.add_argument(
-        "--checkpoint", action="store_true", help="with the weights of the models that methods look at, in float16"
-    )
-    add_cluster_arguments(bank)
+    weights = "with the weights of the models that methods look at, in float16"
+    bank.add_argument("--checkpoint", action="store_true", help=weights)
+    options.add_cluster_arguments(bank)
     scores = commands.add_parser("scores", help="write methods' score matrices as .npy")
-    add_shared_arguments(scores)
-    for command in (bank, scores):
-        command.set_defaults(scores="both")
+    evaluations.add_shared_arguments(scores)
     for command in (export, take, bank):
         command.add_argument("--out", required=True, help="folder to write; a bank gets one of its own in it")
     fresh = "retrain on subsets of a seed drawn now, which nobody can have fitted, and score methods on them"
     verify = commands.add_parser("verify", help="score methods on subsets drawn at this moment", description=fresh)
     verify.add_argument("methods", nargs="+", metavar="METHOD", help="as in lds: mine.py, kfac@damping=1e-4, ...")
-    add_task_arguments(verify)
-    verify.add_argument("--alpha", nargs="+", type=fraction, default=[0.5], help="as in lds (default: 0.5)")
+    options.add_task_arguments(verify)
+    verify.add_argument("--alpha", nargs="+", type=options.fraction, default=[0.5], help="as in lds (default: 0.5)")
     verify.add_argument("--subsets", type=at_least(MINIMUM_SUBSETS), help="as in lds (default: 100)")
-    add_query_arguments(verify)
-    verify.add_argument("--out", default=RUNS, help="where the record goes (default: %(default)s)")
+    options.add_query_arguments(verify)
+    verify.add_argument("--out", default=options.RUNS, help="where the record goes (default: %(default)s)")
     check = commands.add_parser("check", help="verify folders, and make recorded LDS again from them alone")
     check.add_argument("folder", nargs="+", help="made by export, import or bank")
+    works = {
+        export: export_truth, take: import_truth, bank: make_banks, scores: export_scores, verify: verify_methods,
+        check: check_folders,
+    }  # fmt: skip
+    for command, work in works.items():
+        command.set_defaults(work=work, **({"scores": "both"} if command in (bank, scores) else {}))
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    return run_cli(parser.prog, lambda: work(arguments), traceback=getattr(arguments, "traceback", None))
 
+    def work() -> int:
+        if arguments.command != "check":
+            options.check_out(arguments.out)
+        return arguments.work(arguments)
 
-def work(arguments: argparse.Namespace) -> int:
-    if arguments.command == "check":
-        folders = [folder for folder in arguments.folder if Path(folder).is_dir()]  # a README lies beside the banks
-        found = [check_folder(Path(folder)) for folder in folders or arguments.folder]
-        print("\n\n".join(text for text, _ in found))
-        return 0 if all(same for _, same in found) else 1
-    check_out(arguments.out)
-    out = Path(arguments.out)
-    if arguments.command == "verify":
-        return verify_methods(arguments, out)
-    if arguments.command in ("export", "import"):
-        truth = export_truth(arguments) if arguments.command == "export" else import_truth(arguments)
-        write_truth(out, truth)
-        print(f"{described(truth)}; written to {out}")
-        return 0
-    if arguments.command == "scores":
-        experiment = Experiment(**asked_for(arguments))
-        made = export_scores(experiment, execution_of(arguments), out, arguments.scores)
-    else:
-        made = make_bank(experiment_of(arguments), execution_of(arguments), out, arguments.scores, arguments.checkpoint)
-        for folder in made:
-            print(check_folder(folder)[0])
-    for path in made:
-        print(f"written: {path}")
-    return 0
-
-
-def verify_methods(arguments: argparse.Namespace, out: Path) -> int:
-    """LDS at a seed that did not exist before: another base model, other attributed examples, other subsets."""
-    seed = secrets.randbelow(SEEDS_DRAWN)
-    beside = [name for name in BESIDE if name not in arguments.methods]
-    asked = {**asked_for(arguments), "methods": (*arguments.methods, *beside), "seeds": (seed,)}
-    result = run(Experiment(**asked), execution_of(arguments))
-    place = result.save(out, command_line("bench.truth", sys.argv[1:]))
-    print(f"{result}\n\nseed {seed} was drawn for this run; bench.lds --seeds {seed} makes it again; record: {place}")
-    for problem in result.problems:
-        print(problem, file=sys.stderr)
-    return 1 if result.problems else 0
+    return options.run_cli(parser.prog, work, traceback=getattr(arguments, "traceback", None))
 
 
 if __name__ == "__main__":

@@ -104,11 +104,10 @@ def test_self_influence_is_influence_on_oneself(tmp_path: Path) -> None:
     session = scoring_session(experiment, Execution(cache=str(tmp_path), progress=False))
     ((_, found),) = score_methods(session).items()
     for one in found:
-        own, scores = one.self_influence(), one.scores("raw")
+        own, scores = one.self_influence(), one.attribution.scores
         assert own is not None
-        assert scores is not None
         for copy in range(4):  # training example j is query j, label and all
-            assert -scores[copy, copy] == pytest.approx(own[copy], rel=2e-3), one.variant.label
+            assert -float(scores[copy, copy]) == pytest.approx(own[copy], rel=2e-3), one.variant.label
 
 
 def test_the_command_ranks_methods_beside_the_controls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
